@@ -1,0 +1,169 @@
+"""Settings and table properties: each name, default, unit and meaning written once, here.
+
+Server settings may change between starts. Table properties are stored with the table, so they are a format: names are
+never reused with another meaning. ``"64MiB"`` and ``"5s"`` are read at the edge; inside there are plain ints with the
+unit in the name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lakehead.errors import InvalidPropertyError
+
+_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_UNITS_BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def parse_duration_ms(text: object, name: str = "duration") -> int:
+    """Milliseconds of ``"250ms"``, ``"30s"``, ``"5m"``, ``"1h"``, ``"7d"``, or of a number of seconds.
+
+    Raises:
+        InvalidPropertyError: the text has no such form or is negative.
+    """
+    if isinstance(text, int | float) and not isinstance(text, bool) and text >= 0:
+        return int(text * 1000)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)\s*", text) if isinstance(text, str) else None
+    if not found:
+        raise InvalidPropertyError(f"{name}={text!r} is not a duration: write for example '500ms', '30s', '5m' or '1h'")
+    return int(float(found[1]) * _UNITS_MS[found[2]])
+
+
+def parse_size_bytes(text: object, name: str = "size") -> int:
+    """Bytes of ``"64MiB"``, ``"1GB"`` or of an int.
+
+    Raises:
+        InvalidPropertyError: the text has no such form or is not positive.
+    """
+    if isinstance(text, int) and not isinstance(text, bool) and text > 0:
+        return text
+    found = re.fullmatch(r"\s*(\d+)\s*([KMG]i?B|B|)\s*", text) if isinstance(text, str) else None
+    if not found or int(found[1]) == 0:
+        raise InvalidPropertyError(f"{name}={text!r} is not a size: write for example '64MiB' or a number of bytes")
+    return int(found[1]) * _UNITS_BYTES[found[2]]
+
+
+def unknown_name(kind: str, name: str, known: list[str]) -> InvalidPropertyError:
+    """The error for a name that does not exist, with the nearest one that does."""
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
+    return InvalidPropertyError(f"unknown {kind} {name!r}{hint}", name=name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableProperties:
+    """Properties of one table, as stored with it.
+
+    Attributes:
+        freshness_ms: no row older than this should be missing from the lake while a tiering service runs.
+        durability: "sync" acknowledges after fdatasync (survives power loss); "os" after the write call (survives a
+            killed process).
+        compression: of the Arrow buffers in the log: "none", "lz4" or "zstd".
+        hot_retention_ms: how long tiered rows stay in the log of a table with a lake.
+        log_ttl_ms: how long rows stay in the log of a table without a lake; None keeps them for ever.
+        auto_maintenance: compact and expire inside tiering rounds.
+        target_file_bytes: size that lake data files aim at.
+        segment_bytes: size at which a log segment is rolled.
+    """
+
+    freshness_ms: int = 30_000
+    durability: Literal["sync", "os"] = "sync"
+    compression: Literal["none", "lz4", "zstd"] = "none"
+    hot_retention_ms: int = 3_600_000
+    log_ttl_ms: int | None = None
+    auto_maintenance: bool = True
+    target_file_bytes: int = 128 << 20
+    segment_bytes: int = 128 << 20
+
+    @classmethod
+    def from_user(cls, properties: dict[str, Any]) -> TableProperties:
+        """Read the names and texts that users write (``freshness="30s"``, ``durability="os"``).
+
+        Raises:
+            InvalidPropertyError: a name is unknown or a value cannot be read.
+        """
+        values: dict[str, Any] = {}
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        edge = {n.removesuffix("_ms"): n for n in fields}
+        for name, value in properties.items():
+            if name not in edge:
+                raise unknown_name("table property", name, list(edge))
+            inner = edge[name]
+            if inner.endswith("_ms"):
+                values[inner] = None if value is None and inner == "log_ttl_ms" else parse_duration_ms(value, name)
+            elif inner.endswith("_bytes"):
+                values[inner] = parse_size_bytes(value, name)
+            elif inner == "auto_maintenance":
+                if str(value).lower() not in ("true", "false"):
+                    raise InvalidPropertyError(f"{name}={value!r} must be true or false")
+                values[inner] = str(value).lower() == "true"
+            else:
+                allowed = ("sync", "os") if inner == "durability" else ("none", "lz4", "zstd")
+                if value not in allowed:
+                    raise InvalidPropertyError(f"{name}={value!r} must be one of {', '.join(allowed)}")
+                values[inner] = value
+        return cls(**values)
+
+    def to_user(self) -> dict[str, Any]:
+        """The same values under the names users write, durations as ``"<n>ms"``."""
+        out: dict[str, Any] = {}
+        for f in dataclasses.fields(self):
+            value = getattr(self, f.name)
+            out[f.name.removesuffix("_ms")] = f"{value}ms" if f.name.endswith("_ms") and value is not None else value
+        return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits that keep every queue and request bounded.
+
+    Attributes:
+        batch_bytes_max: largest Arrow batch of one write to one tablet.
+        buckets_max: buckets of one table.
+        columns_max: columns of one table.
+        subscriptions_max: open subscriptions of one server.
+        inflight_max: unacknowledged batches of one writer.
+    """
+
+    batch_bytes_max: int = 256 << 20
+    buckets_max: int = 1024
+    columns_max: int = 2000
+    subscriptions_max: int = 1000
+    inflight_max: int = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class LakeConfig:
+    """Where lake tables live.
+
+    Attributes:
+        catalog: PyIceberg catalog properties (``type``, ``uri``, ``warehouse``, ...); empty means an SQLite catalog
+            and a ``lake`` folder beside the data.
+        name: the catalog's name, as JDBC and SQL catalogs store it with each table.
+    """
+
+    catalog: dict[str, str] = dataclasses.field(default_factory=dict)
+    name: str = "lakehead"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """Settings of one server process.
+
+    Attributes:
+        host: address to listen on.
+        port: port to listen on; 0 takes a free one.
+        token: what clients must present; None makes a random one.
+        lake: where lake tables live.
+        limits: bounds on requests.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    token: str | None = None
+    lake: LakeConfig = dataclasses.field(default_factory=LakeConfig)
+    limits: Limits = dataclasses.field(default_factory=Limits)

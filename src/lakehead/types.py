@@ -1,0 +1,196 @@
+"""The values every layer speaks of: table paths, tablet ids, change types, partition names, table descriptors."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import re
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NewType, TypeAlias
+from urllib.parse import quote, unquote
+
+import pyarrow as pa
+
+from lakehead.config import TableProperties
+from lakehead.errors import InvalidRequestError
+
+Offset = NewType("Offset", int)
+"""Dense position of a row in one tablet, from 0."""
+Epoch = NewType("Epoch", int)
+"""Monotonic owner number: whoever holds a lower one is fenced."""
+PartitionValue: TypeAlias = str | int | bool | bytes | dt.date | dt.time | dt.datetime | decimal.Decimal
+
+BUCKET_COLUMN = "__bucket"
+OFFSET_COLUMN = "__offset"
+TIMESTAMP_COLUMN = "__timestamp"
+CHANGE_TYPE_COLUMN = "__change_type"
+PREV_OFFSET_COLUMN = "__prev_offset"
+RESERVED_PREFIX = "__"
+TIMESTAMP_TYPE = pa.timestamp("us", "UTC")
+SYSTEM_FIELDS = (
+    pa.field(BUCKET_COLUMN, pa.int32()),
+    pa.field(OFFSET_COLUMN, pa.int64()),
+    pa.field(TIMESTAMP_COLUMN, TIMESTAMP_TYPE),
+)
+"""System columns in the order they follow the user's columns, in every read and in the lake."""
+UNPARTITIONED = ""
+"""Partition name of tables without ``partition_by``."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
+
+
+class ChangeType(IntEnum):
+    """What a log row does to its table; the integer is the byte stored in a batch frame."""
+
+    APPEND = 0
+    INSERT = 1
+    UPDATE_BEFORE = 2
+    UPDATE_AFTER = 3
+    DELETE = 4
+
+    @property
+    def symbol(self) -> str:
+        """The field's two-character name: ``+A +I -U +U -D``."""
+        return CHANGE_SYMBOLS[self]
+
+
+CHANGE_SYMBOLS = ("+A", "+I", "-U", "+U", "-D")
+
+
+@dataclass(frozen=True, order=True)
+class TablePath:
+    """``database.table``; a bare name lives in ``default``. Names are ``[A-Za-z_][A-Za-z0-9_]*``, at most 128 long."""
+
+    database: str
+    table: str
+
+    @classmethod
+    def parse(cls, text: str) -> TablePath:
+        """Read ``"db.table"`` or ``"table"``.
+
+        Raises:
+            InvalidRequestError: the text is not one or two plain names joined by a dot.
+        """
+        parts = text.split(".") if isinstance(text, str) else []
+        if len(parts) == 1:
+            parts = ["default", *parts]
+        if len(parts) != 2 or not all(_NAME.match(p) for p in parts) or any(p.startswith("__") for p in parts):
+            raise InvalidRequestError(
+                f"{text!r} is not a table name: use 'database.table' with letters, digits and underscores"
+                " that does not start with '__'",
+                table=str(text),
+            )
+        return cls(parts[0], parts[1])
+
+    def __str__(self) -> str:
+        return f"{self.database}.{self.table}"
+
+
+@dataclass(frozen=True, order=True)
+class TabletId:
+    """One (partition, bucket) of a table. ``partition`` holds the partition columns' values in ``partition_by`` order,
+    and is empty for an unpartitioned table."""
+
+    partition: tuple[PartitionValue, ...] = ()
+    bucket: int = 0
+
+
+@dataclass(frozen=True, order=True)
+class TabletKey:
+    """A tablet by its partition *name* (canonical text): the form used on the wire, on disk and in lake summaries."""
+
+    partition: str
+    bucket: int
+
+    def __str__(self) -> str:
+        return f"{self.partition}/{self.bucket}"
+
+    @classmethod
+    def parse(cls, text: str) -> TabletKey:
+        """Inverse of ``str``; partition names hold no '/' because values are percent-encoded."""
+        partition, _, bucket = text.rpartition("/")
+        return cls(partition, int(bucket))
+
+
+@dataclass(frozen=True)
+class TableDescriptor:
+    """Everything that defines a table; stored in the catalog and sent to clients.
+
+    ``schema`` is the user's Arrow schema with key, bucket-key and partition columns non-null, without system columns,
+    without dictionary types. ``table_id`` is unique for ever: a dropped and re-created table has another one.
+    """
+
+    table_id: str
+    path: TablePath
+    schema: pa.Schema
+    schema_id: int
+    primary_key: tuple[str, ...]
+    partition_by: tuple[str, ...]
+    bucket_key: tuple[str, ...]
+    buckets: int
+    lake: str | None
+    properties: TableProperties = field(default_factory=TableProperties)
+
+    @property
+    def keyed(self) -> bool:
+        """True for a primary-key table, False for a log table."""
+        return bool(self.primary_key)
+
+    @property
+    def partition_types(self) -> tuple[pa.DataType, ...]:
+        return tuple(self.schema.field(c).type for c in self.partition_by)
+
+    def tablet_id(self, key: TabletKey) -> TabletId:
+        """The user-facing id (with typed partition values) of a tablet key."""
+        return TabletId(parse_partition_name(key.partition, self.partition_types), key.bucket)
+
+    def tablet_key(self, tablet: TabletId) -> TabletKey:
+        """Inverse of `tablet_id`."""
+        return TabletKey(partition_name(self.partition_by, tablet.partition), tablet.bucket)
+
+
+def partition_name(columns: tuple[str, ...], values: tuple[PartitionValue, ...]) -> str:
+    """Canonical text of partition values: ``col=value`` joined by '&', values percent-encoded, "" when unpartitioned.
+
+    Dates and timestamps are ISO 8601 (a zone's timestamp in UTC), binary is hexadecimal, booleans ``true``/``false``.
+    """
+    return "&".join(f"{c}={quote(_value_text(v), safe='')}" for c, v in zip(columns, values, strict=True))
+
+
+def _value_text(value: PartitionValue) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dt.datetime):
+        return (value.astimezone(dt.UTC) if value.tzinfo else value).isoformat(timespec="microseconds")
+    if isinstance(value, dt.date | dt.time):
+        return value.isoformat()
+    return str(value)
+
+
+def parse_partition_name(name: str, types: tuple[pa.DataType, ...]) -> tuple[PartitionValue, ...]:
+    """Values of a `partition_name`, as Python values of the given Arrow types."""
+    if name == UNPARTITIONED:
+        return ()
+    texts = [unquote(part.split("=", 1)[1]) for part in name.split("&")]
+    return tuple(_parse_value(text, t) for text, t in zip(texts, types, strict=True))
+
+
+def _parse_value(text: str, t: pa.DataType) -> PartitionValue:
+    if pa.types.is_boolean(t):
+        return text == "true"
+    if pa.types.is_integer(t):
+        return int(text)
+    if pa.types.is_decimal(t):
+        return decimal.Decimal(text)
+    if pa.types.is_binary(t) or pa.types.is_large_binary(t) or pa.types.is_fixed_size_binary(t):
+        return bytes.fromhex(text)
+    if pa.types.is_date(t):
+        return dt.date.fromisoformat(text)
+    if pa.types.is_time(t):
+        return dt.time.fromisoformat(text)
+    if pa.types.is_timestamp(t):
+        return dt.datetime.fromisoformat(text)
+    return text
