@@ -1,0 +1,45 @@
+# Everything runs in .venv; a second run of any target installs nothing. `make` alone lists the targets.
+
+PYTHON ?= python3
+BIN := .venv/bin
+# Named by content, not by time: a checkout that touches files without changing them reinstalls nothing.
+STAMP := .venv/.lakehead-$(shell cat requirements/dev.lock pyproject.toml | cksum | cut -d' ' -f1)
+# Options for the command a target ends in: make demo ARGS="--help", make lock ARGS=--upgrade
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup java demo test check bench lock clean
+
+help:  ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+setup: $(STAMP)  ## create .venv and install from requirements/dev.lock
+
+$(STAMP): requirements/dev.lock pyproject.toml
+	@scripts/setup.sh "$(PYTHON)" "$@"
+
+java: ; @scripts/ensure-java.sh
+
+demo: $(STAMP) java  ## run the demo on real data (about two minutes)
+	$(BIN)/lakehead demo $(ARGS)
+
+test: $(STAMP) java  ## run every test
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=15 $(ARGS)
+
+check: $(STAMP)  ## lint, format, types and layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+bench: $(STAMP)  ## measure throughput and latency on this machine
+	$(BIN)/python -m lakehead.cli.main bench $(ARGS)
+
+lock: $(STAMP)  ## resolve requirements/dev.in again into dev.lock
+	$(BIN)/uv pip compile requirements/dev.in --output-file requirements/dev.lock --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --quiet $(ARGS)
+
+clean:  ## remove caches, builds and what the demo left; keeps .venv
+	rm -rf build dist lakehead-demo spark-warehouse metastore_db derby.log artifacts
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Find a Java 17+ runtime for Spark: JAVA_HOME, else PATH, else install one where that needs no question asked.
+set -euo pipefail
+
+major() { "$1" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' | head -n 1; }
+enough() { local found; found=$(major "$1" || true); [ -n "$found" ] && [ "$found" -ge 17 ]; }
+
+if [ -n "${JAVA_HOME:-}" ]; then
+    enough "$JAVA_HOME/bin/java" && exit 0
+    echo "java: JAVA_HOME=$JAVA_HOME holds no Java 17 or later, and Spark would use it: correct it or unset it" >&2
+    exit 1
+fi
+enough java && exit 0
+
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    apt-get update -qq
+    # Newer Debian releases carry a later Java only.
+    for package in openjdk-17-jre-headless openjdk-21-jre-headless default-jre-headless; do
+        echo "java: installing $package"
+        if DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$package"; then
+            enough java && exit 0
+        fi
+    done
+fi
+
+cat >&2 <<'TEXT'
+java: Spark needs a Java 17 (or later) runtime, and none was found. Install one:
+  Debian, Ubuntu   sudo apt-get install openjdk-17-jre-headless
+  Fedora           sudo dnf install java-21-openjdk-headless
+  macOS            brew install openjdk@17, then export JAVA_HOME="$(brew --prefix openjdk@17)"
+or set JAVA_HOME to one that is elsewhere.
+TEXT
+exit 1

@@ -1,0 +1,43 @@
+"""What every test shares: one worker for Spark, no silent skips in CI, Hypothesis without wall-clock verdicts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Machines under load are slow, which is no fault of the code; a failure prints what replays it.
+settings.register_profile(
+    "lakehead", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.load_profile("lakehead")
+
+NO_SKIP = os.environ.get("CI", "").lower() in ("1", "true")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep Spark tests in one worker: one JVM, and the memory of one."""
+    for item in items:
+        if item.get_closest_marker("spark"):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """In CI a skipped test fails: what is not tried there is tried nowhere."""
+    report = yield
+    if NO_SKIP and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome, report.longrepr = "failed", f"skipped in CI: {report.longrepr}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same for whole modules (``importorskip``)."""
+    report = yield
+    if NO_SKIP and report.skipped:
+        report.outcome, report.longrepr = "failed", f"skipped in CI: {report.longrepr}"
+    return report

@@ -1,0 +1,242 @@
+"""The house rules that a machine can check: layers, purity, names, sizes, error codes, paths in prose."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lakehead.errors import ERRORS_BY_CODE, LakeheadError, error_from_code
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "lakehead"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+# Lowest first; names in one tuple never import each other.
+LAYERS = (
+    ("errors",),
+    ("config",),
+    ("types",),
+    ("env",),
+    ("format",),
+    ("log",),
+    ("kv",),
+    ("protocol",),
+    ("server", "client"),
+    ("lake",),
+    ("testing",),
+    ("api",),
+    ("spark", "rest"),
+    ("cli",),
+)
+RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+# Layers that use less than what lies below them.
+NARROW = {"protocol": {"errors", "config", "types", "format", "protocol"}}
+
+OWNERS = {"pyiceberg": {"lake"}, "pyspark": {"spark"}, "pyarrow.flight": {"server", "client"}}
+IMPURE = {"asyncio", "concurrent", "multiprocessing", "random", "secrets", "socket", "threading", "time"}
+PURE_LAYERS = {"errors", "config", "types", "format", "log", "kv", "protocol"}
+PLANNER = re.compile(r"lake/(netchange|.*plan.*)\.py")
+HEAVY = ("duckdb", "numba", "pandas", "polars", "pyiceberg", "pyspark", "sqlglot")
+LIGHT = ["lakehead", *(["lakehead.cli.main"] if (PACKAGE / "cli" / "main.py").exists() else [])]
+
+LINES_MAX = 600
+DRAWERS = {"common", "helper", "helpers", "manager", "managers", "misc", "util", "utils"}
+TEXT_SUFFIXES = {"", ".in", ".json", ".lock", ".md", ".py", ".sh", ".sql", ".toml", ".txt", ".yaml", ".yml"}
+
+
+def each(paths: list[Path]) -> pytest.MarkDecorator:
+    """One test case per file, named by its path."""
+    return pytest.mark.parametrize("path", paths, ids=lambda p: p.relative_to(ROOT).as_posix())
+
+
+def layer_of(path: Path) -> str:
+    """The layer a module belongs to; "" for the package's own ``__init__``."""
+    first = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return "" if first == "__init__" else first
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every import, those inside functions and ``TYPE_CHECKING`` blocks too.
+
+    ``from a import b`` yields both ``a`` and ``a.b``, as only the importer knows whether b is a module.
+    """
+    here = ("lakehead", *path.relative_to(PACKAGE).with_suffix("").parts)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join([*(here[: -node.level] if node.level else ()), *([node.module] if node.module else [])])
+            yield node.lineno, base
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}"
+
+
+def tracked() -> list[Path]:
+    """Files of the repository that hold text; everything on disk when this is no working copy."""
+    found = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if found.returncode:
+        paths = [p for p in ROOT.rglob("*") if not any(part in (".venv", ".git") for part in p.parts)]
+    else:
+        paths = [ROOT / name for name in found.stdout.split("\0") if name]
+    return sorted(p for p in paths if p.is_file() and p.suffix in TEXT_SUFFIXES)
+
+
+@each(MODULES)
+def test_imports_point_downward(path: Path) -> None:
+    own = layer_of(path)
+    if not own:
+        return
+    assert own in RANK, f"src/lakehead/{own} is in no layer: add it to DESIGN, pyproject.toml and LAYERS"
+    for line, name in imports(path):
+        parts = name.split(".")
+        if parts[0] != "lakehead" or len(parts) < 2 or parts[1] not in RANK or parts[1] == own:
+            continue
+        target = parts[1]
+        assert RANK[target] < RANK[own], f"{path}:{line}: {own} imports {target}, which is not below it"
+        assert own not in NARROW or target in NARROW[own], f"{path}:{line}: {own} may not use {target}"
+        assert target != "testing", f"{path}:{line}: product code imports lakehead.testing"
+
+
+@each(MODULES)
+def test_engines_have_one_owner(path: Path) -> None:
+    for line, name in imports(path):
+        for engine, owners in OWNERS.items():
+            if name == engine or name.startswith(engine + "."):
+                assert layer_of(path) in owners, f"{path}:{line}: only {sorted(owners)} may import {engine}"
+
+
+@each(MODULES)
+def test_pure_cores_are_pure(path: Path) -> None:
+    relative = path.relative_to(PACKAGE).as_posix()
+    if layer_of(path) not in PURE_LAYERS and not PLANNER.fullmatch(relative):
+        return
+    for line, name in imports(path):
+        assert name.split(".")[0] not in IMPURE, f"{path}:{line}: {relative} is pure and imports {name}"
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id != "open", f"{path}:{node.lineno}: {relative} is pure: take a Storage"
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_heavy_modules_load_when_first_needed(module: str) -> None:
+    code = f"import {module}, sys; print(*[m for m in {HEAVY!r} if m in sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not loaded, f"import {module} loads {loaded}"
+
+
+@each(MODULES)
+def test_module_says_what_it_is(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
+
+
+@each(MODULES + TESTS)
+def test_module_is_a_readable_size(path: Path) -> None:
+    lines = path.read_text().count("\n")
+    assert lines <= LINES_MAX, f"{path} has {lines} lines: split it along the data path"
+
+
+@each(MODULES + TESTS)
+def test_module_is_named_by_its_concept(path: Path) -> None:
+    for part in path.relative_to(ROOT).with_suffix("").parts:
+        assert not DRAWERS & set(part.lower().split("_")), f"{path}: {part} is a drawer; name the concept"
+
+
+def test_unit_tests_mirror_the_source() -> None:
+    for path in (ROOT / "tests" / "unit").rglob("test_*.py"):
+        relative = path.relative_to(ROOT / "tests" / "unit")
+        subject = PACKAGE / relative.parent / relative.stem.removeprefix("test_")
+        assert subject.with_suffix(".py").exists() or (subject / "__init__.py").exists(), f"{path}: no {subject}.py"
+
+
+def test_nothing_is_left_for_later() -> None:
+    marker = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in tracked()
+        if path.suffix != ".lock"
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if marker.search(line)
+    ]
+    assert not found
+
+
+def test_no_registry_is_named() -> None:
+    hosts = re.compile(r"py" + r"pi\.org|python" + r"hosted\.org|\bma" + r"ven[\w-]*\.\w", re.I)
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in tracked()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if hosts.search(line)
+    ]
+    assert not found
+
+
+def all_errors(cls: type[LakeheadError] = LakeheadError) -> list[type[LakeheadError]]:
+    """Every error class that exists once ``lakehead.errors`` is loaded."""
+    return [cls, *(below for child in cls.__subclasses__() for below in all_errors(child))]
+
+
+def test_every_error_has_its_own_code() -> None:
+    codes = [cls.__dict__.get("code") for cls in all_errors()]
+    assert None not in codes
+    assert len(set(codes)) == len(codes)
+
+
+@pytest.mark.parametrize("cls", ERRORS_BY_CODE.values())
+def test_error_survives_pickle_and_wire(cls: type[LakeheadError]) -> None:
+    error = cls("orders is missing; create it", table="shop.orders", offset=7, column=None)
+    for copy in (pickle.loads(pickle.dumps(error)), error_from_code(cls.code, error.message, error.context)):
+        assert type(copy) is cls
+        assert (copy.message, copy.context, str(copy)) == (error.message, error.context, str(error))
+
+
+@pytest.mark.parametrize("cls", [cls for cls in ERRORS_BY_CODE.values() if cls is not LakeheadError])
+def test_error_code_tells_its_kind(cls: type[LakeheadError]) -> None:
+    kind = ERRORS_BY_CODE[cls.code // 1000 * 1000]
+    assert issubclass(cls, kind) and cls.__name__.endswith("Error")
+    assert type(error_from_code(cls.code // 1000 * 1000 + 999, "from a newer peer", {})) is kind
+
+
+@each([m for m in MODULES if m.name != "errors.py"])
+def test_errors_live_in_one_file(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            bases = [ast.unparse(base) for base in node.bases]
+            assert not any(b.endswith(("Error", "Exception")) for b in bases), f"{path}:{node.lineno}: {node.name}"
+
+
+MARKDOWN = [path for path in tracked() if path.suffix == ".md"]
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FOLDERS = r"(?:src|tests|docs|scripts|requirements|examples|benchmarks|\.ci)"
+PATH_IN_CODE = re.compile(rf"`({FOLDERS}/[\w./-]+)`")
+
+
+def slugs(path: Path) -> set[str]:
+    """Anchors of a Markdown file's headings."""
+    headings = re.findall(r"^#+ +(.+?)\s*$", path.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@each(MARKDOWN)
+def test_links_and_paths_in_prose_resolve(path: Path) -> None:
+    text = path.read_text()
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    for target in LINK.findall(prose):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = (path.parent / name).resolve() if name else path
+        assert linked.exists(), f"{path.relative_to(ROOT)} links to {target}"
+        if anchor and linked.suffix == ".md":
+            assert anchor in slugs(linked), f"{path.relative_to(ROOT)} links to {target}, a heading that is not there"
+    for named in PATH_IN_CODE.findall(prose):
+        assert (ROOT / named).exists(), f"{path.relative_to(ROOT)} names {named}"
