@@ -25,6 +25,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("spark"))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail when the group above is not honoured: two JVMs at once would fail later, and elsewhere."""
+    grouped = not getattr(item.config.option, "loadgroup", False) or item.nodeid.endswith("@spark")
+    if item.get_closest_marker("spark") and not grouped:
+        pytest.fail("this pytest-xdist ignores xdist_group with this pytest: run make setup", pytrace=False)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """In CI a skipped test fails: what is not tried there is tried nowhere."""
