@@ -1,0 +1,236 @@
+"""Files as logs and checkpoints need them: append, sync, map, replace atomically.
+
+`LocalStorage` is the real one. Errors of the operating system become `StorageError` with the path and a hint, here and
+nowhere else.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import pyarrow as pa
+
+from lakehead.errors import StorageError
+
+_HINTS = {
+    errno.ENOSPC: "the disk is full: free some room, writing resumes by itself",
+    errno.EDQUOT: "the disk quota is used up: free some room, writing resumes by itself",
+    errno.EACCES: "permission denied: use a folder that this user may write",
+    errno.EPERM: "permission denied: use a folder that this user may write",
+    errno.EROFS: "the file system is read-only",
+    errno.EMFILE: "too many open files: raise the limit (ulimit -n)",
+}
+_IOV_MAX = 512
+
+
+@contextmanager
+def storage_errors(path: str, action: str) -> Iterator[None]:
+    """Turn `OSError` into `StorageError` that names the path and says what to do."""
+    try:
+        yield
+    except OSError as e:
+        hint = _HINTS.get(e.errno or 0, e.strerror or str(e))
+        raise StorageError(f"cannot {action} {path}: {hint}", path=path, errno=e.errno) from e
+
+
+class LogFile(Protocol):
+    """An append-only file that can be read through memory maps while it grows."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that readers may see."""
+        ...
+
+    def append(self, parts: Sequence[object]) -> None:
+        """Write buffers at the end, all or nothing: after an error the file has its former size.
+
+        Raises:
+            StorageError: the disk refused; nothing was added.
+        """
+        ...
+
+    def sync(self) -> None:
+        """Return once all appended bytes survive a power cut."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Cut the file. Only before anything of it was read."""
+        ...
+
+    def read(self, start: int, length: int) -> pa.Buffer:
+        """Bytes ``[start, start + length)``, shared with the file, not copied; valid as long as the buffer lives."""
+        ...
+
+    def close(self) -> None:
+        """Release the descriptor; buffers given out stay valid."""
+        ...
+
+
+class Storage(Protocol):
+    """A file system, as far as logs and checkpoints need one."""
+
+    def open_log(self, path: str) -> LogFile:
+        """Open a file for appending and reading, creating it durably when it is missing."""
+        ...
+
+    def list_files(self, folder: str) -> list[str]:
+        """Names in a folder, sorted; empty when the folder is missing."""
+        ...
+
+    def make_folder(self, path: str) -> None:
+        """Create a folder and its parents, durably."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Delete a file; nothing happens when it is missing."""
+        ...
+
+    def remove_tree(self, path: str) -> None:
+        """Delete a folder and all in it; nothing happens when it is missing."""
+        ...
+
+    def write_atomic(self, path: str, data: bytes) -> None:
+        """Replace a file durably: after a crash it holds either the old or the new bytes."""
+        ...
+
+    def read_file(self, path: str) -> bytes | None:
+        """All bytes of a file, None when it is missing."""
+        ...
+
+
+class LocalLogFile:
+    """A `LogFile` on a local file system. One appender at a time; reads from any thread."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        with storage_errors(path, "open"):
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._size = os.fstat(self._fd).st_size
+        self._map: pa.Buffer | None = None
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def append(self, parts: Sequence[object]) -> None:
+        before = self._size
+        total = sum(memoryview(p).nbytes for p in parts)  # type: ignore[arg-type]
+        try:
+            with storage_errors(self.path, "write"):
+                self._write_all(parts, total)
+        except StorageError:
+            os.ftruncate(self._fd, before)
+            raise
+        self._size = before + total
+
+    def _write_all(self, parts: Sequence[object], total: int) -> None:
+        views = [memoryview(p).cast("B") for p in parts]  # type: ignore[arg-type]
+        while total:
+            written = os.writev(self._fd, views[:_IOV_MAX])
+            total -= written
+            while views and written >= views[0].nbytes:
+                written -= views.pop(0).nbytes
+            if views and written:
+                views[0] = views[0][written:]
+
+    def sync(self) -> None:
+        with storage_errors(self.path, "sync"):
+            os.fdatasync(self._fd) if hasattr(os, "fdatasync") else os.fsync(self._fd)
+
+    def truncate(self, size: int) -> None:
+        with storage_errors(self.path, "truncate"):
+            os.ftruncate(self._fd, size)
+        self._size = size
+        self._map = None
+
+    def read(self, start: int, length: int) -> pa.Buffer:
+        if length == 0:
+            return pa.py_buffer(b"")
+        mapped = self._map
+        if mapped is None or mapped.size < start + length:
+            with storage_errors(self.path, "map"):
+                mapped = pa.py_buffer(mmap.mmap(self._fd, self._size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED))
+            self._map = mapped
+        return mapped.slice(start, length)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self._map = None
+
+
+class LocalStorage:
+    """The machine's file system."""
+
+    def open_log(self, path: str) -> LocalLogFile:
+        existed = os.path.exists(path)
+        file = LocalLogFile(path)
+        if not existed:
+            _sync_folder(os.path.dirname(path))
+        return file
+
+    def list_files(self, folder: str) -> list[str]:
+        try:
+            return sorted(os.listdir(folder))
+        except FileNotFoundError:
+            return []
+
+    def make_folder(self, path: str) -> None:
+        with storage_errors(path, "create"):
+            missing = []
+            at = path
+            while at and not os.path.isdir(at):
+                missing.append(at)
+                at = os.path.dirname(at)
+            os.makedirs(path, exist_ok=True)
+            for made in reversed(missing):
+                _sync_folder(os.path.dirname(made) or ".")
+
+    def remove(self, path: str) -> None:
+        with storage_errors(path, "remove"):
+            try:
+                os.unlink(path)
+            except FileNotFoundError:
+                return
+
+    def remove_tree(self, path: str) -> None:
+        with storage_errors(path, "remove"):
+            try:
+                shutil.rmtree(path)
+            except FileNotFoundError:
+                return
+
+    def write_atomic(self, path: str, data: bytes) -> None:
+        temporary = f"{path}.tmp"
+        with storage_errors(path, "write"):
+            with open(temporary, "wb") as f:
+                f.write(data)
+                f.flush()
+                os.fsync(f.fileno())
+            os.replace(temporary, path)
+            _sync_folder(os.path.dirname(path))
+
+    def read_file(self, path: str) -> bytes | None:
+        try:
+            with storage_errors(path, "read"), open(path, "rb") as f:
+                return f.read()
+        except StorageError as e:
+            if e.context.get("errno") == errno.ENOENT:
+                return None
+            raise
+
+
+def _sync_folder(path: str) -> None:
+    with storage_errors(path, "sync"):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,1 @@
+"""Bytes <-> values: batch frames, statistics, schemas, bucketing, predicates. Pure: no disk, no clock, no threads."""

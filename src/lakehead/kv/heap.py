@@ -1,0 +1,207 @@
+"""Columns of the live rows, addressed by slot.
+
+Fixed-width columns are plain numpy arrays. Strings, binaries and nested types are Arrow chunks addressed by a running
+row number that each slot refers to; chunks are merged as they grow and rewritten when most of their rows are dead.
+Which of the two a column is, is decided here alone.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lakehead.kv.keys import fixed_bytes
+
+Slots = npt.NDArray[np.int64]
+_MERGE_ROWS_MAX = 1 << 20
+_MERGE_BYTES_MAX = 256 << 20
+_GATHER_ROWS = 1 << 16
+
+
+class HeapColumn(Protocol):
+    """One column of the heap."""
+
+    def resize(self, slots: int) -> None:
+        """Make room for this many slots; existing values stay."""
+        ...
+
+    def scatter(self, slots: Slots, values: pa.Array) -> None:
+        """Set ``values[i]`` at ``slots[i]``; slots are unique."""
+        ...
+
+    def clear(self, slots: Slots) -> None:
+        """Forget the values at these slots."""
+        ...
+
+    def gather(self, slots: Slots) -> pa.Array:
+        """The values at these slots, in this order; slot -1 reads as null."""
+        ...
+
+
+def heap_column(t: pa.DataType) -> HeapColumn:
+    """The column that stores values of this type."""
+    if pa.types.is_boolean(t):
+        return FixedColumn(t, 1)
+    if pa.types.is_fixed_size_binary(t):
+        return FixedColumn(t, t.byte_width)
+    if pa.types.is_primitive(t) or pa.types.is_decimal(t):
+        return FixedColumn(t, t.bit_width // 8)
+    return ChunkedColumn(t)
+
+
+def _valid(values: pa.Array) -> npt.NDArray[np.bool_] | None:
+    if values.null_count == 0:
+        return None
+    return np.asarray(values.is_valid().to_numpy(zero_copy_only=False))
+
+
+def _from_fixed(t: pa.DataType, data: npt.NDArray[np.generic], valid: npt.NDArray[np.bool_] | None) -> pa.Array:
+    n = len(data)
+    bitmap = None
+    if valid is not None and not valid.all():
+        bitmap = pa.py_buffer(np.packbits(valid, bitorder="little"))
+    if pa.types.is_boolean(t):
+        data = np.packbits(data.view(np.uint8), bitorder="little")
+    return pa.Array.from_buffers(t, n, [bitmap, pa.py_buffer(data)])
+
+
+class FixedColumn:
+    """Values of 1, 2, 4, 8, 16 or any other fixed number of bytes, and a validity byte once a null was stored."""
+
+    def __init__(self, t: pa.DataType, width: int) -> None:
+        self._type = t
+        self._width = width
+        self._dtype = np.dtype({1: "u1", 2: "<u2", 4: "<u4", 8: "<u8"}.get(width, f"V{width}"))
+        self._values = np.zeros(0, self._dtype)
+        self._is_valid: npt.NDArray[np.bool_] | None = None
+
+    def resize(self, slots: int) -> None:
+        values = np.zeros(slots, self._dtype)
+        values[: len(self._values)] = self._values
+        self._values = values
+        if self._is_valid is not None:
+            valid = np.ones(slots, np.bool_)
+            valid[: len(self._is_valid)] = self._is_valid
+            self._is_valid = valid
+
+    def _numpy(self, values: pa.Array) -> npt.NDArray[np.generic]:
+        if pa.types.is_boolean(self._type):
+            return np.asarray(values.cast(pa.uint8()).fill_null(0).to_numpy(zero_copy_only=False))
+        raw = fixed_bytes(values, self._width)
+        return np.ascontiguousarray(raw).view(self._dtype).reshape(-1)
+
+    def scatter(self, slots: Slots, values: pa.Array) -> None:
+        valid = _valid(values)
+        if valid is not None and self._is_valid is None:
+            self._is_valid = np.ones(len(self._values), np.bool_)
+        self._values[slots] = self._numpy(values)
+        if self._is_valid is not None:
+            self._is_valid[slots] = True if valid is None else valid
+
+    def clear(self, slots: Slots) -> None:
+        return
+
+    def gather(self, slots: Slots) -> pa.Array:
+        missing = slots < 0
+        absent = bool(missing.any())
+        valid = None if self._is_valid is None else self._is_valid[slots]
+        if absent:
+            valid = ~missing if valid is None else valid & ~missing
+        if len(self._values) == 0:
+            return pa.nulls(len(slots), self._type)
+        return _from_fixed(self._type, self._values[slots], valid)
+
+
+class ChunkedColumn:
+    """Values of any Arrow type in chunks of consecutive row numbers."""
+
+    def __init__(self, t: pa.DataType) -> None:
+        self._type = t
+        self._rows = np.full(0, -1, np.int64)
+        self._chunks: list[pa.Array] = []
+        self._bases: list[int] = []
+        self._dead: list[int] = []
+        self._next = 0
+
+    def resize(self, slots: int) -> None:
+        rows = np.full(slots, -1, np.int64)
+        rows[: len(self._rows)] = self._rows
+        self._rows = rows
+
+    def scatter(self, slots: Slots, values: pa.Array) -> None:
+        if len(slots) == 0:
+            return
+        self._bury(self._rows[slots])
+        self._rows[slots] = self._append(values)
+
+    def clear(self, slots: Slots) -> None:
+        self._bury(self._rows[slots])
+        self._rows[slots] = -1
+
+    def _append(self, values: pa.Array) -> Slots:
+        base = self._next
+        self._chunks.append(values)
+        self._bases.append(base)
+        self._dead.append(0)
+        self._next += len(values)
+        while len(self._chunks) > 1 and self._mergeable():
+            self._merge_last_two()
+        return np.arange(base, self._next)
+
+    def _mergeable(self) -> bool:
+        a, b = self._chunks[-2:]
+        adjacent = self._bases[-2] + len(a) == self._bases[-1]
+        small = len(a) + len(b) <= _MERGE_ROWS_MAX and len(a) <= 4 * len(b)
+        return adjacent and small and a.nbytes + b.nbytes <= _MERGE_BYTES_MAX
+
+    def _merge_last_two(self) -> None:
+        self._chunks[-2:] = [pa.concat_arrays(self._chunks[-2:])]
+        self._dead[-2:] = [sum(self._dead[-2:])]
+        self._bases.pop()
+
+    def _bury(self, rows: Slots) -> None:
+        """Count rows that no slot refers to any more, and rewrite chunks that are mostly dead."""
+        rows = rows[rows >= 0]
+        if len(rows) == 0:
+            return
+        chunk = np.searchsorted(self._bases, rows, "right") - 1
+        for c, n in zip(*np.unique(chunk, return_counts=True), strict=True):
+            self._dead[c] += int(n)
+        worn = [i for i, c in enumerate(self._chunks) if self._dead[i] * 2 > len(c) > 2 * _GATHER_ROWS]
+        for i in reversed(worn):
+            self._rewrite(i)
+
+    def _rewrite(self, i: int) -> None:
+        chunk, base = self._chunks.pop(i), self._bases.pop(i)
+        self._dead.pop(i)
+        slots = np.flatnonzero((self._rows >= base) & (self._rows < base + len(chunk)))
+        if len(slots):
+            self._rows[slots] = self._append(chunk.take(pa.array(self._rows[slots] - base)))
+
+    def gather(self, slots: Slots) -> pa.Array:
+        n = len(slots)
+        if n == 0 or not self._chunks:
+            return pa.nulls(n, self._type)
+        rows = np.where(slots < 0, -1, self._rows[slots])
+        missing = rows < 0
+        if missing.all():
+            return pa.nulls(n, self._type)
+        if len(self._chunks) == 1:
+            return self._chunks[0].take(pa.array(np.where(missing, 0, rows - self._bases[0]), mask=missing))
+        chunk = np.searchsorted(self._bases, rows, "right") - 1
+        used = np.unique(chunk)
+        used = used[used >= 0]
+        if len(used) == 1:
+            c = int(used[0])
+            return self._chunks[c].take(pa.array(np.where(missing, 0, rows - self._bases[c]), mask=missing))
+        pieces, place, done = [], np.empty(n, np.int64), 0
+        for c in used:
+            at = np.flatnonzero(chunk == c)
+            pieces.append(self._chunks[c].take(pa.array(rows[at] - self._bases[c])))
+            place[at] = np.arange(done, done + len(at))
+            done += len(at)
+        place[missing] = 0
+        return pa.concat_arrays(pieces).take(pa.array(place, mask=missing if missing.any() else None))

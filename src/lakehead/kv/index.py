@@ -1,0 +1,130 @@
+"""The key index: primary key -> slot, and slot -> offset of the live row."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from lakehead.kv.keys import KeyBatch
+
+_SLOTS_MIN = 1024
+_NEXT, _FREE, _ARENA_END, _ARENA_DEAD, _LIVE = range(5)
+
+
+def _shift(capacity: int) -> np.uint64:
+    return np.uint64(64 - (capacity.bit_length() - 1))
+
+
+class KeyIndex:
+    """Open addressing over 16-byte entries; grows by doubling. Not thread-safe: its tablet's lock guards it."""
+
+    def __init__(self) -> None:
+        self._entries = np.zeros((2 * _SLOTS_MIN, 2), np.int64)
+        self.live_offsets = np.full(_SLOTS_MIN, -1, np.int64)
+        self._free = np.zeros(_SLOTS_MIN, np.int64)
+        self._starts = np.zeros(_SLOTS_MIN, np.int64)
+        self._lengths = np.zeros(_SLOTS_MIN, np.int64)
+        self._arena = np.zeros(1 << 12, np.uint8)
+        self._state = np.zeros(5, np.int64)
+
+    def __len__(self) -> int:
+        return int(self._state[_LIVE])
+
+    @property
+    def capacity(self) -> int:
+        """Slots that arrays indexed by slot must have."""
+        return len(self.live_offsets)
+
+    @property
+    def slots_used(self) -> int:
+        """Slots ever given out; live and free ones."""
+        return int(self._state[_NEXT])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in (self._entries, self.live_offsets, self._free, self._starts, self._lengths)) + (
+            self._arena.nbytes
+        )
+
+    def probe(self, keys: KeyBatch) -> npt.NDArray[np.int64]:
+        """Slot of each key, -1 when there is no live row."""
+        from lakehead.kv import kernels
+
+        out = np.empty(len(keys.keys), np.int64)
+        kernels.probe(
+            self._entries,
+            _shift(len(self._entries)),
+            keys.keys,
+            keys.exact,
+            keys.offsets,
+            keys.data,
+            self._starts,
+            self._lengths,
+            self._arena,
+            out,
+        )
+        return out
+
+    def apply(
+        self, keys: KeyBatch, deleted: npt.NDArray[np.bool_], row_offsets: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """Insert, move or remove keys in this order; returns the slot of each, -1 for a delete that found nothing."""
+        from lakehead.kv import kernels
+
+        self._reserve(len(keys.keys), len(keys.data))
+        out = np.empty(len(keys.keys), np.int64)
+        kernels.apply_changes(
+            self._entries,
+            _shift(len(self._entries)),
+            keys.keys,
+            keys.exact,
+            keys.offsets,
+            keys.data,
+            self._starts,
+            self._lengths,
+            self._arena,
+            deleted,
+            row_offsets,
+            self.live_offsets,
+            self._free,
+            self._state,
+            out,
+        )
+        return out
+
+    def live_slots(self) -> npt.NDArray[np.int64]:
+        """Slots of live rows, in the order of their offsets."""
+        slots = np.flatnonzero(self.live_offsets[: self.slots_used] >= 0)
+        return slots[np.argsort(self.live_offsets[slots], kind="stable")]
+
+    def _reserve(self, rows: int, key_bytes: int) -> None:
+        from lakehead.kv import kernels
+
+        if self.slots_used + rows > self.capacity:
+            size = max(self.capacity * 2, self.slots_used + rows)
+            self.live_offsets = _grown(self.live_offsets, size, fill=-1)
+            self._free = _grown(self._free, size)
+            self._starts = _grown(self._starts, size)
+            self._lengths = _grown(self._lengths, size)
+        entries = len(self._entries)
+        while (len(self) + rows) * 3 > entries * 2:
+            entries *= 2
+        if entries != len(self._entries):
+            new = np.zeros((entries, 2), np.int64)
+            kernels.rehash(self._entries, new, _shift(entries))
+            self._entries = new
+        end = int(self._state[_ARENA_END])
+        if end + key_bytes > len(self._arena):
+            dead = int(self._state[_ARENA_DEAD])
+            arena = np.empty(max(2 * (end - dead + key_bytes), 1 << 12), np.uint8)
+            self._state[_ARENA_END] = kernels.compact_arena(
+                self._arena, self._starts, self._lengths, self.live_offsets, self.slots_used, arena
+            )
+            self._state[_ARENA_DEAD] = 0
+            self._arena = arena
+
+
+def _grown(array: npt.NDArray[np.int64], size: int, fill: int = 0) -> npt.NDArray[np.int64]:
+    out = np.full(size, fill, np.int64)
+    out[: len(array)] = array
+    return out

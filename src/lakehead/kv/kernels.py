@@ -1,0 +1,271 @@
+"""The tight loops of the key index, compiled by numba (nogil, cached on disk).
+
+All arguments are typed numpy arrays. Callers guarantee: ``entries`` has a power-of-two number of rows and at least one
+empty one, arrays indexed by slot are longer than every slot in ``entries``, and key offsets are ascending.
+
+An index entry is ``(key, slot + 1)``; slot + 1 = 0 is empty. ``exact`` keys are the key itself, others are 64-bit
+hashes whose bytes are compared in ``arena`` at the slot's ``key_start`` and ``key_length``. Linear probing from the
+high bits of the mixed key; removal shifts later entries back, so that there are no tombstones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+_jit = njit(nogil=True, cache=True, boundscheck=False)
+
+
+@_jit
+def mix(key: Any) -> Any:
+    """Finalizer of MurmurHash3 (64 bit): spreads keys over the table."""
+    h = np.uint64(key)
+    h ^= h >> np.uint64(33)
+    h *= np.uint64(0xFF51AFD7ED558CCD)
+    h ^= h >> np.uint64(33)
+    h *= np.uint64(0xC4CEB9FE1A85EC53)
+    return h ^ (h >> np.uint64(33))
+
+
+@_jit
+def hash_keys(offsets: Any, data: Any, out: Any) -> None:
+    """64-bit hashes of the encoded keys ``data[offsets[i]:offsets[i + 1]]``."""
+    for i in range(out.shape[0]):
+        h = np.uint64(offsets[i + 1] - offsets[i])
+        word = np.uint64(0)
+        filled = 0
+        for j in range(offsets[i], offsets[i + 1]):
+            word |= np.uint64(data[j]) << np.uint64(8 * filled)
+            filled += 1
+            if filled == 8:
+                h = mix(h ^ word)
+                word = np.uint64(0)
+                filled = 0
+        out[i] = np.int64(mix(h ^ mix(word + np.uint64(filled))))
+
+
+@_jit
+def scatter_fixed(out: Any, starts: Any, values: Any) -> None:
+    """Copy row i of the byte matrix ``values`` to ``out`` at ``starts[i]``, and move the start behind it."""
+    width = values.shape[1]
+    for i in range(starts.shape[0]):
+        s = starts[i]
+        for j in range(width):
+            out[s + j] = values[i, j]
+        starts[i] = s + width
+
+
+@_jit
+def scatter_bytes(out: Any, starts: Any, offsets: Any, data: Any) -> None:
+    """Copy value i, with a 4-byte length before it, to ``out`` at ``starts[i]``, and move the start behind it."""
+    for i in range(starts.shape[0]):
+        s = starts[i]
+        n = offsets[i + 1] - offsets[i]
+        for b in range(4):
+            out[s + b] = (n >> (8 * b)) & 255
+        s += 4
+        for j in range(offsets[i], offsets[i + 1]):
+            out[s] = data[j]
+            s += 1
+        starts[i] = s
+
+
+@_jit
+def _same(a: Any, a_at: Any, b: Any, b_at: Any, n: Any) -> Any:
+    for j in range(n):  # noqa: SIM110 (numba compiles no generator here)
+        if a[a_at + j] != b[b_at + j]:
+            return False
+    return True
+
+
+@_jit
+def _find(entries: Any, shift: Any, key: Any, exact: Any, offsets: Any, data: Any, i: Any, starts: Any, lengths: Any,
+          arena: Any) -> Any:  # fmt: skip
+    """Position of key i in the index, or of the empty entry where it belongs."""
+    mask = entries.shape[0] - 1
+    p = np.int64(mix(key) >> shift)
+    while entries[p, 1] != 0:
+        if entries[p, 0] == key:
+            if exact:
+                return p
+            slot = entries[p, 1] - 1
+            n = offsets[i + 1] - offsets[i]
+            if lengths[slot] == n and _same(arena, starts[slot], data, offsets[i], n):
+                return p
+        p = (p + 1) & mask
+    return p
+
+
+@_jit
+def probe(entries: Any, shift: Any, keys: Any, exact: Any, offsets: Any, data: Any, starts: Any, lengths: Any,
+          arena: Any, out: Any) -> None:  # fmt: skip
+    """Slot of each key, -1 when it is not in the index."""
+    for i in range(keys.shape[0]):
+        out[i] = entries[_find(entries, shift, keys[i], exact, offsets, data, i, starts, lengths, arena), 1] - 1
+
+
+@_jit
+def link_duplicates(keys: Any, exact: Any, offsets: Any, data: Any, table: Any, shift: Any, prior: Any) -> Any:
+    """For each row the latest earlier row with the same key, or -1; returns how many have one.
+
+    ``table`` is scratch: zeros, a power of two long, at least twice the rows.
+    """
+    mask = table.shape[0] - 1
+    found = 0
+    for i in range(keys.shape[0]):
+        p = np.int64(mix(keys[i]) >> shift)
+        prior[i] = -1
+        while table[p] != 0:
+            j = table[p] - 1
+            if keys[j] == keys[i]:
+                n = offsets[i + 1] - offsets[i]
+                if exact or (offsets[j + 1] - offsets[j] == n and _same(data, offsets[i], data, offsets[j], n)):
+                    prior[i] = j
+                    found += 1
+                    break
+            p = (p + 1) & mask
+        table[p] = i + 1
+    return found
+
+
+@_jit
+def plan_upsert(slots: Any, prior: Any, live_offsets: Any, base: Any, change: Any, prev: Any, image: Any, under: Any,
+                ends: Any) -> Any:  # fmt: skip
+    """Records that an upsert of rows in this order makes; returns how many.
+
+    ``image[k]`` is where record k's given columns come from: a slot, or ``~row`` of the batch; ``under[k]`` is the slot
+    that its other columns come from, -1 for null. ``ends[i]`` is the number of records after row i.
+    """
+    k = 0
+    latest = np.empty(slots.shape[0], np.int64)
+    below = np.empty(slots.shape[0], np.int64)
+    for i in range(slots.shape[0]):
+        j = prior[i]
+        if j < 0 and slots[i] < 0:
+            change[k] = 1
+            prev[k] = -1
+            below[i] = -1
+        else:
+            if j >= 0:
+                old = latest[j]
+                image[k] = ~j
+                below[i] = below[j]
+            else:
+                old = live_offsets[slots[i]]
+                image[k] = slots[i]
+                below[i] = slots[i]
+            change[k] = 2
+            prev[k] = old
+            under[k] = below[i]
+            k += 1
+            change[k] = 3
+            prev[k] = old
+        image[k] = ~i
+        under[k] = below[i]
+        latest[i] = base + k
+        k += 1
+        ends[i] = k
+    return k
+
+
+@_jit
+def plan_delete(slots: Any, prior: Any, live_offsets: Any, change: Any, prev: Any, image: Any, ends: Any) -> Any:
+    """Records that deleting these keys makes; returns how many. Keys without a live row make none."""
+    k = 0
+    for i in range(slots.shape[0]):
+        if prior[i] < 0 and slots[i] >= 0:
+            change[k] = 4
+            prev[k] = live_offsets[slots[i]]
+            image[k] = slots[i]
+            k += 1
+        ends[i] = k
+    return k
+
+
+@_jit
+def _remove(entries: Any, shift: Any, p: Any) -> None:
+    mask = entries.shape[0] - 1
+    hole = p
+    q = (p + 1) & mask
+    while entries[q, 1] != 0:
+        home = np.int64(mix(entries[q, 0]) >> shift)
+        # The entry may move into the hole unless its home lies cyclically in (hole, q].
+        if ((q - home) & mask) >= ((q - hole) & mask):
+            entries[hole, 0] = entries[q, 0]
+            entries[hole, 1] = entries[q, 1]
+            hole = q
+        q = (q + 1) & mask
+    entries[hole, 0] = 0
+    entries[hole, 1] = 0
+
+
+@_jit
+def apply_changes(entries: Any, shift: Any, keys: Any, exact: Any, offsets: Any, data: Any, starts: Any, lengths: Any,
+                  arena: Any, deleted: Any, row_offsets: Any, live_offsets: Any, free: Any, state: Any,
+                  out: Any) -> None:  # fmt: skip
+    """Apply records in log order to the index.
+
+    ``state`` = [next unused slot, number of free slots, arena end, arena garbage, live rows], updated in place;
+    ``out[i]`` is the slot of record i, -1 for a delete of an absent key.
+    """
+    for i in range(keys.shape[0]):
+        p = _find(entries, shift, keys[i], exact, offsets, data, i, starts, lengths, arena)
+        slot = entries[p, 1] - 1
+        if deleted[i]:
+            out[i] = slot
+            if slot >= 0:
+                live_offsets[slot] = -1
+                free[state[1]] = slot
+                state[1] += 1
+                state[4] -= 1
+                if not exact:
+                    state[3] += lengths[slot]
+                _remove(entries, shift, p)
+            continue
+        if slot < 0:
+            if state[1] > 0:
+                state[1] -= 1
+                slot = free[state[1]]
+            else:
+                slot = state[0]
+                state[0] += 1
+            entries[p, 0] = keys[i]
+            entries[p, 1] = slot + 1
+            state[4] += 1
+            if not exact:
+                n = offsets[i + 1] - offsets[i]
+                starts[slot] = state[2]
+                lengths[slot] = n
+                for j in range(n):
+                    arena[state[2] + j] = data[offsets[i] + j]
+                state[2] += n
+        live_offsets[slot] = row_offsets[i]
+        out[i] = slot
+
+
+@_jit
+def rehash(old: Any, new: Any, shift: Any) -> None:
+    """Move all entries of a full index into a larger, empty one."""
+    mask = new.shape[0] - 1
+    for q in range(old.shape[0]):
+        if old[q, 1] != 0:
+            p = np.int64(mix(old[q, 0]) >> shift)
+            while new[p, 1] != 0:
+                p = (p + 1) & mask
+            new[p, 0] = old[q, 0]
+            new[p, 1] = old[q, 1]
+
+
+@_jit
+def compact_arena(arena: Any, starts: Any, lengths: Any, live_offsets: Any, slots: Any, out: Any) -> Any:
+    """Copy the key bytes of live slots to a new arena; returns its end."""
+    end = 0
+    for s in range(slots):
+        if live_offsets[s] >= 0:
+            for j in range(lengths[s]):
+                out[end + j] = arena[starts[s] + j]
+            starts[s] = end
+            end += lengths[s]
+    return end

@@ -1,0 +1,221 @@
+"""A kv tablet: the live rows of one tablet by primary key, as a deterministic function of its log.
+
+One write is three steps: **plan** reads the state and makes the changelog records, the owner **logs** them, and
+**apply** changes the state from what was logged. `apply` is the only thing that changes state, in a live tablet as in
+one that replays its log after a restart, so both are equal by construction. A row is visible to lookups exactly when
+its change is readable in the log: the owner applies and moves the high watermark under one lock.
+
+Pure core: no threads, no clock. The owner holds its lock around `plan_*`, `apply` and every read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakehead.format.frame import Frame
+from lakehead.kv.heap import HeapColumn, Slots, heap_column
+from lakehead.kv.index import KeyIndex
+from lakehead.kv.keys import KeyBatch, encode_keys
+from lakehead.types import ChangeType
+
+_GATHER_ROWS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Change:
+    """Changelog records of one planned write, in log order.
+
+    ``change_types`` int8 and ``prev_offsets`` int64 (-1 for none) have one entry a row of ``rows``; ``ends[i]`` is the
+    number of records up to and including input row i.
+    """
+
+    change_types: npt.NDArray[np.int8]
+    prev_offsets: npt.NDArray[np.int64]
+    rows: pa.RecordBatch
+    ends: npt.NDArray[np.int64]
+
+    def part(self, start: int, end: int) -> Change:
+        """Records ``[start, end)``."""
+        return Change(
+            self.change_types[start:end], self.prev_offsets[start:end], self.rows.slice(start, end - start), self.ends
+        )
+
+
+class KvTablet:
+    """Live rows by primary key.
+
+    Args:
+        schema: the table's schema.
+        primary_key: its key columns.
+        prefix: leading key columns that `prefix_lookup` is asked by; empty when it is not offered.
+    """
+
+    def __init__(self, schema: pa.Schema, primary_key: tuple[str, ...], prefix: tuple[str, ...] = ()) -> None:
+        self.schema = schema
+        self._key = primary_key
+        self._key_at = [schema.get_field_index(c) for c in primary_key]
+        self._prefix_at = [schema.get_field_index(c) for c in prefix]
+        self._index = KeyIndex()
+        self._columns: list[HeapColumn] = [heap_column(f.type) for f in schema]
+        self._prefix_hashes = np.zeros(0, np.int64)
+        self._resize()
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def _resize(self) -> None:
+        for column in self._columns:
+            column.resize(self._index.capacity)
+        if self._prefix_at:
+            hashes = np.zeros(self._index.capacity, np.int64)
+            hashes[: len(self._prefix_hashes)] = self._prefix_hashes
+            self._prefix_hashes = hashes
+        self._capacity = self._index.capacity
+
+    # ---- plan: reads the state, changes nothing ---------------------------------------------------------------
+
+    def plan_upsert(self, batch: pa.RecordBatch, base_offset: int) -> Change:
+        """Records that an upsert of these rows makes when the log ends at ``base_offset``.
+
+        Args:
+            batch: rows with the table's columns, or some of them (the key among them): the others keep their live
+                value, null for a new key. Rows of equal key take effect in order.
+        """
+        from lakehead.kv import kernels
+
+        keys, slots, prior = self._resolve([batch.column(c) for c in self._key])
+        n = batch.num_rows
+        change, prev = np.empty(2 * n, np.int8), np.empty(2 * n, np.int64)
+        image, under, ends = np.empty(2 * n, np.int64), np.empty(2 * n, np.int64), np.empty(n, np.int64)
+        k = kernels.plan_upsert(
+            slots, prior, self._index.live_offsets, base_offset, change, prev, image, under, ends
+        )
+        full = batch.num_columns == len(self.schema)
+        if full and k == n:
+            return Change(change[:k], prev[:k], pa.RecordBatch.from_arrays(batch.columns, schema=self.schema), ends)
+        return Change(change[:k], prev[:k], self._images(batch, image[:k], under[:k]), ends)
+
+    def plan_delete(self, keys: pa.RecordBatch) -> Change:
+        """Records that deleting these keys makes; ``keys`` holds the key columns. Absent keys make none."""
+        from lakehead.kv import kernels
+
+        _, slots, prior = self._resolve([keys.column(c) for c in self._key])
+        n = keys.num_rows
+        change, prev, image = np.empty(n, np.int8), np.empty(n, np.int64), np.empty(n, np.int64)
+        ends = np.empty(n, np.int64)
+        k = kernels.plan_delete(slots, prior, self._index.live_offsets, change, prev, image, ends)
+        return Change(change[:k], prev[:k], self.gather(image[:k]), ends)
+
+    def _resolve(self, columns: list[pa.Array]) -> tuple[KeyBatch, Slots, Slots]:
+        from lakehead.kv import kernels
+
+        keys = encode_keys(columns)
+        slots = self._index.probe(keys)
+        n = len(slots)
+        size = 1 << max(2 * n, 4).bit_length()
+        prior = np.empty(n, np.int64)
+        kernels.link_duplicates(
+            keys.keys,
+            keys.exact,
+            keys.offsets,
+            keys.data,
+            np.zeros(size, np.int64),
+            np.uint64(64 - (size.bit_length() - 1)),
+            prior,
+        )
+        return keys, slots, prior
+
+    def _images(self, batch: pa.RecordBatch, image: Slots, under: Slots) -> pa.RecordBatch:
+        """Row images of the records: given columns from ``image`` (slot, or ~row of the batch), others from the heap."""
+        from_heap = image >= 0
+        heap_slots, batch_rows = image[from_heap], pa.array(~image[~from_heap])
+        order = np.empty(len(image), np.int64)
+        order[from_heap] = np.arange(len(heap_slots))
+        order[~from_heap] = np.arange(len(heap_slots), len(image))
+        place = pa.array(order)
+        columns = []
+        for field, column in zip(self.schema, self._columns, strict=True):
+            at = batch.schema.get_field_index(field.name)
+            if at < 0:
+                columns.append(column.gather(under))
+                continue
+            new = batch.column(at).take(batch_rows)
+            columns.append(pa.concat_arrays([column.gather(heap_slots), new]).take(place) if len(heap_slots) else new)
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    # ---- apply: the only way the state changes ----------------------------------------------------------------
+
+    def apply(self, base_offset: int, change_types: npt.NDArray[np.int8], rows: pa.RecordBatch) -> None:
+        """Change the state as these logged records say; ``rows`` has the table's columns."""
+        offsets = np.arange(base_offset, base_offset + rows.num_rows)
+        if (change_types == ChangeType.UPDATE_BEFORE).any():
+            keep = np.flatnonzero(change_types != ChangeType.UPDATE_BEFORE)
+            rows, offsets, change_types = rows.take(pa.array(keep)), offsets[keep], change_types[keep]
+        if rows.num_rows == 0:
+            return
+        deleted = change_types == ChangeType.DELETE
+        slots = self._index.apply(encode_keys([rows.column(i) for i in self._key_at]), deleted, offsets)
+        if self._index.capacity != self._capacity:
+            self._resize()
+        self._forget(slots[deleted & (slots >= 0)])
+        # A key may come several times, and a freed slot may be taken again: the last record of a slot wins.
+        wins = ~deleted & (self._index.live_offsets[slots] == offsets)
+        if not wins.all():
+            at = np.flatnonzero(wins)
+            rows, slots = rows.take(pa.array(at)), slots[at]
+        for column, values in zip(self._columns, rows.columns, strict=True):
+            column.scatter(slots, values)
+        if self._prefix_at:
+            self._prefix_hashes[slots] = encode_keys([rows.column(i) for i in self._prefix_at]).keys
+
+    def _forget(self, slots: Slots) -> None:
+        dead = np.unique(slots[self._index.live_offsets[slots] < 0])
+        if len(dead):
+            for column in self._columns:
+                column.clear(dead)
+
+    def apply_frame(self, frame: Frame) -> None:
+        """`apply` a frame as it lies in the log."""
+        self.apply(frame.base_offset, frame.body.change_types, frame.body.rows(self.schema))
+
+    # ---- reads ------------------------------------------------------------------------------------------------
+
+    def find(self, keys: pa.RecordBatch) -> Slots:
+        """Slot of each key, -1 when there is no such row; ``keys`` holds the key columns in key order."""
+        return self._index.probe(encode_keys(keys.columns))
+
+    def gather(self, slots: Slots, columns: list[int] | None = None) -> pa.RecordBatch:
+        """Rows at these slots, in this order; ``columns`` are positions in the schema, None for all."""
+        wanted = range(len(self.schema)) if columns is None else columns
+        arrays = [self._columns[i].gather(slots) for i in wanted]
+        schema = self.schema if columns is None else pa.schema([self.schema.field(i) for i in wanted])
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def prefix_find(self, prefixes: pa.RecordBatch) -> Slots:
+        """Slots of live rows whose leading key columns equal one of these, in offset order."""
+        wanted = encode_keys(prefixes.columns)
+        used = self._index.slots_used
+        live = self._index.live_offsets[:used]
+        slots = np.flatnonzero(np.isin(self._prefix_hashes[:used], wanted.keys) & (live >= 0))
+        if not wanted.exact and len(slots):
+            found = encode_keys(self.gather(slots, self._prefix_at).columns)
+            slots = slots[np.asarray(pc.is_in(_as_binary(found), _as_binary(wanted)).to_numpy(zero_copy_only=False))]
+        return slots[np.argsort(live[slots], kind="stable")]
+
+    def live_rows(self, columns: list[int] | None = None) -> list[tuple[npt.NDArray[np.int64], pa.RecordBatch]]:
+        """All live rows as (their offsets, rows), in offset order, in batches of at most 64 Ki rows."""
+        slots = self._index.live_slots()
+        return [
+            (self._index.live_offsets[part], self.gather(part, columns))
+            for part in (slots[i : i + _GATHER_ROWS] for i in range(0, len(slots), _GATHER_ROWS))
+        ]
+
+
+def _as_binary(keys: KeyBatch) -> pa.Array:
+    buffers = [None, pa.py_buffer(keys.offsets), pa.py_buffer(keys.data)]
+    return pa.Array.from_buffers(pa.large_binary(), len(keys.keys), buffers)

@@ -1,0 +1,89 @@
+"""Which batches of which writers a tablet holds: what makes a retried batch count once.
+
+State is a function of the frames applied, so replaying a log rebuilds it. Each writer keeps the answers of its last
+`ANSWERS_KEPT` batches, more than a writer may have in flight; a repeat gets the first answer.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from lakehead.errors import SequenceGapError, WriterFencedError
+from lakehead.format.frame import Frame, WriterStamp
+
+ANSWERS_KEPT = 64
+ANONYMOUS_WRITERS_MAX = 10_000
+
+
+@dataclass
+class _Writer:
+    epoch: int = 0
+    last_sequence: int = -1
+    acked_through: int = -1
+    answers: OrderedDict[int, tuple[int, int]] = field(default_factory=OrderedDict)
+
+
+class WriterTable:
+    """Writer id -> last sequence, epoch and recent answers, of one tablet."""
+
+    def __init__(self) -> None:
+        self._writers: OrderedDict[bytes, _Writer] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._writers)
+
+    def answer(self, stamp: WriterStamp) -> tuple[int, int] | None:
+        """The offsets ``[start, end)`` a batch got before, or None when it is new and may be applied.
+
+        Raises:
+            WriterFencedError: a newer writer with this id has written.
+            SequenceGapError: the batch before this one never arrived, or its answer is forgotten.
+        """
+        writer = self._writers.get(stamp.writer_id)
+        if writer is None:
+            if stamp.previous_sequence >= 0:
+                raise SequenceGapError(
+                    f"batch {stamp.sequence} follows batch {stamp.previous_sequence} of this writer, which this tablet"
+                    " does not hold: re-send from the last acknowledged one",
+                    sequence=stamp.sequence,
+                )
+            return None
+        if stamp.epoch < writer.epoch:
+            raise WriterFencedError(
+                f"a newer writer (epoch {writer.epoch}) with the same writer_id has taken over: stop this one",
+                epoch=stamp.epoch,
+            )
+        known = writer.answers.get(stamp.sequence)
+        if known is not None:
+            return known
+        if stamp.sequence <= writer.last_sequence or stamp.previous_sequence != writer.last_sequence:
+            raise SequenceGapError(
+                f"batch {stamp.sequence} says it follows {stamp.previous_sequence}, but this tablet's last batch of"
+                f" this writer is {writer.last_sequence}: re-send from the last acknowledged one",
+                sequence=stamp.sequence,
+                last_sequence=writer.last_sequence,
+            )
+        return None
+
+    def apply(self, frame: Frame) -> None:
+        """Remember a frame that is in the log."""
+        self.note(frame.body.stamp, frame.base_offset, frame.end_offset)
+
+    def note(self, stamp: WriterStamp, start: int, end: int) -> None:
+        """Remember that a batch got the offsets ``[start, end)``."""
+        writer = self._writers.setdefault(stamp.writer_id, _Writer())
+        self._writers.move_to_end(stamp.writer_id)
+        writer.epoch = max(writer.epoch, stamp.epoch)
+        writer.last_sequence = stamp.sequence
+        writer.acked_through = max(writer.acked_through, stamp.acked_through)
+        writer.answers[stamp.sequence] = (start, end)
+        while len(writer.answers) > ANSWERS_KEPT:
+            writer.answers.popitem(last=False)
+        while len(self._writers) > ANONYMOUS_WRITERS_MAX:
+            self._writers.popitem(last=False)
+
+    def acked_through(self, writer_id: bytes) -> int:
+        """Sequence up to which this writer is known to have seen every answer; -1 for none."""
+        writer = self._writers.get(writer_id)
+        return -1 if writer is None else writer.acked_through

@@ -1,0 +1,384 @@
+"""Every request and reply, as plain values.
+
+A request travels as MessagePack, tagged by its class name, with *attachments* beside it: buffers that hold row data and
+are never copied into the message. What the attachments are, stands at each request. Bulk reads are *streams*: a schema,
+then record batches, each with a `StreamHeader`.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+import pyarrow as pa
+
+from lakehead.config import TableProperties
+from lakehead.types import TableDescriptor, TablePath, TabletKey
+
+PROTOCOL_VERSION = 1
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of requests and replies."""
+
+
+class TableInfo(Message):
+    """A `TableDescriptor` as it is stored and sent. ``schema`` is an Arrow IPC schema message, base64."""
+
+    table_id: str
+    database: str
+    table: str
+    schema: str
+    schema_id: int
+    primary_key: tuple[str, ...]
+    partition_by: tuple[str, ...]
+    bucket_key: tuple[str, ...]
+    buckets: int
+    lake: str | None
+    properties: dict[str, Any]
+
+    @classmethod
+    def of(cls, desc: TableDescriptor) -> TableInfo:
+        return cls(
+            table_id=desc.table_id,
+            database=desc.path.database,
+            table=desc.path.table,
+            schema=base64.b64encode(desc.schema.serialize()).decode(),
+            schema_id=desc.schema_id,
+            primary_key=desc.primary_key,
+            partition_by=desc.partition_by,
+            bucket_key=desc.bucket_key,
+            buckets=desc.buckets,
+            lake=desc.lake,
+            properties=dataclasses.asdict(desc.properties),
+        )
+
+    def descriptor(self) -> TableDescriptor:
+        return TableDescriptor(
+            table_id=self.table_id,
+            path=TablePath(self.database, self.table),
+            schema=pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.schema))),
+            schema_id=self.schema_id,
+            primary_key=self.primary_key,
+            partition_by=self.partition_by,
+            bucket_key=self.bucket_key,
+            buckets=self.buckets,
+            lake=self.lake,
+            properties=TableProperties(**self.properties),
+        )
+
+
+class TabletRef(Message):
+    """A tablet of a table whose id stands in the request."""
+
+    partition: str
+    bucket: int
+
+    @classmethod
+    def of(cls, key: TabletKey) -> TabletRef:
+        return cls(partition=key.partition, bucket=key.bucket)
+
+    @property
+    def key(self) -> TabletKey:
+        return TabletKey(self.partition, self.bucket)
+
+
+class TabletRange(TabletRef):
+    """Offsets ``[start, end)`` of a tablet."""
+
+    start: int
+    end: int
+
+
+class Request(Message, tag=True):
+    """Base of requests."""
+
+
+class Reply(Message, tag=True):
+    """Base of replies."""
+
+
+# ---- metadata -----------------------------------------------------------------------------------------------------
+
+
+class Hello(Request):
+    """First words of a connection."""
+
+
+class HelloReply(Reply):
+    folder_id: str
+    version: int
+    pid: int
+
+
+class CreateTable(Request):
+    """Create a table; ``info.table_id`` is ignored."""
+
+    info: TableInfo
+    if_not_exists: bool
+
+
+class GetTable(Request):
+    database: str
+    table: str
+
+
+class TableReply(Reply):
+    info: TableInfo
+
+
+class ListTables(Request):
+    database: str | None
+
+
+class ListDatabases(Request):
+    pass
+
+
+class NamesReply(Reply):
+    names: list[str]
+
+
+class DropTable(Request):
+    """Drop a table and its log; with ``purge`` the lake table's files too."""
+
+    database: str
+    table: str
+    purge: bool
+
+
+class Done(Reply):
+    pass
+
+
+# ---- write --------------------------------------------------------------------------------------------------------
+
+
+class Write(Request):
+    """One batch of one writer, split by tablet; attachment i is the frame body for ``tablets[i]``.
+
+    ``columns`` are those of the bodies' rows, in table order: all for append, some for a partial upsert, the primary
+    key for delete.
+    """
+
+    table_id: str
+    kind: Literal["append", "upsert", "delete"]
+    tablets: list[TabletRef]
+    checksums: list[int]
+    columns: list[str]
+
+
+class WriteReply(Reply):
+    """Offsets ``[start, end)`` that each part got, durable as the table promises."""
+
+    offsets: list[tuple[int, int]]
+
+
+class OpenWriter(Request):
+    """Take over a named writer."""
+
+    table_id: str
+    writer_id: bytes
+
+
+class WriterReply(Reply):
+    epoch: int
+    last_sequence: int
+
+
+# ---- read ---------------------------------------------------------------------------------------------------------
+
+
+class Lookup(Request):
+    """Rows by key; attachment i is the IPC batch of keys for ``tablets[i]``. ``prefix`` asks by leading columns.
+
+    Reply attachments, per tablet: the IPC batch of rows found, then int64 positions in the asked keys (empty for
+    prefix lookups).
+    """
+
+    table_id: str
+    tablets: list[TabletRef]
+    prefix: list[str]
+
+
+class LookupReply(Reply):
+    pass
+
+
+class Watermarks(Request):
+    """Readable ranges of all tablets of a table; ``sync`` makes them durable first, whatever the table's durability."""
+
+    table_id: str
+    sync: bool
+    at_timestamp_us: int | None = None
+
+
+class TabletState(TabletRef):
+    """Readable offsets ``[log_start, high_watermark)``; ``at_timestamp`` answers ``at_timestamp_us``."""
+
+    log_start: int
+    high_watermark: int
+    rows: int
+    at_timestamp: int | None = None
+
+
+class WatermarksReply(Reply):
+    tablets: list[TabletState]
+
+
+class TimestampsAt(Request):
+    """Commit timestamps of the rows at ``start`` of each range."""
+
+    table_id: str
+    ranges: list[TabletRange]
+
+
+class TimestampsReply(Reply):
+    now_us: int
+    timestamps_us: list[int | None]
+
+
+class Read(Request):
+    """Stream: rows of these ranges, each tablet's in offset order.
+
+    ``columns`` may name user columns and ``__bucket``, ``__offset``, ``__timestamp``, ``__change_type`` (int8) and
+    ``__prev_offset`` (int64, -1 for none). ``predicate`` is a serialised Arrow expression over user columns.
+    """
+
+    table_id: str
+    ranges: list[TabletRange]
+    columns: list[str]
+    predicate: bytes | None
+
+
+class ReadLive(Request):
+    """Stream: live rows of a keyed table as of each tablet's high watermark (``StreamHeader.end_offset``), with their
+    offsets, in offset order per tablet; columns as in `Read` without the change columns."""
+
+    table_id: str
+    columns: list[str]
+    predicate: bytes | None
+
+
+class Subscribe(Request):
+    """Stream without end: rows as soon as they are readable.
+
+    ``starts`` are explicit offsets; tablets not named start at ``default``; tablets created later start at 0.
+    ``full`` sends a keyed tablet's live rows as +I first. ``stops`` end a tablet at an offset; the stream ends when all
+    of them are reached. Columns as in `Read`.
+    """
+
+    table_id: str
+    starts: list[TabletRange]
+    default: Literal["latest", "earliest", "full"]
+    stops: list[TabletRange] | None
+    columns: list[str]
+    predicate: bytes | None
+
+
+class StreamHeader(Message):
+    """What a streamed batch is: its tablet, and the offset up to which the tablet has now been sent.
+
+    ``end_offset`` is None inside a tablet's initial rows of a ``full`` subscription.
+    """
+
+    partition: str
+    bucket: int
+    end_offset: int | None
+
+
+# ---- lake ---------------------------------------------------------------------------------------------------------
+
+
+class LakeInfo(Request):
+    """Where the table's lake stands now."""
+
+    table_id: str
+
+
+class LakeReply(Reply):
+    """``metadata_location`` is the current Iceberg metadata file; the catalog's name and properties open it for
+    writing, the storage properties for reading."""
+
+    metadata_location: str
+    catalog_name: str
+    catalog_properties: dict[str, str]
+    storage_properties: dict[str, str]
+
+
+class ReportTiered(Request):
+    """A hint that a round has committed; the server re-reads the lake."""
+
+    table_id: str
+
+
+class ErrorReply(Reply):
+    """A `LakeheadError`."""
+
+    code: int
+    message: str
+    context: dict[str, Any]
+
+
+AnyRequest = (
+    Hello | CreateTable | GetTable | ListTables | ListDatabases | DropTable | Write | OpenWriter | Lookup | Watermarks
+    | TimestampsAt | Read | ReadLive | Subscribe | LakeInfo | ReportTiered
+)  # fmt: skip
+AnyReply = (
+    HelloReply | TableReply | NamesReply | Done | WriteReply | WriterReply | LookupReply | WatermarksReply
+    | TimestampsReply | LakeReply | ErrorReply
+)  # fmt: skip
+
+_encoder = msgspec.msgpack.Encoder()
+_requests = msgspec.msgpack.Decoder(AnyRequest)
+_replies = msgspec.msgpack.Decoder(AnyReply)
+_headers = msgspec.msgpack.Decoder(StreamHeader)
+
+
+def encode(message: Message) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_request(data: bytes) -> AnyRequest:
+    """Inverse of `encode`; raises `msgspec.DecodeError` for bytes that are no request."""
+    return _requests.decode(data)
+
+
+def decode_reply(data: bytes) -> AnyReply:
+    return _replies.decode(data)
+
+
+def decode_stream_header(data: bytes) -> StreamHeader:
+    return _headers.decode(data)
+
+
+class Stream(Protocol):
+    """Batches pushed by a server. Iterate once; `close` may be called from any thread and ends the iteration."""
+
+    @property
+    def schema(self) -> pa.Schema: ...
+
+    def __iter__(self) -> Iterator[tuple[StreamHeader, pa.RecordBatch]]: ...
+
+    def close(self) -> None: ...
+
+
+class Endpoint(Protocol):
+    """Something that answers requests: a server in this process, or one behind a transport. Thread-safe."""
+
+    def call(self, request: Request, attachments: Sequence[pa.Buffer] = ()) -> tuple[AnyReply, list[pa.Buffer]]:
+        """Answer one request.
+
+        Raises:
+            LakeheadError: the request was refused or the server cannot be reached.
+        """
+        ...
+
+    def stream(self, request: Request) -> Stream:
+        """Open a stream; errors as in `call`, here or while iterating."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,167 @@
+"""The metadata store: databases, tables, schemas, partitions and named writers, in one SQLite file.
+
+Each call is one transaction, durable when it returns. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from lakehead.env.randomness import Randomness
+from lakehead.errors import StorageError, TableExistsError, TableNotFoundError, UnsupportedFormatError
+from lakehead.protocol.messages import TableInfo
+from lakehead.types import TableDescriptor, TablePath
+
+FORMAT_VERSION = 1
+"""Version of the data folder: layout, metadata tables and frame format together."""
+
+_SCHEMA = """
+create table if not exists meta(name text primary key, value text not null);
+create table if not exists databases(name text primary key);
+create table if not exists tables(
+    table_id text primary key, database text not null references databases(name), name text not null,
+    info blob not null, unique(database, name));
+create table if not exists schemas(
+    table_id text not null, schema_id integer not null, schema text not null, primary key(table_id, schema_id));
+create table if not exists partitions(
+    id integer primary key autoincrement, table_id text not null, name text not null, unique(table_id, name));
+create table if not exists writers(
+    table_id text not null, writer_id blob not null, epoch integer not null, primary key(table_id, writer_id));
+"""
+
+
+class MetadataStore:
+    """The catalog of one data folder."""
+
+    def __init__(self, path: str, randomness: Randomness) -> None:
+        """Open or create the store.
+
+        Raises:
+            UnsupportedFormatError: the folder was written by a newer version.
+            StorageError: the file cannot be opened or written.
+        """
+        self._lock = threading.Lock()
+        self._path = path
+        try:
+            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._check_version()
+            self._db.executescript("pragma journal_mode=wal; pragma synchronous=full;" + _SCHEMA)
+        except sqlite3.Error as e:
+            raise StorageError(
+                f"cannot open the metadata in {path}: {e}: use a folder that this user may write", path=path
+            ) from e
+        with self._transaction() as db:
+            db.execute("insert or ignore into meta values ('format', ?)", (str(FORMAT_VERSION),))
+            db.execute("insert or ignore into meta values ('folder_id', ?)", (randomness.uuid_hex(),))
+            db.execute("insert or ignore into databases values ('default')")
+        self.folder_id: str = self._db.execute("select value from meta where name = 'folder_id'").fetchone()[0]
+
+    def _check_version(self) -> None:
+        has = self._db.execute("select 1 from sqlite_master where name = 'meta'").fetchone()
+        row = has and self._db.execute("select value from meta where name = 'format'").fetchone()
+        if row and int(row[0]) > FORMAT_VERSION:
+            self._db.close()
+            raise UnsupportedFormatError(
+                f"{self._path} has data format {row[0]}, this version of Lakehead reads up to {FORMAT_VERSION}:"
+                " upgrade Lakehead to open this folder",
+                path=self._path,
+                format=int(row[0]),
+            )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                self._db.execute("begin immediate")
+                yield self._db
+                self._db.execute("commit")
+            except sqlite3.Error as e:
+                self._db.execute("rollback")
+                raise StorageError(f"cannot write the metadata in {self._path}: {e}", path=self._path) from e
+            except BaseException:
+                self._db.execute("rollback")
+                raise
+
+    def _rows(self, sql: str, *args: object) -> list[tuple[object, ...]]:
+        with self._lock:
+            return self._db.execute(sql, args).fetchall()
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    def databases(self) -> list[str]:
+        return [str(r[0]) for r in self._rows("select name from databases order by name")]
+
+    def tables(self, database: str | None) -> list[TableDescriptor]:
+        """Tables of one database, or of all, by name."""
+        where, args = ("where database = ?", (database,)) if database is not None else ("", ())
+        rows = self._rows(f"select info from tables {where} order by database, name", *args)
+        return [msgspec.msgpack.decode(r[0], type=TableInfo).descriptor() for r in rows]  # type: ignore[arg-type]
+
+    def table(self, path: TablePath) -> TableDescriptor:
+        """Raises: TableNotFoundError."""
+        rows = self._rows("select info from tables where database = ? and name = ?", path.database, path.table)
+        if not rows:
+            raise TableNotFoundError(f"there is no table {path}: see con.tables() or create it", table=str(path))
+        return msgspec.msgpack.decode(rows[0][0], type=TableInfo).descriptor()  # type: ignore[arg-type]
+
+    def table_by_id(self, table_id: str) -> TableDescriptor:
+        """Raises: TableNotFoundError."""
+        rows = self._rows("select info from tables where table_id = ?", table_id)
+        if not rows:
+            raise TableNotFoundError("the table was dropped: open it again by name", table_id=table_id)
+        return msgspec.msgpack.decode(rows[0][0], type=TableInfo).descriptor()  # type: ignore[arg-type]
+
+    def create_table(self, desc: TableDescriptor) -> None:
+        """Raises: TableExistsError."""
+        info = TableInfo.of(desc)
+        with self._transaction() as db:
+            path = desc.path
+            if db.execute("select 1 from tables where database = ? and name = ?", (path.database, path.table)).fetchone():
+                raise TableExistsError(
+                    f"table {path} exists already: pass if_not_exists=True or drop it first", table=str(path)
+                )
+            db.execute("insert or ignore into databases values (?)", (path.database,))
+            db.execute(
+                "insert into tables values (?, ?, ?, ?)",
+                (desc.table_id, path.database, path.table, msgspec.msgpack.encode(info)),
+            )
+            db.execute("insert into schemas values (?, ?, ?)", (desc.table_id, desc.schema_id, info.schema))
+
+    def drop_table(self, table_id: str) -> None:
+        with self._transaction() as db:
+            for table in ("tables", "schemas", "partitions", "writers"):
+                db.execute(f"delete from {table} where table_id = ?", (table_id,))
+
+    def partitions(self, table_id: str) -> dict[str, int]:
+        """Partition name -> its number in this folder."""
+        rows = self._rows("select name, id from partitions where table_id = ?", table_id)
+        return {str(name): int(str(number)) for name, number in rows}
+
+    def create_partition(self, table_id: str, name: str) -> int:
+        """Number of a partition, made when it is new."""
+        with self._transaction() as db:
+            db.execute("insert or ignore into partitions(table_id, name) values (?, ?)", (table_id, name))
+            row = db.execute("select id from partitions where table_id = ? and name = ?", (table_id, name)).fetchone()
+            return int(row[0])
+
+    def next_writer_epoch(self, table_id: str, writer_id: bytes) -> int:
+        """A higher epoch for a named writer than any before."""
+        with self._transaction() as db:
+            db.execute(
+                "insert into writers values (?, ?, 1) on conflict(table_id, writer_id) do update set epoch = epoch + 1",
+                (table_id, writer_id),
+            )
+            sql = "select epoch from writers where table_id = ? and writer_id = ?"
+            return int(db.execute(sql, (table_id, writer_id)).fetchone()[0])
+
+    def writer_epoch(self, table_id: str, writer_id: bytes) -> int:
+        """The newest epoch of a named writer, 0 when it was never opened."""
+        rows = self._rows("select epoch from writers where table_id = ? and writer_id = ?", table_id, writer_id)
+        return int(str(rows[0][0])) if rows else 0

@@ -1,0 +1,120 @@
+"""From log frames to the batches that readers asked for: skip, decode, project, add system columns, filter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lakehead.errors import ColumnNotFoundError
+from lakehead.format.frame import Frame
+from lakehead.format.predicate import Predicate
+from lakehead.format.statistics import may_match
+from lakehead.types import (
+    BUCKET_COLUMN,
+    CHANGE_TYPE_COLUMN,
+    OFFSET_COLUMN,
+    PREV_OFFSET_COLUMN,
+    TIMESTAMP_COLUMN,
+    TIMESTAMP_TYPE,
+)
+
+_SYSTEM_TYPES = {
+    BUCKET_COLUMN: pa.int32(),
+    OFFSET_COLUMN: pa.int64(),
+    TIMESTAMP_COLUMN: TIMESTAMP_TYPE,
+    CHANGE_TYPE_COLUMN: pa.int8(),
+    PREV_OFFSET_COLUMN: pa.int64(),
+}
+
+
+class Projection:
+    """The columns of one read, user and system ones, in the order asked; the predicate's columns are read beside them.
+
+    Raises:
+        ColumnNotFoundError: a column does not exist.
+    """
+
+    def __init__(self, schema: pa.Schema, columns: Sequence[str], predicate: Predicate | None) -> None:
+        self._table_schema = schema
+        self._predicate = predicate
+        self._columns = list(columns)
+        fields = []
+        for name in columns:
+            if name in _SYSTEM_TYPES:
+                fields.append(pa.field(name, _SYSTEM_TYPES[name]))
+            elif schema.get_field_index(name) >= 0:
+                fields.append(schema.field(name))
+            else:
+                raise ColumnNotFoundError(f"there is no column {name!r}; columns: {', '.join(schema.names)}", column=name)
+        self.schema = pa.schema(fields)
+        extra = [c for c in (predicate.columns if predicate else ()) if c not in columns]
+        self._read = [c for c in columns if c not in _SYSTEM_TYPES] + extra
+        self.positions = [schema.get_field_index(c) for c in self._read]
+
+    def frame(self, frame: Frame, bucket: int, start: int, end: int) -> pa.RecordBatch | None:
+        """Rows of a frame with offsets in ``[start, end)``; None when statistics show that none can match."""
+        body = frame.body
+        if self._predicate is not None and not may_match(body.statistics, self._table_schema, self._predicate.bounds):
+            return None
+        rows = body.rows(self._table_schema, self.positions)
+        low = max(start - frame.base_offset, 0)
+        count = min(end, frame.end_offset) - frame.base_offset - low
+        rows = rows.slice(low, count)
+        system: dict[str, pa.Array] = {}
+        if OFFSET_COLUMN in self._columns:
+            system[OFFSET_COLUMN] = pa.array(np.arange(frame.base_offset + low, frame.base_offset + low + count))
+        if TIMESTAMP_COLUMN in self._columns:
+            system[TIMESTAMP_COLUMN] = pa.array(np.full(count, frame.timestamp_us)).cast(TIMESTAMP_TYPE)
+        if CHANGE_TYPE_COLUMN in self._columns:
+            system[CHANGE_TYPE_COLUMN] = pa.array(body.change_types[low : low + count])
+        if PREV_OFFSET_COLUMN in self._columns:
+            previous = body.prev_offsets[low : low + count] if body.flags & 1 else np.full(count, -1, np.int64)
+            system[PREV_OFFSET_COLUMN] = pa.array(previous)
+        return self._finish(rows, system, bucket)
+
+    def live(
+        self, offsets: npt.NDArray[np.int64], rows: pa.RecordBatch, bucket: int, change_type: int
+    ) -> pa.RecordBatch:
+        """Live rows as if they had just been written with this change type; their commit time is not known (null)."""
+        n = rows.num_rows
+        system = {
+            OFFSET_COLUMN: pa.array(offsets),
+            TIMESTAMP_COLUMN: pa.nulls(n, TIMESTAMP_TYPE),
+            CHANGE_TYPE_COLUMN: pa.array(np.full(n, change_type, np.int8)),
+            PREV_OFFSET_COLUMN: pa.array(np.full(n, -1, np.int64)),
+        }
+        return self._finish(rows, system, bucket)
+
+    def _finish(self, rows: pa.RecordBatch, system: dict[str, pa.Array], bucket: int) -> pa.RecordBatch:
+        if BUCKET_COLUMN in self._columns:
+            system[BUCKET_COLUMN] = pa.array(np.full(rows.num_rows, bucket, np.int32))
+        given = dict(zip(self._read, rows.columns, strict=True))
+        names = self._columns + [c for c in self._read if c not in self._columns]
+        arrays = [system[c] if c in _SYSTEM_TYPES else given[c] for c in names]
+        if self._predicate is None:
+            if not arrays:
+                return rows
+            return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        fields = [self.schema.field(c) if c in self._columns else self._table_schema.field(c) for c in names]
+        found = self._predicate.filter(pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)))
+        return found.select(self._columns)
+
+
+def coalesce(
+    batches: Iterable[tuple[int, pa.RecordBatch]], rows_max: int = 1 << 16
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Join small neighbouring (end offset, batch) pairs, so that a backlog of tiny frames costs few messages."""
+    held: list[pa.RecordBatch] = []
+    held_rows, end = 0, 0
+    for batch_end, batch in batches:
+        if held and held_rows + batch.num_rows > rows_max:
+            yield end, held[0] if len(held) == 1 else pa.concat_batches(held)
+            held, held_rows = [], 0
+        held.append(batch)
+        held_rows += batch.num_rows
+        end = batch_end
+    if held:
+        yield end, held[0] if len(held) == 1 else pa.concat_batches(held)

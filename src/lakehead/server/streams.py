@@ -1,0 +1,208 @@
+"""Bulk reads: bounded ranges, live rows, and push subscriptions, as generators over tablets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+
+from lakehead.errors import InvalidRequestError, OffsetOutOfRangeError, WrongTableKindError
+from lakehead.format.predicate import Predicate
+from lakehead.protocol.messages import Read, ReadLive, StreamHeader, Subscribe
+from lakehead.server.rows import Projection, coalesce
+from lakehead.server.tables import LiveTable
+from lakehead.server.tablet import Tablet
+from lakehead.types import ChangeType, TabletKey
+
+Item = tuple[StreamHeader, pa.RecordBatch]
+_TURN_ROWS = 1 << 18
+
+
+class ServerStream:
+    """A stream being served in this process; see `lakehead.protocol.messages.Stream`."""
+
+    def __init__(self, schema: pa.Schema, open_items: Callable[[Callable[[], bool]], Iterator[Item]]) -> None:
+        self.schema = schema
+        self._closed = threading.Event()
+        self._open_items = open_items
+        self._on_close: list[Callable[[], None]] = []
+
+    def __iter__(self) -> Iterator[Item]:
+        return self._open_items(self._closed.is_set)
+
+    def on_close(self, call: Callable[[], None]) -> None:
+        """Have something done when the stream is closed."""
+        self._on_close.append(call)
+
+    def close(self) -> None:
+        if not self._closed.is_set():
+            self._closed.set()
+            for call in self._on_close:
+                call()
+
+
+def _predicate(data: bytes | None, table: LiveTable) -> Predicate | None:
+    return None if data is None else Predicate.from_bytes(data, table.desc.schema)
+
+
+def _header(key: TabletKey, end: int | None) -> StreamHeader:
+    return StreamHeader(partition=key.partition, bucket=key.bucket, end_offset=end)
+
+
+def open_read(table: LiveTable, request: Read) -> ServerStream:
+    """Rows of explicit ranges.
+
+    Raises:
+        OffsetOutOfRangeError: a range is not, or not wholly, in the log.
+    """
+    projection = Projection(table.desc.schema, request.columns, _predicate(request.predicate, table))
+    for part in request.ranges:
+        tablet = table.tablets.get(part.key)
+        low, high = (tablet.log_start_offset, tablet.high_watermark) if tablet else (0, 0)
+        if part.start < part.end and not low <= part.start < part.end <= high:
+            raise OffsetOutOfRangeError(
+                f"offsets [{part.start}, {part.end}) of {table.desc.path} tablet {part.key} are not all in the log,"
+                f" which holds [{low}, {high})",
+                log_start_offset=low,
+                high_watermark=high,
+            )
+
+    def items(closed: Callable[[], bool]) -> Iterator[Item]:
+        for part in request.ranges:
+            tablet = table.tablets.get(part.key)
+            if tablet is None or part.start >= part.end:
+                continue
+            for end, batch in coalesce(_log_rows(tablet, projection, part.start, part.end)):
+                yield _header(part.key, end), batch
+
+    return ServerStream(projection.schema, items)
+
+
+def _log_rows(
+    tablet: Tablet, projection: Projection, start: int, end: int
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    for frame in tablet.frames(start, end):
+        batch = projection.frame(frame, tablet.key.bucket, start, end)
+        if batch is not None and batch.num_rows:
+            yield min(frame.end_offset, end), batch
+
+
+def open_read_live(table: LiveTable, request: ReadLive) -> ServerStream:
+    """Live rows of every tablet, each pinned at its high watermark when its turn comes.
+
+    Raises:
+        WrongTableKindError: the table has no keys.
+    """
+    if not table.desc.keyed:
+        raise WrongTableKindError(f"{table.desc.path} is a log table: it has no live rows, read its log")
+    projection = Projection(table.desc.schema, request.columns, _predicate(request.predicate, table))
+
+    def items(closed: Callable[[], bool]) -> Iterator[Item]:
+        for key, tablet in table.tablets.items():
+            for header, batch in _initial(key, tablet, projection):
+                yield header, batch
+
+    return ServerStream(projection.schema, items)
+
+
+def _initial(key: TabletKey, tablet: Tablet, projection: Projection) -> Iterator[Item]:
+    end, parts = tablet.live_rows(projection.positions)
+    for i, (offsets, rows) in enumerate(parts):
+        batch = projection.live(offsets, rows, key.bucket, ChangeType.INSERT)
+        last = i == len(parts) - 1
+        if batch.num_rows or last:
+            yield _header(key, end if last else None), batch
+    if not parts:
+        yield _header(key, end), _empty(projection)
+
+
+def _empty(projection: Projection) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([], schema=projection.schema)
+
+
+def open_subscription(table: LiveTable, request: Subscribe) -> ServerStream:
+    """Rows as soon as they are readable.
+
+    Raises:
+        OffsetOutOfRangeError: a start is no longer, or not yet, in the log.
+        WrongTableKindError: ``full`` live rows were asked of a log table.
+    """
+    if request.default == "full" and not table.desc.keyed:
+        raise WrongTableKindError(f"{table.desc.path} is a log table: subscribe from 'earliest' to get all its rows")
+    projection = Projection(table.desc.schema, request.columns, _predicate(request.predicate, table))
+    positions = {part.key: part.start for part in request.starts}
+    known = table.tablets
+    for key, start in positions.items():
+        tablet = known.get(key)
+        low, high = (tablet.log_start_offset, tablet.high_watermark) if tablet else (0, 0)
+        if not low <= start <= high:
+            raise OffsetOutOfRangeError(
+                f"cannot start at offset {start} of {table.desc.path} tablet {key}: the log holds [{low}, {high}]",
+                log_start_offset=low,
+                high_watermark=high,
+            )
+    initial: list[TabletKey] = []
+    for key, tablet in known.items():
+        if key not in positions:
+            if request.default == "full":
+                initial.append(key)
+            positions[key] = tablet.high_watermark if request.default == "latest" else tablet.log_start_offset
+    stops = None if request.stops is None else {part.key: part.start for part in request.stops}
+    if stops is not None and not set(stops) <= set(known):
+        raise InvalidRequestError(f"stop names tablets that {table.desc.path} does not have")
+    subscription = _Subscription(table, projection, positions, initial, stops)
+    stream = ServerStream(projection.schema, subscription.items)
+    stream.on_close(table.notify)
+    return stream
+
+
+class _Subscription:
+    def __init__(
+        self,
+        table: LiveTable,
+        projection: Projection,
+        positions: dict[TabletKey, int],
+        initial: list[TabletKey],
+        stops: dict[TabletKey, int] | None,
+    ) -> None:
+        self._table = table
+        self._projection = projection
+        self._positions = positions
+        self._initial = initial
+        self._stops = stops
+
+    def items(self, closed: Callable[[], bool]) -> Iterator[Item]:
+        for key in self._initial:
+            tablet = self._table.tablets[key]
+            for header, batch in _initial(key, tablet, self._projection):
+                if header.end_offset is not None:
+                    self._positions[key] = header.end_offset
+                yield header, batch
+        while not closed():
+            version = self._table.version
+            sent = False
+            for key, tablet in self._table.tablets.items():
+                for item in self._turn(key, tablet):
+                    sent = True
+                    yield item
+                    if closed():
+                        return
+            if self._done():
+                return
+            if not sent:
+                self._table.wait_for_progress(version, closed)
+
+    def _turn(self, key: TabletKey, tablet: Tablet) -> Iterator[Item]:
+        start = self._positions.get(key, 0)
+        end = min(tablet.high_watermark, start + _TURN_ROWS)
+        if self._stops is not None:
+            end = min(end, self._stops.get(key, 0))
+        if start >= end:
+            return
+        for position, batch in coalesce(_log_rows(tablet, self._projection, start, end)):
+            yield _header(key, position), batch
+        self._positions[key] = end
+
+    def _done(self) -> bool:
+        return self._stops is not None and all(self._positions.get(k, 0) >= s for k, s in self._stops.items())

@@ -1,0 +1,191 @@
+"""The tables of one server: their open tablets, and who waits for progress."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from lakehead.env.clock import Clock
+from lakehead.env.storage import Storage
+from lakehead.errors import ClosedError, InvalidRequestError, LakeheadError, LakeStateError
+from lakehead.server.lake_state import LakeState
+from lakehead.server.metadata import MetadataStore
+from lakehead.server.tablet import Tablet
+from lakehead.types import UNPARTITIONED, TableDescriptor, TabletKey, parse_partition_name, partition_name
+
+
+class LiveTable:
+    """One table: its tablets, opened when the table is first used and when partitions are first written."""
+
+    def __init__(
+        self, desc: TableDescriptor, *, metadata: MetadataStore, storage: Storage, clock: Clock, folder: str,
+        lake: LakeState | None,
+    ) -> None:  # fmt: skip
+        self.desc = desc
+        self._metadata = metadata
+        self._storage = storage
+        self._clock = clock
+        self.folder = folder
+        self._open_lock = threading.Lock()
+        self._tablets: dict[TabletKey, Tablet] = {}
+        self._progress = threading.Condition()
+        self._version = 0
+        self._closed: LakeheadError | None = None
+        partitions = metadata.partitions(desc.table_id) if desc.partition_by else {UNPARTITIONED: 0}
+        for name, number in partitions.items():
+            self._open_partition(name, number)
+        if lake is not None and desc.lake:
+            self._check_tiered(lake)
+
+    def _check_tiered(self, lake: LakeState) -> None:
+        for key, tiered in lake.tiered_offsets(self.desc).items():
+            tablet = self._tablets.get(key)
+            if tablet is None or tablet.high_watermark < tiered:
+                end = tablet.high_watermark if tablet else 0
+                self.close(ClosedError("the table is closed"))
+                raise LakeStateError(
+                    f"the log of {self.desc.path} tablet {key} ends at {end}, but its lake holds rows up to {tiered}:"
+                    " restore the log, or drop the table and read the lake alone",
+                    table=str(self.desc.path),
+                    tablet=str(key),
+                )
+
+    def _open_partition(self, name: str, number: int) -> None:
+        opened = {}
+        for bucket in range(self.desc.buckets):
+            key = TabletKey(name, bucket)
+            opened[key] = Tablet(
+                self.desc,
+                key,
+                storage=self._storage,
+                folder=f"{self.folder}/partition-{number}/bucket-{bucket}",
+                clock=self._clock,
+                on_progress=self.notify,
+            )
+        self._tablets = {**self._tablets, **opened}
+        self.notify()
+
+    @property
+    def tablets(self) -> dict[TabletKey, Tablet]:
+        """All tablets; a snapshot that is never changed in place."""
+        return self._tablets
+
+    def tablet(self, key: TabletKey, *, create: bool = False) -> Tablet | None:
+        """The tablet of this key; with ``create`` its partition is made when it is new.
+
+        Raises:
+            InvalidRequestError: the key does not fit the table.
+            ClosedError: the server is closing.
+        """
+        found = self._tablets.get(key)
+        if found is not None or not create:
+            return found
+        self._check_key(key)
+        with self._open_lock:
+            if self._closed is not None:
+                raise self._closed
+            if key not in self._tablets:
+                number = self._metadata.create_partition(self.desc.table_id, key.partition)
+                self._open_partition(key.partition, number)
+        return self._tablets[key]
+
+    def _check_key(self, key: TabletKey) -> None:
+        try:
+            values = parse_partition_name(key.partition, self.desc.partition_types)
+            canonical = partition_name(self.desc.partition_by, values)
+        except (ValueError, IndexError, ArithmeticError):
+            canonical = None
+        if canonical != key.partition or not 0 <= key.bucket < self.desc.buckets:
+            raise InvalidRequestError(f"{key} is no tablet of {self.desc.path}", tablet=str(key))
+
+    def notify(self) -> None:
+        """Wake everyone who waits for progress."""
+        with self._progress:
+            self._version += 1
+            self._progress.notify_all()
+
+    @property
+    def version(self) -> int:
+        """Grows with every progress of any tablet; read it before looking, then `wait_for_progress`."""
+        return self._version
+
+    def wait_for_progress(self, version: int, gone: Callable[[], bool], check_seconds: float = 1.0) -> None:
+        """Return once there was progress since ``version``, or ``gone()``, which is asked now and then.
+
+        Raises:
+            ClosedError: the server is closing, or the table was dropped.
+        """
+        with self._progress:
+            while self._version == version and self._closed is None and not gone():
+                self._progress.wait(check_seconds)
+        if self._closed is not None:
+            raise self._closed
+
+    def close(self, reason: LakeheadError) -> None:
+        """End subscriptions with ``reason`` and close all tablets."""
+        with self._open_lock:
+            if self._closed is not None:
+                return
+            self._closed = reason
+        self.notify()
+        for tablet in self._tablets.values():
+            tablet.close()
+
+
+class LiveTables:
+    """All tables of a data folder, opened when they are first used."""
+
+    def __init__(
+        self, *, metadata: MetadataStore, storage: Storage, clock: Clock, folder: str, lake: LakeState | None
+    ) -> None:
+        self._metadata = metadata
+        self._storage = storage
+        self._clock = clock
+        self._folder = folder
+        self._lake = lake
+        self._lock = threading.Lock()
+        self._live: dict[str, LiveTable] = {}
+        self._closed = False
+
+    def get(self, table_id: str) -> LiveTable:
+        """The table of this id.
+
+        Raises:
+            TableNotFoundError: it does not exist (any more).
+            ClosedError: the server is closing.
+        """
+        found = self._live.get(table_id)
+        if found is not None:
+            return found
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the server is closed: connect again")
+            if table_id not in self._live:
+                self._live[table_id] = self._open(self._metadata.table_by_id(table_id))
+            return self._live[table_id]
+
+    def _open(self, desc: TableDescriptor) -> LiveTable:
+        return LiveTable(
+            desc,
+            metadata=self._metadata,
+            storage=self._storage,
+            clock=self._clock,
+            folder=f"{self._folder}/{desc.path}-{desc.table_id[:8]}",
+            lake=self._lake,
+        )
+
+    def drop(self, desc: TableDescriptor) -> None:
+        """Close the table and delete its log."""
+        live = self.get(desc.table_id)
+        with self._lock:
+            self._live.pop(desc.table_id, None)
+        live.close(ClosedError(f"table {desc.path} was dropped"))
+        self._storage.remove_tree(live.folder)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            live = list(self._live.values())
+            self._live.clear()
+        for table in live:
+            table.close(ClosedError("the server was closed: connect again"))

@@ -1,0 +1,297 @@
+"""The live tablet: a log (and for keyed tables a kv) core with the threads around it.
+
+Writes are group-committed: a caller whose tablet is idle leads, and takes with it everything that queued up while the
+previous group was being written; one `fdatasync` serves the whole group. There is no timer: a lone write goes at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from lakehead.env.clock import Clock
+from lakehead.env.storage import Storage
+from lakehead.errors import ClosedError, LakeheadError, StorageError
+from lakehead.format.frame import Frame, FrameBody, WriterStamp, encode_body
+from lakehead.kv import Change, KvTablet
+from lakehead.log import LogTablet
+from lakehead.types import TableDescriptor, TabletKey
+
+WriteKind = Literal["append", "upsert", "delete"]
+_GROUP_BODIES_MAX = 256
+
+
+@dataclass(eq=False)
+class PendingWrite:
+    """One batch on its way into a tablet. ``rows`` is decoded for keyed tables only."""
+
+    kind: WriteKind
+    body: FrameBody
+    rows: pa.RecordBatch | None
+    event: threading.Event = field(default_factory=threading.Event)
+    leads: bool = False
+    result: tuple[int, int] | None = None
+    error: BaseException | None = None
+
+
+class Tablet:
+    """One tablet of a table, open for reading and writing. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        desc: TableDescriptor,
+        key: TabletKey,
+        *,
+        storage: Storage,
+        folder: str,
+        clock: Clock,
+        on_progress: Callable[[], None],
+    ) -> None:
+        self.key = key
+        self._desc = desc
+        self._clock = clock
+        self._on_progress = on_progress
+        self._queue: list[PendingWrite] = []
+        self._queue_lock = threading.Lock()
+        self._busy = False
+        self._broken: LakeheadError | None = None
+        self._state_lock = threading.Lock()
+        self._log = LogTablet(storage, folder, segment_bytes=desc.properties.segment_bytes)
+        self._kv: KvTablet | None = None
+        if desc.keyed:
+            prefix = desc.bucket_key if len(desc.bucket_key) < len(desc.primary_key) else ()
+            prefix = prefix if desc.primary_key[: len(prefix)] == prefix else ()
+            self._kv = KvTablet(desc.schema, desc.primary_key, prefix)
+            self._log.replay(self._kv.apply_frame)
+
+    # ---- write ------------------------------------------------------------------------------------------------
+
+    def submit(self, write: PendingWrite) -> None:
+        """Queue a write; the caller must then `wait` for it."""
+        with self._queue_lock:
+            self._queue.append(write)
+            if not self._busy:
+                self._busy = True
+                write.leads = True
+                write.event.set()
+
+    def wait(self, write: PendingWrite) -> tuple[int, int]:
+        """Offsets ``[start, end)`` of the write, durable as the table promises; leads the group if it is this one's
+        turn.
+
+        Raises:
+            LakeheadError: the write was refused; nothing of it was applied.
+        """
+        write.event.wait()
+        if write.leads:
+            self._lead(write)
+        if write.error is not None:
+            raise write.error
+        assert write.result is not None
+        return write.result
+
+    def _lead(self, mine: PendingWrite) -> None:
+        with self._queue_lock:
+            group = self._queue[:_GROUP_BODIES_MAX]
+            del self._queue[: len(group)]
+        assert mine in group
+        try:
+            self._commit_group(group)
+        except BaseException as e:
+            for write in group:
+                if write.result is None and write.error is None:
+                    write.error = e
+            if not isinstance(e, LakeheadError):
+                raise
+        finally:
+            with self._queue_lock:
+                successor = self._queue[0] if self._queue else None
+                self._busy = successor is not None
+                if successor is not None:
+                    successor.leads = True
+                    successor.event.set()
+            for write in group:
+                if write is not mine:
+                    write.event.set()
+
+    def _commit_group(self, group: list[PendingWrite]) -> None:
+        while group:
+            run = self._same_plan(group)
+            group = group[len(run) :]
+            if self._broken is not None:
+                raise self._broken
+            fresh = [w for w in run if not self._answered(w)]
+            if not fresh:
+                continue
+            if self._kv is None:
+                self._commit_appends(fresh)
+            else:
+                self._commit_changes(self._kv, fresh)
+
+    @staticmethod
+    def _same_plan(group: list[PendingWrite]) -> list[PendingWrite]:
+        """The longest start of the group that can be planned as one batch: one kind, one set of columns, and each
+        writer once (a writer's next batch must see the answer of the one before)."""
+        first, writers, run = group[0], set(), []
+        for w in group:
+            same = w.kind == first.kind and (w.rows is None or first.rows is None or w.rows.schema == first.rows.schema)
+            if not same or w.body.stamp.writer_id in writers:
+                break
+            writers.add(w.body.stamp.writer_id)
+            run.append(w)
+        return run
+
+    def _answered(self, write: PendingWrite) -> bool:
+        try:
+            write.result = self._log.writers.answer(write.body.stamp)
+        except LakeheadError as e:
+            write.error = e
+        return write.result is not None or write.error is not None
+
+    def _commit_appends(self, writes: list[PendingWrite]) -> None:
+        results = self._log.append([w.body for w in writes], self._clock.now_us())
+        self._make_durable()
+        self._log.advance_high_watermark()
+        for w, result in zip(writes, results, strict=True):
+            w.result = result
+        self._on_progress()
+
+    def _commit_changes(self, kv: KvTablet, writes: list[PendingWrite]) -> None:
+        base = self._log.log_end_offset
+        rows = [w.rows for w in writes if w.rows is not None]
+        batch = rows[0] if len(rows) == 1 else pa.concat_batches(rows)
+        with self._state_lock:
+            change = kv.plan_delete(batch) if writes[0].kind == "delete" else kv.plan_upsert(batch, base)
+        results = self._log.append(self._changelog(writes, change), self._clock.now_us())
+        self._make_durable()
+        with self._state_lock:
+            kv.apply(base, change.change_types, change.rows)
+            self._log.advance_high_watermark()
+        for w, result in zip(writes, results, strict=True):
+            w.result = result
+        self._on_progress()
+
+    def _changelog(self, writes: Sequence[PendingWrite], change: Change) -> list[FrameBody]:
+        """One frame per client batch, with that batch's share of the records."""
+        bodies, row, start = [], 0, 0
+        for w in writes:
+            row += w.body.row_count
+            end = int(change.ends[row - 1]) if row else 0
+            part = change.part(start, end)
+            bodies.append(
+                encode_body(
+                    part.rows,
+                    schema_id=self._desc.schema_id,
+                    stamp=w.body.stamp,
+                    compression=self._desc.properties.compression,
+                    change_types=part.change_types,
+                    prev_offsets=part.prev_offsets,
+                )
+            )
+            start = end
+        return bodies
+
+    def _make_durable(self) -> None:
+        if self._desc.properties.durability != "sync":
+            return
+        self._sync_or_break()
+
+    def _sync_or_break(self) -> None:
+        try:
+            self._log.sync()
+        except StorageError as e:
+            # After a failed fdatasync the kernel may have dropped the pages: only a restart can tell what is on disk.
+            self._broken = StorageError(f"tablet {self.key} is closed after a failed sync; restart the server: {e}")
+            raise self._broken from e
+
+    # ---- read -------------------------------------------------------------------------------------------------
+
+    @property
+    def log_start_offset(self) -> int:
+        return self._log.log_start_offset
+
+    @property
+    def high_watermark(self) -> int:
+        return self._log.high_watermark
+
+    @property
+    def row_count(self) -> int:
+        """Live rows of a keyed tablet; readable rows of a log tablet."""
+        return len(self._kv) if self._kv is not None else self.high_watermark - self.log_start_offset
+
+    def sync(self) -> int:
+        """Make everything readable durable and return the high watermark."""
+        end = self.high_watermark
+        if self._log.synced_end < end:
+            self._sync_or_break()
+        return end
+
+    def frames(self, start: int, end: int) -> Iterator[Frame]:
+        """Readable frames that overlap ``[start, end)``; see `LogTablet.frames`."""
+        return self._log.frames(start, min(end, self.high_watermark))
+
+    def offset_at(self, timestamp_us: int) -> int:
+        return min(self._log.offset_at(timestamp_us), self.high_watermark)
+
+    def timestamp_at(self, offset: int) -> int | None:
+        return self._log.timestamp_at(offset) if offset < self.high_watermark else None
+
+    def lookup(self, keys: pa.RecordBatch) -> tuple[pa.RecordBatch, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+        """Rows of the keys that exist, and each one's position in ``keys``."""
+        assert self._kv is not None
+        with self._state_lock:
+            slots = self._kv.find(keys)
+            if (slots >= 0).all():
+                return self._kv.gather(slots), np.arange(len(slots))
+            at = np.flatnonzero(slots >= 0)
+            return self._kv.gather(slots[at]), at
+
+    def prefix_lookup(self, prefixes: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows whose leading key columns equal one of these."""
+        assert self._kv is not None
+        with self._state_lock:
+            return self._kv.gather(self._kv.prefix_find(prefixes))
+
+    def live_rows(
+        self, columns: list[int]
+    ) -> tuple[int, list[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], pa.RecordBatch]]]:
+        """High watermark, and the live rows at exactly it as (offsets, rows) batches in offset order."""
+        assert self._kv is not None
+        with self._state_lock:
+            return self._log.high_watermark, self._kv.live_rows(columns)
+
+    # ---- end --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Refuse further writes, finish the group under way, sync and release the files."""
+        with self._queue_lock:
+            broken = self._broken
+            self._broken = self._broken or ClosedError("the server is closed: connect again")
+            turn = PendingWrite("append", _NOTHING, None)
+            self._queue.append(turn)
+            if not self._busy:
+                self._busy = True
+                turn.leads = True
+                turn.event.set()
+        turn.event.wait()
+        if turn.leads:
+            try:
+                self._lead(turn)
+            except LakeheadError:
+                pass
+        if broken is None:
+            self._log.close()
+        else:
+            self._log.abandon()
+
+
+_NOTHING = encode_body(
+    pa.RecordBatch.from_pylist([], schema=pa.schema([])),
+    schema_id=0,
+    stamp=WriterStamp(bytes(16), 0),
+)
