@@ -127,7 +127,7 @@ def lake_type(t: pa.DataType) -> pa.DataType:
         return pa.timestamp("us", "UTC" if t.tz else None)
     if pa.types.is_large_list(t):
         t = pa.list_(t.value_field)
-    return _map_children(t, lambda child, _: lake_type(child))
+    return map_children(t, lambda child, _: lake_type(child))
 
 
 def lake_schema(schema: pa.Schema) -> pa.Schema:
@@ -219,7 +219,7 @@ def _canonical(t: pa.DataType, path: str) -> pa.DataType:
         _check_names([t.field(i).name for i in range(t.num_fields)], f"struct {path!r}")
     elif not _is_supported(t) or (pa.types.is_fixed_size_binary(t) and not t.byte_width):
         _refuse(t, path, _instead_of(t))
-    return _map_children(t, lambda child, name: _canonical(child, f"{path}.{name}"))
+    return map_children(t, lambda child, name: _canonical(child, f"{path}.{name}"))
 
 
 def _canonical_decimal(t: pa.DataType, path: str) -> pa.DataType:
@@ -273,7 +273,7 @@ def _refuse(t: pa.DataType, path: str, instead: str) -> NoReturn:
     raise InvalidSchemaError(f"column {path!r} has the type {t}, which is not supported: use {instead}", column=path)
 
 
-def _map_children(t: pa.DataType, change: Callable[[pa.DataType, str], pa.DataType]) -> pa.DataType:
+def map_children(t: pa.DataType, change: Callable[[pa.DataType, str], pa.DataType]) -> pa.DataType:
     """A list, map or struct with each child's type changed, metadata dropped and standard child names; else ``t``."""
     if pa.types.is_list(t) or pa.types.is_large_list(t):
         item = pa.field("item", change(t.value_type, "item"), t.value_field.nullable)
