@@ -22,7 +22,7 @@ from typing import Literal, TypeAlias, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# Not pyarrow.acero, which re-exports these but also imports pyarrow.dataset and with it pandas: 0.8 s in each process.
+# Not pyarrow.acero, which re-exports these but also imports pyarrow.dataset and with it pandas: 0.8 s.
 from pyarrow import _acero as acero
 
 from lakehead.errors import InvalidPredicateError

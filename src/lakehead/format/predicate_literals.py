@@ -52,7 +52,8 @@ COMPARE: dict[str, Callable[[pc.Expression, pc.Expression], pc.Expression]] = {
     ">=": operator.ge,
 }
 FLIPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-NULL_BOOLEAN = pc.scalar(pa.scalar(None, pa.bool_()))
+# Not pa.scalar(None): the first conversion of a Python value makes Arrow import pandas, which an import must not do.
+NULL_BOOLEAN = pc.scalar(pa.nulls(1, pa.bool_())[0])
 DOUBLE_EXACT_MAX = 1 << 53
 
 _DAY_NS = 86_400 * 10**9
