@@ -234,3 +234,18 @@ def _sync_folder(path: str) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+def sync_file(path: str) -> None:
+    """Return once a file that is written and closed, and its name in its folder, survive a power cut.
+
+    Raises:
+        StorageError: the disk refused; the file may be lost.
+    """
+    with storage_errors(path, "sync"):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    _sync_folder(os.path.dirname(path))

@@ -1,0 +1,95 @@
+"""Net change of a range of log offsets: which rows to add, and which earlier rows they replace.
+
+The offset is a row's identity, and every ``+U`` and ``-D`` carries the offset of the row that it replaces. So what a
+range of the log does to a table is set algebra on integers; no key is read. Tiering and union reads both stand on it:
+
+    superseded = prev_offset of +U and -D in the range
+    rows to add = offsets of +A, +I and +U in the range, without superseded
+    rows to take away = superseded offsets below the range
+
+Ranges compose: applying the net change of ``[a, b)`` and then of ``[b, c)`` equals applying that of ``[a, c)``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from lakehead.types import ChangeType
+
+Offsets: TypeAlias = npt.NDArray[np.int64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+NO_OFFSETS: Offsets = np.zeros(0, np.int64)
+NO_OFFSETS.flags.writeable = False
+
+_ADDS = np.zeros(256, np.bool_)
+_ADDS[[ChangeType.APPEND, ChangeType.INSERT, ChangeType.UPDATE_AFTER]] = True
+_REPLACES = np.zeros(256, np.bool_)
+_REPLACES[[ChangeType.UPDATE_AFTER, ChangeType.DELETE]] = True
+
+
+@dataclass(frozen=True, eq=False)
+class NetChange:
+    """What a range of one tablet's log adds and takes away.
+
+    Attributes:
+        keep: one flag per row of the range; true for the rows to add.
+        superseded: offsets below the range's start whose rows are gone; sorted, each once.
+    """
+
+    keep: Mask
+    superseded: Offsets
+
+
+def net_change(change_types: npt.NDArray[np.int8], offsets: Offsets, prev_offsets: Offsets, start: int) -> NetChange:
+    """The net change of one tablet's whole range ``[start, end)``.
+
+    Args:
+        change_types: code of each row (`ChangeType`).
+        offsets: offset of each row, all at least ``start``.
+        prev_offsets: offset of the row that a ``+U`` or ``-D`` replaces; ignored in other rows.
+        start: first offset of the range.
+    """
+    superseded = superseded_offsets(change_types, prev_offsets)
+    before = int(np.searchsorted(superseded, start))
+    return NetChange(live_rows(change_types, offsets, superseded[before:]), superseded[:before])
+
+
+def superseded_offsets(change_types: npt.NDArray[np.int8], prev_offsets: Offsets) -> Offsets:
+    """Offsets of the rows that these records replace, in the range or before it; sorted, each once."""
+    replaced = prev_offsets[_REPLACES[change_types]]
+    assert not len(replaced) or replaced.min() >= 0, "a +U or -D without prev_offset"
+    return np.unique(replaced)
+
+
+def live_rows(change_types: npt.NDArray[np.int8], offsets: Offsets, superseded: Offsets) -> Mask:
+    """True for rows that add a row which is not in ``superseded`` (sorted)."""
+    adds = _ADDS[change_types]
+    return adds & ~contains(superseded, offsets) if len(superseded) else adds
+
+
+def contains(members: Offsets, values: Offsets) -> Mask:
+    """Whether each value is one of ``members``, which are sorted."""
+    if not len(members) or not len(values):
+        return np.zeros(len(values), np.bool_)
+    at = np.searchsorted(members, values)
+    at[at == len(members)] = 0
+    return members[at] == values
+
+
+def union(*sets: Offsets) -> Offsets:
+    """All offsets of the sets; sorted, each once."""
+    filled = [s for s in sets if len(s)]
+    if not filled:
+        return NO_OFFSETS
+    return np.unique(np.concatenate(filled))
+
+
+def between(members: Offsets, start: int, end: int) -> Offsets:
+    """The part in ``[start, end)`` of a sorted set; shares its memory."""
+    low, high = np.searchsorted(members, (start, end))
+    return members[low:high]
