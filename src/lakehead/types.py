@@ -141,6 +141,19 @@ class TableDescriptor:
     def partition_types(self) -> tuple[pa.DataType, ...]:
         return tuple(self.schema.field(c).type for c in self.partition_by)
 
+    @property
+    def prefix_key(self) -> tuple[str, ...]:
+        """Columns that `prefix_lookup` asks by, beside the partition columns: the bucket key where it is a proper
+        prefix of the primary key without its partition columns, else none."""
+        inside = self.tablet_key_columns
+        n = len(self.bucket_key)
+        return self.bucket_key if n < len(inside) and inside[:n] == self.bucket_key else ()
+
+    @property
+    def tablet_key_columns(self) -> tuple[str, ...]:
+        """The primary key without the partition columns: what tells rows of one tablet apart."""
+        return tuple(c for c in self.primary_key if c not in self.partition_by)
+
     def tablet_id(self, key: TabletKey) -> TabletId:
         """The user-facing id (with typed partition values) of a tablet key."""
         return TabletId(parse_partition_name(key.partition, self.partition_types), key.bucket)

@@ -168,6 +168,7 @@ def encode_body(
     compression: str = "none",
     change_types: npt.NDArray[np.int8] | None = None,
     prev_offsets: npt.NDArray[np.int64] | None = None,
+    with_statistics: bool = True,
 ) -> FrameBody:
     """Lay out a batch as the body of a frame; everything but the server's fields.
 
@@ -175,15 +176,15 @@ def encode_body(
         batch: rows in the table's column order and types.
         change_types: with ``prev_offsets``, makes this a changelog frame; both have one entry a row.
         compression: of the Arrow buffers, "none", "lz4" or "zstd".
+        with_statistics: False for bodies that never reach a log, as those of upserts.
     """
     flags = 0 if compression == "none" else COMPRESSED
     changes: list[object] = []
     if change_types is not None and prev_offsets is not None:
         flags |= CHANGES
         changes = [np.ascontiguousarray(prev_offsets).data, np.ascontiguousarray(change_types).data]
-    options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
-    message = batch.serialize(options=pa.ipc.IpcWriteOptions() if compression == "none" else options)
-    statistics = encode_statistics(batch)
+    message = batch.serialize() if compression == "none" else _compressed_message(batch, compression)
+    statistics = encode_statistics(batch) if with_statistics else b""
     rows = batch.num_rows
     header = _BODY.pack(
         schema_id,
@@ -204,6 +205,15 @@ def encode_body(
     joined = b"".join((header, *changes, statistics, bytes(gap), message, bytes(tail)))  # type: ignore[arg-type]
     buffer = pa.py_buffer(joined)
     return FrameBody(buffer, schema_id, flags, stamp, rows, len(statistics), message.size, crc32c.crc32c(joined))
+
+
+def _compressed_message(batch: pa.RecordBatch, compression: str) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_batch(batch)
+    messages = pa.ipc.MessageReader.open_stream(sink.getvalue())
+    messages.read_next_message()  # the schema, which the log does not repeat
+    return messages.read_next_message().serialize()
 
 
 def decode_body(buffer: pa.Buffer, crc: int | None = None) -> FrameBody:

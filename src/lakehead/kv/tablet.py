@@ -51,14 +51,14 @@ class KvTablet:
 
     Args:
         schema: the table's schema.
-        primary_key: its key columns.
+        key: the primary key's columns without the partition columns, which are the same in all rows of a tablet.
         prefix: leading key columns that `prefix_lookup` is asked by; empty when it is not offered.
     """
 
-    def __init__(self, schema: pa.Schema, primary_key: tuple[str, ...], prefix: tuple[str, ...] = ()) -> None:
+    def __init__(self, schema: pa.Schema, key: tuple[str, ...], prefix: tuple[str, ...] = ()) -> None:
         self.schema = schema
-        self._key = primary_key
-        self._key_at = [schema.get_field_index(c) for c in primary_key]
+        self._key = key
+        self._key_at = [schema.get_field_index(c) for c in key]
         self._prefix_at = [schema.get_field_index(c) for c in prefix]
         self._index = KeyIndex()
         self._columns: list[HeapColumn] = [heap_column(f.type) for f in schema]
@@ -186,8 +186,8 @@ class KvTablet:
     # ---- reads ------------------------------------------------------------------------------------------------
 
     def find(self, keys: pa.RecordBatch) -> Slots:
-        """Slot of each key, -1 when there is no such row; ``keys`` holds the key columns in key order."""
-        return self._index.probe(encode_keys(keys.columns))
+        """Slot of each key, -1 when there is no such row; ``keys`` holds the key columns, and may hold others."""
+        return self._index.probe(encode_keys([keys.column(c) for c in self._key]))
 
     def gather(self, slots: Slots, columns: list[int] | None = None) -> pa.RecordBatch:
         """Rows at these slots, in this order; ``columns`` are positions in the schema, None for all."""

@@ -87,3 +87,9 @@ class WriterTable:
         """Sequence up to which this writer is known to have seen every answer; -1 for none."""
         writer = self._writers.get(writer_id)
         return -1 if writer is None else writer.acked_through
+
+    def last_sequence(self, writer_id: bytes, through: int) -> int | None:
+        """The writer's last sequence in this tablet that is not greater than ``through``; None when there is none."""
+        writer = self._writers.get(writer_id)
+        known = [s for s in writer.answers if s <= through] if writer else []
+        return max(known, default=None)

@@ -25,7 +25,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     """Base of requests and replies."""
 
 
-class TableInfo(Message):
+class TableInfo(Message, frozen=True, kw_only=True):
     """A `TableDescriptor` as it is stored and sent. ``schema`` is an Arrow IPC schema message, base64."""
 
     table_id: str
@@ -71,7 +71,7 @@ class TableInfo(Message):
         )
 
 
-class TabletRef(Message):
+class TabletRef(Message, frozen=True, kw_only=True):
     """A tablet of a table whose id stands in the request."""
 
     partition: str
@@ -86,63 +86,63 @@ class TabletRef(Message):
         return TabletKey(self.partition, self.bucket)
 
 
-class TabletRange(TabletRef):
+class TabletRange(TabletRef, frozen=True, kw_only=True):
     """Offsets ``[start, end)`` of a tablet."""
 
     start: int
     end: int
 
 
-class Request(Message, tag=True):
+class Request(Message, frozen=True, kw_only=True, tag=True):
     """Base of requests."""
 
 
-class Reply(Message, tag=True):
+class Reply(Message, frozen=True, kw_only=True, tag=True):
     """Base of replies."""
 
 
 # ---- metadata -----------------------------------------------------------------------------------------------------
 
 
-class Hello(Request):
+class Hello(Request, frozen=True, kw_only=True):
     """First words of a connection."""
 
 
-class HelloReply(Reply):
+class HelloReply(Reply, frozen=True, kw_only=True):
     folder_id: str
     version: int
     pid: int
 
 
-class CreateTable(Request):
+class CreateTable(Request, frozen=True, kw_only=True):
     """Create a table; ``info.table_id`` is ignored."""
 
     info: TableInfo
     if_not_exists: bool
 
 
-class GetTable(Request):
+class GetTable(Request, frozen=True, kw_only=True):
     database: str
     table: str
 
 
-class TableReply(Reply):
+class TableReply(Reply, frozen=True, kw_only=True):
     info: TableInfo
 
 
-class ListTables(Request):
+class ListTables(Request, frozen=True, kw_only=True):
     database: str | None
 
 
-class ListDatabases(Request):
+class ListDatabases(Request, frozen=True, kw_only=True):
     pass
 
 
-class NamesReply(Reply):
+class NamesReply(Reply, frozen=True, kw_only=True):
     names: list[str]
 
 
-class DropTable(Request):
+class DropTable(Request, frozen=True, kw_only=True):
     """Drop a table and its log; with ``purge`` the lake table's files too."""
 
     database: str
@@ -150,14 +150,14 @@ class DropTable(Request):
     purge: bool
 
 
-class Done(Reply):
+class Done(Reply, frozen=True, kw_only=True):
     pass
 
 
 # ---- write --------------------------------------------------------------------------------------------------------
 
 
-class Write(Request):
+class Write(Request, frozen=True, kw_only=True):
     """One batch of one writer, split by tablet; attachment i is the frame body for ``tablets[i]``.
 
     ``columns`` are those of the bodies' rows, in table order: all for append, some for a partial upsert, the primary
@@ -171,28 +171,33 @@ class Write(Request):
     columns: list[str]
 
 
-class WriteReply(Reply):
+class WriteReply(Reply, frozen=True, kw_only=True):
     """Offsets ``[start, end)`` that each part got, durable as the table promises."""
 
     offsets: list[tuple[int, int]]
 
 
-class OpenWriter(Request):
+class OpenWriter(Request, frozen=True, kw_only=True):
     """Take over a named writer."""
 
     table_id: str
     writer_id: bytes
 
 
-class WriterReply(Reply):
+class WriterReply(Reply, frozen=True, kw_only=True):
+    """The new epoch, the sequence up to which the writer is known to have seen all answers, and the writer's last
+    sequence up to there in each tablet that has one."""
+
     epoch: int
     last_sequence: int
+    tablets: list[TabletRef]
+    sequences: list[int]
 
 
 # ---- read ---------------------------------------------------------------------------------------------------------
 
 
-class Lookup(Request):
+class Lookup(Request, frozen=True, kw_only=True):
     """Rows by key; attachment i is the IPC batch of keys for ``tablets[i]``. ``prefix`` asks by leading columns.
 
     Reply attachments, per tablet: the IPC batch of rows found, then int64 positions in the asked keys (empty for
@@ -204,11 +209,11 @@ class Lookup(Request):
     prefix: list[str]
 
 
-class LookupReply(Reply):
+class LookupReply(Reply, frozen=True, kw_only=True):
     pass
 
 
-class Watermarks(Request):
+class Watermarks(Request, frozen=True, kw_only=True):
     """Readable ranges of all tablets of a table; ``sync`` makes them durable first, whatever the table's durability."""
 
     table_id: str
@@ -216,7 +221,7 @@ class Watermarks(Request):
     at_timestamp_us: int | None = None
 
 
-class TabletState(TabletRef):
+class TabletState(TabletRef, frozen=True, kw_only=True):
     """Readable offsets ``[log_start, high_watermark)``; ``at_timestamp`` answers ``at_timestamp_us``."""
 
     log_start: int
@@ -225,23 +230,23 @@ class TabletState(TabletRef):
     at_timestamp: int | None = None
 
 
-class WatermarksReply(Reply):
+class WatermarksReply(Reply, frozen=True, kw_only=True):
     tablets: list[TabletState]
 
 
-class TimestampsAt(Request):
+class TimestampsAt(Request, frozen=True, kw_only=True):
     """Commit timestamps of the rows at ``start`` of each range."""
 
     table_id: str
     ranges: list[TabletRange]
 
 
-class TimestampsReply(Reply):
+class TimestampsReply(Reply, frozen=True, kw_only=True):
     now_us: int
     timestamps_us: list[int | None]
 
 
-class Read(Request):
+class Read(Request, frozen=True, kw_only=True):
     """Stream: rows of these ranges, each tablet's in offset order.
 
     ``columns`` may name user columns and ``__bucket``, ``__offset``, ``__timestamp``, ``__change_type`` (int8) and
@@ -254,7 +259,7 @@ class Read(Request):
     predicate: bytes | None
 
 
-class ReadLive(Request):
+class ReadLive(Request, frozen=True, kw_only=True):
     """Stream: live rows of a keyed table as of each tablet's high watermark (``StreamHeader.end_offset``), with their
     offsets, in offset order per tablet; columns as in `Read` without the change columns."""
 
@@ -263,7 +268,7 @@ class ReadLive(Request):
     predicate: bytes | None
 
 
-class Subscribe(Request):
+class Subscribe(Request, frozen=True, kw_only=True):
     """Stream without end: rows as soon as they are readable.
 
     ``starts`` are explicit offsets; tablets not named start at ``default``; tablets created later start at 0.
@@ -279,7 +284,7 @@ class Subscribe(Request):
     predicate: bytes | None
 
 
-class StreamHeader(Message):
+class StreamHeader(Message, frozen=True, kw_only=True):
     """What a streamed batch is: its tablet, and the offset up to which the tablet has now been sent.
 
     ``end_offset`` is None inside a tablet's initial rows of a ``full`` subscription.
@@ -293,13 +298,13 @@ class StreamHeader(Message):
 # ---- lake ---------------------------------------------------------------------------------------------------------
 
 
-class LakeInfo(Request):
+class LakeInfo(Request, frozen=True, kw_only=True):
     """Where the table's lake stands now."""
 
     table_id: str
 
 
-class LakeReply(Reply):
+class LakeReply(Reply, frozen=True, kw_only=True):
     """``metadata_location`` is the current Iceberg metadata file; the catalog's name and properties open it for
     writing, the storage properties for reading."""
 
@@ -309,13 +314,13 @@ class LakeReply(Reply):
     storage_properties: dict[str, str]
 
 
-class ReportTiered(Request):
+class ReportTiered(Request, frozen=True, kw_only=True):
     """A hint that a round has committed; the server re-reads the lake."""
 
     table_id: str
 
 
-class ErrorReply(Reply):
+class ErrorReply(Reply, frozen=True, kw_only=True):
     """A `LakeheadError`."""
 
     code: int

@@ -31,6 +31,10 @@ class ServerStream:
     def __iter__(self) -> Iterator[Item]:
         return self._open_items(self._closed.is_set)
 
+    def items(self, gone: Callable[[], bool]) -> Iterator[Item]:
+        """Iterate until closed or until ``gone()``, which is asked now and then."""
+        return self._open_items(lambda: self._closed.is_set() or gone())
+
     def on_close(self, call: Callable[[], None]) -> None:
         """Have something done when the stream is closed."""
         self._on_close.append(call)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from lakehead.env.clock import Clock
 from lakehead.env.storage import Storage
 from lakehead.errors import ClosedError, LakeheadError, StorageError
-from lakehead.format.frame import Frame, FrameBody, WriterStamp, encode_body
+from lakehead.format.frame import Frame, FrameBody, encode_body
 from lakehead.kv import Change, KvTablet
 from lakehead.log import LogTablet
 from lakehead.types import TableDescriptor, TabletKey
@@ -59,14 +59,13 @@ class Tablet:
         self._queue: list[PendingWrite] = []
         self._queue_lock = threading.Lock()
         self._busy = False
+        self._idle: threading.Event | None = None
         self._broken: LakeheadError | None = None
         self._state_lock = threading.Lock()
         self._log = LogTablet(storage, folder, segment_bytes=desc.properties.segment_bytes)
         self._kv: KvTablet | None = None
         if desc.keyed:
-            prefix = desc.bucket_key if len(desc.bucket_key) < len(desc.primary_key) else ()
-            prefix = prefix if desc.primary_key[: len(prefix)] == prefix else ()
-            self._kv = KvTablet(desc.schema, desc.primary_key, prefix)
+            self._kv = KvTablet(desc.schema, desc.tablet_key_columns, desc.prefix_key)
             self._log.replay(self._kv.apply_frame)
 
     # ---- write ------------------------------------------------------------------------------------------------
@@ -115,6 +114,8 @@ class Tablet:
                 if successor is not None:
                     successor.leads = True
                     successor.event.set()
+                elif self._idle is not None:
+                    self._idle.set()
             for write in group:
                 if write is not mine:
                     write.event.set()
@@ -241,6 +242,14 @@ class Tablet:
     def timestamp_at(self, offset: int) -> int | None:
         return self._log.timestamp_at(offset) if offset < self.high_watermark else None
 
+    def acked_through(self, writer_id: bytes) -> int:
+        """See `WriterTable.acked_through`."""
+        return self._log.writers.acked_through(writer_id)
+
+    def last_sequence(self, writer_id: bytes, through: int) -> int | None:
+        """See `WriterTable.last_sequence`."""
+        return self._log.writers.last_sequence(writer_id, through)
+
     def lookup(self, keys: pa.RecordBatch) -> tuple[pa.RecordBatch, np.ndarray[tuple[int], np.dtype[np.int64]]]:
         """Rows of the keys that exist, and each one's position in ``keys``."""
         assert self._kv is not None
@@ -270,28 +279,12 @@ class Tablet:
     def close(self) -> None:
         """Refuse further writes, finish the group under way, sync and release the files."""
         with self._queue_lock:
-            broken = self._broken
-            self._broken = self._broken or ClosedError("the server is closed: connect again")
-            turn = PendingWrite("append", _NOTHING, None)
-            self._queue.append(turn)
+            broken, self._broken = self._broken, self._broken or ClosedError("the server is closed: connect again")
+            idle = self._idle = threading.Event()
             if not self._busy:
-                self._busy = True
-                turn.leads = True
-                turn.event.set()
-        turn.event.wait()
-        if turn.leads:
-            try:
-                self._lead(turn)
-            except LakeheadError:
-                pass
+                idle.set()
+        idle.wait()
         if broken is None:
             self._log.close()
         else:
             self._log.abandon()
-
-
-_NOTHING = encode_body(
-    pa.RecordBatch.from_pylist([], schema=pa.schema([])),
-    schema_id=0,
-    stamp=WriterStamp(bytes(16), 0),
-)

@@ -1,0 +1,1 @@
+"""What users hold: connections, tables, scans, writers, subscriptions."""

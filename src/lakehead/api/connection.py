@@ -1,0 +1,376 @@
+"""`connect` and `Connection`: embedded, attached to the process that serves a folder, or to a server by address."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from lakehead.api.table import Table
+from lakehead.client.table import TableClient
+from lakehead.config import LakeConfig, ServerConfig, TableProperties
+from lakehead.env import SystemClock, SystemRandomness
+from lakehead.env.credentials import load_token
+from lakehead.env.folder_lock import FolderLock, read_announcement
+from lakehead.errors import (
+    ClosedError,
+    InvalidPropertyError,
+    InvalidRequestError,
+    InvalidUriError,
+    LakeheadError,
+    StorageError,
+    TableNotFoundError,
+    UnavailableError,
+)
+from lakehead.format.schema import normalize_schema, validate_definition
+from lakehead.protocol import messages as m
+from lakehead.types import TableDescriptor, TablePath
+
+if TYPE_CHECKING:
+    import duckdb
+
+    from lakehead.lake.round import CommitResult
+    from lakehead.server.host import ServerHost
+
+_SCHEME = "lakehead://"
+_ATTACH_SECONDS = 10.0
+
+_hosts: dict[str, tuple[ServerHost, int]] = {}
+_hosts_lock = threading.RLock()
+_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def connect(
+    target: str | os.PathLike[str],
+    *,
+    token: str | None = None,
+    tls_ca: str | os.PathLike[str] | None = None,
+    lake: LakeConfig | None = None,
+) -> Connection:
+    """Open a data folder or a server.
+
+    Args:
+        target: a folder, served by this process unless a live process serves it already, to which the connection then
+            attaches; or ``"lakehead://host:port"``.
+        token: what the server asks for. On one machine a client takes it from the files of this user.
+        tls_ca: PEM file of the authority that signed the server's certificate; makes the connection use TLS.
+        lake: where a folder's lake tables live; read when this process becomes the folder's server.
+
+    Raises:
+        InvalidUriError: the target is neither a path nor such a URI.
+        StorageError: the folder cannot be created or written.
+        UnsupportedFormatError: a newer version wrote the folder.
+        UnavailableError: no server answers.
+    """
+    text = os.fspath(target) if isinstance(target, str | os.PathLike) else None
+    if not isinstance(text, str) or not text:
+        raise InvalidUriError(f"cannot connect to {target!r}: give a folder or 'lakehead://host:port'")
+    if "://" in text:
+        host, port = parse_uri(text)
+        ca = Path(tls_ca).read_bytes() if tls_ca is not None else None
+        endpoint = _flight(host, port, token=token or load_token(port), tls_ca=ca)
+        try:
+            endpoint.call(m.Hello())
+        except LakeheadError:
+            endpoint.close()
+            raise
+        return Connection(endpoint, text, None)
+    return _open_folder(os.path.realpath(os.path.expanduser(text)), lake or LakeConfig())
+
+
+def parse_uri(uri: str) -> tuple[str, int]:
+    """Host and port of ``lakehead://host:port``.
+
+    Raises:
+        InvalidUriError: it has another form.
+    """
+    host, _, port = uri.removeprefix(_SCHEME).rpartition(":")
+    octets = host.split(".")
+    bad_ip = all(o.isdigit() for o in octets) and (len(octets) != 4 or any(int(o) > 255 for o in octets))
+    if not uri.startswith(_SCHEME) or not host or not port.isdigit() or not 0 < int(port) < 65536 or bad_ip:
+        raise InvalidUriError(f"{uri!r} is not a server address: write 'lakehead://host:port', for example {_SCHEME}127.0.0.1:9123")
+    return host, int(port)
+
+
+def _flight(host: str, port: int, *, token: str | None, tls_ca: bytes | None = None) -> m.Endpoint:
+    from lakehead.client.flight import FlightEndpoint
+
+    return FlightEndpoint(host, port, token=token, tls_ca=tls_ca)
+
+
+def _open_folder(folder: str, lake: LakeConfig) -> Connection:
+    clock = SystemClock()
+    deadline = clock.monotonic() + _ATTACH_SECONDS
+    with _hosts_lock:
+        while True:
+            if folder in _hosts:
+                host, users = _hosts[folder]
+                _hosts[folder] = (host, users + 1)
+                return Connection(host.service, host.uri, folder)
+            lock = FolderLock.try_acquire(folder)
+            if lock is not None:
+                host = _serve(folder, lock, lake)
+                _hosts[folder] = (host, 1)
+                return Connection(host.service, host.uri, folder)
+            attached = _attach(folder)
+            if attached is not None:
+                return attached
+            if clock.monotonic() > deadline:
+                raise UnavailableError(
+                    f"another process holds {folder} but does not answer: stop it, or wait and connect again",
+                    path=folder,
+                )
+            clock.sleep(0.05)
+
+
+def _serve(folder: str, lock: FolderLock, lake: LakeConfig) -> ServerHost:
+    from lakehead.lake.state import CatalogLakeState
+    from lakehead.server.host import ServerHost
+
+    return ServerHost(folder, lock, ServerConfig(lake=lake), lambda f: CatalogLakeState(lake, f))
+
+
+def _attach(folder: str) -> Connection | None:
+    note = read_announcement(folder)
+    if note is None:
+        return None
+    host, port = parse_uri(note["uri"])
+    endpoint = _flight(host, port, token=load_token(port))
+    try:
+        reply, _ = endpoint.call(m.Hello())
+    except (UnavailableError, InvalidRequestError):
+        endpoint.close()
+        return None
+    if not isinstance(reply, m.HelloReply) or reply.folder_id != note["folder_id"]:
+        endpoint.close()
+        return None
+    return Connection(endpoint, note["uri"], None)
+
+
+class Connection:
+    """A connection to Lakehead. Thread-safe; also a context manager.
+
+    Attributes:
+        uri: ``lakehead://host:port`` of the server behind it, also of an embedded connection, so that other processes
+            and Spark executors can reach it.
+    """
+
+    def __init__(self, endpoint: m.Endpoint, uri: str, folder: str | None) -> None:
+        self._endpoint_or_none: m.Endpoint | None = endpoint
+        self.uri = uri
+        self._folder = folder
+        self._clock = SystemClock()
+        self._randomness = SystemRandomness()
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._duckdb: duckdb.DuckDBPyConnection | None = None
+        _connections.add(self)
+
+    def __repr__(self) -> str:
+        return f"Connection({self.uri!r})"
+
+    @property
+    def _endpoint(self) -> m.Endpoint:
+        endpoint = self._endpoint_or_none
+        if endpoint is None:
+            raise ClosedError("the connection is closed: connect again")
+        return endpoint
+
+    # ---- tables -----------------------------------------------------------------------------------------------
+
+    def create_table(
+        self,
+        name: str,
+        schema: object,
+        *,
+        primary_key: list[str] | tuple[str, ...] | str | None = None,
+        partition_by: list[str] | tuple[str, ...] | str | None = None,
+        buckets: int = 1,
+        bucket_key: list[str] | tuple[str, ...] | str | None = None,
+        lake: str | None = None,
+        freshness: str | float = "30s",
+        if_not_exists: bool = False,
+        **properties: Any,
+    ) -> Table:
+        """Create a table, and with ``lake="iceberg"`` its Iceberg table.
+
+        Args:
+            name: ``"database.table"``; the database is made when missing; a bare name lives in ``default``.
+            schema: a `pyarrow.Schema`, or anything with an Arrow schema.
+            primary_key: makes a primary-key table; key columns become non-null. Without it: a log table.
+            partition_by: identity partitions; part of the primary key of a keyed table.
+            buckets: unit of order and parallelism, per partition.
+            bucket_key: default the primary key without partition columns; log tables: none (round robin).
+            lake: ``"iceberg"`` or None. Nothing moves to the lake until a round or a tiering service runs.
+            freshness: how old a row may get before it is in the lake, while a service runs.
+            if_not_exists: return an existing table of the same definition.
+            **properties: see `lakehead.config.TableProperties`; unknown names are errors.
+
+        Raises:
+            TableExistsError: a table of that name exists.
+            InvalidSchemaError: the definition is not possible; the message names the column and the remedy.
+            InvalidPropertyError: a property is unknown or cannot be read.
+        """
+        path = TablePath.parse(name)
+        if lake not in (None, "iceberg"):
+            raise InvalidPropertyError(f"lake={lake!r} is not supported: use 'iceberg' or None")
+        from lakehead.config import Limits
+
+        plain, key, partitions, bucketing = validate_definition(
+            normalize_schema(schema),
+            primary_key=_names(primary_key),
+            partition_by=_names(partition_by),
+            buckets=buckets,
+            bucket_key=_names(bucket_key) or None,
+            limits=Limits(),
+        )
+        desc = TableDescriptor(
+            table_id="",
+            path=path,
+            schema=plain,
+            schema_id=0,
+            primary_key=key,
+            partition_by=partitions,
+            bucket_key=bucketing,
+            buckets=buckets,
+            lake=lake,
+            properties=TableProperties.from_user({"freshness": freshness, **properties}),
+        )
+        request = m.CreateTable(info=m.TableInfo.of(desc), if_not_exists=if_not_exists)
+        return self._opened(self._endpoint.call(request)[0])
+
+    def table(self, name: str) -> Table:
+        """Open a table.
+
+        Raises:
+            TableNotFoundError: there is none of that name.
+        """
+        path = TablePath.parse(name)
+        try:
+            return self._opened(self._endpoint.call(m.GetTable(database=path.database, table=path.table))[0])
+        except TableNotFoundError as e:
+            raise self._with_near_name(e, path) from None
+
+    def _with_near_name(self, e: TableNotFoundError, path: TablePath) -> TableNotFoundError:
+        import difflib
+
+        near = difflib.get_close_matches(str(path), self.tables(), 1)
+        if not near:
+            return e
+        return TableNotFoundError(f"there is no table {path}; did you mean {near[0]!r}?", table=str(path))
+
+    def _opened(self, reply: m.AnyReply) -> Table:
+        assert isinstance(reply, m.TableReply)
+        desc = reply.info.descriptor()
+        return Table(TableClient(desc, self._endpoint, self._clock, self._randomness))
+
+    def tables(self, database: str | None = None) -> list[str]:
+        """Names ``database.table`` of one database or of all, sorted."""
+        reply, _ = self._endpoint.call(m.ListTables(database=database))
+        assert isinstance(reply, m.NamesReply)
+        return reply.names
+
+    def databases(self) -> list[str]:
+        """Names of the databases, sorted."""
+        reply, _ = self._endpoint.call(m.ListDatabases())
+        assert isinstance(reply, m.NamesReply)
+        return reply.names
+
+    def drop_table(self, name: str, *, purge: bool = False) -> None:
+        """Drop a table: its log, and its lake table from the catalog; with ``purge`` the lake's files too.
+
+        Raises:
+            TableNotFoundError: there is none of that name.
+        """
+        path = TablePath.parse(name)
+        self._endpoint.call(m.DropTable(database=path.database, table=path.table, purge=purge))
+
+    # ---- lake and SQL -----------------------------------------------------------------------------------------
+
+    def tier(self, name: str) -> CommitResult:
+        """Move what is not in the lake yet there: one round, now, in this process, without Spark.
+
+        Raises:
+            NoLakeError: the table has no lake.
+            UnavailableError: the lake's catalog cannot be reached; nothing was written.
+            CommitError: the lake refused the commit; nothing was moved.
+        """
+        return self.table(name)._tier()
+
+    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
+        """Run SQL (DuckDB) over union reads; also ``t$lake``, ``t$changelog``, ``t$lake$snapshots``.
+
+        Each table is read as of the moment of this call; columns and filters are pushed into both tiers. The relation
+        is lazy: fetch it before the connection is closed.
+
+        Raises:
+            SqlError: the statement cannot be parsed or executed.
+            TableNotFoundError: it names a Lakehead table that does not exist.
+        """
+        from lakehead.api.sql import run_sql
+
+        with self._lock:
+            if self._duckdb is None:
+                import duckdb
+
+                self._duckdb = duckdb.connect(":memory:")
+            cursor = self._duckdb.cursor()
+        return run_sql(self, cursor, query)
+
+    # ---- end --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close. The last connection to an embedded folder stops serving it: subscriptions end with `ClosedError`."""
+        with self._lock:
+            endpoint, self._endpoint_or_none = self._endpoint_or_none, None
+        if endpoint is None or self._pid != os.getpid():
+            return
+        if self._folder is None:
+            endpoint.close()
+            return
+        with _hosts_lock:
+            host, users = _hosts[self._folder]
+            if users > 1:
+                _hosts[self._folder] = (host, users - 1)
+                return
+            del _hosts[self._folder]
+            host.close()
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _names(value: list[str] | tuple[str, ...] | str | None) -> tuple[str, ...]:
+    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
+
+
+def _close_all() -> None:
+    for connection in list(_connections):
+        try:
+            connection.close()
+        except StorageError:
+            continue
+
+
+def _after_fork() -> None:
+    """A child shares nothing: its inherited connections are closed and hold no lock."""
+    global _hosts_lock
+    _hosts_lock = threading.RLock()
+    for connection in list(_connections):
+        connection._endpoint_or_none = None
+    for host, _ in _hosts.values():
+        host.forget()
+    _hosts.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_after_fork)

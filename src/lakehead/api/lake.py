@@ -1,0 +1,68 @@
+"""`TableLake`: a table's Iceberg side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from lakehead.client.table import TableClient
+from lakehead.errors import NoLakeError
+from lakehead.types import TableDescriptor, TabletId
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table as IcebergTable
+
+    from lakehead.lake.round import CommitResult
+
+
+def no_lake(desc: TableDescriptor) -> NoLakeError:
+    """The error for lake calls on a table without one."""
+    return NoLakeError(f"table {desc.path} has no lake: create it with lake='iceberg'", table=str(desc.path))
+
+
+class TableLake:
+    """The Iceberg table behind a table, as of each call."""
+
+    def __init__(self, client: TableClient) -> None:
+        self._client = client
+
+    @property
+    def metadata_location(self) -> str:
+        """URI of the current Iceberg metadata file, which any Iceberg reader opens."""
+        return self._client.lake().metadata_location
+
+    def iceberg(self) -> IcebergTable:
+        """The table in PyIceberg, opened through its catalog."""
+        from lakehead.lake.view import open_for_writing
+
+        return open_for_writing(self._client.desc, self._client.lake())
+
+    def offsets(self) -> dict[TabletId, int]:
+        """Exclusive end of what the lake holds, per tablet."""
+        from lakehead.lake.view import LakeView
+
+        view = LakeView.current(self._client.desc, self._client.lake())
+        return {self._client.desc.tablet_id(k): o for k, o in view.offsets.items()}
+
+    def snapshots(self) -> pa.Table:
+        """Lake snapshots, oldest first."""
+        from lakehead.lake.view import LakeView
+
+        return LakeView.current(self._client.desc, self._client.lake()).snapshots()
+
+    def files(self) -> pa.Table:
+        """Data and delete files of the current lake snapshot."""
+        from lakehead.lake.view import LakeView
+
+        return LakeView.current(self._client.desc, self._client.lake()).files()
+
+    def tier(self) -> CommitResult:
+        """One tiering round in this process; see `Connection.tier`."""
+        from lakehead.lake.view import open_for_writing
+        from lakehead.lake.round import run_round
+
+        info = self._client.lake()
+        result = run_round(lambda: open_for_writing(self._client.desc, info), self._client.desc, self._client)
+        self._client.report_tiered()
+        return result

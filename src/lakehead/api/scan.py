@@ -1,0 +1,96 @@
+"""`Scan`: a consistent read of a table, pinned when it is made, carried out when it is asked for rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakehead.api.subscription import chosen_columns
+from lakehead.client.table import TableClient
+from lakehead.errors import InvalidRequestError
+from lakehead.format.predicate import parse_predicate
+from lakehead.lake.union import UnionRead, pin
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+
+
+class Scan:
+    """Rows of a table as of the moment the scan was made; may be read any number of times.
+
+    Order: offset order within a tablet, lake rows before hot rows; none across tablets.
+    """
+
+    def __init__(
+        self,
+        client: TableClient,
+        *,
+        columns: Sequence[str] | None,
+        where: str | pc.Expression | None,
+        tier: Literal["union", "hot", "lake"],
+        snapshot: int | None,
+        limit: int | None,
+        system_columns: bool,
+    ) -> None:
+        """See `Table.scan`."""
+        if tier not in ("union", "hot", "lake"):
+            raise InvalidRequestError(f"tier={tier!r}: use 'union', 'hot' or 'lake'")
+        if limit is not None and (not isinstance(limit, int) or limit < 0):
+            raise InvalidRequestError(f"limit={limit!r} must be a whole number that is not negative")
+        predicate = None if where is None else parse_predicate(where, client.desc.schema)
+        self._read = UnionRead(
+            client,
+            pin(client, tier=tier, snapshot=snapshot),
+            columns=chosen_columns(client.desc, columns),
+            predicate=predicate,
+            limit=limit,
+            system_columns=system_columns,
+        )
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of the result."""
+        return self._read.schema
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        """Rows, read as they are consumed."""
+        return self._read.batches()
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """Rows as a stream."""
+        return pa.RecordBatchReader.from_batches(self.schema, self.to_batches())
+
+    def to_arrow(self) -> pa.Table:
+        """All rows."""
+        return pa.Table.from_batches(self.to_batches(), self.schema)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """All rows, as pandas; needs pandas installed."""
+        return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> polars.DataFrame:
+        """All rows, as Polars; needs Polars installed."""
+        from lakehead.errors import MissingDependencyError
+
+        try:
+            import polars
+        except ImportError as e:
+            raise MissingDependencyError("Polars is not installed: pip install 'lakehead[polars]'") from e
+        frame = polars.from_arrow(self.to_arrow())
+        assert isinstance(frame, polars.DataFrame)
+        return frame
+
+    def count(self) -> int:
+        """Number of rows; from metadata alone where that is possible."""
+        return self._read.count()
+
+    def explain(self) -> str:
+        """What the scan reads from where."""
+        return self._read.explain()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> Any:
+        return self.to_reader().__arrow_c_stream__(requested_schema)

@@ -1,0 +1,50 @@
+"""How a table stands: watermarks, tiered offsets and lag, per tablet."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from lakehead.client.table import TableClient
+
+STATUS_SCHEMA = pa.schema(
+    [
+        ("partition", pa.string()),
+        ("bucket", pa.int32()),
+        ("start_offset", pa.int64()),
+        ("high_watermark", pa.int64()),
+        ("tiered_offset", pa.int64()),
+        ("rows", pa.int64()),
+        ("lag_rows", pa.int64()),
+        ("lag_seconds", pa.float64()),
+    ]
+)
+
+
+def status_table(client: TableClient) -> pa.Table:
+    """See `Table.status`."""
+    tablets = client.tablets()
+    tiered = {}
+    if client.desc.lake is not None:
+        from lakehead.lake.view import LakeView
+
+        tiered = dict(LakeView.current(client.desc, client.lake()).offsets)
+    now, times = client.timestamps_at({t.key: tiered.get(t.key, t.log_start) for t in tablets})
+    rows = []
+    for t in tablets:
+        has_lake = client.desc.lake is not None
+        at = tiered.get(t.key, 0)
+        committed = times[t.key]
+        lag = max(now - committed, 0) / 1e6 if committed is not None else 0.0
+        rows.append(
+            {
+                "partition": t.partition,
+                "bucket": t.bucket,
+                "start_offset": t.log_start,
+                "high_watermark": t.high_watermark,
+                "tiered_offset": at if has_lake else None,
+                "rows": t.rows,
+                "lag_rows": max(t.high_watermark - at, 0) if has_lake else None,
+                "lag_seconds": lag if has_lake else None,
+            }
+        )
+    return pa.Table.from_pylist(rows, STATUS_SCHEMA)

@@ -1,0 +1,162 @@
+"""`Subscription`: batches pushed by the server, as users see them."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakehead.client.table import TableClient
+from lakehead.errors import ColumnNotFoundError, InvalidRequestError
+from lakehead.format.predicate import Predicate, parse_predicate
+from lakehead.format.schema import nearest_name
+from lakehead.protocol.messages import Stream, StreamHeader
+from lakehead.types import (
+    BUCKET_COLUMN,
+    CHANGE_SYMBOLS,
+    CHANGE_TYPE_COLUMN,
+    OFFSET_COLUMN,
+    TIMESTAMP_COLUMN,
+    TableDescriptor,
+    TabletId,
+    TabletKey,
+)
+
+_SYMBOLS = pa.array(CHANGE_SYMBOLS)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one tablet, in offset order.
+
+    Attributes:
+        rows: the columns, then ``__change_type`` (keyed tables), ``__bucket``, ``__offset`` and ``__timestamp`` (null
+            in the initial rows of a ``full`` subscription).
+        tablet: where they come from.
+        end_offset: where a subscription that goes on after this batch starts; None until the last initial batch of a
+            tablet in a ``full`` subscription.
+    """
+
+    rows: pa.RecordBatch
+    tablet: TabletId
+    end_offset: int | None
+
+
+class Subscription:
+    """An iterator of `Batch`. Iterate in one thread; `close` from any thread ends the iteration."""
+
+    def __init__(self, desc: TableDescriptor, stream: Stream) -> None:
+        self._desc = desc
+        self._stream = stream
+        self._items: Iterator[tuple[StreamHeader, pa.RecordBatch]] = iter(stream)
+        self._tablets: dict[TabletKey, TabletId] = {}
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        header, rows = next(self._items)
+        key = TabletKey(header.partition, header.bucket)
+        tablet = self._tablets.get(key)
+        if tablet is None:
+            tablet = self._tablets[key] = self._desc.tablet_id(key)
+        return Batch(named_changes(rows), tablet, header.end_offset)
+
+    def close(self) -> None:
+        """End the iteration and free the server's side."""
+        self._stream.close()
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        stream: Stream | None = getattr(self, "_stream", None)
+        if stream is not None:
+            stream.close()
+
+
+def named_changes(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Change types as the field writes them (``+I``), instead of the stored byte."""
+    at = rows.schema.get_field_index(CHANGE_TYPE_COLUMN)
+    if at < 0:
+        return rows
+    return rows.set_column(at, CHANGE_TYPE_COLUMN, _SYMBOLS.take(rows.column(at)))
+
+
+def chosen_columns(desc: TableDescriptor, columns: Sequence[str] | None) -> list[str]:
+    """The user columns asked for, checked.
+
+    Raises:
+        ColumnNotFoundError: one does not exist; the message names the nearest.
+    """
+    names: list[str] = desc.schema.names
+    for c in columns or ():
+        if c not in names:
+            raise ColumnNotFoundError(f"{desc.path} has no column {c!r}{nearest_name(str(c), names)}", column=str(c))
+    return names if columns is None else list(columns)
+
+
+def subscribe(
+    client: TableClient,
+    *,
+    start: Literal["latest", "earliest", "full"] | dt.datetime | Mapping[TabletId, int],
+    columns: Sequence[str] | None,
+    where: str | pc.Expression | None,
+    stop: Literal["now"] | Mapping[TabletId, int] | None,
+) -> Subscription:
+    """Open a subscription; see `Table.subscribe`."""
+    desc = client.desc
+    wanted = chosen_columns(desc, columns)
+    predicate: Predicate | None = None if where is None else parse_predicate(where, desc.schema)
+    default, starts = _starts(client, start)
+    changes = [CHANGE_TYPE_COLUMN] if desc.keyed else []
+    stream = client.subscribe(
+        starts=starts,
+        default=default,
+        stops=_stops(client, stop),
+        columns=[*wanted, *changes, BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN],
+        predicate=predicate,
+    )
+    return Subscription(desc, stream)
+
+
+def _starts(client: TableClient, start: Any) -> tuple[Literal["latest", "earliest", "full"], dict[TabletKey, int]]:
+    if start in ("latest", "earliest"):
+        return start, {}
+    if start == "full":
+        return ("full" if client.desc.keyed else "earliest"), {}
+    if isinstance(start, dt.datetime):
+        if start.tzinfo is None:
+            raise InvalidRequestError("start= needs a datetime with a time zone: datetime(..., tzinfo=timezone.utc)")
+        at = int(start.timestamp() * 1_000_000)
+        return "earliest", {t.key: t.at_timestamp or 0 for t in client.tablets(at_timestamp_us=at)}
+    if isinstance(start, Mapping):
+        return "earliest", _by_key(client.desc, start, "start")
+    raise InvalidRequestError(f"start={start!r}: use 'latest', 'earliest', 'full', a datetime or offsets per TabletId")
+
+
+def _stops(client: TableClient, stop: Any) -> dict[TabletKey, int] | None:
+    if stop is None:
+        return None
+    if stop == "now":
+        return {t.key: t.high_watermark for t in client.tablets()}
+    if isinstance(stop, Mapping):
+        return _by_key(client.desc, stop, "stop")
+    raise InvalidRequestError(f"stop={stop!r}: use None, 'now' or offsets per TabletId")
+
+
+def _by_key(desc: TableDescriptor, offsets: Mapping[Any, Any], name: str) -> dict[TabletKey, int]:
+    try:
+        return {desc.tablet_key(tablet): int(offset) for tablet, offset in offsets.items()}
+    except (AttributeError, TypeError, ValueError) as e:
+        raise InvalidRequestError(f"{name}= must map TabletId(partition, bucket) to offsets: {e}") from e

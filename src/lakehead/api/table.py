@@ -1,0 +1,316 @@
+"""`Table`: write, look up, scan, subscribe."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakehead.api.lake import TableLake, no_lake
+from lakehead.api.scan import Scan
+from lakehead.api.status import status_table
+from lakehead.api.subscription import Subscription, subscribe
+from lakehead.api.writer import Writer
+from lakehead.client.table import TableClient
+from lakehead.errors import ColumnNotFoundError, SchemaMismatchError, WrongTableKindError
+from lakehead.format.rows import conform, to_arrow_table, to_key_table
+from lakehead.types import TableDescriptor, TabletId
+
+if TYPE_CHECKING:
+    from lakehead.lake.round import CommitResult
+
+
+@dataclass(frozen=True)
+class WriteResult:
+    """What a write did: rows taken, and per tablet the offsets ``[start, end)`` between which they lie.
+
+    A log tablet's rows fill the range unless another writer wrote at the same time; a keyed tablet's range holds the
+    changelog records, of which an update makes two.
+    """
+
+    rows: int
+    offsets: Mapping[TabletId, tuple[int, int]]
+
+
+class Table:
+    """A table of a connection. Thread-safe."""
+
+    def __init__(self, client: TableClient) -> None:
+        self._client = client
+
+    def __repr__(self) -> str:
+        return f"Table({self.name!r})"
+
+    @property
+    def _desc(self) -> TableDescriptor:
+        return self._client.desc
+
+    @property
+    def name(self) -> str:
+        """``database.table``."""
+        return str(self._desc.path)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The user's columns; key, bucket-key and partition columns are non-null."""
+        return self._desc.schema
+
+    @property
+    def primary_key(self) -> list[str]:
+        """Key columns; empty for a log table."""
+        return list(self._desc.primary_key)
+
+    @property
+    def partition_by(self) -> list[str]:
+        return list(self._desc.partition_by)
+
+    @property
+    def buckets(self) -> int:
+        """Buckets per partition."""
+        return self._desc.buckets
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        """Properties under the names that `Connection.create_table` takes."""
+        return self._desc.properties.to_user()
+
+    def describe(self) -> dict[str, Any]:
+        """Everything that defines the table, as plain values."""
+        desc = self._desc
+        return {
+            "name": self.name,
+            "kind": "primary-key" if desc.keyed else "log",
+            "table_id": desc.table_id,
+            "columns": [{"name": f.name, "type": str(f.type), "nullable": f.nullable} for f in desc.schema],
+            "primary_key": list(desc.primary_key),
+            "partition_by": list(desc.partition_by),
+            "buckets": desc.buckets,
+            "bucket_key": list(desc.bucket_key),
+            "lake": desc.lake,
+            "properties": self.properties,
+        }
+
+    # ---- write ------------------------------------------------------------------------------------------------
+
+    def append(self, data: object) -> WriteResult:
+        """Append rows to a log table; returns when they are acknowledged, durable as the table promises.
+
+        Args:
+            data: anything with Arrow's C interface (pyarrow, pandas, Polars, DuckDB), or a list of dicts; it holds all
+                columns, in any order.
+
+        Raises:
+            WrongTableKindError: the table has a primary key: upsert.
+            SchemaMismatchError, ColumnNotFoundError, NullKeyError: the data does not fit; nothing was written.
+        """
+        self._require(keyed=False, verb="append", use="upsert")
+        return self._write("append", rows_for_append(self._desc, data))
+
+    def upsert(self, data: object, *, columns: Sequence[str] | None = None) -> WriteResult:
+        """Insert rows, or update those whose key exists. Rows of one key take effect in order.
+
+        Args:
+            data: as in `append`. Columns it lacks keep their live value (null for a new key).
+            columns: take only these columns of ``data``.
+
+        Raises:
+            WrongTableKindError: the table has no primary key: append.
+            SchemaMismatchError, ColumnNotFoundError, NullKeyError: the data does not fit; nothing was written.
+        """
+        self._require(keyed=True, verb="upsert", use="append")
+        return self._write("upsert", rows_for_upsert(self._desc, data, columns))
+
+    def delete(self, keys: object) -> WriteResult:
+        """Delete rows by primary key; keys that do not exist are ignored.
+
+        Args:
+            keys: rows that hold at least the primary key columns; plain values when the key is one column.
+        """
+        self._require(keyed=True, verb="delete", use=None)
+        return self._write("delete", rows_for_delete(self._desc, keys))
+
+    def _write(self, kind: Literal["append", "upsert", "delete"], rows: pa.Table) -> WriteResult:
+        if rows.num_rows == 0:
+            return WriteResult(0, {})
+        return write_result(self._desc, rows.num_rows, self._client.write(kind, rows))
+
+    def _require(self, *, keyed: bool, verb: str, use: str | None) -> None:
+        if self._desc.keyed != keyed:
+            kind = "primary-key" if self._desc.keyed else "log"
+            hint = f"use {use}()" if use else "its rows expire by log_ttl"
+            raise WrongTableKindError(f"cannot {verb} on {self.name}, a {kind} table: {hint}", table=self.name)
+
+    def writer(self, writer_id: str | None = None) -> Writer:
+        """A pipelined writer with back-pressure; with ``writer_id`` it resumes (and fences) its predecessor."""
+        named = self._client.named_writer(writer_id) if writer_id is not None else self._client.anonymous_writer()
+        return Writer(self._desc, named)
+
+    # ---- look up ----------------------------------------------------------------------------------------------
+
+    def lookup(self, keys: object) -> pa.Table:
+        """Rows of these keys, in the order asked; keys that do not exist are left out.
+
+        Args:
+            keys: a table or list of dicts of the primary key columns, or a list of values when the key is one column.
+        """
+        self._require(keyed=True, verb="look up", use="scan")
+        return self._client.lookup(_one_batch(to_key_table(keys, self._key_schema(), what=f"keys of {self.name}")))
+
+    def get(self, key: object) -> dict[str, Any] | None:
+        """One row as a dict, or None. ``key``: a value, a tuple in key order, or a dict."""
+        names = self._desc.primary_key
+        if isinstance(key, tuple):
+            if len(key) != len(names):
+                raise SchemaMismatchError(f"the key of {self.name} has {len(names)} columns {list(names)}, got {key!r}")
+            key = dict(zip(names, key, strict=True))
+        rows = self.lookup([key])
+        return rows.to_pylist()[0] if rows.num_rows else None
+
+    def prefix_lookup(self, prefix: object) -> pa.Table:
+        """All rows whose partition columns and bucket key equal one of these, in no particular order.
+
+        Args:
+            prefix: rows of those columns, or a list of values when it is one column.
+
+        Raises:
+            InvalidRequestError: the bucket key is no prefix of the primary key.
+        """
+        self._require(keyed=True, verb="look up", use="scan")
+        desc = self._desc
+        asked = {*desc.partition_by, *(desc.prefix_key or desc.bucket_key)}
+        schema = pa.schema([desc.schema.field(c) for c in desc.primary_key if c in asked])
+        return self._client.prefix_lookup(_one_batch(to_key_table(prefix, schema, what=f"prefixes of {self.name}")))
+
+    def _key_schema(self) -> pa.Schema:
+        return pa.schema([self._desc.schema.field(c) for c in self._desc.primary_key])
+
+    # ---- read -------------------------------------------------------------------------------------------------
+
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        where: str | pc.Expression | None = None,
+        *,
+        tier: Literal["union", "hot", "lake"] = "union",
+        snapshot: int | None = None,
+        limit: int | None = None,
+        system_columns: bool = False,
+    ) -> Scan:
+        """A consistent read of the table as of now.
+
+        Args:
+            columns: the columns wanted, in this order; None for all.
+            where: SQL text or a `pyarrow.compute.Expression`; pushed into both tiers, applied exactly.
+            tier: ``"union"``: lake and log joined at one offset; ``"lake"``: what the lake holds; ``"hot"``: what it
+                does not hold yet.
+            snapshot: read the lake alone, as of this lake snapshot.
+            limit: at most so many rows, any.
+            system_columns: add ``__bucket``, ``__offset`` and ``__timestamp``.
+
+        Raises:
+            ColumnNotFoundError, InvalidPredicateError, NoLakeError, SnapshotNotFoundError.
+        """
+        return Scan(
+            self._client,
+            columns=columns,
+            where=where,
+            tier=tier,
+            snapshot=snapshot,
+            limit=limit,
+            system_columns=system_columns,
+        )
+
+    def subscribe(
+        self,
+        start: Literal["latest", "earliest", "full"] | dt.datetime | Mapping[TabletId, int] = "latest",
+        columns: Sequence[str] | None = None,
+        where: str | pc.Expression | None = None,
+        stop: Literal["now"] | Mapping[TabletId, int] | None = None,
+    ) -> Subscription:
+        """Rows pushed as soon as they are readable; each item is a `Batch`.
+
+        Args:
+            start: ``"latest"``: what comes from now on; ``"earliest"``: everything there is, then what comes;
+                ``"full"``: the current rows, then the changes, joined at one offset; a datetime: from the first row
+                committed at or after it; or an offset per tablet (tablets not named start at their beginning).
+            columns: the user columns wanted; None for all.
+            where: rows wanted; on a keyed table each image is filtered on its own, so that an update may arrive as a
+                lone -U or +U.
+            stop: None: never ends; ``"now"``: ends at what was readable at the call; or an end offset per tablet.
+        """
+        return subscribe(self._client, start=start, columns=columns, where=where, stop=stop)
+
+    # ---- lake and state ---------------------------------------------------------------------------------------
+
+    @property
+    def lake(self) -> TableLake:
+        """The table's lake.
+
+        Raises:
+            NoLakeError: it has none.
+        """
+        if self._desc.lake is None:
+            raise no_lake(self._desc)
+        return TableLake(self._client)
+
+    def _tier(self) -> CommitResult:
+        return self.lake.tier()
+
+    def status(self) -> pa.Table:
+        """One row a tablet: partition, bucket, start_offset, high_watermark, tiered_offset, rows, lag_rows,
+        lag_seconds (age of the oldest row that is not in the lake; null without a lake)."""
+        return status_table(self._client)
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [c.combine_chunks() if c.num_chunks != 1 else c.chunk(0) for c in table.columns], schema=table.schema
+    )
+
+
+def rows_for_append(desc: TableDescriptor, data: object) -> pa.Table:
+    """User's rows as the table's columns; see `Table.append` for errors."""
+    what = f"rows for {desc.path}"
+    return conform(to_arrow_table(data, desc.schema, what=what), desc.schema, columns_required=None, what=what)
+
+
+def rows_for_upsert(desc: TableDescriptor, data: object, columns: Sequence[str] | None) -> pa.Table:
+    """User's rows as all or some of the table's columns, the non-null ones among them; see `Table.upsert`."""
+    what = f"rows for {desc.path}"
+    table = to_arrow_table(data, desc.schema, what=what)
+    if columns is not None:
+        missing = [c for c in columns if c not in table.column_names]
+        if missing:
+            raise ColumnNotFoundError(f"columns={list(columns)}: the data has no {missing}", column=missing[0])
+        table = table.select(list(columns))
+    required = [f.name for f in desc.schema if not f.nullable]
+    lacking = [c for c in required if c not in table.column_names]
+    if lacking:
+        raise SchemaMismatchError(
+            f"{what}: an upsert must hold the non-null columns {required}; {lacking} missing", columns=str(lacking)
+        )
+    return conform(table, desc.schema, columns_required=required, what=what)
+
+
+def rows_for_delete(desc: TableDescriptor, keys: object) -> pa.Table:
+    """User's keys as the table's key columns; see `Table.delete`."""
+    schema = pa.schema([desc.schema.field(c) for c in desc.primary_key])
+    return to_key_table(keys, schema, what=f"keys of {desc.path}", allow_extra=True)
+
+
+def write_result(
+    desc: TableDescriptor, rows: int, parts: Sequence[tuple[Any, tuple[int, int]]]
+) -> WriteResult:
+    """Join the parts of a write per tablet."""
+    ranges: dict[TabletId, tuple[int, int]] = {}
+    for key, (start, end) in parts:
+        tablet = desc.tablet_id(key)
+        low, high = ranges.get(tablet, (start, end))
+        ranges[tablet] = (min(low, start), max(high, end))
+    return WriteResult(rows, ranges)
+
+

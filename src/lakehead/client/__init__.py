@@ -1,0 +1,1 @@
+"""Talking to tablet servers: transport, routing, writers, lookups, log reads, subscriptions."""

@@ -1,0 +1,79 @@
+"""Which tablet each row belongs to: partition values and bucket hash, for whole batches at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakehead.format.bucketing import bucket_ids
+from lakehead.types import UNPARTITIONED, TableDescriptor, TabletKey, partition_name
+
+Rows = npt.NDArray[np.int64]
+
+
+def route(
+    desc: TableDescriptor, batch: pa.RecordBatch, *, unkeyed_bucket: int = 0
+) -> Iterator[tuple[TabletKey, Rows | None]]:
+    """Tablets of a batch's rows with the row positions that go there, ascending; None stands for all rows.
+
+    Args:
+        batch: holds the partition columns and the bucket key.
+        unkeyed_bucket: bucket of the whole batch for log tables without a bucket key.
+    """
+    names, codes = partition_codes(desc, batch)
+    if not desc.bucket_key or desc.buckets == 1:
+        buckets = np.zeros(batch.num_rows, np.int32) if names else None
+        fixed = 0 if desc.bucket_key or desc.buckets == 1 else unkeyed_bucket
+        if codes is None:
+            yield TabletKey(UNPARTITIONED, fixed), None
+            return
+        yield from _groups(names, codes, buckets, fixed)
+        return
+    buckets = bucket_ids([batch.column(c) for c in desc.bucket_key], desc.buckets)
+    if codes is None:
+        codes, names = np.zeros(batch.num_rows, np.int64), [UNPARTITIONED]
+    yield from _groups(names, codes, buckets, 0)
+
+
+def _groups(
+    names: Sequence[str], codes: Rows, buckets: npt.NDArray[np.int32] | None, first_bucket: int
+) -> Iterator[tuple[TabletKey, Rows | None]]:
+    span = int(buckets.max()) + 1 if buckets is not None and len(buckets) else 1
+    group = codes * span + (buckets if buckets is not None else 0)
+    order = np.argsort(group, kind="stable")
+    ends = np.flatnonzero(np.diff(group[order])) + 1
+    for rows in np.split(order, ends):
+        if len(rows):
+            code, bucket = divmod(int(group[rows[0]]), span)
+            yield TabletKey(names[code], first_bucket + bucket), None if len(rows) == len(group) else rows
+
+
+def partition_codes(desc: TableDescriptor, batch: pa.RecordBatch) -> tuple[list[str], Rows | None]:
+    """Partition names, and per row the position of its name; ([], None) for unpartitioned tables."""
+    if not desc.partition_by:
+        return [], None
+    code = np.zeros(batch.num_rows, np.int64)
+    dictionaries = []
+    for column in desc.partition_by:
+        values = batch.column(column)
+        if pa.types.is_boolean(values.type):
+            encoded = pc.dictionary_encode(values.cast(pa.uint8()))
+            dictionary = encoded.dictionary.cast(pa.bool_())
+        else:
+            encoded = pc.dictionary_encode(values)
+            dictionary = encoded.dictionary
+        code = code * max(len(dictionary), 1) + encoded.indices.to_numpy()
+        dictionaries.append(dictionary)
+    used, codes = np.unique(code, return_inverse=True)
+    names = []
+    for c in used.tolist():
+        values = []
+        for dictionary in reversed(dictionaries):
+            c, at = divmod(c, max(len(dictionary), 1))
+            values.append(dictionary[at].as_py())
+        names.append(partition_name(desc.partition_by, tuple(reversed(values))))
+    return names, codes.reshape(-1).astype(np.int64)

@@ -1,0 +1,227 @@
+"""One table as its tablet servers offer it: numbered writes, lookups, log reads and subscriptions, by tablet key."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from lakehead.client.routing import route
+from lakehead.client.writer import BatchWriter, WriteKind
+from lakehead.env.clock import Clock
+from lakehead.env.randomness import Randomness
+from lakehead.errors import InvalidRequestError, UnavailableError
+from lakehead.format.predicate import Predicate
+from lakehead.protocol import messages as m
+from lakehead.types import TableDescriptor, TabletKey
+
+_SLICE_ROWS = 1 << 16
+_SLICE_BYTES = 64 << 20
+
+
+class TableClient:
+    """Thread-safe. Rows given here were conformed to the table's schema; errors are those of the server."""
+
+    def __init__(self, desc: TableDescriptor, endpoint: m.Endpoint, clock: Clock, randomness: Randomness) -> None:
+        self.desc = desc
+        self._endpoint = endpoint
+        self._clock = clock
+        self._randomness = randomness
+        self._writers: list[BatchWriter] = []
+        self._lock = threading.Lock()
+
+    def _ask(self, request: m.Request, attachments: Sequence[pa.Buffer] = ()) -> tuple[m.AnyReply, list[pa.Buffer]]:
+        """A call that may be repeated: once more at once, for a pooled stream that broke while it was idle."""
+        try:
+            return self._endpoint.call(request, attachments)
+        except UnavailableError:
+            return self._endpoint.call(request, attachments)
+
+    # ---- write ------------------------------------------------------------------------------------------------
+
+    def write(self, kind: WriteKind, rows: pa.Table) -> list[tuple[TabletKey, tuple[int, int]]]:
+        """Write rows under an anonymous writer, in slices of at most 64 Ki rows; returns the offsets of each part."""
+        with self._lock:
+            writer = self._writers.pop() if self._writers else None
+        writer = writer or BatchWriter(
+            self.desc, self._endpoint, self._clock, writer_id=bytes.fromhex(self._randomness.uuid_hex())
+        )
+        out: list[tuple[TabletKey, tuple[int, int]]] = []
+        for batch in slices(rows):
+            out += writer.send(writer.prepare(kind, batch))
+        with self._lock:
+            self._writers.append(writer)
+        return out
+
+    def named_writer(self, name: str) -> BatchWriter:
+        """Take over a named writer; see `BatchWriter.resume`."""
+        return BatchWriter.resume(self.desc, self._endpoint, self._clock, name)
+
+    def anonymous_writer(self) -> BatchWriter:
+        """A writer that nobody resumes."""
+        writer_id = bytes.fromhex(self._randomness.uuid_hex())
+        return BatchWriter(self.desc, self._endpoint, self._clock, writer_id=writer_id)
+
+    # ---- lookup -----------------------------------------------------------------------------------------------
+
+    def lookup(self, keys: pa.RecordBatch) -> pa.Table:
+        """Rows of the keys that exist, in the order asked; ``keys`` holds the key columns in key order."""
+        if keys.num_rows == 0:
+            return self.desc.schema.empty_table()
+        refs, attachments, places = [], [], []
+        for key, rows in route(self.desc, keys):
+            refs.append(m.TabletRef.of(key))
+            places.append(rows)
+            attachments.append((keys if rows is None else keys.take(pa.array(rows))).serialize())
+        _, out = self._ask(m.Lookup(table_id=self.desc.table_id, tablets=refs, prefix=[]), attachments)
+        batches, order = [], []
+        for i, asked in enumerate(places):
+            if out[2 * i].size:
+                batches.append(pa.ipc.read_record_batch(out[2 * i], self.desc.schema))
+                found = np.frombuffer(out[2 * i + 1], np.int64)
+                order.append(found if asked is None else asked[found])
+        table = pa.Table.from_batches(batches, self.desc.schema)
+        return table if len(batches) <= 1 else table.take(pa.array(np.argsort(np.concatenate(order), kind="stable")))
+
+    def prefix_lookup(self, prefixes: pa.RecordBatch) -> pa.Table:
+        """Rows whose partition columns and bucket key equal one of these; in no particular order.
+
+        Raises:
+            InvalidRequestError: the bucket key is no prefix of the primary key.
+        """
+        desc = self.desc
+        if not desc.prefix_key:
+            raise InvalidRequestError(
+                f"prefix lookups on {desc.path} are not possible: its bucket key {list(desc.bucket_key)} is not a proper"
+                f" prefix of its primary key; create the table with bucket_key= set to the leading key columns"
+            )
+        refs, attachments = [], []
+        for key, rows in route(desc, prefixes):
+            part = prefixes.select(list(desc.prefix_key))
+            refs.append(m.TabletRef.of(key))
+            attachments.append((part if rows is None else part.take(pa.array(rows))).serialize())
+        request = m.Lookup(table_id=desc.table_id, tablets=refs, prefix=list(desc.prefix_key))
+        _, out = self._ask(request, attachments)
+        batches = [pa.ipc.read_record_batch(b, desc.schema) for b in out[::2] if b.size]
+        return pa.Table.from_batches(batches, desc.schema)
+
+    # ---- log --------------------------------------------------------------------------------------------------
+
+    def tablets(self, *, sync: bool = False, at_timestamp_us: int | None = None) -> list[m.TabletState]:
+        """State of every tablet, by key; ``sync`` makes what it reports durable first."""
+        reply, _ = self._ask(m.Watermarks(table_id=self.desc.table_id, sync=sync, at_timestamp_us=at_timestamp_us))
+        assert isinstance(reply, m.WatermarksReply)
+        return reply.tablets
+
+    def watermarks(self) -> Mapping[TabletKey, tuple[int, int]]:
+        """Per tablet ``(log_start_offset, high_watermark)``, all of it on disk."""
+        return {t.key: (t.log_start, t.high_watermark) for t in self.tablets(sync=True)}
+
+    def timestamps_at(self, offsets: Mapping[TabletKey, int]) -> tuple[int, dict[TabletKey, int | None]]:
+        """The server's time, and the commit time of the row at each offset (None past the end), in microseconds."""
+        ranges = [
+            m.TabletRange(partition=k.partition, bucket=k.bucket, start=o, end=o + 1) for k, o in offsets.items()
+        ]
+        reply, _ = self._ask(m.TimestampsAt(table_id=self.desc.table_id, ranges=ranges))
+        assert isinstance(reply, m.TimestampsReply)
+        return reply.now_us, dict(zip(offsets, reply.timestamps_us, strict=True))
+
+    def read(
+        self, tablet: TabletKey, start: int, end: int, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Rows ``[start, end)`` of one tablet in offset order; see `lakehead.protocol.messages.Read` for columns.
+
+        None reads the user's columns, then (keyed tables) ``__change_type`` and ``__prev_offset``, then ``__offset`` and
+        ``__timestamp``.
+        """
+        if columns is None:
+            changes = ["__change_type", "__prev_offset"] if self.desc.keyed else []
+            columns = [*self.desc.schema.names, *changes, "__offset", "__timestamp"]
+        for _, batch in self.read_ranges({tablet: (start, end)}, columns):
+            yield batch
+
+    def read_ranges(
+        self,
+        ranges: Mapping[TabletKey, tuple[int, int]],
+        columns: Sequence[str],
+        predicate: Predicate | None = None,
+    ) -> Iterator[tuple[TabletKey, pa.RecordBatch]]:
+        """Rows of several ranges, tablet by tablet, each in offset order."""
+        request = m.Read(
+            table_id=self.desc.table_id,
+            ranges=[_range(k, s, e) for k, (s, e) in ranges.items() if s < e],
+            columns=list(columns),
+            predicate=None if predicate is None else predicate.to_bytes(),
+        )
+        if request.ranges:
+            for header, batch in self._batches(request):
+                yield TabletKey(header.partition, header.bucket), batch
+
+    def read_live(
+        self, columns: Sequence[str], predicate: Predicate | None = None
+    ) -> Iterator[tuple[TabletKey, pa.RecordBatch]]:
+        """Live rows of a keyed table, each tablet's as of one offset."""
+        predicate_bytes = None if predicate is None else predicate.to_bytes()
+        request = m.ReadLive(table_id=self.desc.table_id, columns=list(columns), predicate=predicate_bytes)
+        for header, batch in self._batches(request):
+            if batch.num_rows:
+                yield TabletKey(header.partition, header.bucket), batch
+
+    def _batches(self, request: m.Request) -> Iterator[tuple[m.StreamHeader, pa.RecordBatch]]:
+        stream = self._endpoint.stream(request)
+        try:
+            yield from stream
+        finally:
+            stream.close()
+
+    def subscribe(
+        self,
+        *,
+        starts: Mapping[TabletKey, int],
+        default: Literal["latest", "earliest", "full"],
+        stops: Mapping[TabletKey, int] | None,
+        columns: Sequence[str],
+        predicate: Predicate | None,
+    ) -> m.Stream:
+        """Open a push stream; see `lakehead.protocol.messages.Subscribe`."""
+        return self._endpoint.stream(
+            m.Subscribe(
+                table_id=self.desc.table_id,
+                starts=[_range(k, o, o) for k, o in starts.items()],
+                default=default,
+                stops=None if stops is None else [_range(k, o, o) for k, o in stops.items()],
+                columns=list(columns),
+                predicate=None if predicate is None else predicate.to_bytes(),
+            )
+        )
+
+    # ---- lake -------------------------------------------------------------------------------------------------
+
+    def lake(self) -> m.LakeReply:
+        """Where the table's lake stands now."""
+        reply, _ = self._ask(m.LakeInfo(table_id=self.desc.table_id))
+        assert isinstance(reply, m.LakeReply)
+        return reply
+
+    def report_tiered(self) -> None:
+        """Tell the server that a round has committed."""
+        self._ask(m.ReportTiered(table_id=self.desc.table_id))
+
+
+def _range(key: TabletKey, start: int, end: int) -> m.TabletRange:
+    return m.TabletRange(partition=key.partition, bucket=key.bucket, start=start, end=end)
+
+
+def slices(rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    """The table as record batches of at most 64 Ki rows and about 64 MiB; at least one batch."""
+    if rows.num_rows == 0:
+        yield pa.RecordBatch.from_arrays([pa.array([], f.type) for f in rows.schema], schema=rows.schema)
+        return
+    step = min(_SLICE_ROWS, max(1, int(rows.num_rows * _SLICE_BYTES / max(rows.nbytes, 1))))
+    for start in range(0, rows.num_rows, step):
+        part = rows.slice(start, step)
+        chunks = part.to_batches()
+        yield chunks[0] if len(chunks) == 1 else pa.concat_batches(chunks)

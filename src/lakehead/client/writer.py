@@ -1,0 +1,159 @@
+"""Idempotent writes: one writer's batches, numbered, sent again over reconnects until they are known to have landed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from lakehead.client.routing import route
+from lakehead.env.clock import Clock
+from lakehead.errors import ClosedError, LakeheadError, LimitExceededError, RequestTimeoutError, UnavailableError
+from lakehead.format.bucketing import unkeyed_bucket
+from lakehead.format.frame import WriterStamp, encode_body
+from lakehead.protocol.messages import Endpoint, OpenWriter, TabletRef, Write, WriteReply, WriterReply
+from lakehead.types import TableDescriptor, TabletKey
+
+WriteKind = Literal["append", "upsert", "delete"]
+_RETRY_FIRST_SECONDS = 0.02
+_RETRY_MAX_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class PreparedWrite:
+    """One numbered batch, encoded: sending it again sends the same bytes."""
+
+    request: Write
+    bodies: list[pa.Buffer]
+    sequence: int
+
+
+def writer_bytes(name: str) -> bytes:
+    """The 16 bytes that stand for a named writer in batch frames."""
+    return hashlib.blake2b(name.encode(), digest_size=16, person=b"lakehead-writer").digest()
+
+
+class BatchWriter:
+    """Numbers, routes and sends the batches of one writer to one table. One thread at a time.
+
+    Args:
+        writer_id: 16 bytes that no other live writer uses.
+        retry_seconds: how long a batch is sent again while the server cannot be reached.
+    """
+
+    def __init__(
+        self,
+        desc: TableDescriptor,
+        endpoint: Endpoint,
+        clock: Clock,
+        *,
+        writer_id: bytes,
+        epoch: int = 0,
+        last_sequence: int = -1,
+        retry_seconds: float = 10.0,
+        batch_bytes_max: int = 256 << 20,
+    ) -> None:
+        self._desc = desc
+        self._endpoint = endpoint
+        self._clock = clock
+        self._writer_id = writer_id
+        self._epoch = epoch
+        self._next = last_sequence + 1
+        self._previous: dict[TabletKey, int] = {}
+        self.acked_through = last_sequence
+        self._retry_seconds = retry_seconds
+        self._batch_bytes_max = batch_bytes_max
+        self._failed = False
+
+    @classmethod
+    def resume(cls, desc: TableDescriptor, endpoint: Endpoint, clock: Clock, name: str) -> BatchWriter:
+        """Take over a named writer: its predecessor is fenced, and numbering goes on after what it had acknowledged."""
+        writer_id = writer_bytes(name)
+        reply, _ = endpoint.call(OpenWriter(table_id=desc.table_id, writer_id=writer_id))
+        assert isinstance(reply, WriterReply)
+        writer = cls(
+            desc, endpoint, clock, writer_id=writer_id, epoch=reply.epoch, last_sequence=reply.last_sequence
+        )
+        writer._previous = {ref.key: sequence for ref, sequence in zip(reply.tablets, reply.sequences, strict=True)}
+        return writer
+
+    def prepare(self, kind: WriteKind, batch: pa.RecordBatch) -> PreparedWrite:
+        """Number and encode a batch whose rows were checked; it must then be sent before the next one is prepared.
+
+        Raises:
+            LimitExceededError: the batch is too large for one write.
+        """
+        if batch.nbytes > self._batch_bytes_max:
+            raise LimitExceededError(
+                f"a batch of {batch.nbytes:,} bytes is over the limit of {self._batch_bytes_max:,}: write smaller ones",
+                batch_bytes_max=self._batch_bytes_max,
+            )
+        if self._failed:
+            raise ClosedError("a batch of this writer failed: open the writer again and send on from last_sequence")
+        sequence = self._next
+        bucket = unkeyed_bucket(self._writer_id, sequence, self._desc.buckets) if not self._desc.bucket_key else 0
+        refs, checksums, bodies = [], [], []
+        for key, rows in route(self._desc, batch, unkeyed_bucket=bucket):
+            stamp = WriterStamp(
+                self._writer_id, sequence, self._previous.get(key, -1), self.acked_through, self._epoch
+            )
+            body = encode_body(
+                batch if rows is None else batch.take(pa.array(rows)),
+                schema_id=self._desc.schema_id,
+                stamp=stamp,
+                compression=self._desc.properties.compression if kind == "append" else "none",
+                with_statistics=kind == "append",
+            )
+            self._previous[key] = sequence
+            refs.append(TabletRef.of(key))
+            checksums.append(body.crc)
+            bodies.append(body.buffer)
+        self._next += 1
+        request = Write(
+            table_id=self._desc.table_id, kind=kind, tablets=refs, checksums=checksums, columns=batch.schema.names
+        )
+        return PreparedWrite(request, bodies, sequence)
+
+    def send(self, write: PreparedWrite) -> Sequence[tuple[TabletKey, tuple[int, int]]]:
+        """Send until answered; returns each tablet's offsets ``[start, end)``, durable as the table promises.
+
+        Raises:
+            RequestTimeoutError: the server could not be reached in time; whether the batch landed is not known.
+            LakeheadError: the batch was refused; nothing of it was written.
+        """
+        self._failed = True
+        reply = self._call(write)
+        self._failed = False
+        self.acked_through = write.sequence
+        return [(ref.key, offsets) for ref, offsets in zip(write.request.tablets, reply.offsets, strict=True)]
+
+    @property
+    def failed(self) -> bool:
+        """True after a batch failed: its tablets may disagree on what came last, so that nothing may follow it."""
+        return self._failed
+
+    def _call(self, write: PreparedWrite) -> WriteReply:
+        deadline = self._clock.monotonic() + self._retry_seconds
+        pause = _RETRY_FIRST_SECONDS
+        while True:
+            try:
+                reply, _ = self._endpoint.call(write.request, write.bodies)
+                assert isinstance(reply, WriteReply)
+                return reply
+            except UnavailableError as e:
+                if self._clock.monotonic() + pause > deadline:
+                    raise self._timeout(e) from e
+                self._clock.sleep(pause)
+                pause = min(2 * pause, _RETRY_MAX_SECONDS)
+
+    def _timeout(self, e: UnavailableError) -> LakeheadError:
+        if type(e) is not UnavailableError:
+            return e
+        return RequestTimeoutError(
+            f"no answer to a write on {self._desc.path} within {self._retry_seconds:g} s; it may or may not have landed,"
+            f" sending it again through the same writer is safe: {e}",
+            table=str(self._desc.path),
+        )

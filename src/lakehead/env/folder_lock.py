@@ -1,0 +1,63 @@
+"""One owner per data folder: an advisory file lock, and a note of where the owner can be reached."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+
+from lakehead.env.storage import LocalStorage, storage_errors
+
+_LOCK = "LOCK"
+_ENDPOINT = "endpoint.json"
+
+
+class FolderLock:
+    """Exclusive ownership of a data folder by this process, until released or the process ends."""
+
+    def __init__(self, folder: str, fd: int) -> None:
+        self._folder = folder
+        self._fd = fd
+        self._pid = os.getpid()
+
+    @classmethod
+    def try_acquire(cls, folder: str) -> FolderLock | None:
+        """Own the folder, made when it is missing; None when a live process owns it.
+
+        Raises:
+            StorageError: the folder cannot be created or written.
+        """
+        LocalStorage().make_folder(folder)
+        path = os.path.join(folder, _LOCK)
+        with storage_errors(path, "open"):
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        return cls(folder, fd)
+
+    def announce(self, uri: str, folder_id: str) -> None:
+        """Leave word where the owner listens."""
+        note = json.dumps({"uri": uri, "folder_id": folder_id, "pid": os.getpid()}).encode()
+        LocalStorage().write_atomic(os.path.join(self._folder, _ENDPOINT), note)
+
+    def release(self) -> None:
+        """Give the folder up."""
+        if self._fd >= 0:
+            LocalStorage().remove(os.path.join(self._folder, _ENDPOINT))
+            os.close(self._fd)
+            self._fd = -1
+
+    def forget(self) -> None:
+        """In a forked child: let go of the inherited lock; the parent keeps it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def read_announcement(folder: str) -> dict[str, str] | None:
+    """Where the folder's owner listens (``uri``, ``folder_id``); None when no word was left."""
+    data = LocalStorage().read_file(os.path.join(folder, _ENDPOINT))
+    return None if data is None else {k: str(v) for k, v in json.loads(data).items()}

@@ -1,0 +1,218 @@
+"""The union read: lake rows at one snapshot, and the log from exactly the offsets where that snapshot ends.
+
+A read is pinned by `pin`: first the lake snapshot S, then the watermarks, so that per tablet the lake's ``[0, offset(S))``
+and the log's ``[offset(S), high watermark)`` join without gap or overlap. For keyed tables the hot range is reduced to
+its net change; what it supersedes is taken out of the lake rows by offset. Predicates and limits apply after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lakehead.client.table import TableClient
+from lakehead.errors import LakeStateError, NoLakeError
+from lakehead.format.predicate import Predicate
+from lakehead.lake.netchange import net_change
+from lakehead.lake.view import LakeView
+from lakehead.types import (
+    CHANGE_TYPE_COLUMN,
+    OFFSET_COLUMN,
+    PREV_OFFSET_COLUMN,
+    SYSTEM_FIELDS,
+    TabletKey,
+)
+
+Tier = Literal["union", "hot", "lake"]
+Superseded = Mapping[TabletKey, npt.NDArray[np.int64]]
+_CHANGE_COLUMNS = (CHANGE_TYPE_COLUMN, PREV_OFFSET_COLUMN, OFFSET_COLUMN)
+
+
+@dataclass(frozen=True)
+class Pin:
+    """What a read covers.
+
+    Attributes:
+        lake: the lake snapshot to read; None for none.
+        ranges: log offsets ``[start, end)`` to read, per tablet.
+    """
+
+    lake: LakeView | None
+    ranges: Mapping[TabletKey, tuple[int, int]]
+
+
+def pin(client: TableClient, *, tier: Tier = "union", snapshot: int | None = None) -> Pin:
+    """Pin a read of a table as of now.
+
+    Raises:
+        NoLakeError: the lake is asked for and the table has none.
+        SnapshotNotFoundError: there is no such lake snapshot.
+        LakeStateError: the log no longer reaches back to where the lake ends.
+    """
+    desc = client.desc
+    view = None
+    if desc.lake is not None:
+        view = LakeView.at(desc, client.lake(), snapshot)
+    elif tier == "lake" or snapshot is not None:
+        raise NoLakeError(f"table {desc.path} has no lake: create it with lake='iceberg'", table=str(desc.path))
+    if tier == "lake" or snapshot is not None:
+        return Pin(view, {})
+    ranges = {}
+    for t in client.tablets():
+        start = view.offsets.get(t.key, 0) if view else (0 if desc.keyed else t.log_start)
+        if start < t.log_start:
+            raise LakeStateError(
+                f"the log of {desc.path} tablet {t.key} begins at {t.log_start}, but its lake ends at {start}:"
+                " rows between are in neither, restore the lake or the log",
+                table=str(desc.path),
+            )
+        ranges[t.key] = (start, t.high_watermark)
+    return Pin(None if tier == "hot" else view, ranges)
+
+
+class UnionRead:
+    """Carries out a pinned read; may be repeated."""
+
+    def __init__(
+        self,
+        client: TableClient,
+        pinned: Pin,
+        *,
+        columns: Sequence[str],
+        predicate: Predicate | None = None,
+        limit: int | None = None,
+        system_columns: bool = False,
+    ) -> None:
+        self._client = client
+        self._desc = client.desc
+        self.pinned = pinned
+        self._columns = list(columns)
+        self._predicate = predicate
+        self._limit = limit
+        self._system = system_columns
+        fields = [self._desc.schema.field(c) for c in self._columns]
+        self.schema = pa.schema([*fields, *(SYSTEM_FIELDS if system_columns else ())])
+
+    # ---- rows -------------------------------------------------------------------------------------------------
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Rows with the columns of `schema`, the lake's first."""
+        left = self._limit
+        for batch in self._all_batches():
+            if left is not None:
+                batch = batch.slice(0, left)
+                left -= batch.num_rows
+            if batch.num_rows:
+                yield batch
+            if left == 0:
+                return
+
+    def _all_batches(self) -> Iterator[pa.RecordBatch]:
+        if not self._desc.keyed:
+            yield from self._lake_rows({})
+            yield from (b for _, b in self._client.read_ranges(self.pinned.ranges, self.schema.names, self._predicate))
+            return
+        superseded, hot = self.hot_changes()
+        yield from self._lake_rows(superseded)
+        for _, batch in hot:
+            rows = batch if self._predicate is None else self._predicate.filter(batch)
+            yield pa.RecordBatch.from_arrays([rows.column(c) for c in self.schema.names], schema=self.schema)
+
+    def _lake_rows(self, superseded: Superseded) -> Iterator[pa.RecordBatch]:
+        view = self.pinned.lake
+        if view is None or view.snapshot_id is None:
+            return
+        from lakehead.lake.read import plan_files, read_lake
+
+        files = plan_files(view.table, view.snapshot_id, self._predicate.bounds if self._predicate else ())
+        yield from read_lake(
+            view.table,
+            self._desc,
+            files,
+            columns=self._columns,
+            predicate=self._predicate,
+            superseded=superseded,
+            system_columns=self._system,
+        )
+
+    def hot_changes(self) -> tuple[Superseded, list[tuple[TabletKey, pa.RecordBatch]]]:
+        """For keyed tables: lake offsets that the hot range supersedes, and the hot rows to add, unfiltered, with the
+        columns of `schema` and those of the predicate."""
+        extra = [c for c in (self._predicate.columns if self._predicate else ()) if c not in self._columns]
+        system = [c for c in self.schema.names if c not in self._columns and c not in _CHANGE_COLUMNS]
+        names = [*self._columns, *extra, *system, *_CHANGE_COLUMNS]
+        parts: dict[TabletKey, list[pa.RecordBatch]] = {}
+        for key, batch in self._client.read_ranges(self.pinned.ranges, names):
+            parts.setdefault(key, []).append(batch)
+        superseded: dict[TabletKey, npt.NDArray[np.int64]] = {}
+        hot: list[tuple[TabletKey, pa.RecordBatch]] = []
+        for key, batches in parts.items():
+            types, prev, offsets = (
+                np.concatenate([b.column(c).to_numpy() for b in batches])
+                for c in (CHANGE_TYPE_COLUMN, PREV_OFFSET_COLUMN, OFFSET_COLUMN)
+            )
+            net = net_change(types, offsets, prev, self.pinned.ranges[key][0])
+            superseded[key] = net.superseded
+            done = 0
+            for batch in batches:
+                keep = net.keep[done : done + batch.num_rows]
+                done += batch.num_rows
+                if keep.any():
+                    hot.append((key, batch if keep.all() else batch.filter(pa.array(keep))))
+        return superseded, hot
+
+    # ---- counts -----------------------------------------------------------------------------------------------
+
+    def count(self) -> int:
+        """Number of rows that `batches` yields."""
+        if self._predicate is None:
+            total = self._count_all()
+        else:
+            narrow = UnionRead(self._client, self.pinned, columns=[], predicate=self._predicate, system_columns=True)
+            total = sum(b.num_rows for b in narrow.batches())
+        return total if self._limit is None else min(total, self._limit)
+
+    def _count_all(self) -> int:
+        superseded: Superseded = {}
+        if self._desc.keyed:
+            narrow = UnionRead(self._client, self.pinned, columns=[])
+            superseded, hot = narrow.hot_changes()
+            total = sum(b.num_rows for _, b in hot)
+        else:
+            total = sum(end - start for start, end in self.pinned.ranges.values())
+        view = self.pinned.lake
+        if view is not None and view.snapshot_id is not None:
+            from lakehead.lake.read import count_lake, plan_files
+
+            files = plan_files(view.table, view.snapshot_id, ())
+            total += count_lake(view.table, self._desc, files, superseded=superseded)
+        return total
+
+    def explain(self) -> str:
+        """What is read from where, as text."""
+        view = self.pinned.lake
+        hot = sum(end - start for start, end in self.pinned.ranges.values())
+        lines = [
+            f"union read of {self._desc.path} ({'primary-key' if self._desc.keyed else 'log'} table)",
+            f"  columns: {', '.join(self.schema.names) or '(none)'}",
+            f"  where:   {self._predicate.arrow if self._predicate else '(all rows)'}",
+        ]
+        if self._limit is not None:
+            lines.append(f"  limit:   {self._limit}")
+        if view is None:
+            lines.append("  lake:    not read")
+        elif view.snapshot_id is None:
+            lines.append("  lake:    empty (no round has committed)")
+        else:
+            from lakehead.lake.read import plan_files
+
+            files = plan_files(view.table, view.snapshot_id, self._predicate.bounds if self._predicate else ())
+            lines.append(f"  lake:    snapshot {view.snapshot_id}, {len(files)} data files")
+        lines.append(f"  log:     {hot:,} records in {len(self.pinned.ranges)} tablets")
+        lines += [f"    {key}: [{start}, {end})" for key, (start, end) in sorted(self.pinned.ranges.items())]
+        return "\n".join(lines)

@@ -1,0 +1,97 @@
+"""One lake snapshot of a table, as readers see it: pinned by its metadata file, with the offsets that it holds."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from lakehead.errors import UnavailableError
+from lakehead.protocol.messages import LakeReply
+from lakehead.types import TableDescriptor, TabletKey
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table as IcebergTable
+
+
+@dataclass(frozen=True)
+class LakeView:
+    """A lake snapshot.
+
+    Attributes:
+        table: the Iceberg table at a fixed metadata file; reading it needs no catalog.
+        snapshot_id: the snapshot to read; None while nothing was ever committed.
+        offsets: exclusive end of what the snapshot holds, per tablet; tablets not named hold nothing.
+    """
+
+    desc: TableDescriptor
+    table: IcebergTable
+    snapshot_id: int | None
+    offsets: Mapping[TabletKey, int]
+
+    @classmethod
+    def current(cls, desc: TableDescriptor, info: LakeReply) -> LakeView:
+        """The lake as the server saw it.
+
+        Raises:
+            LakeStateError: it was rolled back or replaced.
+        """
+        return cls.at(desc, info, None)
+
+    @classmethod
+    def at(cls, desc: TableDescriptor, info: LakeReply, snapshot_id: int | None) -> LakeView:
+        """The lake at one of its snapshots, None for the current one.
+
+        Raises:
+            SnapshotNotFoundError: there is no such snapshot (any more).
+        """
+        from lakehead.lake.marks import read_mark
+
+        table = _static_table(info.metadata_location, tuple(sorted(info.storage_properties.items())))
+        mark = read_mark(table, snapshot_id)
+        current = table.metadata.current_snapshot_id
+        return cls(desc, table, current if snapshot_id is None else snapshot_id, mark.offsets if mark else {})
+
+    def snapshots(self) -> pa.Table:
+        """See `lakehead.lake.inspect.snapshots_table`."""
+        from lakehead.lake.read import snapshots_table
+
+        return snapshots_table(self.table)
+
+    def files(self) -> pa.Table:
+        """See `lakehead.lake.inspect.files_table`."""
+        from lakehead.lake.read import files_table
+
+        return files_table(self.table)
+
+
+@functools.lru_cache(maxsize=64)
+def _static_table(metadata_location: str, properties: tuple[tuple[str, str], ...]) -> IcebergTable:
+    from pyiceberg.table import StaticTable
+
+    return StaticTable.from_metadata(metadata_location, dict(properties))
+
+
+def open_for_writing(desc: TableDescriptor, info: LakeReply) -> IcebergTable:
+    """The Iceberg table through its catalog, as a tiering round needs it.
+
+    Raises:
+        UnavailableError: the catalog cannot be opened from here.
+        LakeStateError: the catalog holds another table of that name.
+    """
+    from lakehead.errors import LakeheadError
+    from lakehead.lake.catalog import LakeCatalog
+
+    try:
+        return LakeCatalog.open(info.catalog_name, info.catalog_properties).load(desc)
+    except LakeheadError:
+        raise
+    except Exception as e:
+        raise UnavailableError(
+            f"the lake's catalog cannot be opened from this process ({type(e).__name__}: {e}): run the round where it"
+            " can be, or configure a catalog that both reach",
+            table=str(desc.path),
+        ) from e

@@ -1,0 +1,117 @@
+"""The Arrow Flight endpoint of a service.
+
+Calls travel over long-lived ``DoExchange`` streams (one round trip each, 0.04 to 0.1 ms on loopback): message i of a
+call is attachment i as a one-row binary batch, with the request and the number of messages in the first one's
+metadata. Streams are plain ``DoGet``: the ticket is a request, each batch carries a `StreamHeader` as metadata.
+Errors in calls are an `ErrorReply`; in streams they are a Flight error whose ``extra_info`` is one.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from lakehead.errors import InvalidRequestError, LakeheadError, UnavailableError
+from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, unwrap, wrap
+from lakehead.protocol.messages import ErrorReply, decode_request, encode
+from lakehead.server.service import Service
+
+_log = logging.getLogger("lakehead.server")
+TOKEN_HEADER = "authorization"
+
+
+class _Token(fl.ServerMiddlewareFactory):
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}"
+
+    def start_call(self, info: Any, headers: Mapping[str, Sequence[str]]) -> None:
+        given = next((v[0] for k, v in headers.items() if k.lower() == TOKEN_HEADER and v), "")
+        if not hmac.compare_digest(str(given).encode(), self._expected.encode()):
+            raise fl.FlightUnauthenticatedError("the token is missing or wrong")
+
+
+def _error_reply(e: BaseException) -> ErrorReply:
+    if not isinstance(e, LakeheadError):
+        _log.exception("request failed", exc_info=e)
+        e = UnavailableError(f"the server failed: {type(e).__name__}: {e}")
+    context = {k: v for k, v in e.context.items() if isinstance(v, str | int | float | bool | None)}
+    return ErrorReply(code=e.code, message=e.message, context=context)
+
+
+def _flight_error(e: BaseException) -> fl.FlightServerError:
+    reply = _error_reply(e)
+    return fl.FlightServerError(reply.message, encode(reply))
+
+
+class FlightServer(fl.FlightServerBase):
+    """Serves a `Service` on one address until `stop`."""
+
+    def __init__(self, service: Service, *, host: str, port: int, token: str) -> None:
+        """Listen.
+
+        Raises:
+            InvalidRequestError: the address cannot be listened on.
+        """
+        self._service = service
+        try:
+            super().__init__(f"grpc://{host}:{port}", middleware={"token": _Token(token)})
+        except (pa.ArrowException, OSError) as e:
+            raise InvalidRequestError(f"cannot listen on {host}:{port}: is the port in use? ({e})") from e
+        self._thread = threading.Thread(target=self.serve, name="lakehead-flight", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no more connections. Calls under way end when their clients do, so nothing waits for them."""
+        threading.Thread(target=self.shutdown, name="lakehead-flight-stop", daemon=True).start()
+
+    def do_exchange(
+        self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor, reader: Any, writer: Any
+    ) -> None:
+        writer.begin(ATTACHMENT_SCHEMA)
+        for request, attachments in _requests(reader):
+            try:
+                reply, out = self._service.call(decode_request(request), attachments)
+                answer, parts = encode(reply), out
+            except msgspec.DecodeError as e:
+                answer, parts = encode(_error_reply(InvalidRequestError(f"not a request of this version: {e}"))), []
+            except Exception as e:
+                answer, parts = encode(_error_reply(e)), []
+            for batch, metadata in wrap(answer, parts):
+                writer.write_with_metadata(batch, metadata)
+
+    def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
+        try:
+            stream = self._service.stream(decode_request(ticket.ticket))
+        except msgspec.DecodeError as e:
+            raise _flight_error(InvalidRequestError(f"not a request of this version: {e}")) from e
+        except Exception as e:
+            raise _flight_error(e) from e
+
+        def batches() -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
+            try:
+                # gRPC tells that the client of an idle stream has gone only who asks for it.
+                for header, batch in stream.items(context.is_cancelled):
+                    yield batch, pa.py_buffer(encode(header))
+            except Exception as e:
+                raise _flight_error(e) from e
+            finally:
+                stream.close()
+
+        return fl.GeneratorStream(stream.schema, batches())
+
+
+def _requests(reader: Any) -> Iterator[tuple[bytes, list[pa.Buffer]]]:
+    while True:
+        try:
+            call = unwrap(reader.read_chunk)
+        except (StopIteration, fl.FlightError, pa.ArrowException):
+            return
+        yield call
+

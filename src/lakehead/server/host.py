@@ -1,0 +1,61 @@
+"""A running server: a locked data folder, its service and its Flight endpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from lakehead.config import ServerConfig
+from lakehead.env import LocalStorage, SystemClock, SystemRandomness
+from lakehead.env.credentials import remove_token, save_token
+from lakehead.env.folder_lock import FolderLock
+from lakehead.server.flight import FlightServer
+from lakehead.server.lake_state import LakeState
+from lakehead.server.service import Service
+
+
+class ServerHost:
+    """Serves one data folder in this process until `close`."""
+
+    def __init__(
+        self, folder: str, lock: FolderLock, config: ServerConfig, make_lake: Callable[[str], LakeState | None]
+    ) -> None:
+        """Open the folder that ``lock`` owns and listen; the lock is released by `close`, and when this fails.
+
+        Raises:
+            UnsupportedFormatError: a newer version wrote the folder.
+            StorageError: it cannot be written.
+            InvalidRequestError: the address cannot be listened on.
+        """
+        self._lock = lock
+        randomness = SystemRandomness()
+        self.token = config.token or randomness.token()
+        try:
+            self.service = Service(
+                folder,
+                storage=LocalStorage(),
+                clock=SystemClock(),
+                randomness=randomness,
+                limits=config.limits,
+                lake=make_lake(folder),
+            )
+            self._flight = FlightServer(self.service, host=config.host, port=config.port, token=self.token)
+        except BaseException:
+            lock.release()
+            raise
+        self.port: int = self._flight.port
+        self.uri = f"lakehead://{config.host}:{self.port}"
+        save_token(self.port, self.token)
+        lock.announce(self.uri, self.service.folder_id)
+        self._pid = os.getpid()
+
+    def close(self) -> None:
+        """End subscriptions, sync and close every tablet, release the folder."""
+        remove_token(self.port, self.token)
+        self._flight.stop()
+        self.service.close()
+        self._lock.release()
+
+    def forget(self) -> None:
+        """In a forked child: hold neither the folder nor the port; the parent goes on."""
+        self._lock.forget()

@@ -1,0 +1,370 @@
+"""The server's front: answers every request of the protocol, whatever transport it came by."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+
+from lakehead.config import Limits
+from lakehead.env.clock import Clock
+from lakehead.env.randomness import Randomness
+from lakehead.env.storage import Storage
+from lakehead.errors import (
+    CorruptionError,
+    InvalidRequestError,
+    LimitExceededError,
+    NoLakeError,
+    NullKeyError,
+    OverloadedError,
+    SchemaMismatchError,
+    TableExistsError,
+    TableNotFoundError,
+    WriterFencedError,
+    WrongTableKindError,
+)
+from lakehead.format.frame import FrameBody, decode_body
+from lakehead.format.schema import validate_definition
+from lakehead.protocol import messages as m
+from lakehead.server.lake_state import LakeState
+from lakehead.server.metadata import MetadataStore
+from lakehead.server.streams import ServerStream, open_read, open_read_live, open_subscription
+from lakehead.server.tables import LiveTable, LiveTables
+from lakehead.server.tablet import PendingWrite, Tablet
+from lakehead.types import TableDescriptor, TablePath
+
+_Answer = tuple[m.AnyReply, list[pa.Buffer]]
+
+
+class Service:
+    """All tables of one data folder, as an `Endpoint`. Thread-safe."""
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        storage: Storage,
+        clock: Clock,
+        randomness: Randomness,
+        limits: Limits,
+        lake: LakeState | None,
+    ) -> None:
+        """Open the data folder, which the caller has locked.
+
+        Raises:
+            UnsupportedFormatError: it was written by a newer version.
+            StorageError: it cannot be written.
+        """
+        storage.make_folder(folder)
+        self._clock = clock
+        self._randomness = randomness
+        self._limits = limits
+        self._lake = lake
+        self._metadata = MetadataStore(f"{folder}/metadata.db", randomness)
+        self._tables = LiveTables(
+            metadata=self._metadata, storage=storage, clock=clock, folder=f"{folder}/tables", lake=lake
+        )
+        self._create_lock = threading.Lock()
+        self._epochs: dict[tuple[str, bytes], int] = {}
+        self._pool = ThreadPoolExecutor(8, thread_name_prefix="lakehead-write")
+        self._subscriptions = 0
+        self._subscriptions_lock = threading.Lock()
+        self._handlers: dict[type[m.Request], Callable[[Any, Sequence[pa.Buffer]], _Answer]] = {
+            m.Hello: self._hello,
+            m.CreateTable: self._create_table,
+            m.GetTable: self._get_table,
+            m.ListTables: self._list_tables,
+            m.ListDatabases: self._list_databases,
+            m.DropTable: self._drop_table,
+            m.Write: self._write,
+            m.OpenWriter: self._open_writer,
+            m.Lookup: self._lookup,
+            m.Watermarks: self._watermarks,
+            m.TimestampsAt: self._timestamps_at,
+            m.LakeInfo: self._lake_info,
+            m.ReportTiered: self._report_tiered,
+        }
+
+    @property
+    def folder_id(self) -> str:
+        """Identity of the data folder, for ever."""
+        return self._metadata.folder_id
+
+    def call(self, request: m.Request, attachments: Sequence[pa.Buffer] = ()) -> _Answer:
+        return self._handlers[type(request)](request, attachments)
+
+    def stream(self, request: m.Request) -> ServerStream:
+        if isinstance(request, m.Read):
+            return open_read(self._tables.get(request.table_id), request)
+        if isinstance(request, m.ReadLive):
+            return open_read_live(self._tables.get(request.table_id), request)
+        if isinstance(request, m.Subscribe):
+            return self._subscribe(request)
+        raise InvalidRequestError(f"{type(request).__name__} is not a stream request")
+
+    def close(self) -> None:
+        """End subscriptions, close all tablets cleanly, release the files."""
+        self._tables.close()
+        self._pool.shutdown()
+        self._metadata.close()
+
+    # ---- metadata ---------------------------------------------------------------------------------------------
+
+    def _hello(self, request: m.Hello, _: Sequence[pa.Buffer]) -> _Answer:
+        return m.HelloReply(folder_id=self.folder_id, version=m.PROTOCOL_VERSION, pid=os.getpid()), []
+
+    def _create_table(self, request: m.CreateTable, _: Sequence[pa.Buffer]) -> _Answer:
+        asked = request.info.descriptor()
+        schema, primary_key, partition_by, bucket_key = validate_definition(
+            asked.schema,
+            primary_key=asked.primary_key,
+            partition_by=asked.partition_by,
+            buckets=asked.buckets,
+            bucket_key=asked.bucket_key or None,
+            limits=self._limits,
+        )
+        desc = dataclasses.replace(
+            asked,
+            table_id=self._randomness.uuid_hex(),
+            schema=schema,
+            primary_key=primary_key,
+            partition_by=partition_by,
+            bucket_key=bucket_key,
+        )
+        if desc.lake not in (None, "iceberg"):
+            raise InvalidRequestError(f"lake={desc.lake!r} is not supported: use 'iceberg' or None")
+        with self._create_lock:
+            try:
+                existing = self._metadata.table(desc.path)
+            except TableNotFoundError:
+                pass
+            else:
+                return self._existing(existing, desc, if_not_exists=request.if_not_exists)
+            if desc.lake is not None:
+                # The lake table first: a crash in between leaves an empty lake table, which drop and create repair.
+                self._lake_state().create(desc)
+            self._metadata.create_table(desc)
+        return m.TableReply(info=m.TableInfo.of(desc)), []
+
+    @staticmethod
+    def _existing(existing: TableDescriptor, asked: TableDescriptor, *, if_not_exists: bool) -> _Answer:
+        if not if_not_exists:
+            raise TableExistsError(
+                f"table {asked.path} exists already: pass if_not_exists=True or drop it first", table=str(asked.path)
+            )
+        same = dataclasses.replace(asked, table_id=existing.table_id, properties=existing.properties)
+        if same != existing:
+            raise TableExistsError(
+                f"table {asked.path} exists already with another definition: see table.describe()",
+                table=str(asked.path),
+            )
+        return m.TableReply(info=m.TableInfo.of(existing)), []
+
+    def _get_table(self, request: m.GetTable, _: Sequence[pa.Buffer]) -> _Answer:
+        desc = self._metadata.table(TablePath(request.database, request.table))
+        return m.TableReply(info=m.TableInfo.of(desc)), []
+
+    def _list_tables(self, request: m.ListTables, _: Sequence[pa.Buffer]) -> _Answer:
+        return m.NamesReply(names=[str(t.path) for t in self._metadata.tables(request.database)]), []
+
+    def _list_databases(self, request: m.ListDatabases, _: Sequence[pa.Buffer]) -> _Answer:
+        return m.NamesReply(names=self._metadata.databases()), []
+
+    def _drop_table(self, request: m.DropTable, _: Sequence[pa.Buffer]) -> _Answer:
+        desc = self._metadata.table(TablePath(request.database, request.table))
+        with self._create_lock:
+            self._tables.drop(desc)
+            self._metadata.drop_table(desc.table_id)
+            if desc.lake is not None:
+                self._lake_state().drop(desc, purge=request.purge)
+        return m.Done(), []
+
+    # ---- write ------------------------------------------------------------------------------------------------
+
+    def _write(self, request: m.Write, attachments: Sequence[pa.Buffer]) -> _Answer:
+        table = self._tables.get(request.table_id)
+        desc = table.desc
+        if desc.keyed == (request.kind == "append"):
+            kind, use = ("primary-key", "upsert") if desc.keyed else ("log", "append")
+            raise WrongTableKindError(f"{desc.path} is a {kind} table: use {use}, not {request.kind}")
+        schema = self._body_schema(desc, request)
+        writes = []
+        for buffer, crc in zip(attachments, request.checksums, strict=True):
+            body = decode_body(buffer, crc)
+            rows = self._checked_rows(desc, request, body, schema)
+            writes.append(PendingWrite(request.kind, body, rows if desc.keyed else None))
+        tablets = [table.tablet(ref.key, create=True) for ref in request.tablets]
+        return m.WriteReply(offsets=self._submit([t for t in tablets if t is not None], writes)), []
+
+    @staticmethod
+    def _body_schema(desc: TableDescriptor, request: m.Write) -> pa.Schema:
+        known = set(desc.schema.names)
+        if not set(request.columns) <= known:
+            raise SchemaMismatchError(f"{desc.path} has no columns {sorted(set(request.columns) - known)}")
+        if request.kind == "append" and request.columns != desc.schema.names:
+            raise SchemaMismatchError(f"an append to {desc.path} must hold all its columns in their order")
+        if request.kind == "delete" and request.columns != list(desc.primary_key):
+            raise SchemaMismatchError(f"a delete from {desc.path} must hold exactly the columns {desc.primary_key}")
+        required = [f.name for f in desc.schema if not f.nullable]
+        if request.kind == "upsert" and not set(required) <= set(request.columns):
+            raise SchemaMismatchError(f"an upsert to {desc.path} must hold the non-null columns {required}")
+        return pa.schema([desc.schema.field(c) for c in request.columns])
+
+    def _checked_rows(
+        self, desc: TableDescriptor, request: m.Write, body: FrameBody, schema: pa.Schema
+    ) -> pa.RecordBatch:
+        if body.buffer.size > self._limits.batch_bytes_max:
+            raise LimitExceededError(
+                f"a batch of {body.buffer.size} bytes is over the limit of {self._limits.batch_bytes_max}: split it",
+                batch_bytes_max=self._limits.batch_bytes_max,
+            )
+        if body.schema_id != desc.schema_id:
+            raise SchemaMismatchError(f"the batch has schema {body.schema_id}, {desc.path} has {desc.schema_id}")
+        epoch = self._writer_epoch(desc.table_id, body.stamp.writer_id) if body.stamp.epoch else 0
+        if body.stamp.epoch < epoch:
+            raise WriterFencedError(
+                f"a newer writer (epoch {epoch}) with the same writer_id has taken over: stop this one", epoch=epoch
+            )
+        try:
+            rows = body.rows(schema)
+            rows.validate()
+        except (CorruptionError, pa.ArrowInvalid) as e:
+            raise SchemaMismatchError(f"the batch does not have the schema of {desc.path}: {e}") from e
+        if rows.num_rows != body.row_count:
+            raise SchemaMismatchError("the batch's row count contradicts its header")
+        for field, column in zip(schema, rows.columns, strict=True):
+            if not field.nullable and column.null_count:
+                raise NullKeyError(f"column {field.name!r} of {desc.path} may not be null", column=field.name)
+        return rows
+
+    def _submit(self, tablets: list[Tablet], writes: list[PendingWrite]) -> list[tuple[int, int]]:
+        if len(writes) == 1:
+            tablets[0].submit(writes[0])
+            return [tablets[0].wait(writes[0])]
+        for tablet, write in zip(tablets, writes, strict=True):
+            tablet.submit(write)
+        # Each tablet syncs its own file; waiting for them one after the other would add up the syncs.
+        others = [self._pool.submit(t.wait, w) for t, w in zip(tablets[1:], writes[1:], strict=True)]
+        errors, offsets = [], []
+        for wait in (lambda: tablets[0].wait(writes[0]), *(f.result for f in others)):
+            try:
+                offsets.append(wait())
+            except Exception as e:
+                errors.append(e)
+        if errors:
+            raise errors[0]
+        return offsets
+
+    def _open_writer(self, request: m.OpenWriter, _: Sequence[pa.Buffer]) -> _Answer:
+        table = self._tables.get(request.table_id)
+        epoch = self._metadata.next_writer_epoch(request.table_id, request.writer_id)
+        self._epochs[request.table_id, request.writer_id] = epoch
+        acked = [t.acked_through(request.writer_id) for t in table.tablets.values()]
+        through = max(acked, default=-1)
+        last = {k: t.last_sequence(request.writer_id, through) for k, t in table.tablets.items()}
+        known = {k: s for k, s in last.items() if s is not None}
+        return m.WriterReply(
+            epoch=epoch,
+            last_sequence=through,
+            tablets=[m.TabletRef.of(k) for k in known],
+            sequences=list(known.values()),
+        ), []
+
+    def _writer_epoch(self, table_id: str, writer_id: bytes) -> int:
+        key = (table_id, writer_id)
+        if key not in self._epochs:
+            self._epochs[key] = self._metadata.writer_epoch(table_id, writer_id)
+        return self._epochs[key]
+
+    # ---- read -------------------------------------------------------------------------------------------------
+
+    def _lookup(self, request: m.Lookup, attachments: Sequence[pa.Buffer]) -> _Answer:
+        table = self._tables.get(request.table_id)
+        desc = table.desc
+        if not desc.keyed:
+            raise WrongTableKindError(f"{desc.path} is a log table: it has no keys to look up, scan it with where=")
+        names = request.prefix or list(desc.primary_key)
+        schema = pa.schema([desc.schema.field(c) for c in names])
+        out: list[pa.Buffer] = []
+        for ref, buffer in zip(request.tablets, attachments, strict=True):
+            keys = pa.ipc.read_record_batch(buffer, schema)
+            out += self._lookup_in(table, ref, keys, prefix=bool(request.prefix))
+        return m.LookupReply(), out
+
+    @staticmethod
+    def _lookup_in(table: LiveTable, ref: m.TabletRef, keys: pa.RecordBatch, *, prefix: bool) -> list[pa.Buffer]:
+        tablet = table.tablet(ref.key)
+        if tablet is None:
+            return [pa.py_buffer(b""), pa.py_buffer(b"")]
+        if prefix:
+            return [tablet.prefix_lookup(keys).serialize(), pa.py_buffer(b"")]
+        rows, positions = tablet.lookup(keys)
+        return [rows.serialize(), pa.py_buffer(positions)]
+
+    def _watermarks(self, request: m.Watermarks, _: Sequence[pa.Buffer]) -> _Answer:
+        states = []
+        at = request.at_timestamp_us
+        for key, tablet in sorted(self._tables.get(request.table_id).tablets.items()):
+            end = tablet.sync() if request.sync else tablet.high_watermark
+            states.append(
+                m.TabletState(
+                    partition=key.partition,
+                    bucket=key.bucket,
+                    log_start=tablet.log_start_offset,
+                    high_watermark=end,
+                    rows=tablet.row_count,
+                    at_timestamp=None if at is None else tablet.offset_at(at),
+                )
+            )
+        return m.WatermarksReply(tablets=states), []
+
+    def _timestamps_at(self, request: m.TimestampsAt, _: Sequence[pa.Buffer]) -> _Answer:
+        tablets = self._tables.get(request.table_id).tablets
+        times = [tablets[r.key].timestamp_at(r.start) if r.key in tablets else None for r in request.ranges]
+        return m.TimestampsReply(now_us=self._clock.now_us(), timestamps_us=times), []
+
+    def _subscribe(self, request: m.Subscribe) -> ServerStream:
+        table = self._tables.get(request.table_id)
+        with self._subscriptions_lock:
+            if self._subscriptions >= self._limits.subscriptions_max:
+                raise OverloadedError(
+                    f"{self._subscriptions} subscriptions are open, the limit of this server: close some",
+                    subscriptions_max=self._limits.subscriptions_max,
+                )
+            self._subscriptions += 1
+        try:
+            stream = open_subscription(table, request)
+        except BaseException:
+            self._subscription_closed()
+            raise
+        stream.on_close(self._subscription_closed)
+        return stream
+
+    def _subscription_closed(self) -> None:
+        with self._subscriptions_lock:
+            self._subscriptions -= 1
+
+    # ---- lake -------------------------------------------------------------------------------------------------
+
+    def _lake_state(self) -> LakeState:
+        if self._lake is None:
+            raise NoLakeError("this server was started without a lake: configure one to use lake='iceberg'")
+        return self._lake
+
+    def _lake_table(self, table_id: str) -> TableDescriptor:
+        desc = self._tables.get(table_id).desc
+        if desc.lake is None:
+            raise NoLakeError(f"table {desc.path} has no lake: create it with lake='iceberg'", table=str(desc.path))
+        return desc
+
+    def _lake_info(self, request: m.LakeInfo, _: Sequence[pa.Buffer]) -> _Answer:
+        return self._lake_state().info(self._lake_table(request.table_id)), []
+
+    def _report_tiered(self, request: m.ReportTiered, _: Sequence[pa.Buffer]) -> _Answer:
+        self._lake_table(request.table_id)
+        return m.Done(), []
