@@ -1,0 +1,47 @@
+"""A pinned union read as an Arrow dataset, into which DuckDB pushes columns and filters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+ReadRows = Callable[[list[str] | None, "pc.Expression | None"], Iterator[pa.RecordBatch]]
+
+
+class PushdownDataset(ds.Dataset):
+    """Looks like a `pyarrow.dataset.Dataset` to engines that ask it for a scanner.
+
+    Args:
+        schema: all columns.
+        read: rows of these columns for which this expression is true; may be called any number of times.
+    """
+
+    def __init__(self, schema: pa.Schema, read: ReadRows) -> None:
+        self._all = schema
+        self._read = read
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._all
+
+    def scanner(
+        self, columns: list[str] | None = None, filter: pc.Expression | None = None, **options: Any
+    ) -> PushdownScanner:
+        """What the engine reads: ``columns`` in this order, rows for which ``filter`` is true."""
+        names = self._all.names if columns is None else list(columns)
+        return PushdownScanner(pa.schema([self._all.field(c) for c in names]), lambda: self._read(names, filter))
+
+
+class PushdownScanner:
+    """One read of a `PushdownDataset`."""
+
+    def __init__(self, schema: pa.Schema, read: Callable[[], Iterator[pa.RecordBatch]]) -> None:
+        self.projected_schema = schema
+        self._read = read
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        return pa.RecordBatchReader.from_batches(self.projected_schema, self._read())

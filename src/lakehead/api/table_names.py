@@ -1,0 +1,137 @@
+"""Lakehead's table names in SQL text: ``orders``, ``shop.orders``, ``shop.orders$lake``, ``shop.orders$lake$snapshots``.
+
+Names with ``$`` are no SQL, and parsers disagree on what they make of them, so they are found in the text itself, token by
+token, before any parser sees it. Strings, comments and quoted identifiers are skipped or taken as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+SUFFIXES = ("lake", "lake$snapshots", "lake$files", "changelog")
+"""What may follow a table's name after a ``$``."""
+
+_TOKEN = re.compile(
+    r"""
+    (?P<skip> '(?:[^']|'')*' | --[^\n]* | /\*.*?\*/ | \$(?P<tag>\w*)\$.*?\$(?P=tag)\$ | \d[\w.]* )
+  | (?P<name>
+      (?: "(?:[^"]|"")+" | `(?:[^`]|``)+` | [^\W\d]\w* )
+      (?: \s*\.\s* (?: "(?:[^"]|"")+" | `(?:[^`]|``)+` | [^\W\d]\w* ) )*
+      (?: \$ [^\W\d]\w* )*
+    )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_PART = re.compile(r'"(?:[^"]|"")+"|`(?:[^`]|``)+`|[^\W\d]\w*')
+
+
+@dataclass(frozen=True)
+class TableName:
+    """A dotted name in a statement that may be a table's.
+
+    ``path`` holds its parts, unquoted, without the suffix; ``suffix`` is what follows the first ``$``, or "".
+    ``start`` and ``end`` are positions in the statement.
+    """
+
+    start: int
+    end: int
+    text: str
+    path: tuple[str, ...]
+    suffix: str
+
+
+def find_names(sql: str) -> Iterator[TableName]:
+    """Every identifier or dotted name outside strings and comments, in order; keywords among them."""
+    for match in _TOKEN.finditer(sql):
+        text = match["name"]
+        if text is None:
+            continue
+        parts = _PART.findall(text)
+        plain = [_unquoted(p) for p in parts]
+        dollars = _outer_dollar(text)
+        if dollars is not None:
+            count = text[dollars:].count("$")
+            yield TableName(
+                match.start(), match.end(), text, tuple(plain[: len(plain) - count]), "$".join(plain[-count:])
+            )
+            continue
+        last, dollar, suffix = plain[-1].partition("$")
+        path = (*plain[:-1], last) if dollar else tuple(plain)
+        yield TableName(match.start(), match.end(), text, path, suffix)
+
+
+def _outer_dollar(text: str) -> int | None:
+    """Position of the first ``$`` outside quotes."""
+    quote = ""
+    for i, c in enumerate(text):
+        if quote:
+            quote = "" if c == quote else quote
+        elif c in "\"`":
+            quote = c
+        elif c == "$":
+            return i
+    return None
+
+
+def _unquoted(part: str) -> str:
+    if part[0] in "\"`":
+        return part[1:-1].replace(part[0] * 2, part[0])
+    return part
+
+
+def find_tables(sql: str, tables: Sequence[str]) -> list[TableName]:
+    """Names in a statement that stand where tables do and are one of ``tables`` (``database.table``).
+
+    A bare name stands for ``default.name``. A name with one of the `SUFFIXES` is taken as a table's whether or not it
+    exists. Names after FROM, JOIN, a comma in FROM, INTO or TABLE count; column references such as ``orders.price`` in a
+    SELECT list do not, because they are not preceded by these.
+    """
+    known = set(tables)
+    found = []
+    expecting, in_from, depth, from_depth = False, False, 0, 0
+    cursor = 0
+    for name in find_names(sql):
+        between = _code_between(sql, cursor, name.start)
+        for c in between:
+            if c == "(":
+                depth += 1
+            elif c == ")":
+                depth -= 1
+                in_from = in_from and depth >= from_depth
+            elif c == ",":
+                expecting = in_from and depth == from_depth
+        cursor = name.end
+        word = name.text.lower()
+        if word in ("from", "join", "into", "table", "describe", "summarize"):
+            expecting, in_from = True, in_from or word in ("from", "join")
+            if word == "from":
+                from_depth = depth
+            continue
+        if word in ("where", "group", "order", "having", "limit", "select", "on", "using", "union", "window", "qualify"):
+            expecting = False
+            in_from = in_from and word in ("on", "using")
+            continue
+        if word in ("lateral", "only"):
+            continue
+        if name.suffix or expecting:
+            full = ".".join(name.path) if len(name.path) > 1 else f"default.{name.path[0]}"
+            if name.suffix or full in known:
+                found.append(name)
+        expecting = False
+    return found
+
+
+def _code_between(sql: str, start: int, end: int) -> str:
+    """Characters between two names, without strings and comments."""
+    return re.sub(r"'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/", " ", sql[start:end], flags=re.DOTALL)
+
+
+def replace_names(sql: str, mapping: Mapping[TableName, str]) -> str:
+    """The statement with each name replaced by an identifier, which is inserted as it is."""
+    out, at = [], 0
+    for name in sorted(mapping, key=lambda n: n.start):
+        out += [sql[at : name.start], mapping[name]]
+        at = name.end
+    return "".join([*out, sql[at:]])
