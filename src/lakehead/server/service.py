@@ -144,11 +144,19 @@ class Service:
             except TableNotFoundError:
                 pass
             else:
-                return self._existing(existing, desc, if_not_exists=request.if_not_exists)
-            if desc.lake is not None:
-                # The lake table first: a crash in between leaves an empty lake table, which drop and create repair.
-                self._lake_state().create(desc)
+                reply = self._existing(existing, desc, if_not_exists=request.if_not_exists)
+                if existing.lake is not None:
+                    # A crash between the two steps below leaves a table without its lake table: made up for here.
+                    self._lake_state().create(existing)
+                return reply
+            lake = self._lake_state() if desc.lake is not None else None
             self._metadata.create_table(desc)
+            if lake is not None:
+                try:
+                    lake.create(desc)
+                except BaseException:
+                    self._metadata.drop_table(desc.table_id)
+                    raise
         return m.TableReply(info=m.TableInfo.of(desc)), []
 
     @staticmethod
@@ -178,10 +186,11 @@ class Service:
     def _drop_table(self, request: m.DropTable, _: Sequence[pa.Buffer]) -> _Answer:
         desc = self._metadata.table(TablePath(request.database, request.table))
         with self._create_lock:
-            self._tables.drop(desc)
-            self._metadata.drop_table(desc.table_id)
+            # The lake first: whatever a crash leaves, dropping again goes on from there.
             if desc.lake is not None:
                 self._lake_state().drop(desc, purge=request.purge)
+            self._tables.drop(desc)
+            self._metadata.drop_table(desc.table_id)
         return m.Done(), []
 
     # ---- write ------------------------------------------------------------------------------------------------

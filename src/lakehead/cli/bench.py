@@ -1,0 +1,222 @@
+"""`lakehead bench`: the published figures, each beside the limit of the part below it, from one run.
+
+Rows are events of eight columns, about 69 bytes of Arrow each, in batches of 10,000. Timings of a shared machine are
+noisy: compare figures of one run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+import lakehead as lh
+
+BATCH_ROWS = 10_000
+_ACTIONS = np.array(["view", "cart", "buy", "return", "share"])
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured figure; ``beside`` says what it is compared with, ``ratio`` is figure / limit where that makes sense."""
+
+    name: str
+    value: str
+    beside: str = ""
+    ratio: float | None = None
+
+
+def event_batches(rows: int) -> list[pa.RecordBatch]:
+    """Deterministic events in batches of `BATCH_ROWS`; ``event_id`` counts from 0."""
+    r = np.random.default_rng(1)
+    ids = np.arange(rows)
+    start = np.datetime64("2026-01-01", "us")
+    table = pa.table(
+        {
+            "event_id": ids,
+            "user_id": r.integers(0, 50_000, rows),
+            "item_id": r.integers(0, 9_000, rows).astype(np.int32),
+            "ts": start + ids.astype("timedelta64[ms]"),
+            "action": _ACTIONS[r.integers(0, 5, rows)],
+            "price": np.round(r.gamma(2.0, 20.0, rows), 2),
+            "qty": r.integers(1, 9, rows).astype(np.int32),
+            "session": pc.utf8_lpad(pc.cast(pa.array(r.integers(0, 1 << 40, rows)), pa.string()), 16, "0"),
+        }
+    )
+    return [b for b in table.combine_chunks().to_batches(max_chunksize=BATCH_ROWS)]
+
+
+def run_bench(*, rows: int = 1_000_000, output: str = "text", folder: str | None = None) -> int:
+    """Measure everything in a temporary folder beside ``folder`` (default: the current one) and print it."""
+    base = tempfile.mkdtemp(prefix="lakehead-bench-", dir=folder or os.getcwd())
+    figures: list[Figure] = []
+    try:
+        batches = event_batches(rows)
+        for part in (_embedded, _loopback, _push, _lake):
+            for figure in part(base, batches):
+                figures.append(figure)
+                if output == "text":
+                    print(f"  {figure.name:<44} {figure.value:<26} {figure.beside}", flush=True)
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+    if output == "json":
+        print(json.dumps({"rows": rows, "figures": [asdict(f) for f in figures]}, indent=2))
+    return 0
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _rate(batches: Sequence[pa.RecordBatch], seconds: float) -> str:
+    rows, size = sum(b.num_rows for b in batches), sum(b.nbytes for b in batches)
+    return f"{rows / seconds / 1e6:.2f} M rows/s {size / seconds / 1e6:.0f} MB/s"
+
+
+def _percentiles(work: Callable[[int], object], times: int = 2000) -> str:
+    taken = [_seconds(lambda i=i: work(i)) * 1e3 for i in range(times)]  # type: ignore[misc]
+    return "{:.3f} / {:.3f} ms".format(*np.percentile(taken, [50, 99]))
+
+
+def _each(call: Callable[[pa.RecordBatch], object], batches: Sequence[pa.RecordBatch]) -> Callable[[], None]:
+    def work() -> None:
+        for batch in batches:
+            call(batch)
+
+    return work
+
+
+def _engine(con: lh.Connection, batches: Sequence[pa.RecordBatch], where: str, noop: float) -> Iterator[Figure]:
+    schema = batches[0].schema
+    rows = sum(b.num_rows for b in batches)
+    for durability in ("sync", "os"):
+        log = con.create_table(f"bench.log_{where}_{durability}", schema, durability=durability)
+        took = _seconds(_each(log.append, batches))
+        beside = f"no-op Flight put {_rate(batches, noop)}"
+        yield Figure(f"append, {where}, durability={durability}", _rate(batches, took), beside, noop / took)
+    took = _seconds(lambda: log.scan().to_arrow())
+    yield Figure(f"scan the log, all columns, {where}", _rate(batches, took))
+    keyed = con.create_table(f"bench.keyed_{where}", schema, primary_key=["event_id"])
+    yield Figure(f"upsert, new keys, {where}", _rate(batches, _seconds(_each(keyed.upsert, batches))))
+    yield Figure(f"upsert, existing keys, {where}", _rate(batches, _seconds(_each(keyed.upsert, batches))))
+    order = np.random.default_rng(2).permutation(rows)
+    asked = [pa.table({"event_id": order[i : i + BATCH_ROWS]}) for i in range(0, rows, BATCH_ROWS)]
+    took = _seconds(lambda: [keyed.lookup(k) for k in asked])
+    yield Figure(f"lookup, {BATCH_ROWS:,} keys a call, {where}", f"{rows / took / 1e6:.2f} M keys/s")
+    yield Figure(f"get, one key, p50 / p99, {where}", _percentiles(lambda i: keyed.get(int(order[i % rows]))))
+    one = batches[0].slice(0, 1)
+    yield Figure(f"append one row, p50 / p99, {where}", _percentiles(lambda _: log.append(one), 1000))
+
+
+def _embedded(base: str, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:
+    from lakehead.server.flight_limit import noop_put_seconds
+
+    _warm_up(base, batches)
+    with lh.connect(f"{base}/embedded") as con:
+        yield from _engine(con, batches, "embedded", noop_put_seconds(batches))
+
+
+def _warm_up(base: str, batches: Sequence[pa.RecordBatch]) -> None:
+    """Compile or load every kernel, so that the first figure does not pay for it."""
+    with lh.connect(f"{base}/warm") as con:
+        table = con.create_table("warm", batches[0].schema, primary_key=["event_id"])
+        for _ in range(2):
+            table.upsert(batches[0])
+        table.delete([1])
+        table.lookup([1, 2])
+
+
+@contextmanager
+def _server(folder: str) -> Iterator[str]:
+    command = [sys.executable, "-m", "lakehead.cli.main", "server", "--data", folder, "--listen", "127.0.0.1:0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if "lakehead://" in line)
+        yield "lakehead://" + line.split("lakehead://", 1)[1].split()[0]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+def _loopback(base: str, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:
+    from lakehead.server.flight_limit import noop_put_seconds
+
+    with _server(f"{base}/server") as uri, lh.connect(uri) as con:
+        yield from _engine(con, batches, "loopback", noop_put_seconds(batches))
+
+
+def _push(base: str, batches: Sequence[pa.RecordBatch], rows: int = 500) -> Iterator[Figure]:
+    """One row each 5 ms or slower from this process; the latency is append call to arrival in a subscriber."""
+    schema = pa.schema([("sent_ns", pa.int64())])
+    with _server(f"{base}/push") as uri, lh.connect(uri) as con, lh.connect(uri) as other:
+        table = con.create_table("bench.push", schema, durability="sync")
+        taken: list[float] = []
+        ready, done = threading.Event(), threading.Event()
+
+        def listen() -> None:
+            subscription = other.table("bench.push").subscribe("latest")
+            ready.set()
+            for batch in subscription:
+                now = time.perf_counter_ns()
+                taken.extend((now - sent) / 1e6 for sent in batch.rows.column("sent_ns").to_pylist())
+                if len(taken) >= rows:
+                    done.set()
+                    return
+
+        threading.Thread(target=listen, daemon=True).start()
+        ready.wait()
+        pause = threading.Event()
+        for _ in range(rows):
+            table.append([{"sent_ns": time.perf_counter_ns()}])
+            pause.wait(0.005)
+        done.wait(30)
+        value = "{:.3f} / {:.3f} ms".format(*np.percentile(taken, [50, 99]))
+        yield Figure("push, append call → subscriber, p50 / p99", value, f"{len(taken)} single rows, synced")
+
+
+def _lake(base: str, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:
+    table = pa.Table.from_batches(batches)
+    plain = f"{base}/plain.parquet"
+    bare = _seconds(lambda: pq.write_table(table, plain, compression="zstd"))
+    with lh.connect(f"{base}/lake") as con:
+        log = con.create_table("bench.tiered", table.schema, lake="iceberg")
+        for batch in batches:
+            log.append(batch)
+        took = _seconds(lambda: con.tier("bench.tiered"))
+        beside = f"bare Parquet write {table.num_rows / bare / 1e6:.2f} M rows/s"
+        rate = f"{table.num_rows / took / 1e6:.2f} M rows/s"
+        yield Figure("tiering round, in process, log table", rate, beside, bare / took)
+        keyed = con.create_table("bench.keyed", table.schema, primary_key=["event_id"], lake="iceberg")
+        for batch in batches:
+            keyed.upsert(batch)
+        con.tier("bench.keyed")
+        for batch in batches[: max(1, len(batches) // 10)]:
+            keyed.upsert(batch)
+
+        def total(scan: lh.Scan) -> Callable[[], object]:
+            return lambda: pc.sum(scan.to_arrow()["price"])
+
+        parquet = _seconds(lambda: pc.sum(ds.dataset(plain).to_table(columns=["price"])["price"]))
+        for name, t in (("log", log), ("keyed, 10 % superseded", keyed)):
+            lake = min(_seconds(total(t.scan(["price"], tier="lake"))) for _ in range(3))
+            union = min(_seconds(total(t.scan(["price"]))) for _ in range(3))
+            beside = f"lake alone {lake * 1e3:.0f} ms, plain Parquet {parquet * 1e3:.0f} ms"
+            yield Figure(f"union read, sum of one column, {name}", f"{union * 1e3:.0f} ms", beside, lake / union)
