@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -27,7 +28,6 @@ from lakehead.types import (
     TabletKey,
 )
 
-_SYMBOLS = pa.array(CHANGE_SYMBOLS)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,13 @@ def named_changes(rows: pa.RecordBatch) -> pa.RecordBatch:
     at = rows.schema.get_field_index(CHANGE_TYPE_COLUMN)
     if at < 0:
         return rows
-    return rows.set_column(at, CHANGE_TYPE_COLUMN, _SYMBOLS.take(rows.column(at)))
+    return rows.set_column(at, CHANGE_TYPE_COLUMN, _symbols().take(rows.column(at)))
+
+
+@functools.cache
+def _symbols() -> pa.Array:
+    # Made when first used: Arrow loads pandas, which takes most of a second, for the first array of Python values.
+    return pa.array(CHANGE_SYMBOLS)
 
 
 def chosen_columns(desc: TableDescriptor, columns: Sequence[str] | None) -> list[str]:
