@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -167,3 +168,84 @@ class ServerConfig:
     token: str | None = None
     lake: LakeConfig = dataclasses.field(default_factory=LakeConfig)
     limits: Limits = dataclasses.field(default_factory=Limits)
+
+
+_SETTINGS = {"server": ("listen", "token"), "lake": ("name", "catalog")}
+_ENVIRONMENT = {
+    ("server", "listen"): "LAKEHEAD_LISTEN",
+    ("server", "token"): "LAKEHEAD_TOKEN",
+    ("lake", "name"): "LAKEHEAD_LAKE_NAME",
+}
+DEFAULT_LISTEN = "127.0.0.1:9123"
+
+
+def load(toml: str | None, environ: Mapping[str, str], flags: Mapping[str, str | None], source: str = "") -> ServerConfig:
+    """Settings of a server: defaults, overridden by TOML text, by the environment, by flags; None in flags is not given.
+
+    TOML has ``[server] listen, token`` and ``[lake] name, catalog``; the environment ``LAKEHEAD_LISTEN``,
+    ``LAKEHEAD_TOKEN`` and ``LAKEHEAD_LAKE_NAME``; flags ``listen``.
+
+    Args:
+        source: where the TOML comes from, for messages.
+
+    Raises:
+        InvalidPropertyError: a name is unknown, a value has the wrong form, or the address can be reached from other
+            machines and no token is set.
+    """
+    values = _from_toml(toml, source) if toml is not None else {}
+    values |= {key: environ[name] for key, name in _ENVIRONMENT.items() if environ.get(name)}
+    values |= {("server", name): value for name, value in flags.items() if value is not None}
+    host, port = parse_listen(values.get(("server", "listen"), DEFAULT_LISTEN))
+    token = values.get(("server", "token"))
+    if token is None and not is_loopback(host):
+        raise InvalidPropertyError(
+            f"listen={host}:{port} can be reached from other machines: set a token ([server] token in the configuration"
+            " file, or LAKEHEAD_TOKEN), or listen on 127.0.0.1"
+        )
+    lake = {name: values["lake", name] for name in _SETTINGS["lake"] if ("lake", name) in values}
+    return ServerConfig(host=host, port=port, token=token, lake=LakeConfig(**lake))
+
+
+def _from_toml(text: str, source: str) -> dict[tuple[str, str], Any]:
+    import tomllib
+
+    try:
+        sections = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as e:
+        raise InvalidPropertyError(f"{source or 'the configuration'} is not TOML: {e}") from e
+    values: dict[tuple[str, str], Any] = {}
+    for section, settings in sections.items():
+        if section not in _SETTINGS or not isinstance(settings, dict):
+            raise unknown_name("configuration section", section, list(_SETTINGS))
+        for name, value in settings.items():
+            if name not in _SETTINGS[section]:
+                raise unknown_name(f"setting in [{section}]", name, list(_SETTINGS[section]))
+            values[section, name] = _catalog(value) if name == "catalog" else value
+            if name != "catalog" and not (isinstance(value, str) and value):
+                raise InvalidPropertyError(f"[{section}] {name} = {value!r} must be a text that is not empty")
+    return values
+
+
+def _catalog(value: object) -> dict[str, str]:
+    if not isinstance(value, dict) or any(isinstance(v, dict | list) for v in value.values()):
+        raise InvalidPropertyError(
+            '[lake] catalog must be a table of texts: catalog = {type = "rest", uri = "http://..."}'
+        )
+    return {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in value.items()}
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """Host and port of ``"127.0.0.1:9123"``; port 0 takes a free one.
+
+    Raises:
+        InvalidPropertyError: the text has another form.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise InvalidPropertyError(f"listen={text!r} is not an address: write host:port, for example {DEFAULT_LISTEN}")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """True when only this machine can reach the host."""
+    return host in ("localhost", "::1", "[::1]") or bool(re.fullmatch(r"127(\.\d{1,3}){3}", host))

@@ -66,12 +66,17 @@ class Service:
         self._limits = limits
         self._lake = lake
         self._metadata = MetadataStore(f"{folder}/metadata.db", randomness)
+        self._pool = ThreadPoolExecutor(8, thread_name_prefix="lakehead-write")
         self._tables = LiveTables(
-            metadata=self._metadata, storage=storage, clock=clock, folder=f"{folder}/tables", lake=lake
+            metadata=self._metadata,
+            storage=storage,
+            clock=clock,
+            folder=f"{folder}/tables",
+            lake=lake,
+            run_in_background=self._pool.submit,
         )
         self._create_lock = threading.Lock()
         self._epochs: dict[tuple[str, bytes], int] = {}
-        self._pool = ThreadPoolExecutor(8, thread_name_prefix="lakehead-write")
         self._subscriptions = 0
         self._subscriptions_lock = threading.Lock()
         self._handlers: dict[type[m.Request], Callable[[Any, Sequence[pa.Buffer]], _Answer]] = {
@@ -252,17 +257,16 @@ class Service:
         return rows
 
     def _submit(self, tablets: list[Tablet], writes: list[PendingWrite]) -> list[tuple[int, int]]:
-        if len(writes) == 1:
-            tablets[0].submit(writes[0])
-            return [tablets[0].wait(writes[0])]
-        for tablet, write in zip(tablets, writes, strict=True):
-            tablet.submit(write)
-        # Each tablet syncs its own file; waiting for them one after the other would add up the syncs.
-        others = [self._pool.submit(t.wait, w) for t, w in zip(tablets[1:], writes[1:], strict=True)]
+        idle = [tablet for tablet, write in zip(tablets, writes, strict=True) if tablet.submit(write)]
+        # Each tablet syncs its own file: side by side, or the syncs would add up.
+        for tablet in idle[1:]:
+            self._pool.submit(tablet.drive)
+        if idle:
+            idle[0].drive()
         errors, offsets = [], []
-        for wait in (lambda: tablets[0].wait(writes[0]), *(f.result for f in others)):
+        for write in writes:
             try:
-                offsets.append(wait())
+                offsets.append(write.wait())
             except Exception as e:
                 errors.append(e)
         if errors:

@@ -19,9 +19,10 @@ class LiveTable:
 
     def __init__(
         self, desc: TableDescriptor, *, metadata: MetadataStore, storage: Storage, clock: Clock, folder: str,
-        lake: LakeState | None,
+        lake: LakeState | None, run_in_background: Callable[[Callable[[], None]], object],
     ) -> None:  # fmt: skip
         self.desc = desc
+        self._run_in_background = run_in_background
         self._metadata = metadata
         self._storage = storage
         self._clock = clock
@@ -61,6 +62,7 @@ class LiveTable:
                 folder=f"{self.folder}/partition-{number}/bucket-{bucket}",
                 clock=self._clock,
                 on_progress=self.notify,
+                run_in_background=self._run_in_background,
             )
         self._tablets = {**self._tablets, **opened}
         self.notify()
@@ -136,8 +138,16 @@ class LiveTables:
     """All tables of a data folder, opened when they are first used."""
 
     def __init__(
-        self, *, metadata: MetadataStore, storage: Storage, clock: Clock, folder: str, lake: LakeState | None
+        self,
+        *,
+        metadata: MetadataStore,
+        storage: Storage,
+        clock: Clock,
+        folder: str,
+        lake: LakeState | None,
+        run_in_background: Callable[[Callable[[], None]], object],
     ) -> None:
+        self._run_in_background = run_in_background
         self._metadata = metadata
         self._storage = storage
         self._clock = clock
@@ -172,6 +182,7 @@ class LiveTables:
             clock=self._clock,
             folder=f"{self._folder}/{desc.path}-{desc.table_id[:8]}",
             lake=self._lake,
+            run_in_background=self._run_in_background,
         )
 
     def drop(self, desc: TableDescriptor) -> None:

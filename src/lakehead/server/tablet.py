@@ -1,13 +1,14 @@
 """The live tablet: a log (and for keyed tables a kv) core with the threads around it.
 
-Writes are group-committed: a caller whose tablet is idle leads, and takes with it everything that queued up while the
-previous group was being written; one `fdatasync` serves the whole group. There is no timer: a lone write goes at once.
+Writes are group-committed: whatever queued up while one group was being written is the next group, and one `fdatasync`
+serves all of it. There is no timer: a lone write goes at once, in its caller's thread.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -23,7 +24,7 @@ from lakehead.log import LogTablet
 from lakehead.types import TableDescriptor, TabletKey
 
 WriteKind = Literal["append", "upsert", "delete"]
-_GROUP_BODIES_MAX = 256
+_GROUP_WRITES_MAX = 256
 
 
 @dataclass(eq=False)
@@ -33,10 +34,21 @@ class PendingWrite:
     kind: WriteKind
     body: FrameBody
     rows: pa.RecordBatch | None
-    event: threading.Event = field(default_factory=threading.Event)
-    leads: bool = False
+    done: threading.Event = field(default_factory=threading.Event)
     result: tuple[int, int] | None = None
     error: BaseException | None = None
+
+    def wait(self) -> tuple[int, int]:
+        """Offsets ``[start, end)`` of the write, once it is durable as the table promises.
+
+        Raises:
+            LakeheadError: the write was refused; nothing of it was applied.
+        """
+        self.done.wait()
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None
+        return self.result
 
 
 class Tablet:
@@ -51,11 +63,13 @@ class Tablet:
         folder: str,
         clock: Clock,
         on_progress: Callable[[], None],
+        run_in_background: Callable[[Callable[[], None]], object],
     ) -> None:
         self.key = key
         self._desc = desc
         self._clock = clock
         self._on_progress = on_progress
+        self._run_in_background = run_in_background
         self._queue: list[PendingWrite] = []
         self._queue_lock = threading.Lock()
         self._busy = False
@@ -70,69 +84,52 @@ class Tablet:
 
     # ---- write ------------------------------------------------------------------------------------------------
 
-    def submit(self, write: PendingWrite) -> None:
-        """Queue a write; the caller must then `wait` for it."""
+    def submit(self, write: PendingWrite) -> bool:
+        """Queue a write. True when the tablet was idle: the caller must then see to it that `drive` runs."""
         with self._queue_lock:
             self._queue.append(write)
-            if not self._busy:
-                self._busy = True
-                write.leads = True
-                write.event.set()
+            drives, self._busy = not self._busy, True
+            return drives
 
-    def wait(self, write: PendingWrite) -> tuple[int, int]:
-        """Offsets ``[start, end)`` of the write, durable as the table promises; leads the group if it is this one's
-        turn.
+    def drive(self) -> None:
+        """Commit the next group. What queued up meanwhile is committed by a background thread, never by a thread that
+        may wait for another tablet, so that no two callers can wait for each other."""
+        if self._commit_next():
+            self._run_in_background(self._drain)
 
-        Raises:
-            LakeheadError: the write was refused; nothing of it was applied.
-        """
-        write.event.wait()
-        if write.leads:
-            self._lead(write)
-        if write.error is not None:
-            raise write.error
-        assert write.result is not None
-        return write.result
+    def _drain(self) -> None:
+        while self._commit_next():
+            continue
 
-    def _lead(self, mine: PendingWrite) -> None:
+    def _commit_next(self) -> bool:
         with self._queue_lock:
-            group = self._queue[:_GROUP_BODIES_MAX]
+            group = self._queue[:_GROUP_WRITES_MAX]
             del self._queue[: len(group)]
-        assert mine in group
-        try:
-            self._commit_group(group)
-        except BaseException as e:
-            for write in group:
-                if write.result is None and write.error is None:
-                    write.error = e
-            if not isinstance(e, LakeheadError):
-                raise
-        finally:
-            with self._queue_lock:
-                successor = self._queue[0] if self._queue else None
-                self._busy = successor is not None
-                if successor is not None:
-                    successor.leads = True
-                    successor.event.set()
-                elif self._idle is not None:
-                    self._idle.set()
-            for write in group:
-                if write is not mine:
-                    write.event.set()
-
-    def _commit_group(self, group: list[PendingWrite]) -> None:
         while group:
             run = self._same_plan(group)
             group = group[len(run) :]
-            if self._broken is not None:
-                raise self._broken
-            fresh = [w for w in run if not self._answered(w)]
-            if not fresh:
-                continue
-            if self._kv is None:
-                self._commit_appends(fresh)
-            else:
-                self._commit_changes(self._kv, fresh)
+            try:
+                self._commit_run(run)
+            except BaseException as e:
+                for write in run:
+                    if write.result is None and write.error is None:
+                        write.error = e
+            for write in run:
+                write.done.set()
+        with self._queue_lock:
+            self._busy = bool(self._queue)
+            if not self._busy and self._idle is not None:
+                self._idle.set()
+            return self._busy
+
+    def _commit_run(self, run: list[PendingWrite]) -> None:
+        if self._broken is not None:
+            raise self._broken
+        fresh = [w for w in run if not self._answered(w)]
+        if fresh and self._kv is None:
+            self._commit_appends(fresh)
+        elif fresh and self._kv is not None:
+            self._commit_changes(self._kv, fresh)
 
     @staticmethod
     def _same_plan(group: list[PendingWrite]) -> list[PendingWrite]:
@@ -156,8 +153,9 @@ class Tablet:
 
     def _commit_appends(self, writes: list[PendingWrite]) -> None:
         results = self._log.append([w.body for w in writes], self._clock.now_us())
-        self._make_durable()
-        self._log.advance_high_watermark()
+        with self._broken_by_failure():
+            self._make_durable()
+            self._log.advance_high_watermark()
         for w, result in zip(writes, results, strict=True):
             w.result = result
         self._on_progress()
@@ -169,10 +167,11 @@ class Tablet:
         with self._state_lock:
             change = kv.plan_delete(batch) if writes[0].kind == "delete" else kv.plan_upsert(batch, base)
         results = self._log.append(self._changelog(writes, change), self._clock.now_us())
-        self._make_durable()
-        with self._state_lock:
-            kv.apply(base, change.change_types, change.rows)
-            self._log.advance_high_watermark()
+        with self._broken_by_failure():
+            self._make_durable()
+            with self._state_lock:
+                kv.apply(base, change.change_types, change.rows)
+                self._log.advance_high_watermark()
         for w, result in zip(writes, results, strict=True):
             w.result = result
         self._on_progress()
@@ -198,16 +197,18 @@ class Tablet:
         return bodies
 
     def _make_durable(self) -> None:
-        if self._desc.properties.durability != "sync":
-            return
-        self._sync_or_break()
-
-    def _sync_or_break(self) -> None:
-        try:
+        if self._desc.properties.durability == "sync":
             self._log.sync()
-        except StorageError as e:
-            # After a failed fdatasync the kernel may have dropped the pages: only a restart can tell what is on disk.
-            self._broken = StorageError(f"tablet {self.key} is closed after a failed sync; restart the server: {e}")
+
+    @contextmanager
+    def _broken_by_failure(self) -> Iterator[None]:
+        """Close the tablet for writing when what is in the log could not be made durable and visible: after a failed
+        fdatasync the kernel may have dropped the pages, and only a restart can tell what is on disk."""
+        try:
+            yield
+        except BaseException as e:
+            reason = f"tablet {self.key} takes no more writes after a failure; restart the server: {e}"
+            self._broken = StorageError(reason, tablet=str(self.key))
             raise self._broken from e
 
     # ---- read -------------------------------------------------------------------------------------------------
@@ -229,7 +230,8 @@ class Tablet:
         """Make everything readable durable and return the high watermark."""
         end = self.high_watermark
         if self._log.synced_end < end:
-            self._sync_or_break()
+            with self._broken_by_failure():
+                self._log.sync()
         return end
 
     def frames(self, start: int, end: int) -> Iterator[Frame]:
