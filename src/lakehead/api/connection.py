@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from lakehead.api.embedded import host_folder
 from lakehead.api.table import Table
 from lakehead.client.table import TableClient
 from lakehead.config import LakeConfig, ServerConfig, TableProperties
@@ -33,7 +34,7 @@ from lakehead.types import TableDescriptor, TablePath
 if TYPE_CHECKING:
     import duckdb
 
-    from lakehead.lake.round import CommitResult
+    from lakehead.lake.commit import CommitResult
     from lakehead.server.host import ServerHost
 
 _SCHEME = "lakehead://"
@@ -92,7 +93,8 @@ def parse_uri(uri: str) -> tuple[str, int]:
     octets = host.split(".")
     bad_ip = all(o.isdigit() for o in octets) and (len(octets) != 4 or any(int(o) > 255 for o in octets))
     if not uri.startswith(_SCHEME) or not host or not port.isdigit() or not 0 < int(port) < 65536 or bad_ip:
-        raise InvalidUriError(f"{uri!r} is not a server address: write 'lakehead://host:port', for example {_SCHEME}127.0.0.1:9123")
+        example = f"{_SCHEME}127.0.0.1:9123"
+        raise InvalidUriError(f"{uri!r} is not a server address: write 'lakehead://host:port', for example {example}")
     return host, int(port)
 
 
@@ -113,7 +115,7 @@ def _open_folder(folder: str, lake: LakeConfig) -> Connection:
                 return Connection(host.service, host.uri, folder)
             lock = FolderLock.try_acquire(folder)
             if lock is not None:
-                host = _serve(folder, lock, lake)
+                host = host_folder(folder, lock, ServerConfig(lake=lake))
                 _hosts[folder] = (host, 1)
                 return Connection(host.service, host.uri, folder)
             attached = _attach(folder)
@@ -125,13 +127,6 @@ def _open_folder(folder: str, lake: LakeConfig) -> Connection:
                     path=folder,
                 )
             clock.sleep(0.05)
-
-
-def _serve(folder: str, lock: FolderLock, lake: LakeConfig) -> ServerHost:
-    from lakehead.lake.state import CatalogLakeState
-    from lakehead.server.host import ServerHost
-
-    return ServerHost(folder, lock, ServerConfig(lake=lake), lambda f: CatalogLakeState(lake, f))
 
 
 def _attach(folder: str) -> Connection | None:

@@ -13,7 +13,7 @@ from lakehead.types import TableDescriptor, TabletId
 if TYPE_CHECKING:
     from pyiceberg.table import Table as IcebergTable
 
-    from lakehead.lake.round import CommitResult
+    from lakehead.lake.commit import CommitResult
 
 
 def no_lake(desc: TableDescriptor) -> NoLakeError:
@@ -59,8 +59,8 @@ class TableLake:
 
     def tier(self) -> CommitResult:
         """One tiering round in this process; see `Connection.tier`."""
-        from lakehead.lake.view import open_for_writing
         from lakehead.lake.round import run_round
+        from lakehead.lake.view import open_for_writing
 
         info = self._client.lake()
         result = run_round(lambda: open_for_writing(self._client.desc, info), self._client.desc, self._client)

@@ -60,8 +60,8 @@ def _has_alias(query: str, name: TableName) -> bool:
 
     after = re.match(r"\s+(as\s+)?([^\W\d]\w*|\")", query[name.end :], re.IGNORECASE)
     stops = "where group order having limit join inner left right full cross natural on using union except intersect"
-    words = {*stops.split(), "window", "qualify", "offset", "semi", "anti", "asof", "positional", "tablesample", "sample"}
-    words |= {"pivot", "unpivot", "select", "fetch", "for", "returning"}
+    stops += " window qualify offset semi anti asof positional tablesample sample pivot unpivot select fetch for"
+    words = set(stops.split())
     return after is not None and (after[1] is not None or after[2].lower() not in words)
 
 

@@ -29,7 +29,6 @@ from lakehead.types import (
 )
 
 
-
 @dataclass(frozen=True)
 class Batch:
     """Rows of one tablet, in offset order.

@@ -21,7 +21,7 @@ from lakehead.format.rows import conform, to_arrow_table, to_key_table
 from lakehead.types import TableDescriptor, TabletId
 
 if TYPE_CHECKING:
-    from lakehead.lake.round import CommitResult
+    from lakehead.lake.commit import CommitResult
 
 
 @dataclass(frozen=True)
@@ -302,9 +302,7 @@ def rows_for_delete(desc: TableDescriptor, keys: object) -> pa.Table:
     return to_key_table(keys, schema, what=f"keys of {desc.path}", allow_extra=True)
 
 
-def write_result(
-    desc: TableDescriptor, rows: int, parts: Sequence[tuple[Any, tuple[int, int]]]
-) -> WriteResult:
+def write_result(desc: TableDescriptor, rows: int, parts: Sequence[tuple[Any, tuple[int, int]]]) -> WriteResult:
     """Join the parts of a write per tablet."""
     ranges: dict[TabletId, tuple[int, int]] = {}
     for key, (start, end) in parts:
@@ -312,5 +310,3 @@ def write_result(
         low, high = ranges.get(tablet, (start, end))
         ranges[tablet] = (min(low, start), max(high, end))
     return WriteResult(rows, ranges)
-
-

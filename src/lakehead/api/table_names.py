@@ -1,7 +1,7 @@
-"""Lakehead's table names in SQL text: ``orders``, ``shop.orders``, ``shop.orders$lake``, ``shop.orders$lake$snapshots``.
+"""Lakehead's table names in SQL text: ``orders``, ``shop.orders``, ``shop.orders$lake$snapshots``.
 
-Names with ``$`` are no SQL, and parsers disagree on what they make of them, so they are found in the text itself, token by
-token, before any parser sees it. Strings, comments and quoted identifiers are skipped or taken as they are.
+Names with ``$`` are no SQL, and parsers disagree on what they make of them, so they are found in the text itself, token
+by token, before any parser sees it. Strings, comments and quoted identifiers are skipped or taken as they are.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ _TOKEN = re.compile(
     )
     """,
     re.VERBOSE | re.DOTALL,
+)
+_ENDS_TABLES = frozenset(
+    ("where", "group", "order", "having", "limit", "select", "on", "using", "union", "window", "qualify")
 )
 _PART = re.compile(r'"(?:[^"]|"")+"|`(?:[^`]|``)+`|[^\W\d]\w*')
 
@@ -68,7 +71,7 @@ def _outer_dollar(text: str) -> int | None:
     for i, c in enumerate(text):
         if quote:
             quote = "" if c == quote else quote
-        elif c in "\"`":
+        elif c in '"`':
             quote = c
         elif c == "$":
             return i
@@ -76,7 +79,7 @@ def _outer_dollar(text: str) -> int | None:
 
 
 def _unquoted(part: str) -> str:
-    if part[0] in "\"`":
+    if part[0] in '"`':
         return part[1:-1].replace(part[0] * 2, part[0])
     return part
 
@@ -84,9 +87,8 @@ def _unquoted(part: str) -> str:
 def find_tables(sql: str, tables: Sequence[str]) -> list[TableName]:
     """Names in a statement that stand where tables do and are one of ``tables`` (``database.table``).
 
-    A bare name stands for ``default.name``. A name with one of the `SUFFIXES` is taken as a table's whether or not it
-    exists. Names after FROM, JOIN, a comma in FROM, INTO or TABLE count; column references such as ``orders.price`` in a
-    SELECT list do not, because they are not preceded by these.
+    A bare name stands for ``default.name``. A name with a suffix is taken as a table's whether or not it exists. Names
+    after FROM, JOIN, a comma in FROM, INTO or TABLE count; column references such as ``orders.price`` do not.
     """
     known = set(tables)
     found = []
@@ -109,7 +111,7 @@ def find_tables(sql: str, tables: Sequence[str]) -> list[TableName]:
             if word == "from":
                 from_depth = depth
             continue
-        if word in ("where", "group", "order", "having", "limit", "select", "on", "using", "union", "window", "qualify"):
+        if word in _ENDS_TABLES:
             expecting = False
             in_from = in_from and word in ("on", "using")
             continue

@@ -18,9 +18,9 @@ from lakehead.types import TableDescriptor
 class Writer:
     """Writes batches to one table in the background, in the order given. One thread at a time; a context manager.
 
-    Each call is one batch with one sequence number. A call returns once the batch is checked and queued, and waits while
-    `Limits.inflight_max` batches are unacknowledged. Errors of the server are raised by the next call or by `flush`;
-    nothing after the failed batch is written.
+    Each call is one batch with one sequence number. A call returns once the batch is checked and queued, and waits
+    while `Limits.inflight_max` batches are unacknowledged. Errors of the server are raised by the next call or by
+    `flush`; nothing after the failed batch is written.
     """
 
     def __init__(self, desc: TableDescriptor, batches: BatchWriter) -> None:

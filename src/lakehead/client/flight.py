@@ -104,9 +104,9 @@ class FlightEndpoint:
                 return error_from_code(reply.code, reply.message, reply.context)
         if self._closed:
             return ClosedError("the connection is closed: connect again")
+        detail = (str(e).splitlines() or [type(e).__name__])[0][:200]
         return UnavailableError(
-            f"no Lakehead server answers at {self._address}: is it running? ({str(e).splitlines()[0][:200] if str(e) else type(e).__name__})",
-            address=self._address,
+            f"no Lakehead server answers at {self._address}: is it running? ({detail})", address=self._address
         )
 
     def close(self) -> None:

@@ -95,8 +95,8 @@ class TableClient:
         desc = self.desc
         if not desc.prefix_key:
             raise InvalidRequestError(
-                f"prefix lookups on {desc.path} are not possible: its bucket key {list(desc.bucket_key)} is not a proper"
-                f" prefix of its primary key; create the table with bucket_key= set to the leading key columns"
+                f"prefix lookups on {desc.path} are not possible: its bucket key {list(desc.bucket_key)} is not a"
+                f" proper prefix of its primary key; create the table with bucket_key= set to the leading key columns"
             )
         refs, attachments = [], []
         for key, rows in route(desc, prefixes):
@@ -122,9 +122,7 @@ class TableClient:
 
     def timestamps_at(self, offsets: Mapping[TabletKey, int]) -> tuple[int, dict[TabletKey, int | None]]:
         """The server's time, and the commit time of the row at each offset (None past the end), in microseconds."""
-        ranges = [
-            m.TabletRange(partition=k.partition, bucket=k.bucket, start=o, end=o + 1) for k, o in offsets.items()
-        ]
+        ranges = [m.TabletRange(partition=k.partition, bucket=k.bucket, start=o, end=o + 1) for k, o in offsets.items()]
         reply, _ = self._ask(m.TimestampsAt(table_id=self.desc.table_id, ranges=ranges))
         assert isinstance(reply, m.TimestampsReply)
         return reply.now_us, dict(zip(offsets, reply.timestamps_us, strict=True))
@@ -134,8 +132,8 @@ class TableClient:
     ) -> Iterator[pa.RecordBatch]:
         """Rows ``[start, end)`` of one tablet in offset order; see `lakehead.protocol.messages.Read` for columns.
 
-        None reads the user's columns, then (keyed tables) ``__change_type`` and ``__prev_offset``, then ``__offset`` and
-        ``__timestamp``.
+        None reads the user's columns, then (keyed tables) ``__change_type`` and ``__prev_offset``, then ``__offset``
+        and ``__timestamp``.
         """
         if columns is None:
             changes = ["__change_type", "__prev_offset"] if self.desc.keyed else []

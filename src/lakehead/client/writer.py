@@ -74,9 +74,7 @@ class BatchWriter:
         writer_id = writer_bytes(name)
         reply, _ = endpoint.call(OpenWriter(table_id=desc.table_id, writer_id=writer_id))
         assert isinstance(reply, WriterReply)
-        writer = cls(
-            desc, endpoint, clock, writer_id=writer_id, epoch=reply.epoch, last_sequence=reply.last_sequence
-        )
+        writer = cls(desc, endpoint, clock, writer_id=writer_id, epoch=reply.epoch, last_sequence=reply.last_sequence)
         writer._previous = {ref.key: sequence for ref, sequence in zip(reply.tablets, reply.sequences, strict=True)}
         return writer
 
@@ -97,9 +95,7 @@ class BatchWriter:
         bucket = unkeyed_bucket(self._writer_id, sequence, self._desc.buckets) if not self._desc.bucket_key else 0
         refs, checksums, bodies = [], [], []
         for key, rows in route(self._desc, batch, unkeyed_bucket=bucket):
-            stamp = WriterStamp(
-                self._writer_id, sequence, self._previous.get(key, -1), self.acked_through, self._epoch
-            )
+            stamp = WriterStamp(self._writer_id, sequence, self._previous.get(key, -1), self.acked_through, self._epoch)
             body = encode_body(
                 batch if rows is None else batch.take(pa.array(rows)),
                 schema_id=self._desc.schema_id,
@@ -153,7 +149,7 @@ class BatchWriter:
         if type(e) is not UnavailableError:
             return e
         return RequestTimeoutError(
-            f"no answer to a write on {self._desc.path} within {self._retry_seconds:g} s; it may or may not have landed,"
-            f" sending it again through the same writer is safe: {e}",
+            f"no answer to a write on {self._desc.path} within {self._retry_seconds:g} s; it may or may not have"
+            f" landed, sending it again through the same writer is safe: {e}",
             table=str(self._desc.path),
         )

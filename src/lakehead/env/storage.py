@@ -120,7 +120,7 @@ class LocalLogFile:
 
     def append(self, parts: Sequence[object]) -> None:
         before = self._size
-        total = sum(memoryview(p).nbytes for p in parts)  # type: ignore[arg-type]
+        total = sum(memoryview(p).nbytes for p in parts)  # type: ignore[arg-type, misc]
         try:
             with storage_errors(self.path, "write"):
                 self._write_all(parts, total)

@@ -88,13 +88,11 @@ class KvTablet:
         """
         from lakehead.kv import kernels
 
-        keys, slots, prior = self._resolve([batch.column(c) for c in self._key])
+        _, slots, prior = self._resolve([batch.column(c) for c in self._key])
         n = batch.num_rows
         change, prev = np.empty(2 * n, np.int8), np.empty(2 * n, np.int64)
         image, under, ends = np.empty(2 * n, np.int64), np.empty(2 * n, np.int64), np.empty(n, np.int64)
-        k = kernels.plan_upsert(
-            slots, prior, self._index.live_offsets, base_offset, change, prev, image, under, ends
-        )
+        k = kernels.plan_upsert(slots, prior, self._index.live_offsets, base_offset, change, prev, image, under, ends)
         full = batch.num_columns == len(self.schema)
         if full and k == n:
             return Change(change[:k], prev[:k], pa.RecordBatch.from_arrays(batch.columns, schema=self.schema), ends)
@@ -131,7 +129,8 @@ class KvTablet:
         return keys, slots, prior
 
     def _images(self, batch: pa.RecordBatch, image: Slots, under: Slots) -> pa.RecordBatch:
-        """Row images of the records: given columns from ``image`` (slot, or ~row of the batch), others from the heap."""
+        """Row images of the records: given columns from ``image`` (slot, or ~row of the batch), others from the
+        slots in ``under``."""
         from_heap = image >= 0
         heap_slots, batch_rows = image[from_heap], pa.array(~image[~from_heap])
         order = np.empty(len(image), np.int64)

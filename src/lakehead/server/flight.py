@@ -114,4 +114,3 @@ def _requests(reader: Any) -> Iterator[tuple[bytes, list[pa.Buffer]]]:
         except (StopIteration, fl.FlightError, pa.ArrowException):
             return
         yield call
-

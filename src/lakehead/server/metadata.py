@@ -9,6 +9,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 
@@ -87,7 +88,7 @@ class MetadataStore:
                 self._db.execute("rollback")
                 raise
 
-    def _rows(self, sql: str, *args: object) -> list[tuple[object, ...]]:
+    def _rows(self, sql: str, *args: object) -> list[tuple[Any, ...]]:
         with self._lock:
             return self._db.execute(sql, args).fetchall()
 
@@ -102,28 +103,29 @@ class MetadataStore:
         """Tables of one database, or of all, by name."""
         where, args = ("where database = ?", (database,)) if database is not None else ("", ())
         rows = self._rows(f"select info from tables {where} order by database, name", *args)
-        return [msgspec.msgpack.decode(r[0], type=TableInfo).descriptor() for r in rows]  # type: ignore[arg-type]
+        return [msgspec.msgpack.decode(r[0], type=TableInfo).descriptor() for r in rows]
 
     def table(self, path: TablePath) -> TableDescriptor:
         """Raises: TableNotFoundError."""
         rows = self._rows("select info from tables where database = ? and name = ?", path.database, path.table)
         if not rows:
             raise TableNotFoundError(f"there is no table {path}: see con.tables() or create it", table=str(path))
-        return msgspec.msgpack.decode(rows[0][0], type=TableInfo).descriptor()  # type: ignore[arg-type]
+        return msgspec.msgpack.decode(rows[0][0], type=TableInfo).descriptor()
 
     def table_by_id(self, table_id: str) -> TableDescriptor:
         """Raises: TableNotFoundError."""
         rows = self._rows("select info from tables where table_id = ?", table_id)
         if not rows:
             raise TableNotFoundError("the table was dropped: open it again by name", table_id=table_id)
-        return msgspec.msgpack.decode(rows[0][0], type=TableInfo).descriptor()  # type: ignore[arg-type]
+        return msgspec.msgpack.decode(rows[0][0], type=TableInfo).descriptor()
 
     def create_table(self, desc: TableDescriptor) -> None:
         """Raises: TableExistsError."""
         info = TableInfo.of(desc)
         with self._transaction() as db:
             path = desc.path
-            if db.execute("select 1 from tables where database = ? and name = ?", (path.database, path.table)).fetchone():
+            sql = "select 1 from tables where database = ? and name = ?"
+            if db.execute(sql, (path.database, path.table)).fetchone():
                 raise TableExistsError(
                     f"table {path} exists already: pass if_not_exists=True or drop it first", table=str(path)
                 )
@@ -142,7 +144,7 @@ class MetadataStore:
     def partitions(self, table_id: str) -> dict[str, int]:
         """Partition name -> its number in this folder."""
         rows = self._rows("select name, id from partitions where table_id = ?", table_id)
-        return {str(name): int(str(number)) for name, number in rows}
+        return {str(name): int(number) for name, number in rows}
 
     def create_partition(self, table_id: str, name: str) -> int:
         """Number of a partition, made when it is new."""
@@ -164,4 +166,4 @@ class MetadataStore:
     def writer_epoch(self, table_id: str, writer_id: bytes) -> int:
         """The newest epoch of a named writer, 0 when it was never opened."""
         rows = self._rows("select epoch from writers where table_id = ? and writer_id = ?", table_id, writer_id)
-        return int(str(rows[0][0])) if rows else 0
+        return int(rows[0][0]) if rows else 0

@@ -48,7 +48,8 @@ class Projection:
             elif schema.get_field_index(name) >= 0:
                 fields.append(schema.field(name))
             else:
-                raise ColumnNotFoundError(f"there is no column {name!r}; columns: {', '.join(schema.names)}", column=name)
+                known = ", ".join(schema.names)
+                raise ColumnNotFoundError(f"there is no column {name!r}; columns: {known}", column=name)
         self.schema = pa.schema(fields)
         extra = [c for c in (predicate.columns if predicate else ()) if c not in columns]
         self._read = [c for c in columns if c not in _SYSTEM_TYPES] + extra

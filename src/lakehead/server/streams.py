@@ -83,9 +83,7 @@ def open_read(table: LiveTable, request: Read) -> ServerStream:
     return ServerStream(projection.schema, items)
 
 
-def _log_rows(
-    tablet: Tablet, projection: Projection, start: int, end: int
-) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _log_rows(tablet: Tablet, projection: Projection, start: int, end: int) -> Iterator[tuple[int, pa.RecordBatch]]:
     for frame in tablet.frames(start, end):
         batch = projection.frame(frame, tablet.key.bucket, start, end)
         if batch is not None and batch.num_rows:
@@ -104,8 +102,7 @@ def open_read_live(table: LiveTable, request: ReadLive) -> ServerStream:
 
     def items(closed: Callable[[], bool]) -> Iterator[Item]:
         for key, tablet in table.tablets.items():
-            for header, batch in _initial(key, tablet, projection):
-                yield header, batch
+            yield from _initial(key, tablet, projection)
 
     return ServerStream(projection.schema, items)
 
