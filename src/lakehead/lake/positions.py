@@ -1,0 +1,169 @@
+"""Rows of data files by position: where offsets stand, and which rows are deleted.
+
+Lakehead's files are sorted by ``__offset``, one tablet each, so an offset leads to a file by its bounds and to a
+position by binary search, and no key is read. Files that others rewrote need not be sorted, may overlap, and may hold
+an offset twice, dead and live: every position of an offset counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from lakehead.lake.netchange import NO_OFFSETS, Mask, Offsets, between, contains, union
+from lakehead.types import OFFSET_COLUMN, TabletKey
+
+if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+
+_THREADS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Hit:
+    """Rows of one data file.
+
+    Attributes:
+        positions: sorted, each once.
+    """
+
+    file: DataFile
+    positions: Offsets
+
+
+def locate(table: Table, offsets: Mapping[TabletKey, Offsets]) -> tuple[list[Hit], int]:
+    """Find rows by (tablet, offset) in the current lake snapshot; deleted rows are found too.
+
+    Args:
+        offsets: sorted offsets per tablet.
+
+    Returns:
+        One hit per data file with any of them, and how many of the offsets were found.
+
+    Raises:
+        LakeStateError: a data file belongs to no tablet.
+    """
+    from lakehead.lake.pruning import offsets_between
+    from lakehead.lake.tablets import require_tablet, tablet_of
+
+    wanted = {k: v for k, v in offsets.items() if len(v)}
+    if not wanted:
+        return [], 0
+    low, high = min(int(v[0]) for v in wanted.values()), max(int(v[-1]) for v in wanted.values())
+    schema, specs, name = table.schema(), table.specs(), ".".join(table.name())
+    candidates: list[tuple[DataFile, TabletKey, Offsets]] = []
+    for task in table.scan(row_filter=offsets_between(low, high)).plan_files():
+        tablet = tablet_of(task.file.partition, specs[task.file.spec_id], schema)
+        tablet = require_tablet(tablet, task.file.file_path, name)
+        if tablet not in wanted:
+            continue
+        bounds = offset_bounds(task.file, schema.find_field(OFFSET_COLUMN).field_id)
+        part = wanted[tablet] if bounds is None else between(wanted[tablet], bounds[0], bounds[1] + 1)
+        if len(part):
+            candidates.append((task.file, tablet, part))
+
+    def search(candidate: tuple[DataFile, TabletKey, Offsets]) -> tuple[Offsets, Offsets]:
+        file, _, part = candidate
+        return find_offsets(table.io, file.file_path, part)
+
+    hits: list[Hit] = []
+    found: dict[TabletKey, list[Offsets]] = {}
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for (file, tablet, _), (positions, values) in zip(candidates, pool.map(search, candidates), strict=True):
+            if len(positions):
+                hits.append(Hit(file, positions))
+                found.setdefault(tablet, []).append(values)
+    return hits, sum(len(union(*values)) for values in found.values())
+
+
+def offset_bounds(file: DataFile, field_id: int) -> tuple[int, int] | None:
+    """Least and greatest ``__offset`` of a data file; None when its manifest does not say."""
+    lower, upper = (file.lower_bounds or {}).get(field_id), (file.upper_bounds or {}).get(field_id)
+    if lower is None or upper is None:
+        return None
+    return int.from_bytes(lower, "little", signed=True), int.from_bytes(upper, "little", signed=True)
+
+
+def find_offsets(io: FileIO, path: str, wanted: Offsets) -> tuple[Offsets, Offsets]:
+    """Positions in a data file, sorted, of the rows whose offset is in ``wanted`` (sorted), and their offsets."""
+    positions, values = [], []
+    for start, offsets, valid in iterate_offsets(io, path, within=wanted):
+        at = _positions_of(offsets, valid, wanted)
+        positions.append(at + start)
+        values.append(offsets[at])
+    if not positions:
+        return NO_OFFSETS, NO_OFFSETS
+    return np.concatenate(positions), np.concatenate(values)
+
+
+def iterate_offsets(
+    io: FileIO, path: str, *, within: Offsets | None = None
+) -> Iterator[tuple[int, Offsets, Mask | None]]:
+    """The ``__offset`` column of a data file, a row group at a time.
+
+    Args:
+        within: skips row groups whose bounds hold none of these (sorted).
+
+    Yields:
+        Position of the group's first row, offsets, and which of them are not null (None: all; null ones read -1).
+        Nothing for a file without the column.
+    """
+    from lakehead.lake.file_io import locate_file
+
+    fs, inner = locate_file(io, path)
+    with pq.ParquetFile(inner, filesystem=fs) as file:
+        column = file.schema_arrow.get_field_index(OFFSET_COLUMN)
+        if column < 0:
+            return
+        leaf = next(i for i in range(len(file.schema)) if file.schema.column(i).path == OFFSET_COLUMN)
+        start = 0
+        for group in range(file.num_row_groups):
+            metadata = file.metadata.row_group(group)
+            s = metadata.column(leaf).statistics
+            skip = within is not None and s is not None and s.has_min_max and not len(between(within, s.min, s.max + 1))
+            if not skip:
+                values = file.read_row_group(group, columns=[OFFSET_COLUMN]).column(0).combine_chunks()
+                valid = values.is_valid().to_numpy(zero_copy_only=False) if values.null_count else None
+                yield start, pc.fill_null(values, -1).to_numpy(), valid
+            start += metadata.num_rows
+
+
+def _positions_of(offsets: Offsets, valid: Mask | None, wanted: Offsets) -> Offsets:
+    if valid is None and len(offsets) > len(wanted) and bool((offsets[1:] > offsets[:-1]).all()):
+        at = np.searchsorted(offsets, wanted)
+        inside = at < len(offsets)
+        at, sought = at[inside], wanted[inside]
+        return at[offsets[at] == sought]
+    hit = contains(wanted, offsets)
+    return np.flatnonzero(hit if valid is None else hit & valid)
+
+
+def deleted_positions(io: FileIO, data_path: str, delete_files: Sequence[str]) -> Offsets:
+    """Positions of a data file that position-delete files delete; sorted, each once."""
+    from lakehead.lake.file_io import locate_file
+
+    if not delete_files:
+        return NO_OFFSETS
+    target = locate_file(io, data_path)[1]
+    parts = []
+    for path in delete_files:
+        fs, inner = locate_file(io, path)
+        with pq.ParquetFile(inner, filesystem=fs, read_dictionary=["file_path"]) as file:
+            rows = file.read(columns=["file_path", "pos"]).combine_chunks()
+        paths = rows.column("file_path").combine_chunks()
+        # Writers spell addresses differently (file:/x, file:///x): compare what they lead to.
+        same = [locate_file(io, p.as_py())[1] == target for p in paths.dictionary]
+        if all(same):
+            parts.append(rows.column("pos").to_numpy())
+        else:
+            codes = paths.indices.to_numpy()
+            parts.append(rows.column("pos").to_numpy()[np.array(same, np.bool_)[codes]])
+    return union(*parts)

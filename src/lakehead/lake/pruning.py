@@ -1,0 +1,128 @@
+"""Bounds of a filter as the row filter by which PyIceberg skips partitions and files.
+
+Skipping is all it is for: a bound that Iceberg cannot express, or would read otherwise than we do, is left out.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import pyiceberg.expressions as ice
+from pyiceberg.expressions.literals import BinaryLiteral, DecimalLiteral, DoubleLiteral, LongLiteral, literal
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    LongType,
+    StringType,
+    TimestampType,
+    TimestamptzType,
+    TimeType,
+)
+
+from lakehead.format.predicate import Bound
+from lakehead.types import OFFSET_COLUMN
+
+# PyIceberg's own type hints describe the models' fields, not their constructors.
+_COMPARE: dict[str, Any] = {
+    "==": ice.EqualTo,
+    "<": ice.LessThan,
+    "<=": ice.LessThanOrEqual,
+    ">": ice.GreaterThan,
+    ">=": ice.GreaterThanOrEqual,
+}
+_IN: Any = ice.In
+_NULL_TESTS: dict[str, Any] = {"is_null": ice.IsNull, "not_null": ice.NotNull}
+_EPOCH = dt.datetime(1970, 1, 1)
+_MICROSECOND = dt.timedelta(microseconds=1)
+
+
+def row_filter(bounds: Sequence[Bound], schema: Schema) -> ice.BooleanExpression:
+    """A necessary condition for rows to satisfy all bounds, over the columns of an Iceberg schema."""
+    whole: ice.BooleanExpression = ice.AlwaysTrue()
+    for bound in bounds:
+        part = _condition(bound, schema)
+        if part is not None:
+            whole = ice.And(whole, part)
+    return whole
+
+
+def offsets_between(low: int, high: int) -> ice.BooleanExpression:
+    """Rows whose ``__offset`` is in ``[low, high]``."""
+    return ice.And(_COMPARE[">="](OFFSET_COLUMN, low), _COMPARE["<="](OFFSET_COLUMN, high))
+
+
+def _condition(bound: Bound, schema: Schema) -> ice.BooleanExpression | None:
+    # A dotted name would lead PyIceberg into a struct.
+    if "." in bound.column or bound.column not in schema.column_names:
+        return None
+    if bound.op in _NULL_TESTS:
+        test: ice.BooleanExpression = _NULL_TESTS[bound.op](bound.column)
+        return test
+    t = schema.find_type(bound.column)
+    if bound.op == "in":
+        assert isinstance(bound.value, tuple), bound
+        values = [_literal(v, t) for v in bound.value]
+        if any(v is None for v in values):
+            return None
+        member: ice.BooleanExpression = _IN(bound.column, set(values))
+        return member
+    value = _literal(bound.value, t)
+    op: str = bound.op
+    if value is None:
+        return None
+    if isinstance(t, FloatType | DoubleType):
+        # NaN is greater than every number here, and no file's bounds tell of it.
+        if op in (">", ">="):
+            return None
+        # A double rounded down to a float may be a value that is still less.
+        op = "<=" if op == "<" else op
+    condition: ice.BooleanExpression = _COMPARE[op](bound.column, value)
+    return condition
+
+
+def _literal(value: object, t: IcebergType) -> Any:
+    """The value as Iceberg compares it with a column of this type, or None."""
+    if isinstance(value, bool):
+        return literal(value) if isinstance(t, BooleanType) else None
+    if isinstance(value, dt.datetime):
+        naive = value.astimezone(dt.UTC).replace(tzinfo=None) if value.tzinfo else value
+        micros = (naive - _EPOCH) // _MICROSECOND
+        return LongLiteral(micros) if isinstance(t, TimestampType | TimestamptzType) else None
+    if isinstance(value, dt.date):
+        return LongLiteral((value - _EPOCH.date()).days) if isinstance(t, DateType) else None
+    if isinstance(value, dt.time):
+        micros = (dt.datetime.combine(_EPOCH, value) - _EPOCH) // _MICROSECOND
+        return LongLiteral(micros) if isinstance(t, TimeType) else None
+    if isinstance(t, DecimalType):
+        return _decimal(Decimal(value), t) if isinstance(value, int | Decimal) else None
+    if isinstance(t, IntegerType | LongType):
+        return LongLiteral(value) if isinstance(value, int) and -(1 << 63) <= value < 1 << 63 else None
+    if isinstance(t, FloatType | DoubleType):
+        number = float(value) if isinstance(value, int | float) else None
+        return DoubleLiteral(number) if number is not None and number == number else None
+    if isinstance(t, StringType):
+        return literal(value) if isinstance(value, str) else None
+    if isinstance(t, BinaryType) or (isinstance(t, FixedType) and isinstance(value, bytes) and len(value) == len(t)):
+        return BinaryLiteral(value) if isinstance(value, bytes) else None
+    return None
+
+
+def _decimal(value: Decimal, t: DecimalType) -> Any:
+    if not value.is_finite():
+        return None
+    _, digits, exponent = value.as_tuple()
+    assert isinstance(exponent, int), value
+    if -exponent > t.scale or len(digits) + exponent > t.precision - t.scale:
+        return None
+    return DecimalLiteral(value.quantize(Decimal(1).scaleb(-t.scale)))

@@ -1,0 +1,289 @@
+"""Reading lake rows without Spark: projected, filtered exactly, without what is deleted or superseded.
+
+Files that nothing was taken from are one parallel Arrow dataset scan. For the others, deleted positions are first
+turned into dead offsets where the file's offsets allow, so that row groups can be skipped there too; only files with
+rows that others added are read by position. Rows come in the table's own types, which the lake may have widened.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from pyiceberg.io import FileIO
+from pyiceberg.table import Table
+
+from lakehead.errors import LakeStateError
+from lakehead.format.predicate import Bound, Predicate
+from lakehead.format.schema import lake_schema, lake_type
+from lakehead.lake.file_io import locate_file
+from lakehead.lake.inspect import files_table, snapshots_table
+from lakehead.lake.netchange import NO_OFFSETS, Offsets, between, contains, union
+from lakehead.lake.positions import deleted_positions, find_offsets, iterate_offsets
+from lakehead.lake.read_plan import LakeFile, plan_files
+from lakehead.lake.tablets import require_tablet
+from lakehead.types import OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor, TabletKey
+
+__all__ = ["LakeFile", "count_lake", "files_table", "plan_files", "read_lake", "snapshots_table"]
+
+Superseded = Mapping[TabletKey, Offsets]
+
+_BATCH_ROWS = 128 << 10
+_SMALL_FILE_BYTES = 16 << 20
+_THREADS = 4
+_AT_ONCE = 16
+_COMPARE: dict[str, Callable[[Any, Any], pc.Expression]] = {
+    "==": operator.eq,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def read_lake(
+    table: Table,
+    desc: TableDescriptor,
+    files: Sequence[LakeFile],
+    *,
+    columns: Sequence[str] | None = None,
+    predicate: Predicate | None = None,
+    superseded: Superseded | None = None,
+    system_columns: bool = False,
+) -> Iterator[pa.RecordBatch]:
+    """Live rows of planned files; in no order across files, in the file's order within one.
+
+    Args:
+        files: from `plan_files`.
+        columns: columns to return, in this order, system columns too; None for all of the user's.
+        predicate: exact condition on the table's columns.
+        superseded: offsets per tablet, sorted, of rows to leave out. Rows without an offset always stay.
+        system_columns: add those system columns that ``columns`` lacks, at the end.
+
+    Yields:
+        Batches with the table's own types.
+
+    Raises:
+        LakeStateError: a file holds values that do not fit the table's types, or rows that may be superseded but
+            belong to no tablet.
+    """
+    own = pa.schema([*desc.schema, *SYSTEM_FIELDS])
+    names = list(columns) if columns is not None else list(desc.schema.names)
+    if system_columns:
+        names += [f.name for f in SYSTEM_FIELDS if f.name not in names]
+    reader = _Reader(table.io, own, names, predicate)
+    whole, partial = _split(table, files, superseded or {})
+    try:
+        yield from reader.scan(whole)
+        yield from reader.scan_partial(partial)
+    except pa.ArrowInvalid as e:
+        raise LakeStateError(
+            f"lake table {'.'.join(table.name())} holds values that do not fit table {desc.path}: {e}",
+            table=str(desc.path),
+        ) from e
+
+
+def count_lake(
+    table: Table, desc: TableDescriptor, files: Sequence[LakeFile], *, superseded: Superseded | None = None
+) -> int:
+    """How many rows `read_lake` yields without a predicate: from metadata where nothing was taken away."""
+    whole, partial = _split(table, files, superseded or {})
+
+    def left(part: _Partial) -> int:
+        positions = deleted_positions(table.io, part.file.path, part.file.delete_files)
+        if len(part.superseded):
+            positions = union(positions, find_offsets(table.io, part.file.path, part.superseded)[0])
+        return part.file.record_count - len(positions)
+
+    total = sum(f.record_count for f in whole)
+    if not partial:
+        return total
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return total + sum(pool.map(left, partial))
+
+
+@dataclass(frozen=True, eq=False)
+class _Partial:
+    """A file of which some rows may be gone: by its delete files, or by their offsets."""
+
+    file: LakeFile
+    superseded: Offsets
+
+
+def _split(table: Table, files: Iterable[LakeFile], superseded: Superseded) -> tuple[list[LakeFile], list[_Partial]]:
+    whole: list[LakeFile] = []
+    partial: list[_Partial] = []
+    some = any(len(v) for v in superseded.values())
+    for f in files:
+        dead = _superseded_in(f, superseded, ".".join(table.name())) if some else NO_OFFSETS
+        if len(dead) or f.delete_files:
+            partial.append(_Partial(f, dead))
+        else:
+            whole.append(f)
+    return whole, partial
+
+
+def _superseded_in(f: LakeFile, superseded: Superseded, name: str) -> Offsets:
+    if f.null_offsets == f.record_count:
+        return NO_OFFSETS
+    members = superseded.get(require_tablet(f.tablet, f.path, name), NO_OFFSETS)
+    return members if f.offsets is None else between(members, f.offsets[0], f.offsets[1] + 1)
+
+
+class _Reader:
+    """Reads files with one projection and one filter."""
+
+    def __init__(self, io: FileIO, own: pa.Schema, names: Sequence[str], predicate: Predicate | None) -> None:
+        self._io = io
+        self._own = own
+        self._names = list(names)
+        self._out = pa.schema([own.field(n) for n in names])
+        self._predicate = predicate
+        self._pushed = predicate is not None and all(_same_values(own.field(c).type) for c in predicate.columns)
+
+    def scan(self, files: Sequence[LakeFile], *, extra: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+        """All rows of files that match the filter, with extra columns at the end."""
+        filesystems: dict[int, tuple[pafs.FileSystem, list[str]]] = {}
+        for f in files:
+            fs, path = locate_file(self._io, f.path)
+            filesystems.setdefault(id(fs), (fs, []))[1].append(path)
+        form = ds.ParquetFileFormat()
+        names = [*self._names, *extra]
+        read, condition, own = names, None, self._own
+        if self._predicate is not None and self._pushed:
+            condition = self._predicate.arrow
+        elif self._predicate is not None:
+            read = list(dict.fromkeys([*names, *self._predicate.columns]))
+            own = lake_schema(self._own)
+            condition = _necessary(self._predicate.bounds, own)
+        schema = pa.schema([self._own.field(n) for n in read])
+        for fs, paths in filesystems.values():
+            fragments = [form.make_fragment(p, fs) for p in paths]
+            dataset = ds.FileSystemDataset(fragments, own, form, fs)
+            for batch in dataset.scanner(columns=read, filter=condition, batch_size=_BATCH_ROWS).to_batches():
+                batch = _conform(batch, schema)
+                if self._predicate is not None and not self._pushed:
+                    batch = self._predicate.filter(batch).select(names)
+                if batch.num_rows:
+                    yield batch
+
+    def scan_partial(self, parts: Sequence[_Partial]) -> Iterator[pa.RecordBatch]:
+        """Rows of files that are still there; small files several at a time."""
+        small = [p for p in parts if p.file.size <= _SMALL_FILE_BYTES]
+        for part in parts:
+            if part.file.size > _SMALL_FILE_BYTES:
+                yield from self._scan_one(part)
+        if not small:
+            return
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for some in _chunks(small):
+                for batches in pool.map(_listed(self._scan_one), some):
+                    yield from batches
+
+    def _scan_one(self, part: _Partial) -> Iterator[pa.RecordBatch]:
+        f = part.file
+        positions = deleted_positions(self._io, f.path, f.delete_files)
+        dead = _offsets_at(self._io, f, positions)
+        if dead is None:
+            yield from self._scan_positions(part, positions)
+            return
+        dead = union(dead, part.superseded)
+        extra = [] if OFFSET_COLUMN in self._names else [OFFSET_COLUMN]
+        for batch in self.scan([f], extra=extra):
+            offsets = batch.column(OFFSET_COLUMN)
+            gone = contains(dead, offsets.fill_null(-1).to_numpy())
+            if offsets.null_count:
+                gone &= offsets.is_valid().to_numpy(zero_copy_only=False)
+            live = batch.filter(pa.array(~gone)) if gone.any() else batch
+            if live.num_rows:
+                yield live.select(self._names) if extra else live
+
+    def _scan_positions(self, part: _Partial, positions: Offsets) -> Iterator[pa.RecordBatch]:
+        """Rows by position: for files whose rows have no offsets that tell them apart."""
+        wanted = [*self._names, *(self._predicate.columns if self._predicate else ()), OFFSET_COLUMN]
+        schema = pa.schema([self._own.field(n) for n in dict.fromkeys(wanted)])
+        fs, path = locate_file(self._io, part.file.path)
+        start = 0
+        with pq.ParquetFile(path, filesystem=fs) as file:
+            present = [n for n in schema.names if n in file.schema_arrow.names]
+            for batch in file.iter_batches(_BATCH_ROWS, columns=present):
+                gone = np.zeros(batch.num_rows, np.bool_)
+                gone[between(positions, start, start + batch.num_rows) - start] = True
+                start += batch.num_rows
+                batch = _conform(batch, schema)
+                offsets = batch.column(OFFSET_COLUMN)
+                hit = contains(part.superseded, offsets.fill_null(-1).to_numpy())
+                gone |= hit & offsets.is_valid().to_numpy(zero_copy_only=False)
+                live = batch.filter(pa.array(~gone))
+                if self._predicate is not None:
+                    live = self._predicate.filter(live)
+                if live.num_rows:
+                    yield live.select(self._names)
+
+
+def _offsets_at(io: FileIO, file: LakeFile, positions: Offsets) -> Offsets | None:
+    """Offsets of the rows at these positions; None where offsets do not tell the file's rows apart."""
+    if not len(positions):
+        return NO_OFFSETS
+    parts: list[Offsets] = []
+    last, rows = -1, 0
+    for start, offsets, valid in iterate_offsets(io, file.path):
+        rows += len(offsets)
+        if not len(offsets):
+            continue
+        if valid is not None or offsets[0] <= last or not bool((offsets[1:] > offsets[:-1]).all()):
+            return None
+        last = int(offsets[-1])
+        parts.append(offsets[between(positions, start, start + len(offsets)) - start])
+    return union(*parts) if rows == file.record_count else None
+
+
+def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with exactly these columns and types; missing ones are null."""
+    if not len(schema):
+        return batch.select([])
+    if batch.schema.equals(schema):
+        return batch
+    columns = []
+    for f in schema:
+        if f.name not in batch.schema.names:
+            columns.append(pa.nulls(batch.num_rows, f.type))
+            continue
+        column = batch.column(f.name)
+        columns.append(column if column.type == f.type else column.cast(f.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _same_values(t: pa.DataType) -> bool:
+    """Whether Arrow can apply a filter on this type to the lake's form of it, statistics of row groups included."""
+    return lake_type(t) == t or pa.types.is_large_string(t) or pa.types.is_large_binary(t)
+
+
+def _necessary(bounds: Sequence[Bound], schema: pa.Schema) -> pc.Expression | None:
+    """A condition, on the lake's types, that every row within the bounds meets."""
+    whole = None
+    for bound in bounds:
+        t = schema.field(bound.column).type
+        if bound.op not in _COMPARE or pa.types.is_floating(t):
+            continue
+        part = _COMPARE[bound.op](pc.field(bound.column), pa.scalar(bound.value, t))
+        whole = part if whole is None else whole & part
+    return whole
+
+
+def _listed(read: Callable[[_Partial], Iterator[pa.RecordBatch]]) -> Callable[[_Partial], list[pa.RecordBatch]]:
+    return lambda part: list(read(part))
+
+
+def _chunks(parts: Sequence[_Partial]) -> Iterator[Sequence[_Partial]]:
+    for at in range(0, len(parts), _AT_ONCE):
+        yield parts[at : at + _AT_ONCE]

@@ -1,0 +1,81 @@
+"""Which lake files a read needs, as plain values that Spark and workers can carry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyiceberg.table import Table
+
+from lakehead.errors import LakeStateError
+from lakehead.format.predicate import Bound
+from lakehead.lake.positions import offset_bounds
+from lakehead.lake.pruning import row_filter
+from lakehead.lake.tablets import tablet_of
+from lakehead.types import OFFSET_COLUMN, TabletKey
+
+
+@dataclass(frozen=True)
+class LakeFile:
+    """One data file of a lake snapshot.
+
+    Attributes:
+        path: its address as the manifest spells it.
+        size: bytes.
+        record_count: rows, deleted ones too.
+        tablet: whose rows it holds; None for rows that belong to no tablet.
+        offsets: least and greatest ``__offset``; None when the manifest does not say, or every one is null.
+        null_offsets: rows that others added, without identity; None when the manifest does not say.
+        delete_files: addresses of the position-delete files that apply.
+        partition: values as Iceberg holds them.
+    """
+
+    path: str
+    size: int
+    record_count: int
+    tablet: TabletKey | None
+    offsets: tuple[int, int] | None
+    null_offsets: int | None
+    delete_files: tuple[str, ...]
+    partition: tuple[object, ...]
+
+
+def plan_files(table: Table, snapshot_id: int | None = None, bounds: Sequence[Bound] = ()) -> list[LakeFile]:
+    """Data files of a lake snapshot that can hold rows within the bounds, in tablet and offset order.
+
+    Args:
+        snapshot_id: None reads the current one; the table may have none, which holds no files.
+        bounds: conditions that every wanted row meets; they only skip files, rows must be filtered still.
+
+    Raises:
+        LakeStateError: the snapshot has equality deletes, which tiering never writes.
+    """
+    schema, specs = table.schema(), table.specs()
+    offset_id = schema.find_field(OFFSET_COLUMN).field_id
+    scan = table.scan(row_filter=row_filter(bounds, schema), snapshot_id=snapshot_id)
+    try:
+        tasks = list(scan.plan_files())
+    except ValueError as e:
+        if "equality delete" not in str(e):
+            raise
+        raise LakeStateError(
+            f"lake table {'.'.join(table.name())} has equality deletes, which cannot be read: compact it with the"
+            " engine that wrote them"
+        ) from e
+    files = []
+    for task in tasks:
+        f = task.file
+        nulls = (f.null_value_counts or {}).get(offset_id)
+        files.append(
+            LakeFile(
+                f.file_path,
+                f.file_size_in_bytes,
+                f.record_count,
+                tablet_of(f.partition, specs[f.spec_id], schema),
+                offset_bounds(f, offset_id),
+                nulls,
+                tuple(sorted(d.file_path for d in task.delete_files)),
+                tuple(f.partition[i] for i in range(len(f.partition))),
+            )
+        )
+    return sorted(files, key=lambda f: (str(f.tablet), f.offsets or (-1, -1), f.path))

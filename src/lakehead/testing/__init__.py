@@ -1,0 +1,1 @@
+"""Shipped fakes and the suites that real implementations and fakes both pass."""
