@@ -48,6 +48,7 @@ from lakehead.errors import (
 
 if TYPE_CHECKING:
     from lakehead.api.connection import Connection, connect
+    from lakehead.api.lake import TieringResult
     from lakehead.api.scan import Scan
     from lakehead.api.subscription import Batch, Subscription
     from lakehead.api.table import Table, WriteResult
@@ -67,6 +68,7 @@ _LAZY = {
     "Table": "lakehead.api.table",
     "TablePath": "lakehead.types",
     "TabletId": "lakehead.types",
+    "TieringResult": "lakehead.api.lake",
     "WriteResult": "lakehead.api.table",
     "Writer": "lakehead.api.writer",
     "connect": "lakehead.api.connection",
@@ -114,6 +116,7 @@ __all__ = [
     "TablePath",
     "TabletId",
     "TieringFencedError",
+    "TieringResult",
     "UnavailableError",
     "UnsupportedFormatError",
     "WriteResult",

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from lakehead.api.embedded import host_folder
+from lakehead.api.lake import TieringResult
 from lakehead.api.table import Table
 from lakehead.client.table import TableClient
 from lakehead.config import LakeConfig, ServerConfig, TableProperties
@@ -34,7 +35,6 @@ from lakehead.types import TableDescriptor, TablePath
 if TYPE_CHECKING:
     import duckdb
 
-    from lakehead.lake.commit import CommitResult
     from lakehead.server.host import ServerHost
 
 _SCHEME = "lakehead://"
@@ -286,7 +286,7 @@ class Connection:
 
     # ---- lake and SQL -----------------------------------------------------------------------------------------
 
-    def tier(self, name: str) -> CommitResult:
+    def tier(self, name: str) -> TieringResult:
         """Move what is not in the lake yet there: one round, now, in this process, without Spark.
 
         Raises:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -13,7 +15,24 @@ from lakehead.types import TableDescriptor, TabletId
 if TYPE_CHECKING:
     from pyiceberg.table import Table as IcebergTable
 
-    from lakehead.lake.commit import CommitResult
+
+@dataclass(frozen=True)
+class TieringResult:
+    """What one tiering round did.
+
+    Attributes:
+        snapshot_id: the lake snapshot it made; None when there was nothing to move.
+        rows: rows added to the lake.
+        deletes: lake rows taken away, because the round's changes replaced or deleted them.
+        files: data and delete files written.
+        offsets: exclusive end of what the lake holds now, per tablet.
+    """
+
+    snapshot_id: int | None
+    rows: int
+    deletes: int
+    files: int
+    offsets: Mapping[TabletId, int]
 
 
 def no_lake(desc: TableDescriptor) -> NoLakeError:
@@ -57,7 +76,7 @@ class TableLake:
 
         return LakeView.current(self._client.desc, self._client.lake()).files()
 
-    def tier(self) -> CommitResult:
+    def tier(self) -> TieringResult:
         """One tiering round in this process; see `Connection.tier`."""
         from lakehead.lake.round import run_round
         from lakehead.lake.view import open_for_writing
@@ -65,4 +84,5 @@ class TableLake:
         info = self._client.lake()
         result = run_round(lambda: open_for_writing(self._client.desc, info), self._client.desc, self._client)
         self._client.report_tiered()
-        return result
+        offsets = {self._client.desc.tablet_id(k): o for k, o in result.offsets.items()}
+        return TieringResult(result.snapshot_id, result.rows, result.deletes, result.files, offsets)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakehead.api.lake import TableLake, no_lake
+from lakehead.api.lake import TableLake, TieringResult, no_lake
 from lakehead.api.scan import Scan
 from lakehead.api.status import status_table
 from lakehead.api.subscription import Subscription, subscribe
@@ -19,9 +19,6 @@ from lakehead.client.table import TableClient
 from lakehead.errors import ColumnNotFoundError, SchemaMismatchError, WrongTableKindError
 from lakehead.format.rows import conform, to_arrow_table, to_key_table
 from lakehead.types import TableDescriptor, TabletId
-
-if TYPE_CHECKING:
-    from lakehead.lake.commit import CommitResult
 
 
 @dataclass(frozen=True)
@@ -257,7 +254,7 @@ class Table:
             raise no_lake(self._desc)
         return TableLake(self._client)
 
-    def _tier(self) -> CommitResult:
+    def _tier(self) -> TieringResult:
         return self.lake.tier()
 
     def status(self) -> pa.Table:

@@ -127,7 +127,8 @@ class UnionRead:
         view = self.pinned.lake
         if view is None or view.snapshot_id is None:
             return
-        from lakehead.lake.read import plan_files, read_lake
+        from lakehead.lake.read import read_lake
+        from lakehead.lake.read_plan import plan_files
 
         files = plan_files(view.table, view.snapshot_id, self._predicate.bounds if self._predicate else ())
         yield from read_lake(
@@ -187,7 +188,8 @@ class UnionRead:
             total = sum(end - start for start, end in self.pinned.ranges.values())
         view = self.pinned.lake
         if view is not None and view.snapshot_id is not None:
-            from lakehead.lake.read import count_lake, plan_files
+            from lakehead.lake.read import count_lake
+            from lakehead.lake.read_plan import plan_files
 
             files = plan_files(view.table, view.snapshot_id, ())
             total += count_lake(view.table, self._desc, files, superseded=superseded)
@@ -209,7 +211,7 @@ class UnionRead:
         elif view.snapshot_id is None:
             lines.append("  lake:    empty (no round has committed)")
         else:
-            from lakehead.lake.read import plan_files
+            from lakehead.lake.read_plan import plan_files
 
             files = plan_files(view.table, view.snapshot_id, self._predicate.bounds if self._predicate else ())
             lines.append(f"  lake:    snapshot {view.snapshot_id}, {len(files)} data files")

@@ -57,13 +57,13 @@ class LakeView:
 
     def snapshots(self) -> pa.Table:
         """See `lakehead.lake.inspect.snapshots_table`."""
-        from lakehead.lake.read import snapshots_table
+        from lakehead.lake.inspect import snapshots_table
 
         return snapshots_table(self.table)
 
     def files(self) -> pa.Table:
         """See `lakehead.lake.inspect.files_table`."""
-        from lakehead.lake.read import files_table
+        from lakehead.lake.inspect import files_table
 
         return files_table(self.table)
 
