@@ -5,6 +5,7 @@ One file per port, readable by the user alone. A token never travels in options,
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 
@@ -40,4 +41,5 @@ def load_token(port: int) -> str | None:
 def remove_token(port: int, token: str) -> None:
     """Forget the token, unless another server has taken the port since."""
     if load_token(port) == token:
-        os.unlink(os.path.join(_folder(), str(port)))
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(_folder(), str(port)))

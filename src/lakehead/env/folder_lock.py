@@ -58,6 +58,10 @@ class FolderLock:
 
 
 def read_announcement(folder: str) -> dict[str, str] | None:
-    """Where the folder's owner listens (``uri``, ``folder_id``); None when no word was left."""
+    """Where the folder's owner listens (``uri``, ``folder_id``); None when no word was left that makes sense."""
     data = LocalStorage().read_file(os.path.join(folder, _ENDPOINT))
-    return None if data is None else {k: str(v) for k, v in json.loads(data).items()}
+    try:
+        note = {k: str(v) for k, v in json.loads(data or b"{}").items()}
+    except (ValueError, AttributeError):
+        return None
+    return note if note.keys() >= {"uri", "folder_id"} else None

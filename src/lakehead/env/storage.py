@@ -10,13 +10,14 @@ import errno
 import mmap
 import os
 import shutil
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
 import pyarrow as pa
 
-from lakehead.errors import StorageError
+from lakehead.errors import ClosedError, StorageError
 
 _HINTS = {
     errno.ENOSPC: "the disk is full: free some room, writing resumes by itself",
@@ -64,7 +65,11 @@ class LogFile(Protocol):
         ...
 
     def read(self, start: int, length: int) -> pa.Buffer:
-        """Bytes ``[start, start + length)``, shared with the file, not copied; valid as long as the buffer lives."""
+        """Bytes ``[start, start + length)``, shared with the file, not copied; valid as long as the buffer lives.
+
+        Raises:
+            ClosedError: the file was closed.
+        """
         ...
 
     def close(self) -> None:
@@ -113,6 +118,8 @@ class LocalLogFile:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             self._size = os.fstat(self._fd).st_size
         self._map: pa.Buffer | None = None
+        # A reader that maps while another thread closes could map whatever file gets the descriptor's number next.
+        self._map_lock = threading.Lock()
 
     @property
     def size(self) -> int:
@@ -124,7 +131,8 @@ class LocalLogFile:
         try:
             with storage_errors(self.path, "write"):
                 self._write_all(parts, total)
-        except StorageError:
+        except BaseException:
+            # Also when the user interrupts: what is half written must not lie below the next frame.
             os.ftruncate(self._fd, before)
             raise
         self._size = before + total
@@ -154,16 +162,23 @@ class LocalLogFile:
             return pa.py_buffer(b"")
         mapped = self._map
         if mapped is None or mapped.size < start + length:
-            with storage_errors(self.path, "map"):
-                mapped = pa.py_buffer(mmap.mmap(self._fd, self._size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED))
-            self._map = mapped
+            mapped = self._map_all()
         return mapped.slice(start, length)
 
+    def _map_all(self) -> pa.Buffer:
+        with self._map_lock:
+            if self._fd < 0:
+                raise ClosedError(f"{self.path} is closed")
+            with storage_errors(self.path, "map"):
+                self._map = pa.py_buffer(mmap.mmap(self._fd, self._size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED))
+            return self._map
+
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-            self._map = None
+        with self._map_lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+                self._map = None
 
 
 class LocalStorage:

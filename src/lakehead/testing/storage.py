@@ -1,0 +1,167 @@
+"""Storage in memory, and one that fails as disks do: no room, failed syncs, power cuts that tear the last write.
+
+`MemoryStorage` keeps what `LocalStorage` promises (`lakehead.testing.conformance` holds both to it). `FaultyStorage`
+also knows which bytes were synced, so that a test can cut the power at any byte and open what is left.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from lakehead.env.storage import LogFile, storage_errors
+from lakehead.errors import ClosedError
+
+
+class _Bytes:
+    """One file: its bytes, and how many of them are on the imagined disk."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = bytearray(data)
+        self.synced = len(data)
+
+
+class MemoryLogFile:
+    """A `LogFile` over bytes in memory."""
+
+    def __init__(self, storage: MemoryStorage, path: str, file: _Bytes) -> None:
+        self._storage = storage
+        self._path = path
+        self._file = file
+        self._open = True
+
+    @property
+    def size(self) -> int:
+        return len(self._file.data)
+
+    def append(self, parts: Sequence[object]) -> None:
+        data = b"".join(bytes(memoryview(p)) for p in parts)  # type: ignore[arg-type]
+        self._require_open()
+        with storage_errors(self._path, "write"):
+            self._storage._before("append", self._path)
+        self._file.data += data
+        self._storage._last_written = self._path
+
+    def sync(self) -> None:
+        self._require_open()
+        end = len(self._file.data)
+        with storage_errors(self._path, "sync"):
+            self._storage._before("sync", self._path)
+        self._file.synced = max(self._file.synced, end)
+
+    def truncate(self, size: int) -> None:
+        self._require_open()
+        del self._file.data[size:]
+        self._file.synced = min(self._file.synced, size)
+
+    def read(self, start: int, length: int) -> pa.Buffer:
+        self._require_open()
+        return pa.py_buffer(bytes(self._file.data[start : start + length]))
+
+    def close(self) -> None:
+        self._open = False
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise ClosedError(f"{self._path} is closed")
+
+
+class MemoryStorage:
+    """A `Storage` in memory. Thread-safe as far as `Storage` asks: one appender a file, any readers."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, _Bytes] = {}
+        self._folders: set[str] = set()
+        self._handles: list[MemoryLogFile] = []
+        self._last_written: str | None = None
+
+    def _before(self, action: str, path: str) -> None:
+        """Called before bytes are appended, synced or replaced; raises `OSError` to refuse."""
+
+    def open_log(self, path: str) -> LogFile:
+        with storage_errors(path, "open"):
+            if os.path.dirname(path) not in self._folders:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        file = MemoryLogFile(self, path, self._files.setdefault(path, _Bytes()))
+        self._handles.append(file)
+        return file
+
+    def list_files(self, folder: str) -> list[str]:
+        return sorted(os.path.basename(path) for path in self._files if os.path.dirname(path) == folder)
+
+    def make_folder(self, path: str) -> None:
+        while path and path not in self._folders:
+            self._folders.add(path)
+            path = os.path.dirname(path)
+
+    def remove(self, path: str) -> None:
+        self._files.pop(path, None)
+
+    def remove_tree(self, path: str) -> None:
+        for name in [n for n in self._files if n.startswith(f"{path}/")]:
+            del self._files[name]
+        self._folders = {f for f in self._folders if f != path and not f.startswith(f"{path}/")}
+
+    def write_atomic(self, path: str, data: bytes) -> None:
+        with storage_errors(path, "write"):
+            self._before("write_atomic", path)
+        self._files[path] = _Bytes(data)
+
+    def read_file(self, path: str) -> bytes | None:
+        file = self._files.get(path)
+        return None if file is None else bytes(file.data)
+
+
+class FaultyStorage(MemoryStorage):
+    """A `MemoryStorage` that a test can make fail.
+
+    Attributes:
+        full: while True, writes are refused as on a full disk.
+        sync_fails: while True, syncs are refused, as by a dying disk.
+        before: called with (action, path) before each "append", "sync" and "write_atomic"; may wait, or raise `OSError`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full = False
+        self.sync_fails = False
+        self.before: Callable[[str, str], None] | None = None
+        self.syncs = 0
+        self._count_lock = threading.Lock()
+
+    def _before(self, action: str, path: str) -> None:
+        if self.before is not None:
+            self.before(action, path)
+        if action == "sync":
+            with self._count_lock:
+                self.syncs += 1
+            if self.sync_fails:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        elif self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    def crash(self, *, torn_bytes: int = 0) -> None:
+        """Cut the power: every file loses its unsynced bytes, but for the first ``torn_bytes`` of those of the file that
+        was written last. Files that were open are dead; open them again."""
+        for handle in self._handles:
+            handle.close()
+        self._handles.clear()
+        for path, file in self._files.items():
+            kept = torn_bytes if path == self._last_written else 0
+            del file.data[file.synced + kept :]
+            file.synced = len(file.data)
+        self.full = self.sync_fails = False
+        self.before = None
+
+    def unsynced_bytes(self) -> int:
+        """How many bytes of the file that was written last a power cut could take."""
+        file = self._files.get(self._last_written or "")
+        return 0 if file is None else len(file.data) - file.synced
+
+    def flip_bit(self, path: str, position: int, bit: int = 0) -> None:
+        """Damage one bit of a file."""
+        self._files[path].data[position] ^= 1 << bit

@@ -1,0 +1,69 @@
+"""One owner per folder, in this process and across processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lakehead.env.folder_lock import FolderLock, read_announcement
+from lakehead.errors import StorageError
+
+TRY = "import sys; from lakehead.env.folder_lock import FolderLock; print(FolderLock.try_acquire(sys.argv[1]) is not None)"
+
+
+def other_process_gets(folder: str) -> bool:
+    out = subprocess.run([sys.executable, "-c", TRY, folder], capture_output=True, text=True, check=True)
+    return out.stdout.strip() == "True"
+
+
+def test_one_owner_at_a_time(tmp_path: Path) -> None:
+    folder = str(tmp_path / "made" / "new")
+    lock = FolderLock.try_acquire(folder)
+    assert lock is not None
+    assert FolderLock.try_acquire(folder) is None
+    assert not other_process_gets(folder)
+    lock.release()
+    lock.release()
+    assert other_process_gets(folder), "its end released the lock"
+    again = FolderLock.try_acquire(folder)
+    assert again is not None
+    again.release()
+
+
+def test_forked_child_holds_nothing(tmp_path: Path) -> None:
+    lock = FolderLock.try_acquire(str(tmp_path))
+    assert lock is not None
+    inherited = FolderLock(str(tmp_path), os.dup(lock._fd))  # what a fork leaves: the same open file, twice
+    inherited.forget()
+    inherited.forget()
+    assert FolderLock.try_acquire(str(tmp_path)) is None, "the parent still holds it"
+    lock.release()
+
+
+def test_announcement_lives_as_long_as_the_owner_says(tmp_path: Path) -> None:
+    lock = FolderLock.try_acquire(str(tmp_path))
+    assert lock is not None
+    assert read_announcement(str(tmp_path)) is None
+    lock.announce("lakehead://127.0.0.1:9123", "f" * 32)
+    note = read_announcement(str(tmp_path))
+    assert note is not None
+    assert (note["uri"], note["folder_id"], note["pid"]) == ("lakehead://127.0.0.1:9123", "f" * 32, str(os.getpid()))
+    lock.release()
+    assert read_announcement(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize("note", [b"", b"{", b"[]", b'"uri"', json.dumps({"uri": "lakehead://x:1"}).encode()])
+def test_an_announcement_that_makes_no_sense_is_none(tmp_path: Path, note: bytes) -> None:
+    (tmp_path / "endpoint.json").write_bytes(note)
+    assert read_announcement(str(tmp_path)) is None
+
+
+def test_impossible_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match="file"):
+        FolderLock.try_acquire(str(tmp_path / "file"))

@@ -1,0 +1,81 @@
+"""Local files: the protocol of storage, and what happens to them under errors and beside readers."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from lakehead.env.storage import LocalStorage, storage_errors, sync_file
+from lakehead.errors import ClosedError, StorageError
+from lakehead.testing.conformance import check_storage
+
+
+def test_keeps_the_protocol(tmp_path: Path) -> None:
+    check_storage(LocalStorage(), str(tmp_path / "new"))
+
+
+def test_errors_name_the_path_and_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(StorageError) as raised, storage_errors("/some/file", "write"):
+        raise OSError(28, "No space left on device")
+    assert raised.value.context["path"] == "/some/file"
+    assert "/some/file" in str(raised.value) and "free some room" in str(raised.value)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match="cannot create"):
+        LocalStorage().make_folder(str(tmp_path / "file" / "folder"))
+    with pytest.raises(StorageError, match="cannot read"):
+        LocalStorage().read_file(str(tmp_path))
+    with pytest.raises(StorageError, match="cannot sync"):
+        sync_file(str(tmp_path / "missing"))
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_failed_append_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    file = LocalStorage().open_log(str(tmp_path / "a.log"))
+    file.append([b"kept"])
+    real = os.writev
+
+    def half(fd: int, views: list[memoryview]) -> int:
+        if len(views) == 1:
+            raise error
+        return real(fd, views[:1])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "writev", half)
+        with pytest.raises((StorageError, KeyboardInterrupt)):
+            file.append([b"first", b"second"])
+    assert file.size == 4
+    file.append([b", and more"])
+    file.close()
+    assert (tmp_path / "a.log").read_bytes() == b"kept, and more"
+
+
+def test_readers_beside_close_see_the_bytes_or_that_it_is_closed(tmp_path: Path) -> None:
+    storage = LocalStorage()
+    for _ in range(20):
+        file = storage.open_log(str(tmp_path / "a.log"))
+        file.truncate(0)
+        ready, seen = threading.Event(), []
+
+        def read(file=file, ready=ready, seen=seen) -> None:  # type: ignore[no-untyped-def]
+            size = 0
+            while True:
+                try:
+                    size = max(size, file.size)
+                    seen.append(file.read(0, size).to_pybytes().strip(b"x"))
+                except ClosedError:
+                    return
+                ready.set()
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        ready.wait()
+        for _ in range(20):
+            file.append([b"x" * 5000])
+        file.close()
+        thread.join()
+        assert set(seen) == {b""}
