@@ -44,7 +44,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lakehead.errors import ChecksumError, CorruptionError, UnsupportedFormatError
+from lakehead.errors import ChecksumError, CorruptionError, LimitExceededError, UnsupportedFormatError
 from lakehead.format.statistics import encode_statistics
 
 MAGIC = b"LHF1"
@@ -126,7 +126,7 @@ class FrameBody:
             if columns is not None and self.flags & COMPRESSED:
                 return _read_projected(message, schema, columns)
             batch = pa.ipc.read_record_batch(message, schema)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError, IndexError) as e:
+        except (pa.ArrowException, OSError, IndexError) as e:
             raise CorruptionError(f"a batch frame holds an Arrow message that cannot be read: {e}") from e
         return batch if columns is None else batch.select(list(columns))
 
@@ -177,6 +177,9 @@ def encode_body(
         change_types: with ``prev_offsets``, makes this a changelog frame; both have one entry a row.
         compression: of the Arrow buffers, "none", "lz4" or "zstd".
         with_statistics: False for bodies that never reach a log, as those of upserts.
+
+    Raises:
+        LimitExceededError: the frame would be larger than any reader takes.
     """
     flags = 0 if compression == "none" else COMPRESSED
     changes: list[object] = []
@@ -202,6 +205,12 @@ def encode_body(
     used = BODY_HEADER_BYTES + (9 * rows if changes else 0) + len(statistics)
     gap = _align(used) - used
     tail = _align(message.size) - message.size
+    length = HEADER_BYTES + used + gap + message.size + tail
+    if length > FRAME_BYTES_MAX:
+        raise LimitExceededError(
+            f"a batch makes a log frame of {length:,} bytes, over the limit of {FRAME_BYTES_MAX:,}: split it",
+            frame_bytes_max=FRAME_BYTES_MAX,
+        )
     joined = b"".join((header, *changes, statistics, bytes(gap), message, bytes(tail)))  # type: ignore[arg-type]
     buffer = pa.py_buffer(joined)
     return FrameBody(buffer, schema_id, flags, stamp, rows, len(statistics), message.size, crc32c.crc32c(joined))
@@ -256,7 +265,7 @@ def decode_header(buffer: pa.Buffer) -> FrameHeader:
         ChecksumError: they are not a frame header.
         UnsupportedFormatError: they are one of a newer version.
     """
-    data = bytes(buffer.slice(0, HEADER_BYTES))
+    data = buffer[:HEADER_BYTES].to_pybytes()
     if len(data) < HEADER_BYTES:
         raise ChecksumError("a batch frame's header is cut off")
     magic, length, header_crc, crc, base, timestamp, synced, epoch = _HEADER.unpack(data)

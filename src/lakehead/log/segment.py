@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from lakehead.env.storage import LogFile, Storage
 from lakehead.errors import CorruptionError
-from lakehead.format.frame import HEADER_BYTES, Frame, decode_frame, decode_header
+from lakehead.format.frame import ALIGNMENT, HEADER_BYTES, MAGIC, Frame, decode_frame, decode_header
 
 SUFFIX = ".log"
 INDEX_INTERVAL_BYTES = 4096
@@ -56,8 +56,9 @@ class Segment:
 
     def _note(self, position: int, rows: int, timestamp: int) -> None:
         if position - self._indexed_until >= INDEX_INTERVAL_BYTES:
-            self._offsets.append(self.end_offset)
+            # Positions first: a reader that sees the offset must find its position.
             self._positions.append(position)
+            self._offsets.append(self.end_offset)
             self._indexed_until = position
         if self.first_timestamp_us is None:
             self.first_timestamp_us = timestamp
@@ -70,14 +71,14 @@ class Segment:
     def close(self) -> None:
         self._file.close()
 
-    def frames(self, start: int, end: int) -> Iterator[Frame]:
-        """Frames that hold rows of ``[start, end)``, in order; body checksums are not checked again."""
+    def frames(self, start: int, end: int, *, check: bool = False) -> Iterator[Frame]:
+        """Frames that hold rows of ``[start, end)``, in order; ``check`` verifies body checksums again."""
         at = max(bisect.bisect_right(self._offsets, start) - 1, 0)
         # Frames without rows share their offset with the next one; any of them is a right place to begin.
         position = self._positions[at] if self._positions else 0
         size = self._file.size
         while position < size:
-            frame = self._frame_at(position, size, check=False)
+            frame = self._frame_at(position, size, check=check)
             if frame.base_offset >= end:
                 return
             if frame.end_offset > start:
@@ -112,6 +113,25 @@ class Segment:
             return decode_frame(self._file.read(position, header.length), check=check)
         except CorruptionError as e:
             raise type(e)(f"{self.path} at byte {position}: {e}", path=self.path, position=position) from e
+
+    def synced_end_after(self, position: int) -> int:
+        """Highest synced end that a frame header at or after this byte carries; 0 for none.
+
+        What damaged one frame does not tell where the next one starts, so every aligned place is looked at.
+        """
+        data = self._file.read(position, self._file.size - position)
+        text, found, at = data.to_pybytes(), 0, 0
+        while (at := text.find(MAGIC, at)) >= 0:
+            if at % ALIGNMENT == 0:
+                try:
+                    header = decode_header(data.slice(at))
+                except CorruptionError:
+                    pass
+                else:
+                    if self.end_offset <= header.base_offset and header.synced_end <= header.base_offset:
+                        found = max(found, header.synced_end)
+            at += 1
+        return found
 
     def cut(self, position: int) -> None:
         """Drop everything from this byte on (an unacknowledged torn tail) and sync."""

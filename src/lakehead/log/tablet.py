@@ -39,9 +39,14 @@ class LogTablet:
         self._epoch = epoch
         self.writers = WriterTable()
         self.last_timestamp_us = 0
+        self.sync_failed = False
         storage.make_folder(folder)
         self._segments: list[Segment] = []
-        self._recover()
+        try:
+            self._recover()
+        except BaseException:
+            self.abandon()
+            raise
         self.synced_end = self.log_end_offset
         self.high_watermark = self.log_end_offset
 
@@ -65,7 +70,8 @@ class LogTablet:
         The commit timestamp never goes back within a tablet, whatever the caller's clock does.
 
         Raises:
-            StorageError: the disk refused; the log is as before.
+            StorageError: the disk refused; the log is as before. After a failed sync (`sync_failed`) nothing may be
+                written any more.
         """
         self._roll_when_full()
         segment = self._segments[-1]
@@ -88,8 +94,7 @@ class LogTablet:
     def _roll_when_full(self) -> None:
         last = self._segments[-1]
         if last.size_bytes >= self._segment_bytes and last.end_offset > last.base_offset:
-            last.sync()
-            self.synced_end = last.end_offset
+            self.sync()
             self._segments.append(Segment(self._storage, self._folder, last.end_offset))
 
     def sync(self) -> None:
@@ -99,7 +104,12 @@ class LogTablet:
             StorageError: it may not; the tablet must not be used for writing any more.
         """
         end = self.log_end_offset
-        self._segments[-1].sync()
+        try:
+            self._segments[-1].sync()
+        except BaseException:
+            # The kernel may have dropped the pages and report success next time.
+            self.sync_failed = True
+            raise
         self.synced_end = max(self.synced_end, end)
 
     def advance_high_watermark(self) -> None:
@@ -108,6 +118,7 @@ class LogTablet:
 
     def frames(self, start: int, end: int) -> Iterator[Frame]:
         """Frames that hold rows of ``[start, end)``, in offset order; the first and last may hold rows outside it.
+        Body checksums are not checked again.
 
         Raises:
             OffsetOutOfRangeError: ``start`` lies below the log start.
@@ -142,9 +153,16 @@ class LogTablet:
         return None
 
     def replay(self, apply: Callable[[Frame], None]) -> None:
-        """Call ``apply`` with every frame in offset order: how state is rebuilt after a restart."""
-        for frame in self.frames(self.log_start_offset, self.log_end_offset):
-            apply(frame)
+        """Call ``apply`` with every frame that has rows, in offset order: how state is rebuilt after a restart.
+
+        Raises:
+            CorruptionError: a frame is damaged.
+        """
+        for segment in self._segments:
+            # Recovery has checked the bodies of the last segment only.
+            check = segment is not self._segments[-1]
+            for frame in segment.frames(segment.base_offset, segment.end_offset, check=check):
+                apply(frame)
 
     def close(self) -> None:
         """Sync, record the synced end, release the files."""
@@ -164,10 +182,12 @@ class LogTablet:
         record = self._storage.read_file(f"{self._folder}/{_STOP_FILE}")
         mark = int(json.loads(record)["synced_end"]) if record else 0
         for i, base in enumerate(bases):
-            if self._segments and base != self._segments[-1].end_offset:
+            # Nothing trims a log yet, so the first segment starts at 0.
+            expected = self._segments[-1].end_offset if self._segments else 0
+            if base != expected:
                 raise CorruptionError(
-                    f"{self._folder}: the segment at offset {base} does not continue the one before, which ends at"
-                    f" {self._segments[-1].end_offset}: restore the missing segment",
+                    f"{self._folder}: a segment starts at offset {base} where one at {expected} must follow: restore"
+                    " the missing segment",
                     path=self._folder,
                 )
             segment = Segment(self._storage, self._folder, base)
@@ -192,7 +212,7 @@ class LogTablet:
         except UnsupportedFormatError:
             raise
         except CorruptionError:
-            if not last or segment.end_offset < mark:
+            if not last or segment.end_offset < max(mark, segment.synced_end_after(position)):
                 raise
             segment.cut(position)
         return mark

@@ -28,10 +28,14 @@ class WriterTable:
     """Writer id -> last sequence, epoch and recent answers, of one tablet."""
 
     def __init__(self) -> None:
-        self._writers: OrderedDict[bytes, _Writer] = OrderedDict()
+        self._named: dict[bytes, _Writer] = {}
+        self._anonymous: OrderedDict[bytes, _Writer] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._writers)
+        return len(self._named) + len(self._anonymous)
+
+    def _get(self, writer_id: bytes) -> _Writer | None:
+        return self._named.get(writer_id) or self._anonymous.get(writer_id)
 
     def answer(self, stamp: WriterStamp) -> tuple[int, int] | None:
         """The offsets ``[start, end)`` a batch got before, or None when it is new and may be applied.
@@ -40,7 +44,7 @@ class WriterTable:
             WriterFencedError: a newer writer with this id has written.
             SequenceGapError: the batch before this one never arrived, or its answer is forgotten.
         """
-        writer = self._writers.get(stamp.writer_id)
+        writer = self._get(stamp.writer_id)
         if writer is None:
             if stamp.previous_sequence >= 0:
                 raise SequenceGapError(
@@ -72,24 +76,31 @@ class WriterTable:
 
     def note(self, stamp: WriterStamp, start: int, end: int) -> None:
         """Remember that a batch got the offsets ``[start, end)``."""
-        writer = self._writers.setdefault(stamp.writer_id, _Writer())
-        self._writers.move_to_end(stamp.writer_id)
+        writer = self._known(stamp)
         writer.epoch = max(writer.epoch, stamp.epoch)
         writer.last_sequence = stamp.sequence
         writer.acked_through = max(writer.acked_through, stamp.acked_through)
         writer.answers[stamp.sequence] = (start, end)
         while len(writer.answers) > ANSWERS_KEPT:
             writer.answers.popitem(last=False)
-        while len(self._writers) > ANONYMOUS_WRITERS_MAX:
-            self._writers.popitem(last=False)
+
+    def _known(self, stamp: WriterStamp) -> _Writer:
+        """The batch's writer, made when it is new. Only named ones have an epoch, and only they are kept for ever."""
+        if stamp.epoch:
+            return self._named.setdefault(stamp.writer_id, _Writer())
+        writer = self._anonymous.setdefault(stamp.writer_id, _Writer())
+        self._anonymous.move_to_end(stamp.writer_id)
+        while len(self._anonymous) > ANONYMOUS_WRITERS_MAX:
+            self._anonymous.popitem(last=False)
+        return writer
 
     def acked_through(self, writer_id: bytes) -> int:
         """Sequence up to which this writer is known to have seen every answer; -1 for none."""
-        writer = self._writers.get(writer_id)
+        writer = self._get(writer_id)
         return -1 if writer is None else writer.acked_through
 
     def last_sequence(self, writer_id: bytes, through: int) -> int | None:
         """The writer's last sequence in this tablet that is not greater than ``through``; None when there is none."""
-        writer = self._writers.get(writer_id)
+        writer = self._get(writer_id)
         known = [s for s in writer.answers if s <= through] if writer else []
         return max(known, default=None)

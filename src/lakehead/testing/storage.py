@@ -122,7 +122,7 @@ class FaultyStorage(MemoryStorage):
     Attributes:
         full: while True, writes are refused as on a full disk.
         sync_fails: while True, syncs are refused, as by a dying disk.
-        before: called with (action, path) before each "append", "sync" and "write_atomic"; may wait, or raise `OSError`.
+        before: called with (action, path) before each "append", "sync" and "write_atomic"; may wait or raise `OSError`.
     """
 
     def __init__(self) -> None:
@@ -145,8 +145,8 @@ class FaultyStorage(MemoryStorage):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
     def crash(self, *, torn_bytes: int = 0) -> None:
-        """Cut the power: every file loses its unsynced bytes, but for the first ``torn_bytes`` of those of the file that
-        was written last. Files that were open are dead; open them again."""
+        """Cut the power: every file loses its unsynced bytes, but for the first ``torn_bytes`` of those of the file
+        that was written last. Files that were open are dead; open them again."""
         for handle in self._handles:
             handle.close()
         self._handles.clear()

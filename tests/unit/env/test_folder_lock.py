@@ -13,7 +13,10 @@ import pytest
 from lakehead.env.folder_lock import FolderLock, read_announcement
 from lakehead.errors import StorageError
 
-TRY = "import sys; from lakehead.env.folder_lock import FolderLock; print(FolderLock.try_acquire(sys.argv[1]) is not None)"
+TRY = (
+    "import sys; from lakehead.env.folder_lock import FolderLock;"
+    " print(FolderLock.try_acquire(sys.argv[1]) is not None)"
+)
 
 
 def other_process_gets(folder: str) -> bool:
