@@ -275,7 +275,11 @@ def _necessary(bounds: Sequence[Bound], schema: pa.Schema) -> pc.Expression | No
         t = schema.field(bound.column).type
         if bound.op not in _COMPARE or pa.types.is_floating(t):
             continue
-        part = _COMPARE[bound.op](pc.field(bound.column), pa.scalar(bound.value, t))
+        try:
+            value = pa.scalar(bound.value, t)
+        except (pa.ArrowInvalid, OverflowError):
+            continue  # beyond the type's range: the exact filter will tell
+        part = _COMPARE[bound.op](pc.field(bound.column), value)
         whole = part if whole is None else whole & part
     return whole
 

@@ -23,6 +23,8 @@ from pyiceberg.manifest import (
     ManifestWriter,
     ManifestWriterV2,
 )
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.table import Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Summary
@@ -88,7 +90,7 @@ class RowDelta(_SnapshotProducer["RowDelta"]):
 
     def _commit(self) -> tuple[tuple[TableUpdate, ...], tuple[TableRequirement, ...]]:
         # Not the transaction's view: that already has the mark which this very commit sets.
-        self._guard(self._transaction._table.metadata)
+        self._guard(self._base)
         self._refuse_new_deletes()
         return super()._commit()
 
@@ -123,7 +125,7 @@ class RowDelta(_SnapshotProducer["RowDelta"]):
     def _parent_manifests(self) -> Iterator[ManifestFile]:
         if self._parent_snapshot_id is None:
             return
-        parent = self._transaction.table_metadata.snapshot_by_id(self._parent_snapshot_id)
+        parent = self._base.snapshot_by_id(self._parent_snapshot_id)
         for manifest in parent.manifests(self._io) if parent else ():
             if manifest.has_added_files() or manifest.has_existing_files():
                 yield manifest
@@ -156,11 +158,22 @@ class RowDelta(_SnapshotProducer["RowDelta"]):
         return out
 
     def _writer(self, content: ManifestContent, spec_id: int) -> ManifestWriter:
-        spec = self.spec(spec_id)
-        if content == ManifestContent.DATA:
-            return self.new_manifest_writer(spec)
-        output = self.new_manifest_output()
-        return _DeleteManifestWriter(spec, self.schema(), output, self._snapshot_id, self._compression)
+        kind = ManifestWriterV2 if content == ManifestContent.DATA else _DeleteManifestWriter
+        return kind(self.spec(spec_id), self.schema(), self.new_manifest_output(), self._snapshot_id, self._compression)
+
+    # The transaction's own view deep-copies all metadata at each look, and differs in nothing asked here.
+
+    @property
+    def _base(self) -> TableMetadata:
+        return self._transaction._table.metadata
+
+    def schema(self) -> Schema:
+        """The table's Iceberg schema."""
+        return self._base.schema()
+
+    def spec(self, spec_id: int) -> PartitionSpec:
+        """A partition spec of the table."""
+        return self._base.specs()[spec_id]
 
     def _added(self, file: DataFile) -> ManifestEntry:
         return ManifestEntry.from_args(

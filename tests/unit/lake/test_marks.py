@@ -1,0 +1,107 @@
+"""Which offsets a lake snapshot holds: rollbacks, expiry, foreign commits, time travel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lakehead.errors import LakeStateError, SnapshotNotFoundError
+from lakehead.lake.marks import find_round, has_foreign_commits, next_epoch, read_mark
+from lakehead.types import TabletKey
+
+TABLET = TabletKey("", 0)
+
+
+def expire(lake: Any, *snapshot_ids: int) -> None:
+    lake.load().maintenance.expire_snapshots().by_ids(list(snapshot_ids)).commit()
+
+
+def offset(lake: Any, snapshot_id: int | None = None) -> int | None:
+    mark = read_mark(lake.load(), snapshot_id)
+    return mark.offsets[TABLET] if mark else None
+
+
+def test_no_mark_before_the_first_round(log: Any) -> None:
+    assert read_mark(log.load()) is None and next_epoch(log.load()) == 1
+    log.append_foreign(1)
+    assert read_mark(log.load()) is None
+
+
+def test_the_nearest_marked_ancestor_decides(log: Any) -> None:
+    log.write(1, 2)
+    first = log.round(epoch=3)
+    log.append_foreign(7)
+    foreign = log.load().metadata.current_snapshot_id
+    log.write(3)
+    second = log.round()
+    assert (offset(log), offset(log, first.snapshot_id), offset(log, foreign)) == (3, 2, 2)
+    mark = read_mark(log.load())
+    assert mark is not None and (mark.snapshot_id, mark.epoch, mark.table_id) == (second.snapshot_id, 3, "t1")
+    assert next_epoch(log.load()) == 4
+    assert find_round(log.load().metadata, mark.round_id) == mark
+    assert find_round(log.load().metadata, "other") is None
+    assert has_foreign_commits(log.load().metadata)
+    with pytest.raises(SnapshotNotFoundError):
+        read_mark(log.load(), 12345)
+
+
+def test_the_property_stands_in_for_an_expired_mark(log: Any) -> None:
+    log.write(1, 2)
+    result = log.round()
+    log.append_foreign(7)
+    first_foreign = log.load().metadata.current_snapshot_id
+    log.append_foreign(8)
+    expire(log, result.snapshot_id)
+    mark = read_mark(log.load())
+    assert mark is not None and (mark.snapshot_id, mark.offsets[TABLET]) == (result.snapshot_id, 2)
+    # An older snapshot joined to the current one by listed parents holds the same.
+    assert offset(log, first_foreign) == 2
+    log.write(3)
+    assert log.round().offsets == {TABLET: 3}
+    assert log.ids() == [1, 2, 3, 7, 8]
+
+
+def test_an_older_snapshot_is_not_told_by_a_newer_mark(log: Any) -> None:
+    log.write(1)
+    first = log.round()
+    log.append_foreign(7)
+    foreign = log.load().metadata.current_snapshot_id
+    log.write(2)
+    log.round()
+    expire(log, first.snapshot_id)
+    assert offset(log) == 2
+    log.write(3)
+    second = read_mark(log.load())
+    log.round()
+    assert second is not None
+    expire(log, second.snapshot_id)
+    with pytest.raises(LakeStateError, match="cannot be known"):
+        read_mark(log.load(), foreign)
+
+
+def test_a_rollback_stops_everything(log: Any) -> None:
+    log.write(1)
+    first = log.round()
+    log.write(2)
+    second = log.round()
+    log.load().manage_snapshots().rollback_to_snapshot(first.snapshot_id).commit()
+    with pytest.raises(LakeStateError, match="rolled back"):
+        read_mark(log.load())
+    with pytest.raises(LakeStateError):
+        log.round()
+    # Time travel still works.
+    assert (offset(log, first.snapshot_id), offset(log, second.snapshot_id)) == (1, 2)
+
+
+def test_a_rollback_to_before_the_first_mark_is_seen_after_expiry(log: Any) -> None:
+    log.append_foreign(7)
+    foreign = log.load().metadata.current_snapshot_id
+    assert foreign is not None
+    log.write(1)
+    result = log.round()
+    log.load().manage_snapshots().rollback_to_snapshot(foreign).commit()
+    expire(log, result.snapshot_id)
+    with pytest.raises(LakeStateError):
+        read_mark(log.load())
+    assert offset(log, foreign) is None
