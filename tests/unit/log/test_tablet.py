@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -46,7 +47,7 @@ def test_offsets_are_dense_and_reads_begin_anywhere() -> None:
     sizes = [3, 0, 1, 40, 7, 0, 100, 2]
     results = [r for body in bodies(*sizes) for r in tablet.append([body], 5)]
     assert [end - start for start, end in results] == sizes
-    assert all(a[1] == b[0] for a, b in zip(results, results[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(results))
     assert len(tablet._segments) > 3
     for start in range(tablet.log_end_offset + 1):
         assert rows(tablet, start) == list(range(start, sum(sizes)))

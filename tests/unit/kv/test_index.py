@@ -1,0 +1,80 @@
+"""The key index against a dict."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from lakehead.kv.index import KeyIndex
+from lakehead.kv.keys import KeyBatch, encode_keys
+
+INTS = pa.array([(i * 0x9E3779B97F4A7C15) % 2**63 * (-1) ** i for i in range(4000)], pa.int64())
+STRINGS = pa.array([f"key-{i}" * (1 + i % 5) for i in range(4000)])
+
+
+def batch(keys: pa.Array, rows: list[int]) -> KeyBatch:
+    return encode_keys([keys.take(pa.array(rows, pa.int64()))])
+
+
+@pytest.mark.parametrize("keys", [INTS, STRINGS], ids=["exact", "hashed"])
+def test_equals_a_dict_through_growth_deletes_and_returns(keys: pa.Array) -> None:
+    choose, index, model, offset = random.Random(5), KeyIndex(), dict[int, int](), 0
+    for step in range(60):
+        many = 400 if step < 20 else 120
+        rows = [choose.randrange(len(keys)) for _ in range(many)]
+        deleted = np.array([choose.random() < (0.1 if step < 20 else 0.7) for _ in rows])
+        offsets = np.arange(offset, offset + many)
+        slots = index.apply(batch(keys, rows), deleted, offsets)
+        for row, gone, at, slot in zip(rows, deleted, offsets.tolist(), slots.tolist(), strict=True):
+            assert (slot < 0) == (bool(gone) and row not in model)
+            if gone:
+                model.pop(row, None)
+            else:
+                model[row] = at
+        offset += many
+        found = index.probe(batch(keys, list(range(len(keys)))))
+        live = {row: int(index.live_offsets[slot]) for row, slot in enumerate(found.tolist()) if slot >= 0}
+        assert live == model and len(index) == len(model)
+        assert len(set(found[found >= 0].tolist())) == len(model)
+        assert index.live_offsets[index.live_slots()].tolist() == sorted(model.values())
+    assert index.slots_used <= 4000, "deleted keys give their slots back"
+    before = index.nbytes
+    for _ in range(20):
+        rows = list(range(200))
+        index.apply(batch(keys, rows), np.zeros(200, np.bool_), np.arange(offset, offset + 200))
+        index.apply(batch(keys, rows), np.ones(200, np.bool_), np.arange(offset, offset + 200))
+    assert index.nbytes <= 2 * before, "keys that come and go cost nothing for good"
+
+
+def test_one_key_many_times_in_one_batch() -> None:
+    index = KeyIndex()
+    deleted = np.array([False, False, True, False, True, True, False])
+    slots = index.apply(batch(INTS, [7] * 7), deleted, np.arange(10, 17))
+    assert (slots >= 0).tolist() == [True] * 5 + [False, True]
+    assert len(index) == 1
+    assert index.live_offsets[index.probe(batch(INTS, [7]))[0]] == 16
+
+
+def test_hash_collisions_are_told_apart_by_their_bytes() -> None:
+    def colliding(rows: list[int]) -> KeyBatch:
+        real = batch(STRINGS, rows)
+        return KeyBatch(np.full(len(rows), 42, np.int64), False, real.offsets, real.data)
+
+    index = KeyIndex()
+    rows = list(range(50))
+    index.apply(colliding(rows), np.zeros(50, np.bool_), np.arange(50))
+    index.apply(colliding(rows[::2]), np.ones(25, np.bool_), np.arange(50, 75))
+    found = index.probe(colliding(rows))
+    assert (found >= 0).tolist() == [False, True] * 25
+    assert index.live_offsets[found[1::2]].tolist() == rows[1::2]
+
+
+def test_an_empty_index_and_empty_batches() -> None:
+    index = KeyIndex()
+    assert index.probe(batch(INTS, [0, 1])).tolist() == [-1, -1]
+    assert index.probe(batch(INTS, [])).tolist() == []
+    assert index.apply(batch(STRINGS, []), np.zeros(0, np.bool_), np.arange(0)).tolist() == []
+    assert index.live_slots().tolist() == [] and len(index) == 0

@@ -1,0 +1,184 @@
+"""The kv tablet: what a write logs, and that applying the log gives the state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from lakehead.kv.tablet import Change, KvTablet
+
+SCHEMA = pa.schema([pa.field("k", pa.int32(), False), ("a", pa.string()), ("b", pa.int64())])
+SYMBOLS = ("+A", "+I", "-U", "+U", "-D")
+
+
+class Logged:
+    """A kv tablet with the end of an imagined log."""
+
+    def __init__(self, schema: pa.Schema = SCHEMA, key: tuple[str, ...] = ("k",), prefix: tuple[str, ...] = ()) -> None:
+        self.kv = KvTablet(schema, key, prefix)
+        self.key = key
+        self.end = 0
+        self.records: list[tuple[Any, ...]] = []
+
+    def upsert(self, rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+        schema = pa.schema([f for f in self.kv.schema if f.name in rows[0]])
+        return self.log(self.kv.plan_upsert(pa.RecordBatch.from_pylist(rows, schema=schema), self.end))
+
+    def delete(self, *keys: Any) -> list[tuple[Any, ...]]:
+        rows = [dict(zip(self.key, k if isinstance(k, tuple) else (k,), strict=True)) for k in keys]
+        return self.log(self.kv.plan_delete(pa.RecordBatch.from_pylist(rows, schema=self.key_schema)))
+
+    def log(self, change: Change) -> list[tuple[Any, ...]]:
+        assert len(change.change_types) == len(change.prev_offsets) == change.rows.num_rows
+        assert change.rows.schema == self.kv.schema
+        change.rows.validate(full=True)
+        self.kv.apply(self.end, change.change_types, change.rows)
+        images = [tuple(r.values()) for r in change.rows.to_pylist()]
+        made = [
+            (SYMBOLS[t], p, *image)
+            for t, p, image in zip(change.change_types, change.prev_offsets.tolist(), images, strict=True)
+        ]
+        self.end += len(made)
+        self.records += made
+        return made
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        return pa.schema([self.kv.schema.field(c) for c in self.key])
+
+    def get(self, *keys: Any) -> list[Any]:
+        rows = [dict(zip(self.key, k if isinstance(k, tuple) else (k,), strict=True)) for k in keys]
+        slots = self.kv.find(pa.RecordBatch.from_pylist(rows, schema=self.key_schema))
+        found = [tuple(r.values()) for r in self.kv.gather(slots).to_pylist()]
+        return [row if slot >= 0 else None for slot, row in zip(slots, found, strict=True)]
+
+
+def test_insert_update_delete() -> None:
+    t = Logged()
+    assert t.upsert([{"k": 1, "a": "x", "b": 1}, {"k": 2, "a": None, "b": 2}]) == [
+        ("+I", -1, 1, "x", 1),
+        ("+I", -1, 2, None, 2),
+    ]
+    assert t.upsert([{"k": 2, "a": "y", "b": None}, {"k": 3, "a": "z", "b": 3}]) == [
+        ("-U", 1, 2, None, 2),
+        ("+U", 1, 2, "y", None),
+        ("+I", -1, 3, "z", 3),
+    ]
+    assert t.get(1, 2, 3, 4) == [(1, "x", 1), (2, "y", None), (3, "z", 3), None]
+    assert t.delete(2, 4, 1) == [("-D", 3, 2, "y", None), ("-D", 0, 1, "x", 1)]
+    assert t.get(1, 2, 3) == [None, None, (3, "z", 3)] and len(t.kv) == 1
+    assert t.upsert([{"k": 2, "a": "again", "b": 0}]) == [("+I", -1, 2, "again", 0)]
+
+
+def test_partial_update_keeps_the_other_columns() -> None:
+    t = Logged()
+    t.upsert([{"k": 1, "a": "x", "b": 1}])
+    assert t.upsert([{"k": 1, "b": 5}, {"k": 2, "b": 6}]) == [
+        ("-U", 0, 1, "x", 1),
+        ("+U", 0, 1, "x", 5),
+        ("+I", -1, 2, None, 6),
+    ]
+    assert t.upsert([{"k": 1, "a": None}]) == [("-U", 2, 1, "x", 5), ("+U", 2, 1, None, 5)]
+    assert t.upsert([{"k": 1}]) == [("-U", 5, 1, None, 5), ("+U", 5, 1, None, 5)]
+    assert t.get(1, 2) == [(1, None, 5), (2, None, 6)]
+
+
+def test_rows_of_one_key_in_one_batch_take_effect_in_order() -> None:
+    t = Logged()
+    assert t.upsert([{"k": 1, "a": None, "b": 1}, {"k": 1, "a": "v", "b": None}, {"k": 1, "a": "w", "b": 3}]) == [
+        ("+I", -1, 1, None, 1),
+        ("-U", 0, 1, None, 1),
+        ("+U", 0, 1, "v", None),
+        ("-U", 2, 1, "v", None),
+        ("+U", 2, 1, "w", 3),
+    ]
+    assert t.get(1) == [(1, "w", 3)] and len(t.kv) == 1
+
+
+def test_partial_rows_of_one_key_in_one_batch_build_on_the_live_row() -> None:
+    t = Logged()
+    t.upsert([{"k": 1, "a": "kept", "b": 0}])
+    assert t.upsert([{"k": 1, "b": 1}, {"k": 9, "b": 7}, {"k": 1, "b": 2}, {"k": 9, "b": 8}]) == [
+        ("-U", 0, 1, "kept", 0),
+        ("+U", 0, 1, "kept", 1),
+        ("+I", -1, 9, None, 7),
+        ("-U", 2, 1, "kept", 1),
+        ("+U", 2, 1, "kept", 2),
+        ("-U", 3, 9, None, 7),
+        ("+U", 3, 9, None, 8),
+    ]
+    assert t.get(1, 9) == [(1, "kept", 2), (9, None, 8)]
+
+
+def test_a_key_deleted_twice_in_one_batch_goes_once() -> None:
+    t = Logged()
+    t.upsert([{"k": 1, "a": "x", "b": 1}])
+    assert t.delete(1, 1, 5, 1) == [("-D", 0, 1, "x", 1)]
+    assert t.delete(1) == [] and len(t.kv) == 0
+
+
+def test_planning_changes_nothing() -> None:
+    t = Logged()
+    t.upsert([{"k": 1, "a": "x", "b": 1}])
+    rows = [{"k": i, "a": "new", "b": i} for i in range(3000)]
+    first = t.kv.plan_upsert(pa.RecordBatch.from_pylist(rows, schema=SCHEMA), 1)
+    t.kv.plan_delete(pa.RecordBatch.from_pylist([{"k": 1}], schema=t.key_schema))
+    assert len(t.kv) == 1 and t.get(0, 1) == [None, (1, "x", 1)]
+    second = t.kv.plan_upsert(pa.RecordBatch.from_pylist(rows, schema=SCHEMA), 1)
+    assert first.rows.equals(second.rows) and first.prev_offsets.tolist() == second.prev_offsets.tolist()
+
+
+def test_ends_give_each_row_its_records() -> None:
+    t = Logged()
+    t.upsert([{"k": 1, "a": "x", "b": 1}])
+    batch = pa.RecordBatch.from_pylist([{"k": k, "a": "", "b": 0} for k in (1, 2, 2)], schema=SCHEMA)
+    change = t.kv.plan_upsert(batch, 1)
+    assert change.ends.tolist() == [2, 3, 5]
+    part = change.part(2, 5)
+    assert part.change_types.tolist() == [1, 2, 3] and part.prev_offsets.tolist() == [-1, 3, 3]
+    assert part.rows.column(0).to_pylist() == [2, 2, 2]
+
+
+def test_replaying_records_in_one_piece_or_many_gives_the_same_state() -> None:
+    t = Logged()
+    for i in range(30):
+        t.upsert([{"k": (i * k) % 11, "a": f"{i}-{k}", "b": k} for k in range(5)])
+        t.delete(i % 11, (i + 3) % 11)
+    live = [r for _, b in t.kv.live_rows() for r in b.to_pylist()]
+    types = np.array([SYMBOLS.index(r[0]) for r in t.records], np.int8)
+    images = pa.RecordBatch.from_pylist([dict(zip(SCHEMA.names, r[2:], strict=True)) for r in t.records], schema=SCHEMA)
+    for piece in (1, 7, len(t.records)):
+        replayed = KvTablet(SCHEMA, ("k",))
+        for at in range(0, len(types), piece):
+            replayed.apply(at, types[at : at + piece], images.slice(at, piece))
+        again = replayed.live_rows()
+        assert [r for _, b in again for r in b.to_pylist()] == live
+        assert [o for offs, _ in again for o in offs] == [o for offs, _ in t.kv.live_rows() for o in offs]
+
+
+def test_prefix() -> None:
+    schema = pa.schema([pa.field("u", pa.string(), False), pa.field("n", pa.int32(), False), ("v", pa.float64())])
+    t = Logged(schema, ("u", "n"), ("u",))
+    t.upsert([{"u": u, "n": n, "v": n / 2} for n in range(700) for u in ("a", "b", "ab")])
+    t.delete(("a", 3), ("b", 699))
+    t.upsert([{"u": "a", "n": 1, "v": None}])
+
+    def find(*prefixes: str) -> list[tuple[Any, ...]]:
+        asked = pa.RecordBatch.from_pylist([{"u": u} for u in prefixes], schema=pa.schema([schema.field("u")]))
+        return [tuple(r.values()) for r in t.kv.gather(t.kv.prefix_find(asked)).to_pylist()]
+
+    assert sorted(find("a"), key=lambda r: r[1]) == [("a", n, None if n == 1 else n / 2) for n in range(700) if n != 3]
+    assert len(find("a", "b", "a")) == 2 * 699
+    assert find("c") == [] and find() == []
+
+
+def test_live_rows_come_in_offset_order() -> None:
+    t = Logged()
+    t.upsert([{"k": k, "a": str(k), "b": k} for k in range(5)])
+    t.upsert([{"k": 0, "a": "moved", "b": 0}])
+    t.delete(3)
+    [(offsets, rows)] = t.kv.live_rows([1])
+    assert offsets.tolist() == [1, 2, 4, 6] and rows.to_pydict() == {"a": ["1", "2", "4", "moved"]}
+    assert KvTablet(SCHEMA, ("k",)).live_rows() == []
