@@ -105,17 +105,25 @@ class Projection:
 
 
 def coalesce(
-    batches: Iterable[tuple[int, pa.RecordBatch]], rows_max: int = 1 << 16
+    batches: Iterable[tuple[int, pa.RecordBatch]], rows_enough: int = 1 << 12, rows_max: int = 1 << 16
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Join small neighbouring (end offset, batch) pairs, so that a backlog of tiny frames costs few messages."""
+    """Join small neighbouring (end offset, batch) pairs, so that a backlog of tiny frames costs few messages; batches
+    of ``rows_enough`` rows or more pass uncopied."""
     held: list[pa.RecordBatch] = []
     held_rows, end = 0, 0
     for batch_end, batch in batches:
-        if held and held_rows + batch.num_rows > rows_max:
-            yield end, held[0] if len(held) == 1 else pa.concat_batches(held)
+        if held and (batch.num_rows >= rows_enough or held_rows + batch.num_rows > rows_max):
+            yield end, _joined(held)
             held, held_rows = [], 0
         held.append(batch)
         held_rows += batch.num_rows
         end = batch_end
+        if batch.num_rows >= rows_enough:
+            yield end, batch
+            held, held_rows = [], 0
     if held:
-        yield end, held[0] if len(held) == 1 else pa.concat_batches(held)
+        yield end, _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
