@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,14 @@ import pytest
 from pyiceberg.table import Table
 
 from lakehead.config import LakeConfig
+from lakehead.errors import CommitConflictError, LakeStateError
 from lakehead.format.predicate import parse_predicate
 from lakehead.lake.catalog import LakeCatalog, open_metadata
-from lakehead.lake.marks import read_mark
+from lakehead.lake.marks import marked_ancestors, read_mark
 from lakehead.lake.read import count_lake, plan_files, read_lake
 from lakehead.lake.round import run_round
 from lakehead.testing.hot import MemoryHotSource
-from lakehead.types import OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor, TablePath
+from lakehead.types import OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor, TablePath, TabletKey
 
 SCHEMA = pa.schema(
     [
@@ -196,3 +199,47 @@ def test_rows_that_come_and_go_within_a_round_still_advance_the_mark(
     assert mark is not None and mark.snapshot_id == result.snapshot_id and list(mark.offsets.values()) == [2]
     check_all_readers(table, hot, duck)
     assert run_round(lambda: catalog.load(desc), desc, hot).snapshot_id is None
+
+
+def test_jobs_that_race_for_one_table_tier_each_row_once(tmp_path: Path) -> None:
+    desc, rng = describe(), random.Random(3)
+    catalog = LakeCatalog(LakeConfig(), str(tmp_path))
+    catalog.create_table(desc)
+    hot = MemoryHotSource(desc, batch_rows=1000)
+    hot.write([random_row(rng, rng.randrange(40)) for _ in range(200)])
+    ends = {tablet: end for tablet, (_, end) in hot.watermarks().items()}
+    conflicts: list[CommitConflictError] = []
+
+    class Growing(MemoryHotSource):
+        """The same log, of which each look sees a little more."""
+
+        shown = itertools.count(10, 10)
+
+        def watermarks(self) -> dict[TabletKey, tuple[int, int]]:
+            shown = next(self.shown)
+            return {tablet: (0, min(end, shown)) for tablet, end in ends.items()}
+
+    growing = Growing(desc, batch_rows=1000)
+    growing._logs = hot._logs
+
+    def job(number: int) -> None:
+        own = LakeCatalog.open(catalog.name, catalog.properties)
+        while True:
+            try:
+                if run_round(lambda: own.load(desc), desc, growing).offsets == ends:
+                    return
+            except CommitConflictError as e:
+                conflicts.append(e)
+            except LakeStateError as e:
+                # Another job saw more of the log than this one, and has tiered it.
+                assert "up to" in str(e), e
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(job, range(3)))
+    table = catalog.load(desc)
+    assert sorted_rows(by_lakehead(table, desc)) == sorted_rows(model(hot))
+    marks = [m.offsets for m in marked_ancestors(table.metadata)]
+    assert len(marks) > 1 and all(a[k] >= b.get(k, 0) for a, b in itertools.pairwise(marks) for k in a)
+    files = list(tmp_path.rglob("data/*.parquet"))
+    used = {f.path for f in plan_files(table)} | {d for f in plan_files(table) for d in f.delete_files}
+    assert {f"file://{f}" for f in files} == used, f"after {len(conflicts)} conflicts"
