@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 
 from lakehead.env.storage import Storage
-from lakehead.errors import CorruptionError, OffsetOutOfRangeError, UnsupportedFormatError
+from lakehead.errors import CorruptionError, OffsetOutOfRangeError, StorageError, UnsupportedFormatError
 from lakehead.format.frame import Frame, FrameBody, encode_header
 from lakehead.log.segment import SUFFIX, Segment
 from lakehead.log.writers import WriterTable
@@ -103,6 +103,8 @@ class LogTablet:
         Raises:
             StorageError: it may not; the tablet must not be used for writing any more.
         """
+        if self.sync_failed:
+            raise StorageError(f"an earlier sync of {self._folder} failed: restart the server", path=self._folder)
         end = self.log_end_offset
         try:
             self._segments[-1].sync()
@@ -165,11 +167,17 @@ class LogTablet:
                 apply(frame)
 
     def close(self) -> None:
-        """Sync, record the synced end, release the files."""
-        self.sync()
-        record = json.dumps({"synced_end": self.log_end_offset}).encode()
-        self._storage.write_atomic(f"{self._folder}/{_STOP_FILE}", record)
-        self.abandon()
+        """Sync, record the synced end, release the files.
+
+        Raises:
+            StorageError: the disk refused; the files are released, what was acknowledged as synced is.
+        """
+        try:
+            self.sync()
+            record = json.dumps({"synced_end": self.log_end_offset}).encode()
+            self._storage.write_atomic(f"{self._folder}/{_STOP_FILE}", record)
+        finally:
+            self.abandon()
 
     def abandon(self) -> None:
         """Release the files without syncing: after a failed sync, or to play a crash in tests."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections.abc import Callable
 
 from lakehead.config import ServerConfig
@@ -45,16 +45,24 @@ class ServerHost:
             raise
         self.port: int = self._flight.port
         self.uri = f"lakehead://{config.host}:{self.port}"
-        save_token(self.port, self.token)
-        lock.announce(self.uri, self.service.folder_id)
-        self._pid = os.getpid()
+        try:
+            save_token(self.port, self.token)
+            lock.announce(self.uri, self.service.folder_id)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
-        """End subscriptions, sync and close every tablet, release the folder."""
-        remove_token(self.port, self.token)
-        self._flight.stop()
-        self.service.close()
-        self._lock.release()
+        """End subscriptions, sync and close every tablet, release the folder.
+
+        Raises:
+            StorageError: a last sync failed; all is closed and released.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._lock.release)
+            stack.callback(self.service.close)
+            stack.callback(self._flight.stop)
+            stack.callback(remove_token, self.port, self.token)
 
     def forget(self) -> None:
         """In a forked child: hold neither the folder nor the port; the parent goes on."""

@@ -5,6 +5,7 @@ Each call is one transaction, durable when it returns. Thread-safe.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any
 import msgspec
 
 from lakehead.env.randomness import Randomness
-from lakehead.errors import StorageError, TableExistsError, TableNotFoundError, UnsupportedFormatError
+from lakehead.errors import ClosedError, StorageError, TableExistsError, TableNotFoundError, UnsupportedFormatError
 from lakehead.protocol.messages import TableInfo
 from lakehead.types import TableDescriptor, TablePath
 
@@ -48,6 +49,7 @@ class MetadataStore:
         """
         self._lock = threading.Lock()
         self._path = path
+        self._closed = False
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._check_version()
@@ -81,19 +83,32 @@ class MetadataStore:
                 self._db.execute("begin immediate")
                 yield self._db
                 self._db.execute("commit")
-            except sqlite3.Error as e:
-                self._db.execute("rollback")
-                raise StorageError(f"cannot write the metadata in {self._path}: {e}", path=self._path) from e
-            except BaseException:
-                self._db.execute("rollback")
-                raise
+            except BaseException as e:
+                self._roll_back()
+                raise self._error(e, "write") from e
 
     def _rows(self, sql: str, *args: object) -> list[tuple[Any, ...]]:
         with self._lock:
-            return self._db.execute(sql, args).fetchall()
+            try:
+                return self._db.execute(sql, args).fetchall()
+            except sqlite3.Error as e:
+                raise self._error(e, "read") from e
+
+    def _roll_back(self) -> None:
+        # Where "begin" itself failed, or the store is closed, there is nothing to take back.
+        with contextlib.suppress(sqlite3.Error):
+            self._db.execute("rollback")
+
+    def _error(self, e: BaseException, action: str) -> BaseException:
+        if self._closed:
+            return ClosedError("the server is closed: connect again")
+        if isinstance(e, sqlite3.Error):
+            return StorageError(f"cannot {action} the metadata in {self._path}: {e}", path=self._path)
+        return e
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             self._db.close()
 
     def databases(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import threading
@@ -18,6 +19,7 @@ from lakehead.env.storage import Storage
 from lakehead.errors import (
     CorruptionError,
     InvalidRequestError,
+    LakeheadError,
     LimitExceededError,
     NoLakeError,
     NullKeyError,
@@ -78,7 +80,9 @@ class Service:
         self._create_lock = threading.Lock()
         self._epochs: dict[tuple[str, bytes], int] = {}
         self._subscriptions = 0
-        self._subscriptions_lock = threading.Lock()
+        # Reentrant, as the garbage collector may close a forgotten subscription at any point of any thread.
+        self._subscriptions_lock = threading.RLock()
+        self.closing = False
         self._handlers: dict[type[m.Request], Callable[[Any, Sequence[pa.Buffer]], _Answer]] = {
             m.Hello: self._hello,
             m.CreateTable: self._create_table,
@@ -114,9 +118,11 @@ class Service:
 
     def close(self) -> None:
         """End subscriptions, close all tablets cleanly, release the files."""
-        self._tables.close()
-        self._pool.shutdown()
-        self._metadata.close()
+        self.closing = True
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._metadata.close)
+            stack.callback(self._pool.shutdown)
+            stack.callback(self._tables.close)
 
     # ---- metadata ---------------------------------------------------------------------------------------------
 
@@ -207,6 +213,8 @@ class Service:
             kind, use = ("primary-key", "upsert") if desc.keyed else ("log", "append")
             raise WrongTableKindError(f"{desc.path} is a {kind} table: use {use}, not {request.kind}")
         schema = self._body_schema(desc, request)
+        if not len(request.tablets) == len(request.checksums) == len(attachments):
+            raise InvalidRequestError("a write must have one checksum and one attachment for each tablet")
         writes = []
         for buffer, crc in zip(attachments, request.checksums, strict=True):
             body = decode_body(buffer, crc)
@@ -220,6 +228,8 @@ class Service:
         known = set(desc.schema.names)
         if not set(request.columns) <= known:
             raise SchemaMismatchError(f"{desc.path} has no columns {sorted(set(request.columns) - known)}")
+        if request.kind == "upsert" and request.columns != [c for c in desc.schema.names if c in request.columns]:
+            raise SchemaMismatchError(f"columns {request.columns} are not in the order that {desc.path} has them")
         if request.kind == "append" and request.columns != desc.schema.names:
             raise SchemaMismatchError(f"an append to {desc.path} must hold all its columns in their order")
         if request.kind == "delete" and request.columns != list(desc.primary_key):
@@ -263,12 +273,20 @@ class Service:
             self._pool.submit(tablet.drive)
         if idle:
             idle[0].drive()
-        errors, offsets = [], []
-        for write in writes:
+        errors: list[LakeheadError] = []
+        offsets: list[tuple[int, int]] = []
+        written: list[str] = []
+        for tablet, write in zip(tablets, writes, strict=True):
             try:
                 offsets.append(write.wait())
-            except Exception as e:
+            except LakeheadError as e:
                 errors.append(e)
+            else:
+                written.append(f"{tablet.key}: {offsets[-1]}")
+        if errors and written:
+            first, done = errors[0], "; ".join(written)
+            context = {**first.context, "acknowledged": done}
+            raise type(first)(f"{first} (other tablets have their part: {done})", **context) from first
         if errors:
             raise errors[0]
         return offsets

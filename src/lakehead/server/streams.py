@@ -25,6 +25,7 @@ class ServerStream:
     def __init__(self, schema: pa.Schema, open_items: Callable[[Callable[[], bool]], Iterator[Item]]) -> None:
         self.schema = schema
         self._closed = threading.Event()
+        self._close_lock = threading.RLock()
         self._open_items = open_items
         self._on_close: list[Callable[[], None]] = []
 
@@ -40,10 +41,15 @@ class ServerStream:
         self._on_close.append(call)
 
     def close(self) -> None:
-        if not self._closed.is_set():
+        with self._close_lock:
+            calls, self._on_close = self._on_close, []
             self._closed.set()
-            for call in self._on_close:
-                call()
+        for call in calls:
+            call()
+
+    def __del__(self) -> None:
+        # A client that goes before its first batch leaves an iterator that never ran, and so never closes this.
+        self.close()
 
 
 def _predicate(data: bytes | None, table: LiveTable) -> Predicate | None:
@@ -175,6 +181,8 @@ class _Subscription:
 
     def items(self, closed: Callable[[], bool]) -> Iterator[Item]:
         for key in self._initial:
+            if closed():
+                return
             tablet = self._table.tablets[key]
             for header, batch in _initial(key, tablet, self._projection):
                 if header.end_offset is not None:

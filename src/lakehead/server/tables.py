@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from lakehead.env.clock import Clock
 from lakehead.env.storage import Storage
-from lakehead.errors import ClosedError, InvalidRequestError, LakeheadError, LakeStateError
+from lakehead.errors import (
+    ClosedError,
+    InvalidRequestError,
+    LakeheadError,
+    LakeStateError,
+    StorageError,
+    TableNotFoundError,
+)
 from lakehead.server.lake_state import LakeState
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.tablet import Tablet
@@ -32,18 +41,21 @@ class LiveTable:
         self._progress = threading.Condition()
         self._version = 0
         self._closed: LakeheadError | None = None
-        partitions = metadata.partitions(desc.table_id) if desc.partition_by else {UNPARTITIONED: 0}
-        for name, number in partitions.items():
-            self._open_partition(name, number)
-        if lake is not None and desc.lake:
-            self._check_tiered(lake)
+        try:
+            partitions = metadata.partitions(desc.table_id) if desc.partition_by else {UNPARTITIONED: 0}
+            for name, number in partitions.items():
+                self._open_partition(name, number)
+            if lake is not None and desc.lake:
+                self._check_tiered(lake)
+        except BaseException:
+            self.close(ClosedError("the table could not be opened"))
+            raise
 
     def _check_tiered(self, lake: LakeState) -> None:
         for key, tiered in lake.tiered_offsets(self.desc).items():
             tablet = self._tablets.get(key)
             if tablet is None or tablet.high_watermark < tiered:
                 end = tablet.high_watermark if tablet else 0
-                self.close(ClosedError("the table is closed"))
                 raise LakeStateError(
                     f"the log of {self.desc.path} tablet {key} ends at {end}, but its lake holds rows up to {tiered}:"
                     " restore the log, or drop the table and read the lake alone",
@@ -52,18 +64,23 @@ class LiveTable:
                 )
 
     def _open_partition(self, name: str, number: int) -> None:
-        opened = {}
-        for bucket in range(self.desc.buckets):
-            key = TabletKey(name, bucket)
-            opened[key] = Tablet(
-                self.desc,
-                key,
-                storage=self._storage,
-                folder=f"{self.folder}/partition-{number}/bucket-{bucket}",
-                clock=self._clock,
-                on_progress=self.notify,
-                run_in_background=self._run_in_background,
-            )
+        opened: dict[TabletKey, Tablet] = {}
+        try:
+            for bucket in range(self.desc.buckets):
+                key = TabletKey(name, bucket)
+                opened[key] = Tablet(
+                    self.desc,
+                    key,
+                    storage=self._storage,
+                    folder=f"{self.folder}/partition-{number}/bucket-{bucket}",
+                    clock=self._clock,
+                    on_progress=self.notify,
+                    run_in_background=self._run_in_background,
+                )
+        except BaseException:
+            reason = ClosedError("the table could not be opened")
+            _close_all(partial(tablet.close, reason) for tablet in opened.values())
+            raise
         self._tablets = {**self._tablets, **opened}
         self.notify()
 
@@ -124,14 +141,17 @@ class LiveTable:
             raise self._closed
 
     def close(self, reason: LakeheadError) -> None:
-        """End subscriptions with ``reason`` and close all tablets."""
+        """End subscriptions with ``reason`` and close all tablets.
+
+        Raises:
+            StorageError: the last sync of one failed; all are closed.
+        """
         with self._open_lock:
             if self._closed is not None:
                 return
             self._closed = reason
         self.notify()
-        for tablet in self._tablets.values():
-            tablet.close()
+        _close_all(partial(tablet.close, reason) for tablet in self._tablets.values())
 
 
 class LiveTables:
@@ -155,6 +175,7 @@ class LiveTables:
         self._lake = lake
         self._lock = threading.Lock()
         self._live: dict[str, LiveTable] = {}
+        self._dropped: set[str] = set()
         self._closed = False
 
     def get(self, table_id: str) -> LiveTable:
@@ -170,6 +191,8 @@ class LiveTables:
         with self._lock:
             if self._closed:
                 raise ClosedError("the server is closed: connect again")
+            if table_id in self._dropped:
+                raise TableNotFoundError("the table was dropped: open it again by name", table_id=table_id)
             if table_id not in self._live:
                 self._live[table_id] = self._open(self._metadata.table_by_id(table_id))
             return self._live[table_id]
@@ -180,23 +203,36 @@ class LiveTables:
             metadata=self._metadata,
             storage=self._storage,
             clock=self._clock,
-            folder=f"{self._folder}/{desc.path}-{desc.table_id[:8]}",
+            folder=self._folder_of(desc),
             lake=self._lake,
             run_in_background=self._run_in_background,
         )
 
+    def _folder_of(self, desc: TableDescriptor) -> str:
+        return f"{self._folder}/{desc.path}-{desc.table_id[:8]}"
+
     def drop(self, desc: TableDescriptor) -> None:
         """Close the table and delete its log."""
-        live = self.get(desc.table_id)
         with self._lock:
-            self._live.pop(desc.table_id, None)
-        live.close(ClosedError(f"table {desc.path} was dropped"))
-        self._storage.remove_tree(live.folder)
+            self._dropped.add(desc.table_id)
+            live = self._live.pop(desc.table_id, None)
+        # A table that does not open, damaged or at odds with its lake, can be dropped all the same.
+        if live is not None:
+            with contextlib.suppress(StorageError):
+                live.close(ClosedError(f"table {desc.path} was dropped"))
+        self._storage.remove_tree(self._folder_of(desc))
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
             live = list(self._live.values())
             self._live.clear()
-        for table in live:
-            table.close(ClosedError("the server was closed: connect again"))
+        reason = ClosedError("the server was closed: connect again")
+        _close_all(partial(table.close, reason) for table in live)
+
+
+def _close_all(closes: Iterable[Callable[[], None]]) -> None:
+    """Call them all, whatever some raise; then raise the last error."""
+    with contextlib.ExitStack() as stack:
+        for close in closes:
+            stack.callback(close)

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from lakehead.env.clock import Clock
 from lakehead.env.storage import Storage
-from lakehead.errors import ClosedError, LakeheadError, StorageError
+from lakehead.errors import ClosedError, LakeheadError, LimitExceededError, StorageError
 from lakehead.format.frame import Frame, FrameBody, encode_body
 from lakehead.kv import Change, KvTablet
 from lakehead.log import LogTablet
@@ -25,6 +25,7 @@ from lakehead.types import TableDescriptor, TabletKey
 
 WriteKind = Literal["append", "upsert", "delete"]
 _GROUP_WRITES_MAX = 256
+_PLAN_BYTES_MAX = 64 << 20
 
 
 @dataclass(eq=False)
@@ -75,12 +76,19 @@ class Tablet:
         self._busy = False
         self._idle: threading.Event | None = None
         self._broken: LakeheadError | None = None
+        self._closed: LakeheadError | None = None
         self._state_lock = threading.Lock()
         self._log = LogTablet(storage, folder, segment_bytes=desc.properties.segment_bytes)
         self._kv: KvTablet | None = None
+        # Held around what moves the log's end or syncs it: of two syncs at once the kernel tells only one of a failure.
+        self._log_lock = threading.Lock()
         if desc.keyed:
             self._kv = KvTablet(desc.schema, desc.tablet_key_columns, desc.prefix_key)
-            self._log.replay(self._kv.apply_frame)
+            try:
+                self._log.replay(self._kv.apply_frame)
+            except BaseException:
+                self._log.abandon()
+                raise
 
     # ---- write ------------------------------------------------------------------------------------------------
 
@@ -93,13 +101,14 @@ class Tablet:
 
     def drive(self) -> None:
         """Commit the next group. What queued up meanwhile is committed by a background thread, never by a thread that
-        may wait for another tablet, so that no two callers can wait for each other."""
-        if self._commit_next():
-            self._run_in_background(self._drain)
-
-    def _drain(self) -> None:
+        may wait for another tablet, so that no two callers can wait for each other; one group at a time, so that a
+        tablet under load leaves the background threads to others in between."""
         while self._commit_next():
-            continue
+            try:
+                self._run_in_background(self.drive)
+            except RuntimeError:  # the server is closing, its background threads have ended: refuse the rest here
+                continue
+            return
 
     def _commit_next(self) -> bool:
         with self._queue_lock:
@@ -108,13 +117,18 @@ class Tablet:
         while group:
             run = self._same_plan(group)
             group = group[len(run) :]
+            error: LakeheadError | None = None
             try:
                 self._commit_run(run)
+            except LakeheadError as e:
+                error = e
             except BaseException as e:
-                for write in run:
-                    if write.result is None and write.error is None:
-                        write.error = e
+                # Not the exception itself: the callers of a group are many, an interrupt was meant for one of them.
+                error = LakeheadError(f"a write to tablet {self.key} failed inside the server: {type(e).__name__}: {e}")
+                error.__cause__ = e
             for write in run:
+                if write.result is None and write.error is None:
+                    write.error = error
                 write.done.set()
         with self._queue_lock:
             self._busy = bool(self._queue)
@@ -133,12 +147,14 @@ class Tablet:
 
     @staticmethod
     def _same_plan(group: list[PendingWrite]) -> list[PendingWrite]:
-        """The longest start of the group that can be planned as one batch: one kind, one set of columns, and each
-        writer once (a writer's next batch must see the answer of the one before)."""
-        first, writers, run = group[0], set(), []
+        """The longest start of the group that can be planned as one batch: one kind, one set of columns, each writer
+        once (a writer's next batch must see the answer of the one before), and not more than one batch can hold."""
+        first, writers, size = group[0], set(), 0
+        run: list[PendingWrite] = []
         for w in group:
             same = w.kind == first.kind and (w.rows is None or first.rows is None or w.rows.schema == first.rows.schema)
-            if not same or w.body.stamp.writer_id in writers:
+            size += w.body.buffer.size
+            if not same or w.body.stamp.writer_id in writers or (run and size > _PLAN_BYTES_MAX):
                 break
             writers.add(w.body.stamp.writer_id)
             run.append(w)
@@ -152,9 +168,8 @@ class Tablet:
         return write.result is not None or write.error is not None
 
     def _commit_appends(self, writes: list[PendingWrite]) -> None:
-        results = self._log.append([w.body for w in writes], self._clock.now_us())
         with self._broken_by_failure():
-            self._make_durable()
+            results = self._append([w.body for w in writes])
             self._log.advance_high_watermark()
         for w, result in zip(writes, results, strict=True):
             w.result = result
@@ -166,9 +181,17 @@ class Tablet:
         batch = rows[0] if len(rows) == 1 else pa.concat_batches(rows)
         with self._state_lock:
             change = kv.plan_delete(batch) if writes[0].kind == "delete" else kv.plan_upsert(batch, base)
-        results = self._log.append(self._changelog(writes, change), self._clock.now_us())
+        try:
+            bodies = self._changelog(writes, change)
+        except LimitExceededError as e:
+            if len(writes) == 1:
+                writes[0].error = e
+            else:
+                for w in writes:
+                    self._commit_changes(kv, [w])
+            return
         with self._broken_by_failure():
-            self._make_durable()
+            results = self._append(bodies)
             with self._state_lock:
                 kv.apply(base, change.change_types, change.rows)
                 self._log.advance_high_watermark()
@@ -196,17 +219,23 @@ class Tablet:
             start = end
         return bodies
 
-    def _make_durable(self) -> None:
-        if self._desc.properties.durability == "sync":
-            self._log.sync()
+    def _append(self, bodies: list[FrameBody]) -> list[tuple[int, int]]:
+        with self._log_lock:
+            results = self._log.append(bodies, self._clock.now_us())
+            if self._desc.properties.durability == "sync":
+                self._log.sync()
+            return results
 
     @contextmanager
     def _broken_by_failure(self) -> Iterator[None]:
         """Close the tablet for writing when what is in the log could not be made durable and visible: after a failed
-        fdatasync the kernel may have dropped the pages, and only a restart can tell what is on disk."""
+        fdatasync the kernel may have dropped the pages, and only a restart can tell what is on disk. A disk that
+        refused an append has changed nothing."""
         try:
             yield
         except BaseException as e:
+            if isinstance(e, StorageError) and not self._log.sync_failed:
+                raise
             reason = f"tablet {self.key} takes no more writes after a failure; restart the server: {e}"
             self._broken = StorageError(reason, tablet=str(self.key))
             raise self._broken from e
@@ -230,13 +259,23 @@ class Tablet:
         """Make everything readable durable and return the high watermark."""
         end = self.high_watermark
         if self._log.synced_end < end:
-            with self._broken_by_failure():
-                self._log.sync()
+            with self._log_lock:
+                if self._broken is not None:
+                    raise self._broken
+                with self._broken_by_failure():
+                    self._log.sync()
         return end
 
     def frames(self, start: int, end: int) -> Iterator[Frame]:
-        """Readable frames that overlap ``[start, end)``; see `LogTablet.frames`."""
-        return self._log.frames(start, min(end, self.high_watermark))
+        """Readable frames that overlap ``[start, end)``; see `LogTablet.frames`.
+
+        Raises:
+            ClosedError: the tablet was closed meanwhile.
+        """
+        try:
+            yield from self._log.frames(start, min(end, self.high_watermark))
+        except ClosedError as e:
+            raise self._closed or e from e
 
     def offset_at(self, timestamp_us: int) -> int:
         return min(self._log.offset_at(timestamp_us), self.high_watermark)
@@ -278,15 +317,21 @@ class Tablet:
 
     # ---- end --------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Refuse further writes, finish the group under way, sync and release the files."""
+    def close(self, reason: LakeheadError) -> None:
+        """Refuse further calls with ``reason``, finish the group under way, sync and release the files.
+
+        Raises:
+            StorageError: the last sync failed.
+        """
         with self._queue_lock:
-            broken, self._broken = self._broken, self._broken or ClosedError("the server is closed: connect again")
+            broken, self._closed = self._broken, reason
+            self._broken = broken or reason
             idle = self._idle = threading.Event()
             if not self._busy:
                 idle.set()
         idle.wait()
-        if broken is None:
-            self._log.close()
-        else:
-            self._log.abandon()
+        with self._log_lock:
+            if broken is None:
+                self._log.close()
+            else:
+                self._log.abandon()
