@@ -35,7 +35,7 @@ def run_sql(con: Connection, cursor: duckdb.DuckDBPyConnection, query: str) -> d
     mapping: dict[TableName, str] = {}
     seen: dict[tuple[str, str], str] = {}
     for name in find_tables(query, con.tables()):
-        full = ".".join(name.path) if len(name.path) > 1 else f"default.{name.path[0]}"
+        full = name.table
         if (full, name.suffix) not in seen:
             seen[full, name.suffix] = _VIEW.format(len(seen))
             objects[seen[full, name.suffix]] = sql_object(con.table(full), name.suffix)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import unquote
+
 import pyarrow as pa
 
 from lakehead.client.table import TableClient
@@ -37,7 +39,7 @@ def status_table(client: TableClient) -> pa.Table:
         lag = max(now - committed, 0) / 1e6 if committed is not None else 0.0
         rows.append(
             {
-                "partition": t.partition,
+                "partition": unquote(t.partition),
                 "bucket": t.bucket,
                 "start_offset": t.log_start,
                 "high_watermark": t.high_watermark,

@@ -24,6 +24,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+_STARTS_TABLES = frozenset(("from", "join", "into", "table", "describe", "summarize"))
 _ENDS_TABLES = frozenset(
     ("where", "group", "order", "having", "limit", "select", "on", "using", "union", "window", "qualify")
 )
@@ -43,6 +44,11 @@ class TableName:
     text: str
     path: tuple[str, ...]
     suffix: str
+
+    @property
+    def table(self) -> str:
+        """``database.table``; a bare name lives in ``default``."""
+        return ".".join(self.path) if len(self.path) > 1 else f"default.{self.path[0]}"
 
 
 def find_names(sql: str) -> Iterator[TableName]:
@@ -92,36 +98,27 @@ def find_tables(sql: str, tables: Sequence[str]) -> list[TableName]:
     """
     known = set(tables)
     found = []
-    expecting, in_from, depth, from_depth = False, False, 0, 0
-    cursor = 0
+    expecting, in_from, outer, cursor = False, False, [], 0
     for name in find_names(sql):
-        between = _code_between(sql, cursor, name.start)
-        for c in between:
+        for c in _code_between(sql, cursor, name.start):
             if c == "(":
-                depth += 1
+                outer.append(in_from)
+                in_from = expecting
             elif c == ")":
-                depth -= 1
-                in_from = in_from and depth >= from_depth
+                in_from = outer.pop() if outer else False
+                expecting = False
             elif c == ",":
-                expecting = in_from and depth == from_depth
+                expecting = in_from
         cursor = name.end
         word = name.text.lower()
-        if word in ("from", "join", "into", "table", "describe", "summarize"):
+        if word in _STARTS_TABLES:
             expecting, in_from = True, in_from or word in ("from", "join")
-            if word == "from":
-                from_depth = depth
-            continue
-        if word in _ENDS_TABLES:
-            expecting = False
-            in_from = in_from and word in ("on", "using")
-            continue
-        if word in ("lateral", "only"):
-            continue
-        if name.suffix or expecting:
-            full = ".".join(name.path) if len(name.path) > 1 else f"default.{name.path[0]}"
-            if name.suffix or full in known:
+        elif word in _ENDS_TABLES:
+            expecting, in_from = False, in_from and word in ("on", "using")
+        elif word not in ("lateral", "only"):
+            if name.suffix or (expecting and name.table in known):
                 found.append(name)
-        expecting = False
+            expecting = False
     return found
 
 

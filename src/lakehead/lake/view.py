@@ -70,9 +70,9 @@ class LakeView:
 
 @functools.lru_cache(maxsize=64)
 def _static_table(metadata_location: str, properties: tuple[tuple[str, str], ...]) -> IcebergTable:
-    from pyiceberg.table import StaticTable
+    from lakehead.lake.catalog import open_metadata
 
-    return StaticTable.from_metadata(metadata_location, dict(properties))
+    return open_metadata(metadata_location, dict(properties))
 
 
 def open_for_writing(desc: TableDescriptor, info: LakeReply) -> IcebergTable:

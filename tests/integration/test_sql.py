@@ -1,0 +1,114 @@
+"""con.sql over hot, lake and joined tables, against DuckDB over the plain rows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+import lakehead as lh
+
+ROWS = pa.table(
+    {
+        "id": pa.array(range(1000), pa.int64()),
+        "city": pa.array([["Oslo", "Bergen", None][i % 3] for i in range(1000)]),
+        "price": pa.array([i / 4 for i in range(1000)]),
+        "day": pa.array([i % 5 for i in range(1000)], pa.date32()),
+    }
+)
+
+
+@pytest.fixture
+def con(tmp_path: Path) -> Iterator[lh.Connection]:
+    with lh.connect(tmp_path / "data") as connection:
+        log = connection.create_table("shop.orders", ROWS.schema, buckets=2, lake="iceberg")
+        log.append(ROWS.slice(0, 600))
+        connection.tier("shop.orders")
+        log.append(ROWS.slice(600))
+        keyed = connection.create_table("shop.users", ROWS.schema, primary_key=["id"], buckets=2, lake="iceberg")
+        keyed.upsert(ROWS)
+        connection.tier("shop.users")
+        keyed.upsert([{"id": i, "city": "Tromsø"} for i in range(0, 100)])
+        keyed.delete([{"id": i} for i in range(990, 1000)])
+        yield connection
+
+
+def plain_users() -> pa.Table:
+    table = ROWS.slice(0, 990)
+    cities = ["Tromsø"] * 100 + table["city"].to_pylist()[100:]
+    return table.set_column(1, "city", pa.array(cities))
+
+
+QUERIES = [
+    "select count(*), sum(price), min(day) from shop.orders",
+    "select city, count(*) n from shop.orders where price > 100 group by city order by city",
+    "select count(*) from shop.orders where city is null and id between 10 and 900",
+    "select city, max(id) from shop.users group by 1 order by 1",
+    "select users.city, count(*) from shop.users join shop.orders on users.id = orders.id group by 1 order by 1",
+    "select o.id from shop.orders o where o.id in (select id from shop.users u where u.city = 'Tromsø') order by 1",
+    "with x as (select * from shop.users where price < 10) select count(*), sum(id) from x",
+    "select count(*) from shop.orders, shop.users where orders.id = users.id and users.day > date '1970-01-02'",
+    "select id from shop.users order by id desc limit 3",
+    "select distinct city from shop.orders order by 1 nulls first",
+]
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_answers_equal_those_over_the_plain_rows(con: lh.Connection, query: str) -> None:
+    model = duckdb.connect()
+    model.sql("create schema shop")
+    model.register("orders_rows", ROWS)
+    model.register("users_rows", plain_users())
+    model.sql("create view shop.orders as select * from orders_rows")
+    model.sql("create view shop.users as select * from users_rows")
+    assert con.sql(query).fetchall() == model.sql(query).fetchall()
+
+
+def test_the_lake_alone_lags_behind(con: lh.Connection) -> None:
+    assert con.sql("select count(*) from shop.orders$lake").fetchone() == (600,)
+    assert con.sql("select count(*) from shop.orders").fetchone() == (1000,)
+
+
+def test_changelog_and_snapshots(con: lh.Connection) -> None:
+    changes = con.sql("select __change_type, count(*) from shop.users$changelog group by 1 order by 1").fetchall()
+    assert changes == [("+I", 1000), ("+U", 100), ("-D", 10), ("-U", 100)]
+    assert con.sql("select count(*) from shop.users$lake$snapshots").fetchone() == (1,)
+
+
+def test_a_relation_is_pinned_when_it_is_made(con: lh.Connection) -> None:
+    relation = con.sql("select count(*) from shop.orders")
+    con.table("shop.orders").append(ROWS.slice(0, 10))
+    assert relation.fetchone() == (1000,)
+
+
+@pytest.mark.parametrize(
+    ("query", "error"),
+    [
+        ("select * from shop.nothing", lh.TableNotFoundError),
+        ("selec 1", lh.SqlError),
+        ("", lh.SqlError),
+        ("select nope from shop.orders", lh.SqlError),
+        ("select * from shop.orders$nope", lh.SqlError),
+        ("create table x (a int)", lh.SqlError),
+    ],
+)
+def test_errors_are_typed(con: lh.Connection, query: str, error: type[lh.LakeheadError]) -> None:
+    with pytest.raises(error):
+        con.sql(query)
+
+
+def test_many_threads(con: lh.Connection) -> None:
+    counts: list[object] = []
+    threads = [
+        threading.Thread(target=lambda: counts.append(con.sql("select count(*) from shop.users").fetchone()))
+        for _ in range(8)
+    ]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert counts == [(990,)] * 8
