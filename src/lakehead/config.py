@@ -179,8 +179,10 @@ _ENVIRONMENT = {
 DEFAULT_LISTEN = "127.0.0.1:9123"
 
 
-def load(toml: str | None, environ: Mapping[str, str], flags: Mapping[str, str | None], source: str = "") -> ServerConfig:
-    """Settings of a server: defaults, overridden by TOML text, by the environment, by flags; None in flags is not given.
+def load(
+    toml: str | None, environ: Mapping[str, str], flags: Mapping[str, str | None], source: str = ""
+) -> ServerConfig:
+    """Settings of a server: defaults, overridden by TOML text, by the environment, by flags (None: not given).
 
     TOML has ``[server] listen, token`` and ``[lake] name, catalog``; the environment ``LAKEHEAD_LISTEN``,
     ``LAKEHEAD_TOKEN`` and ``LAKEHEAD_LAKE_NAME``; flags ``listen``.

@@ -1,0 +1,1 @@
+"""The command line: thin; every command calls the public API."""

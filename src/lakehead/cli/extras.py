@@ -1,0 +1,45 @@
+"""`lakehead demo` and `lakehead bench`: thin doors to long programs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from lakehead.cli.session import Session, command
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    command(app, "demo")(demo)
+    command(app, "bench")(bench)
+
+
+def demo(
+    session: Session,
+    folder: Annotated[str, typer.Argument(metavar="[FOLDER]", help="Where its data stays, to be explored.")] = (
+        "./lakehead-demo"
+    ),
+    rows: Annotated[int | None, typer.Option(help="Flights to send; default: all.", min=1)] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Replace an earlier demo even if it was changed.")] = False,
+) -> None:
+    """Run the main job end to end on real data."""
+    from lakehead.cli.demo import run_demo
+
+    _exit(run_demo(folder, rows=rows, fresh=fresh, output=session.output.value))
+
+
+def bench(
+    session: Session,
+    rows: Annotated[int, typer.Option(help="Rows of each measurement.", min=1)] = 1_000_000,
+    folder: Annotated[str | None, typer.Option(help="Where temporary data goes; default: here.")] = None,
+) -> None:
+    """Measure the published figures on this machine."""
+    from lakehead.cli.bench import run_bench
+
+    _exit(run_bench(rows=rows, output=session.output.value, folder=folder))
+
+
+def _exit(code: object) -> None:
+    if isinstance(code, int) and code:
+        raise typer.Exit(code)

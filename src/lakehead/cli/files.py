@@ -1,0 +1,254 @@
+"""Input files as batches for a table: Parquet, CSV, JSON lines, Arrow IPC; from a path or standard input.
+
+Files are streamed, except that Parquet and the Arrow *file* format, which are read from their end, are held in memory
+when they come from standard input. Columns of self-describing formats keep their types (writing checks and converts
+them); CSV and JSON values are read as the table's types:
+
+    CSV         the first line names the columns; an empty unquoted field is null, ``""`` an empty text
+    JSON lines  one object a line; all with the same keys, so that "not given" and null cannot be confused
+    both        times in ISO 8601, binary values in hexadecimal; nested columns in JSON alone
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import io
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from lakehead.cli.values import from_json, passes_through
+from lakehead.errors import InvalidFileError, SchemaMismatchError
+
+BATCH_ROWS = 65_536
+JSON_BATCH_ROWS = 10_000
+_CSV_BLOCK_BYTES = 4 << 20
+_EXTENSIONS = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".arrow": "arrow",
+    ".arrows": "arrow",
+    ".ipc": "arrow",
+    ".feather": "arrow",
+}
+FORMATS = ("parquet", "csv", "jsonl", "arrow")
+_UNREADABLE = (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, ValueError)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows of one input.
+
+    Attributes:
+        batches: Arrow batches, or lists of dicts; what ``append`` takes.
+        size_bytes: of the input; None when it is not known beforehand.
+        position: bytes of it read so far.
+    """
+
+    batches: Iterator[Any]
+    size_bytes: int | None
+    position: Callable[[], int]
+
+
+@contextmanager
+def open_source(
+    path: str | None, schema: pa.Schema, *, file_format: str | None = None, null: str | None = None
+) -> Iterator[Source]:
+    """Open an input for the time of a ``with``.
+
+    Args:
+        path: of the file, also ``.csv.gz`` and ``.jsonl.gz``; None or "-" reads standard input.
+        schema: the table's columns.
+        file_format: one of `FORMATS`; by default told by the extension, or by the first bytes.
+        null: a further text that stands for null in CSV, such as ``"NA"``.
+
+    Raises:
+        InvalidFileError: the input cannot be opened or is not in that format; while it is read, too.
+    """
+    standard = path in (None, "-")
+    name = "standard input" if standard else str(path)
+    raw: BinaryIO = sys.stdin.buffer if standard else _open(str(path))
+    try:
+        size = None if standard else os.fstat(raw.fileno()).st_size
+        with _readable(name):
+            stream = io.BufferedReader(gzip.GzipFile(fileobj=raw)) if name.endswith(".gz") else raw
+            kind = file_format or _kind(name, stream)
+            read = functools.partial(_READERS[kind], stream, schema=schema, null=null, seekable=not standard)
+        position = (lambda: 0) if standard else raw.tell
+        yield Source(_naming(read, name, kind), size, position)
+    finally:
+        if not standard:
+            raw.close()
+
+
+def _open(path: str) -> BinaryIO:
+    try:
+        return open(path, "rb")
+    except OSError as e:
+        raise InvalidFileError(f"cannot open {path}: {e.strerror}", path=path) from e
+
+
+@contextmanager
+def _readable(name: str, kind: str = "") -> Iterator[None]:
+    try:
+        yield
+    except (InvalidFileError, SchemaMismatchError) as e:
+        raise type(e)(f"{name}: {e}", path=name, **{k: v for k, v in e.context.items() if k != "path"}) from e
+    except _UNREADABLE as e:
+        what = f" as {kind}" if kind else ""
+        reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+        raise InvalidFileError(f"cannot read {name}{what}: {reason}", path=name) from e
+
+
+def _naming(read: Callable[[], Iterator[Any]], name: str, kind: str) -> Iterator[Any]:
+    batches: Iterator[Any] | None = None
+    while True:
+        with _readable(name, kind):
+            batches = read() if batches is None else batches
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
+
+
+def _kind(name: str, stream: Any) -> str:
+    extension = os.path.splitext(name.lower().removesuffix(".gz"))[1]
+    if extension in _EXTENSIONS:
+        return _EXTENSIONS[extension]
+    start = bytes(stream.peek(8)[:8])
+    if start.startswith(b"PAR1"):
+        return "parquet"
+    if start.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
+        return "arrow"
+    if start.lstrip().startswith(b"{"):
+        return "jsonl"
+    if name == "standard input" and start:
+        return "csv"
+    raise InvalidFileError(f"its format cannot be told: pass --format {'|'.join(FORMATS)}")
+
+
+def _parquet(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) -> Iterator[pa.RecordBatch]:
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(stream if seekable else pa.BufferReader(stream.read()))
+    yield from file.iter_batches(batch_size=BATCH_ROWS)
+
+
+def _arrow(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) -> Iterator[pa.RecordBatch]:
+    if stream.peek(6)[:6] == b"ARROW1":
+        file = pa.ipc.open_file(stream if seekable else pa.BufferReader(stream.read()))
+        batches: Iterator[pa.RecordBatch] = (file.get_batch(i) for i in range(file.num_record_batches))
+    else:
+        batches = iter(pa.ipc.open_stream(stream))
+    for batch in batches:
+        for start in range(0, batch.num_rows, BATCH_ROWS):
+            yield batch.slice(start, BATCH_ROWS)
+
+
+def _csv(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) -> Iterator[pa.RecordBatch]:
+    import pyarrow.csv as csv
+
+    nested = [f.name for f in schema if pa.types.is_nested(f.type)]
+    types = {f.name: pa.string() if _is_binary(f.type) else f.type for f in schema if f.name not in nested}
+    options = csv.ConvertOptions(
+        column_types=types,
+        null_values=["", *([null] if null is not None else [])],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+    )
+    if not stream.peek(1):
+        raise InvalidFileError("it is empty: the first line must name the columns")
+    reader = csv.open_csv(stream, csv.ReadOptions(block_size=_CSV_BLOCK_BYTES), convert_options=options)
+    found = [name for name in reader.schema.names if name in nested]
+    if found:
+        raise InvalidFileError(f"CSV cannot hold the nested column {found[0]!r}: use JSON lines, Parquet or Arrow")
+    for batch in reader:
+        yield _with_binary(batch, schema)
+
+
+def _is_binary(t: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_binary(t) or types.is_large_binary(t) or types.is_fixed_size_binary(t))
+
+
+def _with_binary(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Hexadecimal texts of binary columns as bytes."""
+    for i, name in enumerate(batch.schema.names):
+        if name in schema.names and _is_binary(schema.field(name).type):
+            values = [None if v is None else bytes.fromhex(v) for v in batch.column(i).to_pylist()]
+            batch = batch.set_column(i, name, pa.array(values, schema.field(name).type))
+    return batch
+
+
+def _jsonl(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) -> Iterator[list[dict[str, Any]]]:
+    read = _line_reader(schema)
+    lines = ((number, line) for number, line in enumerate(stream, 1) if not line.isspace())
+    first: Mapping[str, Any] | None = None
+    while chunk := list(itertools.islice(lines, JSON_BATCH_ROWS)):
+        rows = [read(number, line) for number, line in chunk]
+        first = rows[0] if first is None else first
+        for (number, _), row in zip(chunk, rows, strict=True):
+            if row.keys() != first.keys():
+                differing = ", ".join(sorted(row.keys() ^ first.keys()))
+                raise InvalidFileError(
+                    f"line {number} and the first line differ in {differing}: give every line the same keys, null where"
+                    " there is no value",
+                    line=number,
+                )
+        yield rows
+
+
+def _line_reader(schema: pa.Schema) -> Callable[[int, bytes], dict[str, Any]]:
+    """A function from (line number, line) to a row of values that Arrow takes for the schema."""
+    import decimal
+
+    import msgspec
+
+    # Decimals written as numbers keep their digits only when no float comes between.
+    exact = any("decimal" in str(f.type) for f in schema)
+    decoder = msgspec.json.Decoder(dict[str, Any], float_hook=decimal.Decimal if exact else None)
+    changes = {f.name: from_json(f.type) for f in schema if not passes_through(f.type)}
+    if exact:
+        changes |= {f.name: _float for f in schema if pa.types.is_floating(f.type)}
+
+    def read(number: int, line: bytes) -> dict[str, Any]:
+        name = ""
+        try:
+            row = decoder.decode(line)
+            for name in changes.keys() & row.keys():
+                row[name] = changes[name](row[name])
+        except msgspec.DecodeError as e:
+            raise InvalidFileError(f"line {number} is not a JSON object: {e}", line=number) from e
+        except (ValueError, TypeError, ArithmeticError, AttributeError) as e:
+            field = schema.field(name)
+            raise SchemaMismatchError(
+                f"line {number} holds {row[name]!r} for column {name!r}, which has the type {field.type}",
+                line=number,
+                column=field.name,
+            ) from e
+        return row
+
+    return read
+
+
+def _float(value: Any) -> Any:
+    return None if value is None else float(value)
+
+
+_READERS: dict[str, Callable[..., Iterator[Any]]] = {
+    "parquet": _parquet,
+    "csv": _csv,
+    "jsonl": _jsonl,
+    "arrow": _arrow,
+}

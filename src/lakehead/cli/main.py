@@ -1,0 +1,149 @@
+"""The ``lakehead`` command: its options, its commands, and how errors end it.
+
+Exit codes: 0 done; 1 an unexpected failure, or "no" to a question; 2 fix the call; 3 not available, try again; 4 a
+newer owner exists; 5 stored data is not what was written; 6 a lake commit failed; 7 closed; 8 `get` found no such key;
+130 Ctrl-C; 141 nobody reads the output any more.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from lakehead.cli import extras, reading, rows, segments, server, tables, tiering
+from lakehead.cli.session import (
+    DEFAULT_URI,
+    EXIT_BROKEN_PIPE,
+    ConfigOption,
+    Output,
+    OutputOption,
+    Session,
+    UriOption,
+    quiet_broken_pipe,
+)
+from lakehead.errors import LakeheadError
+
+# Plain help: rich would take 0.2 s to draw it.
+app = typer.Typer(
+    name="lakehead",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Tables that are a stream, a keyed table and an Iceberg table at once.",
+    epilog="Exit codes: 0 done, 1 failed, 2 fix the call, 3 unavailable, 4 fenced, 5 corrupt, 6 commit failed,"
+    " 8 no such key.",
+)
+for module in (extras, server, tables, rows, reading, tiering, segments):
+    module.register(app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from lakehead import __version__
+
+        typer.echo(f"lakehead {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    ctx: typer.Context,
+    uri: UriOption = None,
+    output: OutputOption = None,
+    config: ConfigOption = None,
+    tls_ca: Annotated[str | None, typer.Option(help="PEM file: use TLS and trust this authority.")] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options that come before the command; --uri and -o may follow it, too."""
+    ctx.obj = Session(
+        uri=uri or os.environ.get("LAKEHEAD_URI") or DEFAULT_URI,
+        output=output or Output.text,
+        config=config or os.environ.get("LAKEHEAD_CONFIG"),
+        tls_ca=tls_ca,
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; its exit code. Errors are one line on standard error, or with ``-o json`` one JSON object."""
+    arguments = list(arguments)
+    if "--debug" in arguments:
+        # May stand anywhere, as people add it to the end of the call that failed.
+        arguments = ["--debug", *(a for a in arguments if a != "--debug")]
+    try:
+        code = typer.main.get_command(app).main(arguments, prog_name="lakehead", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except KeyboardInterrupt:
+        return 130
+    except typer.Abort:
+        return 130
+    except SystemExit as e:  # the pipe broke while help was printed
+        return EXIT_BROKEN_PIPE if e.code == 1 else int(e.code or 0)
+    except Exception as e:
+        return _report(e, json="json" in _outputs(arguments), debug=arguments[:1] == ["--debug"])
+
+
+def _outputs(arguments: Sequence[str]) -> set[str]:
+    """What ``-o`` asks for, also in a call that could not be parsed."""
+    after = {b for a, b in itertools.pairwise(arguments) if a in ("-o", "--output")}
+    return after | {a.removeprefix(p) for a in arguments for p in ("--output=", "-o") if a.startswith(p)}
+
+
+def _report(error: Exception, *, json: bool, debug: bool) -> int:
+    context: dict[str, object] = {}
+    kind = type(error).__name__
+    if isinstance(error, LakeheadError):
+        code, message, exit_code = error.code, error.message, error.exit_code
+        context = dict(error.context)
+    elif isinstance(error, typer.BadParameter.__mro__[1]):  # any misuse of options and arguments
+        usage: typer.BadParameter = error  # type: ignore[assignment]
+        code, message, exit_code, kind = 1000, _usage_message(usage), 2, "InvalidRequestError"
+    else:
+        text = str(error).strip()
+        code, exit_code = LakeheadError.code, 1
+        message = f"unexpected {kind}{': ' + text.splitlines()[0] if text else ''} (--debug shows where)"
+    if kind == "NoArgsIsHelpError":
+        print(error, file=sys.stderr)
+        return 2
+    if debug:
+        import traceback
+
+        traceback.print_exception(error)
+    if json:
+        from lakehead.cli.output import json_text
+
+        plain = {k: v if isinstance(v, str | int | float | bool | None) else str(v) for k, v in context.items()}
+        shown = json_text({"error": {"code": code, "kind": kind, "message": message, "context": plain}})
+    else:
+        hint = context.get("hint")
+        shown = f"error: {' '.join(message.split())}" + (f"\nhint: {hint}" if hint else "")
+    print(shown, file=sys.stderr)
+    return exit_code
+
+
+def _usage_message(error: typer.BadParameter) -> str:
+    where = error.ctx.command_path if error.ctx is not None else "lakehead"
+    return f"{error.format_message().rstrip('.')}; see {where} --help"
+
+
+def run() -> None:
+    """Entry point of the ``lakehead`` command."""
+    code = main(sys.argv[1:])
+    try:
+        with quiet_broken_pipe():
+            sys.stdout.flush()
+    except typer.Exit as e:
+        code = e.exit_code
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,124 @@
+"""Results on standard output: JSON documents and lines for programs, tables for people."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TEXT_ROWS_MAX = 200
+_PIPE_WIDTH = 100_000
+
+
+def write_line(text: str) -> None:
+    """One line, readable by whoever follows at once."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def write_json(value: object) -> None:
+    """One JSON document on one line: times are ISO 8601, decimals texts, binary values hexadecimal, NaN is null."""
+    sys.stdout.write(json_text(value) + "\n")
+
+
+def json_text(value: object) -> str:
+    """The document `write_json` writes."""
+    import msgspec
+
+    return msgspec.json.encode(_plain(value)).decode()
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Mapping):
+        return {k if isinstance(k, str) else str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value
+
+
+def write_rows_json(table: pa.Table | pa.RecordBatch) -> None:
+    """One JSON line a row."""
+    sys.stdout.writelines(json_text(row) + "\n" for row in rows_of(table))
+
+
+def rows_of(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """Rows as dicts; nanoseconds, which Python's times lack, become texts; a repeated name gets a number."""
+    import pyarrow as pa
+
+    names: list[str] = []
+    columns = []
+    for name, column in zip(table.schema.names, table.columns, strict=True):
+        names.append(name if name not in names else f"{name}_{len(names)}")
+        t = column.type
+        columns.append(column.cast(pa.string()) if pa.types.is_timestamp(t) and t.unit == "ns" else column)
+    rows: list[dict[str, Any]] = pa.table(columns, names=names).to_pylist()
+    return rows
+
+
+def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
+    """A table for a person: as wide as the terminal; when piped, as wide as its contents."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = [list(row) for row in rows]
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    for i, name in enumerate(columns):
+        values = [row[i] for row in rows if row[i] is not None]
+        numeric = bool(values) and all(isinstance(v, int | float) for v in values)
+        table.add_column(Text(name), justify="right" if numeric else "left", no_wrap=not sys.stdout.isatty())
+    for row in rows:
+        table.add_row(*(Text(cell_text(v), style="dim" if v is None else "") for v in row))
+    if sys.stdout.isatty():
+        Console(file=sys.stdout).print(table)
+        return
+    console = Console(file=io.StringIO(), width=_PIPE_WIDTH)
+    with console.capture() as captured:
+        console.print(table)
+    # Without the blanks that a terminal does not show.
+    sys.stdout.writelines(line.rstrip() + "\n" for line in captured.get().splitlines() if line.strip())
+
+
+def write_arrow_table(table: pa.Table) -> None:
+    """An Arrow table for a person: its first `TEXT_ROWS_MAX` rows, and how many there are."""
+    shown = rows_of(table.slice(0, TEXT_ROWS_MAX))
+    names = list(shown[0]) if shown else table.column_names
+    write_table(names, (list(row.values()) for row in shown))
+    more = f"; the first {TEXT_ROWS_MAX} are shown, -o json prints all" if table.num_rows > TEXT_ROWS_MAX else ""
+    write_line(count_text(table.num_rows, "row") + more)
+
+
+def cell_text(value: object) -> str:
+    """A value as one line of text."""
+    if value is None:
+        return "null"
+    if isinstance(value, str):
+        return value.replace("\n", "\\n")
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict | list):
+        return json_text(value)
+    return str(value)
+
+
+def count_text(n: int, noun: str) -> str:
+    """``1 row``, ``2 rows``."""
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
+def seconds_text(seconds: float | None) -> str | None:
+    """An age for a person: ``0.4 s``, ``3 min``, ``5.2 h``."""
+    if seconds is None:
+        return None
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

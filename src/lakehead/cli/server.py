@@ -1,0 +1,57 @@
+"""`lakehead server`: serve a data folder until told to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from lakehead.cli.output import write_json, write_line
+from lakehead.cli.session import ConfigOption, Session, command, read_text
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    command(app, "server")(server)
+
+
+def server(
+    session: Session,
+    data: Annotated[str, typer.Option(help="The folder; made when it is missing.", envvar="LAKEHEAD_DATA")] = "./data",
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Default 127.0.0.1:9123; port 0 takes a free one.")
+    ] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Serve a data folder until SIGINT or SIGTERM.
+
+    Prints one line with the URI when it is ready.
+
+    Settings: defaults, then the file, then LAKEHEAD_LISTEN, LAKEHEAD_TOKEN and LAKEHEAD_LAKE_NAME, then options.
+    """
+    from lakehead.api.embedded import serve
+    from lakehead.config import load
+
+    path = config or session.config
+    settings = load(read_text(path) if path else None, os.environ, {"listen": listen}, path or "")
+    # Blocked before the first thread starts, so that all threads inherit it and only sigwait takes the signals.
+    stops = {signal.SIGINT, signal.SIGTERM}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, stops)
+    try:
+        host = serve(data, settings)
+        if session.json:
+            write_json({"uri": host.uri, "data": data, "pid": os.getpid()})
+            sys.stdout.flush()
+        else:
+            write_line(f"serving {data} at {host.uri}")
+        signal.sigwait(stops)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    host.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Everything is synced and closed; a normal exit would wait for the connections that clients keep open.
+    os._exit(0)

@@ -1,0 +1,82 @@
+"""`lakehead tier ...`: move rows into the lake, and see what waits."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Annotated, Any
+
+import typer
+
+from lakehead.cli.output import count_text, seconds_text, write_json, write_line, write_table
+from lakehead.cli.rows import TableArgument
+from lakehead.cli.session import Session, command
+from lakehead.cli.tables import table_states
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    nouns = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Move rows to the lake; see what waits.")
+    command(nouns, "once")(once)
+    command(nouns, "run")(run)
+    command(nouns, "status")(status)
+    app.add_typer(nouns, name="tier")
+
+
+def once(session: Session, table: TableArgument) -> None:
+    """Move what is not in the lake yet there: one round, in this process, without Spark."""
+    with session.connect() as con:
+        result: Any = con.tier(table)
+    offsets = {str(tablet): end for tablet, end in result.offsets.items()}
+    if session.json:
+        fields = {"snapshot_id": result.snapshot_id, "rows": result.rows, "deletes": result.deletes}
+        write_json({"table": table, **fields, "files": result.files, "offsets": offsets})
+    elif result.snapshot_id is None or not (result.rows or result.deletes):
+        write_line(f"{table}: nothing to move")
+    else:
+        write_line(
+            f"{table}: {count_text(result.rows, 'row')} and {count_text(result.deletes, 'delete')} in"
+            f" {count_text(result.files, 'file')}, lake snapshot {result.snapshot_id}"
+        )
+
+
+def run(
+    session: Session,
+    master: Annotated[str | None, typer.Option(help="Spark master; default: what Spark is configured for.")] = None,
+    table: Annotated[list[str] | None, typer.Option(help="Only this table; may be repeated.")] = None,
+    until_idle: Annotated[bool, typer.Option("--until-idle", help="End when nothing is left to move.")] = False,
+) -> None:
+    """Run the tiering service on Spark: every lake table stays within its freshness, until Ctrl-C."""
+    spark_side = importlib.import_module("lakehead.spark")
+    with session.connect() as con:
+        spark = None if master is None else spark_side.session(con, master=master)
+        try:
+            spark_side.tiering_service(spark, con, tables=table or None).run(until="idle" if until_idle else None)
+        finally:
+            if spark is not None:
+                spark.stop()
+
+
+def status(session: Session) -> None:
+    """Show the lake tables, the one nearest to missing its freshness first."""
+    from lakehead.config import parse_duration_ms
+
+    with session.connect() as con:
+        states = [s for s in table_states(con) if s["lake"]]
+    for state in states:
+        allowed = parse_duration_ms(state["freshness"]) / 1000
+        state["freshness_seconds"] = allowed
+        state["late"] = state["lag_seconds"] > allowed
+    states.sort(key=lambda s: s["freshness_seconds"] - s["lag_seconds"])
+    if session.json:
+        keys = ("table", "lag_rows", "lag_seconds", "freshness_seconds", "late")
+        write_json([{k: s[k] for k in keys} for s in states])
+        return
+    rows = [
+        (s["table"], s["lag_rows"], seconds_text(s["lag_seconds"]), seconds_text(s["freshness_seconds"]), _word(s))
+        for s in states
+    ]
+    write_table(["table", "lag rows", "lag", "freshness", "state"], rows)
+
+
+def _word(state: dict[str, Any]) -> str:
+    return "late" if state["late"] else "in time" if state["lag_rows"] else "all tiered"

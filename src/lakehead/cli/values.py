@@ -1,0 +1,149 @@
+"""Values as people type them and JSON holds them, made into values of a column's type."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import functools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from lakehead.errors import InvalidRequestError, SchemaMismatchError
+
+_FAILURES = (ValueError, ArithmeticError, TypeError, AttributeError)
+
+
+def parse_text(text: str, field: pa.Field) -> Any:
+    """The value of a column that a command-line argument stands for.
+
+    Times are ISO 8601, binary values hexadecimal, booleans ``true`` and ``false``, nested values JSON.
+
+    Raises:
+        SchemaMismatchError: the text is none of that type.
+    """
+    try:
+        return _from_text(text, field.type)
+    except _FAILURES as e:
+        raise SchemaMismatchError(
+            f"{text!r} is no value of column {field.name!r}, which has the type {field.type}: {_example(field.type)}",
+            column=field.name,
+        ) from e
+
+
+def _from_text(text: str, t: pa.DataType) -> Any:
+    types = pa.types
+    if types.is_string(t) or types.is_large_string(t):
+        return text
+    if types.is_boolean(t):
+        return {"true": True, "false": False}[text.lower()] if text.lower() in ("true", "false") else _refuse(text)
+    if types.is_integer(t):
+        return int(text)
+    if types.is_floating(t):
+        return float(text)
+    if types.is_nested(t):
+        return from_json(t)(json.loads(text))
+    return from_json(t)(text)
+
+
+def from_json(t: pa.DataType) -> Callable[[Any], Any]:
+    """A function from a JSON value to a Python value that Arrow takes for the type; nulls stay. Numbers, texts and
+    booleans that need no change pass through unchecked: writing checks them.
+
+    Raises (the function):
+        ValueError, TypeError, ArithmeticError: the value is none of that type.
+    """
+    inner = _converter(t)
+    return lambda value: None if value is None else inner(value)
+
+
+def passes_through(t: pa.DataType) -> bool:
+    """True when JSON values of the type need no change."""
+    types = pa.types
+    return bool(types.is_boolean(t) or types.is_integer(t) or types.is_floating(t) or _is_text(t))
+
+
+def _is_text(t: pa.DataType) -> bool:
+    return bool(pa.types.is_string(t) or pa.types.is_large_string(t))
+
+
+@functools.lru_cache(maxsize=1024)
+def _converter(t: pa.DataType) -> Callable[[Any], Any]:
+    types = pa.types
+    if types.is_decimal(t):
+        return _decimal
+    if types.is_binary(t) or types.is_large_binary(t) or types.is_fixed_size_binary(t):
+        return bytes.fromhex
+    if types.is_date(t):
+        return dt.date.fromisoformat
+    if types.is_time(t):
+        return dt.time.fromisoformat
+    if types.is_timestamp(t):
+        return functools.partial(_timestamp, zoned=t.tz is not None)
+    if types.is_struct(t):
+        children = {t.field(i).name: from_json(t.field(i).type) for i in range(t.num_fields)}
+        return lambda value: {k: children.get(k, _same)(v) for k, v in value.items()}
+    if types.is_map(t):
+        key, item = functools.partial(_from_text, t=t.key_type), from_json(t.item_type)
+        return lambda value: [(key(k), item(v)) for k, v in value.items()]
+    if types.is_list(t) or types.is_large_list(t):
+        each = from_json(t.value_type)
+        return lambda value: [each(v) for v in value] if isinstance(value, list) else _refuse(value)
+    return _same
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _refuse(value: object) -> Any:
+    raise ValueError(f"{value!r} has another form")
+
+
+def _decimal(value: Any) -> decimal.Decimal:
+    if isinstance(value, bool | float):
+        _refuse(value)
+    return decimal.Decimal(value)
+
+
+def _timestamp(text: str, *, zoned: bool) -> dt.datetime:
+    time = dt.datetime.fromisoformat(text)
+    if (time.tzinfo is not None) != zoned:
+        raise ValueError("a zone is missing" if zoned else "there is a zone, but the column has none")
+    return time
+
+
+def _example(t: pa.DataType) -> str:
+    types = pa.types
+    if types.is_timestamp(t):
+        return "write for example 2026-01-31T12:00:00" + ("Z" if t.tz else "")
+    if types.is_date(t):
+        return "write for example 2026-01-31"
+    if types.is_time(t):
+        return "write for example 12:00:00"
+    if types.is_boolean(t):
+        return "write true or false"
+    if types.is_integer(t) or types.is_floating(t) or types.is_decimal(t):
+        return "write a number"
+    if types.is_nested(t):
+        return "write JSON"
+    return "write hexadecimal digits"
+
+
+def parse_start(text: str) -> str | dt.datetime:
+    """Where a subscription starts: ``latest``, ``earliest``, ``full``, or an ISO 8601 time (UTC when it has no zone).
+
+    Raises:
+        InvalidRequestError: the text is none of these.
+    """
+    if text in ("latest", "earliest", "full"):
+        return text
+    try:
+        time = dt.datetime.fromisoformat(text)
+    except ValueError as e:
+        raise InvalidRequestError(
+            f"--start {text!r}: use latest, earliest, full, or a time such as 2026-01-31T12:00:00Z"
+        ) from e
+    return time if time.tzinfo else time.replace(tzinfo=dt.UTC)

@@ -1,0 +1,243 @@
+"""The command line against a folder and against a real server, as people and scripts call it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import lakehead as lh
+
+LAKEHEAD = [sys.executable, "-m", "lakehead.cli.main"]
+WAIT_SECONDS = 60
+
+
+def lakehead(
+    *arguments: object, stdin: bytes = b"", code: int = 0, **environ: str
+) -> subprocess.CompletedProcess[bytes]:
+    """Run one command to its end and check its exit code."""
+    done = subprocess.run(
+        [*LAKEHEAD, *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        timeout=WAIT_SECONDS,
+        env={**os.environ, **environ},
+        check=False,
+    )
+    assert done.returncode == code, (done.returncode, done.stdout[-2000:], done.stderr[-2000:])
+    return done
+
+
+def documents(*arguments: object, **settings: Any) -> list[Any]:
+    """What a command prints with ``-o json``: one value a line."""
+    return [json.loads(line) for line in lakehead(*arguments, "-o", "json", **settings).stdout.splitlines()]
+
+
+@contextmanager
+def started(*arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    """A command that goes on; ended at the latest with the block."""
+    with subprocess.Popen(
+        [*LAKEHEAD, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A running server: its URI and process."""
+    with started("server", "--data", tmp_path / "data", "--listen", "127.0.0.1:0") as process:
+        assert process.stdout is not None
+        line = process.stdout.readline().decode()
+        assert line.startswith(f"serving {tmp_path / 'data'} at lakehead://127.0.0.1:"), line
+        yield line.split()[-1], process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_stops_while_clients_are_connected(number: signal.Signals, tmp_path: Path) -> None:
+    with started("server", "--data", tmp_path, "--listen", "127.0.0.1:0", "-o", "json") as process:
+        assert process.stdout is not None and process.stderr is not None
+        ready = json.loads(process.stdout.readline())
+        with lh.connect(ready["uri"]) as con:
+            con.create_table("a.t", pa.schema([("id", pa.int64())])).append([{"id": 1}])
+            process.send_signal(number)
+            assert process.wait(WAIT_SECONDS) == 0
+            with pytest.raises(lh.UnavailableError):
+                con.tables()
+        assert process.stderr.read() == b""
+    assert not (tmp_path / "endpoint.json").exists()
+    with lh.connect(tmp_path) as con:
+        assert con.table("a.t").scan().count() == 1
+
+
+def test_a_folder_has_one_server(server: tuple[str, subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    done = lakehead("server", "--data", tmp_path / "data", "--listen", "127.0.0.1:0", code=3)
+    assert b"another process serves" in done.stderr and server[0].encode() in done.stderr
+    assert lakehead("--uri", tmp_path / "data", "table", "list").stdout == b""
+
+
+def test_a_server_refuses_what_is_unsafe_or_unknown(tmp_path: Path) -> None:
+    assert b"set a token" in lakehead("server", "--data", tmp_path / "d", "--listen", "0.0.0.0:0", code=2).stderr
+    (tmp_path / "l.toml").write_text("[server]\nlistne = '127.0.0.1:0'\n")
+    done = lakehead("server", "--data", tmp_path / "d", "--config", tmp_path / "l.toml", code=2)
+    assert b"did you mean 'listen'?" in done.stderr
+    assert not (tmp_path / "d").exists()
+
+
+def test_settings_of_a_server_from_file_and_environment(tmp_path: Path) -> None:
+    (tmp_path / "l.toml").write_text("[server]\nlisten = '127.0.0.1:0'\ntoken = 'secret'\n")
+    with started("server", "--data", tmp_path / "d", "--config", tmp_path / "l.toml") as process:
+        assert process.stdout is not None
+        uri = process.stdout.readline().decode().split()[-1]
+        assert lakehead("table", "list", "--uri", uri, LAKEHEAD_TOKEN="secret").stdout == b""
+        done = lakehead("table", "list", "--uri", uri, LAKEHEAD_TOKEN="wrong", code=2)
+        assert b"refused the token" in done.stderr
+
+
+@pytest.mark.parametrize("where", ["folder", "server"])
+def test_rows_go_in_and_come_out(where: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    uri = request.getfixturevalue("server")[0] if where == "server" else str(tmp_path / "data")
+    create = ("table", "create", "--uri", uri)
+    schema = "id bigint, city string, price decimal(8,2)"
+    lakehead(*create, "shop.log", "--schema", schema, "--buckets", 2, "--property", "durability=os")
+    lakehead(*create, "shop.keyed", "--schema", schema, "--primary-key", "id", "--lake", "iceberg", "--freshness", "5s")
+    environ = {"LAKEHEAD_URI": uri}
+
+    (tmp_path / "a.csv").write_text("id,city,price\n1,Oslo,1.50\n2,,\n")
+    assert documents("append", "shop.log", tmp_path / "a.csv", **environ) == [{"table": "shop.log", "rows": 2}]
+    line = b'{"id": 3, "city": "Troms\xc3\xb8", "price": 2.10}\n'
+    assert lakehead("append", "shop.log", stdin=line, **environ).stdout == b"1 row appended to shop.log\n"
+    rows = documents("sql", "select * from shop.log order by id", **environ)
+    assert rows[0] == {"id": 1, "city": "Oslo", "price": "1.50"} and rows[2]["city"] == "Tromsø"
+
+    table = pa.table({"id": [1, 2, 3], "city": ["a", "b", "c"], "price": pa.array([1, 2, 3], pa.decimal128(8, 2))})
+    pq.write_table(table, tmp_path / "p.parquet")
+    assert documents("upsert", "shop.keyed", tmp_path / "p.parquet", **environ)[0]["rows"] == 3
+    assert documents("tier", "once", "shop.keyed", **environ)[0]["rows"] == 3
+    lakehead("upsert", "shop.keyed", "-", "--format", "csv", stdin=b"id,city\n2,changed\n", **environ)
+    lakehead("delete", "shop.keyed", "-f", "jsonl", stdin=b'{"id": 3, "other": true}\n', **environ)
+    assert documents("get", "shop.keyed", 2, **environ) == [{"id": 2, "city": "changed", "price": "2.00"}]
+    assert b"no row of shop.keyed has the key 3" in lakehead("get", "shop.keyed", 3, code=8, **environ).stderr
+    assert b"changed" in lakehead("sql", "select * from shop.keyed", **environ).stdout
+
+    changes = documents("tail", "shop.keyed", "--start", "earliest", "--stop-now", "--where", "id > 1", **environ)
+    assert [c["__change_type"] for c in changes] == ["+I", "+I", "-U", "+U", "-D"]
+    assert {c["__bucket"] for c in changes} == {0} and [c["__offset"] for c in changes] == [1, 2, 3, 4, 5]
+    assert len(documents("tail", "shop.log", "--start", "earliest", "--limit", 2, "--columns", "id", **environ)) == 2
+
+    (state,) = [t for t in documents("status", **environ)[0]["tables"] if t["table"] == "shop.keyed"]
+    assert (state["kind"], state["rows"], state["lake"], state["lag_rows"]) == ("primary-key", 2, "iceberg", 3)
+    (tablet,) = documents("status", "shop.keyed", **environ)[0]["tablets"]
+    assert (tablet["high_watermark"], tablet["tiered_offset"]) == (6, 3)
+    (queued,) = documents("tier", "status", **environ)[0]
+    assert (queued["table"], queued["freshness_seconds"], queued["lag_rows"]) == ("shop.keyed", 5.0, 3)
+    for words in (["status"], ["status", "shop.log"], ["tier", "status"], ["table", "describe", "shop.keyed"]):
+        assert b"shop." in lakehead(*words, **environ).stdout
+
+    for segment in (tmp_path / "data" / "tables").rglob("*.log"):
+        assert documents("inspect", "segment", segment)[0]["problems"] == []
+    assert b"--yes" in lakehead("table", "drop", "shop.log", code=2, **environ).stderr
+    assert documents("table", "list", **environ) == [["shop.keyed", "shop.log"]]
+    lakehead("table", "drop", "shop.log", "--yes", **environ)
+    assert lakehead("table", "list", "shop", **environ).stdout == b"shop.keyed\n"
+
+
+def test_errors_in_the_middle_say_what_was_written(tmp_path: Path) -> None:
+    uri = ("--uri", tmp_path / "data")
+    lakehead(*uri, "table", "create", "a.t", "--schema", "id bigint")
+    lines = b'{"id": 1}\n' * 20_000 + b'{"id": "x"}\n'
+    done = lakehead(*uri, "append", "a.t", stdin=lines, code=2)
+    assert b"(20000 rows before it were written)" in done.stderr and done.stderr.count(b"\n") == 1
+    assert documents(*uri, "sql", "select count(*) n from a.t") == [{"n": 20_000}]
+
+
+def test_wrong_calls_change_nothing_and_have_their_codes(tmp_path: Path) -> None:
+    uri = ("--uri", tmp_path / "data")
+    lakehead(*uri, "table", "create", "a.log", "--schema", "id bigint")
+    lakehead(*uri, "table", "create", "a.keyed", "--schema", "id bigint, v string", "--primary-key", "id")
+    cases: list[tuple[list[object], str]] = [
+        (["table", "create", "a.log", "--schema", "id bigint"], "TableExistsError"),
+        (["table", "create", "a.x", "--schema", "id bigit"], "InvalidSchemaError"),
+        (["table", "create", "a.x", "--schema", "id bigint", "--buckets", "0"], "InvalidSchemaError"),
+        (["table", "create", "a.x", "--schema", "id bigint", "--property", "durabilty=os"], "InvalidPropertyError"),
+        (["table", "create", "a.x", "--schema", "id bigint", "--property", "durability"], "InvalidPropertyError"),
+        (["table", "create", "a.x", "--schema", "id bigint", "--primary-key", "nope"], "InvalidSchemaError"),
+        (["table", "describe", "a.nope"], "TableNotFoundError"),
+        (["append", "a.keyed"], "WrongTableKindError"),
+        (["upsert", "a.log"], "WrongTableKindError"),
+        (["delete", "a.log"], "WrongTableKindError"),
+        (["append", "a.log", tmp_path / "none.csv"], "InvalidFileError"),
+        (["append", "a.log"], "InvalidFileError"),
+        (["upsert", "a.keyed", "--columns", "id,nope", "-f", "csv"], "ColumnNotFoundError"),
+        (["get", "a.log", "1"], "WrongTableKindError"),
+        (["get", "a.keyed", "x"], "SchemaMismatchError"),
+        (["get", "a.keyed", "1", "2"], "SchemaMismatchError"),
+        (["tail", "a.log", "--start", "soon"], "InvalidRequestError"),
+        (["tail", "a.log", "--limit", "0"], "InvalidRequestError"),
+        (["tail", "a.log", "--columns", "nope"], "ColumnNotFoundError"),
+        (["tail", "a.log", "--where", "nope > 1"], "InvalidPredicateError"),
+        (["sql", "selec 1"], "SqlError"),
+        (["sql", "select 'x'::int"], "SqlError"),
+        (["tier", "once", "a.log"], "NoLakeError"),
+    ]
+    with lh.connect(tmp_path / "data") as con:
+        for arguments, kind in cases:
+            stdin = b"id,v\n1,a\n" if "--columns" in arguments else b""
+            done = lakehead("--uri", con.uri, *arguments, "-o", "json", stdin=stdin, code=2)
+            error = json.loads(done.stderr)["error"]
+            assert error["kind"] == kind and len(error["message"]) > 10, (arguments, error)
+        assert con.tables() == ["a.keyed", "a.log"]
+        assert [con.table(t).scan().count() for t in con.tables()] == [0, 0]
+
+
+@pytest.mark.parametrize("where", ["folder", "server"])
+def test_ctrl_c_ends_tail_quietly(where: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    uri = request.getfixturevalue("server")[0] if where == "server" else str(tmp_path / "data")
+    lakehead("table", "create", "a.t", "--schema", "id bigint", "--uri", uri)
+    lakehead("append", "a.t", "--uri", uri, stdin=b'{"id": 1}\n')
+    with started("tail", "a.t", "--start", "earliest", "--uri", uri) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert b"id=1" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_SECONDS) == 130
+        assert (process.stdout.read(), process.stderr.read()) == (b"", b"")
+
+
+def test_rows_are_pushed_to_tail(server: tuple[str, subprocess.Popen[bytes]]) -> None:
+    uri, _ = server
+    with lh.connect(uri) as con:
+        table = con.create_table("a.t", pa.schema([("id", pa.int64())]))
+        table.append([{"id": 1}])
+        with started("tail", "a.t", "--start", "earliest", "-o", "json", "--uri", uri) as process:
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline())["id"] == 1
+            table.append([{"id": 2}])
+            assert json.loads(process.stdout.readline())["id"] == 2
+            process.terminate()
+
+
+def test_a_broken_pipe_is_quiet(tmp_path: Path) -> None:
+    uri = ("--uri", str(tmp_path / "data"))
+    lakehead(*uri, "table", "create", "a.t", "--schema", "id bigint")
+    with started(*uri, "sql", "select * from range(2000000)", "-o", "json") as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(WAIT_SECONDS) == 141
+        assert process.stderr.read() == b""

@@ -1,0 +1,178 @@
+"""Input files: the same rows from every format, types of the table, and errors that name file and line."""
+
+from __future__ import annotations
+
+import datetime as dt
+import gzip
+import io
+import sys
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+
+from lakehead.cli.files import open_source
+from lakehead.errors import InvalidFileError, SchemaMismatchError
+from lakehead.format.rows import conform, to_arrow_table
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("name", pa.string()),
+        ("price", pa.decimal128(8, 2)),
+        ("ratio", pa.float64()),
+        ("raw", pa.binary()),
+        ("day", pa.date32()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("ok", pa.bool_()),
+    ]
+)
+ROWS = [
+    {
+        "id": 1,
+        "name": 'a "b", c\nd',
+        "price": Decimal("0.10"),
+        "ratio": 0.1,
+        "raw": b"\x00\xff",
+        "day": dt.date(2026, 1, 31),
+        "at": dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC),
+        "ok": True,
+    },
+    {"id": 2, "name": "", "price": Decimal("-1.00"), "ratio": None, "raw": b"", "day": None, "at": None, "ok": None},
+    {"id": 3, "name": None, "price": None, "ratio": 2.0, "raw": None, "day": None, "at": None, "ok": False},
+]
+TABLE = pa.Table.from_pylist(ROWS, SCHEMA)
+CSV = (
+    b"id,name,price,ratio,raw,day,at,ok\n"
+    b'1,"a ""b"", c\nd",0.1,0.1,00ff,2026-01-31,2026-01-31T12:00:00Z,true\n'
+    b'2,"",-1,,"",,,\n3,,,2,,,,false\n'
+)
+JSONL = (
+    b'{"id":1,"name":"a \\"b\\", c\\nd","price":0.10,"ratio":0.1,"raw":"00ff","day":"2026-01-31",'
+    b'"at":"2026-01-31T12:00:00Z","ok":true}\n\n'
+    b'{"id":2,"name":"","price":"-1","ratio":null,"raw":"","day":null,"at":null,"ok":null}\n'
+    b'{"id":3,"name":null,"price":null,"ratio":2,"raw":null,"day":null,"at":null,"ok":false}'
+)
+
+
+def write(path: Path) -> None:
+    """The rows in the format of the extension."""
+    if path.suffix in (".parquet", ".pq"):
+        pq.write_table(TABLE, path)
+    elif path.suffix == ".arrows":
+        with pa.ipc.new_stream(path, SCHEMA) as w:
+            w.write_table(TABLE, max_chunksize=2)
+    elif path.suffix in (".arrow", ".feather"):
+        with pa.ipc.new_file(path, SCHEMA) as w:
+            w.write_table(TABLE, max_chunksize=2)
+    else:
+        data = CSV if ".csv" in path.name else JSONL
+        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+
+
+def read(path: str | None, schema: pa.Schema = SCHEMA, **options: Any) -> pa.Table:
+    """All rows as writing would make them."""
+    with open_source(path, schema, **options) as source:
+        parts = [conform(to_arrow_table(b, schema, what="t"), schema, columns_required=[]) for b in source.batches]
+    return pa.concat_tables(parts)
+
+
+NAMES = ["t.parquet", "t.pq", "t.csv", "T.CSV", "t.csv.gz", "t.jsonl", "t.ndjson", "t.json", "t.jsonl.gz", "t.arrow"]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "t.arrows", "t.feather"])
+def test_every_format_gives_the_same_rows(name: str, tmp_path: Path) -> None:
+    write(tmp_path / name.lower())
+    (tmp_path / name.lower()).rename(tmp_path / name)
+    assert read(str(tmp_path / name)).equals(TABLE)
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.csv", "t.jsonl", "t.arrow", "t.arrows"])
+@pytest.mark.parametrize("path", [None, "-"])
+def test_standard_input_is_told_by_its_first_bytes(
+    name: str, path: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / name)
+    raw = io.BufferedReader(io.BytesIO((tmp_path / name).read_bytes()))  # type: ignore[arg-type]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(raw))
+    assert read(path).equals(TABLE)
+
+
+def test_format_without_extension(tmp_path: Path) -> None:
+    write(tmp_path / "t.csv")
+    path = (tmp_path / "t.csv").rename(tmp_path / "export")
+    with pytest.raises(InvalidFileError, match="pass --format"):
+        read(str(path))
+    assert read(str(path), file_format="csv").equals(TABLE)
+    write(tmp_path / "t.parquet")
+    assert read(str((tmp_path / "t.parquet").rename(tmp_path / "told"))).equals(TABLE)
+
+
+def test_position_grows_to_the_size(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b'{"id": 1}\n' * 50_000)
+    with open_source(str(path), SCHEMA) as source:
+        positions = [source.position() for _ in source.batches]
+        assert positions == sorted(positions) and source.size_bytes == 500_000 and positions[-1] == 500_000
+        assert len(positions) == 5
+
+
+def test_a_further_null_in_csv(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(b'id,name\nNA,NA\n1,"NA"\n')
+    assert read(str(path), null="NA").to_pylist() == [{"id": None, "name": None}, {"id": 1, "name": "NA"}]
+    with pytest.raises(InvalidFileError, match="NA"):
+        read(str(path))
+
+
+NESTED = pa.schema([("id", pa.int64()), ("tags", pa.list_(pa.date32())), ("m", pa.map_(pa.string(), pa.int32()))])
+
+
+def test_nested_columns_come_in_json_but_not_in_csv(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b'{"id": 1, "tags": ["2026-01-31", null], "m": {"k": 1}}\n')
+    rows = read(str(path), NESTED).to_pylist()
+    assert rows == [{"id": 1, "tags": [dt.date(2026, 1, 31), None], "m": [("k", 1)]}]
+    (tmp_path / "t.csv").write_bytes(b"id,tags\n1,[]\n")
+    with pytest.raises(InvalidFileError, match="nested column 'tags': use JSON lines"):
+        read(str(tmp_path / "t.csv"), NESTED)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "error", "words"),
+    [
+        ("t.parquet", b"PAR1 no", InvalidFileError, "as parquet"),
+        ("t.parquet", b"", InvalidFileError, "as parquet"),
+        ("t.arrow", b"ARROW1 no", InvalidFileError, "as arrow"),
+        ("t.arrow", b"\xff\xff\xff\xff no", InvalidFileError, "as arrow"),
+        ("t.csv", b"", InvalidFileError, "it is empty"),
+        ("t.csv", b"id,name\n1\n", InvalidFileError, "Expected 2 columns, got 1"),
+        ("t.csv", b"id,day\n1,someday\n", InvalidFileError, "someday"),
+        ("t.csv", b"id,raw\n1,xy\n", InvalidFileError, "hexadecimal"),
+        ("t.csv.gz", b"id\n1\n", InvalidFileError, "gzip"),
+        ("t.jsonl", b'{"id": 1}\n{"id": 2\n', InvalidFileError, "line 2 is not a JSON object"),
+        ("t.jsonl", b"[1]\n", InvalidFileError, "line 1 is not a JSON object"),
+        ("t.jsonl", b'{"id": 1}\n\n{"name": "x"}\n', InvalidFileError, "line 3 and the first line differ in id, name"),
+        ("t.jsonl", b'{"day": "someday"}\n', SchemaMismatchError, "line 1 holds 'someday' for column 'day'"),
+        ("t.jsonl", b'{"day": 5}\n', SchemaMismatchError, "line 1 holds 5 for column 'day'"),
+    ],
+)
+def test_unreadable_input_names_file_and_place(
+    name: str, data: bytes, error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(error) as e:
+        read(str(tmp_path / name))
+    assert name in str(e.value) and words in str(e.value)
+
+
+def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(InvalidFileError, match="No such file"):
+        read(str(tmp_path / "none.csv"))
+    with pytest.raises(InvalidFileError, match="directory"):
+        read(str(tmp_path))
