@@ -1,0 +1,99 @@
+"""PySpark: sessions, union reads as native DataFrames, SQL names, the data source, and tiering as a Spark job.
+
+Importing this needs neither PySpark nor Java; the first call that does raises `MissingDependencyError` without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from lakehead.api.connection import Connection
+    from lakehead.spark.tiering import RoundReport, TieringService
+
+__all__ = ["attach", "session", "sql", "table", "tiering_service"]
+
+
+def session(con_or_uri: Connection | str, **conf: Any) -> SparkSession:
+    """A Spark session with everything set for Lakehead; names in `table` and `sql` mean this connection's tables.
+
+    Args:
+        con_or_uri: a connection, or what `lakehead.connect` takes; executors reach it through its URI.
+        **conf: ``master`` (default ``local[2]``), ``app_name``, and any Spark setting, as in
+            ``**{"spark.driver.memory": "4g"}``.
+
+    Raises:
+        MissingDependencyError: PySpark or a Java 17+ runtime is not installed; nothing was started.
+    """
+    from lakehead.spark.launch import open_session
+
+    return open_session(con_or_uri, conf)
+
+
+def attach(spark: SparkSession, con_or_uri: Connection | str) -> SparkSession:
+    """Make an existing session know a connection: sets what can be set at run time, registers the data source."""
+    from lakehead.spark.launch import attach_session
+
+    return attach_session(spark, con_or_uri)
+
+
+def table(
+    spark: SparkSession,
+    name: str,
+    *,
+    columns: Sequence[str] | None = None,
+    tier: Literal["union", "hot", "lake"] = "union",
+    snapshot: int | None = None,
+    system_columns: bool = False,
+) -> DataFrame:
+    """A table as of now: native Parquet scans of the lake without what is deleted or superseded, and the hot rows.
+
+    Args:
+        name: ``"db.table"``, also with ``$lake``, ``$lake$snapshots``, ``$lake$files`` or ``$changelog``.
+        columns: the columns wanted, in this order; None for all.
+        tier: as in `lakehead.Table.scan`.
+        snapshot: the lake alone, as of this lake snapshot.
+        system_columns: add ``__bucket``, ``__offset`` and ``__timestamp``.
+
+    Raises:
+        TableNotFoundError, ColumnNotFoundError, NoLakeError, SnapshotNotFoundError.
+    """
+    from lakehead.spark.statement import read_name
+
+    return read_name(spark, name, columns=columns, tier=tier, snapshot=snapshot, system_columns=system_columns)
+
+
+def sql(spark: SparkSession, query: str) -> DataFrame:
+    """Run Spark SQL; Lakehead's tables may be named, also ``t$lake``, ``t$changelog``, ``t$lake$snapshots``.
+
+    Each is read as of the moment of this call. Names that are not Lakehead's are left to Spark.
+
+    Raises:
+        SqlError: the statement cannot be parsed or names an unknown suffix.
+        TableNotFoundError: a name with a suffix is no table.
+    """
+    from lakehead.spark.statement import run_sql
+
+    return run_sql(spark, query)
+
+
+def tiering_service(
+    spark: SparkSession | None,
+    con_or_uri: Connection | str,
+    tables: Sequence[str] | None = None,
+    *,
+    on_round: Callable[[RoundReport], None] | None = None,
+) -> TieringService:
+    """The service that keeps lake tables as fresh as they promise; ``.run(until)`` runs it.
+
+    Args:
+        spark: where rounds run; None makes a session of its own while it runs.
+        tables: names; None for all tables with a lake, those created later too.
+        on_round: called after each round that moved rows.
+    """
+    from lakehead.spark.tiering import TieringService
+
+    return TieringService(spark, con_or_uri, tables, on_round=on_round)

@@ -1,0 +1,71 @@
+"""Connections of Spark's processes: which one a session means, and one per worker process and address.
+
+Tokens never travel in options: a process on the same machine takes them from this user's files.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from lakehead.api.connection import Connection, connect
+from lakehead.api.table import Table
+from lakehead.errors import AuthenticationError, ClosedError, InvalidRequestError, UnavailableError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_lock = threading.Lock()
+_of_sessions: dict[str, Connection] = {}
+_of_process: dict[tuple[int, str], Connection] = {}
+
+
+def opened(con_or_uri: Connection | str | os.PathLike[str]) -> Connection:
+    """The connection itself, or a new one to a folder or address."""
+    return con_or_uri if isinstance(con_or_uri, Connection) else connect(con_or_uri)
+
+
+def bind_session(spark: SparkSession, con: Connection) -> None:
+    """Make a connection the one that names in this session's application mean."""
+    _of_sessions[spark.sparkContext.applicationId] = con
+
+
+def connection_of(spark: SparkSession) -> Connection:
+    """The session's connection.
+
+    Raises:
+        InvalidRequestError: it has none.
+    """
+    con = _of_sessions.get(spark.sparkContext.applicationId)
+    if con is None:
+        raise InvalidRequestError(
+            "this Spark session knows no Lakehead connection: make it with lakehead.spark.session(con), or call"
+            " lakehead.spark.attach(spark, con)"
+        )
+    return con
+
+
+def worker_table(uri: str, name: str) -> Table:
+    """A table through this process's connection to an address, made when first needed and anew when it broke."""
+    key = (os.getpid(), uri)
+    with _lock:
+        con = _of_process.get(key)
+        if con is not None:
+            try:
+                return con.table(name)
+            except (UnavailableError, AuthenticationError, ClosedError):
+                con.close()
+                del _of_process[key]
+        con = _of_process[key] = connect(uri)
+        return con.table(name)
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _of_process.clear()
+    _of_sessions.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,181 @@
+"""Which rows of a lake snapshot are dead, in the form Spark takes them out by.
+
+Whatever can be is one set of offsets per tablet, so that one anti-join does it: what the log supersedes, and deleted
+positions of files whose offsets tell their rows apart. A file that others wrote may hold an offset that is dead in one
+place and live in another; its deleted rows are taken out by position.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lakehead.lake.netchange import NO_OFFSETS, Offsets, between, union
+from lakehead.lake.positions import deleted_positions, iterate_offsets
+from lakehead.lake.read_plan import LakeFile
+from lakehead.lake.tablets import require_tablet
+from lakehead.lake.view import LakeView
+from lakehead.types import TableDescriptor, TabletKey, parse_partition_name
+
+KEY_COLUMN = "__dead_key"
+PARTITION_COLUMN = "__dead_{}"
+OFFSET_BITS = 48
+_THREADS = 4
+_REMEMBERED = 256
+
+
+@dataclass(frozen=True, eq=False)
+class LakeParts:
+    """Data files by what has to be taken out of them.
+
+    Attributes:
+        whole: nothing.
+        by_offset: rows whose offset is dead.
+        by_position: rows at these positions, and those whose offset is dead.
+        dead: dead offsets per tablet, sorted; no tablet without any.
+    """
+
+    whole: tuple[LakeFile, ...]
+    by_offset: tuple[LakeFile, ...]
+    by_position: tuple[tuple[LakeFile, Offsets], ...]
+    dead: Mapping[TabletKey, Offsets]
+
+
+def split_files(view: LakeView, files: Sequence[LakeFile], superseded: Mapping[TabletKey, Offsets]) -> LakeParts:
+    """Sort planned files of a lake snapshot by how their dead rows are found.
+
+    Args:
+        files: all files of the snapshot that are read; see `lakehead.lake.read.plan_files`.
+        superseded: offsets that the log replaces, sorted.
+
+    Raises:
+        LakeStateError: rows may be superseded but belong to no tablet.
+    """
+    name = str(view.desc.path)
+    hot = {k: v for k, v in superseded.items() if len(v)}
+    deleted = dict(zip([f for f in files if f.delete_files], _resolve_all(view, files), strict=True))
+    whole: list[LakeFile] = []
+    by_offset: list[LakeFile] = []
+    by_position: list[tuple[LakeFile, Offsets]] = []
+    dead: dict[TabletKey, list[Offsets]] = {}
+    for f in files:
+        replaced = _superseded_in(f, hot, name) if hot else NO_OFFSETS
+        if f in deleted:
+            positions, offsets = deleted[f]
+            if offsets is None:
+                by_position.append((f, positions))
+            else:
+                by_offset.append(f)
+                replaced = union(replaced, offsets)
+        else:
+            (by_offset if len(replaced) else whole).append(f)
+        if len(replaced):
+            dead.setdefault(require_tablet(f.tablet, f.path, name), []).append(replaced)
+    return LakeParts(tuple(whole), tuple(by_offset), tuple(by_position), {k: union(*v) for k, v in dead.items()})
+
+
+def dead_table(desc: TableDescriptor, dead: Mapping[TabletKey, Offsets]) -> pa.Table:
+    """Dead offsets as rows: ``(bucket << 48) | offset`` as `KEY_COLUMN`, then a column for each partition column."""
+    types = desc.partition_types
+    fields = [pa.field(KEY_COLUMN, pa.int64(), False)]
+    fields += [pa.field(PARTITION_COLUMN.format(i), t, False) for i, t in enumerate(types)]
+    schema = pa.schema(fields)
+    batches = []
+    for tablet, offsets in dead.items():
+        assert tablet.bucket < 1 << 15 and (not len(offsets) or offsets[-1] < 1 << OFFSET_BITS), tablet
+        key = (np.int64(tablet.bucket) << OFFSET_BITS) | offsets
+        values = parse_partition_name(tablet.partition, types)
+        repeated = [pa.repeat(pa.scalar(v, t), len(offsets)) for v, t in zip(values, types, strict=True)]
+        batches.append(pa.RecordBatch.from_arrays([pa.array(key), *repeated], schema=schema))
+    return pa.Table.from_batches(batches, schema)
+
+
+def _superseded_in(f: LakeFile, superseded: Mapping[TabletKey, Offsets], name: str) -> Offsets:
+    if f.null_offsets == f.record_count:
+        return NO_OFFSETS
+    members = superseded.get(require_tablet(f.tablet, f.path, name), NO_OFFSETS)
+    return members if f.offsets is None else between(members, f.offsets[0], f.offsets[1] + 1)
+
+
+def _resolve_all(view: LakeView, files: Sequence[LakeFile]) -> list[tuple[Offsets, Offsets | None]]:
+    wanted = [f for f in files if f.delete_files]
+    if not wanted:
+        return []
+    separate = separate_files(files)
+
+    def resolve(f: LakeFile) -> tuple[Offsets, Offsets | None]:
+        return _deleted.get(view, f, by_offset=f in separate)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(resolve, wanted))
+
+
+def separate_files(files: Iterable[LakeFile]) -> set[LakeFile]:
+    """Files none of whose offsets can stand in another one of these files, and all of whose rows have one."""
+    by_tablet: dict[TabletKey, list[LakeFile]] = {}
+    for f in files:
+        if f.null_offsets == f.record_count:
+            continue
+        if f.tablet is None:
+            return set()
+        by_tablet.setdefault(f.tablet, []).append(f)
+    out: set[LakeFile] = set()
+    for group in by_tablet.values():
+        if any(f.offsets is None for f in group):
+            continue
+        bounds: npt.NDArray[np.int64] = np.array([f.offsets for f in group], np.int64)
+        order = np.lexsort((bounds[:, 1], bounds[:, 0]))
+        low, high = bounds[order, 0], bounds[order, 1]
+        reach = np.maximum.accumulate(high)
+        alone = np.ones(len(group), np.bool_)
+        alone[1:] &= low[1:] > reach[:-1]
+        alone[:-1] &= high[:-1] < low[1:]
+        out.update(group[i] for i, one in zip(order, alone, strict=True) if one and group[i].null_offsets == 0)
+    return out
+
+
+class _Deleted:
+    """Deleted rows of files, remembered: both files are immutable."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[tuple[str, tuple[str, ...], bool], tuple[Offsets, Offsets | None]] = {}
+
+    def get(self, view: LakeView, f: LakeFile, *, by_offset: bool) -> tuple[Offsets, Offsets | None]:
+        """Deleted positions of a file, and their offsets if those tell the file's rows apart."""
+        key = (f.path, f.delete_files, by_offset)
+        with self._lock:
+            if key in self._known:
+                return self._known[key]
+        io = view.table.io
+        positions = deleted_positions(io, f.path, f.delete_files)
+        found = positions, _offsets_at(view, f, positions) if by_offset else None
+        with self._lock:
+            while len(self._known) >= _REMEMBERED:
+                del self._known[next(iter(self._known))]
+            self._known[key] = found
+        return found
+
+
+_deleted = _Deleted()
+
+
+def _offsets_at(view: LakeView, f: LakeFile, positions: Offsets) -> Offsets | None:
+    """Offsets of the rows at these positions; None when the file's offsets do not strictly ascend."""
+    parts: list[Offsets] = []
+    last, rows = -1, 0
+    for start, offsets, valid in iterate_offsets(view.table.io, f.path):
+        rows += len(offsets)
+        if not len(offsets):
+            continue
+        if valid is not None or offsets[0] <= last or not bool((offsets[1:] > offsets[:-1]).all()):
+            return None
+        last = int(offsets[-1])
+        parts.append(offsets[between(positions, start, start + len(offsets)) - start])
+    return union(*parts) if rows == f.record_count else None

@@ -1,0 +1,285 @@
+"""The data source ``lakehead``: a table read in partitions, each an Arrow stream from a worker's own connection.
+
+A read is pinned once, while it is planned; partitions carry plain values (files, offset ranges, superseded offsets), so
+all of them see the same lake snapshot and watermarks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from lakehead.api.table import Table
+from lakehead.config import unknown_name
+from lakehead.errors import ColumnNotFoundError, InvalidPropertyError, LakeStateError
+from lakehead.format.predicate import Predicate, parse_predicate
+from lakehead.format.schema import nearest_name
+from lakehead.lake.netchange import Offsets, between
+from lakehead.lake.union import Pin, UnionRead, pin
+from lakehead.lake.view import LakeView
+from lakehead.spark.connections import worker_table
+from lakehead.spark.filters import translate_filters
+from lakehead.spark.types import spark_schema
+from lakehead.types import SYSTEM_FIELDS, TabletKey
+
+if TYPE_CHECKING:
+    from lakehead.lake.read_plan import LakeFile
+
+Ranges: TypeAlias = Mapping[TabletKey, tuple[int, int]]
+
+LAKE_BYTES = 32 << 20
+"""Lake files of so many bytes together make a partition."""
+HOT_ROWS = 512 << 10
+"""Log records that make a partition; a keyed tablet is never cut."""
+OPTIONS = ("uri", "table", "columns", "tier", "snapshot", "ranges")
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """Options of one read.
+
+    Attributes:
+        uri: address of the server.
+        table: the table's name.
+        columns: the columns wanted, in order; None for all of the user's.
+        tier: see `lakehead.Table.scan`.
+        snapshot: read the lake alone, at this lake snapshot.
+        ranges: read exactly these log offsets and no lake; how a union read ships its pin.
+    """
+
+    uri: str
+    table: str
+    columns: tuple[str, ...] | None
+    tier: Literal["union", "hot", "lake"]
+    snapshot: int | None
+    ranges: Ranges | None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> ReadOptions:
+        """Read the texts of ``.option(name, value)``; names in any case.
+
+        Raises:
+            InvalidPropertyError: one is missing, unknown or cannot be read.
+        """
+        given = {name.lower(): value for name, value in options.items()}
+        for name in given:
+            if name not in OPTIONS:
+                raise unknown_name("option of the lakehead source", name, [o for o in OPTIONS if o != "ranges"])
+        for name in ("uri", "table"):
+            if not given.get(name):
+                raise InvalidPropertyError(
+                    f"spark.read.format('lakehead') needs .option({name!r}, ...): uri is con.uri, table 'db.table'"
+                )
+        tier = given.get("tier", "union")
+        if tier not in ("union", "hot", "lake"):
+            raise InvalidPropertyError(f"option tier={tier!r}: use 'union', 'hot' or 'lake'")
+        snapshot = given.get("snapshot")
+        if snapshot is not None and not snapshot.isdigit():
+            raise InvalidPropertyError(f"option snapshot={snapshot!r} is not the id of a lake snapshot")
+        ranges = given.get("ranges")
+        return cls(
+            given["uri"],
+            given["table"],
+            _columns(given.get("columns")),
+            tier,  # type: ignore[arg-type]
+            int(snapshot) if snapshot is not None else None,
+            None if ranges is None else {TabletKey.parse(k): (s, e) for k, (s, e) in json.loads(ranges).items()},
+        )
+
+
+def _columns(text: str | None) -> tuple[str, ...] | None:
+    """``a, b`` or a JSON list."""
+    if text is None:
+        return None
+    if text.lstrip().startswith("["):
+        return tuple(json.loads(text))
+    return tuple(c.strip() for c in text.split(",") if c.strip())
+
+
+@dataclass(frozen=True, eq=False)
+class LakePart:
+    """Lake files to read, and offsets of rows to leave out."""
+
+    table_id: str
+    files: tuple[LakeFile, ...]
+    superseded: Mapping[TabletKey, Offsets]
+
+
+@dataclass(frozen=True, eq=False)
+class HotPart:
+    """Log offsets to read; whole tablets where the table is keyed."""
+
+    table_id: str
+    ranges: Ranges
+
+
+class LakeheadDataSource(DataSource):
+    """``spark.read.format("lakehead")``; options: `ReadOptions`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "lakehead"
+
+    def schema(self) -> StructType:
+        options = ReadOptions.parse(self.options)
+        return spark_schema(_chosen(worker_table(options.uri, options.table), options.columns))
+
+    def reader(self, schema: StructType) -> LakeheadReader:
+        return LakeheadReader(ReadOptions.parse(self.options), schema)
+
+
+def _chosen(table: Table, columns: Sequence[str] | None) -> pa.Schema:
+    """The columns wanted, which may be system columns."""
+    own = pa.schema([*table.schema, *SYSTEM_FIELDS])
+    if columns is None:
+        return table.schema
+    for c in columns:
+        if c not in own.names:
+            near = nearest_name(c, table.schema.names)
+            raise ColumnNotFoundError(f"table {table.name} has no column {c!r}{near}", column=c)
+    return pa.schema([own.field(c) for c in columns])
+
+
+class LakeheadReader(DataSourceReader):
+    """Plans one read on the driver's side, and carries out its partitions on executors."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._filter: bytes | None = None
+
+    # ---- planning -------------------------------------------------------------------------------------------------
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take the filters that we apply exactly; return the others."""
+        table = self._table()
+        condition, left = translate_filters(filters, table.schema)
+        self._filter = None if condition is None else parse_predicate(condition, table.schema).to_bytes()
+        return left
+
+    def partitions(self) -> Sequence[InputPartition]:
+        table = self._table()
+        client, options = table._client, self._options
+        if options.ranges is not None:
+            pinned = Pin(None, options.ranges)
+        else:
+            pinned = pin(client, tier=options.tier, snapshot=options.snapshot)
+        parts: list[LakePart | HotPart] = []
+        view = pinned.lake
+        if view is not None and view.snapshot_id is not None:
+            # Not at the top: the process that only answers for the schema starts a second sooner without PyIceberg.
+            from lakehead.lake.read_plan import plan_files
+
+            superseded: Mapping[TabletKey, Offsets] = {}
+            if client.desc.keyed and pinned.ranges:
+                superseded = UnionRead(client, Pin(None, pinned.ranges), columns=[]).hot_changes()[0]
+            predicate = self._predicate(table)
+            files = plan_files(view.table, view.snapshot_id, predicate.bounds if predicate else ())
+            parts += lake_parts(client.desc.table_id, files, superseded)
+        parts += hot_parts(client.desc.table_id, pinned.ranges, whole_tablets=client.desc.keyed)
+        return [InputPartition(p) for p in parts]
+
+    # ---- reading --------------------------------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        part = partition.value
+        if part is None:
+            return
+        table = self._table()
+        client, names = table._client, self._schema.names
+        if client.desc.table_id != part.table_id:
+            raise LakeStateError(f"table {table.name} was dropped and created again while it was read: read it again")
+        system = {f.name for f in SYSTEM_FIELDS}
+        user = [n for n in names if n not in system]
+        predicate = self._predicate(table)
+        target = _arrow_schema(self._schema)
+        batches: Iterator[pa.RecordBatch]
+        if isinstance(part, LakePart):
+            from lakehead.lake.read import read_lake
+
+            lake = LakeView.current(client.desc, client.lake()).table
+            batches = read_lake(
+                lake, client.desc, part.files, columns=names, predicate=predicate, superseded=part.superseded
+            )
+        else:
+            read = UnionRead(
+                client,
+                Pin(None, part.ranges),
+                columns=user,
+                predicate=predicate,
+                system_columns=len(user) < len(names),
+            )
+            batches = read.batches()
+        for batch in batches:
+            yield _conform(batch, target)
+
+    def _table(self) -> Table:
+        return worker_table(self._options.uri, self._options.table)
+
+    def _predicate(self, table: Table) -> Predicate | None:
+        return None if self._filter is None else Predicate.from_bytes(self._filter, table.schema)
+
+
+def lake_parts(table_id: str, files: Iterable[LakeFile], superseded: Mapping[TabletKey, Offsets]) -> Iterator[LakePart]:
+    """Files in order, cut where `LAKE_BYTES` are reached; each part with the superseded offsets of its tablets."""
+    for group in _grouped(files, lambda f: f.size, LAKE_BYTES):
+        tablets = {f.tablet for f in group if f.tablet is not None}
+        mine = {k: _within(superseded[k], [f for f in group if f.tablet == k]) for k in tablets if k in superseded}
+        yield LakePart(table_id, tuple(group), mine)
+
+
+def _within(offsets: Offsets, files: Sequence[LakeFile]) -> Offsets:
+    bounds = [f.offsets for f in files if f.offsets is not None]
+    if len(bounds) < len(files):
+        return offsets
+    return between(offsets, min(b[0] for b in bounds), max(b[1] for b in bounds) + 1)
+
+
+def hot_parts(table_id: str, ranges: Ranges, *, whole_tablets: bool) -> Iterator[HotPart]:
+    """Log ranges, cut or gathered to about `HOT_ROWS` records."""
+    pieces: list[tuple[TabletKey, int, int]] = []
+    for key, (start, end) in sorted(ranges.items()):
+        step = max(end - start, 1) if whole_tablets else HOT_ROWS
+        pieces += [(key, at, min(at + step, end)) for at in range(start, end, step)]
+    for group in _grouped(pieces, lambda p: p[2] - p[1], HOT_ROWS):
+        # A tablet's pieces are neighbours, so that those in one group are one range.
+        joined: dict[TabletKey, tuple[int, int]] = {}
+        for key, start, end in group:
+            joined[key] = (joined[key][0] if key in joined else start, end)
+        yield HotPart(table_id, joined)
+
+
+def _grouped(items: Iterable[Any], size: Callable[[Any], int], limit: int) -> Iterator[list[Any]]:
+    group: list[Any] = []
+    total = 0
+    for item in items:
+        if group and total + size(item) > limit:
+            yield group
+            group, total = [], 0
+        group.append(item)
+        total += size(item)
+    if group:
+        yield group
+
+
+def _arrow_schema(schema: StructType) -> pa.Schema:
+    """The Arrow schema that Spark expects of a source with this schema."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    try:
+        return to_arrow_schema(schema, timezone="UTC")
+    except TypeError:  # before Spark 4.2 timestamps are always UTC
+        return to_arrow_schema(schema)
+
+
+def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    columns = [batch.column(f.name) for f in schema]
+    return pa.RecordBatch.from_arrays(
+        [c if c.type == f.type else c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema
+    )

@@ -1,0 +1,155 @@
+"""Lakehead's table names in Spark SQL: found in the text, registered as views for one statement, and replaced."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow as pa
+
+from lakehead.api.subscription import named_changes
+from lakehead.api.table import Table
+from lakehead.api.table_names import SUFFIXES, TableName, find_names, find_tables, replace_names
+from lakehead.env.randomness import SystemRandomness
+from lakehead.errors import InvalidRequestError, SqlError
+from lakehead.spark.connections import connection_of
+from lakehead.spark.launch import require_pyspark
+from lakehead.spark.scratch import scratch_frame
+from lakehead.spark.types import spark_schema
+from lakehead.types import CHANGE_TYPE_COLUMN, SYSTEM_FIELDS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_SPARK_LITERAL = re.compile(
+    r"""r?'(?:[^'\\]|\\.)*' | r?"(?:[^"\\]|\\.)*" | --[^\n]* | /\*.*?\*/""", re.VERBOSE | re.DOTALL | re.IGNORECASE
+)
+_ALIAS = re.compile(r"\s+(as\s+)?([^\W\d]\w*|`)", re.IGNORECASE)
+_NO_ALIAS = frozenset(
+    ["where", "group", "order", "having", "limit", "offset", "join", "inner", "left", "right", "full", "cross"]
+    + ["natural", "on", "using", "union", "except", "intersect", "minus", "window", "qualify", "semi", "anti"]
+    + ["lateral", "tablesample", "pivot", "unpivot", "select", "cluster", "distribute", "sort", "version", "timestamp"]
+    + ["for", "fetch", "set", "values", "partition", "from"]
+)  # fmt: skip
+_TAKES_NO_ALIAS = frozenset(["describe", "desc", "table", "into", "cache", "refresh", "extended", "formatted"])
+
+
+def read_name(
+    spark: SparkSession,
+    name: str,
+    *,
+    columns: Sequence[str] | None = None,
+    tier: Literal["union", "hot", "lake"] = "union",
+    snapshot: int | None = None,
+    system_columns: bool = False,
+) -> DataFrame:
+    """See `lakehead.spark.table`."""
+    require_pyspark()
+    from lakehead.spark.union import union_frame
+
+    con = connection_of(spark)
+    path, dollar, suffix = name.partition("$")
+    table = con.table(path)
+    if not dollar or suffix == "lake":
+        if suffix:
+            tier = "lake"
+        return union_frame(
+            spark, con.uri, table, columns=columns, tier=tier, snapshot=snapshot, system_columns=system_columns
+        )
+    if tier != "union" or snapshot is not None or system_columns:
+        raise InvalidRequestError(f"{name}: tier, snapshot and system_columns are for tables and their $lake")
+    frame = _suffixed(spark, table, suffix)
+    return frame.select(*columns) if columns is not None else frame
+
+
+def _suffixed(spark: SparkSession, table: Table, suffix: str) -> DataFrame:
+    if suffix == "changelog":
+        return _changelog(spark, table)
+    if suffix in ("lake$snapshots", "lake$files"):
+        rows = table.lake.snapshots() if suffix == "lake$snapshots" else table.lake.files()
+        frame = scratch_frame(spark, rows.schema, rows.to_batches())
+        return frame if frame is not None else spark.createDataFrame([], spark_schema(rows.schema))
+    known = ", ".join(f"${s}" for s in SUFFIXES)
+    raise SqlError(f"{table.name}${suffix}: there is no such suffix; use one of {known}")
+
+
+def _changelog(spark: SparkSession, table: Table) -> DataFrame:
+    client = table._client
+    ranges = {t.key: (t.log_start, t.high_watermark) for t in client.tablets()}
+    schema = pa.schema([*client.desc.schema, pa.field(CHANGE_TYPE_COLUMN, pa.string()), *SYSTEM_FIELDS])
+    rows = (named_changes(b) for _, b in client.read_ranges(ranges, schema.names))
+    frame = scratch_frame(spark, schema, rows)
+    return frame if frame is not None else spark.createDataFrame([], spark_schema(schema))
+
+
+def run_sql(spark: SparkSession, query: str) -> DataFrame:
+    """See `lakehead.spark.sql`."""
+    require_pyspark()
+    from pyspark.errors import PySparkException
+
+    if not isinstance(query, str) or not query.strip():
+        raise SqlError("the statement is empty: write for example 'select count(*) from shop.orders'")
+    con = connection_of(spark)
+    views: dict[str, str] = {}
+    mapping: dict[TableName, str] = {}
+    prefix = f"lakehead_{SystemRandomness().uuid_hex()}"
+    try:
+        for name, full in find_spark_tables(query, con.tables()):
+            if full not in views:
+                views[full] = f"{prefix}_{len(views)}"
+                read_name(spark, full).createOrReplaceTempView(views[full])
+            mapping[name] = views[full] + alias_for(query, name)
+        # The statement is analysed here, so that the views may go; the frame holds what they stood for.
+        return spark.sql(replace_names(query, mapping))
+    except PySparkException as e:
+        raise SqlError(_readable(e, views)) from e
+    finally:
+        for view in views.values():
+            spark.catalog.dropTempView(view)
+
+
+def find_spark_tables(query: str, tables: Sequence[str]) -> list[tuple[TableName, str]]:
+    """Lakehead's tables that a Spark statement reads, each with its full name and suffix.
+
+    Double quotes are strings in Spark, and a bare name that the statement defines itself (``with orders as``) is its
+    own.
+    """
+    text = masked(query)
+    out = []
+    for name in find_tables(text, tables):
+        if len(name.path) == 1 and not name.suffix and _defines(text, name.path[0]):
+            continue
+        full = ".".join(name.path) if len(name.path) > 1 else f"default.{name.path[0]}"
+        out.append((name, f"{full}${name.suffix}" if name.suffix else full))
+    return out
+
+
+def masked(query: str) -> str:
+    """The statement with its strings and comments blanked, all else where it was."""
+    return _SPARK_LITERAL.sub(lambda m: " " * len(m[0]), query)
+
+
+def _defines(text: str, name: str) -> bool:
+    found = re.search(rf"\b{re.escape(name)}\s*(\([^()]*\))?\s+as\s*\(", text, re.IGNORECASE)
+    return found is not None and re.match(r"\s*with\b", text, re.IGNORECASE) is not None
+
+
+def alias_for(query: str, name: TableName) -> str:
+    """What follows a replaced name, so that ``orders.price`` still means its column."""
+    text = masked(query)
+    before = [n.text.lower() for n in find_names(text[: name.start])][-1:]
+    if before and before[0] in _TAKES_NO_ALIAS:
+        return ""
+    after = _ALIAS.match(text, name.end)
+    if after is not None and (after[1] is not None or after[2].lower() not in _NO_ALIAS):
+        return ""
+    last = name.path[-1] + (f"${name.suffix}" if name.suffix else "")
+    return " as `" + last.replace("`", "``") + "`"
+
+
+def _readable(e: Exception, views: dict[str, str]) -> str:
+    text = str(e).split("\n\nJVM stacktrace")[0].split(";\n'")[0].strip()
+    for full, view in views.items():
+        text = text.replace(view, full)
+    return text

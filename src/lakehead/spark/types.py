@@ -1,0 +1,79 @@
+"""Arrow types as Spark's, with the field ids by which Spark finds lake columns."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql import types as st
+
+from lakehead.errors import InvalidSchemaError
+
+_ARROW_ID = b"PARQUET:field_id"
+_SPARK_ID = "parquet.field.id"
+
+
+def spark_schema(schema: pa.Schema, lake: pa.Schema | None = None) -> st.StructType:
+    """The Spark schema of a table's columns.
+
+    Args:
+        schema: columns in the table's own types. Spark narrows what the lake widened (int8, int16) while it reads.
+        lake: Arrow form of the Iceberg schema, with field ids; columns are matched by name.
+    """
+    return st.StructType([_struct_field(f, _named(lake, f.name)) for f in schema])
+
+
+def _named(fields: pa.Schema | pa.StructType | None, name: str) -> pa.Field | None:
+    if fields is None or fields.get_field_index(name) < 0:
+        return None
+    return fields.field(name)
+
+
+def _struct_field(f: pa.Field, lake: pa.Field | None) -> st.StructField:
+    metadata = None
+    if lake is not None and lake.metadata and _ARROW_ID in lake.metadata:
+        metadata = {_SPARK_ID: int(lake.metadata[_ARROW_ID])}
+    return st.StructField(f.name, spark_type(f.type, lake.type if lake is not None else None), f.nullable, metadata)
+
+
+def spark_type(t: pa.DataType, lake: pa.DataType | None = None) -> st.DataType:
+    """The Spark type of an Arrow type; ``lake`` is the same type with field ids inside."""
+    if pa.types.is_struct(t):
+        inner = lake if lake is not None and pa.types.is_struct(lake) else None
+        return st.StructType([_struct_field(t.field(i), _named(inner, t.field(i).name)) for i in range(t.num_fields)])
+    if pa.types.is_map(t):
+        key, item = (lake.key_type, lake.item_type) if lake is not None and pa.types.is_map(lake) else (None, None)
+        return st.MapType(spark_type(t.key_type, key), spark_type(t.item_type, item), t.item_field.nullable)
+    if pa.types.is_list(t) or pa.types.is_large_list(t):
+        inner = lake.value_type if lake is not None and pa.types.is_list(lake) else None
+        return st.ArrayType(spark_type(t.value_type, inner), t.value_field.nullable)
+    return _plain_type(t)
+
+
+_PLAIN = {
+    pa.bool_(): st.BooleanType(),
+    pa.int8(): st.ByteType(),
+    pa.int16(): st.ShortType(),
+    pa.int32(): st.IntegerType(),
+    pa.int64(): st.LongType(),
+    pa.float32(): st.FloatType(),
+    pa.float64(): st.DoubleType(),
+    pa.string(): st.StringType(),
+    pa.large_string(): st.StringType(),
+    pa.binary(): st.BinaryType(),
+    pa.large_binary(): st.BinaryType(),
+    pa.date32(): st.DateType(),
+    pa.date64(): st.DateType(),
+}
+
+
+def _plain_type(t: pa.DataType) -> st.DataType:
+    if t in _PLAIN:
+        return _PLAIN[t]
+    if pa.types.is_decimal(t):
+        return st.DecimalType(t.precision, t.scale)
+    if pa.types.is_fixed_size_binary(t):
+        return st.BinaryType()
+    if pa.types.is_time(t):
+        return st.TimeType(6)
+    if pa.types.is_timestamp(t):
+        return st.TimestampType() if t.tz else st.TimestampNTZType()
+    raise InvalidSchemaError(f"a column of type {t} cannot be read in Spark", type=str(t))

@@ -1,0 +1,165 @@
+"""The union read in Spark: native Parquet scans of the lake, one anti-join on packed offsets, and the hot rows.
+
+The scans stay vectorised, pruned and filtered: Spark pushes columns and filters through the anti-join and the union.
+Only files with dead rows take part in the join, so that a log table's lake is read as plain Parquet.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from lakehead.api.subscription import chosen_columns
+from lakehead.api.table import Table
+from lakehead.errors import InvalidRequestError
+from lakehead.lake.files import lake_arrow_schema
+from lakehead.lake.netchange import Offsets
+from lakehead.lake.read import plan_files
+from lakehead.lake.read_plan import LakeFile
+from lakehead.lake.union import Pin, Superseded, UnionRead, pin
+from lakehead.lake.view import LakeView
+from lakehead.spark.dead import KEY_COLUMN, OFFSET_BITS, PARTITION_COLUMN, LakeParts, dead_table, split_files
+from lakehead.spark.scratch import is_shared, scratch_frame
+from lakehead.spark.types import spark_schema
+from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+BROADCAST_ROWS_MAX = 8 << 20
+"""Larger sets of dead offsets are joined as Spark sees fit."""
+_FILE, _POSITION = "__dead_file", "__dead_position"
+_DEAD_POSITIONS = pa.schema([pa.field(_FILE, pa.string(), False), pa.field(_POSITION, pa.int64(), False)])
+
+
+def union_frame(
+    spark: SparkSession,
+    uri: str,
+    table: Table,
+    *,
+    columns: Sequence[str] | None = None,
+    tier: Literal["union", "hot", "lake"] = "union",
+    snapshot: int | None = None,
+    system_columns: bool = False,
+) -> DataFrame:
+    """See `lakehead.spark.table`; the read is pinned now, once for both tiers."""
+    if tier not in ("union", "hot", "lake"):
+        raise InvalidRequestError(f"tier={tier!r}: use 'union', 'hot' or 'lake'")
+    client = table._client
+    names = list(chosen_columns(client.desc, columns))
+    pinned = pin(client, tier=tier, snapshot=snapshot)
+    read = UnionRead(client, Pin(None, pinned.ranges), columns=names, system_columns=system_columns)
+    superseded, hot = _hot_frame(spark, uri, table, read)
+    parts = [*_lake_frames(spark, pinned.lake, superseded), *([hot] if hot is not None else [])]
+    if not parts:
+        return spark.createDataFrame([], spark_schema(read.schema))
+    return reduce(lambda a, b: a.unionByName(b), [p.select(*map(quoted, read.schema.names)) for p in parts])
+
+
+def quoted(name: str) -> str:
+    """A column name as Spark's resolver reads it back."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+# ---- hot ----------------------------------------------------------------------------------------------------------
+
+
+def _hot_frame(spark: SparkSession, uri: str, table: Table, read: UnionRead) -> tuple[Superseded, DataFrame | None]:
+    """What the log supersedes in the lake, and the rows it adds; None when it adds none."""
+    client, ranges = table._client, read.pinned.ranges
+    if not any(start < end for start, end in ranges.values()):
+        return {}, None
+    if is_shared(spark):
+        if not client.desc.keyed:
+            return {}, scratch_frame(spark, read.schema, (b for _, b in client.read_ranges(ranges, read.schema.names)))
+        superseded, rows = read.hot_changes()
+        return superseded, scratch_frame(spark, read.schema, (b for _, b in rows))
+    superseded = UnionRead(client, read.pinned, columns=[]).hot_changes()[0] if client.desc.keyed else {}
+    source = spark.read.format("lakehead").option("uri", uri).option("table", table.name)
+    source = source.option("ranges", json.dumps({str(k): list(r) for k, r in ranges.items()}))
+    return superseded, source.option("columns", json.dumps(read.schema.names)).load()
+
+
+# ---- lake ---------------------------------------------------------------------------------------------------------
+
+
+def _lake_frames(spark: SparkSession, view: LakeView | None, superseded: Superseded) -> list[DataFrame]:
+    if view is None or view.snapshot_id is None:
+        return []
+    files = plan_files(view.table, view.snapshot_id)
+    parts = split_files(view, files, superseded)
+    own = pa.schema([*view.desc.schema, *SYSTEM_FIELDS])
+    schema = spark_schema(own, lake_arrow_schema(view.table.schema()))
+    frames = [_scan(spark, schema, parts.whole)] if parts.whole else []
+    dead = _dead_frame(spark, view.desc, parts)
+    if parts.by_offset:
+        frames.append(_without_offsets(_scan(spark, schema, parts.by_offset), view.desc, dead))
+    for some in _uniquely_named(parts.by_position):
+        rows = _without_positions(spark, schema, some)
+        frames.append(_without_offsets(rows, view.desc, dead) if dead is not None else rows)
+    return frames
+
+
+def _scan(spark: SparkSession, schema: StructType, files: Iterable[LakeFile]) -> DataFrame:
+    # Names of lake files are literal: a folder may be called "a[b]".
+    reader = spark.read.schema(schema).option("__globPaths__", "false")
+    return reader.parquet(*(spark_path(f.path) for f in files))
+
+
+def spark_path(location: str) -> str:
+    """A lake file's address as Hadoop's file systems spell it."""
+    return "s3a://" + location.removeprefix("s3://") if location.startswith("s3://") else location
+
+
+def _dead_frame(spark: SparkSession, desc: TableDescriptor, parts: LakeParts) -> DataFrame | None:
+    rows = dead_table(desc, parts.dead)
+    frame = scratch_frame(spark, rows.schema, rows.to_batches())
+    return F.broadcast(frame) if frame is not None and rows.num_rows <= BROADCAST_ROWS_MAX else frame
+
+
+def _without_offsets(rows: DataFrame, desc: TableDescriptor, dead: DataFrame | None) -> DataFrame:
+    if dead is None:
+        return rows
+    key = F.shiftleft(F.col(BUCKET_COLUMN).cast("long"), OFFSET_BITS).bitwiseOR(F.col(OFFSET_COLUMN))
+    rows = rows.withColumn(KEY_COLUMN + "_of_row", key)
+    same: Column = rows[KEY_COLUMN + "_of_row"] == dead[KEY_COLUMN]
+    for i, column in enumerate(desc.partition_by):
+        same &= rows[quoted(column)] == dead[PARTITION_COLUMN.format(i)]
+    return rows.join(dead, same, "left_anti")
+
+
+def _without_positions(spark: SparkSession, schema: StructType, files: Sequence[tuple[LakeFile, Offsets]]) -> DataFrame:
+    rows = _scan(spark, schema, (f for f, _ in files))
+    batches = [
+        pa.RecordBatch.from_arrays(
+            [pa.repeat(posixpath.basename(f.path), len(positions)), pa.array(positions)], schema=_DEAD_POSITIONS
+        )
+        for f, positions in files
+    ]
+    dead = scratch_frame(spark, _DEAD_POSITIONS, batches)
+    if dead is None:
+        return rows
+    rows = rows.withColumn(_FILE + "_of_row", F.col("_metadata.file_name"))
+    rows = rows.withColumn(_POSITION + "_of_row", F.col("_metadata.row_index"))
+    same = (rows[_FILE + "_of_row"] == dead[_FILE]) & (rows[_POSITION + "_of_row"] == dead[_POSITION])
+    return rows.join(F.broadcast(dead), same, "left_anti")
+
+
+def _uniquely_named(files: Iterable[tuple[LakeFile, Offsets]]) -> list[list[tuple[LakeFile, Offsets]]]:
+    """Groups in which no two files have the same name: Spark spells whole addresses differently from Iceberg."""
+    groups: list[dict[str, tuple[LakeFile, Offsets]]] = []
+    for f, positions in files:
+        name = posixpath.basename(f.path)
+        group = next((g for g in groups if name not in g), None)
+        if group is None:
+            group = {}
+            groups.append(group)
+        group[name] = (f, positions)
+    return [list(g.values()) for g in groups]

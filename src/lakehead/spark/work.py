@@ -1,0 +1,48 @@
+"""Code that Spark's Python workers run; a module of its own, so that they import it and keep its state between jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from lakehead.client.table import TableClient
+from lakehead.errors import LakeheadError
+from lakehead.spark.connections import worker_table
+from lakehead.types import TabletKey
+
+
+class RemoteLog:
+    """A table's log for tiering rounds: the driver's client there, the worker's own connection in tasks."""
+
+    def __init__(self, uri: str, name: str, client: TableClient) -> None:
+        self._uri = uri
+        self._name = name
+        self._client: TableClient | None = client
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_uri": self._uri, "_name": self._name, "_client": None}
+
+    def _opened(self) -> TableClient:
+        if self._client is None:
+            self._client = worker_table(self._uri, self._name)._client
+        return self._client
+
+    def watermarks(self) -> Mapping[TabletKey, tuple[int, int]]:
+        """See `lakehead.lake.round_plan.HotSource`."""
+        return self._opened().watermarks()
+
+    def read(
+        self, tablet: TabletKey, start: int, end: int, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """See `lakehead.lake.round_plan.HotSource`."""
+        return self._opened().read(tablet, start, end, columns)
+
+
+def guarded(function: Callable[[Any], Any], item: Any) -> tuple[Any, LakeheadError | None]:
+    """The result, or the typed error, which Spark would turn into the text of a Java exception."""
+    try:
+        return function(item), None
+    except LakeheadError as e:
+        return None, e
