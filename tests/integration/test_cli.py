@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +18,34 @@ import pyarrow.parquet as pq
 import pytest
 
 import lakehead as lh
+from lakehead.cli import main as cli
 
 LAKEHEAD = [sys.executable, "-m", "lakehead.cli.main"]
 WAIT_SECONDS = 60
 
 
-def lakehead(
-    *arguments: object, stdin: bytes = b"", code: int = 0, **environ: str
-) -> subprocess.CompletedProcess[bytes]:
-    """Run one command to its end and check its exit code."""
-    done = subprocess.run(
-        [*LAKEHEAD, *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        timeout=WAIT_SECONDS,
-        env={**os.environ, **environ},
-        check=False,
-    )
-    assert done.returncode == code, (done.returncode, done.stdout[-2000:], done.stderr[-2000:])
+@dataclass(frozen=True)
+class Done:
+    """What a command that ended has printed."""
+
+    stdout: bytes
+    stderr: bytes
+
+
+def lakehead(*arguments: object, stdin: bytes = b"", code: int = 0, **environ: str) -> Done:
+    """Run one command in this process, as its entry point does, and check its exit code."""
+    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.TextIOWrapper(io.BytesIO(), "utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(stdin))))  # type: ignore[arg-type]
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", err)
+        for name, value in environ.items():
+            patch.setenv(name, value)
+        found = cli.main([str(a) for a in arguments])
+        out.flush()
+        err.flush()
+    done = Done(out.buffer.getvalue(), err.buffer.getvalue())  # type: ignore[attr-defined]
+    assert found == code, (found, done)
     return done
 
 
@@ -241,3 +252,12 @@ def test_a_broken_pipe_is_quiet(tmp_path: Path) -> None:
         process.stdout.close()
         assert process.wait(WAIT_SECONDS) == 141
         assert process.stderr.read() == b""
+
+
+def test_a_process_of_its_own_reads_standard_input(tmp_path: Path) -> None:
+    with lh.connect(tmp_path) as con:
+        table = con.create_table("a.t", pa.schema([("id", pa.int64())]))
+        command = [*LAKEHEAD, "append", "a.t", "--uri", str(tmp_path)]
+        done = subprocess.run(command, input=b"id\n1\n2\n", capture_output=True, timeout=WAIT_SECONDS, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"2 rows appended to a.t\n", b"")
+        assert table.scan().count() == 2

@@ -39,7 +39,7 @@ def test_help_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == ""
-    for name in ["demo", "server", "table", "append", "upsert", "delete", "get", "tail", "sql", "tier", "status", "inspect", "bench"]:
+    for name in ("demo", "server", "table", "append", "upsert", "delete", "get", "tail", "sql", "tier", "inspect"):
         assert f"\n  {name} " in done.stdout
 
 
