@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Any
 from lakehead.api.embedded import host_folder
 from lakehead.api.lake import TieringResult
 from lakehead.api.table import Table
+from lakehead.client.closable import ClosableEndpoint
 from lakehead.client.table import TableClient
 from lakehead.config import LakeConfig, ServerConfig, TableProperties
 from lakehead.env import SystemClock, SystemRandomness
 from lakehead.env.credentials import load_token
 from lakehead.env.folder_lock import FolderLock, read_announcement
 from lakehead.errors import (
-    ClosedError,
     InvalidPropertyError,
     InvalidRequestError,
     InvalidUriError,
     LakeheadError,
-    StorageError,
     TableNotFoundError,
     UnavailableError,
 )
@@ -155,7 +154,8 @@ class Connection:
     """
 
     def __init__(self, endpoint: m.Endpoint, uri: str, folder: str | None) -> None:
-        self._endpoint_or_none: m.Endpoint | None = endpoint
+        self._server = endpoint
+        self._door = ClosableEndpoint(endpoint)
         self.uri = uri
         self._folder = folder
         self._clock = SystemClock()
@@ -170,10 +170,15 @@ class Connection:
 
     @property
     def _endpoint(self) -> m.Endpoint:
-        endpoint = self._endpoint_or_none
-        if endpoint is None:
-            raise ClosedError("the connection is closed: connect again")
-        return endpoint
+        self._door.require_open()
+        return self._door
+
+    def _ask(self, request: m.Request) -> m.AnyReply:
+        """A call that may be repeated: once more at once, for a pooled stream that broke while it was idle."""
+        try:
+            return self._endpoint.call(request)[0]
+        except UnavailableError:
+            return self._endpoint.call(request)[0]
 
     # ---- tables -----------------------------------------------------------------------------------------------
 
@@ -246,7 +251,7 @@ class Connection:
         """
         path = TablePath.parse(name)
         try:
-            return self._opened(self._endpoint.call(m.GetTable(database=path.database, table=path.table))[0])
+            return self._opened(self._ask(m.GetTable(database=path.database, table=path.table)))
         except TableNotFoundError as e:
             raise self._with_near_name(e, path) from None
 
@@ -265,13 +270,13 @@ class Connection:
 
     def tables(self, database: str | None = None) -> list[str]:
         """Names ``database.table`` of one database or of all, sorted."""
-        reply, _ = self._endpoint.call(m.ListTables(database=database))
+        reply = self._ask(m.ListTables(database=database))
         assert isinstance(reply, m.NamesReply)
         return reply.names
 
     def databases(self) -> list[str]:
         """Names of the databases, sorted."""
-        reply, _ = self._endpoint.call(m.ListDatabases())
+        reply = self._ask(m.ListDatabases())
         assert isinstance(reply, m.NamesReply)
         return reply.names
 
@@ -319,13 +324,18 @@ class Connection:
     # ---- end --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close. The last connection to an embedded folder stops serving it: subscriptions end with `ClosedError`."""
+        """Close: calls through this connection and its tables are refused, its subscriptions end with `ClosedError`.
+        The last connection to an embedded folder stops serving it.
+
+        Raises:
+            StorageError: a last sync failed (``durability="os"``); all is closed.
+        """
         with self._lock:
-            endpoint, self._endpoint_or_none = self._endpoint_or_none, None
-        if endpoint is None or self._pid != os.getpid():
-            return
+            if self._door.closed or self._pid != os.getpid():
+                return
+            self._door.close()
         if self._folder is None:
-            endpoint.close()
+            self._server.close()
             return
         with _hosts_lock:
             host, users = _hosts[self._folder]
@@ -352,7 +362,7 @@ def _close_all() -> None:
     for connection in list(_connections):
         try:
             connection.close()
-        except StorageError:
+        except LakeheadError:
             continue
 
 
@@ -361,7 +371,7 @@ def _after_fork() -> None:
     global _hosts_lock
     _hosts_lock = threading.RLock()
     for connection in list(_connections):
-        connection._endpoint_or_none = None
+        connection._door.forget()
     for host, _ in _hosts.values():
         host.forget()
     _hosts.clear()

@@ -28,6 +28,8 @@ from lakehead.types import (
     TabletKey,
 )
 
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -105,6 +107,8 @@ def chosen_columns(desc: TableDescriptor, columns: Sequence[str] | None) -> list
         ColumnNotFoundError: one does not exist; the message names the nearest.
     """
     names: list[str] = desc.schema.names
+    if columns is not None and len(set(columns)) != len(columns):
+        raise InvalidRequestError(f"columns={list(columns)} names a column twice: name each once")
     for c in columns or ():
         if c not in names:
             raise ColumnNotFoundError(f"{desc.path} has no column {c!r}{nearest_name(str(c), names)}", column=str(c))
@@ -143,7 +147,7 @@ def _starts(client: TableClient, start: Any) -> tuple[Literal["latest", "earlies
     if isinstance(start, dt.datetime):
         if start.tzinfo is None:
             raise InvalidRequestError("start= needs a datetime with a time zone: datetime(..., tzinfo=timezone.utc)")
-        at = int(start.timestamp() * 1_000_000)
+        at = (start - _EPOCH) // dt.timedelta(microseconds=1)
         return "earliest", {t.key: t.at_timestamp or 0 for t in client.tablets(at_timestamp_us=at)}
     if isinstance(start, Mapping):
         return "earliest", _by_key(client.desc, start, "start")

@@ -32,6 +32,12 @@ from lakehead.protocol.messages import (
 )
 
 _IDLE_STREAMS_MAX = 16
+# gRPC waits up to two minutes between attempts to reconnect, and fails calls meanwhile: longer than writers retry.
+_RECONNECT = [
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
 
 
 class FlightEndpoint:
@@ -40,8 +46,8 @@ class FlightEndpoint:
     def __init__(self, host: str, port: int, *, token: str | None, tls_ca: bytes | None = None) -> None:
         self._address = f"{host}:{port}"
         scheme = "grpc" if tls_ca is None else "grpc+tls"
-        options = {} if tls_ca is None else {"tls_root_certs": tls_ca}
-        self._client = fl.connect(f"{scheme}://{host}:{port}", **options)
+        options: dict[str, Any] = {} if tls_ca is None else {"tls_root_certs": tls_ca}
+        self._client = fl.connect(f"{scheme}://{host}:{port}", generic_options=_RECONNECT, **options)
         headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
         self._options = fl.FlightCallOptions(headers=headers)
         self._idle: list[tuple[Any, Any]] = []
@@ -55,6 +61,9 @@ class FlightEndpoint:
                 writer.write_with_metadata(batch, metadata)
             data, out = unwrap(reader.read_chunk)
         except (fl.FlightError, pa.ArrowException, StopIteration, OSError) as e:
+            with self._lock:
+                # What broke this stream broke the others: whoever tries again must get a new one.
+                self._idle.clear()
             raise self._failure(e) from e
         with self._lock:
             keep = not self._closed and len(self._idle) < _IDLE_STREAMS_MAX

@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from lakehead.errors import InvalidRequestError, LakeheadError, UnavailableError
+from lakehead.errors import ClosedError, InvalidRequestError, LakeheadError, UnavailableError
 from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, unwrap, wrap
 from lakehead.protocol.messages import ErrorReply, decode_request, encode
 from lakehead.server.service import Service
@@ -45,8 +45,7 @@ def _error_reply(e: BaseException) -> ErrorReply:
     return ErrorReply(code=e.code, message=e.message, context=context)
 
 
-def _flight_error(e: BaseException) -> fl.FlightServerError:
-    reply = _error_reply(e)
+def _flight_error(reply: ErrorReply) -> fl.FlightServerError:
     return fl.FlightServerError(reply.message, encode(reply))
 
 
@@ -71,6 +70,12 @@ class FlightServer(fl.FlightServerBase):
         """Take no more connections. Calls under way end when their clients do, so nothing waits for them."""
         threading.Thread(target=self.shutdown, name="lakehead-flight-stop", daemon=True).start()
 
+    def _error(self, e: BaseException) -> ErrorReply:
+        if isinstance(e, ClosedError) and self._service.closing:
+            # Whoever closed here was not this client: it may try again, the folder's next server will answer.
+            e = UnavailableError("the server was stopped: connect again, or wait until it is back")
+        return _error_reply(e)
+
     def do_exchange(
         self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor, reader: Any, writer: Any
     ) -> None:
@@ -82,7 +87,7 @@ class FlightServer(fl.FlightServerBase):
             except msgspec.DecodeError as e:
                 answer, parts = encode(_error_reply(InvalidRequestError(f"not a request of this version: {e}"))), []
             except Exception as e:
-                answer, parts = encode(_error_reply(e)), []
+                answer, parts = encode(self._error(e)), []
             for batch, metadata in wrap(answer, parts):
                 writer.write_with_metadata(batch, metadata)
 
@@ -90,9 +95,9 @@ class FlightServer(fl.FlightServerBase):
         try:
             stream = self._service.stream(decode_request(ticket.ticket))
         except msgspec.DecodeError as e:
-            raise _flight_error(InvalidRequestError(f"not a request of this version: {e}")) from e
+            raise _flight_error(_error_reply(InvalidRequestError(f"not a request of this version: {e}"))) from e
         except Exception as e:
-            raise _flight_error(e) from e
+            raise _flight_error(self._error(e)) from e
 
         def batches() -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
             try:
@@ -100,7 +105,7 @@ class FlightServer(fl.FlightServerBase):
                 for header, batch in stream.items(context.is_cancelled):
                     yield batch, pa.py_buffer(encode(header))
             except Exception as e:
-                raise _flight_error(e) from e
+                raise _flight_error(self._error(e)) from e
             finally:
                 stream.close()
 

@@ -1,0 +1,75 @@
+"""A connection's own door to a server: closing it ends this connection's calls and streams, and nobody else's."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from lakehead.errors import ClosedError, LakeheadError
+from lakehead.protocol.messages import AnyReply, Endpoint, Request, Stream, StreamHeader
+
+
+class ClosableEndpoint:
+    """An `Endpoint` in front of another one, which connections of one process may share. Thread-safe."""
+
+    def __init__(self, inner: Endpoint) -> None:
+        self._inner = inner
+        self._streams: weakref.WeakSet[ClosableStream] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self.closed = False
+
+    def call(self, request: Request, attachments: Sequence[pa.Buffer] = ()) -> tuple[AnyReply, list[pa.Buffer]]:
+        self.require_open()
+        return self._inner.call(request, attachments)
+
+    def stream(self, request: Request) -> ClosableStream:
+        self.require_open()
+        stream = ClosableStream(self, self._inner.stream(request))
+        with self._lock:
+            self._streams.add(stream)
+        if self.closed:
+            stream.close()
+        return stream
+
+    def require_open(self) -> None:
+        """Raises: ClosedError."""
+        if self.closed:
+            raise ClosedError("the connection is closed: connect again")
+
+    def close(self) -> None:
+        """Refuse further calls and end all streams with `ClosedError`; what stands behind stays open."""
+        self.closed = True
+        with self._lock:
+            streams = list(self._streams)
+        for stream in streams:
+            stream.close()
+
+    def forget(self) -> None:
+        """In a forked child: refuse everything, touch nothing that the parent uses."""
+        self.closed = True
+
+
+class ClosableStream:
+    """A stream of one connection; see `lakehead.protocol.messages.Stream`."""
+
+    def __init__(self, endpoint: ClosableEndpoint, inner: Stream) -> None:
+        self._endpoint = endpoint
+        self._inner = inner
+        self.schema: pa.Schema = inner.schema
+
+    def __iter__(self) -> Iterator[tuple[StreamHeader, pa.RecordBatch]]:
+        self._endpoint.require_open()
+        try:
+            for item in self._inner:
+                yield item
+                self._endpoint.require_open()
+        except LakeheadError:
+            self._endpoint.require_open()
+            raise
+        self._endpoint.require_open()
+
+    def close(self) -> None:
+        self._inner.close()
