@@ -111,7 +111,7 @@ def chosen_columns(desc: TableDescriptor, columns: Sequence[str] | None) -> list
         raise InvalidRequestError(f"columns={list(columns)} names a column twice: name each once")
     for c in columns or ():
         if c not in names:
-            raise ColumnNotFoundError(f"{desc.path} has no column {c!r}{nearest_name(str(c), names)}", column=str(c))
+            raise ColumnNotFoundError(f"{desc.path} has no column {c!r}; {nearest_name(str(c), names)}", column=str(c))
     return names if columns is None else list(columns)
 
 
