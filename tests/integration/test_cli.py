@@ -140,7 +140,9 @@ def test_rows_go_in_and_come_out(where: str, tmp_path: Path, request: pytest.Fix
     table = pa.table({"id": [1, 2, 3], "city": ["a", "b", "c"], "price": pa.array([1, 2, 3], pa.decimal128(8, 2))})
     pq.write_table(table, tmp_path / "p.parquet")
     assert documents("upsert", "shop.keyed", tmp_path / "p.parquet", **environ)[0]["rows"] == 3
-    assert documents("tier", "once", "shop.keyed", **environ)[0]["rows"] == 3
+    (tiered,) = documents("tier", "once", "shop.keyed", **environ)
+    assert (tiered["rows"], tiered["deletes"], tiered["files"]) == (3, 0, 1)
+    assert tiered["offsets"] == [{"partition": [], "bucket": 0, "end": 3}]
     lakehead("upsert", "shop.keyed", "-", "--format", "csv", stdin=b"id,city\n2,changed\n", **environ)
     lakehead("delete", "shop.keyed", "-f", "jsonl", stdin=b'{"id": 3, "other": true}\n', **environ)
     assert documents("get", "shop.keyed", 2, **environ) == [{"id": 2, "city": "changed", "price": "2.00"}]

@@ -64,8 +64,8 @@ def create(
     if session.json:
         write_json(definition)
     else:
-        lake_text = f", lake {lake}" if lake else ""
-        write_line(f"created {definition['name']}: {definition['kind']} table, {count_text(buckets, 'bucket')}{lake_text}")
+        more = count_text(buckets, "bucket") + (f", lake {lake}" if lake else "")
+        write_line(f"created {definition['name']}: {definition['kind']} table, {more}")
 
 
 def _names(text: str | None) -> list[str]:

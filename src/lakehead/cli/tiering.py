@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Annotated, Any
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +13,12 @@ from lakehead.cli.output import count_text, seconds_text, write_json, write_line
 from lakehead.cli.rows import TableArgument
 from lakehead.cli.session import Session, command
 from lakehead.cli.tables import table_states
+
+if TYPE_CHECKING:
+    from lakehead.api.connection import Connection
+    from lakehead.spark.tiering import RoundReport
+
+_LOOK_SECONDS = 1.0
 
 
 def register(app: typer.Typer) -> None:
@@ -26,7 +34,7 @@ def once(session: Session, table: TableArgument) -> None:
     """Move what is not in the lake yet there: one round, in this process, without Spark."""
     with session.connect() as con:
         result: Any = con.tier(table)
-    offsets = {str(tablet): end for tablet, end in result.offsets.items()}
+    offsets = [{"partition": t.partition, "bucket": t.bucket, "end": end} for t, end in result.offsets.items()]
     if session.json:
         fields = {"snapshot_id": result.snapshot_id, "rows": result.rows, "deletes": result.deletes}
         write_json({"table": table, **fields, "files": result.files, "offsets": offsets})
@@ -45,15 +53,47 @@ def run(
     table: Annotated[list[str] | None, typer.Option(help="Only this table; may be repeated.")] = None,
     until_idle: Annotated[bool, typer.Option("--until-idle", help="End when nothing is left to move.")] = False,
 ) -> None:
-    """Run the tiering service on Spark: every lake table stays within its freshness, until Ctrl-C."""
-    spark_side = importlib.import_module("lakehead.spark")
+    """Run the tiering service on Spark until Ctrl-C.
+
+    Every lake table stays within its freshness. Prints a line for each round that moved rows.
+    """
+    import lakehead.spark as lhs
+
+    def report(round: RoundReport) -> None:
+        if session.json:
+            write_json(asdict(round))
+            sys.stdout.flush()
+        else:
+            moved = f"{count_text(round.rows, 'row')} and {count_text(round.deletes, 'delete')}"
+            write_line(f"{round.table}: {moved} in {round.seconds:.1f} s, lake snapshot {round.snapshot_id}")
+
     with session.connect() as con:
-        spark = None if master is None else spark_side.session(con, master=master)
+        names = [con.table(t).name for t in table] if table else None
+        spark = None if master is None else lhs.session(con, master=master)
         try:
-            spark_side.tiering_service(spark, con, tables=table or None).run(until="idle" if until_idle else None)
+            service = lhs.tiering_service(spark, con, tables=names, on_round=report)
+            service.run(until=_idle(con, names) if until_idle else None)
         finally:
             if spark is not None:
                 spark.stop()
+
+
+def _idle(con: Connection, names: list[str] | None) -> Callable[[], bool]:
+    """A function that is true once no table has rows that its lake lacks; looks at most once a second."""
+    from lakehead.env.clock import SystemClock
+
+    clock = SystemClock()
+    next_look = clock.monotonic()
+
+    def idle() -> bool:
+        nonlocal next_look
+        if clock.monotonic() < next_look:
+            return False
+        states = [s for s in table_states(con) if s["lake"] and (names is None or s["table"] in names)]
+        next_look = clock.monotonic() + _LOOK_SECONDS
+        return not any(s["lag_rows"] for s in states)
+
+    return idle
 
 
 def status(session: Session) -> None:
