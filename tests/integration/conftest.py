@@ -1,0 +1,108 @@
+"""Connections over both transports, and servers in other processes that tests may kill."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import lakehead as lh
+
+_SERVE = """
+import sys
+from lakehead.api.embedded import serve
+from lakehead.config import ServerConfig
+folder, port, token = sys.argv[1:]
+host = serve(folder, ServerConfig(port=int(port), token=token))
+print(host.port, flush=True)
+sys.stdin.read()
+host.close()
+"""
+
+
+class ServerProcess:
+    """A server of a folder in another process, on one port and token for all its lives."""
+
+    token = "a token of the tests"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = 0
+        self.start()
+
+    def start(self) -> None:
+        args = [sys.executable, "-c", _SERVE, str(self.folder), str(self.port), self.token]
+        self.process = subprocess.Popen(args, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.strip(), "the server did not start"
+        self.port = int(line)
+
+    @property
+    def uri(self) -> str:
+        return f"lakehead://127.0.0.1:{self.port}"
+
+    def connect(self) -> lh.Connection:
+        return lh.connect(self.uri, token=self.token)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self._end()
+
+    def stop(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self._end()
+
+    def _end(self) -> None:
+        self.process.wait(30)
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    made = ServerProcess(tmp_path / "data")
+    yield made
+    made.kill()
+
+
+@pytest.fixture(scope="module", params=["embedded", "server"])
+def con(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[lh.Connection]:
+    """A connection; tests of a module share it, each with tables of its own."""
+    folder = tmp_path_factory.mktemp(request.param) / "data"
+    if request.param == "embedded":
+        with lh.connect(folder) as made:
+            yield made
+        return
+    process = ServerProcess(folder)
+    with process.connect() as made:
+        yield made
+    process.kill()
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A table name that no other test uses."""
+    plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in request.node.name)
+    return f"tests.{plain[:100]}"
+
+
+@pytest.fixture
+def wait_until() -> Callable[..., None]:
+    """Poll a condition that another thread or process brings about."""
+
+    def wait(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+        deadline = time.monotonic() + seconds
+        pause = threading.Event()
+        while not condition():
+            assert time.monotonic() < deadline, "the condition did not come about in time"
+            pause.wait(0.005)
+
+    return wait
