@@ -38,9 +38,11 @@ if TYPE_CHECKING:
 
 _SCHEME = "lakehead://"
 _ATTACH_SECONDS = 10.0
+_EXIT_SECONDS = 2.0
 
 _hosts: dict[str, tuple[ServerHost, int]] = {}
 _hosts_lock = threading.RLock()
+_closed_hosts: list[ServerHost] = []
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
@@ -343,6 +345,8 @@ class Connection:
                 _hosts[self._folder] = (host, users - 1)
                 return
             del _hosts[self._folder]
+            _closed_hosts[:] = [h for h in _closed_hosts if not h.wait_stopped(0)]
+            _closed_hosts.append(host)
             host.close()
 
     def __enter__(self) -> Connection:
@@ -364,6 +368,8 @@ def _close_all() -> None:
             connection.close()
         except LakeheadError:
             continue
+    for host in _closed_hosts:
+        host.wait_stopped(_EXIT_SECONDS)
 
 
 def _after_fork() -> None:
@@ -375,6 +381,7 @@ def _after_fork() -> None:
     for host, _ in _hosts.values():
         host.forget()
     _hosts.clear()
+    _closed_hosts.clear()
 
 
 atexit.register(_close_all)

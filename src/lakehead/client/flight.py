@@ -1,13 +1,16 @@
 """The Flight transport: an `Endpoint` whose server is in another process.
 
 Each call borrows a long-lived exchange stream from a pool, so that concurrent callers do not wait for one another. A
-broken stream is dropped and the call fails with `UnavailableError`; whoever retries gets a new one.
+broken stream is dropped and the call fails with `UnavailableError`; whoever retries gets a new one. Streams idle for a
+second are closed, because a server cannot end while a client holds one.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -32,6 +35,7 @@ from lakehead.protocol.messages import (
 )
 
 _IDLE_STREAMS_MAX = 16
+_IDLE_SECONDS = 1.0
 # gRPC waits up to two minutes between attempts to reconnect, and fails calls meanwhile: longer than writers retry.
 _RECONNECT = [
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -50,9 +54,11 @@ class FlightEndpoint:
         self._client = fl.connect(f"{scheme}://{host}:{port}", generic_options=_RECONNECT, **options)
         headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
         self._options = fl.FlightCallOptions(headers=headers)
-        self._idle: list[tuple[Any, Any]] = []
+        self._idle: list[_IdleStream] = []
         self._lock = threading.Lock()
+        self._reaper: threading.Thread | None = None
         self._closed = False
+        self._closing = threading.Event()
 
     def call(self, request: Request, attachments: Sequence[pa.Buffer] = ()) -> tuple[AnyReply, list[pa.Buffer]]:
         writer, reader = self._borrow()
@@ -68,7 +74,10 @@ class FlightEndpoint:
         with self._lock:
             keep = not self._closed and len(self._idle) < _IDLE_STREAMS_MAX
             if keep:
-                self._idle.append((writer, reader))
+                self._idle.append(_IdleStream(writer, reader, time.monotonic()))
+                if self._reaper is None:
+                    self._reaper = threading.Thread(target=self._reap, name="lakehead-idle", daemon=True)
+                    self._reaper.start()
         if not keep:
             _finish(writer)
         reply = decode_reply(data)
@@ -81,13 +90,27 @@ class FlightEndpoint:
             if self._closed:
                 raise ClosedError("the connection is closed: connect again")
             if self._idle:
-                return self._idle.pop()
+                stream = self._idle.pop()
+                return stream.writer, stream.reader
         try:
             writer, reader = self._client.do_exchange(fl.FlightDescriptor.for_command(b"calls"), self._options)
             writer.begin(ATTACHMENT_SCHEMA)
         except (fl.FlightError, pa.ArrowException, OSError) as e:
             raise self._failure(e) from e
         return writer, reader
+
+    def _reap(self) -> None:
+        while not self._closing.wait(_IDLE_SECONDS / 2):
+            with self._lock:
+                oldest = time.monotonic() - _IDLE_SECONDS
+                stale = [s for s in self._idle if s.since < oldest]
+                self._idle = [s for s in self._idle if s.since >= oldest]
+                if not self._idle:
+                    self._reaper = None
+            for stream in stale:
+                _finish(stream.writer)
+            if self._reaper is not threading.current_thread():
+                return
 
     def stream(self, request: Request) -> FlightStream:
         if self._closed:
@@ -124,9 +147,17 @@ class FlightEndpoint:
                 return
             self._closed = True
             idle, self._idle = self._idle, []
-        for writer, _ in idle:
-            _finish(writer)
+        self._closing.set()
+        for stream in idle:
+            _finish(stream.writer)
         self._client.close()
+
+
+@dataclass(frozen=True)
+class _IdleStream:
+    writer: Any
+    reader: Any
+    since: float
 
 
 def _finish(writer: Any) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hmac
 import logging
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -63,12 +64,21 @@ class FlightServer(fl.FlightServerBase):
             super().__init__(f"grpc://{host}:{port}", middleware={"token": _Token(token)})
         except (pa.ArrowException, OSError) as e:
             raise InvalidRequestError(f"cannot listen on {host}:{port}: is the port in use? ({e})") from e
-        self._thread = threading.Thread(target=self.serve, name="lakehead-flight", daemon=True)
-        self._thread.start()
+        # It listens from here on. `serve` would only wait, and take over the process's signal handlers.
+        self._stopping: threading.Thread | None = None
+        _end_with_process(self)
 
     def stop(self) -> None:
-        """Take no more connections. Calls under way end when their clients do, so nothing waits for them."""
-        threading.Thread(target=self.shutdown, name="lakehead-flight-stop", daemon=True).start()
+        """Take no more connections. Calls under way end when their clients let go, which `wait_stopped` waits for."""
+        self._stopping = threading.Thread(target=self.shutdown, name="lakehead-flight-stop", daemon=True)
+        self._stopping.start()
+
+    def wait_stopped(self, seconds: float) -> bool:
+        """Return when no client holds on to the stopped server any more, or after that time; True in the first case."""
+        if self._stopping is None:
+            return False
+        self._stopping.join(seconds)
+        return not self._stopping.is_alive()
 
     def _error(self, e: BaseException) -> ErrorReply:
         if isinstance(e, ClosedError) and self._service.closing:
@@ -110,6 +120,15 @@ class FlightServer(fl.FlightServerBase):
                 stream.close()
 
         return fl.GeneratorStream(stream.schema, batches())
+
+
+def _end_with_process(server: FlightServer) -> None:
+    """Keep pyarrow from shutting the server down at interpreter exit, where it would wait for ever for a client that
+    holds an idle stream; `ServerHost.close` and `wait_stopped` do it in bounded time."""
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        alive = finalizer.peek()
+        if alive is not None and alive[0] is server:
+            finalizer.atexit = False
 
 
 def _requests(reader: Any) -> Iterator[tuple[bytes, list[pa.Buffer]]]:

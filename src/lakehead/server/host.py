@@ -64,6 +64,11 @@ class ServerHost:
             stack.callback(self._flight.stop)
             stack.callback(remove_token, self.port, self.token)
 
+    def wait_stopped(self, seconds: float) -> bool:
+        """After `close`: return when no client holds on any more, or after that time; True in the first case. A
+        process that ends earlier cuts clients off."""
+        return self._flight.wait_stopped(seconds)
+
     def forget(self) -> None:
         """In a forked child: hold neither the folder nor the port; the parent goes on."""
         self._lock.forget()
