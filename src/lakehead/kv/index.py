@@ -21,9 +21,9 @@ class KeyIndex:
     def __init__(self) -> None:
         self._entries = np.zeros((2 * _SLOTS_MIN, 2), np.int64)
         self.live_offsets = np.full(_SLOTS_MIN, -1, np.int64)
-        self._free = np.zeros(_SLOTS_MIN, np.int64)
-        self._starts = np.zeros(_SLOTS_MIN, np.int64)
-        self._lengths = np.zeros(_SLOTS_MIN, np.int64)
+        self._free = np.zeros(0, np.int64)
+        self._starts = np.zeros(0, np.int64)  # of hashed keys only, as the next two
+        self._lengths = np.zeros(0, np.int64)
         self._arena = np.zeros(1 << 12, np.uint8)
         self._state = np.zeros(5, np.int64)
 
@@ -71,7 +71,7 @@ class KeyIndex:
         """Insert, move or remove keys in this order; returns the slot of each, -1 for a delete that found nothing."""
         from lakehead.kv import kernels
 
-        self._reserve(len(keys.keys), len(keys.data))
+        self._reserve(len(keys.keys), int(np.count_nonzero(deleted)), len(keys.data), hashed=not keys.exact)
         out = np.empty(len(keys.keys), np.int64)
         kernels.apply_changes(
             self._entries,
@@ -97,15 +97,17 @@ class KeyIndex:
         slots = np.flatnonzero(self.live_offsets[: self.slots_used] >= 0)
         return slots[np.argsort(self.live_offsets[slots], kind="stable")]
 
-    def _reserve(self, rows: int, key_bytes: int) -> None:
+    def _reserve(self, rows: int, deletes: int, key_bytes: int, *, hashed: bool) -> None:
         from lakehead.kv import kernels
 
         if self.slots_used + rows > self.capacity:
-            size = max(self.capacity * 2, self.slots_used + rows)
-            self.live_offsets = _grown(self.live_offsets, size, fill=-1)
-            self._free = _grown(self._free, size)
-            self._starts = _grown(self._starts, size)
-            self._lengths = _grown(self._lengths, size)
+            self.live_offsets = _grown(self.live_offsets, max(self.capacity * 2, self.slots_used + rows), fill=-1)
+        if hashed and len(self._starts) < self.capacity:
+            self._starts = _grown(self._starts, self.capacity)
+            self._lengths = _grown(self._lengths, self.capacity)
+        free = int(self._state[_FREE]) + deletes
+        if free > len(self._free):
+            self._free = _grown(self._free, 2 * free)
         entries = len(self._entries)
         while (len(self) + rows) * 3 > entries * 2:
             entries *= 2
