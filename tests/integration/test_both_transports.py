@@ -136,9 +136,7 @@ def test_lookups_come_in_the_order_asked(con: lh.Connection, name: str) -> None:
 
 def test_prefix_lookup(con: lh.Connection, name: str) -> None:
     schema = pa.schema([("p", pa.string()), ("u", pa.int32()), ("n", pa.string()), ("v", pa.float64())])
-    table = con.create_table(
-        name, schema, primary_key=["p", "u", "n"], partition_by="p", bucket_key="u", buckets=3
-    )
+    table = con.create_table(name, schema, primary_key=["p", "u", "n"], partition_by="p", bucket_key="u", buckets=3)
     table.upsert([{"p": p, "u": u, "n": n, "v": 0.5} for p in "ab" for u in range(10) for n in "xyz"])
     table.delete([{"p": "a", "u": 4, "n": "y"}])
     found = table.prefix_lookup([{"p": "a", "u": 4}]).to_pylist()
