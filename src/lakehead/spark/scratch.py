@@ -7,6 +7,7 @@ its process ends: three times faster than `createDataFrame`. Elsewhere through `
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -26,8 +27,20 @@ SCRATCH_BYTES_MAX = 8 << 30
 """Scratch files of one process beyond so many bytes are removed, oldest first; frames that read them then fail."""
 _ROW_GROUP_ROWS = 128 << 10
 
+_GLOB = re.compile(r"([\[\]{}*?\\])")
+
 _lock = threading.Lock()
 _files: dict[str, int] = {}
+
+
+def spark_path(location: str) -> str:
+    """A file's address as Spark reads it literally: a folder may be called ``a[b]``.
+
+    Escaped, because Spark 4.3 reads each of several such files as often as there are files when globbing is off.
+    """
+    if location.startswith("s3://"):
+        location = "s3a://" + location.removeprefix("s3://")
+    return _GLOB.sub(r"\\\1", location)
 
 
 def is_shared(spark: SparkSession) -> bool:
@@ -49,7 +62,7 @@ def scratch_frame(spark: SparkSession, schema: pa.Schema, batches: Iterable[pa.R
     rows = (_conform(b, stored) for b in _chain(first, filled))
     if is_shared(spark):
         path = _write(spark.sparkContext._temp_dir, stored, rows)
-        return spark.read.schema(spark_schema(schema)).parquet(f"file://{path}")
+        return spark.read.schema(spark_schema(schema)).parquet(spark_path(f"file://{path}"))
     return spark.createDataFrame(pa.Table.from_batches(rows, stored), spark_schema(schema))
 
 

@@ -27,12 +27,11 @@ _SPARK_LITERAL = re.compile(
 )
 _ALIAS = re.compile(r"\s+(as\s+)?([^\W\d]\w*|`)", re.IGNORECASE)
 _NO_ALIAS = frozenset(
-    ["where", "group", "order", "having", "limit", "offset", "join", "inner", "left", "right", "full", "cross"]
-    + ["natural", "on", "using", "union", "except", "intersect", "minus", "window", "qualify", "semi", "anti"]
-    + ["lateral", "tablesample", "pivot", "unpivot", "select", "cluster", "distribute", "sort", "version", "timestamp"]
-    + ["for", "fetch", "set", "values", "partition", "from"]
-)  # fmt: skip
-_TAKES_NO_ALIAS = frozenset(["describe", "desc", "table", "into", "cache", "refresh", "extended", "formatted"])
+    """where group order having limit offset join inner left right full cross natural on using union except intersect
+    minus window qualify semi anti lateral tablesample pivot unpivot select cluster distribute sort version timestamp
+    for fetch set values partition from""".split()  # noqa: SIM905
+)
+_TAKES_NO_ALIAS = frozenset(["describe", "desc", "table", "into", "cache", "refresh"])
 
 
 def read_name(

@@ -25,7 +25,7 @@ from lakehead.lake.read_plan import LakeFile
 from lakehead.lake.union import Pin, Superseded, UnionRead, pin
 from lakehead.lake.view import LakeView
 from lakehead.spark.dead import KEY_COLUMN, OFFSET_BITS, PARTITION_COLUMN, LakeParts, dead_table, split_files
-from lakehead.spark.scratch import is_shared, scratch_frame
+from lakehead.spark.scratch import is_shared, scratch_frame, spark_path
 from lakehead.spark.types import spark_schema
 from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor
 
@@ -108,14 +108,7 @@ def _lake_frames(spark: SparkSession, view: LakeView | None, superseded: Superse
 
 
 def _scan(spark: SparkSession, schema: StructType, files: Iterable[LakeFile]) -> DataFrame:
-    # Names of lake files are literal: a folder may be called "a[b]".
-    reader = spark.read.schema(schema).option("__globPaths__", "false")
-    return reader.parquet(*(spark_path(f.path) for f in files))
-
-
-def spark_path(location: str) -> str:
-    """A lake file's address as Hadoop's file systems spell it."""
-    return "s3a://" + location.removeprefix("s3://") if location.startswith("s3://") else location
+    return spark.read.schema(schema).parquet(*(spark_path(f.path) for f in files))
 
 
 def _dead_frame(spark: SparkSession, desc: TableDescriptor, parts: LakeParts) -> DataFrame | None:

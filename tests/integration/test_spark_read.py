@@ -1,0 +1,272 @@
+"""PySpark reads what `Table.scan` reads: union, lake and hot, log and keyed, every type, deleted and foreign rows."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.table import Transaction
+
+import lakehead as lh
+import lakehead.spark as lhs
+from lakehead.lake.commit import to_data_file
+from lakehead.lake.files import LakeWriteSpec, write_data_files, write_position_deletes
+from lakehead.lake.rowdelta import RowDelta
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema([("id", pa.int64()), ("kind", pa.string()), ("qty", pa.int32()), ("price", pa.float64())])
+KEYED = pa.schema([("day", pa.date32()), ("id", pa.int64()), ("status", pa.string()), ("amount", pa.decimal128(12, 2))])
+
+
+@pytest.fixture(scope="module")
+def con(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lh.Connection]:
+    # A folder name that globbing or URL decoding would take for something else.
+    with lh.connect(tmp_path_factory.mktemp("data") / "odd é [x] {y} +") as con:
+        yield con
+
+
+@pytest.fixture(scope="module")
+def spark(con: lh.Connection) -> SparkSession:
+    return lhs.session(con)
+
+
+def events(start: int, end: int) -> pa.Table:
+    i = np.arange(start, end)
+    kinds = np.array(["view", "cart", "buy"])[i % 3]
+    return pa.table([pa.array(i), pa.array(kinds), pa.array((i % 7).astype("i4")), pa.array(i / 8)], schema=SCHEMA)
+
+
+def orders(ids: range, version: int) -> pa.Table:
+    rows = [
+        {
+            "day": dt.date(2026, 1, 1 + i % 3),
+            "id": i,
+            "status": None if i % 11 == 0 else f"v{version}",
+            "amount": Decimal(i + version) / 4,
+        }
+        for i in ids
+    ]
+    return pa.Table.from_pylist(rows, KEYED)
+
+
+def same(frame: DataFrame, want: pa.Table, *keys: str) -> None:
+    assert frame.columns == want.column_names
+    got = frame.toArrow().cast(pa.schema([f.with_nullable(True) for f in want.schema]))
+    order = [(k, "ascending") for k in keys]
+    assert got.sort_by(order).to_pylist() == want.sort_by(order).to_pylist()
+
+
+@pytest.fixture(scope="module")
+def log(con: lh.Connection) -> lh.Table:
+    t = con.create_table("shop.events", SCHEMA, buckets=2, lake="iceberg")
+    t.append(events(0, 6000))
+    con.tier("shop.events")
+    t.append(events(6000, 10_000))
+    return t
+
+
+@pytest.fixture(scope="module")
+def keyed(con: lh.Connection) -> lh.Table:
+    t = con.create_table(
+        "shop.orders", KEYED, primary_key=["day", "id"], partition_by=["day"], buckets=2, lake="iceberg"
+    )
+    t.upsert(orders(range(3000), 0))
+    con.tier("shop.orders")
+    t.upsert(orders(range(1000, 1500), 1))
+    t.delete(orders(range(100), 0))
+    con.tier("shop.orders")
+    t.upsert(orders(range(1200, 3300), 2))
+    t.delete(orders(range(80, 200), 0))
+    return t
+
+
+def test_log_table(spark: SparkSession, log: lh.Table) -> None:
+    same(lhs.table(spark, "shop.events"), log.scan().to_arrow(), "id")
+    same(lhs.table(spark, "shop.events", tier="lake"), log.scan(tier="lake").to_arrow(), "id")
+    same(lhs.table(spark, "shop.events", tier="hot"), log.scan(tier="hot").to_arrow(), "id")
+
+
+def test_keyed_table(spark: SparkSession, keyed: lh.Table) -> None:
+    assert lhs.table(spark, "shop.orders", tier="lake").count() == keyed.scan(tier="lake").count() == 2900
+    same(lhs.table(spark, "shop.orders"), keyed.scan().to_arrow(), "id")
+    same(lhs.table(spark, "shop.orders", columns=["amount", "id"]), keyed.scan(["amount", "id"]).to_arrow(), "id")
+    got = lhs.table(spark, "shop.orders", columns=["id"], system_columns=True)
+    same(got, keyed.scan(["id"], system_columns=True).to_arrow(), "id")
+
+
+def test_time_travel(spark: SparkSession, keyed: lh.Table) -> None:
+    first = keyed.lake.snapshots()["snapshot_id"][0].as_py()
+    same(lhs.table(spark, "shop.orders", snapshot=first), orders(range(3000), 0), "id")
+
+
+def test_before_anything_is_tiered(spark: SparkSession, con: lh.Connection) -> None:
+    con.create_table("shop.none", SCHEMA, lake="iceberg")
+    assert lhs.table(spark, "shop.none").count() == 0
+    t = con.create_table("shop.nolake", KEYED, primary_key=["day", "id"])
+    t.upsert(orders(range(100), 0))
+    t.upsert(orders(range(50), 1))
+    same(lhs.table(spark, "shop.nolake"), t.scan().to_arrow(), "id")
+    with pytest.raises(lh.NoLakeError):
+        lhs.table(spark, "shop.nolake$lake")
+
+
+def test_the_lake_part_stays_native(spark: SparkSession, log: lh.Table, keyed: lh.Table) -> None:
+    def plan(frame: DataFrame) -> str:
+        return str(frame._jdf.queryExecution().executedPlan().toString())
+
+    text = plan(lhs.table(spark, "shop.events").where("qty > 3").select("id"))
+    assert "GreaterThan(qty,3)" in text and "Batched: true" in text and "Join" not in text
+    text = plan(lhs.table(spark, "shop.orders").where("status = 'v0'").select("id"))
+    assert "EqualTo(status,v0)" in text and text.count("LeftAnti") == 1 and "amount" not in text
+
+
+def test_every_type(spark: SparkSession, con: lh.Connection) -> None:
+    at = dt.datetime(2026, 5, 4, 3, 2, 1, 123456)
+    values = {
+        "id": (pa.int64(), 1),
+        "flag": (pa.bool_(), True),
+        "i8": (pa.int8(), -128),
+        "i16": (pa.int16(), 32767),
+        "f32": (pa.float32(), 1.5),
+        "dec": (pa.decimal128(20, 3), Decimal("12345678901234567.125")),
+        "day": (pa.date32(), at.date()),
+        "clock": (pa.time64("us"), at.time()),
+        "seconds": (pa.time32("s"), dt.time(1, 2, 3)),
+        "at": (pa.timestamp("us"), at),
+        "milli": (pa.timestamp("ms"), at.replace(microsecond=5000)),
+        "zoned": (pa.timestamp("us", "UTC"), at.replace(tzinfo=dt.UTC)),
+        "large": (pa.large_string(), "søk"),
+        "bin": (pa.binary(), b"\x00\xff"),
+        "fixed": (pa.binary(3), b"abc"),
+        "tags": (pa.list_(pa.string()), ["a", None]),
+        "bytes": (pa.list_(pa.int8()), [1, -1]),
+        "map": (pa.map_(pa.string(), pa.int16()), [("k", 7)]),
+        "nest": (pa.struct([("x", pa.int16()), ("y", pa.list_(pa.float64()))]), {"x": 5, "y": [0.5]}),
+    }
+    schema = pa.schema([(n, t) for n, (t, _) in values.items()])
+    row = {n: v for n, (_, v) in values.items()}
+    t = con.create_table("types.every", schema, lake="iceberg")
+    t.append([row, {**dict.fromkeys(row), "id": 2}])
+    con.tier("types.every")
+    t.append([{**row, "id": 3}, {**dict.fromkeys(row), "id": 4}])
+    same(lhs.table(spark, "types.every"), t.scan().to_arrow(), "id")
+    source = spark.read.format("lakehead").option("uri", con.uri).option("table", "types.every").load()
+    same(source, t.scan().to_arrow(), "id")
+    for where in ("i8 < 0", "day = date'2026-05-04'", "zoned > timestamp'2026-05-04 00:00:00Z'", "dec > 1"):
+        assert [r.id for r in lhs.table(spark, "types.every").where(where).orderBy("id").collect()] == [1, 3], where
+        assert source.where(where).count() == 2, where
+
+
+def test_sql(spark: SparkSession, con: lh.Connection, log: lh.Table, keyed: lh.Table) -> None:
+    def one(query: str) -> object:
+        return lhs.sql(spark, query).collect()[0][0]
+
+    assert one("select count(*) from shop.events") == 10_000
+    assert one("select count(*) from shop.events$lake") == 6000
+    assert one("select count(*) from shop.orders$lake$snapshots") == 2
+    assert one("select sum(rows) from shop.events$lake$files") == 6000
+    kinds = lhs.sql(spark, "select __change_type k, count(*) n from shop.orders$changelog group by 1").collect()
+    stream = [b.rows for b in keyed.subscribe(start="earliest", stop="now")]
+    assert {r.k: r.n for r in kinds}["-U"] == sum(b["__change_type"].to_pylist().count("-U") for b in stream)
+    joined = "select count(*) from shop.events e join shop.orders on orders.id = e.id where e.kind = 'buy'"
+    assert one(joined) == con.sql(joined).fetchone()[0]
+    assert one("with events as (select 1 as x) select max(x) from events") == 1
+    assert not [v.name for v in spark.catalog.listTables() if v.name.startswith("lakehead_")]
+    with pytest.raises(lh.SqlError, match="no such suffix"):
+        lhs.sql(spark, "select * from shop.events$lakes")
+    with pytest.raises(lh.SqlError):
+        lhs.sql(spark, "select nope from shop.events")
+    with pytest.raises(lh.TableNotFoundError):
+        lhs.sql(spark, "select * from shop.missing$lake")
+
+
+def test_source(spark: SparkSession, con: lh.Connection, log: lh.Table, keyed: lh.Table) -> None:
+    def read(table: str, **options: str) -> DataFrame:
+        return spark.read.format("lakehead").options(uri=con.uri, table=table, **options).load()
+
+    same(read("shop.events"), log.scan().to_arrow(), "id")
+    same(read("shop.orders"), keyed.scan().to_arrow(), "id")
+    same(read("shop.orders", columns="amount,id"), keyed.scan(["amount", "id"]).to_arrow(), "id")
+    assert read("shop.events", tier="lake").count() == 6000
+    assert read("shop.events", tier="hot").count() == 4000
+    assert read("shop.events").where("kind = 'buy' and price >= 100").count() == (
+        log.scan(where="kind = 'buy' and price >= 100").count()
+    )
+    assert read("shop.orders").where("status like 'v2%' and amount < 500").count() == (
+        keyed.scan(where="status = 'v2' and amount < 500").count()
+    )
+    with pytest.raises(Exception, match="there is no table"):
+        read("shop.missing")
+
+
+def test_rows_deleted_and_updated_by_others(spark: SparkSession, con: lh.Connection) -> None:
+    """An engine deletes by position, and updates as Spark does: the new row keeps the old one's offset."""
+    t = con.create_table("foreign.log", SCHEMA, lake="iceberg")
+    t.append(events(0, 1000))
+    con.tier("foreign.log")
+    t.append(events(1000, 2000))
+    con.tier("foreign.log")
+    t.append(events(2000, 2500))
+    table = t.lake.iceberg()
+    spec = LakeWriteSpec.of(table, target_file_bytes=1 << 27)
+    first, second = sorted(
+        (task.file for task in table.scan().plan_files()),
+        key=lambda f: t.lake.files()["path"].to_pylist().index(f.file_path),
+    )
+
+    def commit(data: pa.Table | None, deletes: dict[object, list[int]]) -> None:
+        tx = Transaction(t.lake.iceberg())
+        delta = RowDelta(tx, {}, lambda _: None)
+        for file, positions in deletes.items():
+            partition = tuple(file.partition[i] for i in range(len(file.partition)))  # type: ignore[attr-defined]
+            written = write_position_deletes(
+                spec,
+                file.file_path,
+                np.array(positions),
+                spec_id=file.spec_id,
+                partition=partition,  # type: ignore[attr-defined]
+            )
+            delta.add_deletes(to_data_file(written), file)  # type: ignore[arg-type]
+        for file_written in write_data_files(spec, data.to_batches(), (0,)) if data is not None else ():
+            delta.append_data_file(to_data_file(file_written))
+        delta.commit()
+        tx.commit_transaction()
+
+    commit(None, {first: [0, 1, 999]})
+    want = pa.concat_tables([events(2, 999), events(1000, 2500)])
+    same(lhs.table(spark, "foreign.log"), want, "id")
+    assert "LeftAnti" in lhs.table(spark, "foreign.log")._jdf.queryExecution().executedPlan().toString()
+
+    old = pq.read_table(second.file_path.removeprefix("file://"), partitioning=None).slice(10, 5)
+    kept = old.set_column(old.schema.get_field_index("kind"), "kind", pa.array(["changed"] * 5))
+    commit(kept, {second: list(range(10, 15))})
+    changed = events(1010, 1015).set_column(1, SCHEMA.field("kind"), pa.array(["changed"] * 5))
+    want = pa.concat_tables([events(2, 999), events(1000, 1010), changed, events(1015, 2500)])
+    same(lhs.table(spark, "foreign.log"), want, "id")
+    same(spark.read.format("lakehead").options(uri=con.uri, table="foreign.log").load(), want, "id")
+
+
+def test_nothing_is_left_behind(spark: SparkSession, log: lh.Table) -> None:
+    folder = Path(spark.sparkContext._temp_dir)
+    lhs.table(spark, "shop.events").count()
+    assert list(folder.glob("*.parquet")), "scratch files lie in the folder that Spark removes"
+
+
+def test_session_without_connection(spark: SparkSession, con: lh.Connection) -> None:
+    assert lhs.attach(spark, con) is spark
+    assert lhs.session(con).sparkContext is spark.sparkContext
+    with pytest.raises(lh.TableNotFoundError):
+        lhs.table(spark, "shop.nope")
+    with pytest.raises(lh.ColumnNotFoundError):
+        lhs.table(spark, "shop.events", columns=["nope"])

@@ -1,0 +1,116 @@
+"""The tiering service on Spark: fresh lakes, one table's trouble kept from others, fenced services that stop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+import lakehead as lh
+import lakehead.spark as lhs
+from lakehead.lake.marks import next_epoch
+from lakehead.lake.round import run_round
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from lakehead.spark.tiering import RoundReport
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
+
+
+@pytest.fixture
+def con(tmp_path: Path) -> Iterator[lh.Connection]:
+    with lh.connect(tmp_path / "data") as con:
+        yield con
+
+
+@pytest.fixture
+def spark(con: lh.Connection) -> SparkSession:
+    return lhs.session(con)
+
+
+def rows(start: int, end: int, v: str = "a") -> list[dict[str, object]]:
+    return [{"id": i, "v": v} for i in range(start, end)]
+
+
+def test_tables_are_tiered_until_told_to_stop(spark: SparkSession, con: lh.Connection) -> None:
+    log = con.create_table("t.log", SCHEMA, buckets=2, lake="iceberg", freshness="1s")
+    keyed = con.create_table("t.keyed", SCHEMA, primary_key=["id"], buckets=2, lake="iceberg", freshness="1s")
+    con.create_table("t.plain", SCHEMA).append(rows(0, 10))
+    log.append(rows(0, 3000))
+    keyed.upsert(rows(0, 1000))
+    reports: list[RoundReport] = []
+    late: list[lh.Table] = []
+
+    def on_round(report: RoundReport) -> None:
+        reports.append(report)
+        if len(reports) == 2:
+            log.append(rows(3000, 4000))
+            keyed.upsert(rows(500, 1500, "b"))
+            keyed.delete([{"id": i} for i in range(100)])
+            late.append(con.create_table("t.late", SCHEMA, lake="iceberg", freshness="1s"))
+            late[0].append(rows(0, 5))
+
+    service = lhs.tiering_service(spark, con, on_round=on_round)
+    service.run(lambda: len(reports) >= 5)
+    assert sorted({r.table for r in reports}) == ["t.keyed", "t.late", "t.log"]
+    assert log.scan(tier="lake").count() == 4000
+    assert keyed.scan(tier="lake").to_arrow().sort_by("id").to_pylist() == rows(100, 500) + rows(500, 1500, "b")
+    assert lhs.table(spark, "t.keyed").count() == 1400
+    assert [r.deletes for r in reports if r.table == "t.keyed"] == [0, 600]
+
+
+def test_idle_tables_get_no_rounds(spark: SparkSession, con: lh.Connection) -> None:
+    t = con.create_table("t.idle", SCHEMA, lake="iceberg", freshness="100ms")
+    t.append(rows(0, 10))
+    lhs.tiering_service(spark, con, ["t.idle"]).run(1.5)
+    assert t.lake.snapshots().num_rows == 1
+
+
+def test_trouble_of_one_table_stays_with_it(spark: SparkSession, con: lh.Connection) -> None:
+    good = con.create_table("t.good", SCHEMA, lake="iceberg", freshness="200ms")
+    bad = con.create_table("t.bad", SCHEMA, lake="iceberg", freshness="200ms")
+    bad.append(rows(0, 10))
+    good.append(rows(0, 10))
+    with bad.lake.iceberg().update_schema() as update:
+        update.delete_column("v")
+    reports: list[RoundReport] = []
+    lhs.tiering_service(spark, con, on_round=reports.append).run(lambda: bool(reports))
+    assert [r.table for r in reports] == ["t.good"]
+    assert not list(Path(bad.lake.iceberg().location().removeprefix("file://")).glob("data/*.parquet"))
+
+
+def test_a_newer_service_takes_over(spark: SparkSession, con: lh.Connection) -> None:
+    t = con.create_table("t.f", SCHEMA, lake="iceberg", freshness="100ms")
+    t.append(rows(0, 10))
+    fenced = threading.Event()
+    reports: list[RoundReport] = []
+
+    def on_round(report: RoundReport) -> None:
+        reports.append(report)
+        t.append(rows(10, 20))
+        table = t.lake.iceberg()
+        run_round(lambda: table, t._client.desc, t._client, epoch=next_epoch(table))
+        t.append(rows(20, 30))
+        fenced.set()
+
+    service = lhs.tiering_service(spark, con, on_round=on_round)
+    service.run(lambda: fenced.is_set() and bool(service._fenced))
+    assert len(reports) == 1
+    assert t.scan(tier="lake").count() == 20
+    assert t.scan().count() == 30
+
+
+def test_stop_from_another_thread(spark: SparkSession, con: lh.Connection) -> None:
+    service = lhs.tiering_service(spark, con)
+    timer = threading.Timer(0.3, service.stop)
+    timer.start()
+    service.run()
+    timer.join()

@@ -1,0 +1,48 @@
+"""Table names in Spark SQL: what is Lakehead's, what is not, and what keeps its alias."""
+
+from __future__ import annotations
+
+import pytest
+
+from lakehead.spark.statement import alias_for, find_spark_tables
+
+TABLES = ["shop.orders", "shop.users", "default.bare"]
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("select * from shop.orders", ["shop.orders"]),
+        ("select * from shop.orders$lake", ["shop.orders$lake"]),
+        ("select * from shop.orders$lake$snapshots s", ["shop.orders$lake$snapshots"]),
+        ("select * from `shop`.`orders` o join shop.users u on o.id = u.id", ["shop.orders", "shop.users"]),
+        ("select 'from shop.orders$lake', \"from shop.users$lake\" from x", []),
+        ("select 'it\\'s' from shop.orders -- from shop.users", ["shop.orders"]),
+        ("select * from spark_view", []),
+        ("select * from bare", ["default.bare"]),
+        ("with bare as (select 1) select * from bare", []),
+        ("with t as (select * from shop.orders) select * from t", ["shop.orders"]),
+        ("select * from (select * from shop.orders), shop.users", ["shop.orders", "shop.users"]),
+    ],
+)
+def test_find(query: str, names: list[str]) -> None:
+    found = find_spark_tables(query, TABLES)
+    assert [full for _, full in found] == names
+    assert all(query[n.start : n.end] == n.text for n, _ in found)
+
+
+@pytest.mark.parametrize(
+    ("query", "alias"),
+    [
+        ("select orders.id from shop.orders", " as `orders`"),
+        ("select orders.id from shop.orders where id > 3", " as `orders`"),
+        ("select o.id from shop.orders o", ""),
+        ("select o.id from shop.orders as o", ""),
+        ("select * from shop.orders left join x on true", " as `orders`"),
+        ("select * from shop.orders$lake", " as `orders$lake`"),
+        ("describe shop.orders", ""),
+    ],
+)
+def test_alias(query: str, alias: str) -> None:
+    ((name, _),) = find_spark_tables(query, TABLES)
+    assert alias_for(query, name) == alias
