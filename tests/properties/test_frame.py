@@ -1,4 +1,4 @@
-"""Any bytes given to the frame decoder are refused as corruption or decoded; nothing else is raised, nothing crashes."""
+"""Any bytes given to the frame decoder are refused as corruption or decoded; nothing else is raised or crashes."""
 
 from __future__ import annotations
 

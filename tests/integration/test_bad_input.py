@@ -1,0 +1,204 @@
+"""Bad input: each kind has its own typed error that says what to do, and nothing is changed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import lakehead as lh
+
+KV = pa.schema([("k", pa.int64()), ("v", pa.string())])
+X = pa.schema([("x", pa.int32())])
+AB = pa.schema([("a", pa.int32()), ("b", pa.int32())])
+
+
+class Tables:
+    def __init__(self, con: lh.Connection) -> None:
+        self.con = con
+        self.keyed = con.create_table("b.keyed", KV, primary_key="k")
+        self.log = con.create_table("b.log", X)
+        self.parts = con.create_table("b.parts", KV, primary_key=["k", "v"], partition_by="v")
+        self.keyed.upsert([{"k": 1, "v": "one"}])
+        self.log.append([{"x": 1}])
+
+
+@pytest.fixture(scope="module")
+def tables(con: lh.Connection) -> Iterator[Tables]:
+    made = Tables(con)
+    yield made
+    # Whatever the cases tried: the tables are as they were.
+    assert con.tables("b") == ["b.keyed", "b.log", "b.parts"]
+    assert made.keyed.scan().to_arrow().to_pylist() == [{"k": 1, "v": "one"}]
+    assert made.log.scan().to_arrow().to_pylist() == [{"x": 1}]
+    assert [r["high_watermark"] for t in (made.keyed, made.log) for r in t.status().to_pylist()] == [1, 1]
+    assert made.parts.status().num_rows == 0, "no partition was made"
+
+
+def create(schema: object, **how: Any) -> Callable[[Tables], object]:
+    return lambda t: t.con.create_table("b.new", schema, **how)
+
+
+TWICE = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array(["a"])], names=["k", "k", "v"])
+CASES: dict[str, tuple[Callable[[Tables], object], type[lh.LakeheadError], str]] = {
+    "unknown table": (lambda t: t.con.table("b.keyd"), lh.TableNotFoundError, "did you mean 'b.keyed'"),
+    "unknown database": (lambda t: t.con.table("zzz.qqq"), lh.TableNotFoundError, "no table zzz.qqq"),
+    "bad table name": (lambda t: t.con.table("a.b.c"), lh.InvalidRequestError, "database.table"),
+    "drop unknown": (lambda t: t.con.drop_table("b.nope"), lh.TableNotFoundError, "b.nope"),
+    "exists": (lambda t: t.con.create_table("b.log", X), lh.TableExistsError, "if_not_exists"),
+    "reserved column": (create(pa.schema([("__x", pa.int32())])), lh.InvalidSchemaError, "__"),
+    "two columns of a name": (create(pa.schema([("x", pa.int32()), ("x", pa.int32())])), lh.InvalidSchemaError, "'x'"),
+    "no columns": (create(pa.schema([])), lh.InvalidSchemaError, "at least one"),
+    "zero buckets": (create(X, buckets=0), lh.InvalidSchemaError, "from 1 to"),
+    "too many buckets": (create(X, buckets=10**6), lh.InvalidSchemaError, "from 1 to"),
+    "buckets in words": (create(X, buckets="four"), lh.InvalidSchemaError, "whole number"),
+    "unknown key": (create(X, primary_key="y"), lh.InvalidSchemaError, "'y'"),
+    "float key": (create(pa.schema([("f", pa.float64())]), primary_key="f"), lh.InvalidSchemaError, "use an integer"),
+    "nanoseconds": (create(pa.schema([("t", pa.timestamp("ns"))])), lh.InvalidSchemaError, "microseconds"),
+    "partition outside the key": (create(AB, primary_key="a", partition_by="b"), lh.InvalidSchemaError, "primary_key"),
+    "no schema": (create(5), lh.InvalidSchemaError, "pyarrow.Schema"),
+    "unknown property": (create(X, durabilty="os"), lh.InvalidPropertyError, "durability"),
+    "bad property": (create(X, durability="maybe"), lh.InvalidPropertyError, "sync, os"),
+    "bad duration": (create(X, freshness="soon"), lh.InvalidPropertyError, "30s"),
+    "bad size": (create(X, segment_bytes="much"), lh.InvalidPropertyError, "64MiB"),
+    "unknown lake": (create(X, lake="delta"), lh.InvalidPropertyError, "iceberg"),
+    "unknown column": (lambda t: t.keyed.upsert([{"k": 2, "w": "a"}]), lh.ColumnNotFoundError, "'w'"),
+    "missing column": (lambda t: t.log.append(pa.table({"x": []}).drop(["x"])), lh.SchemaMismatchError, "add"),
+    "wrong type": (lambda t: t.keyed.upsert(pa.table({"k": ["a"], "v": ["b"]})), lh.SchemaMismatchError, "'k'"),
+    "value too large": (lambda t: t.log.append([{"x": 2**40}]), lh.SchemaMismatchError, "row 0"),
+    "good and bad rows": (lambda t: t.log.append([{"x": 2}, {"x": "no"}]), lh.SchemaMismatchError, "row 1"),
+    "no table at all": (lambda t: t.log.append(7), lh.SchemaMismatchError, "list of dicts"),
+    "column given twice": (lambda t: t.keyed.upsert(TWICE), lh.SchemaMismatchError, "twice"),
+    "system column": (lambda t: t.log.append([{"x": 1, "__offset": 3}]), lh.SchemaMismatchError, "reserved"),
+    "null key": (lambda t: t.keyed.upsert([{"k": 2, "v": "a"}, {"k": None, "v": "b"}]), lh.NullKeyError, "row 1"),
+    "null partition": (lambda t: t.parts.upsert([{"k": 1, "v": None}]), lh.NullKeyError, "'v'"),
+    "null deleted key": (lambda t: t.keyed.delete([{"k": None}]), lh.NullKeyError, "'k'"),
+    "no key": (lambda t: t.keyed.upsert(pa.table({"v": ["b"]})), lh.SchemaMismatchError, "k"),
+    "partial without key": (lambda t: t.keyed.upsert([{"k": 1, "v": "a"}], columns=["v"]), lh.SchemaMismatchError, "k"),
+    "partial of nothing": (lambda t: t.keyed.upsert([{"k": 1}], columns=["k", "v"]), lh.ColumnNotFoundError, "'v'"),
+    "append to keyed": (lambda t: t.keyed.append([{"k": 2, "v": "a"}]), lh.WrongTableKindError, "upsert"),
+    "upsert to log": (lambda t: t.log.upsert([{"x": 2}]), lh.WrongTableKindError, "append"),
+    "delete from log": (lambda t: t.log.delete([{"x": 1}]), lh.WrongTableKindError, "log_ttl"),
+    "lookup in log": (lambda t: t.log.lookup([1]), lh.WrongTableKindError, "scan"),
+    "lookup by another column": (lambda t: t.keyed.lookup(pa.table({"v": ["a"]})), lh.ColumnNotFoundError, "'v'"),
+    "lookup by part of the key": (lambda t: t.parts.lookup([{"k": 1}]), lh.SchemaMismatchError, "'v'"),
+    "lookup of another type": (lambda t: t.keyed.lookup(["one"]), lh.SchemaMismatchError, "'k'"),
+    "get with a short key": (lambda t: t.parts.get((1,)), lh.SchemaMismatchError, "2 columns"),
+    "prefix lookup": (lambda t: t.keyed.prefix_lookup([1]), lh.InvalidRequestError, "bucket_key"),
+    "scan of an unknown column": (lambda t: t.keyed.scan(columns=["nope"]), lh.ColumnNotFoundError, "'nope'"),
+    "scan of a column twice": (lambda t: t.keyed.scan(columns=["k", "k"]), lh.InvalidRequestError, "twice"),
+    "filter on an unknown column": (lambda t: t.keyed.scan(where="nope > 3"), lh.LakeheadError, "nope"),
+    "filter that is no SQL": (lambda t: t.keyed.scan(where="k >"), lh.InvalidPredicateError, ""),
+    "negative limit": (lambda t: t.keyed.scan(limit=-1), lh.InvalidRequestError, "limit"),
+    "unknown tier": (lambda t: t.keyed.scan(tier="cold"), lh.InvalidRequestError, "'union'"),  # type: ignore[arg-type]
+    "lake of a table without": (lambda t: t.keyed.scan(tier="lake"), lh.NoLakeError, "lake='iceberg'"),
+    "snapshot of a table without": (lambda t: t.keyed.scan(snapshot=5), lh.NoLakeError, "lake='iceberg'"),
+    "tier a table without": (lambda t: t.con.tier("b.log"), lh.NoLakeError, "lake='iceberg'"),
+    "subscribe somewhere": (lambda t: t.log.subscribe("midway"), lh.InvalidRequestError, "'latest'"),  # type: ignore[arg-type]
+    "subscribe past the end": (lambda t: t.log.subscribe({lh.TabletId((), 0): 9}), lh.OffsetOutOfRangeError, "holds"),
+    "subscribe to no tablet": (lambda t: t.log.subscribe({"a": 1}), lh.InvalidRequestError, "TabletId"),  # type: ignore[dict-item]
+    "subscribe until whenever": (lambda t: t.log.subscribe(stop="then"), lh.InvalidRequestError, "'now'"),  # type: ignore[arg-type]
+    "writer of the wrong kind": (lambda t: t.log.writer().delete([1]), lh.WrongTableKindError, "append"),
+    "connect to nothing": (lambda t: lh.connect(""), lh.InvalidUriError, "folder"),
+    "garbage uri": (lambda t: lh.connect("lakehead://256.0.0.1:x"), lh.InvalidUriError, "lakehead://"),
+    "another scheme": (lambda t: lh.connect("http://127.0.0.1:80"), lh.InvalidUriError, "lakehead://"),
+    "wrong token": (lambda t: lh.connect(t.con.uri, token="wrong"), lh.AuthenticationError, "token"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_refused_with_its_own_error(tables: Tables, case: str) -> None:
+    call, error, says = CASES[case]
+    with pytest.raises(error) as raised:
+        call(tables)
+    assert says in str(raised.value)
+    assert isinstance(raised.value.code, int) and not raised.value.retryable
+    if error is not lh.LakeheadError:
+        assert type(raised.value) is error
+
+
+def test_a_dead_server(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(lh.UnavailableError, match="is it running") as raised:
+            lh.connect(f"lakehead://127.0.0.1:{port}")
+    assert raised.value.retryable
+
+
+def test_a_folder_of_a_newer_format(tmp_path: Path) -> None:
+    with lh.connect(tmp_path) as con:
+        con.create_table("t", X).append([{"x": 1}])
+    with sqlite3.connect(tmp_path / "metadata.db") as db:
+        db.execute("update meta set value = '999' where name = 'format'")
+    db.close()
+    for _ in range(2):
+        with pytest.raises(lh.UnsupportedFormatError, match="upgrade Lakehead"):
+            lh.connect(tmp_path)
+    with sqlite3.connect(tmp_path / "metadata.db") as db:
+        db.execute("update meta set value = '1' where name = 'format'")
+    db.close()
+    with lh.connect(tmp_path) as con:
+        assert con.table("t").scan().count() == 1
+
+
+def test_a_path_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"kept")
+    with pytest.raises(lh.StorageError, match="file"):
+        lh.connect(tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == b"kept"
+
+
+_NOT_ALLOWED = """
+import os, sys
+import lakehead as lh
+import lakehead.api.connection, lakehead.api.embedded, lakehead.server.host, lakehead.lake.state
+if os.geteuid() == 0:
+    os.setegid(65534)
+    os.seteuid(65534)
+try:
+    lh.connect(sys.argv[1])
+except lh.StorageError as e:
+    print(e)
+"""
+
+
+def test_a_folder_without_permission(tmp_path: Path) -> None:
+    folder = tmp_path / "closed"
+    folder.mkdir()
+    for parent in [tmp_path, *tmp_path.parents]:
+        if parent.owner() == folder.owner() and parent != Path("/"):
+            parent.chmod(parent.stat().st_mode | stat.S_IXOTH | stat.S_IXGRP)
+    folder.chmod(0o555)
+    run = [sys.executable, "-c", _NOT_ALLOWED]
+    for target in (folder, folder / "inside"):
+        out = subprocess.run([*run, str(target)], capture_output=True, text=True, cwd="/", check=False)
+        assert "permission denied: use a folder that this user may write" in out.stdout, out.stderr
+    assert os.listdir(folder) == []
+
+
+def test_a_damaged_table_is_refused_and_can_be_dropped(tmp_path: Path) -> None:
+    with lh.connect(tmp_path) as con:
+        con.create_table("t", X).append([{"x": 1}])
+        con.create_table("other", X).append([{"x": 2}])
+    [log] = (tmp_path / "tables").glob("default.t-*/partition-*/bucket-0/*.log")
+    data = bytearray(log.read_bytes())
+    data[100] ^= 1
+    log.write_bytes(bytes(data))
+    with lh.connect(tmp_path) as con:
+        for _ in range(2):
+            with pytest.raises(lh.CorruptionError, match="byte 0") as raised:
+                con.table("t").scan()
+            assert raised.value.context["path"] == str(log)
+        assert con.table("other").scan().count() == 1
+        con.drop_table("t")
+        assert con.tables() == ["default.other"] and not log.exists()
