@@ -26,7 +26,7 @@ def parse_duration_ms(text: object, name: str = "duration") -> int:
     Raises:
         InvalidPropertyError: the text has no such form or is negative.
     """
-    if isinstance(text, int | float) and not isinstance(text, bool) and text >= 0:
+    if isinstance(text, int | float) and not isinstance(text, bool) and 0 <= text < float("inf"):
         return int(text * 1000)
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)\s*", text) if isinstance(text, str) else None
     if not found:
@@ -127,14 +127,16 @@ class Limits:
         buckets_max: buckets of one table.
         columns_max: columns of one table.
         subscriptions_max: open subscriptions of one server.
-        inflight_max: unacknowledged batches of one writer.
+        writer_batches_max: batches that a writer holds until they are acknowledged; more must wait.
+        writer_bytes_max: bytes of such batches.
     """
 
     batch_bytes_max: int = 256 << 20
     buckets_max: int = 1024
     columns_max: int = 2000
     subscriptions_max: int = 1000
-    inflight_max: int = 8
+    writer_batches_max: int = 256
+    writer_bytes_max: int = 64 << 20
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,10 @@
-"""Settings of a server: four sources in order, unknown names and unsafe addresses refused."""
+"""Settings of a server, four sources in order, and table properties; unknown names and unsafe values are refused."""
 
 from __future__ import annotations
 
 import pytest
 
-from lakehead.config import LakeConfig, ServerConfig, load
+from lakehead.config import LakeConfig, ServerConfig, TableProperties, load, parse_duration_ms, parse_size_bytes
 from lakehead.errors import InvalidPropertyError
 
 TOML = """
@@ -66,3 +66,39 @@ def test_other_machines_need_a_token(host: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "localhost", "[::1]"])
 def test_this_machine_needs_none(host: str) -> None:
     assert load(None, {}, {"listen": f"{host}:9123"}).host == host
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [("250ms", 250), ("30s", 30_000), (" 5 m ", 300_000), ("2min", 120_000), ("1h", 3_600_000), ("7d", 604_800_000),
+     ("1.5s", 1500), (2, 2000), (0.25, 250), ("0s", 0)],
+)  # fmt: skip
+def test_durations(text: object, ms: int) -> None:
+    assert parse_duration_ms(text) == ms
+
+
+@pytest.mark.parametrize(
+    "text", ["soon", "", "5", "-1s", "s", "1 week", -1, True, None, [], float("nan"), float("inf")]
+)
+def test_what_is_no_duration(text: object) -> None:
+    with pytest.raises(InvalidPropertyError, match="freshness"):
+        parse_duration_ms(text, "freshness")
+
+
+def test_sizes() -> None:
+    sizes = ["1", "10 B", "64MiB", "1GB", "2KiB", 5]
+    assert [parse_size_bytes(s) for s in sizes] == [1, 10, 64 << 20, 10**9, 2048, 5]
+    for wrong in ("much", "0", 0, -1, True, 1.5, None, "1TB"):
+        with pytest.raises(InvalidPropertyError, match="segment_bytes"):
+            parse_size_bytes(wrong, "segment_bytes")
+
+
+def test_table_properties_as_users_write_them() -> None:
+    given = {"freshness": "5s", "durability": "os", "compression": "lz4", "log_ttl": None, "auto_maintenance": "false",
+             "segment_bytes": "1MiB"}  # fmt: skip
+    properties = TableProperties.from_user(given)
+    assert (properties.freshness_ms, properties.auto_maintenance, properties.segment_bytes) == (5000, False, 1 << 20)
+    assert TableProperties.from_user(properties.to_user()) == properties
+    for name, value in [("durabilty", "os"), ("durability", "maybe"), ("auto_maintenance", 1), ("compression", None)]:
+        with pytest.raises(InvalidPropertyError, match=name):
+            TableProperties.from_user({name: value})

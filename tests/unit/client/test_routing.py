@@ -1,0 +1,77 @@
+"""Routing: each row to the tablet of its partition and hash, each exactly once."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from lakehead.client.routing import partition_codes, route
+from lakehead.format.bucketing import bucket_ids
+from lakehead.types import TableDescriptor, TablePath, TabletKey, partition_name
+
+SCHEMA = pa.schema([("k", pa.int64()), ("s", pa.string()), ("p", pa.date32()), ("q", pa.bool_())])
+ROWS = 500
+BATCH = pa.RecordBatch.from_pydict(
+    {
+        "k": [i * 7919 for i in range(ROWS)],
+        "s": [f"s{i % 9}" for i in range(ROWS)],
+        "p": [dt.date(2024, 1, 1 + i % 3) for i in range(ROWS)],
+        "q": [i % 5 == 0 for i in range(ROWS)],
+    },
+    schema=SCHEMA,
+)
+
+
+def table(bucket_key: tuple[str, ...] = (), partition_by: tuple[str, ...] = (), buckets: int = 1) -> TableDescriptor:
+    return TableDescriptor("t", TablePath("a", "t"), SCHEMA, 0, (), partition_by, bucket_key, buckets, None)
+
+
+def placed(desc: TableDescriptor, batch: pa.RecordBatch, **how: Any) -> list[TabletKey]:
+    """The tablet of each row; every row is in exactly one."""
+    out: list[TabletKey | None] = [None] * batch.num_rows
+    seen = set()
+    for key, rows in route(desc, batch, **how):
+        assert key not in seen
+        seen.add(key)
+        at = range(batch.num_rows) if rows is None else rows.tolist()
+        assert list(at) == sorted(at) and len(at)
+        for row in at:
+            assert out[row] is None
+            out[row] = key
+    assert None not in out
+    return [key for key in out if key is not None]
+
+
+@pytest.mark.parametrize("bucket_key", [(), ("k",), ("s",), ("k", "s")])
+@pytest.mark.parametrize("partition_by", [(), ("p",), ("q",), ("p", "q")])
+@pytest.mark.parametrize("buckets", [1, 4])
+def test_rows_go_where_partition_and_hash_say(
+    bucket_key: tuple[str, ...], partition_by: tuple[str, ...], buckets: int
+) -> None:
+    desc = table(bucket_key, partition_by, buckets)
+    expected = np.zeros(ROWS, np.int32)
+    if bucket_key:
+        expected = bucket_ids([BATCH.column(c) for c in bucket_key], buckets)
+    elif buckets > 1:
+        expected += 3
+    names = [partition_name(partition_by, tuple(r[c] for c in partition_by)) for r in BATCH.to_pylist()]
+    found = placed(desc, BATCH, unkeyed_bucket=3 if buckets > 1 else 0)
+    assert found == [TabletKey(n, b) for n, b in zip(names, expected.tolist(), strict=True)]
+    part = BATCH.slice(17, 100)
+    assert placed(desc, part, unkeyed_bucket=3 if buckets > 1 else 0) == found[17:117]
+
+
+def test_one_tablet_takes_the_batch_uncopied() -> None:
+    assert list(route(table(), BATCH)) == [(TabletKey("", 0), None)]
+    same = BATCH.take(pa.array([4] * 10))
+    assert [rows for _, rows in route(table(("k",), ("p", "q"), 4), same)] == [None]
+
+
+@pytest.mark.parametrize("partition_by", [(), ("p", "q")])
+def test_no_rows(partition_by: tuple[str, ...]) -> None:
+    assert placed(table(("k",), partition_by, 4), BATCH.slice(0, 0)) == []
+    assert partition_codes(table((), partition_by), BATCH.slice(0, 0))[0] == []

@@ -1,0 +1,148 @@
+"""The numbered writer: what it sends, sends again, and refuses to go on after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from lakehead.client.writer import BatchWriter, writer_bytes
+from lakehead.errors import (
+    ClosedError,
+    LimitExceededError,
+    NullKeyError,
+    RequestTimeoutError,
+    StorageError,
+    UnavailableError,
+)
+from lakehead.format.frame import FrameBody, decode_body
+from lakehead.protocol import messages as m
+from lakehead.types import TableDescriptor, TablePath
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False)])
+
+
+class ManualClock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def now_us(self) -> int:
+        return int(self.now * 1e6)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Answers:
+    """An endpoint that keeps what it was sent and answers each write, or fails as told."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[m.Write, list[FrameBody]]] = []
+        self.fail: Callable[[int], Exception | None] = lambda attempt: None
+
+    def call(self, request: m.Request, attachments: Sequence[pa.Buffer] = ()) -> tuple[m.AnyReply, list[pa.Buffer]]:
+        if isinstance(request, m.OpenWriter):
+            return m.WriterReply(
+                epoch=3, last_sequence=4, tablets=[m.TabletRef(partition="", bucket=1)], sequences=[2]
+            ), []
+        assert isinstance(request, m.Write)
+        self.sent.append((request, [decode_body(b, c) for b, c in zip(attachments, request.checksums, strict=True)]))
+        if error := self.fail(len(self.sent)):
+            raise error
+        return m.WriteReply(offsets=[(0, b.row_count) for b in self.sent[-1][1]]), []
+
+    def stream(self, request: m.Request) -> m.Stream:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        return
+
+
+def table(buckets: int = 1, **how: Any) -> TableDescriptor:
+    return TableDescriptor("t", TablePath("a", "t"), SCHEMA, 0, (), (), how.pop("bucket_key", ()), buckets, None)
+
+
+def writer(endpoint: Answers, clock: ManualClock, desc: TableDescriptor | None = None, **how: Any) -> BatchWriter:
+    return BatchWriter(desc or table(), endpoint, clock, writer_id=b"w" * 16, **how)
+
+
+def rows(*keys: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"k": list(keys)}, schema=SCHEMA)
+
+
+def test_batches_are_numbered_per_writer_and_chained_per_tablet() -> None:
+    endpoint = Answers()
+    w = writer(endpoint, ManualClock(), table(2))
+    for i in range(4):
+        w.send(w.prepare("append", rows(i)))
+    stamps = [b.stamp for _, bodies in endpoint.sent for b in bodies]
+    assert [s.sequence for s in stamps] == [0, 1, 2, 3]
+    assert [s.previous_sequence for s in stamps] == [-1, -1, 0, 1], "buckets in turn"
+    assert [s.acked_through for s in stamps] == [-1, 0, 1, 2] and w.acked_through == 3
+    buckets = [r.tablets[0].bucket for r, _ in endpoint.sent]
+    assert buckets[:2] == buckets[2:] and set(buckets) == {0, 1}
+
+
+def test_a_batch_is_sent_again_with_the_same_bytes_until_it_is_answered() -> None:
+    endpoint, clock = Answers(), ManualClock()
+    endpoint.fail = lambda attempt: UnavailableError("down") if attempt < 5 else None
+    w = writer(endpoint, clock)
+    assert len(w.send(w.prepare("append", rows(1, 2)))) == 1
+    first, *others = [[b.buffer.to_pybytes() for b in bodies] for _, bodies in endpoint.sent]
+    assert len(others) == 4 and all(o == first for o in others)
+    assert 0 < clock.now < 1
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"), [(UnavailableError("down"), RequestTimeoutError), (StorageError("disk is full"), StorageError)]
+)
+def test_it_gives_up_at_the_deadline(error: Exception, raised: type[Exception]) -> None:
+    endpoint, clock = Answers(), ManualClock()
+    endpoint.fail = lambda attempt: error
+    w = writer(endpoint, clock, retry_seconds=5)
+    with pytest.raises(raised):
+        w.send(w.prepare("append", rows(1)))
+    assert 3 < clock.now <= 5 and w.failed
+    with pytest.raises(ClosedError, match="last_sequence"):
+        w.prepare("append", rows(2))
+
+
+def test_a_refused_batch_is_not_sent_again() -> None:
+    endpoint = Answers()
+    endpoint.fail = lambda attempt: NullKeyError("no")
+    w = writer(endpoint, ManualClock())
+    with pytest.raises(NullKeyError):
+        w.send(w.prepare("append", rows(1)))
+    assert len(endpoint.sent) == 1 and w.acked_through == -1
+
+
+def test_a_batch_over_the_limit_is_refused_and_leaves_the_writer_usable() -> None:
+    endpoint = Answers()
+    w = writer(endpoint, ManualClock(), batch_bytes_max=100)
+    with pytest.raises(LimitExceededError, match="smaller"):
+        w.prepare("append", rows(*range(100)))
+    w.send(w.prepare("append", rows(1)))
+    assert endpoint.sent[0][1][0].stamp.sequence == 0
+
+
+def test_resuming_goes_on_where_the_server_says() -> None:
+    endpoint = Answers()
+    w = BatchWriter.resume(table(2, bucket_key=("k",)), endpoint, ManualClock(), "etl")
+    assert w.acked_through == 4
+    w.send(w.prepare("append", rows(*range(100))))
+    request, bodies = endpoint.sent[0]
+    chained = {ref.bucket: b.stamp.previous_sequence for ref, b in zip(request.tablets, bodies, strict=True)}
+    assert chained == {0: -1, 1: 2}
+    assert {(b.stamp.sequence, b.stamp.epoch, b.stamp.writer_id) for b in bodies} == {(5, 3, writer_bytes("etl"))}
+
+
+def test_names_become_different_ids() -> None:
+    assert len({writer_bytes(n) for n in ("", "a", "b", "etl-7", "é")}) == 5
+    assert all(len(writer_bytes(n)) == 16 for n in ("", "a"))

@@ -1,0 +1,86 @@
+"""Names of tables, tablets and partitions, as values and as text."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from lakehead.errors import InvalidRequestError
+from lakehead.types import (
+    ChangeType,
+    TableDescriptor,
+    TablePath,
+    TabletId,
+    TabletKey,
+    parse_partition_name,
+    partition_name,
+)
+
+VALUES: list[tuple[pa.DataType, Any, str]] = [
+    (pa.bool_(), True, "true"),
+    (pa.int8(), -5, "-5"),
+    (pa.int64(), 2**63 - 1, str(2**63 - 1)),
+    (pa.decimal128(9, 2), decimal.Decimal("-1.50"), "-1.50"),
+    (pa.string(), "a=b&c/d %é", "a%3Db%26c%2Fd%20%25%C3%A9"),
+    (pa.large_string(), "", ""),
+    (pa.binary(), b"\x00\xff", "00ff"),
+    (pa.binary(2), b"ab", "6162"),
+    (pa.date32(), dt.date(2024, 2, 29), "2024-02-29"),
+    (pa.time32("ms"), dt.time(1, 2, 3, 4000), "01%3A02%3A03.004000"),
+    (pa.time64("us"), dt.time(0), "00%3A00%3A00"),
+    (pa.timestamp("s"), dt.datetime(2024, 1, 1), "2024-01-01T00%3A00%3A00.000000"),
+    (pa.timestamp("us", "UTC"), dt.datetime(2024, 1, 1, tzinfo=dt.UTC), "2024-01-01T00%3A00%3A00.000000%2B00%3A00"),
+]
+
+
+@pytest.mark.parametrize(("t", "value", "text"), VALUES, ids=lambda v: str(v) if isinstance(v, pa.DataType) else "")
+def test_partition_names(t: pa.DataType, value: Any, text: str) -> None:
+    assert partition_name(("p",), (value,)) == f"p={text}"
+    [found] = parse_partition_name(f"p={text}", (t,))
+    assert found == value and type(found) is type(value)
+    key = TabletKey(f"p={text}", 7)
+    assert TabletKey.parse(str(key)) == key
+
+
+def test_partition_names_of_several_columns_and_of_none() -> None:
+    columns, types = tuple("abc"), tuple(t for t, _, _ in VALUES[:3])
+    values = tuple(v for _, v, _ in VALUES[:3])
+    assert parse_partition_name(partition_name(columns, values), types) == values
+    assert partition_name((), ()) == "" and parse_partition_name("", ()) == ()
+    assert TabletKey.parse(str(TabletKey("", 0))) == TabletKey("", 0)
+
+
+def test_one_moment_in_two_zones_is_one_partition() -> None:
+    east = dt.timezone(dt.timedelta(hours=9))
+    assert partition_name(("t",), (dt.datetime(2024, 1, 1, 9, tzinfo=east),)) == partition_name(
+        ("t",), (dt.datetime(2024, 1, 1, tzinfo=dt.UTC),)
+    )
+
+
+def test_table_paths() -> None:
+    assert TablePath.parse("shop.orders") == TablePath("shop", "orders")
+    assert str(TablePath.parse("orders")) == "default.orders"
+    for text in ("", ".", "a.", ".a", "a.b.c", "a b", "a-b", "1a", "__a", "a.__b", "a/b", "é", "a" * 129, "a\n", None):
+        with pytest.raises(InvalidRequestError, match="not a table name"):
+            TablePath.parse(text)  # type: ignore[arg-type]
+
+
+def test_descriptors_translate_tablets_and_know_their_prefix() -> None:
+    schema = pa.schema([("day", pa.date32()), ("u", pa.int32()), ("n", pa.int32())])
+    desc = TableDescriptor(
+        "t1", TablePath("a", "b"), schema, 0, ("day", "u", "n"), ("day",), ("u",), 4, None
+    )  # fmt: skip
+    tablet = TabletId((dt.date(2024, 1, 2),), 3)
+    assert desc.tablet_key(tablet) == TabletKey("day=2024-01-02", 3)
+    assert desc.tablet_id(TabletKey("day=2024-01-02", 3)) == tablet
+    assert desc.keyed and desc.tablet_key_columns == ("u", "n") and desc.prefix_key == ("u",)
+    with pytest.raises(ValueError, match="zip"):
+        desc.tablet_key(TabletId((), 3))
+
+
+def test_change_symbols() -> None:
+    assert [c.symbol for c in ChangeType] == ["+A", "+I", "-U", "+U", "-D"]
