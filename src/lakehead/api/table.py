@@ -144,7 +144,7 @@ class Table:
     def writer(self, writer_id: str | None = None) -> Writer:
         """A pipelined writer with back-pressure; with ``writer_id`` it resumes (and fences) its predecessor."""
         named = self._client.named_writer(writer_id) if writer_id is not None else self._client.anonymous_writer()
-        return Writer(self._desc, named)
+        return Writer(self._desc, named, named=writer_id is not None)
 
     # ---- look up ----------------------------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import queue
 import threading
+from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -14,19 +14,27 @@ from lakehead.config import Limits
 from lakehead.errors import ClosedError, LakeheadError, WrongTableKindError
 from lakehead.types import TableDescriptor
 
+_REQUEST_ROWS_MAX = 1 << 16
+
 
 class Writer:
     """Writes batches to one table in the background, in the order given. One thread at a time; a context manager.
 
-    Each call is one batch with one sequence number. A call returns once the batch is checked and queued, and waits
-    while `Limits.inflight_max` batches are unacknowledged. Errors of the server are raised by the next call or by
-    `flush`; nothing after the failed batch is written.
+    A call returns once the batch is checked and queued, and waits while the writer holds `Limits.writer_batches_max`
+    batches or `Limits.writer_bytes_max` bytes that are not acknowledged. While one request is under way, what queues up
+    becomes the next one. A named writer sends each batch on its own, numbered, so that its successor can tell what
+    landed. Errors of the server are raised by the next call or by `flush`; nothing after the failed batch is written.
     """
 
-    def __init__(self, desc: TableDescriptor, batches: BatchWriter) -> None:
+    def __init__(self, desc: TableDescriptor, batches: BatchWriter, *, named: bool) -> None:
         self._desc = desc
         self._batches = batches
-        self._queue: queue.Queue[tuple[WriteKind, pa.RecordBatch] | None] = queue.Queue(Limits().inflight_max)
+        self._named = named
+        self._limits = Limits()
+        self._pending: deque[tuple[WriteKind, pa.RecordBatch]] = deque()
+        self._unacknowledged = 0
+        self._unacknowledged_bytes = 0
+        self._changed = threading.Condition()
         self._error: BaseException | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="lakehead-writer", daemon=True)
@@ -59,7 +67,8 @@ class Writer:
         Raises:
             LakeheadError: a batch failed; it and all after it were not written.
         """
-        self._queue.join()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._unacknowledged or self._error is not None)
         self._raise()
 
     @property
@@ -72,8 +81,9 @@ class Writer:
         """Flush and stop. Raises as `flush` does."""
         if self._closed:
             return
-        self._closed = True
-        self._queue.put(None)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
         self._thread.join()
         self._raise()
 
@@ -102,7 +112,20 @@ class Writer:
         self._raise()
         chunks = rows.to_batches()
         batch = chunks[0] if len(chunks) == 1 else pa.concat_batches(chunks) if chunks else _empty(rows.schema)
-        self._queue.put((kind, batch))
+        size = batch.nbytes
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_room(size) or self._error is not None)
+            self._raise()
+            self._pending.append((kind, batch))
+            self._unacknowledged += 1
+            self._unacknowledged_bytes += size
+            self._changed.notify_all()
+
+    def _has_room(self, size: int) -> bool:
+        if not self._unacknowledged:
+            return True
+        room = self._unacknowledged_bytes + size <= self._limits.writer_bytes_max
+        return room and self._unacknowledged < self._limits.writer_batches_max
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -110,16 +133,36 @@ class Writer:
 
     def _run(self) -> None:
         while True:
-            item = self._queue.get()
-            try:
-                if item is None:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending or self._closed)
+                if not self._pending:
                     return
-                if self._error is None:
-                    self._batches.send(self._batches.prepare(*item))
+                kind, group = self._take()
+            try:
+                batch = group[0] if len(group) == 1 else pa.concat_batches(group)
+                self._batches.send(self._batches.prepare(kind, batch))
             except BaseException as e:
-                self._error = e
-            finally:
-                self._queue.task_done()
+                with self._changed:
+                    self._error = e
+                    self._pending.clear()
+                    self._changed.notify_all()
+                return
+            with self._changed:
+                self._unacknowledged -= len(group)
+                self._unacknowledged_bytes -= sum(b.nbytes for b in group)
+                self._changed.notify_all()
+
+    def _take(self) -> tuple[WriteKind, list[pa.RecordBatch]]:
+        """The next request: one batch, or for unnamed writers the following ones of the same kind and columns too."""
+        kind, batch = self._pending.popleft()
+        group, rows = [batch], batch.num_rows
+        while self._pending and not self._named:
+            next_kind, following = self._pending[0]
+            rows += following.num_rows
+            if next_kind != kind or following.schema != batch.schema or rows > _REQUEST_ROWS_MAX:
+                break
+            group.append(self._pending.popleft()[1])
+        return kind, group
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:

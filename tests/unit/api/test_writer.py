@@ -1,0 +1,80 @@
+"""The pipelined writer, against a log that remembers what it was asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import lakehead as lh
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
+
+
+def test_many_small_batches_arrive_in_order(tmp_path: Path) -> None:
+    with lh.connect(tmp_path) as con:
+        table = con.create_table("t", SCHEMA)
+        with table.writer() as writer:
+            for i in range(2000):
+                writer.append([{"k": i, "v": None}])
+        assert table.scan(["k"]).to_arrow()["k"].to_pylist() == list(range(2000))
+
+
+def test_kinds_and_columns_are_never_mixed_in_a_request(tmp_path: Path) -> None:
+    with lh.connect(tmp_path) as con:
+        table = con.create_table("t", SCHEMA, primary_key=["k"])
+        with table.writer() as writer:
+            for i in range(50):
+                writer.upsert([{"k": 1, "v": f"full {i}"}, {"k": 2, "v": "x"}])
+                writer.upsert([{"k": 3}])
+                writer.delete([2])
+        assert table.scan().to_arrow().sort_by("k").to_pylist() == [{"k": 1, "v": "full 49"}, {"k": 3, "v": None}]
+
+
+def test_a_named_writer_numbers_each_batch(tmp_path: Path) -> None:
+    with lh.connect(tmp_path) as con:
+        table = con.create_table("t", SCHEMA)
+        with table.writer("etl") as writer:
+            for i in range(20):
+                writer.append([{"k": i, "v": None}])
+            writer.flush()
+            assert writer.last_sequence == 19
+
+
+def test_flush_waits_for_every_batch_before_it(tmp_path: Path) -> None:
+    with lh.connect(tmp_path) as con:
+        table = con.create_table("t", SCHEMA)
+        with table.writer() as writer:
+            for i in range(300):
+                writer.append([{"k": i, "v": "x" * 1000}])
+                if i % 100 == 99:
+                    writer.flush()
+                    assert table.scan().count() == i + 1
+
+
+def test_a_failure_reaches_the_caller_and_ends_the_writer(tmp_path: Path) -> None:
+    with lh.connect(tmp_path) as con:
+        writer = con.create_table("t", SCHEMA).writer()
+        con.drop_table("t")
+        with pytest.raises(lh.TableNotFoundError):
+            writer.append([{"k": 1, "v": None}])
+            writer.flush()
+        with pytest.raises(lh.TableNotFoundError):
+            writer.append([{"k": 2, "v": None}])
+        with pytest.raises(lh.TableNotFoundError):
+            writer.close()
+
+
+def test_bad_rows_are_refused_at_once_and_the_writer_goes_on(tmp_path: Path) -> None:
+    with lh.connect(tmp_path) as con:
+        table = con.create_table("t", SCHEMA)
+        with table.writer() as writer:
+            with pytest.raises(lh.ColumnNotFoundError):
+                writer.append([{"k": 1, "nope": 2}])
+            with pytest.raises(lh.WrongTableKindError):
+                writer.upsert([{"k": 1, "v": "a"}])
+            writer.append([{"k": 1, "v": "a"}])
+        assert table.scan().count() == 1
+        with pytest.raises(lh.ClosedError):
+            writer.append([{"k": 1, "v": "a"}])
