@@ -186,14 +186,16 @@ def test_concurrent_partial_updates_end_as_the_model(con: lh.Connection, name: s
 # ---- named and pipelined writers -------------------------------------------------------------------------------------
 
 
-def test_pipelined_writer_keeps_order(con: lh.Connection, name: str) -> None:
+@pytest.mark.parametrize("writer_id", [None, "etl"])
+def test_pipelined_writer_keeps_order(con: lh.Connection, name: str, writer_id: str | None) -> None:
     table = con.create_table(name, KV, bucket_key="k", buckets=2)
-    with table.writer() as writer:
+    with table.writer(writer_id) as writer:
         for i in range(100):
             writer.append([{"k": 7, "a": None, "b": i}])
         writer.append([])
         writer.flush()
-        assert writer.last_sequence == 100
+        if writer_id is not None:
+            assert writer.last_sequence == 100
         assert [r[2] for r in rows_of(table)] == list(range(100))
     with pytest.raises(lh.ClosedError):
         writer.append([{"k": 7, "a": None, "b": 0}])
