@@ -33,7 +33,7 @@ _ACTIONS = np.array(["view", "cart", "buy", "return", "share"])
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured figure; ``beside`` says what it is compared with, ``ratio`` is figure / limit where that makes sense."""
+    """One measured figure; ``beside`` says what it is compared with, ``ratio`` is figure / limit where it has one."""
 
     name: str
     value: str

@@ -1,8 +1,9 @@
 """The union read: lake rows at one snapshot, and the log from exactly the offsets where that snapshot ends.
 
 A read is pinned by `pin`: first the lake snapshot S, then the watermarks, so that per tablet the lake's
-``[0, offset(S))`` and the log's ``[offset(S), high watermark)`` join without gap or overlap. For keyed tables the hot range is reduced to
-its net change; what it supersedes is taken out of the lake rows by offset. Predicates and limits apply after that.
+``[0, offset(S))`` and the log's ``[offset(S), high watermark)`` join without gap or overlap. For keyed tables the hot
+range is reduced to its net change; what it supersedes is taken out of the lake rows by offset. Predicates and limits
+apply after that.
 """
 
 from __future__ import annotations
