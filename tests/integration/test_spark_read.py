@@ -257,13 +257,28 @@ def test_rows_deleted_and_updated_by_others(spark: SparkSession, con: lh.Connect
     same(spark.read.format("lakehead").options(uri=con.uri, table="foreign.log").load(), want, "id")
 
 
+def test_executors_that_share_no_files(
+    spark: SparkSession, log: lh.Table, keyed: lh.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a cluster's session does: hot rows through the data source at the same pin, dead offsets without files."""
+    monkeypatch.setattr("lakehead.spark.scratch.is_local", lambda master: False)
+    before = set(Path(spark.sparkContext._temp_dir).iterdir())
+    frames = [(lhs.table(spark, "shop.events"), log), (lhs.table(spark, "shop.orders"), keyed)]
+    for frame, table in frames:
+        same(frame, table.scan().to_arrow(), "id")
+    system = lhs.table(spark, "shop.orders", columns=["id"], system_columns=True)
+    same(system, keyed.scan(["id"], system_columns=True).to_arrow(), "id")
+    assert lhs.sql(spark, "select * from shop.events$lake$snapshots").count() == 1
+    assert not [p for p in set(Path(spark.sparkContext._temp_dir).iterdir()) - before if p.suffix == ".parquet"]
+
+
 def test_nothing_is_left_behind(spark: SparkSession, log: lh.Table) -> None:
     folder = Path(spark.sparkContext._temp_dir)
     lhs.table(spark, "shop.events").count()
     assert list(folder.glob("*.parquet")), "scratch files lie in the folder that Spark removes"
 
 
-def test_session_without_connection(spark: SparkSession, con: lh.Connection) -> None:
+def test_wrong_names(spark: SparkSession, con: lh.Connection, log: lh.Table) -> None:
     assert lhs.attach(spark, con) is spark
     assert lhs.session(con).sparkContext is spark.sparkContext
     with pytest.raises(lh.TableNotFoundError):

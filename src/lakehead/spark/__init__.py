@@ -28,6 +28,7 @@ def session(con_or_uri: Connection | str, **conf: Any) -> SparkSession:
     Raises:
         MissingDependencyError: PySpark or a Java 17+ runtime is not installed; nothing was started.
     """
+    _require()
     from lakehead.spark.launch import open_session
 
     return open_session(con_or_uri, conf)
@@ -35,6 +36,7 @@ def session(con_or_uri: Connection | str, **conf: Any) -> SparkSession:
 
 def attach(spark: SparkSession, con_or_uri: Connection | str) -> SparkSession:
     """Make an existing session know a connection: sets what can be set at run time, registers the data source."""
+    _require()
     from lakehead.spark.launch import attach_session
 
     return attach_session(spark, con_or_uri)
@@ -61,6 +63,7 @@ def table(
     Raises:
         TableNotFoundError, ColumnNotFoundError, NoLakeError, SnapshotNotFoundError.
     """
+    _require()
     from lakehead.spark.statement import read_name
 
     return read_name(spark, name, columns=columns, tier=tier, snapshot=snapshot, system_columns=system_columns)
@@ -75,6 +78,7 @@ def sql(spark: SparkSession, query: str) -> DataFrame:
         SqlError: the statement cannot be parsed or names an unknown suffix.
         TableNotFoundError: a name with a suffix is no table.
     """
+    _require()
     from lakehead.spark.statement import run_sql
 
     return run_sql(spark, query)
@@ -92,8 +96,15 @@ def tiering_service(
     Args:
         spark: where rounds run; None makes a session of its own while it runs.
         tables: names; None for all tables with a lake, those created later too.
-        on_round: called after each round that moved rows.
+        on_round: called after each round that moved rows, in the thread of ``run``.
     """
+    _require()
     from lakehead.spark.tiering import TieringService
 
     return TieringService(spark, con_or_uri, tables, on_round=on_round)
+
+
+def _require() -> None:
+    from lakehead.spark.launch import require_pyspark
+
+    require_pyspark()

@@ -64,15 +64,14 @@ def require_pyspark() -> None:
     Raises:
         MissingDependencyError: the message says how to install it.
     """
-    from importlib.util import find_spec
-
-    if find_spec("pyspark") is None:
-        raise MissingDependencyError("PySpark is not installed: pip install 'lakehead[spark]'")
+    try:
+        import pyspark  # noqa: F401
+    except ImportError as e:
+        raise MissingDependencyError("PySpark is not installed: pip install 'lakehead[spark]'") from e
 
 
 def open_session(con_or_uri: Connection | str, conf: Mapping[str, Any]) -> SparkSession:
     """See `lakehead.spark.session`."""
-    require_pyspark()
     from pyspark.sql import SparkSession
 
     running = SparkSession.getActiveSession()
@@ -95,7 +94,6 @@ def attach_session(
     spark: SparkSession, con_or_uri: Connection | str, runtime: Mapping[str, str] | None = None
 ) -> SparkSession:
     """See `lakehead.spark.attach`; ``runtime`` overrides `RUNTIME_SETTINGS`."""
-    require_pyspark()
     from lakehead.spark.source import LakeheadDataSource
 
     con = opened(con_or_uri)

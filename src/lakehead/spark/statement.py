@@ -14,7 +14,6 @@ from lakehead.api.table_names import SUFFIXES, TableName, find_names, find_table
 from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import InvalidRequestError, SqlError
 from lakehead.spark.connections import connection_of
-from lakehead.spark.launch import require_pyspark
 from lakehead.spark.scratch import scratch_frame
 from lakehead.spark.types import spark_schema
 from lakehead.types import CHANGE_TYPE_COLUMN, SYSTEM_FIELDS
@@ -44,7 +43,6 @@ def read_name(
     system_columns: bool = False,
 ) -> DataFrame:
     """See `lakehead.spark.table`."""
-    require_pyspark()
     from lakehead.spark.union import union_frame
 
     con = connection_of(spark)
@@ -84,7 +82,6 @@ def _changelog(spark: SparkSession, table: Table) -> DataFrame:
 
 def run_sql(spark: SparkSession, query: str) -> DataFrame:
     """See `lakehead.spark.sql`."""
-    require_pyspark()
     from pyspark.errors import PySparkException
 
     if not isinstance(query, str) or not query.strip():

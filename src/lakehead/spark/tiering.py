@@ -31,7 +31,7 @@ from lakehead.errors import (
     UnavailableError,
 )
 from lakehead.spark.connections import opened
-from lakehead.spark.launch import attach_session, open_session, require_pyspark
+from lakehead.spark.launch import attach_session, open_session
 from lakehead.spark.work import RemoteLog, guarded
 from lakehead.types import TabletKey
 
@@ -99,12 +99,7 @@ class TieringService:
         on_round: Callable[[RoundReport], None] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """``spark=None`` makes a session when `run` is called.
-
-        Raises:
-            MissingDependencyError: PySpark is not installed.
-        """
-        require_pyspark()
+        """``spark=None`` makes a session when `run` is called."""
         self._con = opened(con_or_uri)
         self._own_con = self._con is not con_or_uri
         self._spark = spark if spark is None else attach_session(spark, self._con)
