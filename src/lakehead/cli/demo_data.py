@@ -18,6 +18,8 @@ import pyarrow.csv
 from lakehead.errors import CorruptionError, InvalidRequestError, MissingDependencyError
 
 ROWS = {"flights": 336_776, "weather": 26_115, "planes": 3_322, "airports": 1_458, "airlines": 16}
+ROWS_MIN = 1_000
+"""Fewer would be sent before the first round commits: nothing could be seen."""
 
 _LOCAL = pa.timestamp("us")
 _NULLS = pyarrow.csv.ConvertOptions(null_values=["", "NA"], strings_can_be_null=True)
@@ -103,13 +105,13 @@ class DemoData:
         """The same with only the first flights and the weather up to them; None keeps all.
 
         Raises:
-            InvalidRequestError: ``rows`` is not between 1 and the number of flights.
+            InvalidRequestError: ``rows`` is not between `ROWS_MIN` and the number of flights.
         """
         if rows is None:
             return self
-        if not 0 < rows <= self.flights.num_rows:
+        if not ROWS_MIN <= rows <= self.flights.num_rows:
             raise InvalidRequestError(
-                f"rows={rows}: the data has {self.flights.num_rows:,} flights; give 1 to that many"
+                f"rows={rows}: the data has {self.flights.num_rows:,} flights; give {ROWS_MIN:,} to that many"
             )
         flights = self.flights.slice(0, rows)
         last = pc.max(flights["sched_dep"])
