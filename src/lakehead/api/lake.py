@@ -13,7 +13,7 @@ from lakehead.errors import NoLakeError
 from lakehead.types import TableDescriptor, TabletId
 
 if TYPE_CHECKING:
-    from pyiceberg.table import Table as IcebergTable
+    from lakehead.lake.view import IcebergTable
 
 
 @dataclass(frozen=True)

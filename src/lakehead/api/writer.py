@@ -73,8 +73,8 @@ class Writer:
 
     @property
     def last_sequence(self) -> int:
-        """Number of the last batch known to be acknowledged, counting from 0; -1 for none. A resumed writer starts
-        with what its predecessor had acknowledged: send on from the batch after it."""
+        """Of a named writer: number of the last batch known to be acknowledged, counting from 0; -1 for none. A resumed
+        writer starts with what its predecessor is known to have had acknowledged: send on from the batch after it."""
         return self._batches.acked_through
 
     def close(self) -> None:
@@ -86,6 +86,7 @@ class Writer:
             self._changed.notify_all()
         self._thread.join()
         self._raise()
+        self._batches.close()
 
     def __enter__(self) -> Writer:
         return self

@@ -13,7 +13,7 @@ from lakehead.client.routing import route
 from lakehead.client.writer import BatchWriter, WriteKind
 from lakehead.env.clock import Clock
 from lakehead.env.randomness import Randomness
-from lakehead.errors import InvalidRequestError, UnavailableError
+from lakehead.errors import InvalidRequestError, LakeheadError, UnavailableError
 from lakehead.format.predicate import Predicate
 from lakehead.protocol import messages as m
 from lakehead.types import TableDescriptor, TabletKey
@@ -43,15 +43,24 @@ class TableClient:
     # ---- write ------------------------------------------------------------------------------------------------
 
     def write(self, kind: WriteKind, rows: pa.Table) -> list[tuple[TabletKey, tuple[int, int]]]:
-        """Write rows under an anonymous writer, in slices of at most 64 Ki rows; returns the offsets of each part."""
+        """Write rows under an anonymous writer, in slices of at most 64 Ki rows; returns the offsets of each part.
+
+        Raises:
+            LakeheadError: a slice failed; ``context["rows_acknowledged"]`` says how many rows before it were written.
+        """
         with self._lock:
             writer = self._writers.pop() if self._writers else None
         writer = writer or BatchWriter(
             self.desc, self._endpoint, self._clock, writer_id=bytes.fromhex(self._randomness.uuid_hex())
         )
         out: list[tuple[TabletKey, tuple[int, int]]] = []
+        done = 0
         for batch in slices(rows):
-            out += writer.send(writer.prepare(kind, batch))
+            try:
+                out += writer.send(writer.prepare(kind, batch))
+            except LakeheadError as e:
+                raise type(e)(e.message, **{**e.context, "rows_acknowledged": done}) from e
+            done += batch.num_rows
         with self._lock:
             self._writers.append(writer)
         return out

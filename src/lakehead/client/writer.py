@@ -14,7 +14,7 @@ from lakehead.env.clock import Clock
 from lakehead.errors import ClosedError, LakeheadError, LimitExceededError, RequestTimeoutError, UnavailableError
 from lakehead.format.bucketing import unkeyed_bucket
 from lakehead.format.frame import WriterStamp, encode_body
-from lakehead.protocol.messages import Endpoint, OpenWriter, TabletRef, Write, WriteReply, WriterReply
+from lakehead.protocol.messages import CloseWriter, Endpoint, OpenWriter, TabletRef, Write, WriteReply, WriterReply
 from lakehead.types import TableDescriptor, TabletKey
 
 WriteKind = Literal["append", "upsert", "delete"]
@@ -125,6 +125,18 @@ class BatchWriter:
         self._failed = False
         self.acked_through = write.sequence
         return [(ref.key, offsets) for ref, offsets in zip(write.request.tablets, reply.offsets, strict=True)]
+
+    def close(self) -> None:
+        """Leave word of what was acknowledged, so that a successor goes on after it. Only named writers have one."""
+        if self._epoch:
+            self._endpoint.call(
+                CloseWriter(
+                    table_id=self._desc.table_id,
+                    writer_id=self._writer_id,
+                    epoch=self._epoch,
+                    acked_through=self.acked_through,
+                )
+            )
 
     @property
     def failed(self) -> bool:

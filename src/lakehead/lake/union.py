@@ -122,7 +122,7 @@ class UnionRead:
         yield from self._lake_rows(superseded)
         for _, batch in hot:
             rows = batch if self._predicate is None else self._predicate.filter(batch)
-            yield pa.RecordBatch.from_arrays([rows.column(c) for c in self.schema.names], schema=self.schema)
+            yield rows.select(self.schema.names)
 
     def _lake_rows(self, superseded: Superseded) -> Iterator[pa.RecordBatch]:
         view = self.pinned.lake

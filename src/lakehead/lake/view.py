@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table as IcebergTable
 
 
+__all__ = ["IcebergTable", "LakeView", "open_for_writing"]
+
+
 @dataclass(frozen=True)
 class LakeView:
     """A lake snapshot.

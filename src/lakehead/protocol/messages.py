@@ -184,6 +184,15 @@ class OpenWriter(Request, frozen=True, kw_only=True):
     writer_id: bytes
 
 
+class CloseWriter(Request, frozen=True, kw_only=True):
+    """A named writer ends and has seen every answer up to ``acked_through``; of a fenced one nothing is kept."""
+
+    table_id: str
+    writer_id: bytes
+    epoch: int
+    acked_through: int
+
+
 class WriterReply(Reply, frozen=True, kw_only=True):
     """The new epoch, the sequence up to which the writer is known to have seen all answers, and the writer's last
     sequence up to there in each tablet that has one."""
@@ -329,7 +338,8 @@ class ErrorReply(Reply, frozen=True, kw_only=True):
 
 
 AnyRequest = (
-    Hello | CreateTable | GetTable | ListTables | ListDatabases | DropTable | Write | OpenWriter | Lookup | Watermarks
+    Hello | CreateTable | GetTable | ListTables | ListDatabases | DropTable | Write | OpenWriter | CloseWriter | Lookup
+    | Watermarks
     | TimestampsAt | Read | ReadLive | Subscribe | LakeInfo | ReportTiered
 )  # fmt: skip
 AnyReply = (

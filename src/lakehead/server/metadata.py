@@ -33,7 +33,8 @@ create table if not exists schemas(
 create table if not exists partitions(
     id integer primary key autoincrement, table_id text not null, name text not null, unique(table_id, name));
 create table if not exists writers(
-    table_id text not null, writer_id blob not null, epoch integer not null, primary key(table_id, writer_id));
+    table_id text not null, writer_id blob not null, epoch integer not null,
+    acked_through integer not null default -1, primary key(table_id, writer_id));
 """
 
 
@@ -172,11 +173,26 @@ class MetadataStore:
         """A higher epoch for a named writer than any before."""
         with self._transaction() as db:
             db.execute(
-                "insert into writers values (?, ?, 1) on conflict(table_id, writer_id) do update set epoch = epoch + 1",
+                "insert into writers(table_id, writer_id, epoch) values (?, ?, 1)"
+                " on conflict(table_id, writer_id) do update set epoch = epoch + 1",
                 (table_id, writer_id),
             )
             sql = "select epoch from writers where table_id = ? and writer_id = ?"
             return int(db.execute(sql, (table_id, writer_id)).fetchone()[0])
+
+    def close_writer(self, table_id: str, writer_id: bytes, *, epoch: int, acked_through: int) -> None:
+        """Remember what a named writer had seen answered when it ended; nothing happens when it is fenced."""
+        with self._transaction() as db:
+            db.execute(
+                "update writers set acked_through = max(acked_through, ?)"
+                " where table_id = ? and writer_id = ? and epoch = ?",
+                (acked_through, table_id, writer_id, epoch),
+            )
+
+    def writer_acked_through(self, table_id: str, writer_id: bytes) -> int:
+        """What `close_writer` remembered last; -1 for nothing."""
+        rows = self._rows("select acked_through from writers where table_id = ? and writer_id = ?", table_id, writer_id)
+        return int(rows[0][0]) if rows else -1
 
     def writer_epoch(self, table_id: str, writer_id: bytes) -> int:
         """The newest epoch of a named writer, 0 when it was never opened."""

@@ -92,6 +92,7 @@ class Service:
             m.DropTable: self._drop_table,
             m.Write: self._write,
             m.OpenWriter: self._open_writer,
+            m.CloseWriter: self._close_writer,
             m.Lookup: self._lookup,
             m.Watermarks: self._watermarks,
             m.TimestampsAt: self._timestamps_at,
@@ -296,7 +297,7 @@ class Service:
         epoch = self._metadata.next_writer_epoch(request.table_id, request.writer_id)
         self._epochs[request.table_id, request.writer_id] = epoch
         acked = [t.acked_through(request.writer_id) for t in table.tablets.values()]
-        through = max(acked, default=-1)
+        through = max(*acked, self._metadata.writer_acked_through(request.table_id, request.writer_id), -1)
         last = {k: t.last_sequence(request.writer_id, through) for k, t in table.tablets.items()}
         known = {k: s for k, s in last.items() if s is not None}
         return m.WriterReply(
@@ -305,6 +306,12 @@ class Service:
             tablets=[m.TabletRef.of(k) for k in known],
             sequences=list(known.values()),
         ), []
+
+    def _close_writer(self, request: m.CloseWriter, _: Sequence[pa.Buffer]) -> _Answer:
+        self._metadata.close_writer(
+            request.table_id, request.writer_id, epoch=request.epoch, acked_through=request.acked_through
+        )
+        return m.Done(), []
 
     def _writer_epoch(self, table_id: str, writer_id: bytes) -> int:
         key = (table_id, writer_id)

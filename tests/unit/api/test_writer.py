@@ -78,3 +78,32 @@ def test_bad_rows_are_refused_at_once_and_the_writer_goes_on(tmp_path: Path) -> 
         assert table.scan().count() == 1
         with pytest.raises(lh.ClosedError):
             writer.append([{"k": 1, "v": "a"}])
+
+
+def test_a_named_writer_that_ended_well_is_resumed_after_its_last_batch(tmp_path: Path) -> None:
+    with lh.connect(tmp_path) as con:
+        table = con.create_table("t", SCHEMA)
+        for i in range(3):
+            with table.writer("etl") as writer:
+                assert writer.last_sequence == i - 1
+                writer.append([{"k": i, "v": "same name, new rows"}])
+    with lh.connect(tmp_path) as con:
+        table = con.table("t")
+        with table.writer("etl") as writer:
+            assert writer.last_sequence == 2
+            writer.append([{"k": 3, "v": None}])
+        assert sorted(table.scan(["k"]).to_arrow()["k"].to_pylist()) == [0, 1, 2, 3]
+
+
+def test_a_fenced_writer_leaves_no_word(tmp_path: Path) -> None:
+    with lh.connect(tmp_path) as con:
+        table = con.create_table("t", SCHEMA)
+        old = table.writer("etl")
+        old.append([{"k": 0, "v": None}])
+        old.flush()
+        new = table.writer("etl")
+        assert new.last_sequence == -1
+        old.close()
+        new.append([{"k": 0, "v": None}])
+        new.close()
+        assert table.scan().count() == 1

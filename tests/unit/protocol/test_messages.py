@@ -38,6 +38,7 @@ REQUESTS: list[m.Request] = [
     m.DropTable(database="shop", table="orders", purge=False),
     m.Write(table_id="t1", kind="delete", tablets=[REF], checksums=[2**32 - 1], columns=["søk"]),
     m.OpenWriter(table_id="t1", writer_id=bytes(range(16))),
+    m.CloseWriter(table_id="t1", writer_id=bytes(range(16)), epoch=3, acked_through=7),
     m.Lookup(table_id="t1", tablets=[REF, REF], prefix=[]),
     m.Watermarks(table_id="t1", sync=True, at_timestamp_us=5),
     m.TimestampsAt(table_id="t1", ranges=[RANGE]),
