@@ -43,6 +43,7 @@ _EXIT_SECONDS = 2.0
 _hosts: dict[str, tuple[ServerHost, int]] = {}
 _hosts_lock = threading.RLock()
 _closed_hosts: list[ServerHost] = []
+_inherited: list[object] = []
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
@@ -373,8 +374,13 @@ def _close_all() -> None:
 
 
 def _after_fork() -> None:
-    """A child shares nothing: its inherited connections are closed and hold no lock."""
+    """A child shares nothing: its inherited connections are closed and hold no lock.
+
+    Nothing inherited is let go of: to destroy a Flight server or client is to wait for threads that a child does not
+    have. Most children run another program at once and never get to it.
+    """
     global _hosts_lock
+    _inherited.extend((_hosts.copy(), _closed_hosts.copy()))
     _hosts_lock = threading.RLock()
     for connection in list(_connections):
         connection._door.forget()
