@@ -60,6 +60,8 @@ class BatchWriter:
         self._endpoint = endpoint
         self._clock = clock
         self._writer_id = writer_id
+        # Batch n of an unkeyed writer goes to the bucket of its batch 0, plus n.
+        self._first_bucket = 0 if desc.bucket_key else unkeyed_bucket(writer_id, 0, desc.buckets)
         self._epoch = epoch
         self._next = last_sequence + 1
         self._previous: dict[TabletKey, int] = {}
@@ -92,7 +94,7 @@ class BatchWriter:
         if self._failed:
             raise ClosedError("a batch of this writer failed: open the writer again and send on from last_sequence")
         sequence = self._next
-        bucket = unkeyed_bucket(self._writer_id, sequence, self._desc.buckets) if not self._desc.bucket_key else 0
+        bucket = (self._first_bucket + sequence) % self._desc.buckets
         refs, checksums, bodies = [], [], []
         for key, rows in route(self._desc, batch, unkeyed_bucket=bucket):
             stamp = WriterStamp(self._writer_id, sequence, self._previous.get(key, -1), self.acked_through, self._epoch)

@@ -25,7 +25,8 @@
     124  u32  epoch of the writer
     128  i64 x rows  previous offsets, -1 for none            (only with flag bit 0)
       .  u8  x rows  change types (`ChangeType`)              (only with flag bit 0)
-      .       statistics (format.statistics), padded so that what follows starts at a multiple of 64
+      .       statistics (format.statistics; small batches have none), padded so that what follows starts at a
+              multiple of 64
       .       one Arrow IPC record batch message; the schema is the table's, by schema id
       .       zeros up to a multiple of 64
 
@@ -52,6 +53,8 @@ HEADER_BYTES = 64
 BODY_HEADER_BYTES = 64
 ALIGNMENT = 64
 FRAME_BYTES_MAX = 1 << 30
+STATISTICS_ROWS_MIN = 64
+"""Smaller batches carry no statistics: to make and to keep them costs more than reading the rows."""
 CHANGES = 1
 COMPRESSED = 2
 
@@ -187,7 +190,7 @@ def encode_body(
         flags |= CHANGES
         changes = [np.ascontiguousarray(prev_offsets).data, np.ascontiguousarray(change_types).data]
     message = batch.serialize() if compression == "none" else _compressed_message(batch, compression)
-    statistics = encode_statistics(batch) if with_statistics else b""
+    statistics = encode_statistics(batch) if with_statistics and batch.num_rows >= STATISTICS_ROWS_MIN else b""
     rows = batch.num_rows
     header = _BODY.pack(
         schema_id,

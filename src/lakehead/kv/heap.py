@@ -7,6 +7,7 @@ Which of the two a column is, is decided here alone.
 
 from __future__ import annotations
 
+import bisect
 from typing import Protocol
 
 import numpy as np
@@ -167,9 +168,11 @@ class ChunkedColumn:
         rows = rows[rows >= 0]
         if len(rows) == 0:
             return
-        chunk = np.searchsorted(self._bases, rows, "right") - 1
-        for c, n in zip(*np.unique(chunk, return_counts=True), strict=True):
-            self._dead[c] += int(n)
+        if len(rows) == 1:
+            self._dead[bisect.bisect_right(self._bases, int(rows[0])) - 1] += 1
+        else:
+            for c, n in enumerate(np.bincount(np.searchsorted(self._bases, rows, "right") - 1).tolist()):
+                self._dead[c] += n
         worn = [i for i, c in enumerate(self._chunks) if self._dead[i] * 2 > len(c) > 2 * _GATHER_ROWS]
         for i in reversed(worn):
             self._rewrite(i)
@@ -185,6 +188,8 @@ class ChunkedColumn:
         n = len(slots)
         if n == 0 or not self._chunks:
             return pa.nulls(n, self._type)
+        if n == 1:
+            return self._gather_one(int(slots[0]))
         rows = np.where(slots < 0, -1, self._rows[slots])
         missing = rows < 0
         if missing.all():
@@ -205,3 +210,10 @@ class ChunkedColumn:
             done += len(at)
         place[missing] = 0
         return pa.concat_arrays(pieces).take(pa.array(place, mask=missing if missing.any() else None))
+
+    def _gather_one(self, slot: int) -> pa.Array:
+        row = -1 if slot < 0 else int(self._rows[slot])
+        if row < 0:
+            return pa.nulls(1, self._type)
+        c = bisect.bisect_right(self._bases, row) - 1
+        return self._chunks[c].slice(row - self._bases[c], 1)

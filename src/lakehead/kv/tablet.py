@@ -131,21 +131,20 @@ class KvTablet:
     def _images(self, batch: pa.RecordBatch, image: Slots, under: Slots) -> pa.RecordBatch:
         """Row images of the records: given columns from ``image`` (slot, or ~row of the batch), others from the
         slots in ``under``."""
+        given = [i for i, f in enumerate(self.schema) if batch.schema.get_field_index(f.name) >= 0]
         from_heap = image >= 0
-        heap_slots, batch_rows = image[from_heap], pa.array(~image[~from_heap])
-        order = np.empty(len(image), np.int64)
-        order[from_heap] = np.arange(len(heap_slots))
-        order[~from_heap] = np.arange(len(heap_slots), len(image))
-        place = pa.array(order)
-        columns = []
-        for field, column in zip(self.schema, self._columns, strict=True):
-            at = batch.schema.get_field_index(field.name)
-            if at < 0:
-                columns.append(column.gather(under))
-                continue
-            new = batch.column(at).take(batch_rows)
-            columns.append(pa.concat_arrays([column.gather(heap_slots), new]).take(place) if len(heap_slots) else new)
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        new = batch.select([self.schema.names[i] for i in given]).take(pa.array(~image[~from_heap]))
+        if from_heap.any():
+            old = self.gather(image[from_heap], given)
+            order = np.empty(len(image), np.int64)
+            order[from_heap] = np.arange(old.num_rows)
+            order[~from_heap] = np.arange(old.num_rows, len(image))
+            new = pa.concat_batches([old, new.cast(old.schema)]).take(pa.array(order))
+        columns = dict(zip(given, new.columns, strict=True))
+        for i, column in enumerate(self._columns):
+            if i not in columns:
+                columns[i] = column.gather(under)
+        return pa.RecordBatch.from_arrays([columns[i] for i in range(len(self._columns))], schema=self.schema)
 
     # ---- apply: the only way the state changes ----------------------------------------------------------------
 

@@ -58,7 +58,8 @@ class Projection:
     def frame(self, frame: Frame, bucket: int, start: int, end: int) -> pa.RecordBatch | None:
         """Rows of a frame with offsets in ``[start, end)``; None when statistics show that none can match."""
         body = frame.body
-        if self._predicate is not None and not may_match(body.statistics, self._table_schema, self._predicate.bounds):
+        bounds = self._predicate.bounds if self._predicate is not None and body.statistics_length else ()
+        if bounds and not may_match(body.statistics, self._table_schema, bounds):
             return None
         rows = body.rows(self._table_schema, self.positions)
         low = max(start - frame.base_offset, 0)
