@@ -88,11 +88,12 @@ class LogTable(RuleBasedStateMachine):
         self.table = self.con.table("t")
 
     @precondition(lambda self: self.model)
-    @rule(data=st.data())
-    def read_some_range(self, data: st.DataObject) -> None:
-        tablet = data.draw(st.sampled_from(sorted(self.model)))
-        start = data.draw(st.integers(0, len(self.model[tablet])))
-        end = data.draw(st.integers(start, len(self.model[tablet])))
+    @rule(which=st.integers(0, 99), first=st.integers(0, 999), rows=st.integers(0, 999))
+    def read_some_range(self, which: int, first: int, rows: int) -> None:
+        # Which tablet holds how much depends on the writer's random id, so nothing is drawn from it.
+        tablet = sorted(self.model)[which % len(self.model)]
+        start = first % (len(self.model[tablet]) + 1)
+        end = start + rows % (len(self.model[tablet]) - start + 1)
         found = self.read({tablet: (start, end)})[tablet]
         assert [r["__offset"] for r in found] == list(range(start, end))
         assert [{c: r[c] for c in SCHEMA.names} for r in found] == self.model[tablet][start:end]

@@ -64,8 +64,21 @@ def test_filters_may_use_other_columns(columns: list[str]) -> None:
 
 
 def test_statistics_skip_what_cannot_match() -> None:
-    assert read(["n"], "n > 1000") is None
-    assert read(["n"], "n > 5 and n < 5").num_rows == 0 if read(["n"], "n > 5 and n < 5") is not None else True
+    rows = pa.RecordBatch.from_pylist(ROWS * 5, schema=SCHEMA)
+    body = encode_body(rows, schema_id=0, stamp=WriterStamp(bytes(16), 0))
+    large = Frame(0, 0, 0, 0, body, 64 + body.buffer.size)
+
+    def found(where: str) -> pa.RecordBatch | None:
+        return Projection(SCHEMA, ["n"], parse_predicate(where, SCHEMA)).frame(large, 0, 0, 1000)
+
+    assert found("n > 1000") is None
+    kept = found("n = 5")
+    assert kept is not None and kept.num_rows == 5
+
+
+def test_small_batches_have_no_statistics_and_are_read() -> None:
+    assert frame().body.statistics_length == 0
+    assert read(["n"], "n > 1000").num_rows == 0
 
 
 def test_unknown_columns() -> None:
