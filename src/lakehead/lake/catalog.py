@@ -73,7 +73,9 @@ class LakeCatalog:
             if folder := os.path.dirname(make_url(uri).database or ""):
                 LocalStorage().make_folder(folder)
         with _catalog_errors(self.name):
-            return load_catalog(self.name, **self.properties)
+            catalog = load_catalog(self.name, **self.properties)
+            _hold_no_sqlite_connections(catalog)
+            return catalog
 
     def create_table(self, desc: TableDescriptor) -> Table:
         """Create the lake table of a table; nothing happens when it exists with this table id.
@@ -173,6 +175,18 @@ def iceberg_schema(desc: TableDescriptor) -> Schema:
 
     arrow = pa.schema([*lake_schema(desc.schema), *SYSTEM_FIELDS])
     return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(arrow))
+
+
+def _hold_no_sqlite_connections(catalog: Catalog) -> None:
+    """Have an SQLite catalog open its file for each operation: PyIceberg never closes the connections that it pools,
+    and a catalog is opened for many a short life, in rounds, clients and Spark drivers."""
+    from pyiceberg.catalog.sql import SqlCatalog
+    from sqlalchemy import NullPool, create_engine
+
+    if isinstance(catalog, SqlCatalog) and catalog.engine.dialect.name == "sqlite":
+        url = catalog.engine.url
+        catalog.engine.dispose()
+        catalog.engine = create_engine(url, poolclass=NullPool)
 
 
 def open_metadata(metadata_location: str, properties: Mapping[str, str]) -> Table:
