@@ -16,7 +16,7 @@ from lakehead.api.status import status_table
 from lakehead.api.subscription import Subscription, subscribe
 from lakehead.api.writer import Writer
 from lakehead.client.table import TableClient
-from lakehead.errors import ColumnNotFoundError, SchemaMismatchError, WrongTableKindError
+from lakehead.errors import ColumnNotFoundError, InvalidRequestError, SchemaMismatchError, WrongTableKindError
 from lakehead.format.rows import conform, to_arrow_table, to_key_table
 from lakehead.types import TableDescriptor, TabletId
 
@@ -143,6 +143,8 @@ class Table:
 
     def writer(self, writer_id: str | None = None) -> Writer:
         """A pipelined writer with back-pressure; with ``writer_id`` it resumes (and fences) its predecessor."""
+        if writer_id is not None and (not isinstance(writer_id, str) or not writer_id):
+            raise InvalidRequestError(f"writer_id={writer_id!r} must be a name, such as 'etl-7'")
         named = self._client.named_writer(writer_id) if writer_id is not None else self._client.anonymous_writer()
         return Writer(self._desc, named, named=writer_id is not None)
 

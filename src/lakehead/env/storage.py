@@ -25,6 +25,8 @@ _HINTS = {
     errno.EACCES: "permission denied: use a folder that this user may write",
     errno.EPERM: "permission denied: use a folder that this user may write",
     errno.EROFS: "the file system is read-only",
+    errno.EEXIST: "a file of that name is in the way: name a folder",
+    errno.ENOTDIR: "a file of that name is in the way: name a folder",
     errno.EMFILE: "too many open files: raise the limit (ulimit -n)",
 }
 _IOV_MAX = 512

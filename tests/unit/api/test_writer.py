@@ -107,3 +107,9 @@ def test_a_fenced_writer_leaves_no_word(tmp_path: Path) -> None:
         new.append([{"k": 0, "v": None}])
         new.close()
         assert table.scan().count() == 1
+
+
+@pytest.mark.parametrize("writer_id", ["", 5, b"etl"])
+def test_a_writers_name_is_a_text(tmp_path: Path, writer_id: object) -> None:
+    with lh.connect(tmp_path) as con, pytest.raises(lh.InvalidRequestError, match="must be a name"):
+        con.create_table("t", SCHEMA).writer(writer_id)  # type: ignore[arg-type]
