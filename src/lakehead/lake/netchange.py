@@ -63,7 +63,7 @@ def superseded_offsets(change_types: npt.NDArray[np.int8], prev_offsets: Offsets
     """Offsets of the rows that these records replace, in the range or before it; sorted, each once."""
     replaced = prev_offsets[_REPLACES[change_types]]
     assert not len(replaced) or replaced.min() >= 0, "a +U or -D without prev_offset"
-    return np.unique(replaced)
+    return _sorted_once(replaced)
 
 
 def live_rows(change_types: npt.NDArray[np.int8], offsets: Offsets, superseded: Offsets) -> Mask:
@@ -86,7 +86,15 @@ def union(*sets: Offsets) -> Offsets:
     filled = [s for s in sets if len(s)]
     if not filled:
         return NO_OFFSETS
-    return np.unique(np.concatenate(filled))
+    return _sorted_once(np.concatenate(filled))
+
+
+def _sorted_once(offsets: Offsets) -> Offsets:
+    """Sorted, each once; several times faster than `np.unique`, which hashes, on offsets that are nearly in order."""
+    members = np.sort(offsets)
+    fresh = np.ones(len(members), np.bool_)
+    np.not_equal(members[1:], members[:-1], out=fresh[1:])
+    return members if fresh.all() else members[fresh]
 
 
 def between(members: Offsets, start: int, end: int) -> Offsets:
