@@ -83,6 +83,5 @@ class TableLake:
 
         info = self._client.lake()
         result = run_round(lambda: open_for_writing(self._client.desc, info), self._client.desc, self._client)
-        self._client.report_tiered()
         offsets = {self._client.desc.tablet_id(k): o for k, o in result.offsets.items()}
         return TieringResult(result.snapshot_id, result.rows, result.deletes, result.files, offsets)

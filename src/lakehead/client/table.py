@@ -213,10 +213,6 @@ class TableClient:
         assert isinstance(reply, m.LakeReply)
         return reply
 
-    def report_tiered(self) -> None:
-        """Tell the server that a round has committed."""
-        self._ask(m.ReportTiered(table_id=self.desc.table_id))
-
 
 def _range(key: TabletKey, start: int, end: int) -> m.TabletRange:
     return m.TabletRange(partition=key.partition, bucket=key.bucket, start=start, end=end)

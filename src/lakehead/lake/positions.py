@@ -167,3 +167,19 @@ def deleted_positions(io: FileIO, data_path: str, delete_files: Sequence[str]) -
             codes = paths.indices.to_numpy()
             parts.append(rows.column("pos").to_numpy()[np.array(same, np.bool_)[codes]])
     return union(*parts)
+
+
+def offsets_at(io: FileIO, path: str, record_count: int, positions: Offsets) -> Offsets | None:
+    """Offsets of the rows at these positions (sorted); None where offsets do not tell the file's rows apart: one is
+    null, they do not strictly ascend, or the file does not have ``record_count`` rows."""
+    parts: list[Offsets] = []
+    last, rows = -1, 0
+    for start, offsets, valid in iterate_offsets(io, path):
+        rows += len(offsets)
+        if not len(offsets):
+            continue
+        if valid is not None or offsets[0] <= last or not bool((offsets[1:] > offsets[:-1]).all()):
+            return None
+        last = int(offsets[-1])
+        parts.append(offsets[between(positions, start, start + len(offsets)) - start])
+    return union(*parts) if rows == record_count else None

@@ -28,9 +28,8 @@ from lakehead.format.schema import lake_schema, lake_type
 from lakehead.lake.file_io import locate_file
 from lakehead.lake.inspect import files_table, snapshots_table
 from lakehead.lake.netchange import NO_OFFSETS, Offsets, between, contains, union
-from lakehead.lake.positions import deleted_positions, find_offsets, iterate_offsets
-from lakehead.lake.read_plan import LakeFile, plan_files
-from lakehead.lake.tablets import require_tablet
+from lakehead.lake.positions import deleted_positions, find_offsets, offsets_at
+from lakehead.lake.read_plan import LakeFile, plan_files, superseded_in
 from lakehead.types import OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor, TabletKey
 
 __all__ = ["LakeFile", "count_lake", "files_table", "plan_files", "read_lake", "snapshots_table"]
@@ -124,19 +123,12 @@ def _split(table: Table, files: Iterable[LakeFile], superseded: Superseded) -> t
     partial: list[_Partial] = []
     some = any(len(v) for v in superseded.values())
     for f in files:
-        dead = _superseded_in(f, superseded, ".".join(table.name())) if some else NO_OFFSETS
+        dead = superseded_in(f, superseded, ".".join(table.name())) if some else NO_OFFSETS
         if len(dead) or f.delete_files:
             partial.append(_Partial(f, dead))
         else:
             whole.append(f)
     return whole, partial
-
-
-def _superseded_in(f: LakeFile, superseded: Superseded, name: str) -> Offsets:
-    if f.null_offsets == f.record_count:
-        return NO_OFFSETS
-    members = superseded.get(require_tablet(f.tablet, f.path, name), NO_OFFSETS)
-    return members if f.offsets is None else between(members, f.offsets[0], f.offsets[1] + 1)
 
 
 class _Reader:
@@ -192,7 +184,7 @@ class _Reader:
     def _scan_one(self, part: _Partial) -> Iterator[pa.RecordBatch]:
         f = part.file
         positions = deleted_positions(self._io, f.path, f.delete_files)
-        dead = _offsets_at(self._io, f, positions)
+        dead = offsets_at(self._io, f.path, f.record_count, positions) if len(positions) else NO_OFFSETS
         if dead is None:
             yield from self._scan_positions(part, positions)
             return
@@ -228,23 +220,6 @@ class _Reader:
                     live = self._predicate.filter(live)
                 if live.num_rows:
                     yield live.select(self._names)
-
-
-def _offsets_at(io: FileIO, file: LakeFile, positions: Offsets) -> Offsets | None:
-    """Offsets of the rows at these positions; None where offsets do not tell the file's rows apart."""
-    if not len(positions):
-        return NO_OFFSETS
-    parts: list[Offsets] = []
-    last, rows = -1, 0
-    for start, offsets, valid in iterate_offsets(io, file.path):
-        rows += len(offsets)
-        if not len(offsets):
-            continue
-        if valid is not None or offsets[0] <= last or not bool((offsets[1:] > offsets[:-1]).all()):
-            return None
-        last = int(offsets[-1])
-        parts.append(offsets[between(positions, start, start + len(offsets)) - start])
-    return union(*parts) if rows == file.record_count else None
 
 
 def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

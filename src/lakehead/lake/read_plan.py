@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyiceberg.table import Table
 
 from lakehead.errors import LakeStateError
 from lakehead.format.predicate import Bound
+from lakehead.lake.netchange import NO_OFFSETS, Offsets, between
 from lakehead.lake.positions import offset_bounds
 from lakehead.lake.pruning import row_filter
-from lakehead.lake.tablets import tablet_of
+from lakehead.lake.tablets import require_tablet, tablet_of
 from lakehead.types import OFFSET_COLUMN, TabletKey
 
 
@@ -38,6 +39,18 @@ class LakeFile:
     null_offsets: int | None
     delete_files: tuple[str, ...]
     partition: tuple[object, ...]
+
+
+def superseded_in(file: LakeFile, superseded: Mapping[TabletKey, Offsets], table: str) -> Offsets:
+    """The superseded offsets that the file may hold; ``table`` is named in errors.
+
+    Raises:
+        LakeStateError: the file has offsets, but its partition names no tablet.
+    """
+    if file.null_offsets == file.record_count:
+        return NO_OFFSETS
+    members = superseded.get(require_tablet(file.tablet, file.path, table), NO_OFFSETS)
+    return members if file.offsets is None else between(members, file.offsets[0], file.offsets[1] + 1)
 
 
 def plan_files(table: Table, snapshot_id: int | None = None, bounds: Sequence[Bound] = ()) -> list[LakeFile]:

@@ -16,6 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from lakehead.config import TableProperties
+from lakehead.format.schema import schema_from_bytes, schema_to_bytes
 from lakehead.types import TableDescriptor, TablePath, TabletKey
 
 PROTOCOL_VERSION = 1
@@ -46,7 +47,7 @@ class TableInfo(Message, frozen=True, kw_only=True):
             table_id=desc.table_id,
             database=desc.path.database,
             table=desc.path.table,
-            schema=base64.b64encode(desc.schema.serialize()).decode(),
+            schema=base64.b64encode(schema_to_bytes(desc.schema)).decode(),
             schema_id=desc.schema_id,
             primary_key=desc.primary_key,
             partition_by=desc.partition_by,
@@ -60,7 +61,7 @@ class TableInfo(Message, frozen=True, kw_only=True):
         return TableDescriptor(
             table_id=self.table_id,
             path=TablePath(self.database, self.table),
-            schema=pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.schema))),
+            schema=schema_from_bytes(base64.b64decode(self.schema)),
             schema_id=self.schema_id,
             primary_key=self.primary_key,
             partition_by=self.partition_by,
@@ -323,12 +324,6 @@ class LakeReply(Reply, frozen=True, kw_only=True):
     storage_properties: dict[str, str]
 
 
-class ReportTiered(Request, frozen=True, kw_only=True):
-    """A hint that a round has committed; the server re-reads the lake."""
-
-    table_id: str
-
-
 class ErrorReply(Reply, frozen=True, kw_only=True):
     """A `LakeheadError`."""
 
@@ -340,7 +335,7 @@ class ErrorReply(Reply, frozen=True, kw_only=True):
 AnyRequest = (
     Hello | CreateTable | GetTable | ListTables | ListDatabases | DropTable | Write | OpenWriter | CloseWriter | Lookup
     | Watermarks
-    | TimestampsAt | Read | ReadLive | Subscribe | LakeInfo | ReportTiered
+    | TimestampsAt | Read | ReadLive | Subscribe | LakeInfo
 )  # fmt: skip
 AnyReply = (
     HelloReply | TableReply | NamesReply | Done | WriteReply | WriterReply | LookupReply | WatermarksReply

@@ -97,7 +97,6 @@ class Service:
             m.Watermarks: self._watermarks,
             m.TimestampsAt: self._timestamps_at,
             m.LakeInfo: self._lake_info,
-            m.ReportTiered: self._report_tiered,
         }
 
     @property
@@ -402,7 +401,3 @@ class Service:
 
     def _lake_info(self, request: m.LakeInfo, _: Sequence[pa.Buffer]) -> _Answer:
         return self._lake_state().info(self._lake_table(request.table_id)), []
-
-    def _report_tiered(self, request: m.ReportTiered, _: Sequence[pa.Buffer]) -> _Answer:
-        self._lake_table(request.table_id)
-        return m.Done(), []

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lakehead.lake.netchange import NO_OFFSETS, Offsets, between, union
-from lakehead.lake.positions import deleted_positions, iterate_offsets
-from lakehead.lake.read_plan import LakeFile
+from lakehead.lake.netchange import NO_OFFSETS, Offsets, union
+from lakehead.lake.positions import deleted_positions, offsets_at
+from lakehead.lake.read_plan import LakeFile, superseded_in
 from lakehead.lake.tablets import require_tablet
 from lakehead.lake.view import LakeView
 from lakehead.types import TableDescriptor, TabletKey, parse_partition_name
@@ -65,7 +65,7 @@ def split_files(view: LakeView, files: Sequence[LakeFile], superseded: Mapping[T
     by_position: list[tuple[LakeFile, Offsets]] = []
     dead: dict[TabletKey, list[Offsets]] = {}
     for f in files:
-        replaced = _superseded_in(f, hot, name) if hot else NO_OFFSETS
+        replaced = superseded_in(f, hot, name) if hot else NO_OFFSETS
         if f in deleted:
             positions, offsets = deleted[f]
             if offsets is None:
@@ -94,13 +94,6 @@ def dead_table(desc: TableDescriptor, dead: Mapping[TabletKey, Offsets]) -> pa.T
         repeated = [pa.repeat(pa.scalar(v, t), len(offsets)) for v, t in zip(values, types, strict=True)]
         batches.append(pa.RecordBatch.from_arrays([pa.array(key), *repeated], schema=schema))
     return pa.Table.from_batches(batches, schema)
-
-
-def _superseded_in(f: LakeFile, superseded: Mapping[TabletKey, Offsets], name: str) -> Offsets:
-    if f.null_offsets == f.record_count:
-        return NO_OFFSETS
-    members = superseded.get(require_tablet(f.tablet, f.path, name), NO_OFFSETS)
-    return members if f.offsets is None else between(members, f.offsets[0], f.offsets[1] + 1)
 
 
 def _resolve_all(view: LakeView, files: Sequence[LakeFile]) -> list[tuple[Offsets, Offsets | None]]:
@@ -155,7 +148,7 @@ class _Deleted:
                 return self._known[key]
         io = view.table.io
         positions = deleted_positions(io, f.path, f.delete_files)
-        found = positions, _offsets_at(view, f, positions) if by_offset else None
+        found = positions, offsets_at(io, f.path, f.record_count, positions) if by_offset else None
         with self._lock:
             while len(self._known) >= _REMEMBERED:
                 del self._known[next(iter(self._known))]
@@ -164,18 +157,3 @@ class _Deleted:
 
 
 _deleted = _Deleted()
-
-
-def _offsets_at(view: LakeView, f: LakeFile, positions: Offsets) -> Offsets | None:
-    """Offsets of the rows at these positions; None when the file's offsets do not strictly ascend."""
-    parts: list[Offsets] = []
-    last, rows = -1, 0
-    for start, offsets, valid in iterate_offsets(view.table.io, f.path):
-        rows += len(offsets)
-        if not len(offsets):
-            continue
-        if valid is not None or offsets[0] <= last or not bool((offsets[1:] > offsets[:-1]).all()):
-            return None
-        last = int(offsets[-1])
-        parts.append(offsets[between(positions, start, start + len(offsets)) - start])
-    return union(*parts) if rows == f.record_count else None

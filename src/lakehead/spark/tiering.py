@@ -254,7 +254,6 @@ class TieringService:
         entry.offsets = dict(result_offsets(entry.table, result))
         if result.snapshot_id is None:
             return None
-        client.report_tiered()
         seconds = self._clock.monotonic() - start
         report = RoundReport(entry.name, result.rows, result.deletes, result.files, result.snapshot_id, seconds)
         _log.info(

@@ -46,7 +46,6 @@ REQUESTS: list[m.Request] = [
     m.ReadLive(table_id="t1", columns=[], predicate=None),
     m.Subscribe(table_id="t1", starts=[RANGE], default="full", stops=None, columns=["søk"], predicate=None),
     m.LakeInfo(table_id="t1"),
-    m.ReportTiered(table_id="t1"),
 ]
 REPLIES: list[m.Reply] = [
     m.HelloReply(folder_id="f" * 32, version=1, pid=7),
