@@ -7,7 +7,7 @@ import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakehead.lake.netchange import between, contains, net_change, union
+from lakehead.log.netchange import between, contains, net_change, union
 from lakehead.types import ChangeType
 
 # (key, delete): what a writer asks for; whether it is an insert or an update follows from what came before.

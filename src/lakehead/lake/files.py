@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from lakehead.env.randomness import Randomness, SystemRandomness
 from lakehead.errors import LakeStateError
-from lakehead.lake.netchange import Offsets
+from lakehead.log.netchange import Offsets
 from lakehead.types import OFFSET_COLUMN, TIMESTAMP_COLUMN
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakehead.lake.netchange import NO_OFFSETS, Mask, Offsets, between, contains, union
+from lakehead.log.netchange import NO_OFFSETS, Mask, Offsets, between, contains, union
 from lakehead.types import OFFSET_COLUMN, TabletKey
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ from lakehead.format.predicate import Bound, Predicate
 from lakehead.format.schema import lake_schema, lake_type
 from lakehead.lake.file_io import locate_file
 from lakehead.lake.inspect import files_table, snapshots_table
-from lakehead.lake.netchange import NO_OFFSETS, Offsets, between, contains, union
 from lakehead.lake.positions import deleted_positions, find_offsets, offsets_at
 from lakehead.lake.read_plan import LakeFile, plan_files, superseded_in
+from lakehead.log.netchange import NO_OFFSETS, Offsets, between, contains, union
 from lakehead.types import OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor, TabletKey
 
 __all__ = ["LakeFile", "count_lake", "files_table", "plan_files", "read_lake", "snapshots_table"]

@@ -9,10 +9,10 @@ from pyiceberg.table import Table
 
 from lakehead.errors import LakeStateError
 from lakehead.format.predicate import Bound
-from lakehead.lake.netchange import NO_OFFSETS, Offsets, between
 from lakehead.lake.positions import offset_bounds
 from lakehead.lake.pruning import row_filter
 from lakehead.lake.tablets import require_tablet, tablet_of
+from lakehead.log.netchange import NO_OFFSETS, Offsets, between
 from lakehead.types import OFFSET_COLUMN, TabletKey
 
 

@@ -21,8 +21,8 @@ from lakehead.errors import LakeStateError
 from lakehead.lake.commit import CommitResult, commit_round
 from lakehead.lake.files import LakeWriteSpec, WrittenFile, discard_files, write_data_files
 from lakehead.lake.marks import read_mark
-from lakehead.lake.netchange import Offsets, live_rows, superseded_offsets, union
 from lakehead.lake.round_plan import ROWS_PER_TASK, HotSource, RoundPlan, TieringTask, plan_round
+from lakehead.log.netchange import Offsets, live_rows, superseded_offsets, union
 from lakehead.types import (
     BUCKET_COLUMN,
     CHANGE_TYPE_COLUMN,

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from lakehead.errors import LakeStateError
 from lakehead.lake.marks import LakeMark
-from lakehead.lake.netchange import NO_OFFSETS, Offsets, between
 from lakehead.lake.tablets import partition_values
+from lakehead.log.netchange import NO_OFFSETS, Offsets, between
 from lakehead.types import TableDescriptor, TabletKey
 
 ROWS_PER_TASK = 1 << 20

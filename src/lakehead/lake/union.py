@@ -19,8 +19,8 @@ import pyarrow as pa
 from lakehead.client.table import TableClient
 from lakehead.errors import LakeStateError, NoLakeError
 from lakehead.format.predicate import Predicate
-from lakehead.lake.netchange import net_change
 from lakehead.lake.view import LakeView
+from lakehead.log.netchange import net_change
 from lakehead.types import (
     CHANGE_TYPE_COLUMN,
     OFFSET_COLUMN,

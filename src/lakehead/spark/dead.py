@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lakehead.lake.netchange import NO_OFFSETS, Offsets, union
 from lakehead.lake.positions import deleted_positions, offsets_at
 from lakehead.lake.read_plan import LakeFile, superseded_in
 from lakehead.lake.tablets import require_tablet
 from lakehead.lake.view import LakeView
+from lakehead.log.netchange import NO_OFFSETS, Offsets, union
 from lakehead.types import TableDescriptor, TabletKey, parse_partition_name
 
 KEY_COLUMN = "__dead_key"

@@ -20,9 +20,9 @@ from lakehead.config import unknown_name
 from lakehead.errors import ColumnNotFoundError, InvalidPropertyError, LakeStateError
 from lakehead.format.predicate import Predicate, parse_predicate
 from lakehead.format.schema import nearest_name
-from lakehead.lake.netchange import Offsets, between
 from lakehead.lake.union import Pin, UnionRead, pin
 from lakehead.lake.view import LakeView
+from lakehead.log.netchange import Offsets, between
 from lakehead.spark.connections import worker_table
 from lakehead.spark.filters import translate_filters
 from lakehead.spark.types import spark_schema

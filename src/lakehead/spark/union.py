@@ -19,11 +19,11 @@ from lakehead.api.subscription import chosen_columns
 from lakehead.api.table import Table
 from lakehead.errors import InvalidRequestError
 from lakehead.lake.files import lake_arrow_schema
-from lakehead.lake.netchange import Offsets
 from lakehead.lake.read import plan_files
 from lakehead.lake.read_plan import LakeFile
 from lakehead.lake.union import Pin, Superseded, UnionRead, pin
 from lakehead.lake.view import LakeView
+from lakehead.log.netchange import Offsets
 from lakehead.spark.dead import KEY_COLUMN, OFFSET_BITS, PARTITION_COLUMN, LakeParts, dead_table, split_files
 from lakehead.spark.scratch import is_shared, scratch_frame, spark_path
 from lakehead.spark.types import spark_schema

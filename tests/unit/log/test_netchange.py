@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lakehead.lake.netchange import NO_OFFSETS, net_change, union
+from lakehead.log.netchange import NO_OFFSETS, net_change, union
 
 
 def test_an_example() -> None:
