@@ -95,7 +95,11 @@ class Storage(Protocol):
         ...
 
     def remove(self, path: str) -> None:
-        """Delete a file; nothing happens when it is missing."""
+        """Delete a file durably; nothing happens when it is missing. Whoever has it open may go on reading it."""
+        ...
+
+    def rename(self, path: str, to: str) -> None:
+        """Give a file of the same folder another name, durably; a file that has that name is replaced."""
         ...
 
     def remove_tree(self, path: str) -> None:
@@ -182,6 +186,12 @@ class LocalLogFile:
                 self._fd = -1
                 self._map = None
 
+    def __del__(self) -> None:
+        # A file that was trimmed while readers held it is closed when the last of them lets go.
+        fd = getattr(self, "_fd", -1)
+        if fd >= 0:
+            os.close(fd)
+
 
 class LocalStorage:
     """The machine's file system."""
@@ -216,6 +226,12 @@ class LocalStorage:
                 os.unlink(path)
             except FileNotFoundError:
                 return
+            _sync_folder(os.path.dirname(path))
+
+    def rename(self, path: str, to: str) -> None:
+        with storage_errors(path, "rename"):
+            os.replace(path, to)
+            _sync_folder(os.path.dirname(to))
 
     def remove_tree(self, path: str) -> None:
         with storage_errors(path, "remove"):

@@ -76,6 +76,19 @@ def _check_files(storage: Storage, folder: str) -> None:
     storage.remove(path)
     storage.remove(path)
     assert storage.read_file(path) is None and storage.list_files(folder) == []
+    _check_rename(storage, folder)
+
+
+def _check_rename(storage: Storage, folder: str) -> None:
+    storage.write_atomic(f"{folder}/old", b"old")
+    file = storage.open_log(f"{folder}/new.tmp")
+    file.append([b"new"])
+    file.sync()
+    storage.rename(f"{folder}/new.tmp", f"{folder}/old")
+    assert storage.list_files(folder) == ["old"] and storage.read_file(f"{folder}/old") == b"new"
+    storage.remove(f"{folder}/old")
+    assert file.read(0, 3).to_pybytes() == b"new", "who has a removed file open may go on reading it"
+    file.close()
 
 
 def _check_folders(storage: Storage, folder: str) -> None:

@@ -101,6 +101,15 @@ class MemoryStorage:
     def remove(self, path: str) -> None:
         self._files.pop(path, None)
 
+    def rename(self, path: str, to: str) -> None:
+        with storage_errors(path, "rename"):
+            self._before("rename", path)
+            if path not in self._files:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        self._files[to] = self._files.pop(path)
+        if self._last_written == path:
+            self._last_written = to
+
     def remove_tree(self, path: str) -> None:
         for name in [n for n in self._files if n.startswith(f"{path}/")]:
             del self._files[name]
@@ -122,7 +131,7 @@ class FaultyStorage(MemoryStorage):
     Attributes:
         full: while True, writes are refused as on a full disk.
         sync_fails: while True, syncs are refused, as by a dying disk.
-        before: called with (action, path) before each "append", "sync" and "write_atomic"; may wait or raise `OSError`.
+        before: called with (action, path) before each "append", "sync", "write_atomic" and "rename"; may wait or raise `OSError`.
     """
 
     def __init__(self) -> None:
@@ -141,7 +150,7 @@ class FaultyStorage(MemoryStorage):
                 self.syncs += 1
             if self.sync_fails:
                 raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-        elif self.full:
+        elif self.full and action != "rename":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
     def crash(self, *, torn_bytes: int = 0) -> None:
