@@ -150,7 +150,13 @@ class KvTablet:
 
     def apply(self, base_offset: int, change_types: npt.NDArray[np.int8], rows: pa.RecordBatch) -> None:
         """Change the state as these logged records say; ``rows`` has the table's columns."""
-        offsets = np.arange(base_offset, base_offset + rows.num_rows)
+        self._apply(np.arange(base_offset, base_offset + rows.num_rows), change_types, rows)
+
+    def load(self, offsets: npt.NDArray[np.int64], rows: pa.RecordBatch) -> None:
+        """`apply` rows of a checkpoint, which were written at these offsets; all of them before any later record."""
+        self._apply(offsets, np.full(rows.num_rows, ChangeType.INSERT, np.int8), rows)
+
+    def _apply(self, offsets: npt.NDArray[np.int64], change_types: npt.NDArray[np.int8], rows: pa.RecordBatch) -> None:
         if (change_types == ChangeType.UPDATE_BEFORE).any():
             keep = np.flatnonzero(change_types != ChangeType.UPDATE_BEFORE)
             rows, offsets, change_types = rows.take(pa.array(keep)), offsets[keep], change_types[keep]

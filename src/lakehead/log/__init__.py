@@ -1,6 +1,6 @@
-"""The log tablet: a pure core that appends, reads, rolls, trims and recovers batch frames."""
+"""The log tablet: a pure core that appends, reads, rolls, checkpoints, trims and recovers batch frames."""
 
-from lakehead.log.tablet import LogTablet
+from lakehead.log.tablet import LogTablet, LogView
 from lakehead.log.writers import WriterTable
 
-__all__ = ["LogTablet", "WriterTable"]
+__all__ = ["LogTablet", "LogView", "WriterTable"]

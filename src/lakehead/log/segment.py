@@ -1,7 +1,8 @@
 """One file of a log: frames one after the other, with a sparse index from offset to position.
 
 A segment is named by its base offset, ``00000000000000012345.log``. The index has one entry for each 4 KiB of log or
-more; it lives in memory and is rebuilt by scanning headers when a segment is opened.
+more; it lives in memory and is rebuilt by scanning headers: when a segment is recovered, or, of a sealed one that a
+checkpoint covers, when it is first read.
 """
 
 from __future__ import annotations
@@ -24,19 +25,52 @@ def segment_name(base_offset: int) -> str:
     return f"{base_offset:020d}{SUFFIX}"
 
 
-class Segment:
-    """Frames of offsets ``[base_offset, end_offset)``. One appender; any number of readers at once."""
+class _Index:
+    """Where frames lie, from the start of a segment up to ``end_offset``."""
 
-    def __init__(self, storage: Storage, folder: str, base_offset: int) -> None:
-        self.base_offset = base_offset
+    def __init__(self, base_offset: int) -> None:
         self.end_offset = base_offset
-        self.path = f"{folder}/{segment_name(base_offset)}"
-        self.first_timestamp_us: int | None = None
-        self.last_timestamp_us = 0
-        self._file: LogFile = storage.open_log(self.path)
+        self.timestamps_us: tuple[int, int] | None = None
         self._offsets: list[int] = []
         self._positions: list[int] = []
         self._indexed_until = -INDEX_INTERVAL_BYTES
+
+    def note(self, position: int, rows: int, timestamp: int) -> None:
+        if position - self._indexed_until >= INDEX_INTERVAL_BYTES:
+            # Positions first: a reader that sees the offset must find its position.
+            self._positions.append(position)
+            self._offsets.append(self.end_offset)
+            self._indexed_until = position
+        first, _ = self.timestamps_us or (timestamp, timestamp)
+        self.timestamps_us = (first, timestamp)
+        self.end_offset += rows
+
+    def position_before(self, offset: int) -> int:
+        # Frames without rows share their offset with the next one; any of them is a right place to begin.
+        at = max(bisect.bisect_right(self._offsets, offset) - 1, 0)
+        return self._positions[at] if self._positions else 0
+
+
+class Segment:
+    """Frames of offsets ``[base_offset, end_offset)``. One appender; any number of readers at once."""
+
+    def __init__(self, storage: Storage, folder: str, base_offset: int, sealed_end: int | None = None) -> None:
+        """Open a segment's file; ``sealed_end`` is where it ends, None when only `scan` can tell."""
+        self.base_offset = base_offset
+        self.path = f"{folder}/{segment_name(base_offset)}"
+        self._file: LogFile = storage.open_log(self.path)
+        self._sealed_end = sealed_end
+        self._index = _Index(base_offset) if sealed_end is None else None
+
+    @property
+    def end_offset(self) -> int:
+        """Offset after the last row."""
+        return self._index.end_offset if self._index is not None else self._sealed_end or 0
+
+    @property
+    def timestamps_us(self) -> tuple[int, int] | None:
+        """Commit timestamps of the first and the last frame; None while there is none."""
+        return self._indexed().timestamps_us
 
     @property
     def size_bytes(self) -> int:
@@ -50,20 +84,26 @@ class Segment:
         """
         position = self._file.size
         self._file.append([part for header, body, _, _ in frames for part in (header, body)])
+        index = self._indexed()
         for header, body, rows, timestamp in frames:
-            self._note(position, rows, timestamp)
+            index.note(position, rows, timestamp)
             position += len(header) + body.size
 
-    def _note(self, position: int, rows: int, timestamp: int) -> None:
-        if position - self._indexed_until >= INDEX_INTERVAL_BYTES:
-            # Positions first: a reader that sees the offset must find its position.
-            self._positions.append(position)
-            self._offsets.append(self.end_offset)
-            self._indexed_until = position
-        if self.first_timestamp_us is None:
-            self.first_timestamp_us = timestamp
-        self.last_timestamp_us = timestamp
-        self.end_offset += rows
+    def _indexed(self) -> _Index:
+        """The index, which a sealed segment gets when it is first read; two threads may build it at once."""
+        if self._index is None:
+            index = _Index(self.base_offset)
+            for _ in self._scan(index):
+                pass
+            if index.end_offset != self._sealed_end:
+                raise CorruptionError(
+                    f"{self.path} ends at offset {index.end_offset}, but the next segment starts at"
+                    f" {self._sealed_end}: restore it",
+                    path=self.path,
+                    position=self._file.size,
+                )
+            self._index = index
+        return self._index
 
     def sync(self) -> None:
         self._file.sync()
@@ -71,37 +111,40 @@ class Segment:
     def close(self) -> None:
         self._file.close()
 
-    def frames(self, start: int, end: int, *, check: bool = False) -> Iterator[Frame]:
-        """Frames that hold rows of ``[start, end)``, in order; ``check`` verifies body checksums again."""
-        at = max(bisect.bisect_right(self._offsets, start) - 1, 0)
-        # Frames without rows share their offset with the next one; any of them is a right place to begin.
-        position = self._positions[at] if self._positions else 0
+    def frames(self, start: int, end: int) -> Iterator[Frame]:
+        """Frames that hold rows of ``[start, end)``, in order. What was here when this process opened the file was
+        checked then, or is at the first read."""
+        position = self._indexed().position_before(start)
         size = self._file.size
         while position < size:
-            frame = self._frame_at(position, size, check=check)
+            frame = self._frame_at(position, size, check=False)
             if frame.base_offset >= end:
                 return
             if frame.end_offset > start:
                 yield frame
             position += frame.length
 
-    def scan(self, *, check: bool) -> Iterator[tuple[int, Frame]]:
-        """All (position, frame) from the start of the file, building the index on the way.
+    def scan(self) -> Iterator[tuple[int, Frame]]:
+        """All (position, frame) from the start of the file, checksums verified, building the index on the way.
 
         Raises:
             CorruptionError: at the first frame that is not whole; what came before has been yielded.
         """
+        self._index = _Index(self.base_offset)
+        yield from self._scan(self._index)
+
+    def _scan(self, index: _Index) -> Iterator[tuple[int, Frame]]:
         position, size = 0, self._file.size
         while position < size:
-            frame = self._frame_at(position, size, check=check)
-            if frame.base_offset != self.end_offset:
+            frame = self._frame_at(position, size, check=True)
+            if frame.base_offset != index.end_offset:
                 raise CorruptionError(
                     f"{self.path} at byte {position}: a frame starts at offset {frame.base_offset},"
-                    f" expected {self.end_offset}",
+                    f" expected {index.end_offset}",
                     path=self.path,
                     position=position,
                 )
-            self._note(position, frame.body.row_count, frame.timestamp_us)
+            index.note(position, frame.body.row_count, frame.timestamp_us)
             yield position, frame
             position += frame.length
 

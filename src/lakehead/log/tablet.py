@@ -1,26 +1,71 @@
 """A log tablet: batch frames with dense offsets, in segments, on one storage.
 
-Pure core: synchronous, no threads, no clock. Its owner (the server) serialises `append`, `sync` and `trim`; reads may
-run at any time beside them. Readers see what lies below `high_watermark`, which the owner moves once a batch is as
-durable as the table promises.
+Pure core: synchronous, no threads, no clock. Its owner (the server) serialises `append`, `sync`, `take_checkpoint`,
+`install` and `trim`; reads may run at any time beside them. Readers see what lies below `high_watermark`, which the
+owner moves once a batch is as durable as the table promises.
 
-Recovery scans the last segment. Frames carry the synced end that was known when they were written, and a clean stop
-records it too: a bad frame below the highest such mark is corruption, at or above it it is the torn tail of a crash
-and is cut. What is kept is synced before the tablet serves.
+The log begins where it was trimmed to, never above the newest checkpoint, which holds what the part before it made of
+the writers and, for keyed tables, of the rows. Recovery loads that checkpoint and scans the segments that reach above
+it. Frames carry the synced end that was known when they were written; a clean stop and each checkpoint record it too: a
+bad frame below the highest such mark is corruption, at or above it it is the torn tail of a crash and is cut. What is
+kept is synced before the tablet serves.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from lakehead.env.storage import Storage
 from lakehead.errors import CorruptionError, OffsetOutOfRangeError, StorageError, UnsupportedFormatError
 from lakehead.format.frame import Frame, FrameBody, encode_header
+from lakehead.log import checkpoint as checkpoints
+from lakehead.log.checkpoint import Checkpoint, Footer, checkpoint_name, open_checkpoint
 from lakehead.log.segment import SUFFIX, Segment
 from lakehead.log.writers import WriterTable
 
 _STOP_FILE = "stopped.json"
+_START_SUFFIX = ".start"
+
+
+@dataclass(frozen=True, eq=False)
+class LogView:
+    """What a reader holds: segments and checkpoint as of one moment, readable also after they were trimmed. The last
+    segment may grow."""
+
+    segments: tuple[Segment, ...]
+    checkpoint: Checkpoint | None
+
+    @property
+    def log_start_offset(self) -> int:
+        """First offset in the log."""
+        return self.segments[0].base_offset
+
+    def frames(self, start: int, end: int) -> Iterator[Frame]:
+        """Frames that hold rows of ``[start, end)``, in offset order; the first and last may hold rows outside it.
+
+        Raises:
+            OffsetOutOfRangeError: ``start`` lies below the log start. At the call, as the next:
+            CorruptionError: a segment that no one has read since the start is damaged; while iterating.
+        """
+        low = self.log_start_offset
+        if start < low:
+            raise OffsetOutOfRangeError(
+                f"offset {start} is no longer in the log, which begins at {low}: subscribe from 'earliest' or 'full',"
+                " or make the scan anew",
+                offset=start,
+                log_start_offset=low,
+                high_watermark=self.segments[-1].end_offset,
+            )
+        return self._frames(start, end)
+
+    def _frames(self, start: int, end: int) -> Iterator[Frame]:
+        for segment in self.segments:
+            if segment.base_offset >= end:
+                return
+            if segment.end_offset > start:
+                yield from segment.frames(start, end)
 
 
 class LogTablet:
@@ -30,7 +75,7 @@ class LogTablet:
         """Open the tablet's folder, creating it when it is missing, and recover.
 
         Raises:
-            CorruptionError: a synced frame is damaged; ``context`` names file and position.
+            CorruptionError: a synced frame or the checkpoint is damaged; ``context`` names file and position.
             StorageError: the disk refused.
         """
         self._storage = storage
@@ -40,6 +85,7 @@ class LogTablet:
         self.writers = WriterTable()
         self.last_timestamp_us = 0
         self.sync_failed = False
+        self.checkpoint: Checkpoint | None = None
         storage.make_folder(folder)
         self._segments: list[Segment] = []
         try:
@@ -64,6 +110,18 @@ class LogTablet:
     def size_bytes(self) -> int:
         return sum(s.size_bytes for s in self._segments)
 
+    @property
+    def checkpoint_offset(self) -> int:
+        """The log below it is covered by the newest checkpoint; 0 when there is none."""
+        return self.checkpoint.offset if self.checkpoint is not None else 0
+
+    @property
+    def bytes_since_checkpoint(self) -> int:
+        """Log that a restart replays."""
+        return sum(s.size_bytes for s in self._segments if s.base_offset >= self.checkpoint_offset)
+
+    # ---- write ------------------------------------------------------------------------------------------------
+
     def append(self, bodies: Sequence[FrameBody], timestamp_us: int) -> list[tuple[int, int]]:
         """Write batches at the end, all or none, unsynced; returns ``[start, end)`` of each.
 
@@ -73,7 +131,8 @@ class LogTablet:
             StorageError: the disk refused; the log is as before. After a failed sync (`sync_failed`) nothing may be
                 written any more.
         """
-        self._roll_when_full()
+        if self._segments[-1].size_bytes >= self._segment_bytes:
+            self.roll()
         segment = self._segments[-1]
         timestamp = max(timestamp_us, self.last_timestamp_us)
         at = self.log_end_offset
@@ -91,11 +150,16 @@ class LogTablet:
             self.writers.note(body.stamp, start, end)
         return results
 
-    def _roll_when_full(self) -> None:
+    def roll(self) -> None:
+        """Begin a new segment, unless the last one has no rows.
+
+        Raises:
+            StorageError: the disk refused; see `sync`.
+        """
         last = self._segments[-1]
-        if last.size_bytes >= self._segment_bytes and last.end_offset > last.base_offset:
+        if last.end_offset > last.base_offset:
             self.sync()
-            self._segments.append(Segment(self._storage, self._folder, last.end_offset))
+            self._segments = [*self._segments, Segment(self._storage, self._folder, last.end_offset)]
 
     def sync(self) -> None:
         """Return once everything appended so far survives a power cut.
@@ -118,53 +182,98 @@ class LogTablet:
         """Let readers see everything appended so far."""
         self.high_watermark = self.log_end_offset
 
-    def frames(self, start: int, end: int) -> Iterator[Frame]:
-        """Frames that hold rows of ``[start, end)``, in offset order; the first and last may hold rows outside it.
-        Body checksums are not checked again.
+    # ---- read -------------------------------------------------------------------------------------------------
 
-        Raises:
-            OffsetOutOfRangeError: ``start`` lies below the log start.
-        """
-        segments = list(self._segments)
-        if start < segments[0].base_offset:
-            raise OffsetOutOfRangeError(
-                f"offset {start} is no longer in the log, which begins at {segments[0].base_offset}",
-                offset=start,
-                log_start_offset=segments[0].base_offset,
-                high_watermark=self.high_watermark,
-            )
-        for segment in segments:
-            if segment.base_offset >= end:
-                return
-            if segment.end_offset > start:
-                yield from segment.frames(start, end)
+    def view(self) -> LogView:
+        """What there is to read now."""
+        # The checkpoint first: the segments that a trim may take away meanwhile are covered by a newer one.
+        checkpoint = self.checkpoint
+        return LogView(tuple(self._segments), checkpoint)
+
+    def frames(self, start: int, end: int) -> Iterator[Frame]:
+        """`LogView.frames` of what there is now."""
+        return self.view().frames(start, end)
 
     def offset_at(self, timestamp_us: int) -> int:
         """First offset of a frame committed at or after this time; the log end when there is none."""
         for segment in self._segments:
-            if segment.first_timestamp_us is not None and segment.last_timestamp_us >= timestamp_us:
+            times = segment.timestamps_us
+            if times is not None and times[1] >= timestamp_us:
                 for frame in segment.frames(segment.base_offset, segment.end_offset):
                     if frame.timestamp_us >= timestamp_us:
                         return frame.base_offset
         return self.log_end_offset
 
     def timestamp_at(self, offset: int) -> int | None:
-        """Commit timestamp, in microseconds, of the row at this offset; None at or above the log end."""
-        for frame in self.frames(offset, offset + 1):
+        """Commit timestamp, in microseconds, of the row at this offset, or of the first row in the log when that was
+        trimmed; None at or above the log end."""
+        view = self.view()
+        offset = max(offset, view.log_start_offset)
+        for frame in view.frames(offset, offset + 1):
             return frame.timestamp_us
         return None
 
     def replay(self, apply: Callable[[Frame], None]) -> None:
-        """Call ``apply`` with every frame that has rows, in offset order: how state is rebuilt after a restart.
+        """Call ``apply`` with every frame that has rows above the checkpoint, in offset order: how state is rebuilt
+        after a restart."""
+        for frame in self.frames(self.checkpoint_offset, self.log_end_offset):
+            apply(frame)
+
+    # ---- checkpoint and trim ----------------------------------------------------------------------------------
+
+    def take_checkpoint(self, schema_id: int) -> Footer:
+        """Sync, and say what a checkpoint at the log's end must say; its rows are `live_at` that offset.
+
+        What comes after goes to a new segment, so that no frame, not even one without rows, lies both in a segment
+        that may be trimmed and beyond what the checkpoint knows of the writers.
 
         Raises:
-            CorruptionError: a frame is damaged.
+            StorageError: see `sync`.
         """
-        for segment in self._segments:
-            # Recovery has checked the bodies of the last segment only.
-            check = segment is not self._segments[-1]
-            for frame in segment.frames(segment.base_offset, segment.end_offset, check=check):
-                apply(frame)
+        self.sync()
+        self.roll()
+        return Footer(self.log_end_offset, self.last_timestamp_us, schema_id, 0, self.writers.state())
+
+    def install(self, checkpoint: Checkpoint) -> None:
+        """Make a checkpoint that is on disk the one that recovery begins with, and remove those before it.
+
+        Raises:
+            StorageError: an older one could not be removed; a later one will.
+        """
+        self.checkpoint = checkpoint
+        for name in self._storage.list_files(self._folder):
+            if name.endswith(checkpoints.SUFFIX) and name < checkpoint_name(checkpoint.offset):
+                self._storage.remove(f"{self._folder}/{name}")
+
+    def trim(self, before: int) -> int:
+        """Forget whole segments that end at or below this offset and the checkpoint's; readers keep what they hold.
+        Returns the log start.
+
+        Raises:
+            StorageError: the disk refused; what was not removed is when the log is trimmed or opened again.
+        """
+        before = min(before, self.checkpoint_offset)
+        start = max((s.base_offset for s in self._segments if s.base_offset <= before), default=0)
+        if start > self.log_start_offset:
+            self._mark_start(start)
+            gone = [s for s in self._segments if s.base_offset < start]
+            self._segments = [s for s in self._segments if s.base_offset >= start]
+            for segment in gone:
+                # Not closed: readers may hold it, the last of them lets it go.
+                self._storage.remove(segment.path)
+        return self.log_start_offset
+
+    def _mark_start(self, start: int) -> None:
+        """Note durably where the log begins from now on, so that a segment that is missing is told from a trimmed one.
+        The note is a file's name: it can be changed when the disk is full."""
+        old = self._files(_START_SUFFIX)
+        at = f"{self._folder}/{start:020d}{_START_SUFFIX}"
+        if old:
+            self._storage.rename(f"{self._folder}/{old[-1]}", at)
+        else:
+            self._storage.open_log(at).close()
+
+    # ---- end --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Sync, record the synced end, release the files.
@@ -184,24 +293,26 @@ class LogTablet:
         for segment in self._segments:
             segment.close()
 
+    # ---- recovery ---------------------------------------------------------------------------------------------
+
+    def _files(self, suffix: str) -> list[str]:
+        return [n for n in self._storage.list_files(self._folder) if n.endswith(suffix)]
+
     def _recover(self) -> None:
-        names = [n for n in self._storage.list_files(self._folder) if n.endswith(SUFFIX)]
-        bases = [int(n.removesuffix(SUFFIX)) for n in names] or [0]
+        for name in self._files(".tmp"):
+            self._storage.remove(f"{self._folder}/{name}")
+        self._open_checkpoint()
+        covered = self.checkpoint_offset
+        bases = self._segment_bases(covered)
         record = self._storage.read_file(f"{self._folder}/{_STOP_FILE}")
-        mark = int(json.loads(record)["synced_end"]) if record else 0
-        for i, base in enumerate(bases):
-            # Nothing trims a log yet, so the first segment starts at 0.
-            expected = self._segments[-1].end_offset if self._segments else 0
-            if base != expected:
-                raise CorruptionError(
-                    f"{self._folder}: a segment starts at offset {base} where one at {expected} must follow: restore"
-                    " the missing segment",
-                    path=self._folder,
-                )
-            segment = Segment(self._storage, self._folder, base)
-            self._segments.append(segment)
-            last = i == len(bases) - 1
-            mark = self._recover_segment(segment, mark, last=last)
+        mark = max(_synced_end(record, f"{self._folder}/{_STOP_FILE}"), covered)
+        for base, following in zip(bases, [*bases[1:], None], strict=True):
+            if self._segments and base != self._segments[-1].end_offset:
+                raise self._missing(self._segments[-1].end_offset, f"a segment starts at offset {base} where")
+            sealed = following if following is not None and following <= covered else None
+            self._segments.append(Segment(self._storage, self._folder, base, sealed))
+            if sealed is None:
+                mark = self._recover_segment(self._segments[-1], covered, mark, last=following is None)
         if self.log_end_offset < mark:
             raise CorruptionError(
                 f"{self._folder}: the log ends at {self.log_end_offset}, but {mark} was synced: restore the segment",
@@ -209,12 +320,44 @@ class LogTablet:
             )
         self._segments[-1].sync()
 
-    def _recover_segment(self, segment: Segment, mark: int, *, last: bool) -> int:
+    def _open_checkpoint(self) -> None:
+        names = self._files(checkpoints.SUFFIX)
+        if not names:
+            return
+        self.checkpoint = open_checkpoint(self._storage, f"{self._folder}/{names[-1]}")
+        self.writers.restore(self.checkpoint.footer.writers)
+        self.last_timestamp_us = self.checkpoint.footer.timestamp_us
+        for name in names[:-1]:
+            self._storage.remove(f"{self._folder}/{name}")
+
+    def _segment_bases(self, covered: int) -> list[int]:
+        """Base offsets of the segments, once what a trim has left is removed."""
+        starts = [int(n.removesuffix(_START_SUFFIX)) for n in self._files(_START_SUFFIX)]
+        start = max(starts, default=0)
+        bases = []
+        for name in self._files(SUFFIX):
+            base = int(name.removesuffix(SUFFIX))
+            if base < start:
+                self._storage.remove(f"{self._folder}/{name}")
+            else:
+                bases.append(base)
+        if start > covered:
+            raise self._missing(covered, f"the log starts at {start} where a checkpoint or")
+        if bases[:1] != [start] and (bases or covered):
+            raise self._missing(start, f"the first segment starts at offset {bases[0]} where" if bases else "")
+        return bases or [0]
+
+    def _missing(self, offset: int, what: str) -> CorruptionError:
+        text = f"{what} a segment that starts at {offset} must be: restore the missing file"
+        return CorruptionError(f"{self._folder}: {text.strip()}", path=self._folder)
+
+    def _recover_segment(self, segment: Segment, covered: int, mark: int, *, last: bool) -> int:
         position = 0
         try:
-            for at, frame in segment.scan(check=last):
+            for at, frame in segment.scan():
                 mark = max(mark, frame.synced_end)
-                self.writers.apply(frame)
+                if frame.base_offset >= covered:
+                    self.writers.apply(frame)
                 self.last_timestamp_us = max(self.last_timestamp_us, frame.timestamp_us)
                 position = at + frame.length
         except UnsupportedFormatError:
@@ -224,3 +367,13 @@ class LogTablet:
                 raise
             segment.cut(position)
         return mark
+
+
+def _synced_end(record: bytes | None, path: str) -> int:
+    """The synced end that a clean stop recorded; 0 without one."""
+    if record is None:
+        return 0
+    try:
+        return int(json.loads(record)["synced_end"])
+    except (ValueError, KeyError, TypeError) as e:
+        raise CorruptionError(f"{path} is damaged ({e}): restore or remove it", path=path, position=0) from e

@@ -7,7 +7,10 @@ State is a function of the frames applied, so replaying a log rebuilds it. Each 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+import msgspec
 
 from lakehead.errors import SequenceGapError, WriterFencedError
 from lakehead.format.frame import Frame, WriterStamp
@@ -22,6 +25,17 @@ class _Writer:
     last_sequence: int = -1
     acked_through: int = -1
     answers: OrderedDict[int, tuple[int, int]] = field(default_factory=OrderedDict)
+
+
+class WriterState(msgspec.Struct, frozen=True, array_like=True):
+    """One writer of a `WriterTable`, as checkpoints keep it: ``answers`` are sequence, start and end of each answer,
+    one after the other, oldest first."""
+
+    writer_id: bytes
+    epoch: int
+    last_sequence: int
+    acked_through: int
+    answers: list[int]
 
 
 class WriterTable:
@@ -93,6 +107,23 @@ class WriterTable:
         while len(self._anonymous) > ANONYMOUS_WRITERS_MAX:
             self._anonymous.popitem(last=False)
         return writer
+
+    def state(self) -> list[WriterState]:
+        """All writers, the anonymous ones in the order in which they wrote last."""
+        return [
+            WriterState(
+                name, w.epoch, w.last_sequence, w.acked_through, [n for s, a in w.answers.items() for n in (s, *a)]
+            )
+            for writers in (self._named, self._anonymous)
+            for name, w in writers.items()
+        ]
+
+    def restore(self, state: Iterable[WriterState]) -> None:
+        """Become the table that `state` was taken from; frames that it has seen may be applied once more."""
+        for s in state:
+            triples = zip(s.answers[::3], s.answers[1::3], s.answers[2::3], strict=True)
+            writer = _Writer(s.epoch, s.last_sequence, s.acked_through, OrderedDict((n, (a, b)) for n, a, b in triples))
+            (self._named if s.epoch else self._anonymous)[s.writer_id] = writer
 
     def acked_through(self, writer_id: bytes) -> int:
         """Sequence up to which this writer is known to have seen every answer; -1 for none."""

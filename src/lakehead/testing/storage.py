@@ -131,7 +131,8 @@ class FaultyStorage(MemoryStorage):
     Attributes:
         full: while True, writes are refused as on a full disk.
         sync_fails: while True, syncs are refused, as by a dying disk.
-        before: called with (action, path) before each "append", "sync", "write_atomic" and "rename"; may wait or raise `OSError`.
+        before: called with (action, path) before each "append", "sync", "write_atomic" and "rename"; may wait or
+            raise `OSError`.
     """
 
     def __init__(self) -> None:

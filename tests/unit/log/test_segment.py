@@ -63,10 +63,10 @@ def test_scan_rebuilds_what_append_built(storage: FaultyStorage) -> None:
     fill(segment, [3, 0, 1000, 4])
     again = Segment(storage, "/t", 0)
     assert again.end_offset == 0
-    frames = list(again.scan(check=True))
+    frames = list(again.scan())
     assert [f.body.row_count for _, f in frames] == [3, 0, 1000, 4]
     assert again.end_offset == segment.end_offset
-    assert (again.first_timestamp_us, again.last_timestamp_us) == (100, 103)
+    assert again.timestamps_us == (100, 103)
     assert offsets(again, 1002, 1005) == offsets(segment, 1002, 1005) == [(3, 1003), (1003, 1007)]
 
 
@@ -84,10 +84,10 @@ def test_a_group_is_written_whole_or_not_at_all(storage: FaultyStorage) -> None:
 def test_scan_names_the_place_that_is_damaged(storage: FaultyStorage) -> None:
     segment = Segment(storage, "/t", 0)
     fill(segment, [2, 2, 2])
-    places = [at for at, _ in Segment(storage, "/t", 0).scan(check=True)]
+    places = [at for at, _ in Segment(storage, "/t", 0).scan()]
     storage.flip_bit(segment.path, places[1] + 130)
     with pytest.raises(CorruptionError) as raised:
-        list(Segment(storage, "/t", 0).scan(check=True))
+        list(Segment(storage, "/t", 0).scan())
     assert raised.value.context == {"path": segment.path, "position": places[1]}
 
 
@@ -95,14 +95,14 @@ def test_scan_refuses_a_frame_out_of_place(storage: FaultyStorage) -> None:
     segment = Segment(storage, "/t", 0)
     segment.append([frame(0, 2), frame(3, 2)])
     with pytest.raises(CorruptionError, match="expected 2"):
-        list(Segment(storage, "/t", 0).scan(check=True))
+        list(Segment(storage, "/t", 0).scan())
 
 
 def test_cut(storage: FaultyStorage) -> None:
     segment = Segment(storage, "/t", 0)
     fill(segment, [2, 2, 2])
-    places = [at for at, _ in Segment(storage, "/t", 0).scan(check=True)]
+    places = [at for at, _ in Segment(storage, "/t", 0).scan()]
     again = Segment(storage, "/t", 0)
     again.cut(places[2])
-    assert [f.base_offset for _, f in again.scan(check=True)] == [0, 2]
+    assert [f.base_offset for _, f in again.scan()] == [0, 2]
     assert storage.unsynced_bytes() == 0

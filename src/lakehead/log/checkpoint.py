@@ -1,0 +1,253 @@
+"""Checkpoints: all that a log's first part made of a tablet, so that the part need not be kept or replayed.
+
+A checkpoint at offset C holds the writers' state after the frames below C and, for keyed tables, the rows that are live
+at C. It is made from the one before it and the log between, by the same net change that tiering and union reads use,
+beside the write path. A file ``<C as 20 digits>.checkpoint``::
+
+     0  4s  magic "LHK1"
+     4  u32 zero
+     8      one Arrow IPC stream: ``__offset`` int64, ``__timestamp``, the table's columns; rows in offset order.
+            Log tables have no rows in it
+     .      the footer: MessagePack, `Footer`
+     .  u32 length of the footer
+     .  u32 crc32c of everything before
+     .  4s  magic "LHK1"
+
+It is written under another name, synced and renamed: a file of this name is whole, or damaged later.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+import crc32c
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lakehead.env.storage import LogFile, Storage
+from lakehead.errors import ChecksumError, CorruptionError, LakeheadError, UnsupportedFormatError
+from lakehead.format.frame import Frame
+from lakehead.log.netchange import NO_OFFSETS, Offsets, contains, live_rows, superseded_offsets, union
+from lakehead.log.writers import WriterState
+from lakehead.types import OFFSET_COLUMN, TIMESTAMP_COLUMN, TIMESTAMP_TYPE
+
+SUFFIX = ".checkpoint"
+MAGIC = b"LHK1"
+_HEADER = MAGIC + bytes(4)
+_TAIL = struct.Struct("<II4s")
+_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_BATCH_ROWS = 1 << 16
+_ROW_FIELDS = (pa.field(OFFSET_COLUMN, pa.int64(), False), pa.field(TIMESTAMP_COLUMN, TIMESTAMP_TYPE, False))
+
+Frames = Callable[[int, int], Iterator[Frame]]
+"""Frames that hold rows of ``[start, end)``, in offset order."""
+
+
+class Footer(msgspec.Struct, frozen=True):
+    """What a checkpoint says beside its rows.
+
+    Attributes:
+        offset: the log below it is covered.
+        timestamp_us: greatest commit timestamp below ``offset``.
+        schema_id: of the rows.
+        rows: how many there are.
+        writers: as `WriterTable.state`.
+    """
+
+    offset: int
+    timestamp_us: int
+    schema_id: int
+    rows: int
+    writers: list[WriterState]
+
+
+def checkpoint_name(offset: int) -> str:
+    """File name of the checkpoint at this offset."""
+    return f"{offset:020d}{SUFFIX}"
+
+
+class Checkpoint:
+    """A checkpoint that is open for reading, by any number of threads, also after its file was removed."""
+
+    def __init__(self, path: str, data: pa.Buffer) -> None:
+        """Check the bytes of a whole file.
+
+        Raises:
+            ChecksumError, CorruptionError: it is not as it was written; ``context`` names it.
+            UnsupportedFormatError: a newer version wrote it.
+        """
+        self.path = path
+        self.size_bytes = data.size
+        head, tail = data[:4].to_pybytes(), data[max(0, data.size - _TAIL.size) :].to_pybytes()
+        if head != MAGIC and head[:3] == MAGIC[:3]:
+            raise UnsupportedFormatError(
+                f"{path} is a checkpoint of format {head!r}, this version reads {MAGIC!r}: upgrade Lakehead", path=path
+            )
+        if head != MAGIC or len(tail) < _TAIL.size or data.size < len(_HEADER) + _TAIL.size:
+            raise ChecksumError(f"{path} is no checkpoint, or cut off: restore it", path=path, position=0)
+        length, crc, magic = _TAIL.unpack(tail)
+        rows_end = data.size - _TAIL.size - length
+        if magic != MAGIC or rows_end < len(_HEADER) or crc32c.crc32c(data[: data.size - 8]) != crc:
+            raise ChecksumError(f"{path} is damaged: its checksum does not match; restore it", path=path, position=0)
+        try:
+            self.footer = msgspec.msgpack.decode(data[rows_end : rows_end + length].to_pybytes(), type=Footer)
+        except msgspec.MsgspecError as e:
+            raise CorruptionError(f"{path} has a footer that cannot be read: {e}", path=path, position=rows_end) from e
+        self._rows = data[len(_HEADER) : rows_end]
+
+    @property
+    def offset(self) -> int:
+        """The log below it is covered."""
+        return self.footer.offset
+
+    def batches(self, columns: list[int] | None = None) -> Iterator[LiveBatch]:
+        """The rows, in offset order; ``columns`` are positions in the table's schema, None for all.
+
+        Raises:
+            CorruptionError: the rows cannot be decoded.
+        """
+        first = len(_ROW_FIELDS)
+        try:
+            for batch in pa.ipc.open_stream(self._rows):
+                chosen = range(batch.num_columns - first) if columns is None else columns
+                rows = batch.select([first + i for i in chosen])
+                yield LiveBatch(np.asarray(batch.column(0)), batch.column(1), rows)
+        except (pa.ArrowException, OSError) as e:
+            raise CorruptionError(f"{self.path} holds rows that cannot be read: {e}", path=self.path) from e
+
+
+@dataclass(frozen=True, eq=False)
+class LiveBatch:
+    """Live rows with their identity: ``offsets`` int64, ``timestamps`` as `TIMESTAMP_TYPE`, one of each a row."""
+
+    offsets: npt.NDArray[np.int64]
+    timestamps: pa.Array
+    rows: pa.RecordBatch
+
+    def keep(self, mask: npt.NDArray[np.bool_]) -> LiveBatch:
+        """The rows where the mask is true."""
+        chosen = pa.array(mask)
+        return LiveBatch(self.offsets[mask], self.timestamps.filter(chosen), self.rows.filter(chosen))
+
+
+def live_at(
+    previous: Checkpoint | None, frames: Frames, end: int, schema: pa.Schema, columns: list[int] | None = None
+) -> Iterator[LiveBatch]:
+    """Rows of a keyed tablet that are live at exactly ``end``, in offset order.
+
+    Args:
+        previous: where to begin; None begins at offset 0.
+        frames: the log from there to ``end``, which is the end of a frame.
+        schema: of the table.
+        columns: positions of the columns wanted; None for all.
+    """
+    start = previous.offset if previous is not None else 0
+    gone = _superseded(frames(start, end))
+    if previous is not None:
+        for batch in previous.batches(columns):
+            dead = contains(gone, batch.offsets)
+            live = batch.keep(~dead) if dead.any() else batch
+            if len(live.offsets):
+                yield live
+    for frame in frames(start, end):
+        offsets = np.arange(frame.base_offset, frame.end_offset)
+        keep = live_rows(frame.body.change_types, offsets, gone)
+        if keep.any():
+            timestamps = pa.array(np.full(len(offsets), frame.timestamp_us)).cast(TIMESTAMP_TYPE)
+            batch = LiveBatch(offsets, timestamps, frame.body.rows(schema, columns))
+            yield batch if keep.all() else batch.keep(keep)
+
+
+def _superseded(frames: Iterable[Frame]) -> Offsets:
+    parts = [superseded_offsets(f.body.change_types, f.body.prev_offsets) for f in frames if f.body.row_count]
+    return union(*parts) if parts else NO_OFFSETS
+
+
+def write_checkpoint(
+    storage: Storage, folder: str, footer: Footer, schema: pa.Schema, batches: Iterable[LiveBatch]
+) -> Checkpoint:
+    """Write a checkpoint durably and open it.
+
+    Args:
+        footer: what it says; ``rows`` is counted here.
+        schema: of the table.
+        batches: the live rows, in offset order; none for log tables.
+
+    Raises:
+        StorageError: the disk refused; nothing is left of it.
+    """
+    path = f"{folder}/{checkpoint_name(footer.offset)}"
+    temporary = f"{path}.tmp"
+    storage.remove(temporary)
+    file = storage.open_log(temporary)
+    try:
+        crc, rows = _write_rows(file, schema, batches)
+        text = msgspec.msgpack.encode(msgspec.structs.replace(footer, rows=rows))
+        end = text + struct.pack("<I", len(text))
+        file.append([end, struct.pack("<I4s", crc32c.crc32c(end, crc), MAGIC)])
+        file.sync()
+        storage.rename(temporary, path)
+    except BaseException:
+        with suppress(LakeheadError):
+            storage.remove(temporary)
+        raise
+    finally:
+        file.close()
+    return open_checkpoint(storage, path)
+
+
+def _write_rows(file: LogFile, schema: pa.Schema, batches: Iterable[LiveBatch]) -> tuple[int, int]:
+    crc, rows = 0, 0
+    whole = pa.schema([*_ROW_FIELDS, *schema])
+
+    def write(part: object) -> None:
+        nonlocal crc
+        file.append([part])
+        crc = crc32c.crc32c(part, crc)  # type: ignore[arg-type]
+
+    write(_HEADER)
+    write(whole.serialize())
+    for batch in _gathered(batches):
+        columns = [pa.array(batch.offsets), batch.timestamps, *batch.rows.columns]
+        write(pa.RecordBatch.from_arrays(columns, schema=whole).serialize())
+        rows += len(batch.offsets)
+    write(_END_OF_STREAM)
+    return crc, rows
+
+
+def _gathered(batches: Iterable[LiveBatch]) -> Iterator[LiveBatch]:
+    """The same rows in batches that are not much smaller than 64 Ki rows."""
+    held: list[LiveBatch] = []
+    rows = 0
+    for batch in batches:
+        held.append(batch)
+        rows += len(batch.offsets)
+        if rows >= _BATCH_ROWS // 2:
+            yield _joined(held)
+            held, rows = [], 0
+    if held:
+        yield _joined(held)
+
+
+def _joined(batches: list[LiveBatch]) -> LiveBatch:
+    if len(batches) == 1:
+        return batches[0]
+    return LiveBatch(
+        np.concatenate([b.offsets for b in batches]),
+        pa.concat_arrays([b.timestamps for b in batches]),
+        pa.concat_batches([b.rows for b in batches]),
+    )
+
+
+def open_checkpoint(storage: Storage, path: str) -> Checkpoint:
+    """Open and check a checkpoint's file; see `Checkpoint` for errors."""
+    file = storage.open_log(path)
+    try:
+        return Checkpoint(path, file.read(0, file.size))
+    finally:
+        file.close()
