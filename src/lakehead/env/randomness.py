@@ -31,13 +31,17 @@ class SystemRandomness:
 
 
 class SeededRandomness:
-    """The same ids in the same order for the same seed; for simulation and tests, never for secrets."""
+    """The same ids in the same order for the same seed; for simulation and tests, never for secrets.
+
+    Attributes:
+        draws: where they come from, for whoever decides other things by the seed.
+    """
 
     def __init__(self, seed: int) -> None:
-        self._random = random.Random(seed)
+        self.draws = random.Random(seed)
 
     def uuid_hex(self) -> str:
-        return f"{self._random.getrandbits(128):032x}"
+        return f"{self.draws.getrandbits(128):032x}"
 
     def token(self) -> str:
         return self.uuid_hex()

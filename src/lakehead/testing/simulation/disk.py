@@ -1,0 +1,147 @@
+"""The disk of a simulated server: slow, full at times, and with a memory that a power cut takes away."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from lakehead.env.storage import LogFile
+from lakehead.testing.simulation.scheduler import Process, Scheduler
+from lakehead.testing.storage import FaultyStorage
+
+OnAppend = Callable[[str, bytes, int], None]
+
+
+@dataclass
+class DiskFaults:
+    """Chances, each per call."""
+
+    sync_fails: float = 0.0
+    refused: float = 0.0
+
+
+class Disk(FaultyStorage):
+    """What outlives the server's processes.
+
+    Attributes:
+        on_append: told of all bytes that were appended to a file: path, bytes, and the file's size after them.
+        on_remove: told of files before they are removed.
+    """
+
+    def __init__(self, scheduler: Scheduler, on_append: OnAppend, on_remove: Callable[[str], None]) -> None:
+        super().__init__()
+        self.scheduler = scheduler
+        self.faults = DiskFaults()
+        self.on_append = on_append
+        self.on_remove = on_remove
+        self._removed: set[str] = set()
+
+    def holds(self, path: str, size: int, *, durably: bool = False) -> bool:
+        """Whether a file has these many bytes (that a power cut would spare), or had them when it was removed."""
+        file = self._files.get(path)
+        if file is None:
+            return path in self._removed
+        return (file.synced if durably else len(file.data)) >= size
+
+    def remove(self, path: str) -> None:
+        if path in self._files:
+            self.on_remove(path)
+            self._removed.add(path)
+        super().remove(path)
+
+    def paths(self) -> list[str]:
+        """All files, sorted."""
+        return sorted(self._files)
+
+
+class MountedDisk:
+    """A disk as one server process sees it: calls take time, may fail, and end with the process."""
+
+    def __init__(self, disk: Disk, process: Process) -> None:
+        self._disk = disk
+        self._process = process
+        self._scheduler = disk.scheduler
+
+    def _work(self, action: str, path: str, seconds: float) -> None:
+        """Take time, then perhaps refuse. What a call does, it does when this returns, at once."""
+        if seconds:
+            self._scheduler.sleep(self._scheduler.draws.random() * seconds)
+        else:
+            self._scheduler.pause()
+        self._scheduler.check_alive()
+        faults, draws = self._disk.faults, self._scheduler.draws
+        if action == "sync" and faults.sync_fails and draws.random() < faults.sync_fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        if action in ("append", "write_atomic") and faults.refused and draws.random() < faults.refused:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    def open_log(self, path: str) -> LogFile:
+        self._scheduler.check_alive()
+        return _MountedFile(self, self._disk.open_log(path), path)
+
+    def list_files(self, folder: str) -> list[str]:
+        self._scheduler.check_alive()
+        return self._disk.list_files(folder)
+
+    def make_folder(self, path: str) -> None:
+        self._scheduler.check_alive()
+        self._disk.make_folder(path)
+
+    def remove(self, path: str) -> None:
+        self._scheduler.pause()
+        self._scheduler.check_alive()
+        self._disk.remove(path)
+
+    def rename(self, path: str, to: str) -> None:
+        self._scheduler.pause()
+        self._scheduler.check_alive()
+        self._disk.rename(path, to)
+
+    def remove_tree(self, path: str) -> None:
+        self._scheduler.check_alive()
+        self._disk.remove_tree(path)
+
+    def write_atomic(self, path: str, data: bytes) -> None:
+        self._disk.before = lambda action, at: self._work(action, at, 0.002)
+        self._disk.write_atomic(path, data)
+
+    def read_file(self, path: str) -> bytes | None:
+        self._scheduler.check_alive()
+        return self._disk.read_file(path)
+
+
+class _MountedFile:
+    def __init__(self, mounted: MountedDisk, file: LogFile, path: str) -> None:
+        self._mounted = mounted
+        self._file = file
+        self._path = path
+
+    @property
+    def size(self) -> int:
+        return self._file.size
+
+    def append(self, parts: Sequence[object]) -> None:
+        disk = self._mounted._disk
+        disk.before = lambda action, at: self._mounted._work(action, at, 0.0)
+        self._file.append(parts)
+        disk.on_append(self._path, b"".join(bytes(memoryview(p)) for p in parts), self._file.size)  # type: ignore[arg-type]
+
+    def sync(self) -> None:
+        # What is appended while the disk is at it need not be on the disk after it.
+        self._mounted._disk.before = lambda action, at: self._mounted._work(action, at, 0.004)
+        self._file.sync()
+
+    def truncate(self, size: int) -> None:
+        self._mounted._scheduler.check_alive()
+        self._file.truncate(size)
+
+    def read(self, start: int, length: int) -> pa.Buffer:
+        self._mounted._scheduler.check_alive()
+        return self._file.read(start, length)
+
+    def close(self) -> None:
+        self._file.close()

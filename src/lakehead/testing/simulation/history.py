@@ -1,0 +1,336 @@
+"""The model: what was asked, what is in each tablet's log, and what must therefore be seen.
+
+Every frame that reaches the simulated disk is compared, as it is written, with what a plain Python table would have
+logged for that batch. So the logs kept here are right by construction, and every answer of the server is held to them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from lakehead.format.frame import Frame, decode_body, decode_frame
+from lakehead.protocol import messages as m
+from lakehead.testing.simulation.disk import Disk
+from lakehead.types import ChangeType, TableDescriptor, TabletKey
+
+Row = tuple[Any, ...]
+Key = tuple[Any, ...]
+Writer = tuple[bytes, int]
+"""Writer id and batch sequence: one batch, whichever attempt carries it."""
+
+
+class Record(NamedTuple):
+    """One row of a log; its offset is its place in `TabletHistory.records`."""
+
+    change: int
+    prev: int
+    row: Row
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one batch asks of one tablet."""
+
+    kind: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Logged:
+    """One frame: where it lies on the disk and in the log."""
+
+    path: str
+    size_after: int
+    start: int
+    end: int
+    batch: Writer
+    timestamp_us: int
+
+
+class ViolationError(AssertionError):
+    """A promise was broken."""
+
+
+class TabletHistory:
+    """The log of one tablet, as far as it can be in it now."""
+
+    def __init__(self, desc: TableDescriptor, key: TabletKey, disk: Disk) -> None:
+        self.desc = desc
+        self.key = key
+        self.records: list[Record] = []
+        self.timestamps: list[int] = []
+        self.frames: list[Logged] = []
+        self.offsets: dict[Writer, tuple[int, int]] = {}
+        self.acked: set[Writer] = set()
+        self.floor = 0
+        self.log_start = 0
+        self.cuts = 0
+        self._disk = disk
+        self._live: dict[Key, int] = {}
+        self._key_at = [desc.schema.get_field_index(c) for c in desc.primary_key]
+
+    @property
+    def name(self) -> str:
+        return f"{self.desc.path.table}:{self.key}"
+
+    @property
+    def end(self) -> int:
+        """What the log holds, seen or not."""
+        return len(self.records)
+
+    @property
+    def readable_end(self) -> int:
+        """What may be seen: with ``durability="sync"`` only what a power cut spares."""
+        return self.durable_end if self.desc.properties.durability == "sync" else self.end
+
+    @property
+    def durable_end(self) -> int:
+        """What a power cut spares."""
+        for frame in reversed(self.frames):
+            if self._disk.holds(frame.path, frame.size_after, durably=True):
+                return frame.end
+        return 0
+
+    def key_of(self, row: Row) -> Key:
+        return tuple(row[i] for i in self._key_at)
+
+    def state_at(self, end: int) -> dict[Key, int]:
+        """Key -> offset of the live row, after the records below ``end``."""
+        live: dict[Key, int] = {}
+        for offset, record in enumerate(self.records[:end]):
+            self._apply(live, offset, record)
+        return live
+
+    def live_at(self, end: int) -> dict[int, Row]:
+        """Offset -> row of what the table holds after the records below ``end``."""
+        if not self.desc.keyed:
+            return {offset: record.row for offset, record in enumerate(self.records[:end])}
+        return {offset: self.records[offset].row for offset in sorted(self.state_at(end).values())}
+
+    def _apply(self, live: dict[Key, int], offset: int, record: Record) -> None:
+        if record.change in (ChangeType.INSERT, ChangeType.UPDATE_AFTER):
+            live[self.key_of(record.row)] = offset
+        elif record.change == ChangeType.DELETE:
+            del live[self.key_of(record.row)]
+
+    # ---- what is written ------------------------------------------------------------------------------------------
+
+    def expected(self, part: Part) -> list[Record]:
+        """What this part logs when it comes next."""
+        if part.kind == "append":
+            return [Record(ChangeType.APPEND, -1, row) for row in part.rows]
+        records: list[Record] = []
+        live = dict(self._live)
+        images: dict[int, Row] = {}
+        for values in part.rows:
+            given = dict(zip(part.columns, values, strict=True))
+            key = tuple(given[c] for c in self.desc.primary_key)
+            old = live.get(key)
+            image = None if old is None else images[old] if old in images else self.records[old].row
+            if part.kind == "delete":
+                if old is not None and image is not None:
+                    records.append(Record(ChangeType.DELETE, old, image))
+                    del live[key]
+                continue
+            before = image or (None,) * len(self.desc.schema)
+            row = tuple(given.get(c, before[i]) for i, c in enumerate(self.desc.schema.names))
+            if old is None or image is None:
+                records.append(Record(ChangeType.INSERT, -1, row))
+            else:
+                records.append(Record(ChangeType.UPDATE_BEFORE, old, image))
+                records.append(Record(ChangeType.UPDATE_AFTER, old, row))
+            live[key] = self.end + len(records) - 1
+            images[live[key]] = row
+        return records
+
+    def append(self, path: str, size_after: int, frame: Frame, part: Part | None) -> None:
+        """Take note of a frame that was written.
+
+        Raises:
+            ViolationError: it is not what must come next.
+        """
+        stamp = frame.body.stamp
+        batch = (stamp.writer_id, stamp.sequence)
+        require(part is not None, f"{self.name} logs a batch {_short(batch)} that nobody sent")
+        assert part is not None
+        require(batch not in self.offsets, f"{self.name} logs batch {_short(batch)} twice")
+        require(frame.base_offset == self.end, f"{self.name} goes on at {frame.base_offset}, its end is {self.end}")
+        before = self.timestamps[-1] if self.timestamps else 0
+        require(frame.timestamp_us >= before, f"{self.name}: the commit time goes back at {self.end}")
+        found, wanted = records_of(frame, self.desc), self.expected(part)
+        require(found == wanted, f"{self.name} logs at {self.end}\n  {found}\nfor {part}, must be\n  {wanted}")
+        self.frames.append(Logged(path, size_after, self.end, frame.end_offset, batch, frame.timestamp_us))
+        self.offsets[batch] = (frame.base_offset, frame.end_offset)
+        for record in found:
+            self._apply(self._live, self.end, record) if self.desc.keyed else None
+            self.records.append(record)
+            self.timestamps.append(frame.timestamp_us)
+
+    def cut(self) -> int:
+        """The power went: forget what is not on the disk any more; returns how many records.
+
+        Raises:
+            ViolationError: among it is what must survive.
+        """
+        held = [self._disk.holds(frame.path, frame.size_after) for frame in self.frames]
+        kept = held.index(False) if False in held else len(held)
+        lost, self.frames = self.frames[kept:], self.frames[:kept]
+        if not lost:
+            return 0
+        for frame in lost:
+            promised = self.desc.properties.durability == "sync" and frame.batch in self.acked
+            require(not promised, f"{self.name} lost the acknowledged batch {_short(frame.batch)} in a power cut")
+            del self.offsets[frame.batch]
+            self.acked.discard(frame.batch)
+        end, rows = lost[0].start, self.end - lost[0].start
+        del self.records[end:], self.timestamps[end:]
+        self._live = self.state_at(end) if self.desc.keyed else {}
+        if self.desc.properties.durability == "sync":
+            require(self.floor <= end, f"{self.name} showed offsets up to {self.floor}, a power cut left {end}")
+        self.floor = min(self.floor, end)
+        self.cuts += 1
+        return rows
+
+    # ---- what is seen ---------------------------------------------------------------------------------------------
+
+    def see(self, offset: int, floor: int, what: str) -> None:
+        """A reader was told that all below this offset is readable; ``floor`` is what was, when it asked.
+
+        Raises:
+            ViolationError: that is less than others saw before, or more than may be seen.
+        """
+        readable = self.readable_end
+        require(offset >= floor, f"{self.name}: {what} ends at {offset}, earlier readers saw up to {floor}")
+        require(offset <= readable, f"{self.name}: {what} ends at {offset}, but only {readable} may be seen")
+        self.floor = max(self.floor, offset)
+
+
+def require(holds: bool, message: str) -> None:
+    """Raises: ViolationError, unless it holds."""
+    if not holds:
+        raise ViolationError(message)
+
+
+def _short(batch: Writer) -> str:
+    return f"{batch[0].hex()[:6]}#{batch[1]}"
+
+
+def records_of(frame: Frame, desc: TableDescriptor) -> list[Record]:
+    """The records of a frame, read column by column."""
+    rows = rows_of(frame.body.rows(desc.schema))
+    changes = frame.body.change_types.tolist()
+    previous = frame.body.prev_offsets.tolist() if desc.keyed else [-1] * len(rows)
+    return [Record(*values) for values in zip(changes, previous, rows, strict=True)]
+
+
+def rows_of(batch: pa.RecordBatch | pa.Table) -> list[Row]:
+    """Rows as tuples."""
+    return list(zip(*(c.to_pylist() for c in batch.columns), strict=True))
+
+
+@dataclass
+class History:
+    """All tables of a deployment: what was sent, and the tablets' logs."""
+
+    disk: Disk
+    tables: dict[str, TableDescriptor] = field(default_factory=dict)
+    tablets: dict[tuple[str, TabletKey], TabletHistory] = field(default_factory=dict)
+    parts: dict[tuple[str, TabletKey, Writer], Part] = field(default_factory=dict)
+    folders: dict[str, tuple[str, TabletKey]] = field(default_factory=dict)
+
+    def of(self, table_id: str) -> Iterator[TabletHistory]:
+        """Tablets of a table, by key."""
+        for (owner, _), tablet in sorted(self.tablets.items()):
+            if owner == table_id:
+                yield tablet
+
+    def tablet(self, table_id: str, key: TabletKey) -> TabletHistory:
+        at = (table_id, key)
+        if at not in self.tablets:
+            self.tablets[at] = TabletHistory(self.tables[table_id], key, self.disk)
+        return self.tablets[at]
+
+    def sent(self, request: m.Write, bodies: Sequence[pa.Buffer]) -> None:
+        """A writer is about to send this, for the first time or again.
+
+        Raises:
+            ViolationError: it sent something else under the same number before.
+        """
+        desc = self.tables[request.table_id]
+        schema = pa.schema([desc.schema.field(c) for c in request.columns])
+        for ref, buffer in zip(request.tablets, bodies, strict=True):
+            body = decode_body(buffer)
+            part = Part(request.kind, tuple(request.columns), tuple(rows_of(body.rows(schema))))
+            at = (request.table_id, ref.key, (body.stamp.writer_id, body.stamp.sequence))
+            require(self.parts.setdefault(at, part) == part, f"{_short(at[2])} is sent with other rows than before")
+
+    def answered(self, request: m.Write, bodies: Sequence[pa.Buffer], reply: m.WriteReply) -> None:
+        """The server acknowledged this; the answer may still get lost.
+
+        Raises:
+            ViolationError: it is not, or not yet durably, in the log.
+        """
+        for ref, buffer, offsets in zip(request.tablets, bodies, reply.offsets, strict=True):
+            stamp = decode_body(buffer).stamp
+            batch = (stamp.writer_id, stamp.sequence)
+            tablet = self.tablet(request.table_id, ref.key)
+            logged = tablet.offsets.get(batch)
+            require(
+                logged == tuple(offsets),
+                f"{tablet.name} answers that batch {_short(batch)} has offsets {offsets}; it has {logged}",
+            )
+            readable = tablet.readable_end
+            require(
+                offsets[1] <= readable,
+                f"{tablet.name} acknowledges {_short(batch)} up to {offsets[1]}, {readable} is safe",
+            )
+            tablet.acked.add(batch)
+            tablet.floor = max(tablet.floor, offsets[1])
+
+    def written(self, path: str, data: bytes, size_after: int) -> None:
+        """Bytes were appended to a file; those of segments are frames."""
+        if not path.endswith(".log"):
+            return
+        table_id, key = self._tablet_at(os.path.dirname(path))
+        tablet = self.tablet(table_id, key)
+        buffer, at = pa.py_buffer(data), 0
+        while at < len(data):
+            frame = decode_frame(buffer.slice(at), check=True)
+            at += frame.length
+            stamp = frame.body.stamp
+            part = self.parts.get((table_id, key, (stamp.writer_id, stamp.sequence)))
+            tablet.append(path, size_after - len(data) + at, frame, part)
+
+    def _tablet_at(self, folder: str) -> tuple[str, TabletKey]:
+        rest, bucket = os.path.split(folder)
+        table_folder, _ = os.path.split(rest)
+        short = table_folder.rsplit("-", 1)[1]
+        table_id = next(i for i in self.tables if i.startswith(short))
+        return table_id, TabletKey("", int(bucket.rsplit("-", 1)[1]))
+
+    def cut(self) -> int:
+        """The power went; see `TabletHistory.cut`."""
+        return sum(tablet.cut() for _, tablet in sorted(self.tablets.items()))
+
+    def floors(self, table_id: str) -> Mapping[TabletKey, int]:
+        """What readers of a table have seen so far."""
+        return {t.key: t.floor for t in self.of(table_id)}
+
+
+def by_offset(rows: Iterable[tuple[int, Row]]) -> dict[int, Row]:
+    """Rows by offset.
+
+    Raises:
+        ViolationError: an offset comes twice.
+    """
+    out: dict[int, Row] = {}
+    for offset, row in rows:
+        require(offset not in out, f"offset {offset} is read twice: {out.get(offset)} and {row}")
+        out[offset] = row
+    return out

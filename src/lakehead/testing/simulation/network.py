@@ -1,0 +1,168 @@
+"""The network between clients and the server: slow, lossy, and given to delivering things twice or late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from lakehead.errors import UnavailableError
+from lakehead.protocol import messages as m
+from lakehead.server.service import Service
+from lakehead.testing.simulation.observer import Observer
+from lakehead.testing.simulation.scheduler import Killed, Process, Scheduler
+from lakehead.testing.simulation.trace import Trace
+
+Answer = tuple[m.AnyReply, list[pa.Buffer]]
+
+
+@dataclass
+class NetworkFaults:
+    """Chances, each per request.
+
+    Attributes:
+        lost: it never arrives.
+        broken: the connection breaks; it may have arrived, or arrive after what is sent next.
+        repeated: it arrives again some time later.
+    """
+
+    lost: float = 0.0
+    broken: float = 0.0
+    repeated: float = 0.0
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A server process that answers."""
+
+    process: Process
+    service: Service
+
+
+class Network:
+    """Reaches the server that runs now, if there is one."""
+
+    def __init__(self, scheduler: Scheduler, trace: Trace, observer: Observer) -> None:
+        self.scheduler = scheduler
+        self.trace = trace
+        self.observer = observer
+        self.faults = NetworkFaults()
+        self.server: RunningServer | None = None
+
+    def delay(self, seconds: float = 0.002) -> None:
+        self.scheduler.sleep(self.scheduler.draws.random() * seconds)
+
+    def deliver(self, request: m.Request, attachments: Sequence[pa.Buffer]) -> Answer:
+        """Have the server answer a request, in the caller's task."""
+        with _Serving(self) as server:
+            seen = self.observer.before(request)
+            reply, out = server.service.call(request, attachments)
+            self.scheduler.check_alive()
+            self.observer.after(request, attachments, reply, out, seen)
+            return reply, out
+
+    def deliver_late(self, request: m.Request, attachments: Sequence[pa.Buffer], seconds: float) -> None:
+        """Let a request arrive once more, and nobody hear the answer."""
+
+        def arrive() -> None:
+            self.delay(seconds)
+            try:
+                self.deliver(request, attachments)
+            except Exception as e:
+                self.note("network", "late answer", type(e).__name__)
+
+        self.scheduler.spawn("late request", Process("network"), arrive)
+
+    def note(self, who: str, what: str, detail: object = "") -> None:
+        self.trace.add(self.scheduler.now_us, who, what, detail)
+
+
+class _Serving:
+    """The current task runs in the server's process; when that is killed, the caller's connection is reset."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+
+    def __enter__(self) -> RunningServer:
+        server = self._network.server
+        if server is None:
+            raise UnavailableError("no server answers")
+        self._server = server
+        self._inside = self._network.scheduler.inside(server.process)
+        self._inside.__enter__()
+        return server
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._inside.__exit__(None, None, None)
+        if not self._server.process.alive and not isinstance(error, GeneratorExit):
+            self._network.scheduler.check_alive()
+            raise UnavailableError("the connection was reset") from error
+
+
+class NetworkEndpoint:
+    """An `Endpoint` of one client."""
+
+    def __init__(self, network: Network, name: str) -> None:
+        self._network = network
+        self._name = name
+
+    def call(self, request: m.Request, attachments: Sequence[pa.Buffer] = ()) -> Answer:
+        network, draws = self._network, self._network.scheduler.draws
+        request = m.decode_request(m.encode(request))
+        network.observer.sending(request, attachments)
+        network.delay()
+        fate, faults = draws.random(), network.faults
+        if fate < faults.lost:
+            network.note(self._name, "request lost", type(request).__name__)
+            network.delay(0.02)
+            raise UnavailableError("no answer")
+        if fate < faults.lost + faults.broken:
+            network.note(self._name, "connection broken", type(request).__name__)
+            network.deliver_late(request, attachments, 0.05)
+            network.delay(0.05)
+            raise UnavailableError("the connection broke")
+        if draws.random() < faults.repeated:
+            network.note(self._name, "request repeated", type(request).__name__)
+            network.deliver_late(request, attachments, draws.choice([0.01, 1.0, 20.0]))
+        answer = network.deliver(request, attachments)
+        network.delay()
+        return answer
+
+    def stream(self, request: m.Request) -> NetworkStream:
+        self._network.delay()
+        return NetworkStream(self._network, m.decode_request(m.encode(request)))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class NetworkStream:
+    """A `Stream` that breaks with its server, and sometimes on its own."""
+
+    def __init__(self, network: Network, request: m.Request) -> None:
+        self._network = network
+        with _Serving(network) as server:
+            self._stream = server.service.stream(request)
+            self._server = server
+        self.schema: pa.Schema = self._stream.schema
+
+    def __iter__(self) -> Iterator[tuple[m.StreamHeader, pa.RecordBatch]]:
+        items = iter(self._stream)
+        network = self._network
+        while True:
+            if network.server is not self._server:
+                raise UnavailableError("the connection was reset")
+            with _Serving(network):
+                try:
+                    header, batch = next(items)
+                except StopIteration:
+                    return
+            network.delay()
+            if network.scheduler.draws.random() < network.faults.lost:
+                raise UnavailableError("the connection broke")
+            yield m.decode_stream_header(m.encode(header)), batch
+
+    def close(self) -> None:
+        if self._server.process.alive:
+            self._stream.close()

@@ -1,0 +1,88 @@
+"""Holds every answer of the server, at the moment it is given, to the history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from lakehead.protocol import messages as m
+from lakehead.testing.simulation.history import History, TabletHistory, require, rows_of
+from lakehead.testing.simulation.scheduler import Scheduler
+from lakehead.types import TabletKey
+
+Floors = Mapping[TabletKey, int]
+
+
+class Observer:
+    """Sees requests when they are sent, and answers when they leave the server."""
+
+    def __init__(self, scheduler: Scheduler, history: History) -> None:
+        self._scheduler = scheduler
+        self._history = history
+
+    def sending(self, request: m.Request, attachments: Sequence[pa.Buffer]) -> None:
+        """A client is about to send this, for the first time or again."""
+        if isinstance(request, m.Write):
+            with self._scheduler.judging():
+                self._history.sent(request, attachments)
+
+    def before(self, request: m.Request) -> Floors:
+        """A request has arrived: what readers have seen by then."""
+        table_id = getattr(request, "table_id", None)
+        return self._history.floors(table_id) if table_id in self._history.tables else {}
+
+    def after(
+        self,
+        request: m.Request,
+        attachments: Sequence[pa.Buffer],
+        reply: m.AnyReply,
+        out: Sequence[pa.Buffer],
+        floors: Floors,
+    ) -> None:
+        """The server has answered."""
+        with self._scheduler.judging():
+            if isinstance(request, m.Write) and isinstance(reply, m.WriteReply):
+                self._history.answered(request, attachments, reply)
+            elif isinstance(request, m.Watermarks) and isinstance(reply, m.WatermarksReply):
+                self._watermarks(request, reply, floors)
+            elif isinstance(request, m.Lookup):
+                self._lookup(request, attachments, out, floors)
+
+    def _watermarks(self, request: m.Watermarks, reply: m.WatermarksReply, floors: Floors) -> None:
+        for state in reply.tablets:
+            tablet = self._history.tablet(request.table_id, state.key)
+            tablet.see(state.high_watermark, floors.get(state.key, 0), "the high watermark")
+            if request.sync:
+                durable = tablet.durable_end
+                require(
+                    state.high_watermark <= durable,
+                    f"{tablet.name}: {state.high_watermark} was to be synced, {durable} is",
+                )
+            require(state.log_start <= state.high_watermark, f"{tablet.name} starts at {state.log_start}")
+
+    def _lookup(
+        self, request: m.Lookup, attachments: Sequence[pa.Buffer], out: Sequence[pa.Buffer], floors: Floors
+    ) -> None:
+        desc = self._history.tables[request.table_id]
+        schema = pa.schema([desc.schema.field(c) for c in desc.primary_key])
+        for i, (ref, asked) in enumerate(zip(request.tablets, attachments, strict=True)):
+            tablet = self._history.tablet(request.table_id, ref.key)
+            keys = rows_of(pa.ipc.read_record_batch(asked, schema))
+            found = {}
+            if out[2 * i].size:
+                rows = rows_of(pa.ipc.read_record_batch(out[2 * i], desc.schema))
+                found = dict(zip(np.frombuffer(out[2 * i + 1], np.int64).tolist(), rows, strict=True))
+            self._state_seen(tablet, keys, [found.get(n) for n in range(len(keys))], floors.get(ref.key, 0))
+
+    @staticmethod
+    def _state_seen(tablet: TabletHistory, keys: list[tuple[object, ...]], found: list[object], floor: int) -> None:
+        """The rows found must be those of one moment between the request's arrival and now."""
+        for end in range(floor, tablet.readable_end + 1):
+            state = tablet.state_at(end)
+            if found == [tablet.records[state[k]].row if k in state else None for k in keys]:
+                tablet.floor = max(tablet.floor, end)
+                return
+        end = tablet.readable_end
+        raise AssertionError(f"{tablet.name}: lookups of {keys} found {found}, which no state in [{floor}, {end}] holds")
