@@ -307,6 +307,22 @@ class History:
             part = self.parts.get((table_id, key, (stamp.writer_id, stamp.sequence)))
             tablet.append(path, size_after - len(data) + at, frame, part)
 
+    def removed(self, path: str) -> None:
+        """A file is about to be removed; a segment only when nobody needs it any more.
+
+        Raises:
+            ViolationError: it is needed.
+        """
+        if not path.endswith(".log"):
+            return
+        tablet = self.tablet(*self._tablet_at(os.path.dirname(path)))
+        end = max((f.end for f in tablet.frames if f.path == path), default=0)
+        folder = os.path.dirname(path)
+        covered = [
+            int(n.removesuffix(".checkpoint")) for n in self.disk.list_files(folder) if n.endswith(".checkpoint")
+        ]
+        require(end <= max(covered, default=0), f"{tablet.name} trims up to {end}, its checkpoints are at {covered}")
+
     def _tablet_at(self, folder: str) -> tuple[str, TabletKey]:
         rest, bucket = os.path.split(folder)
         table_folder, _ = os.path.split(rest)

@@ -11,7 +11,7 @@ from lakehead.errors import UnavailableError
 from lakehead.protocol import messages as m
 from lakehead.server.service import Service
 from lakehead.testing.simulation.observer import Observer
-from lakehead.testing.simulation.scheduler import Killed, Process, Scheduler
+from lakehead.testing.simulation.scheduler import Process, Scheduler
 from lakehead.testing.simulation.trace import Trace
 
 Answer = tuple[m.AnyReply, list[pa.Buffer]]

@@ -46,21 +46,19 @@ class Observer:
             if isinstance(request, m.Write) and isinstance(reply, m.WriteReply):
                 self._history.answered(request, attachments, reply)
             elif isinstance(request, m.Watermarks) and isinstance(reply, m.WatermarksReply):
-                self._watermarks(request, reply, floors)
+                self._watermarks(request.table_id, reply.tablets, floors, synced=request.sync)
+            elif isinstance(request, m.OpenLease) and isinstance(reply, m.LeaseReply):
+                self._watermarks(request.table_id, reply.tablets, floors, synced=False)
             elif isinstance(request, m.Lookup):
                 self._lookup(request, attachments, out, floors)
 
-    def _watermarks(self, request: m.Watermarks, reply: m.WatermarksReply, floors: Floors) -> None:
-        for state in reply.tablets:
-            tablet = self._history.tablet(request.table_id, state.key)
-            tablet.see(state.high_watermark, floors.get(state.key, 0), "the high watermark")
-            if request.sync:
-                durable = tablet.durable_end
-                require(
-                    state.high_watermark <= durable,
-                    f"{tablet.name}: {state.high_watermark} was to be synced, {durable} is",
-                )
-            require(state.log_start <= state.high_watermark, f"{tablet.name} starts at {state.log_start}")
+    def _watermarks(self, table_id: str, states: Sequence[m.TabletState], floors: Floors, *, synced: bool) -> None:
+        for state in states:
+            tablet = self._history.tablet(table_id, state.key)
+            end = state.high_watermark
+            tablet.see(end, floors.get(state.key, 0), "the high watermark")
+            require(not synced or end <= tablet.durable_end, f"{tablet.name}: {end} was to be synced, and is not")
+            require(state.log_start <= end, f"{tablet.name} starts at {state.log_start}, after its end {end}")
 
     def _lookup(
         self, request: m.Lookup, attachments: Sequence[pa.Buffer], out: Sequence[pa.Buffer], floors: Floors
@@ -85,4 +83,6 @@ class Observer:
                 tablet.floor = max(tablet.floor, end)
                 return
         end = tablet.readable_end
-        raise AssertionError(f"{tablet.name}: lookups of {keys} found {found}, which no state in [{floor}, {end}] holds")
+        raise AssertionError(
+            f"{tablet.name}: lookups of {keys} found {found}, which no state in [{floor}, {end}] holds"
+        )

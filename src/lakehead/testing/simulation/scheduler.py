@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from lakehead.env.randomness import SeededRandomness
 
 
-class Killed(BaseException):  # noqa: N818 - no error: it ends a task whose process is gone
+class Killed(BaseException):
     """The process that this code ran in was killed."""
 
 
@@ -81,6 +81,11 @@ class Scheduler:
             raise self._failure
 
     # ---- for tasks ----------------------------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """True once all tasks have ended; destructors may run after that."""
+        return self._current is None
 
     @property
     def current(self) -> Task:

@@ -1,7 +1,7 @@
 """Threads, locks and events of the server and the client, on the simulation's scheduler.
 
-The modules under test say ``threading.Lock()``; while a simulation runs, their ``threading`` is `Threads`. So real group
-commits, waits and background work happen, one step at a time.
+The modules under test say ``threading.Lock()``; while a simulation runs, their ``threading`` is `Threads`. So real
+group commits, waits and background work happen, one step at a time.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ class Lock:
         self._waiters: list[Task] = []
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if self._scheduler.over:
+            self._depth += 1
+            return True
         if not self._reentrant:
             self._scheduler.pause()
         task = self._scheduler.current
@@ -171,16 +174,16 @@ class Threads:
         self._scheduler = scheduler
         self.Thread = type("Thread", (Thread,), {"_scheduler": scheduler})
 
-    def Lock(self) -> Lock:  # noqa: N802
+    def Lock(self) -> Lock:
         return Lock(self._scheduler)
 
-    def RLock(self) -> Lock:  # noqa: N802
+    def RLock(self) -> Lock:
         return Lock(self._scheduler, reentrant=True)
 
-    def Event(self) -> Event:  # noqa: N802
+    def Event(self) -> Event:
         return Event(self._scheduler)
 
-    def Condition(self) -> Condition:  # noqa: N802
+    def Condition(self) -> Condition:
         return Condition(self._scheduler)
 
     def __getattr__(self, name: str) -> Any:

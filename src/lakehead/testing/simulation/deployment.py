@@ -1,0 +1,154 @@
+"""One simulated deployment: a server that is killed and started again, its disk, its clients' network, its tables."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from lakehead.config import Limits, TableProperties
+from lakehead.env.randomness import SeededRandomness
+from lakehead.errors import StorageError
+from lakehead.protocol import messages as m
+from lakehead.server.service import Service
+from lakehead.testing.simulation.disk import Disk, MountedDisk
+from lakehead.testing.simulation.history import History
+from lakehead.testing.simulation.network import Network, RunningServer
+from lakehead.testing.simulation.observer import Observer
+from lakehead.testing.simulation.scheduler import Process, Scheduler
+from lakehead.testing.simulation.trace import Trace
+from lakehead.types import TableDescriptor, TablePath
+
+_START_US = 1_700_000_000_000_000
+
+
+class VirtualClock:
+    """A process's clocks: the scheduler's time, and a wall clock that may be wrong and jump.
+
+    Attributes:
+        error_us: by how much the wall clock is wrong.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.error_us = 0
+
+    def now_us(self) -> int:
+        return _START_US + self._scheduler.now_us + self.error_us
+
+    def monotonic(self) -> float:
+        return self._scheduler.now_us / 1e6
+
+    def sleep(self, seconds: float) -> None:
+        self._scheduler.sleep(seconds)
+
+
+class Deployment:
+    """What the actors of a simulation share."""
+
+    def __init__(self, seed: int, folder: str) -> None:
+        self.scheduler = Scheduler(seed)
+        self.draws = self.scheduler.draws
+        self.trace = Trace()
+        self.disk = Disk(self.scheduler, self._appended, self._removed)
+        self.history = History(self.disk)
+        self.network = Network(self.scheduler, self.trace, Observer(self.scheduler, self.history))
+        self.clock = VirtualClock(self.scheduler)
+        self.randomness = SeededRandomness(seed + 1)
+        self.folder = folder
+        self.starts = 0
+
+    def note(self, who: str, what: str, detail: object = "") -> None:
+        self.trace.add(self.scheduler.now_us, who, what, detail)
+
+    def _appended(self, path: str, data: bytes, size_after: int) -> None:
+        with self.scheduler.judging():
+            self.history.written(path, data, size_after)
+
+    def _removed(self, path: str) -> None:
+        with self.scheduler.judging():
+            self.history.removed(path)
+
+    # ---- the server ---------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        return self.network.server is not None
+
+    def start(self) -> None:
+        """Start a server on the disk as it is.
+
+        Raises:
+            LakeheadError: it does not start.
+        """
+        self.starts += 1
+        process = Process(f"server {self.starts}")
+        with self.scheduler.inside(process):
+            service = Service(
+                self.folder,
+                storage=MountedDisk(self.disk, process),
+                clock=self.clock,
+                randomness=self.randomness,
+                limits=Limits(),
+                lake=None,
+                maintenance_seconds=0.05,
+            )
+        self.network.server = RunningServer(process, service)
+        self.note("server", "start")
+
+    def stop(self) -> None:
+        """Stop the server in good order."""
+        server = self.network.server
+        assert server is not None
+        self.note("server", "stop")
+        with contextlib.suppress(StorageError), self.scheduler.inside(server.process):
+            server.service.close()
+        self.network.server = None
+        self.scheduler.kill(server.process)
+
+    def kill(self) -> None:
+        """Kill the server's process: what it wrote is still with the operating system."""
+        server, self.network.server = self.network.server, None
+        assert server is not None
+        self.note("server", "kill")
+        self.scheduler.kill(server.process)
+        with contextlib.suppress(sqlite3.Error):
+            server.service._metadata._db.close()
+
+    def cut_power(self) -> None:
+        """Kill the server and take from the disk what was not synced, except for the start of the last write."""
+        if self.running:
+            self.kill()
+        torn = self.draws.randrange(self.disk.unsynced_bytes() + 1) if self.draws.random() < 0.7 else 0
+        self.disk.crash(torn_bytes=torn)
+        with self.scheduler.judging():
+            lost = self.history.cut()
+        self.note("server", "power cut", f"{lost} records lost, {torn} bytes torn")
+
+    # ---- tables and clients -------------------------------------------------------------------------------------
+
+    def create_table(
+        self, name: str, schema: pa.Schema, key: tuple[str, ...], buckets: int, properties: TableProperties
+    ) -> TableDescriptor:
+        """Create a table, before anything goes wrong."""
+        asked = TableDescriptor("", TablePath("sim", name), schema, 0, key, (), key, buckets, None, properties)
+        server = self.network.server
+        assert server is not None
+        with self.scheduler.inside(server.process):
+            reply, _ = server.service.call(m.CreateTable(info=m.TableInfo.of(asked), if_not_exists=False))
+        assert isinstance(reply, m.TableReply)
+        desc = reply.info.descriptor()
+        self.history.tables[desc.table_id] = desc
+        return desc
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[str]:
+    """A folder for the metadata store, which is SQLite and counts as durable: in memory where the machine has that."""
+    memory = "/dev/shm"
+    with tempfile.TemporaryDirectory(prefix="lakehead-", dir=memory if os.path.isdir(memory) else None) as folder:
+        yield folder

@@ -1,0 +1,168 @@
+"""One simulation from its seed: who does what, what goes wrong, and what must hold in the end."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+
+from lakehead.config import TableProperties
+from lakehead.errors import LakeheadError
+from lakehead.testing.simulation.deployment import Deployment, scratch_folder
+from lakehead.testing.simulation.disk import DiskFaults
+from lakehead.testing.simulation.history import require
+from lakehead.testing.simulation.network import NetworkFaults
+from lakehead.testing.simulation.scheduler import Process, Task
+from lakehead.testing.simulation.threads import simulated_threads
+from lakehead.testing.simulation.workload import (
+    KEYED_SCHEMA,
+    LOG_SCHEMA,
+    AnonymousWriter,
+    NamedWriter,
+    Reader,
+    Subscriber,
+)
+from lakehead.types import TableDescriptor
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to; equal for equal seeds."""
+
+    seed: int
+    counts: dict[str, int]
+    digest: str
+    failure: str | None
+    events: tuple[str, ...]
+
+
+def simulate(seed: int) -> Outcome:
+    """Run one seed."""
+    collecting = gc.isenabled()
+    gc.disable()  # destructors would run at times that the seed does not decide
+    try:
+        with scratch_folder() as folder:
+            run = Simulation(seed, folder)
+            failure = run.carry_out()
+            trace = run.deployment.trace
+            return Outcome(seed, dict(sorted(trace.counts.items())), trace.digest, failure, tuple(trace.last))
+    finally:
+        if collecting:
+            gc.enable()
+
+
+class Simulation:
+    """The cast of one run."""
+
+    def __init__(self, seed: int, folder: str) -> None:
+        self.deployment = Deployment(seed, folder)
+        self.draws = self.deployment.draws
+        self._writers: list[Task] = []
+
+    def carry_out(self) -> str | None:
+        """Run to the end; returns what went wrong."""
+        with simulated_threads(self.deployment.scheduler):
+            try:
+                self.deployment.scheduler.run(self._main)
+            except (AssertionError, LakeheadError) as e:
+                return f"{type(e).__name__}: {e}"
+        return None
+
+    def _main(self) -> None:
+        d, draws = self.deployment, self.draws
+        d.start()
+        tables = [self._create("events", keyed=False), self._create("items", keyed=True)]
+        d.scheduler.pause_chance = draws.choice([0.05, 0.2, 0.5])
+        chance = draws.choice([0.0, 0.02, 0.1])
+        d.network.faults = NetworkFaults(lost=chance, broken=chance, repeated=chance)
+        d.disk.faults = DiskFaults(sync_fails=draws.choice([0.0, 0.0, 0.01]), refused=draws.choice([0.0, 0.02]))
+        for desc in tables:
+            self._populate(desc)
+        self._trouble()
+        self._heal()
+        for desc in tables:
+            self._check_all(desc)
+
+    def _create(self, name: str, *, keyed: bool) -> TableDescriptor:
+        draws = self.draws
+        properties = TableProperties(
+            durability=draws.choice(["sync", "sync", "os"]),
+            segment_bytes=draws.choice([600, 2000, 8000]),
+            compression=draws.choice(["none", "lz4"]),
+            hot_retention_ms=draws.choice([100, 1000]),
+        )
+        schema, key = (KEYED_SCHEMA, ("k",)) if keyed else (LOG_SCHEMA, ())
+        return self.deployment.create_table(name, schema, key, draws.randint(1, 2), properties)
+
+    def _populate(self, desc: TableDescriptor) -> None:
+        d, table = self.deployment, desc.path.table
+        for i in range(self.draws.randint(1, 3)):
+            writer = AnonymousWriter(d, desc, f"{table}-w{i}")
+            batches = self.draws.randint(3, 12)
+            self._writers.append(self._spawn(writer.name, lambda w=writer, n=batches: w.run(n)))
+        batches = self.draws.randint(3, 10)
+        for i in range(self.draws.randint(1, 2)):
+            named = NamedWriter(d, desc, f"{table}-etl{i}", f"{table}-etl")
+            self._writers.append(self._spawn(named.name, lambda w=named, n=batches: w.run(n)))
+        self._sources = getattr(self, "_sources", {}) | {desc.table_id: batches}
+        for i in range(self.draws.randint(1, 2)):
+            reader = Reader(d, desc, f"{table}-r{i}")
+            self._spawn(reader.name, reader.run)
+        self._spawn(f"{table}-s", Subscriber(d, desc, f"{table}-s").run)
+
+    def _spawn(self, name: str, body) -> Task:
+        def judged() -> None:
+            with self.deployment.scheduler.judging():
+                body()
+
+        return self.deployment.scheduler.spawn(name, Process(name), judged)
+
+    def _trouble(self) -> None:
+        """Crashes and restarts, until the writers are done or it has been enough."""
+        d, draws = self.deployment, self.draws
+        for _ in range(draws.randint(0, 6)):
+            d.scheduler.sleep(draws.random() * draws.choice([0.02, 0.3]))
+            what = draws.choice(["kill", "power", "stop", "clock", "full"])
+            if what == "clock":
+                d.clock.error_us = draws.randint(-3_000_000, 3_000_000)
+                d.note("clock", "jump", d.clock.error_us)
+            elif what == "full":
+                d.disk.full = True
+                d.note("disk", "full")
+                d.scheduler.sleep(draws.random() * 0.3)
+                d.disk.full = False
+                d.note("disk", "has room")
+            else:
+                self._restart(what)
+
+    def _restart(self, what: str) -> None:
+        d = self.deployment
+        if what == "stop":
+            d.stop()
+        elif what == "kill":
+            d.kill()
+        if what == "power":
+            d.cut_power()
+        d.scheduler.sleep(self.draws.random() * 0.1)
+        d.start()
+
+    def _heal(self) -> None:
+        """Nothing goes wrong any more: all writers must get through."""
+        d = self.deployment
+        d.network.faults, d.disk.faults = NetworkFaults(), DiskFaults()
+        d.note("run", "healed")
+        self._restart("kill")
+        deadline = d.scheduler.now_us + 60_000_000
+        while not all(w.done for w in self._writers):
+            stuck = [w.name for w in self._writers if not w.done]
+            require(d.scheduler.now_us < deadline, f"{stuck} still not done a minute after the last fault")
+            d.scheduler.sleep(0.5)
+
+    def _check_all(self, desc: TableDescriptor) -> None:
+        d = self.deployment
+        final = NamedWriter(d, desc, f"{desc.path.table}-last", f"{desc.path.table}-etl")
+        require(final.run(self._sources[desc.table_id]), "nobody could take over a named writer")
+        for kind in ("none", "stop", "power"):
+            if kind != "none":
+                self._restart(kind)
+            reader = Reader(d, desc, f"{desc.path.table}-check")
+            reader.whole()

@@ -1,0 +1,324 @@
+"""Who uses a simulated deployment: writers, readers and subscribers. Each checks what it is told against the history."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from lakehead.client.table import TableClient
+from lakehead.client.writer import BatchWriter, WriteKind
+from lakehead.errors import (
+    ClosedError,
+    OffsetOutOfRangeError,
+    SequenceGapError,
+    UnavailableError,
+    WriterFencedError,
+)
+from lakehead.protocol import messages as m
+from lakehead.testing.simulation.deployment import Deployment
+from lakehead.testing.simulation.history import Row, TabletHistory, require, rows_of
+from lakehead.testing.simulation.network import NetworkEndpoint
+from lakehead.types import TableDescriptor, TabletKey
+
+LOG_SCHEMA = pa.schema([pa.field("who", pa.string(), False), pa.field("n", pa.int64(), False), ("text", pa.string())])
+KEYED_SCHEMA = pa.schema([pa.field("k", pa.int64(), False), ("a", pa.int64()), ("b", pa.string())])
+KEYS = 12
+EXPECTED = (UnavailableError, ClosedError)
+_CHANGES = ["__change_type", "__prev_offset"]
+
+
+class Actor:
+    """One user of one table, until the run is over."""
+
+    def __init__(self, deployment: Deployment, desc: TableDescriptor, name: str) -> None:
+        self.deployment = deployment
+        self.desc = desc
+        self.name = name
+        self.draws = deployment.draws
+        self.endpoint = NetworkEndpoint(deployment.network, name)
+        self.client = TableClient(desc, self.endpoint, deployment.clock, deployment.randomness)
+
+    def note(self, what: str, detail: object = "") -> None:
+        self.deployment.note(self.name, what, detail)
+
+    def think(self, seconds: float = 0.02) -> None:
+        self.deployment.scheduler.sleep(self.draws.random() * seconds)
+
+    def lossy(self) -> bool:
+        """Whether acknowledged rows may have been lost, as ``durability="os"`` allows."""
+        return self.desc.properties.durability == "os" and any(
+            t.cuts for t in self.deployment.history.of(self.desc.table_id)
+        )
+
+
+# ---- writers ------------------------------------------------------------------------------------------------------
+
+
+class Source:
+    """Batches that are the same however often they are made: number n of a name has the same rows in every attempt."""
+
+    def __init__(self, desc: TableDescriptor, name: str) -> None:
+        self._desc = desc
+        self._name = name
+
+    def batch(self, n: int) -> tuple[WriteKind, pa.RecordBatch]:
+        chance = zlib.crc32(f"{self._name}:{n}".encode())
+
+        def draw(below: int) -> int:
+            nonlocal chance
+            chance = (chance * 1103515245 + 12345) % (1 << 31)
+            return (chance >> 8) % below
+
+        rows = 1 + draw(6)
+        if not self._desc.keyed:
+            values = [(self._name, n * 10 + i, "x" * draw(40) or None) for i in range(rows)]
+            return "append", _batch(LOG_SCHEMA, LOG_SCHEMA.names, values)
+        keys = [draw(KEYS) for _ in range(rows)]
+        tag = n * 10
+        match draw(6):
+            case 0:
+                return "delete", _batch(KEYED_SCHEMA, ["k"], [(k,) for k in keys])
+            case 1:
+                return "upsert", _batch(KEYED_SCHEMA, ["k", "a"], [(k, tag + i) for i, k in enumerate(keys)])
+            case 2:
+                names = [(k, f"{self._name}{tag + i}") for i, k in enumerate(keys)]
+                return "upsert", _batch(KEYED_SCHEMA, ["k", "b"], names)
+        full = [(k, tag + i, None if draw(4) == 0 else f"{self._name}{tag + i}") for i, k in enumerate(keys)]
+        return "upsert", _batch(KEYED_SCHEMA, KEYED_SCHEMA.names, full)
+
+
+def _batch(schema: pa.Schema, columns: list[str], rows: list[tuple[object, ...]]) -> pa.RecordBatch:
+    chosen = pa.schema([schema.field(c) for c in columns])
+    arrays = [pa.array(values, f.type) for values, f in zip(zip(*rows, strict=True), chosen, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=chosen)
+
+
+class AnonymousWriter(Actor):
+    """Writes batches once each; of those that fail it does not know whether they landed."""
+
+    def run(self, batches: int) -> None:
+        source = Source(self.desc, self.name)
+        for n in range(batches):
+            self.think()
+            kind, batch = source.batch(n)
+            try:
+                offsets = self.client.write(kind, pa.Table.from_batches([batch]))
+                self.note("write", [(str(k), *o) for k, o in offsets])
+            except EXPECTED as e:
+                self.note("write unknown", type(e).__name__)
+            except SequenceGapError:
+                require(self.lossy(), f"{self.name}: a batch was refused that follows the one before")
+                self.note("write refused")
+
+
+class NamedWriter(Actor):
+    """Writes all batches of a source, resuming where its predecessor, which may still be at it, was known to be."""
+
+    def __init__(self, deployment: Deployment, desc: TableDescriptor, name: str, source: str) -> None:
+        super().__init__(deployment, desc, name)
+        self._source_name = source
+        self._source = Source(desc, source)
+
+    def run(self, batches: int) -> bool:
+        """True when the last batch is acknowledged; False when somebody took over."""
+        while True:
+            self.think(0.1)
+            try:
+                writer = self.client.named_writer(self._source_name)
+                self.note("writer opened", f"after {writer.acked_through}")
+                return self._go_on(writer, batches)
+            except EXPECTED as e:
+                self.note("writer failed", type(e).__name__)
+            except SequenceGapError:
+                # Its predecessor's last batch may arrive after it was opened.
+                self.note("writer behind")
+            except WriterFencedError:
+                self.note("writer fenced")
+                return False
+
+    def _go_on(self, writer: BatchWriter, batches: int) -> bool:
+        for n in range(writer.acked_through + 1, batches):
+            self.think()
+            offsets = writer.send(writer.prepare(*self._source.batch(n)))
+            self.note("named write", [n, *((str(k), *o) for k, o in offsets)])
+        if self.draws.random() < 0.5:
+            writer.close()
+        return True
+
+
+# ---- readers ------------------------------------------------------------------------------------------------------
+
+
+class Reader(Actor):
+    """Looks rows up, and reads logs and live rows at offsets that it pinned a while ago, with and without a lease."""
+
+    def run(self) -> None:
+        look = self.look_up if self.desc.keyed else self.read_log
+        while True:
+            self.think(0.05)
+            choice = self.draws.choice([self.read_log, look, self.read_live])
+            try:
+                choice()
+            except EXPECTED as e:
+                self.note("read failed", type(e).__name__)
+
+    def whole(self) -> None:
+        """Read everything, when nothing is going on."""
+        states = {s.key: s for s in self.client.tablets(sync=True)}
+        for tablet in self.deployment.history.of(self.desc.table_id):
+            end = states[tablet.key].high_watermark
+            require(end == tablet.end, f"{tablet.name} shows {end} of {tablet.end} records at the end")
+        self.read_log(all_of_it=True)
+        self.read_live()
+        if self.desc.keyed:
+            self.look_up()
+
+    def look_up(self) -> None:
+        keys = sorted({self.draws.randrange(KEYS + 1) for _ in range(4)})
+        found = self.client.lookup(_batch(KEYED_SCHEMA, ["k"], [(k,) for k in keys]))
+        self.note("lookup", rows_of(found))
+
+    def read_log(self, *, all_of_it: bool = False) -> None:
+        pinned = self._pin(leased=self.draws.random() < 0.5)
+        if not all_of_it:
+            for tablet, (start, end) in pinned.ranges.items():
+                start = self.draws.randint(start, end)
+                pinned.ranges[tablet] = (start, self.draws.randint(start, end))
+            self.think(1.0)
+        columns = [*self.desc.schema.names, *(_CHANGES if self.desc.keyed else []), "__offset"]
+        request = m.Read(
+            table_id=self.desc.table_id,
+            ranges=pinned.request(),
+            columns=columns,
+            predicate=None,
+            lease=pinned.lease,
+        )
+        for tablet, found in self._rows(request, pinned):
+            start, end = pinned.ranges[tablet]
+            wanted = [
+                (*r.row, *((r.change, r.prev) if self.desc.keyed else ()), start + i)
+                for i, r in enumerate(tablet.records[start:end])
+            ]
+            require(found == wanted, f"{tablet.name} reads [{start}, {end}) as\n  {found}\nmust be\n  {wanted}")
+
+    def read_live(self) -> None:
+        if not self.desc.keyed:
+            return
+        pinned = self._pin(leased=True)
+        self.think(1.0)
+        columns = [*self.desc.schema.names, "__offset"]
+        request = m.ReadLive(
+            table_id=self.desc.table_id,
+            ranges=pinned.request(),
+            columns=columns,
+            predicate=None,
+            lease=pinned.lease,
+        )
+        for tablet, found in self._rows(request, pinned):
+            end = pinned.ranges[tablet][1]
+            wanted = [(*row, offset) for offset, row in tablet.live_at(end).items()]
+            require(found == wanted, f"{tablet.name} holds at {end}\n  {found}\nmust be\n  {wanted}")
+
+    def _pin(self, *, leased: bool) -> Pinned:
+        lease, states = None, self.client.tablets(sync=self.draws.random() < 0.3)
+        if leased:
+            request = m.OpenLease(table_id=self.desc.table_id, lake_metadata=None, release=[])
+            reply, _ = self.endpoint.call(request)
+            assert isinstance(reply, m.LeaseReply)
+            lease, states = reply.lease, reply.tablets
+        history = self.deployment.history
+        ranges = {history.tablet(self.desc.table_id, s.key): (s.log_start, s.high_watermark) for s in states}
+        return Pinned(ranges, lease, {t: t.cuts for t in ranges}, self.deployment.starts)
+
+    def _rows(self, request: m.Read | m.ReadLive, pinned: Pinned) -> Iterator[tuple[TabletHistory, list[Row]]]:
+        """The rows of each tablet whose log was not cut since it was pinned."""
+        kind = type(request).__name__
+        found: dict[TabletKey, list[Row]] = {}
+        stream = None
+        try:
+            stream = self.endpoint.stream(request)
+            for header, batch in stream:
+                found.setdefault(TabletKey(header.partition, header.bucket), []).extend(rows_of(batch))
+        except OffsetOutOfRangeError as e:
+            held = pinned.lease is not None and pinned.starts == self.deployment.starts
+            require(not held, f"{self.name}: a leased {kind} finds its range gone: {e}")
+            self.note(f"{kind} too late")
+            return
+        finally:
+            if stream is not None:
+                stream.close()
+        for tablet in pinned.ranges:
+            if tablet.cuts == pinned.cuts[tablet]:
+                yield tablet, found.get(tablet.key, [])
+        self.note(kind, [(str(t.key), *r) for t, r in pinned.ranges.items()])
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """Ranges of tablets' logs that are to be read some time later."""
+
+    ranges: dict[TabletHistory, tuple[int, int]]
+    lease: str | None
+    cuts: dict[TabletHistory, int]
+    starts: int
+
+    def request(self) -> list[m.TabletRange]:
+        return [
+            m.TabletRange(partition=t.key.partition, bucket=t.key.bucket, start=s, end=e)
+            for t, (s, e) in self.ranges.items()
+        ]
+
+
+class Subscriber(Actor):
+    """Follows a table over crashes: goes on at the last end offset that it was told."""
+
+    def run(self) -> None:
+        positions: dict[TabletKey, int] = {}
+        while True:
+            self.think(0.1)
+            cuts = self._cuts()
+            try:
+                self._follow(positions, cuts)
+            except EXPECTED as e:
+                self.note("subscription ends", type(e).__name__)
+            except OffsetOutOfRangeError:
+                self.note("subscription behind")
+                positions.clear()
+
+    def _cuts(self) -> int:
+        return sum(t.cuts for t in self.deployment.history.of(self.desc.table_id))
+
+    def _follow(self, positions: dict[TabletKey, int], cuts: int) -> None:
+        columns = [*self.desc.schema.names, *(_CHANGES[:1] if self.desc.keyed else []), "__offset"]
+        stream = self.client.subscribe(
+            starts=dict(positions), default="earliest", stops=None, columns=columns, predicate=None
+        )
+        self.note("subscribe", sorted((str(k), o) for k, o in positions.items()))
+        try:
+            for header, batch in stream:
+                if self._cuts() != cuts:
+                    raise ClosedError("the power was cut")
+                self._take(positions, header.bucket, header.end_offset, rows_of(batch))
+        finally:
+            stream.close()
+
+    def _take(
+        self, positions: dict[TabletKey, int], bucket: int, end: int | None, rows: list[tuple[object, ...]]
+    ) -> None:
+        tablet = self.deployment.history.tablet(self.desc.table_id, TabletKey("", bucket))
+        assert end is not None
+        at = positions.get(tablet.key, rows[0][-1] if rows else end)
+        require(
+            isinstance(at, int) and at <= end <= tablet.readable_end, f"{tablet.name} pushes up to {end} after {at}"
+        )
+        assert isinstance(at, int)
+        wanted = [
+            (*r.row, *((r.change,) if self.desc.keyed else ()), at + i) for i, r in enumerate(tablet.records[at:end])
+        ]
+        require(rows == wanted, f"{tablet.name} pushes for [{at}, {end})\n  {rows}\nmust be\n  {wanted}")
+        tablet.floor = max(tablet.floor, end)
+        positions[tablet.key] = end
+        self.note("pushed", (str(tablet.key), at, end))
