@@ -21,7 +21,8 @@ from lakehead.config import LakeConfig
 from lakehead.errors import CommitConflictError, LakeStateError
 from lakehead.format.predicate import parse_predicate
 from lakehead.lake.catalog import LakeCatalog, open_metadata
-from lakehead.lake.marks import marked_ancestors, read_mark
+from lakehead.lake.iceberg_table import IcebergLakeTable
+from lakehead.lake.marks import lake_version, marked_ancestors, read_mark
 from lakehead.lake.read import count_lake, plan_files, read_lake
 from lakehead.lake.round import run_round
 from lakehead.testing.hot import MemoryHotSource
@@ -135,7 +136,9 @@ def test_every_reader_sees_the_model_after_each_round(
             hot.write([random_row(rng, rng.randrange(60)) for _ in range(rng.randrange(40))])
             if desc.keyed:
                 hot.delete([random_row(rng, rng.randrange(60)) for _ in range(rng.randrange(8))])
-        result = run_round(lambda: catalog.load(desc), desc, hot, rows_per_task=rng.choice([5, 50, 1000]))
+        result = run_round(
+            IcebergLakeTable(lambda: catalog.load(desc)), desc, hot, rows_per_task=rng.choice([5, 50, 1000])
+        )
         table = catalog.load(desc)
         assert result.offsets == {k: end for k, (_, end) in hot.watermarks().items() if end}
         mark = read_mark(table)
@@ -153,7 +156,7 @@ def test_many_rounds_keep_few_manifests_and_projection_filter_and_superseded_are
     hot = MemoryHotSource(desc, batch_rows=1000)
     for _ in range(25):
         hot.write([random_row(rng, rng.randrange(300)) for _ in range(30)])
-        run_round(lambda: catalog.load(desc), desc, hot)
+        run_round(IcebergLakeTable(lambda: catalog.load(desc)), desc, hot)
     table = catalog.load(desc)
     snapshot = table.current_snapshot()
     assert snapshot is not None and len(snapshot.manifests(table.io)) <= 24
@@ -192,13 +195,13 @@ def test_rows_that_come_and_go_within_a_round_still_advance_the_mark(
     row = random_row(random.Random(1), 1)
     hot.write([row])
     hot.delete([row])
-    result = run_round(lambda: catalog.load(desc), desc, hot)
+    result = run_round(IcebergLakeTable(lambda: catalog.load(desc)), desc, hot)
     table = catalog.load(desc)
     mark = read_mark(table)
     assert (result.rows, result.files) == (0, 0)
     assert mark is not None and mark.snapshot_id == result.snapshot_id and list(mark.offsets.values()) == [2]
     check_all_readers(table, hot, duck)
-    assert run_round(lambda: catalog.load(desc), desc, hot).snapshot_id is None
+    assert run_round(IcebergLakeTable(lambda: catalog.load(desc)), desc, hot).snapshot_id is None
 
 
 def test_jobs_that_race_for_one_table_tier_each_row_once(tmp_path: Path) -> None:
@@ -226,7 +229,7 @@ def test_jobs_that_race_for_one_table_tier_each_row_once(tmp_path: Path) -> None
         own = LakeCatalog.open(catalog.name, catalog.properties)
         while True:
             try:
-                if run_round(lambda: own.load(desc), desc, growing).offsets == ends:
+                if run_round(IcebergLakeTable(lambda: own.load(desc)), desc, growing).offsets == ends:
                     return
             except CommitConflictError as e:
                 conflicts.append(e)
@@ -238,7 +241,7 @@ def test_jobs_that_race_for_one_table_tier_each_row_once(tmp_path: Path) -> None
         list(pool.map(job, range(3)))
     table = catalog.load(desc)
     assert sorted_rows(by_lakehead(table, desc)) == sorted_rows(model(hot))
-    marks = [m.offsets for m in marked_ancestors(table.metadata)]
+    marks = [m.offsets for m in marked_ancestors(lake_version(table))]
     assert len(marks) > 1 and all(a[k] >= b.get(k, 0) for a, b in itertools.pairwise(marks) for k in a)
     files = list(tmp_path.rglob("data/*.parquet"))
     used = {f.path for f in plan_files(table)} | {d for f in plan_files(table) for d in f.delete_files}

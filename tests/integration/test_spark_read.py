@@ -16,9 +16,8 @@ from pyiceberg.table import Transaction
 
 import lakehead as lh
 import lakehead.spark as lhs
-from lakehead.lake.commit import to_data_file
 from lakehead.lake.files import LakeWriteSpec, write_data_files, write_position_deletes
-from lakehead.lake.rowdelta import RowDelta
+from lakehead.lake.rowdelta import RowDelta, to_data_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -227,7 +226,7 @@ def test_rows_deleted_and_updated_by_others(spark: SparkSession, con: lh.Connect
 
     def commit(data: pa.Table | None, deletes: dict[object, list[int]]) -> None:
         tx = Transaction(t.lake.iceberg())
-        delta = RowDelta(tx, {}, lambda _: None)
+        delta = RowDelta(tx, {})
         for file, positions in deletes.items():
             partition = tuple(file.partition[i] for i in range(len(file.partition)))  # type: ignore[attr-defined]
             written = write_position_deletes(
@@ -237,7 +236,7 @@ def test_rows_deleted_and_updated_by_others(spark: SparkSession, con: lh.Connect
                 spec_id=file.spec_id,
                 partition=partition,  # type: ignore[attr-defined]
             )
-            delta.add_deletes(to_data_file(written), file)  # type: ignore[arg-type]
+            delta.add_deletes(to_data_file(written))
         for file_written in write_data_files(spec, data.to_batches(), (0,)) if data is not None else ():
             delta.append_data_file(to_data_file(file_written))
         delta.commit()

@@ -12,6 +12,7 @@ import pytest
 
 import lakehead as lh
 import lakehead.spark as lhs
+from lakehead.lake.iceberg_table import IcebergLakeTable
 from lakehead.lake.marks import next_epoch
 from lakehead.lake.round import run_round
 
@@ -96,8 +97,8 @@ def test_a_newer_service_takes_over(spark: SparkSession, con: lh.Connection) -> 
     def on_round(report: RoundReport) -> None:
         reports.append(report)
         t.append(rows(10, 20))
-        table = t.lake.iceberg()
-        run_round(lambda: table, t._client.desc, t._client, epoch=next_epoch(table))
+        lake = IcebergLakeTable(t.lake.iceberg)
+        run_round(lake, t._client.desc, t._client, epoch=next_epoch(lake.load()))
         t.append(rows(20, 30))
         fenced.set()
 

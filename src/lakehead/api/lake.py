@@ -13,6 +13,9 @@ from lakehead.errors import NoLakeError
 from lakehead.types import TableDescriptor, TabletId
 
 if TYPE_CHECKING:
+    from lakehead.lake.commit import CommitResult
+    from lakehead.lake.round import MapTasks
+    from lakehead.lake.round_plan import HotSource
     from lakehead.lake.view import IcebergTable
 
 
@@ -78,10 +81,21 @@ class TableLake:
 
     def tier(self) -> TieringResult:
         """One tiering round in this process; see `Connection.tier`."""
-        from lakehead.lake.round import run_round
-        from lakehead.lake.view import open_for_writing
-
-        info = self._client.lake()
-        result = run_round(lambda: open_for_writing(self._client.desc, info), self._client.desc, self._client)
+        result = run_table_round(self._client, self._client)
         offsets = {self._client.desc.tablet_id(k): o for k, o in result.offsets.items()}
         return TieringResult(result.snapshot_id, result.rows, result.deletes, result.files, offsets)
+
+
+def run_table_round(
+    client: TableClient, source: HotSource, *, map_tasks: MapTasks | None = None, epoch: int | None = None
+) -> CommitResult:
+    """One tiering round of a table, here or on Spark, and what follows its commit.
+
+    Args:
+        source: the table's log, as the tasks reach it.
+        map_tasks, epoch: see `run_round`, and there for errors too.
+    """
+    from lakehead.lake.iceberg_table import open_lake_table
+    from lakehead.lake.round import run_round
+
+    return run_round(open_lake_table(client.desc, client.lake()), client.desc, source, map_tasks=map_tasks, epoch=epoch)

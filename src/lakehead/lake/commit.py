@@ -1,41 +1,50 @@
 """The commit of a tiering round: position deletes for older rows, and one lake snapshot with everything.
 
-Whatever happens, a round is in the lake once or not at all, and the caller learns which:
+Each attempt is planned and checked on the version of the table that it lands on, and lands on no other: when anything
+came between, everything is decided again. What an attempt came to is never guessed. The answer "landed" is believed;
+after any other the lake is read, and the marks tell. Trying again is safe even while an earlier attempt may still be on
+its way, because both begin at the same version and only one can land on it.
 
-    refused (fenced, marks moved, wrong table)  nothing landed, the round's files are removed, typed error
-    files moved under our deletes               deletes are located and written anew, a few times
-    any other failure                           the lake is read again; its marks tell
+    landed, or found landed                      the outcome of the round
+    the table moved on, a catalog does not answer  decide again, a few times
+    fenced, marks moved, wrong table             typed error
+    still not known                              `CommitUnknownError`; all files stay
+
+Files are removed once it is proven that no snapshot names them and none ever will. All else is litter at worst, which
+orphan clean-up finds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from pyiceberg.exceptions import CommitFailedException, ValidationException
-from pyiceberg.manifest import DataFile
-from pyiceberg.table import Table, Transaction
-from pyiceberg.table.metadata import TableMetadata
-
+from lakehead.env.clock import Clock, SystemClock
 from lakehead.errors import (
     CommitConflictError,
     CommitUnknownError,
-    LakeheadError,
     LakeStateError,
     TieringFencedError,
     UnavailableError,
 )
-from lakehead.lake.files import LakeWriteSpec, WrittenFile, discard_files, write_position_deletes
-from lakehead.lake.marks import TABLE_ID, LakeMark, find_round, has_foreign_commits, mark_of
-from lakehead.lake.positions import Hit, locate
+from lakehead.lake.files import WrittenFile
+from lakehead.lake.lake_table import CommitAnswer, Hit, LakeChange, LakeTable, Outcome
+from lakehead.lake.marks import (
+    TABLE_ID,
+    LakeMark,
+    LakeVersion,
+    descends_from,
+    find_round,
+    has_foreign_commits,
+    mark_of,
+)
+from lakehead.lake.positions import locate
 from lakehead.lake.round_plan import RoundPlan
-from lakehead.lake.rowdelta import Guard, RowDelta, to_data_file
-from lakehead.lake.tablets import require_tablet, tablet_of
-from lakehead.types import OFFSET_COLUMN, TabletKey
+from lakehead.lake.tablets import require_tablet
+from lakehead.types import TabletKey
 
-_ATTEMPTS = 4
-_THREADS = 4
+PAUSES_S = (0.0, 0.0, 0.1, 0.4, 1.6)
+"""Seconds to wait before each attempt."""
 
 
 @dataclass(frozen=True)
@@ -57,220 +66,245 @@ class CommitResult:
     offsets: Mapping[TabletKey, int]
 
 
-class _LandedError(Exception):
-    """The round is in the lake already."""
-
-    def __init__(self, mark: LakeMark) -> None:
-        super().__init__(mark)
-        self.mark = mark
-
-
-class _MovedError(Exception):
-    """Data files changed since the deletes were located."""
-
-
-def commit_round(table: Table, plan: RoundPlan, files: Sequence[WrittenFile], spec: LakeWriteSpec) -> CommitResult:
+def commit_round(
+    lake: LakeTable, plan: RoundPlan, files: Sequence[WrittenFile], *, clock: Clock | None = None
+) -> CommitResult:
     """Commit a resolved plan and the files its tasks wrote; a repeat of a round that landed returns its outcome.
 
     A range whose rows are all gone again still commits, so that the mark advances. After any error but
-    `CommitUnknownError` the round's files are removed.
+    `CommitUnknownError` the round's files are removed, if it is certain that nobody needs them.
 
     Raises:
         CommitConflictError, CommitUnknownError, TieringFencedError, LakeStateError: as `run_round`.
-        UnavailableError: the catalog refused; nothing landed.
+        UnavailableError: the catalog cannot be reached or refuses; nothing landed.
     """
-    rows = sum(f.record_count for f in files)
     if not plan.ranges:
         return CommitResult(None, 0, 0, 0, plan.offsets)
-    deleted = sum(map(len, plan.deletes.values()))
-    try:
-        for _ in range(_ATTEMPTS):
+    return _Commit(lake, plan, files, clock or SystemClock()).run()
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One that was sent.
+
+    Attributes:
+        base: the version it can land on.
+        deletes: the delete files it names.
+    """
+
+    base: LakeVersion
+    deletes: tuple[WrittenFile, ...]
+    answer: CommitAnswer
+
+    @property
+    def paths(self) -> set[str]:
+        """Files that are its own, or those of attempts on the same base."""
+        return {*self.answer.leftovers, *(f.path for f in self.deletes)}
+
+
+class _Commit:
+    def __init__(self, lake: LakeTable, plan: RoundPlan, files: Sequence[WrittenFile], clock: Clock) -> None:
+        self._lake = lake
+        self._plan = plan
+        self._files = files
+        self._clock = clock
+        self._sent: list[_Attempt] = []
+        self._staged: tuple[int | None, tuple[WrittenFile, ...]] | None = None
+        self._seen: LakeVersion | None = None
+
+    def run(self) -> CommitResult:
+        try:
+            cause: Exception | None = None
+            for pause in PAUSES_S:
+                if pause:
+                    self._clock.sleep(pause)
+                try:
+                    version = self._load()
+                    if (landed := find_round(version, self._plan.round_id)) is not None:
+                        return self._landed(landed)
+                    check_plan(self._plan, version)
+                    deletes = self._stage(version)
+                    answer = self._lake.commit(version, self._change(deletes))
+                except (UnavailableError, FileNotFoundError) as e:
+                    cause = e
+                    continue
+                self._sent.append(_Attempt(version, deletes, answer))
+                cause = answer.cause
+                if answer.outcome is Outcome.LANDED:
+                    return self._finish(answer.snapshot_id, self._plan.offsets)
+            return self._give_up(cause)
+        except CommitUnknownError:
+            raise
+        except Exception:
+            self._clean_up()
+            raise
+
+    def _load(self) -> LakeVersion:
+        self._seen = None
+        self._seen = self._lake.load()
+        return self._seen
+
+    def _change(self, deletes: tuple[WrittenFile, ...]) -> LakeChange:
+        plan = self._plan
+        return LakeChange(plan.table_id, plan.epoch, plan.round_id, plan.offsets, tuple(self._files), deletes)
+
+    def _stage(self, version: LakeVersion) -> tuple[WrittenFile, ...]:
+        """The delete files of an attempt on this version; those of an attempt on the same snapshot do."""
+        if self._staged is None or self._staged[0] != version.current_id:
+            self._discard_staged()
+            hits = find_deleted_rows(self._lake, self._plan, version)
+            self._staged = version.current_id, tuple(self._lake.write_deletes(version, hits) if hits else ())
+        return self._staged[1]
+
+    def _discard_staged(self) -> None:
+        """Remove delete files that no attempt names."""
+        if self._staged is not None and not any(a.deletes is self._staged[1] for a in self._sent):
+            self._lake.discard(f.path for f in self._staged[1])
+        self._staged = None
+
+    # ---- how it ends --------------------------------------------------------------------------------------------
+
+    def _finish(self, snapshot_id: int, offsets: Mapping[TabletKey, int]) -> CommitResult:
+        """This snapshot is the round's: what other attempts wrote can never land any more."""
+        self._discard_staged()
+        needed = {p for a in self._sent if a.answer.snapshot_id == snapshot_id for p in a.paths}
+        self._lake.discard({p for a in self._sent for p in a.paths} - needed)
+        plan = self._plan
+        rows = sum(f.record_count for f in self._files)
+        return CommitResult(snapshot_id, rows, sum(map(len, plan.deletes.values())), len(self._files), offsets)
+
+    def _landed(self, mark: LakeMark) -> CommitResult:
+        """The round is in the lake: by one of these attempts, or by whoever ran it before, with files of his own."""
+        assert self._seen is not None
+        if not any(a.answer.snapshot_id == mark.snapshot_id for a in self._sent):
+            added = self._lake.added_paths(self._seen, mark.snapshot_id)
+            if added is not None:
+                self._discard_files(keep=added)
+        return self._finish(mark.snapshot_id, mark.offsets)
+
+    def _give_up(self, cause: Exception | None) -> CommitResult:
+        """No attempt is known to have landed.
+
+        Raises:
+            LakeheadError: always, unless one has after all.
+        """
+        name, round_id = self._lake_name(), self._plan.round_id
+        try:
+            version = self._load()
+        except UnavailableError as e:
+            if not self._sent:
+                raise
+            raise CommitUnknownError(
+                f"a round's commit to lake table {name} failed ({cause}), and reading the lake failed too ({e}):"
+                " run the round again once the catalog answers",
+                table=name,
+                round_id=round_id,
+            ) from e
+        if (landed := find_round(version, round_id)) is not None:
+            return self._landed(landed)
+        check_plan(self._plan, version)
+        if isinstance(cause, FileNotFoundError):
+            raise LakeStateError(
+                f"lake table {name} lacks a file that its current snapshot names ({cause}): restore it", table=name
+            ) from cause
+        if not all(self._is_dead(a, version) for a in self._sent):
+            raise CommitUnknownError(
+                f"whether a round's commit to lake table {name} will land is not known ({cause}): run the round again",
+                table=name,
+                round_id=round_id,
+            ) from cause
+        if self._sent and self._sent[-1].answer.outcome is Outcome.REFUSED:
+            raise CommitConflictError(
+                f"other engines kept changing lake table {name} while a round committed: run the round again",
+                table=name,
+            ) from cause
+        raise UnavailableError(f"lake table {name} could not be committed to: {cause}", table=name) from cause
+
+    def _lake_name(self) -> str:
+        return self._seen.name if self._seen else self._sent[-1].base.name if self._sent else self._plan.table_id
+
+    # ---- files that nobody needs --------------------------------------------------------------------------------
+
+    def _clean_up(self) -> None:
+        """After an error: remove what no snapshot names or will ever name; without a version to prove it by, keep."""
+        self._discard_staged()
+        version = self._seen
+        if version is None:
+            return
+        dead = [a for a in self._sent if self._is_dead(a, version)]
+        alive: set[str] = {p for a in self._sent if a not in dead for p in a.paths}
+        self._lake.discard({p for a in dead for p in a.paths} - alive)
+        if len(dead) == len(self._sent):
+            # Files that were given for the second time may be in the lake since the first.
             try:
-                snapshot_id = _attempt(table, plan, files, spec)
-                return CommitResult(snapshot_id, rows, deleted, len(files), plan.offsets)
-            except _MovedError:
-                table.refresh()
-        raise CommitConflictError(
-            f"other engines kept changing lake table {_name(table)} while a round committed: run the round again",
-            table=_name(table),
-        )
-    except _LandedError as e:
-        _discard_unused(table, e.mark, files)
-        return CommitResult(e.mark.snapshot_id, rows, deleted, len(files), e.mark.offsets)
-    except CommitUnknownError:
-        raise
-    except Exception:
-        discard_files(table.io, (f.path for f in files))
-        raise
+                used = {f.path for f in self._lake.files(version)}
+            except Exception:  # the error that led here is the one to report
+                return
+            self._discard_files(keep=used)
+
+    def _discard_files(self, keep: frozenset[str] | set[str]) -> None:
+        self._lake.discard(f.path for f in self._files if f.path not in keep)
+
+    def _is_dead(self, attempt: _Attempt, version: LakeVersion) -> bool:
+        """Whether an attempt that this version's lineage does not show can never land."""
+        base = attempt.base
+        if version.table_uuid != base.table_uuid:
+            return True
+        if attempt.answer.snapshot_id in version.snapshots or not descends_from(version, base.current_id):
+            return False
+        return version.current_id != base.current_id or not self._lake.lands_late
 
 
-def _attempt(table: Table, plan: RoundPlan, files: Sequence[WrittenFile], spec: LakeWriteSpec) -> int:
-    """One commit on the table's metadata as it is loaded now; PyIceberg repeats it on newer metadata.
+def check_plan(plan: RoundPlan, version: LakeVersion) -> None:
+    """That a version is exactly where a plan begins, and the plan's to change.
 
     Raises:
-        _LandedError, _MovedError, LakeheadError: nothing of this attempt is left, except after CommitUnknownError.
+        LakeStateError: it is another table's, was rolled back, or has rows that cannot be replaced.
+        TieringFencedError: a newer job has taken over.
+        CommitConflictError: another round has committed.
     """
-    guard = _guard(plan, table)
-    guard(table.metadata)
-    if plan.keyed:
-        _refuse_foreign_rows(table)
-    hits = _locate(table, plan)
-    deletes = _write_deletes(table, spec, hits)
-    transaction = Transaction(table)
-    mark = LakeMark(0, plan.table_id, plan.epoch, plan.round_id, plan.offsets)
-    delta = RowDelta(transaction, mark.to_summary(), guard)
-    sent = False
-    try:
-        for file in files:
-            delta.append_data_file(to_data_file(file))
-        for hit, file in zip(hits, deletes, strict=True):
-            delta.add_deletes(to_data_file(file), hit.file)
-        delta.commit()
-        mark = LakeMark(delta.snapshot_id, plan.table_id, plan.epoch, plan.round_id, plan.offsets)
-        transaction.set_properties(mark.to_properties())
-        sent = True
-        transaction.commit_transaction()
-        return delta.snapshot_id
-    except Exception as e:
-        refused = isinstance(e, LakeheadError | ValidationException | _LandedError) or not sent
-        error = e if refused else _outcome(table, plan, delta.snapshot_id, e)
-        if error is None:
-            return delta.snapshot_id
-        if not isinstance(error, CommitUnknownError):
-            delta.discard()
-            discard_files(table.io, (f.path for f in deletes))
-        if isinstance(error, ValidationException):
-            raise _MovedError from e
-        raise error from e
-
-
-def _guard(plan: RoundPlan, table: Table) -> Guard:
-    """Checks that metadata is exactly where the plan begins; run before each attempt."""
-    name, planned = _name(table), table.metadata.current_snapshot_id
-
-    def check(metadata: TableMetadata) -> None:
-        if (landed := find_round(metadata, plan.round_id)) is not None:
-            raise _LandedError(landed)
-        found = metadata.properties.get(TABLE_ID)
-        mark = mark_of(metadata, name=name)
-        if found != plan.table_id or (mark and mark.table_id != plan.table_id):
-            raise LakeStateError(
-                f"lake table {name} now belongs to table id {found}, not to {plan.table_id}: it was replaced;"
-                " drop and create the table again",
-                table=name,
-            )
-        if mark and mark.epoch > plan.epoch:
-            raise TieringFencedError(
-                f"a tiering job with epoch {mark.epoch} has taken over table {name}; stop this one, whose epoch is"
-                f" {plan.epoch}",
-                table=name,
-                epoch=plan.epoch,
-                newer=mark.epoch,
-            )
-        if dict(mark.offsets if mark else {}) != dict(plan.base):
-            raise CommitConflictError(
-                f"another round has committed to lake table {name} since this one was planned: run the round again",
-                table=name,
-            )
-        if plan.keyed and metadata.current_snapshot_id != planned:
-            raise ValidationException("rows may have moved since their positions were looked up")
-
-    return check
-
-
-def _locate(table: Table, plan: RoundPlan) -> list[Hit]:
-    hits, found = locate(table, plan.deletes)
-    wanted = sum(map(len, plan.deletes.values()))
-    if found < wanted and not has_foreign_commits(table.metadata):
+    name = version.name
+    found = version.properties.get(TABLE_ID)
+    mark = mark_of(version)
+    if found != plan.table_id or (mark and mark.table_id != plan.table_id):
         raise LakeStateError(
-            f"lake table {_name(table)} lacks {wanted - found} of {wanted} rows that the log replaces, and nobody else"
+            f"lake table {name} now belongs to table id {found}, not to {plan.table_id}: it was replaced;"
+            " drop and create the table again",
+            table=name,
+        )
+    if mark and mark.epoch > plan.epoch:
+        raise TieringFencedError(
+            f"a tiering job with epoch {mark.epoch} has taken over table {name}; stop this one, whose epoch is"
+            f" {plan.epoch}",
+            table=name,
+            epoch=plan.epoch,
+            newer=mark.epoch,
+        )
+    if dict(mark.offsets if mark else {}) != dict(plan.base):
+        raise CommitConflictError(
+            f"another round has committed to lake table {name} since this one was planned: run the round again",
+            table=name,
+        )
+
+
+def find_deleted_rows(lake: LakeTable, plan: RoundPlan, version: LakeVersion) -> list[Hit]:
+    """Where the rows stand that a plan's range replaces or deletes.
+
+    Raises:
+        LakeStateError: the lake lacks some and nobody else wrote to it, or it has rows without identity.
+        FileNotFoundError: a file is gone: the table has moved on.
+    """
+    foreign = has_foreign_commits(version)
+    if plan.keyed and foreign:
+        # Rows that others added have no offset, so no later write could replace them.
+        for f in lake.files(version):
+            require_tablet(None if f.null_offsets else f.tablet, f.path, version.name)
+    hits, found = locate(lake, version, plan.deletes)
+    wanted = sum(map(len, plan.deletes.values()))
+    if found < wanted and not foreign:
+        raise LakeStateError(
+            f"lake table {version.name} lacks {wanted - found} of {wanted} rows that the log replaces, and nobody else"
             " wrote to it: lake and log do not belong together; restore one of them",
-            table=_name(table),
+            table=version.name,
         )
     return hits
-
-
-def _write_deletes(table: Table, spec: LakeWriteSpec, hits: Sequence[Hit]) -> list[WrittenFile]:
-    def write(hit: Hit) -> WrittenFile:
-        f = hit.file
-        partition = tuple(f.partition[i] for i in range(len(f.partition)))
-        return write_position_deletes(spec, f.file_path, hit.positions, spec_id=f.spec_id, partition=partition)
-
-    written: list[WrittenFile] = []
-    with ThreadPoolExecutor(_THREADS) as pool:
-        futures = [pool.submit(write, h) for h in hits]
-        try:
-            written = [f.result() for f in futures]
-        except Exception:
-            done = [f.result() for f in futures if f.exception() is None]
-            discard_files(table.io, (f.path for f in done))
-            raise
-    return written
-
-
-def _refuse_foreign_rows(table: Table) -> None:
-    """Rows of a primary-key table that others added have no offset, so no later write could replace them.
-
-    Raises:
-        LakeStateError: there are such rows.
-    """
-    if not has_foreign_commits(table.metadata):
-        return
-    schema, specs, name = table.schema(), table.specs(), _name(table)
-    offset_id = schema.find_field(OFFSET_COLUMN).field_id
-    for task in table.scan().plan_files():
-        f: DataFile = task.file
-        tablet = tablet_of(f.partition, specs[f.spec_id], schema)
-        if (f.null_value_counts or {}).get(offset_id, 0):
-            tablet = None
-        require_tablet(tablet, f.file_path, name)
-
-
-def _outcome(table: Table, plan: RoundPlan, snapshot_id: int, cause: Exception) -> Exception | None:
-    """What a failed commit call came to, read from the lake: None when it landed, else the error to raise."""
-    from pyiceberg.catalog.sql import SqlCatalog
-
-    name = _name(table)
-    try:
-        table.refresh()
-    except Exception as e:
-        return CommitUnknownError(
-            f"a round's commit to lake table {name} failed ({cause}), and reading the lake failed too ({e}):"
-            " run the round again once the catalog answers",
-            table=name,
-            round_id=plan.round_id,
-        )
-    landed = find_round(table.metadata, plan.round_id)
-    if landed is not None:
-        return None if landed.snapshot_id == snapshot_id else _LandedError(landed)
-    if isinstance(cause, CommitFailedException):
-        return CommitConflictError(
-            f"other commits to lake table {name} came first each time: run the round again ({cause})", table=name
-        )
-    if isinstance(table.catalog, SqlCatalog) and table.catalog.engine.dialect.name == "sqlite":
-        # No server can still be at work on it: what did not land by now never will.
-        return UnavailableError(f"lake table {name} could not be committed to: {cause}", table=name)
-    return CommitUnknownError(
-        f"whether a round's commit to lake table {name} will land is not known ({cause}): run the round again",
-        table=name,
-        round_id=plan.round_id,
-    )
-
-
-def _discard_unused(table: Table, landed: LakeMark, files: Sequence[WrittenFile]) -> None:
-    """Remove the files of a repeat, except those that the commit which landed has in the lake."""
-    table.refresh()
-    snapshot = table.metadata.snapshot_by_id(landed.snapshot_id)
-    if snapshot is None:
-        return
-    used = {
-        e.data_file.file_path
-        for m in snapshot.manifests(table.io)
-        if m.added_snapshot_id == landed.snapshot_id
-        for e in m.fetch_manifest_entry(table.io)
-    }
-    discard_files(table.io, (f.path for f in files if f.path not in used))
-
-
-def _name(table: Table) -> str:
-    return ".".join(table.name())

@@ -1,16 +1,18 @@
 """Marks: what a tiering commit says about itself, and so what the lake holds.
 
 Each Lakehead commit writes its table id, epoch, round id and end offsets into the summary of its lake snapshot, and the
-same, with the snapshot's id, as a table property in the same transaction. The mark of the nearest marked ancestor of a
-lake snapshot says which offsets that snapshot holds. The property stands in for it only once expiry has removed that
-ancestor.
+same, with the snapshot's id and sequence number, as a table property in the same transaction. The mark of the nearest
+marked ancestor of a lake snapshot says which offsets that snapshot holds. The property stands in for it only once
+expiry has removed that ancestor.
+
+Pure, over `LakeVersion`: what one metadata file says, whoever keeps it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lakehead.errors import LakeStateError, SnapshotNotFoundError
@@ -18,8 +20,6 @@ from lakehead.types import TabletKey
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
-    from pyiceberg.table.metadata import TableMetadata
-    from pyiceberg.table.snapshots import Snapshot
 
 TABLE_ID = "lakehead.table-id"
 EPOCH = "lakehead.epoch"
@@ -39,6 +39,7 @@ class LakeMark:
         epoch: owner number of the tiering job.
         round_id: id of the round, unique for ever.
         offsets: exclusive end of what the lake holds, per tablet; tablets never tiered are missing.
+        sequence_number: place of the snapshot in the order of the table's commits; None when not known.
     """
 
     snapshot_id: int
@@ -46,6 +47,7 @@ class LakeMark:
     epoch: int
     round_id: str
     offsets: Mapping[TabletKey, int]
+    sequence_number: int | None = None
 
     def to_summary(self) -> dict[str, str]:
         """The entries of the snapshot summary."""
@@ -58,115 +60,191 @@ class LakeMark:
 
     def to_properties(self) -> dict[str, str]:
         """The table property that outlives the snapshot."""
-        return {MARK: json.dumps({"snapshot-id": self.snapshot_id, **self.to_summary()})}
+        place = {"snapshot-id": self.snapshot_id, "sequence-number": self.sequence_number}
+        return {MARK: json.dumps({**place, **self.to_summary()})}
+
+
+@dataclass(frozen=True)
+class LakeSnapshot:
+    """A lake snapshot as its table lists it.
+
+    Attributes:
+        parent_id: the snapshot it was made from; None for the first, and where expiry has erased it.
+        sequence_number: its place in the order of the table's commits, from 1.
+        summary: its own entries, marks among them.
+    """
+
+    snapshot_id: int
+    parent_id: int | None
+    sequence_number: int
+    summary: Mapping[str, str]
+
+    @property
+    def mark(self) -> LakeMark | None:
+        """The mark that tiering left; None in snapshots of others."""
+        if OFFSETS not in self.summary:
+            return None
+        return _mark(self.snapshot_id, self.sequence_number, self.summary)
+
+
+@dataclass(frozen=True)
+class LakeVersion:
+    """What a lake table is between two changes of it.
+
+    Attributes:
+        name: the table's, for messages.
+        table_uuid: tells it from a table that was dropped and made anew under its name.
+        current_id: the current snapshot; None while there is none.
+        snapshots: those listed, by id.
+        properties: the table's.
+        handle: the catalog's own form of it.
+    """
+
+    name: str
+    table_uuid: str
+    current_id: int | None
+    snapshots: Mapping[int, LakeSnapshot]
+    properties: Mapping[str, str]
+    handle: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def stored_mark(self) -> LakeMark | None:
+        """The newest mark, as the table property tells it."""
+        text = self.properties.get(MARK)
+        if text is None:
+            return None
+        values: dict[str, Any] = json.loads(text)
+        return _mark(int(values["snapshot-id"]), values.get("sequence-number"), values)
+
+    def lineage(self, snapshot_id: int | None = None) -> Iterator[LakeSnapshot]:
+        """A snapshot, None for the current one, and its listed ancestors, newest first."""
+        at = self.current_id if snapshot_id is None else snapshot_id
+        while at is not None and (snapshot := self.snapshots.get(at)) is not None:
+            yield snapshot
+            at = snapshot.parent_id
+
+
+def lake_version(table: Table) -> LakeVersion:
+    """The version at which a PyIceberg table is loaded; its handle is the table."""
+    metadata = table.metadata
+    snapshots = {
+        s.snapshot_id: LakeSnapshot(
+            s.snapshot_id,
+            s.parent_snapshot_id,
+            s.sequence_number or 0,
+            s.summary.additional_properties if s.summary else {},
+        )
+        for s in metadata.snapshots
+    }
+    name, uuid = ".".join(table.name()), str(metadata.table_uuid)
+    return LakeVersion(name, uuid, metadata.current_snapshot_id, snapshots, metadata.properties, table)
 
 
 def read_mark(table: Table, snapshot_id: int | None = None) -> LakeMark | None:
+    """`mark_of` for a PyIceberg table as it is loaded."""
+    return mark_of(lake_version(table), snapshot_id)
+
+
+def mark_of(version: LakeVersion, snapshot_id: int | None = None) -> LakeMark | None:
     """The mark that decides what a lake snapshot (the current one when None) holds; None before the first round.
 
     Raises:
         SnapshotNotFoundError: the lake snapshot is not listed.
         LakeStateError: the table was rolled back or replaced, or the deciding mark can no longer be known.
     """
-    return mark_of(table.metadata, snapshot_id, name=".".join(table.name()))
-
-
-def mark_of(metadata: TableMetadata, snapshot_id: int | None = None, *, name: str) -> LakeMark | None:
-    """`read_mark` on metadata that is perhaps not committed yet; ``name`` is the table's, for messages."""
-    by_id = {s.snapshot_id: s for s in metadata.snapshots}
-    if snapshot_id is not None and snapshot_id not in by_id:
+    name = version.name
+    if snapshot_id is not None and snapshot_id not in version.snapshots:
         raise SnapshotNotFoundError(
             f"lake table {name} has no snapshot {snapshot_id}: it never had, or it has expired",
             table=name,
             snapshot=snapshot_id,
         )
-    stored = _stored_mark(metadata)
-    lineage = {s.snapshot_id for s in _ancestors(by_id, metadata.current_snapshot())}
-    if snapshot_id is None and stored is not None and stored.snapshot_id in by_id.keys() - lineage:
-        raise LakeStateError(
-            f"lake table {name} was rolled back behind snapshot {stored.snapshot_id}, which tiering wrote: restore it,"
-            " or drop and create the table again",
-            table=name,
-            snapshot=stored.snapshot_id,
-        )
-    start = metadata.current_snapshot() if snapshot_id is None else by_id[snapshot_id]
-    oldest: Snapshot | None = None
-    for oldest in _ancestors(by_id, start):
-        if (mark := _snapshot_mark(oldest)) is not None:
+    stored = version.stored_mark
+    current = {s.snapshot_id for s in version.lineage()}
+    if snapshot_id is None and stored is not None and stored.snapshot_id in version.snapshots.keys() - current:
+        raise _rolled_back(name, stored)
+    oldest: LakeSnapshot | None = None
+    for oldest in version.lineage(snapshot_id):
+        if (mark := oldest.mark) is not None:
             return mark
     if stored is None or (snapshot_id is not None and not _parent_expired(oldest)):
         return None
     # The property tells of the newest commit: an older snapshot, off the current lineage, it says nothing about.
-    if not _parent_expired(oldest) or (start is not None and start.snapshot_id not in lineage):
+    start = version.current_id if snapshot_id is None else snapshot_id
+    if not _parent_expired(oldest) or (start is not None and start not in current):
         raise LakeStateError(
-            f"lake table {name}: which offsets snapshot {start.snapshot_id if start else None} holds cannot be known;"
+            f"lake table {name}: which offsets snapshot {start} holds cannot be known;"
             f" it is older than what tiering wrote last (snapshot {stored.snapshot_id}), or the snapshots between have"
             " expired",
             table=name,
             snapshot=stored.snapshot_id,
         )
+    assert oldest is not None
+    if stored.sequence_number is not None and oldest.sequence_number <= stored.sequence_number:
+        # All ancestors that are not listed were made before those that are.
+        raise _rolled_back(name, stored)
     return stored
 
 
-def marked_ancestors(metadata: TableMetadata) -> Iterator[LakeMark]:
+def _rolled_back(name: str, stored: LakeMark) -> LakeStateError:
+    return LakeStateError(
+        f"lake table {name} was rolled back behind snapshot {stored.snapshot_id}, which tiering wrote: restore it,"
+        " or drop and create the table again",
+        table=name,
+        snapshot=stored.snapshot_id,
+    )
+
+
+def marked_ancestors(version: LakeVersion) -> Iterator[LakeMark]:
     """Marks of the current lake snapshot and its listed ancestors, newest first."""
-    by_id = {s.snapshot_id: s for s in metadata.snapshots}
-    for snapshot in _ancestors(by_id, metadata.current_snapshot()):
-        if (mark := _snapshot_mark(snapshot)) is not None:
-            yield mark
+    return (mark for s in version.lineage() if (mark := s.mark) is not None)
 
 
-def find_round(metadata: TableMetadata, round_id: str) -> LakeMark | None:
-    """The mark of a round if it landed and its snapshot is still listed."""
-    return next((m for m in marked_ancestors(metadata) if m.round_id == round_id), None)
+def find_round(version: LakeVersion, round_id: str) -> LakeMark | None:
+    """The mark of a round that landed, as long as its snapshot is listed or no later round has landed.
+
+    Raises:
+        LakeStateError: it landed, and the table was rolled back since.
+    """
+    for snapshot in version.lineage():
+        if snapshot.summary.get(ROUND_ID) == round_id:
+            return snapshot.mark
+    stored = version.stored_mark
+    return mark_of(version) if stored is not None and stored.round_id == round_id else None
 
 
-def has_foreign_commits(metadata: TableMetadata) -> bool:
+def has_foreign_commits(version: LakeVersion) -> bool:
     """True unless every listed ancestor of the current lake snapshot, back to the first, is Lakehead's."""
-    by_id = {s.snapshot_id: s for s in metadata.snapshots}
     oldest = None
-    for oldest in _ancestors(by_id, metadata.current_snapshot()):
-        if _snapshot_mark(oldest) is None:
+    for oldest in version.lineage():
+        if OFFSETS not in oldest.summary:
             return True
     return _parent_expired(oldest)
 
 
-def next_epoch(table: Table) -> int:
+def descends_from(version: LakeVersion, snapshot_id: int | None) -> bool:
+    """Whether the current lake snapshot surely came from that one (None: from an empty table), by listed parents."""
+    oldest = None
+    for oldest in version.lineage():
+        if oldest.snapshot_id == snapshot_id:
+            return True
+    return snapshot_id is None and not _parent_expired(oldest)
+
+
+def next_epoch(version: LakeVersion) -> int:
     """The epoch with which a new tiering job fences those before it."""
-    mark = read_mark(table)
+    mark = mark_of(version)
     return mark.epoch + 1 if mark else 1
 
 
-def _ancestors(by_id: Mapping[int, Snapshot], snapshot: Snapshot | None) -> Iterator[Snapshot]:
-    while snapshot is not None:
-        yield snapshot
-        parent = snapshot.parent_snapshot_id
-        snapshot = by_id.get(parent) if parent is not None else None
-
-
-def _parent_expired(oldest: Snapshot | None) -> bool:
+def _parent_expired(oldest: LakeSnapshot | None) -> bool:
     # PyIceberg's expiry erases the parent's id from its children, so a missing parent does not mean the first snapshot.
-    if oldest is None:
-        return False
-    return oldest.parent_snapshot_id is not None or (oldest.sequence_number or 0) > 1
+    return oldest is not None and (oldest.parent_id is not None or oldest.sequence_number > 1)
 
 
-def _snapshot_mark(snapshot: Snapshot) -> LakeMark | None:
-    values = snapshot.summary.additional_properties if snapshot.summary else {}
-    return _mark(snapshot.snapshot_id, values) if OFFSETS in values else None
-
-
-def _stored_mark(metadata: TableMetadata) -> LakeMark | None:
-    text = metadata.properties.get(MARK)
-    if text is None:
-        return None
-    values: dict[str, Any] = json.loads(text)
-    return _mark(int(values["snapshot-id"]), values)
-
-
-def _mark(snapshot_id: int, values: Mapping[str, str]) -> LakeMark:
+def _mark(snapshot_id: int, sequence_number: int | None, values: Mapping[str, str]) -> LakeMark:
     offsets = {TabletKey.parse(k): int(v) for k, v in json.loads(values[OFFSETS]).items()}
-    return LakeMark(snapshot_id, values[TABLE_ID], int(values[EPOCH]), values[ROUND_ID], offsets)
+    return LakeMark(snapshot_id, values[TABLE_ID], int(values[EPOCH]), values[ROUND_ID], offsets, sequence_number)
 
 
 def _offsets_to_json(offsets: Mapping[TabletKey, int]) -> str:

@@ -8,39 +8,24 @@ an offset twice, dead and live: every position of an offset counts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from lakehead.lake.lake_table import Hit, LakeFile, LakeTable
+from lakehead.lake.marks import LakeVersion
 from lakehead.log.netchange import NO_OFFSETS, Mask, Offsets, between, contains, union
 from lakehead.types import OFFSET_COLUMN, TabletKey
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile
-    from pyiceberg.table import Table
-
-_THREADS = 4
 
 
-@dataclass(frozen=True, eq=False)
-class Hit:
-    """Rows of one data file.
-
-    Attributes:
-        positions: sorted, each once.
-    """
-
-    file: DataFile
-    positions: Offsets
-
-
-def locate(table: Table, offsets: Mapping[TabletKey, Offsets]) -> tuple[list[Hit], int]:
-    """Find rows by (tablet, offset) in the current lake snapshot; deleted rows are found too.
+def locate(lake: LakeTable, version: LakeVersion, offsets: Mapping[TabletKey, Offsets]) -> tuple[list[Hit], int]:
+    """Find rows by (tablet, offset) in a version's current snapshot; deleted rows are found too.
 
     Args:
         offsets: sorted offsets per tablet.
@@ -50,37 +35,25 @@ def locate(table: Table, offsets: Mapping[TabletKey, Offsets]) -> tuple[list[Hit
 
     Raises:
         LakeStateError: a data file belongs to no tablet.
+        FileNotFoundError: a data file is gone.
     """
-    from lakehead.lake.pruning import offsets_between
-    from lakehead.lake.tablets import require_tablet, tablet_of
+    from lakehead.lake.tablets import require_tablet
 
-    wanted = {k: v for k, v in offsets.items() if len(v)}
-    if not wanted:
+    if not any(map(len, offsets.values())):
         return [], 0
-    low, high = min(int(v[0]) for v in wanted.values()), max(int(v[-1]) for v in wanted.values())
-    schema, specs, name = table.schema(), table.specs(), ".".join(table.name())
-    candidates: list[tuple[DataFile, TabletKey, Offsets]] = []
-    for task in table.scan(row_filter=offsets_between(low, high)).plan_files():
-        tablet = tablet_of(task.file.partition, specs[task.file.spec_id], schema)
-        tablet = require_tablet(tablet, task.file.file_path, name)
-        if tablet not in wanted:
-            continue
-        bounds = offset_bounds(task.file, schema.find_field(OFFSET_COLUMN).field_id)
-        part = wanted[tablet] if bounds is None else between(wanted[tablet], bounds[0], bounds[1] + 1)
+    candidates: list[tuple[LakeFile, Offsets]] = []
+    for file in lake.files(version):
+        part = offsets.get(require_tablet(file.tablet, file.path, version.name), NO_OFFSETS)
+        if file.offsets is not None:
+            part = between(part, file.offsets[0], file.offsets[1] + 1)
         if len(part):
-            candidates.append((task.file, tablet, part))
-
-    def search(candidate: tuple[DataFile, TabletKey, Offsets]) -> tuple[Offsets, Offsets]:
-        file, _, part = candidate
-        return find_offsets(table.io, file.file_path, part)
-
+            candidates.append((file, part))
     hits: list[Hit] = []
-    found: dict[TabletKey, list[Offsets]] = {}
-    with ThreadPoolExecutor(_THREADS) as pool:
-        for (file, tablet, _), (positions, values) in zip(candidates, pool.map(search, candidates), strict=True):
-            if len(positions):
-                hits.append(Hit(file, positions))
-                found.setdefault(tablet, []).append(values)
+    found: dict[TabletKey | None, list[Offsets]] = {}
+    for (file, _), (positions, values) in zip(candidates, lake.find_offsets(candidates), strict=True):
+        if len(positions):
+            hits.append(Hit(file, positions))
+            found.setdefault(file.tablet, []).append(values)
     return hits, sum(len(union(*values)) for values in found.values())
 
 

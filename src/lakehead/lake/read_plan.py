@@ -3,42 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pyiceberg.table import Table
 
 from lakehead.errors import LakeStateError
 from lakehead.format.predicate import Bound
+from lakehead.lake.lake_table import LakeFile
 from lakehead.lake.positions import offset_bounds
 from lakehead.lake.pruning import row_filter
 from lakehead.lake.tablets import require_tablet, tablet_of
 from lakehead.log.netchange import NO_OFFSETS, Offsets, between
 from lakehead.types import OFFSET_COLUMN, TabletKey
 
-
-@dataclass(frozen=True)
-class LakeFile:
-    """One data file of a lake snapshot.
-
-    Attributes:
-        path: its address as the manifest spells it.
-        size: bytes.
-        record_count: rows, deleted ones too.
-        tablet: whose rows it holds; None for rows that belong to no tablet.
-        offsets: least and greatest ``__offset``; None when the manifest does not say, or every one is null.
-        null_offsets: rows that others added, without identity; None when the manifest does not say.
-        delete_files: addresses of the position-delete files that apply.
-        partition: values as Iceberg holds them.
-    """
-
-    path: str
-    size: int
-    record_count: int
-    tablet: TabletKey | None
-    offsets: tuple[int, int] | None
-    null_offsets: int | None
-    delete_files: tuple[str, ...]
-    partition: tuple[object, ...]
+__all__ = ["LakeFile", "plan_files", "superseded_in"]
 
 
 def superseded_in(file: LakeFile, superseded: Mapping[TabletKey, Offsets], table: str) -> Offsets:

@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyiceberg.table import Table
 
+from lakehead.env.clock import Clock
 from lakehead.env.randomness import Randomness, SystemRandomness
-from lakehead.errors import LakeStateError
+from lakehead.errors import CommitConflictError, LakeStateError, OffsetOutOfRangeError
 from lakehead.lake.commit import CommitResult, commit_round
-from lakehead.lake.files import LakeWriteSpec, WrittenFile, discard_files, write_data_files
-from lakehead.lake.marks import read_mark
+from lakehead.lake.files import WrittenFile
+from lakehead.lake.lake_table import DataWriter, LakeTable
+from lakehead.lake.marks import LakeVersion, mark_of
 from lakehead.lake.round_plan import ROWS_PER_TASK, HotSource, RoundPlan, TieringTask, plan_round
 from lakehead.log.netchange import Offsets, live_rows, superseded_offsets, union
 from lakehead.types import (
@@ -34,6 +35,7 @@ from lakehead.types import (
 
 MapTasks = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
 """Applies a picklable function to each item, somewhere, and returns the results in order."""
+_PLANS_MAX = 4
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class TaskResult:
 
 
 def run_round(
-    load_table: Callable[[], Table],
+    lake: LakeTable,
     desc: TableDescriptor,
     source: HotSource,
     *,
@@ -53,12 +55,12 @@ def run_round(
     epoch: int | None = None,
     round_id: str | None = None,
     rows_per_task: int = ROWS_PER_TASK,
+    clock: Clock | None = None,
     randomness: Randomness | None = None,
 ) -> CommitResult:
     """Tier what the log holds beyond the lake, as one lake commit; no commit when there is nothing.
 
     Args:
-        load_table: loads the lake table anew from its catalog.
         map_tasks: where tasks run; None runs them here, one after the other. Must return or raise once all ended.
         epoch: owner number of the job; None takes the lake's own, which fences nobody.
         round_id: unique for ever, the same when a round is repeated; None makes a new one.
@@ -68,25 +70,61 @@ def run_round(
         CommitUnknownError: whether it landed cannot be known; running again is safe.
         TieringFencedError: a newer job tiers this table; stop.
         LakeStateError: lake and log contradict each other.
+        UnavailableError: the catalog cannot be reached; nothing landed.
     """
-    randomness = randomness or SystemRandomness()
-    table = load_table()
-    mark = read_mark(table)
-    plan = plan_round(
+    version, plan = _plan(
+        lake,
         desc,
-        mark,
-        source.watermarks(),
-        epoch=epoch if epoch is not None else mark.epoch if mark else 1,
-        round_id=round_id or randomness.uuid_hex(),
+        source,
+        epoch=epoch,
+        round_id=round_id or (randomness or SystemRandomness()).uuid_hex(),
         rows_per_task=rows_per_task,
     )
     if not plan.ranges:
         return CommitResult(None, 0, 0, 0, plan.offsets)
-    spec = LakeWriteSpec.of(table, target_file_bytes=desc.properties.target_file_bytes)
-    plan = resolve(plan, source, map_tasks)
-    execute = functools.partial(execute_task, source=source, spec=spec)
-    results = map_tasks(execute, plan.tasks) if map_tasks else _execute_here(table, execute, plan.tasks)
-    return commit_round(table, plan, [f for r in results for f in r.files], spec)
+    writer = lake.writer(version, target_file_bytes=desc.properties.target_file_bytes)
+    try:
+        plan = resolve(plan, source, map_tasks)
+        execute = functools.partial(execute_task, source=source, writer=writer)
+        results = map_tasks(execute, plan.tasks) if map_tasks else _execute_here(lake, execute, plan.tasks)
+    except OffsetOutOfRangeError as e:
+        raise CommitConflictError(
+            f"the log of table {desc.path} was trimmed while a round read it, so another round has tiered that range:"
+            " run the round again",
+            table=str(desc.path),
+        ) from e
+    return commit_round(lake, plan, [f for r in results for f in r.files], clock=clock)
+
+
+def _plan(
+    lake: LakeTable, desc: TableDescriptor, source: HotSource, *, epoch: int | None, round_id: str, rows_per_task: int
+) -> tuple[LakeVersion, RoundPlan]:
+    """Plan from the mark and, read after it, the watermarks.
+
+    Another round may commit between the two and the server trim what it tiered: only a mark that stands still tells
+    that lake and log do not meet.
+    """
+    version = lake.load()
+    for _ in range(_PLANS_MAX):
+        mark = mark_of(version)
+        try:
+            plan = plan_round(
+                desc,
+                mark,
+                source.watermarks(),
+                epoch=epoch if epoch is not None else mark.epoch if mark else 1,
+                round_id=round_id,
+                rows_per_task=rows_per_task,
+            )
+            return version, plan
+        except LakeStateError:
+            version = lake.load()
+            if mark_of(version) == mark:
+                raise
+    raise CommitConflictError(
+        f"other rounds kept committing to lake table {version.name} while this one was planned: run the round again",
+        table=version.name,
+    )
 
 
 def resolve(plan: RoundPlan, source: HotSource, map_tasks: MapTasks | None = None) -> RoundPlan:
@@ -109,13 +147,14 @@ def read_superseded(task: TieringTask, source: HotSource) -> Offsets:
     return union(*(superseded_offsets(*(_numbers(b, c) for c in columns)) for b in batches))
 
 
-def execute_task(task: TieringTask, source: HotSource, spec: LakeWriteSpec) -> TaskResult:
+def execute_task(task: TieringTask, source: HotSource, writer: DataWriter) -> TaskResult:
     """Write a task's live rows as data files. May run anywhere; a repeat writes other files.
 
     Raises:
+        OffsetOutOfRangeError: the log no longer has the range.
         LakeStateError: the log lacks part of the range, or the lake table's columns do not fit.
     """
-    files = write_data_files(spec, _live_batches(task, source), task.partition)
+    files = writer.write(_live_batches(task, source), task.partition)
     return TaskResult(sum(f.record_count for f in files), tuple(files))
 
 
@@ -152,13 +191,13 @@ def _require_rows(task: TieringTask, rows: int) -> None:
 
 
 def _execute_here(
-    table: Table, execute: Callable[[TieringTask], TaskResult], tasks: Iterable[TieringTask]
+    lake: LakeTable, execute: Callable[[TieringTask], TaskResult], tasks: Iterable[TieringTask]
 ) -> list[TaskResult]:
     results: list[TaskResult] = []
     try:
         for task in tasks:
             results.append(execute(task))
     except BaseException:
-        discard_files(table.io, (f.path for r in results for f in r.files))
+        lake.discard(f.path for r in results for f in r.files)
         raise
     return results

@@ -1,15 +1,16 @@
-"""One lake snapshot that adds data files and position deletes and takes files away, checked on every attempt.
+"""One lake snapshot that adds data files and position deletes and takes files away.
 
 PyIceberg has no producer for such a commit. This one builds on its private ``_SnapshotProducer`` (pinned to one minor
-series for that): it writes manifests of both contents itself, keeps their number small, and asks a guard about exactly
-the metadata that an attempt is built on, the first as well as each retry. PyIceberg's own ``_validate_concurrency``
-runs on retries only, so it cannot fence.
+series for that): it writes manifests of both contents itself and keeps their number small. It lands on the version of
+the table that it was planned on or not at all: PyIceberg's way of building a snapshot anew on what others committed
+since is refused, because it checks retries only, and misses deletes of all but the newest of several commits, whose
+rows a rewrite would bring back.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.manifest import (
@@ -28,9 +29,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Summary
-from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.table.update.snapshot import _SnapshotProducer
-from pyiceberg.table.update.validate import _validate_data_files_exist
 from pyiceberg.typedef import Record
 
 from lakehead.lake.files import WrittenFile
@@ -39,70 +38,40 @@ MANIFESTS_MAX = 10
 """Small manifests of one kind that may stand beside each other before a commit writes them as one."""
 SMALL_MANIFEST_BYTES = 1 << 20
 
-Guard = Callable[[TableMetadata], None]
-DeletesByFile = Mapping[str, frozenset[str]]
-
 
 class RowDelta(_SnapshotProducer["RowDelta"]):
     """Stages one snapshot in a transaction.
 
     Args:
-        transaction: where to stage it; its table's metadata is what the delta was planned on.
+        transaction: where to stage it; its table's metadata is the version that the delta lands on.
         summary: entries of the snapshot summary.
-        guard: raises when the metadata that the snapshot would be built on is not as the caller expects.
     """
 
-    def __init__(self, transaction: Transaction, summary: Mapping[str, str], guard: Guard) -> None:
+    def __init__(self, transaction: Transaction, summary: Mapping[str, str]) -> None:
         super().__init__(Operation.OVERWRITE, transaction, transaction._table.io, None, dict(summary))
-        self._guard = guard
         self._added_deletes: list[DataFile] = []
         self._removed_deletes: set[DataFile] = set()
-        self._required: set[DataFile] = set()
-        self._planned_deletes: DeletesByFile = {}
 
-    def add_deletes(self, file: DataFile, target: DataFile) -> None:
-        """Add a position-delete file; its target must still exist when the commit lands."""
+    def add_deletes(self, file: DataFile) -> None:
+        """Add a position-delete file."""
         self._added_deletes.append(file)
-        self._required.add(target)
 
     def remove_deletes(self, file: DataFile) -> None:
         """Drop a delete file that applies to nothing any more."""
         self._removed_deletes.add(file)
 
-    def replace_data_file(self, file: DataFile, delete_files: Iterable[str]) -> None:
-        """Remove a data file whose rows, less those of these delete files, are written anew in this snapshot."""
-        self.delete_data_file(file)
-        self._planned_deletes = {**self._planned_deletes, file.file_path: frozenset(delete_files)}
+    @property
+    def written_paths(self) -> tuple[str, ...]:
+        """Manifests and manifest lists written so far."""
+        return (*self._written_manifests, *self._written_manifest_lists)
 
     def discard(self) -> None:
         """Remove the manifests of a delta that certainly did not land."""
         self._clean_all_uncommitted()
 
-    # What PyIceberg calls, in this order on a retry: _validate_concurrency, _commit (_manifests, _summary).
-
     def _validate_concurrency(self) -> None:
-        window = self._commit_window
-        if window is None or window.is_empty() or window.head is None:
-            return
-        needed = self._deleted_data_files | self._required
-        if needed:
-            _validate_data_files_exist(self._transaction._table, window.head, needed, window.base)
-
-    def _commit(self) -> tuple[tuple[TableUpdate, ...], tuple[TableRequirement, ...]]:
-        # Not the transaction's view: that already has the mark which this very commit sets.
-        self._guard(self._base)
-        self._refuse_new_deletes()
-        return super()._commit()
-
-    def _refuse_new_deletes(self) -> None:
-        # PyIceberg 0.12 misses deletes of all but the newest of several concurrent commits; a rewrite would bring
-        # their rows back.
-        if not self._planned_deletes:
-            return
-        for task in self._transaction._scan().plan_files():
-            planned = self._planned_deletes.get(task.file.file_path)
-            if planned is not None and not {d.file_path for d in task.delete_files} <= planned:
-                raise ValidationException(f"Rows of {task.file.file_path} were concurrently deleted")
+        # PyIceberg asks before it builds the snapshot again on newer metadata.
+        raise ValidationException("The table has moved on since this change was planned")
 
     def _manifests(self) -> list[ManifestFile]:
         out = self._write(ManifestContent.DATA, map(self._added, self._added_data_files))

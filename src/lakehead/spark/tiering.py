@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lakehead.api.connection import Connection
+from lakehead.api.lake import run_table_round
 from lakehead.api.table import Table
 from lakehead.env.clock import Clock, SystemClock
 from lakehead.errors import (
@@ -230,25 +231,18 @@ class TieringService:
         return any(t.high_watermark > entry.offsets.get(t.key, 0) for t in entry.table._client.tablets())
 
     def _round(self, spark: SparkSession, entry: _Entry) -> RoundReport | None:
-        from lakehead.lake.files import discard_files
+        from lakehead.lake.iceberg_table import open_lake_table
         from lakehead.lake.marks import next_epoch
-        from lakehead.lake.round import run_round
-        from lakehead.lake.view import open_for_writing
 
         client = entry.table._client
-        desc, info = client.desc, client.lake()
         start = self._clock.monotonic()
-
-        def load() -> Any:
-            return open_for_writing(desc, info)
-
+        lake = open_lake_table(client.desc, client.lake())
         if entry.epoch is None:
-            entry.epoch = next_epoch(load())
-        result = run_round(
-            load,
-            desc,
+            entry.epoch = next_epoch(lake.load())
+        result = run_table_round(
+            client,
             RemoteLog(self._con.uri, entry.name, client),
-            map_tasks=functools.partial(spark_map, spark, discard=lambda paths: discard_files(load().io, paths)),
+            map_tasks=functools.partial(spark_map, spark, discard=lake.discard),
             epoch=entry.epoch,
         )
         entry.offsets = dict(result_offsets(entry.table, result))

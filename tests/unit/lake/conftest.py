@@ -12,6 +12,7 @@ from pyiceberg.table import Table
 from lakehead.config import LakeConfig
 from lakehead.lake.catalog import LakeCatalog
 from lakehead.lake.commit import CommitResult
+from lakehead.lake.iceberg_table import IcebergLakeTable
 from lakehead.lake.round import run_round
 from lakehead.testing.hot import MemoryHotSource
 from lakehead.types import TableDescriptor, TablePath
@@ -34,6 +35,7 @@ class Lake:
         self.catalog = LakeCatalog(LakeConfig(), str(folder))
         self.catalog.create_table(desc)
         self.hot = MemoryHotSource(desc)
+        self.table = IcebergLakeTable(self.load)
 
     def write(self, *ids: int, v: int = 0) -> None:
         self.hot.write([{"id": i, "code": i, "v": v} for i in ids])
@@ -45,7 +47,7 @@ class Lake:
         return self.catalog.load(self.desc)
 
     def round(self, *, epoch: int | None = None, round_id: str | None = None) -> CommitResult:
-        return run_round(self.load, self.desc, self.hot, epoch=epoch, round_id=round_id)
+        return run_round(self.table, self.desc, self.hot, epoch=epoch, round_id=round_id)
 
     def append_foreign(self, *ids: int, bucket: int | None = None) -> None:
         """Rows that another engine adds: they have no offset."""

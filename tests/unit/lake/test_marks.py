@@ -23,7 +23,7 @@ def offset(lake: Any, snapshot_id: int | None = None) -> int | None:
 
 
 def test_no_mark_before_the_first_round(log: Any) -> None:
-    assert read_mark(log.load()) is None and next_epoch(log.load()) == 1
+    assert read_mark(log.load()) is None and next_epoch(log.table.load()) == 1
     log.append_foreign(1)
     assert read_mark(log.load()) is None
 
@@ -38,10 +38,10 @@ def test_the_nearest_marked_ancestor_decides(log: Any) -> None:
     assert (offset(log), offset(log, first.snapshot_id), offset(log, foreign)) == (3, 2, 2)
     mark = read_mark(log.load())
     assert mark is not None and (mark.snapshot_id, mark.epoch, mark.table_id) == (second.snapshot_id, 3, "t1")
-    assert next_epoch(log.load()) == 4
-    assert find_round(log.load().metadata, mark.round_id) == mark
-    assert find_round(log.load().metadata, "other") is None
-    assert has_foreign_commits(log.load().metadata)
+    assert next_epoch(log.table.load()) == 4
+    assert find_round(log.table.load(), mark.round_id) == mark
+    assert find_round(log.table.load(), "other") is None
+    assert has_foreign_commits(log.table.load())
     with pytest.raises(SnapshotNotFoundError):
         read_mark(log.load(), 12345)
 

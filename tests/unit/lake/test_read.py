@@ -70,14 +70,14 @@ def delete_by_position(log: Any, rows: dict[int, int]) -> None:
     table = log.load()
     spec = LakeWriteSpec.of(table, target_file_bytes=1 << 20)
     transaction = Transaction(table)
-    delta = RowDelta(transaction, {}, lambda metadata: None)
+    delta = RowDelta(transaction, {})
     for id_, position in rows.items():
         (task,) = table.scan(row_filter=f"id = {id_}").plan_files()
         f = task.file
         written = write_position_deletes(
             spec, f.file_path, np.array([position], np.int64), spec_id=f.spec_id, partition=(f.partition[0],)
         )
-        delta.add_deletes(to_data_file(written), f)
+        delta.add_deletes(to_data_file(written))
     delta.commit()
     transaction.commit_transaction()
 

@@ -27,7 +27,7 @@ def test_tasks_run_anywhere(keyed: Any) -> None:
     keyed.write(*range(20))
     keyed.write(*range(0, 20, 2), v=1)
     keyed.delete(3)
-    result = run_round(keyed.load, keyed.desc, keyed.hot, map_tasks=elsewhere, rows_per_task=7)
+    result = run_round(keyed.table, keyed.desc, keyed.hot, map_tasks=elsewhere, rows_per_task=7)
     assert (result.rows, result.deletes) == (19, 0) and result.files > 3
     assert keyed.ids() == keyed.model_ids()
 
@@ -49,7 +49,7 @@ def test_a_log_that_returns_too_little_stops_the_round(log: Any) -> None:
     cut = Cut(log.desc)
     cut._logs = log.hot._logs
     with pytest.raises(LakeStateError, match="returned 5 records"):
-        run_round(log.load, log.desc, cut, rows_per_task=10)
+        run_round(log.table, log.desc, cut, rows_per_task=10)
     assert log.data_files() == set() and log.load().metadata.snapshots == []
 
 

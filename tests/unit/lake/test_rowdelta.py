@@ -19,10 +19,10 @@ def rewrite(lake: Any, table: Table) -> Transaction:
     spec = LakeWriteSpec.of(table, target_file_bytes=1 << 30)
     rows = read_lake(table, lake.desc, plan_files(table), system_columns=True)
     transaction = Transaction(table)
-    delta = RowDelta(transaction, {}, lambda metadata: None)
+    delta = RowDelta(transaction, {})
     tasks = list(table.scan().plan_files())
     for task in tasks:
-        delta.replace_data_file(task.file, [d.file_path for d in task.delete_files])
+        delta.delete_data_file(task.file)
     for file in {d for t in tasks for d in t.delete_files}:
         delta.remove_deletes(file)
     for written in write_data_files(spec, rows, (0,)):

@@ -1,0 +1,165 @@
+"""A `LakeTable` in PyIceberg: one commit call to the catalog per attempt, no retries of PyIceberg's own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.manifest import ManifestEntryStatus
+from pyiceberg.table import Table, Transaction
+from pyiceberg.table.update import AssertTableUUID
+
+from lakehead.lake.files import LakeWriteSpec, WrittenFile, discard_files, write_data_files, write_position_deletes
+from lakehead.lake.lake_table import CommitAnswer, Hit, LakeChange, LakeFile, Outcome
+from lakehead.lake.marks import LakeMark, LakeVersion, lake_version
+from lakehead.lake.positions import find_offsets
+from lakehead.lake.read_plan import plan_files
+from lakehead.lake.rowdelta import RowDelta, to_data_file
+from lakehead.lake.view import open_for_writing
+from lakehead.log.netchange import Offsets
+from lakehead.protocol.messages import LakeReply
+from lakehead.types import TableDescriptor
+
+_THREADS = 4
+
+
+@dataclass(frozen=True)
+class IcebergWriter:
+    """Writes Parquet files of one lake table; picklable."""
+
+    spec: LakeWriteSpec
+
+    def write(self, batches: Iterable[pa.RecordBatch], partition: tuple[object, ...]) -> list[WrittenFile]:
+        """See `write_data_files`."""
+        return write_data_files(self.spec, batches, partition)
+
+
+class IcebergLakeTable:
+    """One Iceberg table; implements `lakehead.lake.lake_table.LakeTable`.
+
+    Args:
+        load_table: loads it anew from its catalog.
+    """
+
+    def __init__(self, load_table: Callable[[], Table]) -> None:
+        self._load = load_table
+        self._loaded: Table | None = None
+
+    def load(self) -> LakeVersion:
+        """See `LakeTable.load`."""
+        self._loaded = self._load()
+        return lake_version(self._loaded)
+
+    @property
+    def table(self) -> Table:
+        """The table in PyIceberg, as it was last loaded."""
+        if self._loaded is None:
+            self._loaded = self._load()
+        return self._loaded
+
+    @property
+    def lands_late(self) -> bool:
+        """Not where the catalog is a file: no server can still be at work on it."""
+        catalog = self.table.catalog
+        return not (isinstance(catalog, SqlCatalog) and catalog.engine.dialect.name == "sqlite")
+
+    def writer(self, version: LakeVersion, *, target_file_bytes: int) -> IcebergWriter:
+        """See `LakeTable.writer`."""
+        return IcebergWriter(LakeWriteSpec.of(_table(version), target_file_bytes=target_file_bytes))
+
+    def files(self, version: LakeVersion) -> list[LakeFile]:
+        """See `LakeTable.files`."""
+        return plan_files(_table(version))
+
+    def find_offsets(self, wanted: Sequence[tuple[LakeFile, Offsets]]) -> list[tuple[Offsets, Offsets]]:
+        """See `LakeTable.find_offsets`."""
+        io = self.table.io
+        with ThreadPoolExecutor(_THREADS) as pool:
+            return list(pool.map(lambda w: find_offsets(io, w[0].path, w[1]), wanted))
+
+    def write_deletes(self, version: LakeVersion, hits: Sequence[Hit]) -> list[WrittenFile]:
+        """See `LakeTable.write_deletes`."""
+        table = _table(version)
+        # A file keeps the partition spec that it was written with, and so must what deletes its rows.
+        specs = {t.file.file_path: t.file.spec_id for t in table.scan().plan_files()}
+        spec = LakeWriteSpec.of(table, target_file_bytes=0)
+
+        def write(hit: Hit) -> WrittenFile:
+            path = hit.file.path
+            return write_position_deletes(spec, path, hit.positions, spec_id=specs[path], partition=hit.file.partition)
+
+        with ThreadPoolExecutor(_THREADS) as pool:
+            futures = [pool.submit(write, h) for h in hits]
+            try:
+                return [f.result() for f in futures]
+            except Exception:
+                done = [f.result() for f in futures if f.exception() is None]
+                discard_files(table.io, (f.path for f in done))
+                raise
+
+    def commit(self, base: LakeVersion, change: LakeChange) -> CommitAnswer:
+        """See `LakeTable.commit`."""
+        # One of its own, because a commit moves it.
+        loaded = _table(base)
+        table = Table(loaded.name(), loaded.metadata, loaded.metadata_location, loaded.io, loaded.catalog)
+        transaction = Transaction(table)
+        mark = LakeMark(0, change.table_id, change.epoch, change.round_id, change.offsets)
+        delta = RowDelta(transaction, mark.to_summary())
+        try:
+            for file in change.data:
+                delta.append_data_file(to_data_file(file))
+            for file in change.deletes:
+                delta.add_deletes(to_data_file(file))
+            delta.commit()
+            number = table.metadata.next_sequence_number()
+            mark = dataclasses.replace(mark, snapshot_id=delta.snapshot_id, sequence_number=number)
+            transaction.set_properties(mark.to_properties())
+        except BaseException:
+            delta.discard()
+            raise
+        # Not `commit_transaction`: it tries again by itself, and removes files when it is told of a conflict, though a
+        # catalog that got the request twice says so of the table's own commit.
+        requirements = (*transaction._requirements, AssertTableUUID(uuid=table.metadata.table_uuid))
+        try:
+            table._do_commit(updates=transaction._updates, requirements=requirements)
+        except Exception as e:
+            outcome = Outcome.REFUSED if isinstance(e, CommitFailedException) else Outcome.UNKNOWN
+            return CommitAnswer(outcome, delta.snapshot_id, delta.written_paths, e)
+        return CommitAnswer(Outcome.LANDED, delta.snapshot_id, delta.written_paths)
+
+    def added_paths(self, version: LakeVersion, snapshot_id: int) -> frozenset[str] | None:
+        """See `LakeTable.added_paths`."""
+        table = _table(version)
+        snapshot = table.metadata.snapshot_by_id(snapshot_id)
+        if snapshot is None:
+            return None
+        return frozenset(
+            e.data_file.file_path
+            for m in snapshot.manifests(table.io)
+            if m.added_snapshot_id == snapshot_id
+            for e in m.fetch_manifest_entry(table.io)
+            if e.status == ManifestEntryStatus.ADDED
+        )
+
+    def discard(self, paths: Iterable[str]) -> None:
+        """See `LakeTable.discard`."""
+        discard_files(self.table.io, paths)
+
+
+def open_lake_table(desc: TableDescriptor, info: LakeReply) -> IcebergLakeTable:
+    """The lake table of a table, through one catalog that is opened when first needed.
+
+    Its methods raise `UnavailableError` where the catalog cannot be opened from here.
+    """
+    return IcebergLakeTable(lambda: open_for_writing(desc, info))
+
+
+def _table(version: LakeVersion) -> Table:
+    table = version.handle
+    assert isinstance(table, Table), table
+    return table
