@@ -126,6 +126,8 @@ class Limits:
         batch_bytes_max: largest Arrow batch of one write to one tablet.
         buckets_max: buckets of one table.
         columns_max: columns of one table.
+        lease_seconds: how long a pinned read that is not used keeps what it holds from being deleted.
+        leases_max: pinned reads of one server.
         subscriptions_max: open subscriptions of one server.
         writer_batches_max: batches that a writer holds until they are acknowledged; more must wait.
         writer_bytes_max: bytes of such batches.
@@ -134,6 +136,8 @@ class Limits:
     batch_bytes_max: int = 256 << 20
     buckets_max: int = 1024
     columns_max: int = 2000
+    lease_seconds: float = 3600.0
+    leases_max: int = 10_000
     subscriptions_max: int = 1000
     writer_batches_max: int = 256
     writer_bytes_max: int = 64 << 20

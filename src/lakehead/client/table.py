@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
@@ -31,6 +32,7 @@ class TableClient:
         self._clock = clock
         self._randomness = randomness
         self._writers: list[BatchWriter] = []
+        self._released: deque[str] = deque()
         self._lock = threading.Lock()
 
     def _ask(self, request: m.Request, attachments: Sequence[pa.Buffer] = ()) -> tuple[m.AnyReply, list[pa.Buffer]]:
@@ -155,34 +157,48 @@ class TableClient:
         ranges: Mapping[TabletKey, tuple[int, int]],
         columns: Sequence[str],
         predicate: Predicate | None = None,
+        *,
+        live: bool = False,
+        lease: str | None = None,
     ) -> Iterator[tuple[TabletKey, pa.RecordBatch]]:
-        """Rows of several ranges, tablet by tablet, each in offset order."""
-        request = m.Read(
+        """Rows of several ranges, tablet by tablet, each in offset order.
+
+        Args:
+            live: instead, of a keyed table, the rows that are live at exactly the end of each range.
+            lease: from `open_lease`.
+        """
+        request = (m.ReadLive if live else m.Read)(
             table_id=self.desc.table_id,
             ranges=[_range(k, s, e) for k, (s, e) in ranges.items() if s < e],
             columns=list(columns),
             predicate=None if predicate is None else predicate.to_bytes(),
+            lease=lease,
         )
-        if request.ranges:
-            for header, batch in self._batches(request):
-                yield TabletKey(header.partition, header.bucket), batch
-
-    def read_live(
-        self, columns: Sequence[str], predicate: Predicate | None = None
-    ) -> Iterator[tuple[TabletKey, pa.RecordBatch]]:
-        """Live rows of a keyed table, each tablet's as of one offset."""
-        predicate_bytes = None if predicate is None else predicate.to_bytes()
-        request = m.ReadLive(table_id=self.desc.table_id, columns=list(columns), predicate=predicate_bytes)
-        for header, batch in self._batches(request):
-            if batch.num_rows:
-                yield TabletKey(header.partition, header.bucket), batch
-
-    def _batches(self, request: m.Request) -> Iterator[tuple[m.StreamHeader, pa.RecordBatch]]:
+        if not request.ranges:
+            return
         stream = self._endpoint.stream(request)
         try:
-            yield from stream
+            for header, batch in stream:
+                yield TabletKey(header.partition, header.bucket), batch
         finally:
             stream.close()
+
+    def open_lease(self, lake_metadata: str | None) -> tuple[str, list[m.TabletState]]:
+        """Pin what all tablets hold now, and the files of a lake metadata file; see `protocol.messages.OpenLease`."""
+        released = [self._released.popleft() for _ in range(len(self._released))]
+        reply, _ = self._ask(m.OpenLease(table_id=self.desc.table_id, lake_metadata=lake_metadata, release=released))
+        assert isinstance(reply, m.LeaseReply)
+        return reply.lease, reply.tablets
+
+    def release_lease(self, lease: str) -> None:
+        """Let a lease go with the next one that is opened. Sends nothing, so that the garbage collector may call it."""
+        self._released.append(lease)
+
+    def leased_metadata(self) -> list[str]:
+        """Iceberg metadata files that pinned reads still use."""
+        reply, _ = self._ask(m.LeasedMetadata(table_id=self.desc.table_id))
+        assert isinstance(reply, m.NamesReply)
+        return reply.names
 
     def subscribe(
         self,
@@ -212,6 +228,10 @@ class TableClient:
         reply, _ = self._ask(m.LakeInfo(table_id=self.desc.table_id))
         assert isinstance(reply, m.LakeReply)
         return reply
+
+    def report_tiered(self) -> None:
+        """Tell the server that a round was committed, so that it may trim at once. A hint: it looks at the lake."""
+        self._ask(m.ReportTiered(table_id=self.desc.table_id))
 
 
 def _range(key: TabletKey, start: int, end: int) -> m.TabletRange:

@@ -8,6 +8,7 @@ apply after that.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -21,11 +22,13 @@ from lakehead.errors import LakeStateError, NoLakeError
 from lakehead.format.predicate import Predicate
 from lakehead.lake.view import LakeView
 from lakehead.log.netchange import net_change
+from lakehead.protocol.messages import TabletState
 from lakehead.types import (
     CHANGE_TYPE_COLUMN,
     OFFSET_COLUMN,
     PREV_OFFSET_COLUMN,
     SYSTEM_FIELDS,
+    TableDescriptor,
     TabletKey,
 )
 
@@ -40,15 +43,22 @@ class Pin:
 
     Attributes:
         lake: the lake snapshot to read; None for none.
-        ranges: log offsets ``[start, end)`` to read, per tablet.
+        ranges: log offsets ``[start, end)`` to read, per tablet; of a keyed table without a lake, the rows that are
+            live at each end.
+        lease: what the server holds it by.
     """
 
     lake: LakeView | None
     ranges: Mapping[TabletKey, tuple[int, int]]
+    lease: str | None = None
 
 
-def pin(client: TableClient, *, tier: Tier = "union", snapshot: int | None = None) -> Pin:
-    """Pin a read of a table as of now.
+def pin(client: TableClient, *, tier: Tier = "union", snapshot: int | None = None, held: bool = True) -> Pin:
+    """Pin a read of a table as of now, under a lease: nothing is deleted under it.
+
+    Args:
+        held: let the lease go with the `Pin`; False leaves it to end by itself some time after its last use, for plans
+            that others carry out.
 
     Raises:
         NoLakeError: the lake is asked for and the table has none.
@@ -56,24 +66,38 @@ def pin(client: TableClient, *, tier: Tier = "union", snapshot: int | None = Non
         LakeStateError: the log no longer reaches back to where the lake ends.
     """
     desc = client.desc
-    view = None
-    if desc.lake is not None:
-        view = LakeView.at(desc, client.lake(), snapshot)
-    elif tier == "lake" or snapshot is not None:
+    if desc.lake is None and (tier == "lake" or snapshot is not None):
         raise NoLakeError(f"table {desc.path} has no lake: create it with lake='iceberg'", table=str(desc.path))
-    if tier == "lake" or snapshot is not None:
-        return Pin(view, {})
-    ranges = {}
-    for t in client.tablets():
-        start = view.offsets.get(t.key, 0) if view else (0 if desc.keyed else t.log_start)
-        if start < t.log_start:
+    before = None
+    while True:
+        # The lake first: a round that commits in between only makes the log's part longer than needed.
+        info = client.lake() if desc.lake is not None else None
+        view = None if info is None else LakeView.at(desc, info, snapshot)
+        lease, tablets = client.open_lease(None if info is None else info.metadata_location)
+        only_lake = tier == "lake" or snapshot is not None
+        ranges = {} if only_lake else {t.key: (_hot_start(desc, view, t), t.high_watermark) for t in tablets}
+        gap = next((t for t in tablets if ranges and ranges[t.key][0] < t.log_start), None)
+        if gap is None or (desc.keyed and view is None):
+            break
+        client.release_lease(lease)
+        if view is None or view.snapshot_id == before:
             raise LakeStateError(
-                f"the log of {desc.path} tablet {t.key} begins at {t.log_start}, but its lake ends at {start}:"
-                " rows between are in neither, restore the lake or the log",
+                f"the log of {desc.path} tablet {gap.key} begins at {gap.log_start}, but its lake ends at"
+                f" {ranges[gap.key][0]}: rows between are in neither, restore the lake or the log",
                 table=str(desc.path),
             )
-        ranges[t.key] = (start, t.high_watermark)
-    return Pin(None if tier == "hot" else view, ranges)
+        # A round was committed and the log trimmed after we read the lake: once more.
+        before = view.snapshot_id
+    pinned = Pin(None if tier == "hot" else view, ranges, lease)
+    if held:
+        weakref.finalize(pinned, client.release_lease, lease).atexit = False
+    return pinned
+
+
+def _hot_start(desc: TableDescriptor, view: LakeView | None, tablet: TabletState) -> int:
+    if view is not None:
+        return view.offsets.get(tablet.key, 0)
+    return 0 if desc.keyed else tablet.log_start
 
 
 class UnionRead:
@@ -114,15 +138,22 @@ class UnionRead:
                 return
 
     def _all_batches(self) -> Iterator[pa.RecordBatch]:
-        if not self._desc.keyed:
+        if not self._desc.keyed or self._desc.lake is None:
             yield from self._lake_rows({})
-            yield from (b for _, b in self._client.read_ranges(self.pinned.ranges, self.schema.names, self._predicate))
+            yield from (b for _, b in self._log_rows(self.schema.names, self._predicate))
             return
         superseded, hot = self.hot_changes()
         yield from self._lake_rows(superseded)
         for _, batch in hot:
             rows = batch if self._predicate is None else self._predicate.filter(batch)
             yield rows.select(self.schema.names)
+
+    def _log_rows(
+        self, columns: Sequence[str], predicate: Predicate | None = None
+    ) -> Iterator[tuple[TabletKey, pa.RecordBatch]]:
+        """What the server sends of the pinned ranges: records; of a keyed table without a lake, live rows."""
+        live = self._desc.keyed and self._desc.lake is None
+        return self._client.read_ranges(self.pinned.ranges, columns, predicate, live=live, lease=self.pinned.lease)
 
     def _lake_rows(self, superseded: Superseded) -> Iterator[pa.RecordBatch]:
         view = self.pinned.lake
@@ -148,8 +179,10 @@ class UnionRead:
         extra = [c for c in (self._predicate.columns if self._predicate else ()) if c not in self._columns]
         system = [c for c in self.schema.names if c not in self._columns and c not in _CHANGE_COLUMNS]
         names = [*self._columns, *extra, *system, *_CHANGE_COLUMNS]
+        if self._desc.lake is None:
+            return {}, list(self._log_rows(names))
         parts: dict[TabletKey, list[pa.RecordBatch]] = {}
-        for key, batch in self._client.read_ranges(self.pinned.ranges, names):
+        for key, batch in self._log_rows(names):
             parts.setdefault(key, []).append(batch)
         superseded: dict[TabletKey, npt.NDArray[np.int64]] = {}
         hot: list[tuple[TabletKey, pa.RecordBatch]] = []

@@ -72,6 +72,12 @@ class Segment:
         """Commit timestamps of the first and the last frame; None while there is none."""
         return self._indexed().timestamps_us
 
+    def first_timestamp_us(self) -> int | None:
+        """Commit timestamp of the first frame, read alone; None while there is none."""
+        if self._index is not None:
+            return self._index.timestamps_us[0] if self._index.timestamps_us is not None else None
+        return self._frame_at(0, self._file.size, check=False).timestamp_us
+
     @property
     def size_bytes(self) -> int:
         return self._file.size

@@ -13,6 +13,7 @@ kept is synced before the tablet serves.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from lakehead.log.writers import WriterTable
 
 _STOP_FILE = "stopped.json"
 _START_SUFFIX = ".start"
+CHECKPOINT_BYTES = 64 << 20
+"""Log after which a checkpoint is due, unless the checkpoint itself is larger."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +44,14 @@ class LogView:
     def log_start_offset(self) -> int:
         """First offset in the log."""
         return self.segments[0].base_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        """Offset after the last row, readable or not."""
+        return self.segments[-1].end_offset
+
+    def __len__(self) -> int:
+        return self.log_end_offset - self.log_start_offset
 
     def frames(self, start: int, end: int) -> Iterator[Frame]:
         """Frames that hold rows of ``[start, end)``, in offset order; the first and last may hold rows outside it.
@@ -186,23 +197,34 @@ class LogTablet:
 
     def view(self) -> LogView:
         """What there is to read now."""
-        # The checkpoint first: the segments that a trim may take away meanwhile are covered by a newer one.
-        checkpoint = self.checkpoint
-        return LogView(tuple(self._segments), checkpoint)
+        while True:
+            checkpoint, segments = self.checkpoint, self._segments
+            # Unless a new checkpoint came between, the segments reach back to this one.
+            if checkpoint is self.checkpoint:
+                return LogView(tuple(segments), checkpoint)
 
     def frames(self, start: int, end: int) -> Iterator[Frame]:
         """`LogView.frames` of what there is now."""
         return self.view().frames(start, end)
 
-    def offset_at(self, timestamp_us: int) -> int:
-        """First offset of a frame committed at or after this time; the log end when there is none."""
-        for segment in self._segments:
+    def offset_at(self, timestamp_us: int) -> int | None:
+        """First offset of a frame committed at or after this time, the log end when there is none; None when that frame
+        may be one that was trimmed."""
+        view = self.view()
+        for segment in view.segments:
             times = segment.timestamps_us
             if times is not None and times[1] >= timestamp_us:
                 for frame in segment.frames(segment.base_offset, segment.end_offset):
                     if frame.timestamp_us >= timestamp_us:
-                        return frame.base_offset
-        return self.log_end_offset
+                        at = frame.base_offset
+                        return None if at == view.log_start_offset and self._trimmed_after(timestamp_us) else at
+        return None if not len(view) and self._trimmed_after(timestamp_us) else view.log_end_offset
+
+    def _trimmed_after(self, timestamp_us: int) -> bool:
+        """Whether a frame that was trimmed may have been committed at or after this time."""
+        if self.log_start_offset == 0 or self.checkpoint is None:
+            return False
+        return self.checkpoint.footer.timestamp_us >= timestamp_us
 
     def timestamp_at(self, offset: int) -> int | None:
         """Commit timestamp, in microseconds, of the row at this offset, or of the first row in the log when that was
@@ -219,7 +241,32 @@ class LogTablet:
         for frame in self.frames(self.checkpoint_offset, self.log_end_offset):
             apply(frame)
 
+    def old_until(self, timestamp_us: int) -> int:
+        """Offset below which all was committed at or before this time, as far as whole segments tell."""
+        segments = self._segments
+        for segment, following in itertools.pairwise(segments):
+            first = following.first_timestamp_us()
+            if (self.last_timestamp_us if first is None else first) > timestamp_us:
+                return segment.base_offset
+        return self.log_end_offset if self.last_timestamp_us <= timestamp_us else segments[-1].base_offset
+
     # ---- checkpoint and trim ----------------------------------------------------------------------------------
+
+    def roll_if_older(self, timestamp_us: int) -> None:
+        """`roll` when the last segment began at or before this time, so that it can be trimmed under load."""
+        first = self._segments[-1].first_timestamp_us()
+        if first is not None and first <= timestamp_us:
+            self.roll()
+
+    def wants_checkpoint(self, keep: int) -> bool:
+        """Whether a restart would have much to replay, or what lies below ``keep`` could be trimmed after one."""
+        covered, size = self.checkpoint_offset, self.checkpoint.size_bytes if self.checkpoint is not None else 0
+        fresh = [s for s in self._segments if s.base_offset >= covered]
+        if sum(s.size_bytes for s in fresh) >= max(CHECKPOINT_BYTES, size):
+            return True
+        # A checkpoint holds all rows of a keyed tablet: not for a little.
+        to_trim = sum(s.size_bytes for s in fresh if s.base_offset < s.end_offset <= keep)
+        return to_trim > 0 and to_trim >= min(CHECKPOINT_BYTES, size // 4)
 
     def take_checkpoint(self, schema_id: int) -> Footer:
         """Sync, and say what a checkpoint at the log's end must say; its rows are `live_at` that offset.

@@ -12,9 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakehead.errors import CorruptionError
+from lakehead.errors import CorruptionError, LimitExceededError
 
 ATTACHMENT_SCHEMA = pa.schema([pa.field("attachment", pa.large_binary(), nullable=False)])
+ATTACHMENTS_MAX = 1 << 20
 _COUNT = struct.Struct("<I")
 _EMPTY = pa.py_buffer(b"")
 
@@ -29,18 +30,45 @@ def wrap(message: bytes, attachments: Sequence[pa.Buffer]) -> Iterator[tuple[pa.
         metadata = _EMPTY
 
 
-def unwrap(read_chunk: Callable[[], Any]) -> tuple[bytes, list[pa.Buffer]]:
-    """Read one message and its attachments; whatever ``read_chunk`` raises at the end of the stream passes through."""
+def unwrap(read_chunk: Callable[[], Any], *, bytes_max: int | None = None) -> tuple[bytes, list[pa.Buffer]]:
+    """Read one message and its attachments; whatever ``read_chunk`` raises at the end of the stream passes through.
+
+    Args:
+        bytes_max: what all attachments together may hold; None for peers that are trusted to know.
+
+    Raises:
+        CorruptionError: what is read is no message.
+        LimitExceededError: it is larger than allowed; the rest of it is still to be read.
+    """
     first = read_chunk()
     metadata = first.app_metadata
     if metadata is None or metadata.size < _COUNT.size:
         raise CorruptionError("a message without its envelope: the peer does not speak this protocol")
     data = metadata.to_pybytes()
     (count,) = _COUNT.unpack_from(data)
-    chunks = [first, *(read_chunk() for _ in range(count - 1))]
-    return data[_COUNT.size :], [_value(c.data) for c in chunks] if count else []
+    if count > ATTACHMENTS_MAX:
+        raise LimitExceededError(f"a message of {count:,} attachments is over the limit of {ATTACHMENTS_MAX:,}")
+    found: list[pa.Buffer] = []
+    held = 0
+    while True:
+        value = _value(first.data if not found else read_chunk().data)
+        found.append(value)
+        held += value.size
+        if bytes_max is not None and held > bytes_max:
+            raise LimitExceededError(
+                f"a message of more than {bytes_max:,} bytes is over the limit: split it", message_bytes_max=bytes_max
+            )
+        if len(found) >= count:
+            return data[_COUNT.size :], found if count else []
 
 
 def _value(batch: pa.RecordBatch) -> pa.Buffer:
+    # The schema is the peer's own, and Arrow does not look at offsets before they are used.
+    try:
+        if batch is None or batch.schema.types != ATTACHMENT_SCHEMA.types or batch.num_rows != 1:
+            raise CorruptionError("an attachment is not one binary value: the peer does not speak this protocol")
+        batch.validate(full=True)
+    except pa.ArrowException as e:
+        raise CorruptionError(f"an attachment is damaged: {e}") from e
     value = batch.column(0)[0].as_buffer()
     return value if value is not None else _EMPTY

@@ -19,7 +19,7 @@ from lakehead.config import TableProperties
 from lakehead.format.schema import schema_from_bytes, schema_to_bytes
 from lakehead.types import TableDescriptor, TablePath, TabletKey
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,7 +232,8 @@ class Watermarks(Request, frozen=True, kw_only=True):
 
 
 class TabletState(TabletRef, frozen=True, kw_only=True):
-    """Readable offsets ``[log_start, high_watermark)``; ``at_timestamp`` answers ``at_timestamp_us``."""
+    """Readable offsets ``[log_start, high_watermark)``; ``at_timestamp`` answers ``at_timestamp_us``, None
+    when the row asked for may have been trimmed."""
 
     log_start: int
     high_watermark: int
@@ -256,8 +257,35 @@ class TimestampsReply(Reply, frozen=True, kw_only=True):
     timestamps_us: list[int | None]
 
 
+class OpenLease(Request, frozen=True, kw_only=True):
+    """Pin a read: what every tablet holds now stays readable under the lease, also once it is trimmed, until the lease
+    is released or was not used for the server's ``lease_seconds``.
+
+    ``lake_metadata`` is the Iceberg metadata file that the read will use, whose files must not be cleaned up;
+    ``release`` are leases of this client that are not needed any more.
+    """
+
+    table_id: str
+    lake_metadata: str | None
+    release: list[str]
+
+
+class LeaseReply(Reply, frozen=True, kw_only=True):
+    """The lease, and what it holds."""
+
+    lease: str
+    tablets: list[TabletState]
+
+
+class LeasedMetadata(Request, frozen=True, kw_only=True):
+    """Iceberg metadata files (`NamesReply`) that pinned reads of the table still use."""
+
+    table_id: str
+
+
 class Read(Request, frozen=True, kw_only=True):
-    """Stream: rows of these ranges, each tablet's in offset order.
+    """Stream: rows of these ranges, each tablet's in offset order. Under a lease, of what the lease holds; one that is
+    over reads what there is now.
 
     ``columns`` may name user columns and ``__bucket``, ``__offset``, ``__timestamp``, ``__change_type`` (int8) and
     ``__prev_offset`` (int64, -1 for none). ``predicate`` is a serialised Arrow expression over user columns.
@@ -267,15 +295,18 @@ class Read(Request, frozen=True, kw_only=True):
     ranges: list[TabletRange]
     columns: list[str]
     predicate: bytes | None
+    lease: str | None = None
 
 
 class ReadLive(Request, frozen=True, kw_only=True):
-    """Stream: live rows of a keyed table as of each tablet's high watermark (``StreamHeader.end_offset``), with their
-    offsets, in offset order per tablet; columns as in `Read` without the change columns."""
+    """Stream: rows of a keyed table that are live at exactly the end of each range, in offset order per tablet; columns
+    and lease as in `Read`: as if each had just been inserted (+I), but for offset and commit time."""
 
     table_id: str
+    ranges: list[TabletRange]
     columns: list[str]
     predicate: bytes | None
+    lease: str | None = None
 
 
 class Subscribe(Request, frozen=True, kw_only=True):
@@ -314,6 +345,12 @@ class LakeInfo(Request, frozen=True, kw_only=True):
     table_id: str
 
 
+class ReportTiered(Request, frozen=True, kw_only=True):
+    """A hint that a round was committed: the server reads from the lake what it holds now, and may trim."""
+
+    table_id: str
+
+
 class LakeReply(Reply, frozen=True, kw_only=True):
     """``metadata_location`` is the current Iceberg metadata file; the catalog's name and properties open it for
     writing, the storage properties for reading."""
@@ -335,11 +372,11 @@ class ErrorReply(Reply, frozen=True, kw_only=True):
 AnyRequest = (
     Hello | CreateTable | GetTable | ListTables | ListDatabases | DropTable | Write | OpenWriter | CloseWriter | Lookup
     | Watermarks
-    | TimestampsAt | Read | ReadLive | Subscribe | LakeInfo
+    | TimestampsAt | OpenLease | LeasedMetadata | Read | ReadLive | Subscribe | LakeInfo | ReportTiered
 )  # fmt: skip
 AnyReply = (
     HelloReply | TableReply | NamesReply | Done | WriteReply | WriterReply | LookupReply | WatermarksReply
-    | TimestampsReply | LakeReply | ErrorReply
+    | TimestampsReply | LeaseReply | LakeReply | ErrorReply
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

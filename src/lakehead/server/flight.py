@@ -26,6 +26,8 @@ from lakehead.server.service import Service
 
 _log = logging.getLogger("lakehead.server")
 TOKEN_HEADER = "authorization"
+MESSAGE_BYTES_MAX = 1 << 30
+"""Attachments of one request, together; each is bounded by `Limits.batch_bytes_max` too."""
 
 
 class _Token(fl.ServerMiddlewareFactory):
@@ -90,6 +92,12 @@ class FlightServer(fl.FlightServerBase):
         self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor, reader: Any, writer: Any
     ) -> None:
         writer.begin(ATTACHMENT_SCHEMA)
+        try:
+            self._answer_all(reader, writer)
+        except LakeheadError as e:
+            raise _flight_error(self._error(e)) from e
+
+    def _answer_all(self, reader: Any, writer: Any) -> None:
         for request, attachments in _requests(reader):
             try:
                 reply, out = self._service.call(decode_request(request), attachments)
@@ -134,7 +142,7 @@ def _end_with_process(server: FlightServer) -> None:
 def _requests(reader: Any) -> Iterator[tuple[bytes, list[pa.Buffer]]]:
     while True:
         try:
-            call = unwrap(reader.read_chunk)
+            call = unwrap(reader.read_chunk, bytes_max=MESSAGE_BYTES_MAX)
         except (StopIteration, fl.FlightError, pa.ArrowException):
             return
         yield call

@@ -13,6 +13,8 @@ from lakehead.server.flight import FlightServer
 from lakehead.server.lake_state import LakeState
 from lakehead.server.service import Service
 
+_MAINTENANCE_SECONDS = 2.0
+
 
 class ServerHost:
     """Serves one data folder in this process until `close`."""
@@ -38,6 +40,7 @@ class ServerHost:
                 randomness=randomness,
                 limits=config.limits,
                 lake=make_lake(folder),
+                maintenance_seconds=_MAINTENANCE_SECONDS,
             )
             self._flight = FlightServer(self.service, host=config.host, port=config.port, token=self.token)
         except BaseException:

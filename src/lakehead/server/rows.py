@@ -78,13 +78,18 @@ class Projection:
         return self._finish(rows, system, bucket)
 
     def live(
-        self, offsets: npt.NDArray[np.int64], rows: pa.RecordBatch, bucket: int, change_type: int
+        self,
+        offsets: npt.NDArray[np.int64],
+        timestamps: pa.Array | None,
+        rows: pa.RecordBatch,
+        bucket: int,
+        change_type: int,
     ) -> pa.RecordBatch:
-        """Live rows as if they had just been written with this change type; their commit time is not known (null)."""
+        """Live rows as records with this change type; without ``timestamps`` their commit time is null."""
         n = rows.num_rows
         system = {
             OFFSET_COLUMN: pa.array(offsets),
-            TIMESTAMP_COLUMN: pa.nulls(n, TIMESTAMP_TYPE),
+            TIMESTAMP_COLUMN: pa.nulls(n, TIMESTAMP_TYPE) if timestamps is None else timestamps,
             CHANGE_TYPE_COLUMN: pa.array(np.full(n, change_type, np.int8)),
             PREV_OFFSET_COLUMN: pa.array(np.full(n, -1, np.int64)),
         }

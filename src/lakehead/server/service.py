@@ -31,14 +31,17 @@ from lakehead.errors import (
     WrongTableKindError,
 )
 from lakehead.format.frame import FrameBody, decode_body
+from lakehead.format.ipc_message import read_received
 from lakehead.format.schema import validate_definition
 from lakehead.protocol import messages as m
 from lakehead.server.lake_state import LakeState
+from lakehead.server.leases import Leases
+from lakehead.server.maintenance import Maintenance
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.streams import ServerStream, open_read, open_read_live, open_subscription
 from lakehead.server.tables import LiveTable, LiveTables
 from lakehead.server.tablet import PendingWrite, Tablet
-from lakehead.types import TableDescriptor, TablePath
+from lakehead.types import TableDescriptor, TablePath, TabletKey
 
 _Answer = tuple[m.AnyReply, list[pa.Buffer]]
 
@@ -55,8 +58,12 @@ class Service:
         randomness: Randomness,
         limits: Limits,
         lake: LakeState | None,
+        maintenance_seconds: float | None = None,
     ) -> None:
         """Open the data folder, which the caller has locked.
+
+        Args:
+            maintenance_seconds: how often a thread calls `maintain`; None leaves that to the caller.
 
         Raises:
             UnsupportedFormatError: it was written by a newer version.
@@ -77,6 +84,8 @@ class Service:
             lake=lake,
             run_in_background=self._pool.submit,
         )
+        self._leases = Leases(clock, randomness, limits)
+        self._maintenance = Maintenance(self._tables, self._leases, lake, clock)
         self._create_lock = threading.Lock()
         self._epochs: dict[tuple[str, bytes], int] = {}
         self._subscriptions = 0
@@ -96,8 +105,13 @@ class Service:
             m.Lookup: self._lookup,
             m.Watermarks: self._watermarks,
             m.TimestampsAt: self._timestamps_at,
+            m.OpenLease: self._open_lease,
+            m.LeasedMetadata: self._leased_metadata,
             m.LakeInfo: self._lake_info,
+            m.ReportTiered: self._report_tiered,
         }
+        if maintenance_seconds is not None:
+            self._maintenance.start(maintenance_seconds)
 
     @property
     def folder_id(self) -> str:
@@ -109,9 +123,11 @@ class Service:
 
     def stream(self, request: m.Request) -> ServerStream:
         if isinstance(request, m.Read):
-            return open_read(self._tables.get(request.table_id), request)
+            leased = self._leases.views(request.table_id, request.lease)
+            return open_read(self._tables.get(request.table_id), request, leased)
         if isinstance(request, m.ReadLive):
-            return open_read_live(self._tables.get(request.table_id), request)
+            leased = self._leases.views(request.table_id, request.lease)
+            return open_read_live(self._tables.get(request.table_id), request, leased)
         if isinstance(request, m.Subscribe):
             return self._subscribe(request)
         raise InvalidRequestError(f"{type(request).__name__} is not a stream request")
@@ -119,10 +135,17 @@ class Service:
     def close(self) -> None:
         """End subscriptions, close all tablets cleanly, release the files."""
         self.closing = True
+        self._maintenance.stop()
         with contextlib.ExitStack() as stack:
             stack.callback(self._metadata.close)
             stack.callback(self._pool.shutdown)
+            stack.callback(self._maintenance.join)
+            stack.callback(self._leases.end_all)
             stack.callback(self._tables.close)
+
+    def maintain(self) -> None:
+        """Checkpoint and trim what is due, now, in this thread."""
+        self._maintenance.run()
 
     # ---- metadata ---------------------------------------------------------------------------------------------
 
@@ -201,6 +224,7 @@ class Service:
             if desc.lake is not None:
                 self._lake_state().drop(desc, purge=request.purge)
             self._tables.drop(desc)
+            self._leases.end_all(desc.table_id)
             self._metadata.drop_table(desc.table_id)
         return m.Done(), []
 
@@ -255,12 +279,9 @@ class Service:
                 f"a newer writer (epoch {epoch}) with the same writer_id has taken over: stop this one", epoch=epoch
             )
         try:
-            rows = body.rows(schema)
-            rows.validate()
-        except (CorruptionError, pa.ArrowInvalid) as e:
+            rows = body.received_rows(schema, bytes_max=self._limits.batch_bytes_max)
+        except CorruptionError as e:
             raise SchemaMismatchError(f"the batch does not have the schema of {desc.path}: {e}") from e
-        if rows.num_rows != body.row_count:
-            raise SchemaMismatchError("the batch's row count contradicts its header")
         for field, column in zip(schema, rows.columns, strict=True):
             if not field.nullable and column.null_count:
                 raise NullKeyError(f"column {field.name!r} of {desc.path} may not be null", column=field.name)
@@ -325,11 +346,17 @@ class Service:
         desc = table.desc
         if not desc.keyed:
             raise WrongTableKindError(f"{desc.path} is a log table: it has no keys to look up, scan it with where=")
-        names = request.prefix or list(desc.primary_key)
-        schema = pa.schema([desc.schema.field(c) for c in names])
+        if request.prefix and tuple(request.prefix) != desc.prefix_key:
+            raise InvalidRequestError(f"{desc.path} has no prefix {request.prefix} to look up by")
+        if len(request.tablets) != len(attachments):
+            raise InvalidRequestError("a lookup must have one attachment for each tablet")
+        schema = pa.schema([desc.schema.field(c) for c in request.prefix or desc.primary_key])
         out: list[pa.Buffer] = []
         for ref, buffer in zip(request.tablets, attachments, strict=True):
-            keys = pa.ipc.read_record_batch(buffer, schema)
+            try:
+                keys = read_received(buffer, schema, bytes_max=self._limits.batch_bytes_max)
+            except CorruptionError as e:
+                raise SchemaMismatchError(f"the keys do not have the schema of {desc.path}: {e}") from e
             out += self._lookup_in(table, ref, keys, prefix=bool(request.prefix))
         return m.LookupReply(), out
 
@@ -348,17 +375,35 @@ class Service:
         at = request.at_timestamp_us
         for key, tablet in sorted(self._tables.get(request.table_id).tablets.items()):
             end = tablet.sync() if request.sync else tablet.high_watermark
-            states.append(
-                m.TabletState(
-                    partition=key.partition,
-                    bucket=key.bucket,
-                    log_start=tablet.log_start_offset,
-                    high_watermark=end,
-                    rows=tablet.row_count,
-                    at_timestamp=None if at is None else tablet.offset_at(at),
-                )
-            )
+            at_timestamp = None if at is None else tablet.offset_at(at)
+            states.append(self._tablet_state(key, tablet, tablet.log_start_offset, end, at_timestamp))
         return m.WatermarksReply(tablets=states), []
+
+    @staticmethod
+    def _tablet_state(
+        key: TabletKey, tablet: Tablet, start: int, end: int, at_timestamp: int | None = None
+    ) -> m.TabletState:
+        return m.TabletState(
+            partition=key.partition,
+            bucket=key.bucket,
+            log_start=start,
+            high_watermark=end,
+            rows=tablet.row_count,
+            at_timestamp=at_timestamp,
+        )
+
+    def _open_lease(self, request: m.OpenLease, _: Sequence[pa.Buffer]) -> _Answer:
+        self._leases.release(request.release)
+        tablets = sorted(self._tables.get(request.table_id).tablets.items())
+        views = {key: tablet.view() for key, tablet in tablets}
+        # A view that was taken just before a new segment was begun does not grow any more.
+        ends = {key: min(tablet.high_watermark, views[key].log_end_offset) for key, tablet in tablets}
+        states = [self._tablet_state(k, t, views[k].log_start_offset, ends[k]) for k, t in tablets]
+        lease = self._leases.open(request.table_id, views, request.lake_metadata)
+        return m.LeaseReply(lease=lease, tablets=states), []
+
+    def _leased_metadata(self, request: m.LeasedMetadata, _: Sequence[pa.Buffer]) -> _Answer:
+        return m.NamesReply(names=self._leases.lake_metadata(request.table_id)), []
 
     def _timestamps_at(self, request: m.TimestampsAt, _: Sequence[pa.Buffer]) -> _Answer:
         tablets = self._tables.get(request.table_id).tablets
@@ -398,6 +443,10 @@ class Service:
         if desc.lake is None:
             raise NoLakeError(f"table {desc.path} has no lake: create it with lake='iceberg'", table=str(desc.path))
         return desc
+
+    def _report_tiered(self, request: m.ReportTiered, _: Sequence[pa.Buffer]) -> _Answer:
+        self._maintenance.round_reported(self._lake_table(request.table_id).table_id)
+        return m.Done(), []
 
     def _lake_info(self, request: m.LakeInfo, _: Sequence[pa.Buffer]) -> _Answer:
         return self._lake_state().info(self._lake_table(request.table_id)), []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pyarrow as pa
 
 from lakehead.errors import InvalidRequestError, OffsetOutOfRangeError, WrongTableKindError
 from lakehead.format.predicate import Predicate
+from lakehead.log import LogView
 from lakehead.protocol.messages import Read, ReadLive, StreamHeader, Subscribe
 from lakehead.server.rows import Projection, coalesce
 from lakehead.server.tables import LiveTable
@@ -16,6 +17,7 @@ from lakehead.server.tablet import Tablet
 from lakehead.types import ChangeType, TabletKey
 
 Item = tuple[StreamHeader, pa.RecordBatch]
+Views = Mapping[TabletKey, LogView]
 _TURN_ROWS = 1 << 18
 
 
@@ -60,16 +62,20 @@ def _header(key: TabletKey, end: int | None) -> StreamHeader:
     return StreamHeader(partition=key.partition, bucket=key.bucket, end_offset=end)
 
 
-def open_read(table: LiveTable, request: Read) -> ServerStream:
-    """Rows of explicit ranges.
+def open_read(table: LiveTable, request: Read, leased: Views) -> ServerStream:
+    """Rows of explicit ranges, of leased views where there are any.
 
     Raises:
         OffsetOutOfRangeError: a range is not, or not wholly, in the log.
     """
     projection = Projection(table.desc.schema, request.columns, _predicate(request.predicate, table))
+    views: dict[TabletKey, LogView] = {}
     for part in request.ranges:
         tablet = table.tablets.get(part.key)
-        low, high = (tablet.log_start_offset, tablet.high_watermark) if tablet else (0, 0)
+        if tablet is not None:
+            # Taken now, so that nothing is trimmed away while the tablets before it are being read.
+            views[part.key] = leased.get(part.key) or tablet.view()
+        low, high = (views[part.key].log_start_offset, tablet.high_watermark) if tablet else (0, 0)
         if part.start < part.end and not low <= part.start < part.end <= high:
             raise OffsetOutOfRangeError(
                 f"offsets [{part.start}, {part.end}) of {table.desc.path} tablet {part.key} are not all in the log,"
@@ -83,32 +89,56 @@ def open_read(table: LiveTable, request: Read) -> ServerStream:
             tablet = table.tablets.get(part.key)
             if tablet is None or part.start >= part.end:
                 continue
-            for end, batch in coalesce(_log_rows(tablet, projection, part.start, part.end)):
+            for end, batch in coalesce(_log_rows(tablet, projection, part.start, part.end, views[part.key])):
                 yield _header(part.key, end), batch
 
     return ServerStream(projection.schema, items)
 
 
-def _log_rows(tablet: Tablet, projection: Projection, start: int, end: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    for frame in tablet.frames(start, end):
+def _log_rows(
+    tablet: Tablet, projection: Projection, start: int, end: int, view: LogView | None = None
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    for frame in tablet.frames(start, end, view):
         batch = projection.frame(frame, tablet.key.bucket, start, end)
         if batch is not None and batch.num_rows:
             yield min(frame.end_offset, end), batch
 
 
-def open_read_live(table: LiveTable, request: ReadLive) -> ServerStream:
-    """Live rows of every tablet, each pinned at its high watermark when its turn comes.
+def open_read_live(table: LiveTable, request: ReadLive, leased: Views) -> ServerStream:
+    """Rows live at exactly the end of each range, of leased views where there are any.
 
     Raises:
         WrongTableKindError: the table has no keys.
+        OffsetOutOfRangeError: there is no such tablet, or no such offset yet; while iterating: what was live there is
+            no longer known.
     """
-    if not table.desc.keyed:
-        raise WrongTableKindError(f"{table.desc.path} is a log table: it has no live rows, read its log")
-    projection = Projection(table.desc.schema, request.columns, _predicate(request.predicate, table))
+    desc = table.desc
+    if not desc.keyed:
+        raise WrongTableKindError(f"{desc.path} is a log table: it has no live rows, read its log")
+    projection = Projection(desc.schema, request.columns, _predicate(request.predicate, table))
+    views: dict[TabletKey, LogView] = {}
+    for part in request.ranges:
+        tablet = table.tablets.get(part.key)
+        high = tablet.high_watermark if tablet else 0
+        if tablet is not None:
+            views[part.key] = leased.get(part.key) or tablet.view()
+        if part.end > high:
+            raise OffsetOutOfRangeError(
+                f"offset {part.end} of {desc.path} tablet {part.key} is not there yet: the log ends at {high}",
+                log_start_offset=0,
+                high_watermark=high,
+            )
 
     def items(closed: Callable[[], bool]) -> Iterator[Item]:
-        for key, tablet in table.tablets.items():
-            yield from _initial(key, tablet, projection)
+        for part in request.ranges:
+            tablet = table.tablets.get(part.key)
+            if tablet is not None:
+                live = tablet.live_at(part.end, projection.positions, views[part.key])
+                batches = (
+                    projection.live(b.offsets, b.timestamps, b.rows, part.bucket, ChangeType.INSERT) for b in live
+                )
+                for end, batch in coalesce((part.end, b) for b in batches if b.num_rows):
+                    yield _header(part.key, end), batch
 
     return ServerStream(projection.schema, items)
 
@@ -116,7 +146,7 @@ def open_read_live(table: LiveTable, request: ReadLive) -> ServerStream:
 def _initial(key: TabletKey, tablet: Tablet, projection: Projection) -> Iterator[Item]:
     end, parts = tablet.live_rows(projection.positions)
     for i, (offsets, rows) in enumerate(parts):
-        batch = projection.live(offsets, rows, key.bucket, ChangeType.INSERT)
+        batch = projection.live(offsets, None, rows, key.bucket, ChangeType.INSERT)
         last = i == len(parts) - 1
         if batch.num_rows or last:
             yield _header(key, end if last else None), batch
@@ -145,14 +175,16 @@ def open_subscription(table: LiveTable, request: Subscribe) -> ServerStream:
         low, high = (tablet.log_start_offset, tablet.high_watermark) if tablet else (0, 0)
         if not low <= start <= high:
             raise OffsetOutOfRangeError(
-                f"cannot start at offset {start} of {table.desc.path} tablet {key}: the log holds [{low}, {high}]",
+                f"cannot start at offset {start} of {table.desc.path} tablet {key}: the log holds [{low}, {high}];"
+                " subscribe from 'earliest', or from 'full' to get the current rows and what changes after",
                 log_start_offset=low,
                 high_watermark=high,
             )
     initial: list[TabletKey] = []
     for key, tablet in known.items():
         if key not in positions:
-            if request.default == "full":
+            trimmed = request.default == "earliest" and table.desc.keyed and tablet.log_start_offset > 0
+            if request.default == "full" or trimmed:
                 initial.append(key)
             positions[key] = tablet.high_watermark if request.default == "latest" else tablet.log_start_offset
     stops = None if request.stops is None else {part.key: part.start for part in request.stops}

@@ -197,6 +197,11 @@ class LiveTables:
                 self._live[table_id] = self._open(self._metadata.table_by_id(table_id))
             return self._live[table_id]
 
+    def open_tables(self) -> list[LiveTable]:
+        """The tables that were used since the start."""
+        with self._lock:
+            return list(self._live.values())
+
     def _open(self, desc: TableDescriptor) -> LiveTable:
         return LiveTable(
             desc,

@@ -7,25 +7,29 @@ serves all of it. There is no timer: a lone write goes at once, in its caller's 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from lakehead.env.clock import Clock
 from lakehead.env.storage import Storage
-from lakehead.errors import ClosedError, LakeheadError, LimitExceededError, StorageError
+from lakehead.errors import ClosedError, LakeheadError, LimitExceededError, OffsetOutOfRangeError, StorageError
 from lakehead.format.frame import Frame, FrameBody, encode_body
 from lakehead.kv import Change, KvTablet
-from lakehead.log import LogTablet
+from lakehead.log import LogTablet, LogView
+from lakehead.log.checkpoint import LiveBatch, live_at, write_checkpoint
 from lakehead.types import TableDescriptor, TabletKey
 
 WriteKind = Literal["append", "upsert", "delete"]
 _GROUP_WRITES_MAX = 256
 _PLAN_BYTES_MAX = 64 << 20
+_ROLL_US = 600_000_000
+"""Age at which a segment is sealed at the earliest, so that it can be trimmed while writing goes on."""
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -67,6 +71,8 @@ class Tablet:
         run_in_background: Callable[[Callable[[], None]], object],
     ) -> None:
         self.key = key
+        self._storage = storage
+        self._folder = folder
         self._desc = desc
         self._clock = clock
         self._on_progress = on_progress
@@ -82,13 +88,22 @@ class Tablet:
         self._kv: KvTablet | None = None
         # Held around what moves the log's end or syncs it: of two syncs at once the kernel tells only one of a failure.
         self._log_lock = threading.Lock()
+        # Held around checkpoints and trims, of which one runs at a time.
+        self._maintenance_lock = threading.Lock()
         if desc.keyed:
-            self._kv = KvTablet(desc.schema, desc.tablet_key_columns, desc.prefix_key)
             try:
-                self._log.replay(self._kv.apply_frame)
+                self._kv = self._restored()
             except BaseException:
                 self._log.abandon()
                 raise
+
+    def _restored(self) -> KvTablet:
+        kv = KvTablet(self._desc.schema, self._desc.tablet_key_columns, self._desc.prefix_key)
+        if self._log.checkpoint is not None:
+            for batch in self._log.checkpoint.batches():
+                kv.load(batch.offsets, batch.rows)
+        self._log.replay(kv.apply_frame)
+        return kv
 
     # ---- write ------------------------------------------------------------------------------------------------
 
@@ -266,19 +281,48 @@ class Tablet:
                     self._log.sync()
         return end
 
-    def frames(self, start: int, end: int) -> Iterator[Frame]:
-        """Readable frames that overlap ``[start, end)``; see `LogTablet.frames`.
+    def view(self) -> LogView:
+        """What a pinned read holds, up to the lower of its own end and the high watermark read after it."""
+        return self._log.view()
+
+    def frames(self, start: int, end: int, view: LogView | None = None) -> Iterator[Frame]:
+        """Readable frames that overlap ``[start, end)``, of a view or of what there is now; see `LogView.frames`.
 
         Raises:
+            OffsetOutOfRangeError: ``start`` was trimmed; at the call.
+            ClosedError: the tablet was closed meanwhile; while iterating.
+        """
+        return self._while_open((view or self._log.view()).frames(start, min(end, self.high_watermark)))
+
+    def live_at(self, end: int, columns: list[int], view: LogView | None = None) -> Iterator[LiveBatch]:
+        """Rows of a keyed tablet that are live at exactly ``end``, the end of a batch, in offset order.
+
+        Raises:
+            OffsetOutOfRangeError: the log no longer reaches back to ``end``; while iterating, as the next:
             ClosedError: the tablet was closed meanwhile.
         """
+        view = view or self._log.view()
+        covered = view.checkpoint.offset if view.checkpoint is not None else 0
+        if end < covered:
+            raise OffsetOutOfRangeError(
+                f"which rows of tablet {self.key} were live at offset {end} is no longer known, only from {covered} on:"
+                " make the scan anew",
+                offset=end,
+                log_start_offset=covered,
+                high_watermark=self.high_watermark,
+            )
+        return self._while_open(live_at(view.checkpoint, view.frames, end, self._desc.schema, columns))
+
+    def _while_open(self, items: Iterator[T]) -> Iterator[T]:
         try:
-            yield from self._log.frames(start, min(end, self.high_watermark))
+            yield from items
         except ClosedError as e:
             raise self._closed or e from e
 
-    def offset_at(self, timestamp_us: int) -> int:
-        return min(self._log.offset_at(timestamp_us), self.high_watermark)
+    def offset_at(self, timestamp_us: int) -> int | None:
+        """See `LogTablet.offset_at`."""
+        at = self._log.offset_at(timestamp_us)
+        return None if at is None else min(at, self.high_watermark)
 
     def timestamp_at(self, offset: int) -> int | None:
         return self._log.timestamp_at(offset) if offset < self.high_watermark else None
@@ -315,6 +359,68 @@ class Tablet:
         with self._state_lock:
             return self._log.high_watermark, self._kv.live_rows(columns)
 
+    # ---- maintenance ------------------------------------------------------------------------------------------
+
+    def maintain(self, now_us: int, retention_us: int | None, tiered: int | None) -> None:
+        """Checkpoint when a restart would have much to replay, and trim what retention allows.
+
+        Args:
+            retention_us: age at which rows may leave the log; None keeps them.
+            tiered: only rows below this offset may; None for tables without a lake.
+
+        Raises:
+            StorageError: the disk refused; nothing was lost.
+            ClosedError: the tablet was closed meanwhile.
+        """
+        with self._maintenance_lock:
+            if self._broken is not None:
+                return
+            keep = self._log.log_start_offset
+            if retention_us is not None:
+                with self._log_lock:
+                    self._log.roll_if_older(now_us - max(retention_us, _ROLL_US))
+                keep = self._log.old_until(now_us - retention_us)
+                keep = keep if tiered is None else min(keep, tiered)
+            if self._log.wants_checkpoint(keep):
+                self._checkpoint()
+            with self._log_lock:
+                self._log.trim(keep)
+
+    def old_until(self, timestamp_us: int) -> int:
+        """See `LogTablet.old_until`."""
+        return self._log.old_until(timestamp_us)
+
+    def checkpoint(self) -> None:
+        """Write a checkpoint at the log's end, beside the write path.
+
+        Raises:
+            StorageError, ClosedError: as `maintain`.
+        """
+        with self._maintenance_lock:
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        with self._log_lock:
+            if self._broken is not None:
+                raise self._broken
+            with self._broken_by_failure():
+                footer = self._log.take_checkpoint(self._desc.schema_id)
+            view = self._log.view()
+        rows: Iterable[LiveBatch] = ()
+        if self._kv is not None:
+            rows = self._until_closed(live_at(view.checkpoint, view.frames, footer.offset, self._desc.schema))
+        made = write_checkpoint(self._storage, self._folder, footer, self._desc.schema, rows)
+        with self._log_lock:
+            # What was synced but is not applied yet, readers may not see: then the next one is installed.
+            if self._broken is None and self.high_watermark >= footer.offset:
+                self._log.install(made)
+
+    def _until_closed(self, items: Iterable[T]) -> Iterator[T]:
+        for item in items:
+            if self._closed is not None:
+                raise self._closed
+            yield item
+
     # ---- end --------------------------------------------------------------------------------------------------
 
     def close(self, reason: LakeheadError) -> None:
@@ -330,7 +436,7 @@ class Tablet:
             if not self._busy:
                 idle.set()
         idle.wait()
-        with self._log_lock:
+        with self._maintenance_lock, self._log_lock:
             if broken is None:
                 self._log.close()
             else:

@@ -37,7 +37,8 @@ LAKE_BYTES = 32 << 20
 """Lake files of so many bytes together make a partition."""
 HOT_ROWS = 512 << 10
 """Log records that make a partition; a keyed tablet is never cut."""
-OPTIONS = ("uri", "table", "columns", "tier", "snapshot", "ranges")
+OPTIONS = ("uri", "table", "columns", "tier", "snapshot", "ranges", "lease")
+_INTERNAL = ("ranges", "lease")
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class ReadOptions:
         columns: the columns wanted, in order; None for all of the user's.
         tier: see `lakehead.Table.scan`.
         snapshot: read the lake alone, at this lake snapshot.
-        ranges: read exactly these log offsets and no lake; how a union read ships its pin.
+        ranges: read exactly these log offsets and no lake; how a union read ships its pin, with its ``lease``.
     """
 
     uri: str
@@ -59,6 +60,7 @@ class ReadOptions:
     tier: Literal["union", "hot", "lake"]
     snapshot: int | None
     ranges: Ranges | None
+    lease: str | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -70,7 +72,7 @@ class ReadOptions:
         given = {name.lower(): value for name, value in options.items()}
         for name in given:
             if name not in OPTIONS:
-                raise unknown_name("option of the lakehead source", name, [o for o in OPTIONS if o != "ranges"])
+                raise unknown_name("option of the lakehead source", name, [o for o in OPTIONS if o not in _INTERNAL])
         for name in ("uri", "table"):
             if not given.get(name):
                 raise InvalidPropertyError(
@@ -90,6 +92,7 @@ class ReadOptions:
             tier,  # type: ignore[arg-type]
             int(snapshot) if snapshot is not None else None,
             None if ranges is None else {TabletKey.parse(k): (s, e) for k, (s, e) in json.loads(ranges).items()},
+            given.get("lease"),
         )
 
 
@@ -113,10 +116,11 @@ class LakePart:
 
 @dataclass(frozen=True, eq=False)
 class HotPart:
-    """Log offsets to read; whole tablets where the table is keyed."""
+    """Log offsets to read, under the lease of the plan; whole tablets where the table is keyed."""
 
     table_id: str
     ranges: Ranges
+    lease: str | None = None
 
 
 class LakeheadDataSource(DataSource):
@@ -167,9 +171,9 @@ class LakeheadReader(DataSourceReader):
         table = self._table()
         client, options = table._client, self._options
         if options.ranges is not None:
-            pinned = Pin(None, options.ranges)
+            pinned = Pin(None, options.ranges, options.lease)
         else:
-            pinned = pin(client, tier=options.tier, snapshot=options.snapshot)
+            pinned = pin(client, tier=options.tier, snapshot=options.snapshot, held=False)
         parts: list[LakePart | HotPart] = []
         view = pinned.lake
         if view is not None and view.snapshot_id is not None:
@@ -178,11 +182,11 @@ class LakeheadReader(DataSourceReader):
 
             superseded: Mapping[TabletKey, Offsets] = {}
             if client.desc.keyed and pinned.ranges:
-                superseded = UnionRead(client, Pin(None, pinned.ranges), columns=[]).hot_changes()[0]
+                superseded = UnionRead(client, pinned, columns=[]).hot_changes()[0]
             predicate = self._predicate(table)
             files = plan_files(view.table, view.snapshot_id, predicate.bounds if predicate else ())
             parts += lake_parts(client.desc.table_id, files, superseded)
-        parts += hot_parts(client.desc.table_id, pinned.ranges, whole_tablets=client.desc.keyed)
+        parts += hot_parts(client.desc.table_id, pinned.ranges, pinned.lease, whole_tablets=client.desc.keyed)
         return [InputPartition(p) for p in parts]
 
     # ---- reading --------------------------------------------------------------------------------------------------
@@ -210,7 +214,7 @@ class LakeheadReader(DataSourceReader):
         else:
             read = UnionRead(
                 client,
-                Pin(None, part.ranges),
+                Pin(None, part.ranges, part.lease),
                 columns=user,
                 predicate=predicate,
                 system_columns=len(user) < len(names),
@@ -241,7 +245,7 @@ def _within(offsets: Offsets, files: Sequence[LakeFile]) -> Offsets:
     return between(offsets, min(b[0] for b in bounds), max(b[1] for b in bounds) + 1)
 
 
-def hot_parts(table_id: str, ranges: Ranges, *, whole_tablets: bool) -> Iterator[HotPart]:
+def hot_parts(table_id: str, ranges: Ranges, lease: str | None = None, *, whole_tablets: bool) -> Iterator[HotPart]:
     """Log ranges, cut or gathered to about `HOT_ROWS` records."""
     pieces: list[tuple[TabletKey, int, int]] = []
     for key, (start, end) in sorted(ranges.items()):
@@ -252,7 +256,7 @@ def hot_parts(table_id: str, ranges: Ranges, *, whole_tablets: bool) -> Iterator
         joined: dict[TabletKey, tuple[int, int]] = {}
         for key, start, end in group:
             joined[key] = (joined[key][0] if key in joined else start, end)
-        yield HotPart(table_id, joined)
+        yield HotPart(table_id, joined, lease)
 
 
 def _grouped(items: Iterable[Any], size: Callable[[Any], int], limit: int) -> Iterator[list[Any]]:

@@ -54,8 +54,8 @@ def union_frame(
         raise InvalidRequestError(f"tier={tier!r}: use 'union', 'hot' or 'lake'")
     client = table._client
     names = list(chosen_columns(client.desc, columns))
-    pinned = pin(client, tier=tier, snapshot=snapshot)
-    read = UnionRead(client, Pin(None, pinned.ranges), columns=names, system_columns=system_columns)
+    pinned = pin(client, tier=tier, snapshot=snapshot, held=False)
+    read = UnionRead(client, Pin(None, pinned.ranges, pinned.lease), columns=names, system_columns=system_columns)
     superseded, hot = _hot_frame(spark, uri, table, read)
     parts = [*_lake_frames(spark, pinned.lake, superseded), *([hot] if hot is not None else [])]
     if not parts:
@@ -73,18 +73,19 @@ def quoted(name: str) -> str:
 
 def _hot_frame(spark: SparkSession, uri: str, table: Table, read: UnionRead) -> tuple[Superseded, DataFrame | None]:
     """What the log supersedes in the lake, and the rows it adds; None when it adds none."""
-    client, ranges = table._client, read.pinned.ranges
-    if not any(start < end for start, end in ranges.values()):
+    client, pinned = table._client, read.pinned
+    if not any(start < end for start, end in pinned.ranges.values()):
         return {}, None
     if is_shared(spark):
         if not client.desc.keyed:
-            return {}, scratch_frame(spark, read.schema, (b for _, b in client.read_ranges(ranges, read.schema.names)))
+            return {}, scratch_frame(spark, read.schema, read.batches())
         superseded, rows = read.hot_changes()
         return superseded, scratch_frame(spark, read.schema, (b for _, b in rows))
-    superseded = UnionRead(client, read.pinned, columns=[]).hot_changes()[0] if client.desc.keyed else {}
+    superseded = UnionRead(client, pinned, columns=[]).hot_changes()[0] if client.desc.keyed else {}
     source = spark.read.format("lakehead").option("uri", uri).option("table", table.name)
-    source = source.option("ranges", json.dumps({str(k): list(r) for k, r in ranges.items()}))
-    return superseded, source.option("columns", json.dumps(read.schema.names)).load()
+    source = source.option("ranges", json.dumps({str(k): list(r) for k, r in pinned.ranges.items()}))
+    source = source.option("lease", pinned.lease or "").option("columns", json.dumps(read.schema.names))
+    return superseded, source.load()
 
 
 # ---- lake ---------------------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def test_unknown_columns() -> None:
 def test_live_rows_look_freshly_written() -> None:
     projection = Projection(SCHEMA, ["n", "__change_type", "__offset", "__timestamp"], parse_predicate("f > 8", SCHEMA))
     rows = pa.RecordBatch.from_pylist(ROWS, schema=SCHEMA).select([SCHEMA.names[i] for i in projection.positions])
-    found = projection.live(np.arange(20) * 10, rows, 7, ChangeType.INSERT)
+    found = projection.live(np.arange(20) * 10, None, rows, 7, ChangeType.INSERT)
     assert found["n"].to_pylist() == [17, 18, 19] and found["__offset"].to_pylist() == [170, 180, 190]
     assert found["__change_type"].to_pylist() == [1, 1, 1] and found["__timestamp"].null_count == 3
 

@@ -1,0 +1,84 @@
+"""The lake as the older part of a log: rows of one tablet in offset order, for readers whose offsets were trimmed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakehead.format.predicate import Predicate
+from lakehead.lake.view import LakeView
+from lakehead.types import OFFSET_COLUMN, TabletKey
+
+if TYPE_CHECKING:
+    from lakehead.lake.read_plan import LakeFile
+
+
+def read_history(
+    view: LakeView,
+    tablet: TabletKey,
+    start: int,
+    end: int,
+    *,
+    columns: Sequence[str],
+    predicate: Predicate | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Rows of a log table's tablet with offsets in ``[start, end)``, in offset order.
+
+    Rows that other engines deleted in the lake are gone; rows that they added have no offset and are left out.
+
+    Args:
+        columns: user and system columns, ``__offset`` among them.
+    """
+    if view.snapshot_id is None or start >= end:
+        return
+    from lakehead.lake.read import read_lake
+    from lakehead.lake.read_plan import plan_files
+
+    at = start
+    for files in _groups(plan_files(view.table, view.snapshot_id), tablet, start, end):
+        ordered = _in_order(read_lake(view.table, view.desc, files, columns=[OFFSET_COLUMN]))
+        batches: Iterable[pa.RecordBatch] = read_lake(
+            view.table, view.desc, files, columns=columns, predicate=predicate
+        )
+        for batch in batches if ordered else _sorted(batches):
+            offsets = batch.column(OFFSET_COLUMN)
+            wanted = batch.filter(pc.and_(pc.greater_equal(offsets, at), pc.less(offsets, end)))
+            if wanted.num_rows:
+                at = wanted.column(OFFSET_COLUMN)[-1].as_py() + 1
+                yield wanted
+
+
+def _groups(files: Iterable[LakeFile], tablet: TabletKey, start: int, end: int) -> Iterator[list[LakeFile]]:
+    """The tablet's files that may hold such offsets, in order; overlapping ones, which only others write, together."""
+    group: list[LakeFile] = []
+    last = -1
+    for f in files:
+        if f.tablet != tablet or f.offsets is None or f.offsets[1] < start or f.offsets[0] >= end:
+            continue
+        if group and f.offsets[0] > last:
+            yield group
+            group = []
+        group.append(f)
+        last = max(last, f.offsets[1])
+    if group:
+        yield group
+
+
+def _in_order(batches: Iterable[pa.RecordBatch]) -> bool:
+    last = -1
+    for batch in batches:
+        offsets = np.asarray(batch.column(0).drop_null())
+        if len(offsets):
+            if offsets[0] <= last or (np.diff(offsets) <= 0).any():
+                return False
+            last = int(offsets[-1])
+    return True
+
+
+def _sorted(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    some = list(batches)
+    return pa.Table.from_batches(some).sort_by(OFFSET_COLUMN).to_batches() if some else []

@@ -1,0 +1,92 @@
+"""Leases: what pinned reads hold, so that trimming and clean-up take nothing away under them.
+
+A lease keeps the segments and the checkpoint that each tablet had when it was opened; trimming removes their names, the
+bytes stay until the last reader lets go. It ends when its holder releases it, or some time after its last use.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from lakehead.config import Limits
+from lakehead.env.clock import Clock
+from lakehead.env.randomness import Randomness
+from lakehead.errors import OverloadedError
+from lakehead.log import LogView
+from lakehead.types import TabletKey
+
+
+@dataclass
+class _Lease:
+    table_id: str
+    views: Mapping[TabletKey, LogView]
+    lake_metadata: str | None
+    used: float
+
+
+class Leases:
+    """The leases of one server. Thread-safe."""
+
+    def __init__(self, clock: Clock, randomness: Randomness, limits: Limits) -> None:
+        self._clock = clock
+        self._randomness = randomness
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._open: dict[str, _Lease] = {}
+
+    def open(self, table_id: str, views: Mapping[TabletKey, LogView], lake_metadata: str | None) -> str:
+        """A new lease on these views.
+
+        Raises:
+            OverloadedError: too many are open.
+        """
+        with self._lock:
+            self._end_unused()
+            if len(self._open) >= self._limits.leases_max:
+                raise OverloadedError(
+                    f"{len(self._open)} pinned reads are open, the limit of this server: let go of scans that are done",
+                    leases_max=self._limits.leases_max,
+                )
+            lease = self._randomness.uuid_hex()
+            self._open[lease] = _Lease(table_id, views, lake_metadata, self._clock.monotonic())
+            return lease
+
+    def views(self, table_id: str, lease: str | None) -> Mapping[TabletKey, LogView]:
+        """What a lease holds of a table; nothing when it is over."""
+        if lease is None:
+            return {}
+        with self._lock:
+            held = self._open.get(lease)
+            if held is None or held.table_id != table_id:
+                return {}
+            held.used = self._clock.monotonic()
+            return held.views
+
+    def release(self, leases: Iterable[str]) -> None:
+        """End leases; those that are over already are passed by."""
+        with self._lock:
+            for lease in leases:
+                self._open.pop(lease, None)
+
+    def lake_metadata(self, table_id: str) -> list[str]:
+        """Iceberg metadata files that reads of a table use."""
+        with self._lock:
+            self._end_unused()
+            files = {x.lake_metadata for x in self._open.values() if x.table_id == table_id and x.lake_metadata}
+            return sorted(files)
+
+    def end_all(self, table_id: str | None = None) -> None:
+        """End the leases of a table that is dropped; of all when the server closes."""
+        with self._lock:
+            self._open = {k: x for k, x in self._open.items() if table_id not in (None, x.table_id)}
+
+    def end_unused(self) -> None:
+        """End the leases that were not used for too long, so that what they hold is freed."""
+        with self._lock:
+            self._end_unused()
+
+    def _end_unused(self) -> None:
+        oldest = self._clock.monotonic() - self._limits.lease_seconds
+        self._open = {k: x for k, x in self._open.items() if x.used >= oldest}

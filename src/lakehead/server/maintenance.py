@@ -1,0 +1,98 @@
+"""Background work on open tables: checkpoints, so that restarts are short, and trimming, so that logs do not grow.
+
+`Maintenance.run` does all that is due, once; `start` has a thread do it now and then. What fails is logged and tried
+again at the next turn: nothing waits for it, and nothing is lost by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+
+from lakehead.env.clock import Clock
+from lakehead.errors import ClosedError, LakeheadError
+from lakehead.server.lake_state import LakeState
+from lakehead.server.leases import Leases
+from lakehead.server.tables import LiveTable, LiveTables
+from lakehead.types import TabletKey
+
+_log = logging.getLogger("lakehead.server.maintenance")
+LAKE_READ_SECONDS = 30.0
+"""How often the lake is asked what it holds when no round reports."""
+
+
+class Maintenance:
+    """The maintenance of one server's tables."""
+
+    def __init__(self, tables: LiveTables, leases: Leases, lake: LakeState | None, clock: Clock) -> None:
+        self._tables = tables
+        self._leases = leases
+        self._lake = lake
+        self._clock = clock
+        self._tiered: dict[str, tuple[float, dict[TabletKey, int]]] = {}
+        self._wake = threading.Event()
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+
+    def start(self, seconds: float) -> None:
+        """Have a thread `run` every so many seconds, and when a round is reported."""
+        self._thread = threading.Thread(target=self._loop, args=(seconds,), name="lakehead-maintenance", daemon=True)
+        self._thread.start()
+
+    def _loop(self, seconds: float) -> None:
+        while not self._stopped:
+            self._wake.wait(seconds)
+            self._wake.clear()
+            if not self._stopped:
+                self.run()
+
+    def stop(self) -> None:
+        """Begin nothing more; `join` waits for what is under way, which closing the tables cuts short."""
+        self._stopped = True
+        self._wake.set()
+
+    def join(self) -> None:
+        """Return once the thread has ended."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def round_reported(self, table_id: str) -> None:
+        """A round of this table is said to have been committed: ask the lake at the next turn, which begins now."""
+        self._tiered.pop(table_id, None)
+        self._wake.set()
+
+    def run(self) -> None:
+        """Do what is due of all open tables."""
+        self._leases.end_unused()
+        for table in self._tables.open_tables():
+            try:
+                self._maintain(table)
+            except ClosedError:
+                continue
+            except LakeheadError as e:
+                _log.warning("maintenance of table %s failed and is tried again: %s", table.desc.path, e)
+            except Exception:
+                _log.exception("maintenance of table %s failed and is tried again", table.desc.path)
+
+    def _maintain(self, table: LiveTable) -> None:
+        properties = table.desc.properties
+        has_lake = table.desc.lake is not None
+        retention_ms = properties.hot_retention_ms if has_lake else properties.log_ttl_ms
+        retention_us = None if retention_ms is None else retention_ms * 1000
+        now = self._clock.now_us()
+        tiered = self._tiered_offsets(table, now - (retention_us or 0)) if has_lake else {}
+        with contextlib.ExitStack() as every:
+            # Every tablet has its turn, whatever happens to others.
+            for key, tablet in table.tablets.items():
+                until = tiered.get(key, 0) if has_lake else None
+                every.callback(tablet.maintain, now, retention_us, until)
+
+    def _tiered_offsets(self, table: LiveTable, cutoff_us: int) -> dict[TabletKey, int]:
+        """What the lake is known to hold; asked again when more could be trimmed if it held more."""
+        at, known = self._tiered.get(table.desc.table_id, (float("-inf"), {}))
+        more = any(t.old_until(cutoff_us) > max(known.get(k, 0), t.log_start_offset) for k, t in table.tablets.items())
+        if more and self._lake is not None and self._clock.monotonic() - at >= LAKE_READ_SECONDS:
+            known = dict(self._lake.tiered_offsets(table.desc))
+            self._tiered[table.desc.table_id] = (self._clock.monotonic(), known)
+        return known
