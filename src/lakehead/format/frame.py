@@ -46,7 +46,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lakehead.errors import ChecksumError, CorruptionError, LimitExceededError, UnsupportedFormatError
-from lakehead.format.statistics import encode_statistics
+from lakehead.format.ipc_message import UNREADABLE, read_received
+from lakehead.format.statistics import decode_statistics, encode_statistics
 
 MAGIC = b"LHF1"
 HEADER_BYTES = 64
@@ -123,15 +124,38 @@ class FrameBody:
         Raises:
             CorruptionError: the Arrow message cannot be decoded.
         """
-        at = _align(self._statistics_at + self.statistics_length)
-        message = self.buffer.slice(at, self.message_length)
         try:
             if columns is not None and self.flags & COMPRESSED:
-                return _read_projected(message, schema, columns)
-            batch = pa.ipc.read_record_batch(message, schema)
-        except (pa.ArrowException, OSError, IndexError) as e:
+                return _read_projected(self._message, schema, columns)
+            batch = pa.ipc.read_record_batch(self._message, schema)
+        except UNREADABLE as e:
             raise CorruptionError(f"a batch frame holds an Arrow message that cannot be read: {e}") from e
         return batch if columns is None else batch.select(list(columns))
+
+    @property
+    def _message(self) -> pa.Buffer:
+        return self.buffer.slice(_align(self._statistics_at + self.statistics_length), self.message_length)
+
+    def received_rows(self, schema: pa.Schema, *, bytes_max: int) -> pa.RecordBatch:
+        """The rows of a body that a writer sent, every value checked: safe to store, to compute with and to hand on.
+
+        Costs about 3 ns for each text, next to nothing for other types.
+
+        Raises:
+            LimitExceededError: they take more than ``bytes_max`` once they are decompressed.
+            CorruptionError: they are not rows of this schema, or contradict the body's header.
+        """
+        stamp = self.stamp
+        if self.flags & ~COMPRESSED:
+            raise CorruptionError(f"a batch has flags {self.flags:#x}: changes are made by the server alone")
+        if stamp.sequence < 0 or not -1 <= stamp.previous_sequence < stamp.sequence or stamp.acked_through < -1:
+            raise CorruptionError(f"a batch has impossible sequences: {stamp}")
+        rows = read_received(self._message, schema, bytes_max=bytes_max)
+        if rows.num_rows != self.row_count:
+            raise CorruptionError(f"a batch of {rows.num_rows} rows says that it has {self.row_count}")
+        if self.statistics_length:
+            decode_statistics(self.statistics, schema).check(self.row_count)
+        return rows
 
 
 @dataclass(frozen=True)

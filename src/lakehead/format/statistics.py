@@ -220,6 +220,20 @@ class BatchStatistics:
         if _HEADER.size + _ENTRY_BYTES * self._columns > self._size:
             raise CorruptionError(f"batch statistics of {self._columns} columns are cut off after {self._size} bytes")
 
+    def check(self, rows: int) -> None:
+        """Read all of them once, so that no reader trips over them later.
+
+        Raises:
+            CorruptionError: they contradict themselves, or are of another schema or number of rows.
+        """
+        if self.rows != rows or self._columns != len(self._schema):
+            raise CorruptionError(
+                f"batch statistics of {self.rows} rows and {self._columns} columns belong to a batch of {rows} rows and"
+                f" {len(self._schema)} columns"
+            )
+        for position in range(self._columns):
+            self.column(position)
+
     def column(self, position: int) -> ColumnStatistics:
         """Statistics of the column at a position; all unknown for one the batch was written without.
 

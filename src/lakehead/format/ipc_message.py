@@ -1,0 +1,110 @@
+"""Rows from Arrow IPC messages that someone else made: every value checked, and no more memory than is allowed.
+
+A few hundred bytes of LZ4 or ZSTD can stand for gigabytes, and Arrow believes the sizes that a message claims. So they
+are read first from the message's header, a FlatBuffers table of ``Message`` with a ``RecordBatch`` inside: a table
+begins with the distance back to its vtable, which holds for each field the distance from the table, 0 for absent.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import pyarrow as pa
+
+from lakehead.errors import CorruptionError, LimitExceededError
+
+UNREADABLE = (pa.ArrowException, OSError, EOFError, LookupError, MemoryError)
+"""What pyarrow raises for bytes that are no record batch message of a schema."""
+
+_HEADER, _BUFFERS, _COMPRESSION = 2, 2, 3  # fields of Message, of RecordBatch and of RecordBatch
+_PREFIX_BYTES = 8  # before each compressed buffer: its decompressed length, -1 for one stored as it is
+_CONTINUATION = 0xFFFFFFFF
+
+
+def read_received(message: pa.Buffer, schema: pa.Schema, *, bytes_max: int) -> pa.RecordBatch:
+    """The rows of a message that a peer sent; safe to store, to compute with and to hand on.
+
+    Costs about 3 ns for each text, next to nothing for other types.
+
+    Raises:
+        LimitExceededError: they take more than ``bytes_max`` once they are decompressed.
+        CorruptionError: they are not rows of this schema, or hold values that cannot be.
+    """
+    size = decoded_bytes(message)
+    if size > bytes_max:
+        raise LimitExceededError(
+            f"a batch of {size:,} bytes, decompressed, is over the limit of {bytes_max:,}: split it",
+            batch_bytes_max=bytes_max,
+        )
+    try:
+        rows = pa.ipc.read_record_batch(message, schema)
+        rows.validate(full=True)
+    except UNREADABLE as e:
+        raise CorruptionError(f"an Arrow message does not hold rows of the schema expected: {e}") from e
+    return rows
+
+
+def decoded_bytes(message: pa.Buffer) -> int:
+    """Bytes of the buffers of a record batch message after decompression.
+
+    Raises:
+        CorruptionError: it is no record batch message.
+    """
+    data = memoryview(message)
+    try:
+        return _decoded_bytes(data)
+    except struct.error as e:
+        raise CorruptionError(f"an Arrow message's header is damaged: {e}") from e
+
+
+def _decoded_bytes(data: memoryview) -> int:
+    mark, length = struct.unpack_from("<Ii", data)
+    if mark != _CONTINUATION or not 0 <= length <= len(data) - 8:
+        raise CorruptionError("there is no Arrow message at this place")
+    header, body = data[8 : 8 + length], data[8 + length :]
+    batch = _field(header, _unsigned(header, 0), _HEADER)
+    buffers = _field(header, batch, _BUFFERS) if batch else None
+    if batch is None or buffers is None:
+        raise CorruptionError("an Arrow message's header is not that of a record batch")
+    count = _unsigned(header, buffers)
+    places = struct.unpack_from(f"<{2 * count}q", header, buffers + 4) if 16 * count <= len(header) else None
+    if places is None:
+        raise CorruptionError(f"an Arrow message claims {count} buffers, more than it has room for")
+    if _field(header, batch, _COMPRESSION) is None:
+        return sum(places[1::2])
+    total = 0
+    for at, size in zip(places[::2], places[1::2], strict=True):
+        if size:
+            claimed = _length(body, at)
+            total += size - _PREFIX_BYTES if claimed == -1 else claimed
+            if claimed < -1 or at + size > len(body):
+                raise CorruptionError("an Arrow message's buffers contradict its size")
+    return total
+
+
+def _field(header: memoryview, table: int, number: int) -> int | None:
+    """Where a table's field points, None when it is absent."""
+    (back,) = struct.unpack_from("<i", header, _inside(table))
+    vtable = _inside(table - back)
+    (size,) = struct.unpack_from("<H", header, vtable)
+    if size < 6 + 2 * number:
+        return None
+    (distance,) = struct.unpack_from("<H", header, vtable + 4 + 2 * number)
+    return table + distance + _unsigned(header, table + distance) if distance else None
+
+
+def _unsigned(header: memoryview, at: int) -> int:
+    number: int = struct.unpack_from("<I", header, _inside(at))[0]
+    return number
+
+
+def _length(body: memoryview, at: int) -> int:
+    number: int = struct.unpack_from("<q", body, _inside(at))[0]
+    return number
+
+
+def _inside(at: int) -> int:
+    # struct counts negative places from the end.
+    if at < 0:
+        raise CorruptionError("an Arrow message's header points outside of it")
+    return at
