@@ -1,0 +1,372 @@
+"""A lake table in memory: what `LakeTable` promises, with the faults that catalogs, networks and other engines have.
+
+One `MemoryLake` is the catalog, the storage and the table; any number of services may use it. Nothing here is random or
+waits: faults are asked for, at each commit, and `MemoryLake.on_step` is called between steps, so that whoever tests may
+raise there, or let others change the table.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from lakehead.env.randomness import Randomness
+from lakehead.errors import LakeStateError
+from lakehead.lake.files import WrittenFile
+from lakehead.lake.lake_table import CommitAnswer, Hit, LakeChange, LakeFile, Outcome
+from lakehead.lake.marks import TABLE_ID, LakeMark, LakeSnapshot, LakeVersion
+from lakehead.log.netchange import NO_OFFSETS, Offsets, contains, union
+from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, TableDescriptor, TabletKey, partition_name
+
+Row = dict[str, Any]
+
+
+class Fault(enum.Enum):
+    """What goes wrong with one commit."""
+
+    REQUEST_LOST = "request lost"
+    """It does not land, and nobody knows."""
+    ANSWER_LOST = "answer lost"
+    """It lands, and nobody knows."""
+    DELAYED = "delayed"
+    """Nobody knows; it is on its way until `MemoryLake.deliver`, which lands it if nothing came between."""
+    REFUSED = "refused"
+    """It is refused for no reason."""
+    REPEATED = "repeated"
+    """It is delivered twice, and the second answer is the one that comes back."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Data:
+    tablet: TabletKey | None
+    partition: tuple[object, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def offsets(self) -> Offsets:
+        """-1 for none."""
+        return np.array([-1 if (o := r.get(OFFSET_COLUMN)) is None else o for r in self.rows], np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class _Deletes:
+    target: str
+    positions: Offsets
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What a snapshot holds: addresses."""
+
+    data: tuple[str, ...] = ()
+    deletes: tuple[str, ...] = ()
+    manifests: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> set[str]:
+        return {*self.data, *self.deletes, *self.manifests}
+
+
+@dataclass
+class _State:
+    """What the catalog has of one table."""
+
+    table_uuid: str
+    properties: dict[str, str]
+    current_id: int | None = None
+    sequence_number: int = 0
+    snapshots: dict[int, LakeSnapshot] = field(default_factory=dict)
+    contents: dict[int, _Content] = field(default_factory=dict)
+
+    @property
+    def content(self) -> _Content:
+        return self.contents[self.current_id] if self.current_id is not None else _Content()
+
+
+class MemoryLake:
+    """Implements `lakehead.lake.lake_table.LakeTable`.
+
+    Args:
+        randomness: names files and snapshots.
+        lands_late: whether the catalog is one where commits may be on their way after their caller has given up.
+
+    Attributes:
+        fault: asked at each commit.
+        on_step: called with ``"load"``, ``"write data"``, ``"write deletes"``, ``"commit"`` (sent next) and
+            ``"committed"`` (answered next). An exception that it raises is one of that step; at ``"committed"`` only a
+            `BaseException` is, for a process that ends there.
+    """
+
+    def __init__(self, desc: TableDescriptor, randomness: Randomness, *, lands_late: bool = True) -> None:
+        self.desc = desc
+        self.lands_late = lands_late
+        self.fault: Callable[[LakeChange], Fault | None] = lambda change: None
+        self.on_step: Callable[[str], None] = lambda step: None
+        self._randomness = randomness
+        self._files: dict[str, _Data | _Deletes | None] = {}
+        self._delayed: list[Callable[[], bool]] = []
+        self._state: _State | None = None
+        self.create(desc.table_id)
+
+    # ---- LakeTable ----------------------------------------------------------------------------------------------
+
+    def load(self) -> LakeVersion:
+        """See `LakeTable.load`."""
+        self.on_step("load")
+        state = self._state
+        if state is None or state.properties.get(TABLE_ID) != self.desc.table_id:
+            raise LakeStateError(f"table {self.desc.path} has no lake table of its own any more")
+        return LakeVersion(
+            str(self.desc.path),
+            state.table_uuid,
+            state.current_id,
+            dict(state.snapshots),
+            dict(state.properties),
+            state.content,
+        )
+
+    def writer(self, version: LakeVersion, *, target_file_bytes: int) -> MemoryWriter:
+        """See `LakeTable.writer`; all rows go to one file."""
+        return MemoryWriter(self)
+
+    def files(self, version: LakeVersion) -> list[LakeFile]:
+        """See `LakeTable.files`."""
+        content: _Content = version.handle
+        deletes: dict[str, list[str]] = {}
+        for path in content.deletes:
+            deletes.setdefault(self._deletes(path).target, []).append(path)
+        return [self._lake_file(path, tuple(deletes.get(path, ()))) for path in content.data]
+
+    def _lake_file(self, path: str, deletes: tuple[str, ...]) -> LakeFile:
+        data = self._data(path)
+        known = [r[OFFSET_COLUMN] for r in data.rows if r.get(OFFSET_COLUMN) is not None]
+        bounds = (min(known), max(known)) if known else None
+        rows = len(data.rows)
+        return LakeFile(path, rows, rows, data.tablet, bounds, rows - len(known), deletes, data.partition)
+
+    def find_offsets(self, wanted: Sequence[tuple[LakeFile, Offsets]]) -> list[tuple[Offsets, Offsets]]:
+        """See `LakeTable.find_offsets`."""
+        out = []
+        for file, offsets in wanted:
+            held = self._data(file.path).offsets
+            at = np.flatnonzero(contains(offsets, held))
+            out.append((at, held[at]))
+        return out
+
+    def write_deletes(self, version: LakeVersion, hits: Sequence[Hit]) -> list[WrittenFile]:
+        """See `LakeTable.write_deletes`."""
+        out = []
+        for hit in hits:
+            self.on_step("write deletes")
+            path = self._put("deletes", _Deletes(hit.file.path, hit.positions))
+            rows = len(hit.positions)
+            out.append(WrittenFile(path, rows, rows, 0, hit.file.partition, {}, hit.file.path))
+        return out
+
+    def commit(self, base: LakeVersion, change: LakeChange) -> CommitAnswer:
+        """See `LakeTable.commit`."""
+        self.on_step("commit")
+        fault = self.fault(change)
+        snapshot_id = self._new_snapshot_id()
+        manifest = self._put("manifest", None)
+
+        def land() -> bool:
+            return self._land(base, change, snapshot_id, manifest)
+
+        outcome = Outcome.UNKNOWN
+        if fault is Fault.DELAYED:
+            self._delayed.append(land)
+        elif fault is Fault.REFUSED:
+            outcome = Outcome.REFUSED
+        elif fault is not Fault.REQUEST_LOST:
+            landed = land()
+            if fault is Fault.REPEATED:
+                landed = land()
+            if fault is not Fault.ANSWER_LOST:
+                outcome = Outcome.LANDED if landed else Outcome.REFUSED
+        self.on_step("committed")
+        cause = None if outcome is Outcome.LANDED else ConnectionError(str(fault.value if fault else "conflict"))
+        return CommitAnswer(outcome, snapshot_id, (manifest,), cause)
+
+    def added_paths(self, version: LakeVersion, snapshot_id: int) -> frozenset[str] | None:
+        """See `LakeTable.added_paths`."""
+        state = self._known()
+        if snapshot_id not in state.snapshots:
+            return None
+        parent = state.snapshots[snapshot_id].parent_id
+        before = state.contents.get(parent, _Content()) if parent is not None else _Content()
+        return frozenset(state.contents[snapshot_id].paths - before.paths)
+
+    def discard(self, paths: Iterable[str]) -> None:
+        """See `LakeTable.discard`.
+
+        Raises:
+            AssertionError: a snapshot that is listed names the file.
+        """
+        for path in paths:
+            assert path not in self.reachable(), f"{path} is removed, but a snapshot names it"
+            self._files.pop(path, None)
+
+    def _land(self, base: LakeVersion, change: LakeChange, snapshot_id: int, manifest: str) -> bool:
+        state = self._state
+        if state is None or state.table_uuid != base.table_uuid or state.current_id != base.current_id:
+            return False
+        old = state.content
+        content = _Content(
+            (*old.data, *(f.path for f in change.data)),
+            (*old.deletes, *(f.path for f in change.deletes)),
+            (*old.manifests, manifest),
+        )
+        assert content.paths <= self._files.keys(), f"files are gone: {content.paths - self._files.keys()}"
+        assert {f.deletes_in for f in change.deletes} <= set(old.data)
+        number = state.sequence_number + 1
+        mark = LakeMark(snapshot_id, change.table_id, change.epoch, change.round_id, change.offsets, number)
+        self._add_snapshot(content, mark.to_summary(), snapshot_id)
+        state.properties.update(mark.to_properties())
+        return True
+
+    def _add_snapshot(self, content: _Content, summary: Mapping[str, str], snapshot_id: int | None = None) -> int:
+        state = self._known()
+        state.sequence_number += 1
+        made = snapshot_id or self._new_snapshot_id()
+        state.snapshots[made] = LakeSnapshot(made, state.current_id, state.sequence_number, dict(summary))
+        state.contents[made] = content
+        state.current_id = made
+        return made
+
+    # ---- what others do -----------------------------------------------------------------------------------------
+
+    def deliver(self) -> bool:
+        """Let the oldest delayed commit arrive; whether it landed. False when there is none."""
+        return self._delayed.pop(0)() if self._delayed else False
+
+    def create(self, table_id: str) -> None:
+        """The table, new and empty, in the place of any other."""
+        self._state = _State(self._randomness.uuid_hex(), {TABLE_ID: table_id})
+
+    def drop(self) -> None:
+        """Take the table out of the catalog; its files stay."""
+        self._state = None
+
+    def append_foreign(self, rows: Sequence[Row], bucket: int | None = None) -> int:
+        """Rows that another engine adds: they have no offset. Returns the snapshot, as all of these do."""
+        tablet = None if bucket is None else TabletKey("", bucket)
+        data = _Data(tablet, (bucket,), tuple({**r, BUCKET_COLUMN: bucket, OFFSET_COLUMN: None} for r in rows))
+        content = self._known().content
+        return self._foreign(replace(content, data=(*content.data, self._put("data", data))))
+
+    def delete_foreign(self, gone: Callable[[Row], bool]) -> int:
+        """Delete rows by position."""
+        content = self._known().content
+        made = []
+        for path in content.data:
+            hit = [i for i, r in enumerate(self._data(path).rows) if gone(r)]
+            if hit:
+                made.append(self._put("deletes", _Deletes(path, np.array(hit, np.int64))))
+        return self._foreign(replace(content, deletes=(*content.deletes, *made)))
+
+    def rewrite_foreign(self, *, backwards: bool = False) -> int:
+        """Compact each tablet's files into one, without what was deleted; ``backwards`` leaves rows out of order."""
+        content = self._known().content
+        by_tablet: dict[tuple[object, ...], list[str]] = {}
+        for path in content.data:
+            by_tablet.setdefault(self._data(path).partition, []).append(path)
+        made = []
+        for paths in by_tablet.values():
+            rows = tuple(r for p in paths for r in self._live(content, p))
+            first = self._data(paths[0])
+            if rows:
+                made.append(self._put("data", replace(first, rows=rows[::-1] if backwards else rows)))
+        return self._foreign(_Content(tuple(made), (), ()))
+
+    def expire(self, *snapshot_ids: int, files: bool = False) -> None:
+        """Take snapshots out of the list, and, with ``files``, remove what only they name."""
+        state = self._known()
+        assert state.current_id not in snapshot_ids
+        before = self.reachable()
+        for i in snapshot_ids:
+            del state.snapshots[i], state.contents[i]
+        for s in list(state.snapshots.values()):
+            if s.parent_id in snapshot_ids:
+                state.snapshots[s.snapshot_id] = replace(s, parent_id=None)
+        for path in before - self.reachable() if files else ():
+            self._files.pop(path, None)
+
+    def roll_back(self, snapshot_id: int) -> None:
+        """Make an older snapshot the current one."""
+        self._known().current_id = snapshot_id
+
+    def _foreign(self, content: _Content) -> int:
+        return self._add_snapshot(replace(content, manifests=(self._put("manifest", None),)), {})
+
+    # ---- what there is ------------------------------------------------------------------------------------------
+
+    def rows(self, snapshot_id: int | None = None) -> list[Row]:
+        """Live rows of a snapshot, None for the current one, with their system columns."""
+        state = self._known()
+        content = state.content if snapshot_id is None else state.contents[snapshot_id]
+        return [r for path in content.data for r in self._live(content, path)]
+
+    def snapshot_ids(self) -> list[int]:
+        """Snapshots that are listed, oldest first."""
+        return sorted(self._known().snapshots, key=lambda i: self._known().snapshots[i].sequence_number)
+
+    def stored(self) -> set[str]:
+        """Addresses of all files."""
+        return set(self._files)
+
+    def reachable(self) -> set[str]:
+        """Addresses that listed snapshots name."""
+        return {p for c in self._state.contents.values() for p in c.paths} if self._state else set()
+
+    def _live(self, content: _Content, path: str) -> list[Row]:
+        dead = union(*(d.positions for d in map(self._deletes, content.deletes) if d.target == path), NO_OFFSETS)
+        return [r for i, r in enumerate(self._data(path).rows) if i not in set(dead.tolist())]
+
+    def _known(self) -> _State:
+        assert self._state is not None, "the table was dropped"
+        return self._state
+
+    def _data(self, path: str) -> _Data:
+        data = self._files.get(path)
+        if not isinstance(data, _Data):
+            raise FileNotFoundError(path)
+        return data
+
+    def _deletes(self, path: str) -> _Deletes:
+        deletes = self._files.get(path)
+        if not isinstance(deletes, _Deletes):
+            raise FileNotFoundError(path)
+        return deletes
+
+    def _put(self, kind: str, file: _Data | _Deletes | None) -> str:
+        path = f"memory:///{kind}-{self._randomness.uuid_hex()}"
+        self._files[path] = file
+        return path
+
+    def _new_snapshot_id(self) -> int:
+        return int(self._randomness.uuid_hex()[:15], 16)
+
+
+@dataclass(frozen=True)
+class MemoryWriter:
+    """Writes rows to a `MemoryLake`."""
+
+    lake: MemoryLake
+
+    def write(self, batches: Iterable[pa.RecordBatch], partition: tuple[object, ...]) -> list[WrittenFile]:
+        """See `lakehead.lake.lake_table.DataWriter`."""
+        rows = [r for b in batches for r in b.to_pylist()]
+        self.lake.on_step("write data")
+        if not rows:
+            return []
+        desc = self.lake.desc
+        values = tuple(rows[0][c] for c in desc.partition_by)
+        tablet = TabletKey(partition_name(desc.partition_by, values), rows[0][BUCKET_COLUMN])
+        path = self.lake._put("data", _Data(tablet, partition, tuple(rows)))
+        return [WrittenFile(path, len(rows), len(rows), 0, partition, {})]
