@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,8 @@ from lakehead.format.bucketing import bucket_ids
 from lakehead.types import UNPARTITIONED, TableDescriptor, TabletKey, partition_name
 
 Rows = npt.NDArray[np.int64]
+SHARE_ROWS = 4096
+"""Rows of an unkeyed batch that are worth a tablet of their own."""
 
 
 def route(
@@ -22,9 +25,16 @@ def route(
 
     Args:
         batch: holds the partition columns and the bucket key.
-        unkeyed_bucket: bucket of the whole batch for log tables without a bucket key.
+        unkeyed_bucket: where a batch of a log table without a bucket key goes. One of `SHARE_ROWS` rows or more per
+            bucket is cut into equal parts for this bucket and those that follow it.
     """
     names, codes = partition_codes(desc, batch)
+    parts = 1 if desc.bucket_key else min(desc.buckets, batch.num_rows // SHARE_ROWS)
+    if parts > 1:
+        part = np.arange(batch.num_rows) * parts // batch.num_rows
+        codes = np.zeros(batch.num_rows, np.int64) if codes is None else codes
+        yield from _groups(names or [UNPARTITIONED], codes, (unkeyed_bucket + part) % desc.buckets, 0)
+        return
     if not desc.bucket_key or desc.buckets == 1:
         buckets = np.zeros(batch.num_rows, np.int32) if names else None
         fixed = 0 if desc.bucket_key or desc.buckets == 1 else unkeyed_bucket
@@ -40,7 +50,7 @@ def route(
 
 
 def _groups(
-    names: Sequence[str], codes: Rows, buckets: npt.NDArray[np.int32] | None, first_bucket: int
+    names: Sequence[str], codes: Rows, buckets: npt.NDArray[np.signedinteger[Any]] | None, first_bucket: int
 ) -> Iterator[tuple[TabletKey, Rows | None]]:
     span = int(buckets.max()) + 1 if buckets is not None and len(buckets) else 1
     group = codes * span + (buckets if buckets is not None else 0)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from lakehead.client.routing import route
@@ -29,6 +31,14 @@ class PreparedWrite:
     request: Write
     bodies: list[pa.Buffer]
     sequence: int
+
+
+def _chosen(batch: pa.RecordBatch, rows: npt.NDArray[np.int64] | None) -> pa.RecordBatch:
+    if rows is None:
+        return batch
+    first, n = int(rows[0]), len(rows)
+    # Rows are ascending: neighbours need no copy.
+    return batch.slice(first, n) if int(rows[-1]) - first == n - 1 else batch.take(pa.array(rows))
 
 
 def writer_bytes(name: str) -> bytes:
@@ -99,7 +109,7 @@ class BatchWriter:
         for key, rows in route(self._desc, batch, unkeyed_bucket=bucket):
             stamp = WriterStamp(self._writer_id, sequence, self._previous.get(key, -1), self.acked_through, self._epoch)
             body = encode_body(
-                batch if rows is None else batch.take(pa.array(rows)),
+                _chosen(batch, rows),
                 schema_id=self._desc.schema_id,
                 stamp=stamp,
                 compression=self._desc.properties.compression if kind == "append" else "none",

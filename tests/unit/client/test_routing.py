@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from lakehead.client.routing import partition_codes, route
+from lakehead.client.routing import SHARE_ROWS, partition_codes, route
 from lakehead.format.bucketing import bucket_ids
 from lakehead.types import TableDescriptor, TablePath, TabletKey, partition_name
 
@@ -63,6 +64,19 @@ def test_rows_go_where_partition_and_hash_say(
     assert found == [TabletKey(n, b) for n, b in zip(names, expected.tolist(), strict=True)]
     part = BATCH.slice(17, 100)
     assert placed(desc, part, unkeyed_bucket=3 if buckets > 1 else 0) == found[17:117]
+
+
+def test_a_large_batch_without_a_bucket_key_is_shared_by_buckets() -> None:
+    rows = 3 * SHARE_ROWS + 5
+    batch = pa.RecordBatch.from_pydict({"n": np.arange(rows)})
+    desc = dataclasses.replace(table(buckets=4), schema=batch.schema)
+    found = placed(desc, batch, unkeyed_bucket=3)
+    sizes = {key.bucket: found.count(key) for key in sorted(set(found))}
+    assert set(sizes) == {3, 0, 1} and max(sizes.values()) - min(sizes.values()) <= 1 and sum(sizes.values()) == rows
+    assert [k.bucket for k in found] == sorted((k.bucket for k in found), key=[3, 0, 1].index), (
+        "neighbours stay together"
+    )
+    assert len(set(placed(desc, batch.slice(0, 2 * SHARE_ROWS - 1), unkeyed_bucket=3))) == 1
 
 
 def test_one_tablet_takes_the_batch_uncopied() -> None:
