@@ -61,6 +61,7 @@ class Deployment:
         self.randomness = SeededRandomness(seed + 1)
         self.folder = folder
         self.starts = 0
+        self.damaged: tuple[str, int] | None = None
 
     def note(self, who: str, what: str, detail: object = "") -> None:
         self.trace.add(self.scheduler.now_us, who, what, detail)
@@ -72,6 +73,7 @@ class Deployment:
     def _removed(self, path: str) -> None:
         with self.scheduler.judging():
             self.history.removed(path)
+        self.note("server", f"removes {os.path.splitext(path)[1]}")
 
     # ---- the server ---------------------------------------------------------------------------------------------
 
@@ -128,6 +130,26 @@ class Deployment:
         with self.scheduler.judging():
             lost = self.history.cut()
         self.note("server", "power cut", f"{lost} records lost, {torn} bytes torn")
+
+    def damage(self) -> bool:
+        """Flip one bit that was synced long ago; False when there is none. Requests may be refused until `repair`."""
+        frames = [f for t in self.history.tablets.values() for f in t.sealed_frames()]
+        if not frames:
+            return False
+        frame = self.draws.choice(frames)
+        size = self.draws.randrange(64, 512)
+        self.damaged = (frame.path, max(0, frame.size_after - 1 - self.draws.randrange(size)))
+        self.disk.flip_bit(*self.damaged)
+        self.note("disk", "bit flipped", f"{os.path.basename(frame.path)} byte {self.damaged[1]}")
+        return True
+
+    def repair(self) -> None:
+        """Restore what was damaged."""
+        assert self.damaged is not None
+        if self.disk.present(self.damaged[0]):
+            self.disk.flip_bit(*self.damaged)
+        self.damaged = None
+        self.note("disk", "restored")
 
     # ---- tables and clients -------------------------------------------------------------------------------------
 

@@ -47,6 +47,10 @@ class Disk(FaultyStorage):
             return path in self._removed
         return (file.synced if durably else len(file.data)) >= size
 
+    def present(self, path: str) -> bool:
+        """Whether there is such a file now."""
+        return path in self._files
+
     def remove(self, path: str) -> None:
         if path in self._files:
             self.on_remove(path)

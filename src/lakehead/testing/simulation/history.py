@@ -50,7 +50,7 @@ class Logged:
     start: int
     end: int
     batch: Writer
-    timestamp_us: int
+    synced_end: int
 
 
 class ViolationError(AssertionError):
@@ -165,7 +165,7 @@ class TabletHistory:
         require(frame.timestamp_us >= before, f"{self.name}: the commit time goes back at {self.end}")
         found, wanted = records_of(frame, self.desc), self.expected(part)
         require(found == wanted, f"{self.name} logs at {self.end}\n  {found}\nfor {part}, must be\n  {wanted}")
-        self.frames.append(Logged(path, size_after, self.end, frame.end_offset, batch, frame.timestamp_us))
+        self.frames.append(Logged(path, size_after, self.end, frame.end_offset, batch, frame.synced_end))
         self.offsets[batch] = (frame.base_offset, frame.end_offset)
         for record in found:
             self._apply(self._live, self.end, record) if self.desc.keyed else None
@@ -196,6 +196,12 @@ class TabletHistory:
         self.floor = min(self.floor, end)
         self.cuts += 1
         return rows
+
+    def sealed_frames(self) -> list[Logged]:
+        """Frames on the disk whose damage must be noticed: other frames there tell that they were synced."""
+        held = [f for f in self.frames if self._disk.present(f.path)]
+        marks = sorted((f.synced_end for f in held), reverse=True)[:2]
+        return [f for f in held if f.end <= (marks[1] if marks[0] == f.synced_end else marks[0])] if marks[1:] else []
 
     # ---- what is seen ---------------------------------------------------------------------------------------------
 
@@ -322,6 +328,7 @@ class History:
             int(n.removesuffix(".checkpoint")) for n in self.disk.list_files(folder) if n.endswith(".checkpoint")
         ]
         require(end <= max(covered, default=0), f"{tablet.name} trims up to {end}, its checkpoints are at {covered}")
+        tablet.log_start = max(tablet.log_start, end)
 
     def _tablet_at(self, folder: str) -> tuple[str, TabletKey]:
         rest, bucket = os.path.split(folder)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass
+from unittest import mock
 
 from lakehead.config import TableProperties
 from lakehead.errors import LakeheadError
+from lakehead.log import tablet as log_tablet
 from lakehead.testing.simulation.deployment import Deployment, scratch_folder
 from lakehead.testing.simulation.disk import DiskFaults
 from lakehead.testing.simulation.history import require
@@ -60,7 +62,8 @@ class Simulation:
 
     def carry_out(self) -> str | None:
         """Run to the end; returns what went wrong."""
-        with simulated_threads(self.deployment.scheduler):
+        small = mock.patch.object(log_tablet, "CHECKPOINT_BYTES", self.draws.choice([1000, 4000]))
+        with small, simulated_threads(self.deployment.scheduler):
             try:
                 self.deployment.scheduler.run(self._main)
             except (AssertionError, LakeheadError) as e:
@@ -88,7 +91,8 @@ class Simulation:
             durability=draws.choice(["sync", "sync", "os"]),
             segment_bytes=draws.choice([600, 2000, 8000]),
             compression=draws.choice(["none", "lz4"]),
-            hot_retention_ms=draws.choice([100, 1000]),
+            hot_retention_ms=draws.choice([20, 200]),
+            log_ttl_ms=draws.choice([20, 200, None]),
         )
         schema, key = (KEYED_SCHEMA, ("k",)) if keyed else (LOG_SCHEMA, ())
         return self.deployment.create_table(name, schema, key, draws.randint(1, 2), properties)
@@ -121,7 +125,7 @@ class Simulation:
         d, draws = self.deployment, self.draws
         for _ in range(draws.randint(0, 6)):
             d.scheduler.sleep(draws.random() * draws.choice([0.02, 0.3]))
-            what = draws.choice(["kill", "power", "stop", "clock", "full"])
+            what = draws.choice(["kill", "power", "stop", "clock", "full", "flip"])
             if what == "clock":
                 d.clock.error_us = draws.randint(-3_000_000, 3_000_000)
                 d.note("clock", "jump", d.clock.error_us)
@@ -131,6 +135,14 @@ class Simulation:
                 d.scheduler.sleep(draws.random() * 0.3)
                 d.disk.full = False
                 d.note("disk", "has room")
+            elif what == "flip":
+                d.kill()
+                if d.damage():
+                    d.start()
+                    d.scheduler.sleep(draws.random() * 0.3)
+                    d.kill()
+                    d.repair()
+                d.start()
             else:
                 self._restart(what)
 

@@ -12,6 +12,8 @@ from lakehead.client.table import TableClient
 from lakehead.client.writer import BatchWriter, WriteKind
 from lakehead.errors import (
     ClosedError,
+    CorruptionError,
+    LakeheadError,
     OffsetOutOfRangeError,
     SequenceGapError,
     UnavailableError,
@@ -21,12 +23,11 @@ from lakehead.protocol import messages as m
 from lakehead.testing.simulation.deployment import Deployment
 from lakehead.testing.simulation.history import Row, TabletHistory, require, rows_of
 from lakehead.testing.simulation.network import NetworkEndpoint
-from lakehead.types import TableDescriptor, TabletKey
+from lakehead.types import ChangeType, TableDescriptor, TabletKey
 
 LOG_SCHEMA = pa.schema([pa.field("who", pa.string(), False), pa.field("n", pa.int64(), False), ("text", pa.string())])
 KEYED_SCHEMA = pa.schema([pa.field("k", pa.int64(), False), ("a", pa.int64()), ("b", pa.string())])
 KEYS = 12
-EXPECTED = (UnavailableError, ClosedError)
 _CHANGES = ["__change_type", "__prev_offset"]
 
 
@@ -46,6 +47,12 @@ class Actor:
 
     def think(self, seconds: float = 0.02) -> None:
         self.deployment.scheduler.sleep(self.draws.random() * seconds)
+
+    @property
+    def expected(self) -> tuple[type[LakeheadError], ...]:
+        """What may go wrong at any time, and is to be tried again."""
+        damaged = self.deployment.damaged is not None
+        return (UnavailableError, ClosedError, CorruptionError) if damaged else (UnavailableError, ClosedError)
 
     def lossy(self) -> bool:
         """Whether acknowledged rows may have been lost, as ``durability="os"`` allows."""
@@ -107,7 +114,7 @@ class AnonymousWriter(Actor):
             try:
                 offsets = self.client.write(kind, pa.Table.from_batches([batch]))
                 self.note("write", [(str(k), *o) for k, o in offsets])
-            except EXPECTED as e:
+            except self.expected as e:
                 self.note("write unknown", type(e).__name__)
             except SequenceGapError:
                 require(self.lossy(), f"{self.name}: a batch was refused that follows the one before")
@@ -130,7 +137,7 @@ class NamedWriter(Actor):
                 writer = self.client.named_writer(self._source_name)
                 self.note("writer opened", f"after {writer.acked_through}")
                 return self._go_on(writer, batches)
-            except EXPECTED as e:
+            except self.expected as e:
                 self.note("writer failed", type(e).__name__)
             except SequenceGapError:
                 # Its predecessor's last batch may arrive after it was opened.
@@ -162,7 +169,7 @@ class Reader(Actor):
             choice = self.draws.choice([self.read_log, look, self.read_live])
             try:
                 choice()
-            except EXPECTED as e:
+            except self.expected as e:
                 self.note("read failed", type(e).__name__)
 
     def whole(self) -> None:
@@ -282,7 +289,7 @@ class Subscriber(Actor):
             cuts = self._cuts()
             try:
                 self._follow(positions, cuts)
-            except EXPECTED as e:
+            except self.expected as e:
                 self.note("subscription ends", type(e).__name__)
             except OffsetOutOfRangeError:
                 self.note("subscription behind")
@@ -296,29 +303,43 @@ class Subscriber(Actor):
         stream = self.client.subscribe(
             starts=dict(positions), default="earliest", stops=None, columns=columns, predicate=None
         )
+        self._initial: dict[TabletKey, list[Row]] = {}
         self.note("subscribe", sorted((str(k), o) for k, o in positions.items()))
         try:
             for header, batch in stream:
                 if self._cuts() != cuts:
                     raise ClosedError("the power was cut")
-                self._take(positions, header.bucket, header.end_offset, rows_of(batch))
+                key = TabletKey(header.partition, header.bucket)
+                self._take(positions, key, header.end_offset, rows_of(batch))
         finally:
             stream.close()
 
-    def _take(
-        self, positions: dict[TabletKey, int], bucket: int, end: int | None, rows: list[tuple[object, ...]]
-    ) -> None:
-        tablet = self.deployment.history.tablet(self.desc.table_id, TabletKey("", bucket))
+    def _take(self, positions: dict[TabletKey, int], key: TabletKey, end: int | None, rows: list[Row]) -> None:
+        tablet = self.deployment.history.tablet(self.desc.table_id, key)
+        if key not in positions and self.desc.keyed and (end is None or key in self._initial or tablet.log_start > 0):
+            self._take_initial(positions, tablet, end, rows)
+            return
         assert end is not None
-        at = positions.get(tablet.key, rows[0][-1] if rows else end)
-        require(
-            isinstance(at, int) and at <= end <= tablet.readable_end, f"{tablet.name} pushes up to {end} after {at}"
-        )
-        assert isinstance(at, int)
+        at = positions[key] if key in positions else rows[0][-1] if rows else end
+        require(at <= end <= tablet.readable_end, f"{tablet.name} pushes up to {end} after {at}")
         wanted = [
             (*r.row, *((r.change,) if self.desc.keyed else ()), at + i) for i, r in enumerate(tablet.records[at:end])
         ]
         require(rows == wanted, f"{tablet.name} pushes for [{at}, {end})\n  {rows}\nmust be\n  {wanted}")
         tablet.floor = max(tablet.floor, end)
+        positions[key] = end
+        self.note("pushed", (str(key), at, end))
+
+    def _take_initial(
+        self, positions: dict[TabletKey, int], tablet: TabletHistory, end: int | None, rows: list[Row]
+    ) -> None:
+        """Live rows, which stand for a part of the log that was trimmed."""
+        held = self._initial.setdefault(tablet.key, [])
+        held += rows
+        if end is None:
+            return
+        wanted = [(*row, ChangeType.INSERT, offset) for offset, row in tablet.live_at(end).items()]
+        require(held == wanted, f"{tablet.name} pushes as live at {end}\n  {held}\nmust be\n  {wanted}")
+        tablet.floor = max(tablet.floor, end)
         positions[tablet.key] = end
-        self.note("pushed", (str(tablet.key), at, end))
+        self.note("pushed as live", (str(tablet.key), end))
