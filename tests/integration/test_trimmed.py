@@ -153,7 +153,7 @@ def test_a_keyed_table_has_its_rows_but_not_its_old_changes(con: lh.Connection, 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["log", "keyed"])
 def test_a_pinned_scan_keeps_what_it_holds(con: lh.Connection, keyed: bool) -> None:
-    key = {"primary_key": "k"} if keyed else {}
+    key: dict[str, Any] = {"primary_key": "k"} if keyed else {}
     table = con.create_table("a.t", KV, lake="iceberg", hot_retention="0s", segment_bytes=1000, **key)
     put = table.upsert if keyed else table.append
     put(rows(*range(50)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from lakehead.client.table import TableClient
-from lakehead.errors import NoLakeError
+from lakehead.errors import NoLakeError, UnavailableError
 from lakehead.types import TableDescriptor, TabletId
 
 if TYPE_CHECKING:
@@ -98,4 +99,10 @@ def run_table_round(
     from lakehead.lake.iceberg_table import open_lake_table
     from lakehead.lake.round import run_round
 
-    return run_round(open_lake_table(client.desc, client.lake()), client.desc, source, map_tasks=map_tasks, epoch=epoch)
+    lake = open_lake_table(client.desc, client.lake())
+    result = run_round(lake, client.desc, source, map_tasks=map_tasks, epoch=epoch)
+    if result.snapshot_id is not None:
+        # A hint, and the round has landed without it.
+        with contextlib.suppress(UnavailableError):
+            client.report_tiered()
+    return result

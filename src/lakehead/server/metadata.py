@@ -19,8 +19,9 @@ from lakehead.errors import ClosedError, StorageError, TableExistsError, TableNo
 from lakehead.protocol.messages import TableInfo
 from lakehead.types import TableDescriptor, TablePath
 
-FORMAT_VERSION = 1
-"""Version of the data folder: layout, metadata tables and frame format together."""
+FORMAT_VERSION = 2
+"""Version of the data folder: layout, metadata tables, frames and checkpoints together. 1 had no checkpoints, and logs
+began at offset 0; such a folder is opened as it is and marked as 2."""
 
 _SCHEMA = """
 create table if not exists meta(name text primary key, value text not null);
@@ -60,7 +61,7 @@ class MetadataStore:
                 f"cannot open the metadata in {path}: {e}: use a folder that this user may write", path=path
             ) from e
         with self._transaction() as db:
-            db.execute("insert or ignore into meta values ('format', ?)", (str(FORMAT_VERSION),))
+            db.execute("insert or replace into meta values ('format', ?)", (str(FORMAT_VERSION),))
             db.execute("insert or ignore into meta values ('folder_id', ?)", (randomness.uuid_hex(),))
             db.execute("insert or ignore into databases values ('default')")
         self.folder_id: str = self._db.execute("select value from meta where name = 'folder_id'").fetchone()[0]
