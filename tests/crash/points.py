@@ -1,0 +1,357 @@
+"""Named points in the life of a process, at which it can be killed, stopped or lied to.
+
+They wrap seams of the product (files, the metadata store, the lake's catalog, requests) inside a child process, before
+anything of it runs: the product has no hooks. What is to happen is read from a plan file each time a point is reached,
+so that a process can be armed before it starts or while it runs, and forked ones share the plan. Taking the plan is
+renaming it: one process dies, once, and the file that stays tells where.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import json
+import os
+import signal
+import sqlite3
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+PLAN_VARIABLE = "LAKEHEAD_CRASH_PLAN"
+"""Environment variable with the path of the plan file."""
+REACHED = ".reached"
+"""Suffix of a plan that was carried out."""
+
+_FILES = ("segment", "checkpoint")
+_LOG_STEPS = ("append.before", "append.torn", "append.after", "sync.before", "sync.after", "create.before")
+SEGMENT = tuple(f"segment.{step}" for step in (*_LOG_STEPS, "create.after"))
+CHECKPOINT = tuple(f"checkpoint.{s}" for s in (*_LOG_STEPS, "create.after", "rename.before", "rename.after"))
+TRIM = ("segment.remove.before", "segment.remove.after", "checkpoint.remove.before", "checkpoint.remove.after")
+METADATA = ("metadata.commit.before", "metadata.commit.after")
+CREATE = ("folder.make.before", "folder.make.after", "catalog.create.before", "catalog.create.after")
+DROP = ("catalog.drop.before", "catalog.drop.after", "folder.remove.before", "folder.remove.half", "folder.remove.after")
+ANSWERS = ("answer.Write", "answer.OpenWriter", "answer.CreateTable", "answer.DropTable")
+STOP = ("stop.before", "stop-record.write.before", "stop-record.write.torn", "stop-record.write.tmp", "stop-record.write.after")
+RECOVERY = ("recovery.begin", "recovery.segment.sync.before", "recovery.segment.sync.after", "recovery.end")
+CUT = ("recovery.segment.truncate.before", "recovery.segment.truncate.after")
+ROUND = (
+    "round.watermarks", "round.read", "lake.data.open", "lake.data.closed", "lake.deletes.open", "lake.deletes.closed",
+    "lake.manifest.open", "lake.manifest.closed", "lake.manifest-list.closed", "catalog.commit.before",
+    "lake.metadata.open", "lake.metadata.closed", "catalog.commit.after", "round.done",
+)  # fmt: skip
+WORKER = ("round.read", "lake.data.open", "lake.data.closed")
+
+_recovering = threading.local()
+
+
+class LostAnswerError(OSError):
+    """What a caller sees when the answer of a catalog is lost."""
+
+
+class Points:
+    """Reads the plan at each point and carries it out."""
+
+    def __init__(self, plan: str) -> None:
+        self._plan = plan
+        self._lock = threading.Lock()
+        self._armed = ""
+        self._seen = 0
+
+    def reach(self, name: str, last: Callable[[], object] | None = None) -> None:
+        """Carry out the plan if it names this point; ``last`` is done first, if the process is to die."""
+        try:
+            with open(self._plan) as f:
+                text = f.read()
+        except FileNotFoundError:
+            return
+        plan = json.loads(text) if text else {}
+        if plan.get("point") != name:
+            return
+        with self._lock:
+            if text != self._armed:
+                self._armed, self._seen = text, 0
+            self._seen += 1
+            if self._seen < plan["nth"]:
+                return
+            try:
+                os.rename(self._plan, self._plan + REACHED)
+            except FileNotFoundError:
+                return
+        if plan["action"] == "lose":
+            raise LostAnswerError(f"the answer was lost at {name}")
+        if plan["action"] == "kill" and last is not None:
+            last()
+        if plan["action"] != "report":
+            os.kill(os.getpid(), signal.SIGKILL if plan["action"] == "kill" else signal.SIGSTOP)
+
+    def around(self, owner: Any, method: str, name: str) -> None:
+        """Points ``name.before`` and ``name.after`` around a method."""
+        original = getattr(owner, method)
+
+        @functools.wraps(original)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            self.reach(f"{name}.before")
+            result = original(*args, **kwargs)
+            self.reach(f"{name}.after")
+            return result
+
+        setattr(owner, method, wrapped)
+
+
+def install(plan: str) -> None:
+    """Put all points into this process; modules are wrapped when they are first imported."""
+    points = Points(plan)
+    _die_with_parent()
+    _wrap_metadata(points)
+    sys.meta_path.insert(
+        0,
+        _AfterImport(
+            {
+                "lakehead.env.storage": functools.partial(_wrap_storage, points),
+                "lakehead.log.tablet": functools.partial(_wrap_log, points),
+                "lakehead.server.service": functools.partial(_wrap_service, points),
+                "lakehead.client.table": functools.partial(_wrap_client, points),
+                "lakehead.lake.file_io": functools.partial(_wrap_lake_files, points),
+                "lakehead.lake.round": functools.partial(_wrap_round, points),
+                "pyiceberg.catalog.sql": functools.partial(_wrap_catalog, points),
+            }
+        ),
+    )
+
+
+class _AfterImport(MetaPathFinder):
+    """Has something done with modules right after they were imported."""
+
+    def __init__(self, patches: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._patches = patches
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        patch = self._patches.pop(name, None)
+        if patch is None:
+            return None
+        spec = importlib.util.find_spec(name)
+        assert spec is not None and spec.loader is not None, f"{name} is gone: its points must move"
+        load = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            load(module)
+            patch(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _die_with_parent() -> None:
+    """Leave nothing running when the suite itself is killed (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
+
+
+# ---- files --------------------------------------------------------------------------------------------------------
+
+
+def _point_of(path: str) -> str:
+    """The kind of a file, as the first part of its points' names."""
+    name = os.path.basename(path).removesuffix(".tmp")
+    kind = {"log": "segment", "checkpoint": "checkpoint", "start": "log-start"}.get(name.rpartition(".")[2], "file")
+    kind = "stop-record" if name == "stopped.json" else kind
+    return f"recovery.{kind}" if getattr(_recovering, "active", False) else kind
+
+
+def _wrap_storage(points: Points, storage: ModuleType) -> None:
+    log, local = storage.LocalLogFile, storage.LocalStorage
+    append, open_log, write_atomic, remove_tree = log.append, local.open_log, local.write_atomic, local.remove_tree
+
+    def torn_append(self: Any, parts: Sequence[Any]) -> None:
+        kind = _point_of(self.path)
+        points.reach(f"{kind}.append.before")
+        points.reach(f"{kind}.append.torn", lambda: _write(self.path, b"".join(map(bytes, parts)), "ab"))
+        append(self, parts)
+        points.reach(f"{kind}.append.after")
+
+    def open_named(self: Any, path: str) -> Any:
+        if os.path.exists(path):
+            return open_log(self, path)
+        kind = _point_of(path)
+        points.reach(f"{kind}.create.before")
+        file = open_log(self, path)
+        points.reach(f"{kind}.create.after")
+        return file
+
+    def torn_write(self: Any, path: str, data: bytes) -> None:
+        kind, temporary = _point_of(path), f"{path}.tmp"
+        points.reach(f"{kind}.write.before")
+        points.reach(f"{kind}.write.torn", lambda: _write(temporary, data, "wb"))
+        points.reach(f"{kind}.write.tmp", lambda: _write(temporary, data * 2, "wb"))
+        write_atomic(self, path, data)
+        points.reach(f"{kind}.write.after")
+
+    def half_remove(self: Any, path: str) -> None:
+        points.reach("folder.remove.before")
+        points.reach("folder.remove.half", lambda: _remove_half(path))
+        remove_tree(self, path)
+        points.reach("folder.remove.after")
+
+    log.append, local.open_log, local.write_atomic, local.remove_tree = torn_append, open_named, torn_write, half_remove
+    _around_path(points, log, "sync", lambda self: self.path)
+    _around_path(points, log, "truncate", lambda self, size: self.path)
+    _around_path(points, local, "remove", lambda self, path: path)
+    _around_path(points, local, "rename", lambda self, path, to: to)
+    points.around(local, "make_folder", "folder.make")
+
+
+def _around_path(points: Points, owner: Any, method: str, path_of: Callable[..., str]) -> None:
+    original = getattr(owner, method)
+
+    @functools.wraps(original)
+    def wrapped(*args: Any) -> Any:
+        kind = _point_of(path_of(*args))
+        points.reach(f"{kind}.{method}.before")
+        result = original(*args)
+        points.reach(f"{kind}.{method}.after")
+        return result
+
+    setattr(owner, method, wrapped)
+
+
+def _write(path: str, data: bytes, mode: str) -> None:
+    """The first half of the bytes, as far as the kernel."""
+    with open(path, mode) as f:
+        f.write(data[: max(len(data) // 2, 1)])
+
+
+def _remove_half(path: str) -> None:
+    files = sorted(os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+    for name in files[: (len(files) + 1) // 2]:
+        os.unlink(name)
+
+
+def _wrap_log(points: Points, module: ModuleType) -> None:
+    tablet = module.LogTablet
+    init = tablet.__init__
+
+    def recovering(self: Any, *args: Any, **kwargs: Any) -> None:
+        points.reach("recovery.begin")
+        _recovering.active = True
+        try:
+            init(self, *args, **kwargs)
+        finally:
+            _recovering.active = False
+        points.reach("recovery.end")
+
+    tablet.__init__ = recovering
+
+
+# ---- server -------------------------------------------------------------------------------------------------------
+
+
+class _PointedConnection(sqlite3.Connection):
+    points: Points
+
+    def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+        if sql != "commit":
+            return super().execute(sql, *args)
+        self.points.reach("metadata.commit.before")
+        result = super().execute(sql, *args)
+        self.points.reach("metadata.commit.after")
+        return result
+
+
+def _wrap_metadata(points: Points) -> None:
+    connect = sqlite3.connect
+    _PointedConnection.points = points
+
+    def pointed(database: Any, *args: Any, **kwargs: Any) -> sqlite3.Connection:
+        if str(database).endswith("metadata.db"):
+            kwargs["factory"] = _PointedConnection
+        return connect(database, *args, **kwargs)
+
+    # SQLAlchemy, and so the lake's catalog, goes by sqlite3.dbapi2.
+    sqlite3.connect = pointed  # type: ignore[assignment]
+
+
+def _wrap_service(points: Points, module: ModuleType) -> None:
+    service = module.Service
+    call = service.call
+
+    def answered(self: Any, request: Any, attachments: Any = ()) -> Any:
+        answer = call(self, request, attachments)
+        points.reach(f"answer.{type(request).__name__}")
+        return answer
+
+    service.call = answered
+    points.around(service, "close", "stop")
+    if hasattr(service, "maintain"):
+        points.around(service, "maintain", "maintain")
+
+
+# ---- rounds -------------------------------------------------------------------------------------------------------
+
+
+def _wrap_client(points: Points, module: ModuleType) -> None:
+    client = module.TableClient
+    watermarks, read = client.watermarks, client.read
+
+    def watermarked(self: Any) -> Any:
+        result = watermarks(self)
+        points.reach("round.watermarks")
+        return result
+
+    def reading(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        for batch in read(self, *args, **kwargs):
+            points.reach("round.read")
+            yield batch
+
+    client.watermarks, client.read = watermarked, reading
+
+
+def _lake_kind(path: str) -> str:
+    name = os.path.basename(path)
+    if name.endswith(".parquet"):
+        return "lake.deletes" if name.endswith("-deletes.parquet") else "lake.data"
+    if name.endswith(".avro"):
+        return "lake.manifest-list" if name.startswith("snap-") else "lake.manifest"
+    return "lake.metadata"
+
+
+def _wrap_lake_files(points: Points, module: ModuleType) -> None:
+    io, stream = module.SyncedFileIO, module._SyncedStream
+    new_output, close = io.new_output, stream.close
+
+    def opened(self: Any, location: str) -> Any:
+        points.reach(f"{_lake_kind(location)}.open")
+        return new_output(self, location)
+
+    def closed(self: Any) -> None:
+        again = self.closed
+        close(self)
+        if not again:
+            points.reach(f"{_lake_kind(self._synced_path)}.closed")
+
+    io.new_output, stream.close = opened, closed
+
+
+def _wrap_round(points: Points, module: ModuleType) -> None:
+    run_round = module.run_round
+
+    @functools.wraps(run_round)
+    def reported(*args: Any, **kwargs: Any) -> Any:
+        result = run_round(*args, **kwargs)
+        points.reach("round.done")
+        return result
+
+    module.run_round = reported  # type: ignore[attr-defined]
+
+
+def _wrap_catalog(points: Points, module: ModuleType) -> None:
+    points.around(module.SqlCatalog, "commit_table", "catalog.commit")
+    points.around(module.SqlCatalog, "create_table", "catalog.create")
+    points.around(module.SqlCatalog, "drop_table", "catalog.drop")
