@@ -148,9 +148,18 @@ def schema_from_bytes(data: bytes) -> pa.Schema:
         CorruptionError: the bytes are no Arrow IPC schema message.
     """
     try:
-        return pa.ipc.read_schema(pa.py_buffer(data))
-    except (pa.ArrowException, OSError, ValueError) as e:
+        schema = pa.ipc.read_schema(pa.py_buffer(data))
+        _decode_names(list(schema))
+        return schema
+    except (pa.ArrowException, OSError, EOFError, ValueError) as e:
         raise CorruptionError(f"a stored schema cannot be read: {e}", size=len(data)) from e
+
+
+def _decode_names(fields: Sequence[pa.Field]) -> None:
+    """Arrow decodes names when they are asked for, and would raise then."""
+    for field in fields:
+        _ = field.name
+        _decode_names([field.type.field(i) for i in range(field.type.num_fields)])
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:

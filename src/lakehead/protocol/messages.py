@@ -10,12 +10,13 @@ from __future__ import annotations
 import base64
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 import pyarrow as pa
 
 from lakehead.config import TableProperties
+from lakehead.errors import InvalidPropertyError, InvalidRequestError
 from lakehead.format.schema import schema_from_bytes, schema_to_bytes
 from lakehead.types import TableDescriptor, TablePath, TabletKey
 
@@ -58,17 +59,30 @@ class TableInfo(Message, frozen=True, kw_only=True):
         )
 
     def descriptor(self) -> TableDescriptor:
+        """The table's definition.
+
+        Raises:
+            InvalidRequestError: a name or a property is none.
+            CorruptionError: the schema cannot be read.
+        """
+        try:
+            properties = msgspec.convert(self.properties, TableProperties, strict=True)
+            schema = base64.b64decode(self.schema)
+        except ValueError as e:
+            raise InvalidRequestError(f"a table's definition cannot be read: {e}") from e
+        if unknown := sorted(set(self.properties) - {f.name for f in dataclasses.fields(TableProperties)}):
+            raise InvalidPropertyError(f"unknown table property {unknown[0]!r}", name=unknown[0])
         return TableDescriptor(
             table_id=self.table_id,
-            path=TablePath(self.database, self.table),
-            schema=schema_from_bytes(base64.b64decode(self.schema)),
+            path=TablePath.parse(f"{self.database}.{self.table}"),
+            schema=schema_from_bytes(schema),
             schema_id=self.schema_id,
             primary_key=self.primary_key,
             partition_by=self.partition_by,
             bucket_key=self.bucket_key,
             buckets=self.buckets,
             lake=self.lake,
-            properties=TableProperties(**self.properties),
+            properties=properties,
         )
 
 
@@ -379,6 +393,7 @@ AnyReply = (
     | TimestampsReply | LeaseReply | LakeReply | ErrorReply
 )  # fmt: skip
 
+_T = TypeVar("_T")
 _encoder = msgspec.msgpack.Encoder()
 _requests = msgspec.msgpack.Decoder(AnyRequest)
 _replies = msgspec.msgpack.Decoder(AnyReply)
@@ -391,15 +406,24 @@ def encode(message: Message) -> bytes:
 
 def decode_request(data: bytes) -> AnyRequest:
     """Inverse of `encode`; raises `msgspec.DecodeError` for bytes that are no request."""
-    return _requests.decode(data)
+    return _decoded(_requests, data)
 
 
 def decode_reply(data: bytes) -> AnyReply:
-    return _replies.decode(data)
+    """Inverse of `encode`; raises `msgspec.DecodeError` for bytes that are no reply."""
+    return _decoded(_replies, data)
 
 
 def decode_stream_header(data: bytes) -> StreamHeader:
-    return _headers.decode(data)
+    """Inverse of `encode`; raises `msgspec.DecodeError` for bytes that are no header."""
+    return _decoded(_headers, data)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
+    try:
+        return decoder.decode(data)
+    except (UnicodeDecodeError, RecursionError) as e:
+        raise msgspec.DecodeError(f"not a message: {e}") from e
 
 
 class Stream(Protocol):

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lakehead.errors import ColumnNotFoundError
+from lakehead.errors import ColumnNotFoundError, InvalidRequestError
 from lakehead.format.frame import Frame
 from lakehead.format.predicate import Predicate
 from lakehead.format.statistics import may_match
@@ -35,12 +35,15 @@ class Projection:
 
     Raises:
         ColumnNotFoundError: a column does not exist.
+        InvalidRequestError: one is named twice.
     """
 
     def __init__(self, schema: pa.Schema, columns: Sequence[str], predicate: Predicate | None) -> None:
         self._table_schema = schema
         self._predicate = predicate
         self._columns = list(columns)
+        if len(set(columns)) < len(columns):
+            raise InvalidRequestError(f"columns={self._columns} names a column twice: name it once")
         fields = []
         for name in columns:
             if name in _SYSTEM_TYPES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import decimal
 from typing import Any
@@ -175,6 +176,39 @@ def test_a_frame_too_large_to_read_back_is_never_written(monkeypatch: pytest.Mon
     monkeypatch.setattr(frames, "FRAME_BYTES_MAX", HEADER_BYTES + size - 64)
     with pytest.raises(LimitExceededError, match="split"):
         encode_body(BATCH, schema_id=0, stamp=STAMP)
+
+
+def test_received_rows_are_those_that_were_sent() -> None:
+    for compression in ("none", "lz4", "zstd"):
+        body = encode_body(BATCH, schema_id=0, stamp=STAMP, compression=compression)
+        assert body.received_rows(SCHEMA, bytes_max=1 << 20).equals(BATCH)
+    with pytest.raises(LimitExceededError, match="split"):
+        body.received_rows(SCHEMA, bytes_max=1000)
+
+
+def test_bodies_that_contradict_themselves_are_not_received() -> None:
+    rows = BATCH.num_rows
+    changes: dict[str, Any] = {"change_types": np.ones(rows, np.int8), "prev_offsets": np.full(rows, -1)}
+    bad_stamps = [WriterStamp(bytes(16), -1), WriterStamp(bytes(16), 3, 3), WriterStamp(bytes(16), 3, -2)]
+    bad_stamps.append(WriterStamp(bytes(16), 3, acked_through=-2))
+    bodies = [encode_body(BATCH, schema_id=0, stamp=STAMP, **changes)]
+    bodies += [encode_body(BATCH, schema_id=0, stamp=stamp) for stamp in bad_stamps]
+    good = encode_body(BATCH, schema_id=0, stamp=STAMP)
+    bodies.append(dataclasses.replace(good, row_count=rows - 1))
+    bodies.append(dataclasses.replace(good, flags=4))
+    for body in bodies:
+        with pytest.raises(CorruptionError):
+            body.received_rows(SCHEMA, bytes_max=1 << 20)
+
+
+def test_statistics_of_other_rows_are_not_received() -> None:
+    large = pa.concat_batches([BATCH] * (frames.STATISTICS_ROWS_MIN // BATCH.num_rows + 1))
+    data = encode_body(large, schema_id=0, stamp=STAMP).buffer.to_pybytes()
+    at = BODY_HEADER_BYTES
+    for position, wrong in ((at, b"\0\0\0\0"), (at + 4, b"\1\0"), (at + 8 + 4, b"\x09")):
+        spoiled = data[:position] + wrong + data[position + len(wrong) :]
+        with pytest.raises(CorruptionError, match="statistics"):
+            decode_body(pa.py_buffer(spoiled)).received_rows(SCHEMA, bytes_max=1 << 24)
 
 
 def test_layout_is_frozen() -> None:

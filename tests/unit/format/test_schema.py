@@ -286,7 +286,12 @@ def test_schemas_survive_bytes() -> None:
     assert schema_from_bytes(schema_to_bytes(schema)) == schema
 
 
-@pytest.mark.parametrize("data", [b"", b"junk", schema_to_bytes(ORDERS)[:40]], ids=len)
+BAD_NAME = schema_to_bytes(pa.schema([("plain_name", pa.int64())])).replace(b"plain_name", b"plain\xb3name")
+BAD_CHILD = schema_to_bytes(pa.schema([("s", pa.struct([("plain_name", pa.int64())]))]))
+BAD_CHILD = BAD_CHILD.replace(b"plain_name", b"plain\xb3name")
+
+
+@pytest.mark.parametrize("data", [b"", b"junk", schema_to_bytes(ORDERS)[:40], BAD_NAME, BAD_CHILD], ids=len)
 def test_bytes_that_are_no_schema(data: bytes) -> None:
     with pytest.raises(CorruptionError):
         schema_from_bytes(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakehead.errors import CorruptionError
+from lakehead.errors import CorruptionError, LimitExceededError
 from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, unwrap, wrap
 
 
@@ -49,3 +50,47 @@ def test_another_protocol(metadata: bytes | None) -> None:
     buffer = None if metadata is None else pa.py_buffer(metadata)
     with pytest.raises(CorruptionError, match="protocol"):
         unwrap(lambda: SimpleNamespace(data=None, app_metadata=buffer))
+
+
+def sent(*values: pa.RecordBatch, count: int | None = None) -> Callable[[], Any]:
+    """Chunks that another program made up."""
+    chunks = iter(values)
+    number = (len(values) if count is None else count).to_bytes(4, "little")
+    return lambda: SimpleNamespace(data=next(chunks), app_metadata=pa.py_buffer(number))
+
+
+def lying(start: int, end: int) -> pa.RecordBatch:
+    """One value of five bytes that says it lies elsewhere; as Arrow reads it from the wire."""
+    value = pa.RecordBatch.from_arrays([pa.array([b"value"], pa.large_binary())], schema=ATTACHMENT_SCHEMA)
+    true, told = struct.pack("<qq", 0, 5), struct.pack("<qq", start, end)
+    data = value.serialize().to_pybytes()
+    at = data.rindex(true, 0, data.rindex(b"value"))
+    return pa.ipc.read_record_batch(pa.py_buffer(data[:at] + told + data[at + 16 :]), ATTACHMENT_SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        lying(0, 1 << 40),
+        lying(-8, 5),
+        lying(5, 0),
+        pa.record_batch({"attachment": pa.array([], pa.large_binary())}),
+        pa.record_batch({"attachment": pa.array([b"1", b"2"], pa.large_binary())}),
+        pa.record_batch({"attachment": [1]}),
+        pa.record_batch({"a": pa.array([b"1"], pa.large_binary()), "b": pa.array([b"1"], pa.large_binary())}),
+        pa.RecordBatch.from_pylist([{}], pa.schema([])),
+        None,
+    ],
+)
+def test_values_that_are_none_are_refused(batch: pa.RecordBatch | None) -> None:
+    with pytest.raises(CorruptionError, match="attachment"):
+        unwrap(sent(batch))
+
+
+def test_messages_have_limits() -> None:
+    whole = lying(0, 5)
+    assert len(unwrap(sent(whole, whole), bytes_max=10)[1]) == 2
+    with pytest.raises(LimitExceededError, match="bytes"):
+        unwrap(sent(whole, whole), bytes_max=9)
+    with pytest.raises(LimitExceededError, match="attachments"):
+        unwrap(sent(whole, count=2**32 - 1))

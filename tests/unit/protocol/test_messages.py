@@ -86,7 +86,7 @@ def test_no_message_is_left_out() -> None:
     assert {type(r) for r in REPLIES} == set(get_args(m.AnyReply))
 
 
-@pytest.mark.parametrize("data", [b"", b"\x00", b"garbage", b"\x81\xa4type\xa4Nope"])
+@pytest.mark.parametrize("data", [b"", b"\x00", b"garbage", b"\x81\xa4type\xa4Nope", b"\x81\xa4type\xa2\xff\xff"])
 def test_other_bytes_are_refused(data: bytes) -> None:
     for decode in (m.decode_request, m.decode_reply, m.decode_stream_header):
         with pytest.raises(msgspec.DecodeError):
@@ -106,6 +106,24 @@ def test_errors(cls: type[LakeheadError]) -> None:
 def test_stream_headers(end: int | None) -> None:
     header = m.StreamHeader(partition="p=%26", bucket=4, end_offset=end)
     assert m.decode_stream_header(m.encode(header)) == header
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"database": "../.."},
+        {"table": "a/b"},
+        {"table": ""},
+        {"properties": {"segment_bytes": "many"}},
+        {"properties": {"durability": "hope"}},
+        {"properties": {"nope": 1}},
+        {"schema": "!"},
+    ],
+    ids=str,
+)
+def test_definitions_from_peers_are_checked(change: dict[str, Any]) -> None:
+    with pytest.raises(LakeheadError):
+        msgspec.structs.replace(INFO, **change).descriptor()
 
 
 def test_descriptors() -> None:

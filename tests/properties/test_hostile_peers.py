@@ -1,0 +1,239 @@
+"""Whatever a peer sends, a service answers or refuses it with a typed error: nothing crashes, hangs or lasts."""
+
+from __future__ import annotations
+
+import random
+import struct
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+import crc32c
+import msgspec
+import pyarrow as pa
+import pytest
+
+from lakehead.config import Limits, TableProperties
+from lakehead.env import SystemClock
+from lakehead.env.randomness import SeededRandomness
+from lakehead.errors import LakeheadError
+from lakehead.format.frame import WriterStamp, encode_body
+from lakehead.format.predicate import parse_predicate
+from lakehead.protocol import messages as m
+from lakehead.server.service import Service
+from lakehead.testing.storage import MemoryStorage
+from lakehead.types import TableDescriptor, TablePath
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), ("s", pa.string()), ("l", pa.list_(pa.string()))])
+KEY = pa.schema([SCHEMA.field("k")])
+ODD_INTS = [-(2**63), -(2**31), -1, 0, 1, 2, 7, 63, 64, 65, 255, 1 << 16, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1]
+ODD_TEXTS = ["", ".", "..", "../../x", "a.b", "\x00", "k", "__offset", "Ünïcode" * 40, "%2F", "k=1&k=2", "day=x"]
+
+
+def batch(rows: int) -> pa.RecordBatch:
+    values = [{"k": i, "s": "text" * (i % 5), "l": None if i % 3 else ["a", None]} for i in range(rows)]
+    return pa.RecordBatch.from_pylist(values, schema=SCHEMA)
+
+
+def body(rows: pa.RecordBatch, sequence: int, compression: str = "none") -> pa.Buffer:
+    return encode_body(rows, schema_id=0, stamp=WriterStamp(b"w" * 16, sequence), compression=compression).buffer
+
+
+@contextmanager
+def service() -> Iterator[Service]:
+    with tempfile.TemporaryDirectory() as folder:
+        made = Service(
+            folder,
+            storage=MemoryStorage(),
+            clock=SystemClock(),
+            randomness=SeededRandomness(1),
+            limits=Limits(batch_bytes_max=1 << 20),
+            lake=None,
+        )
+        yield made
+        made.close()
+        assert sorted(p.name for p in Path(folder).iterdir()) == ["metadata.db"]
+
+
+def create(server: Service, name: str, **how: Any) -> str:
+    desc = TableDescriptor(
+        table_id="",
+        path=TablePath("f", name),
+        schema=SCHEMA,
+        schema_id=0,
+        **{"primary_key": (), "partition_by": (), "bucket_key": (), "buckets": 2, "lake": None, **how},
+        properties=TableProperties(durability="os"),
+    )
+    reply, _ = server.call(m.CreateTable(info=m.TableInfo.of(desc), if_not_exists=False))
+    assert isinstance(reply, m.TableReply)
+    return reply.info.table_id
+
+
+def requests(log: str, keyed: str) -> list[tuple[m.Request, list[pa.Buffer]]]:
+    """Good requests of every kind, to be spoiled."""
+    ref, other = m.TabletRef(partition="", bucket=0), m.TabletRef(partition="", bucket=1)
+    whole = m.TabletRange(partition="", bucket=0, start=0, end=3)
+    where = parse_predicate("k > 1 and s like 'te%'", SCHEMA).to_bytes()
+    info = m.TableInfo(
+        table_id="",
+        database="f",
+        table="new",
+        schema=m.TableInfo.of(descriptor_of(SCHEMA)).schema,
+        schema_id=0,
+        primary_key=("k",),
+        partition_by=(),
+        bucket_key=(),
+        buckets=1,
+        lake=None,
+        properties={"durability": "os", "segment_bytes": 100},
+    )
+    bodies = [body(batch(70), 9), body(batch(3), 9, "zstd")]
+    sums = [crc32c.crc32c(b) for b in bodies]
+    names = SCHEMA.names
+    keys = batch(4).select(["k"]).serialize()
+    return [
+        (m.Hello(), []),
+        (m.CreateTable(info=info, if_not_exists=True), []),
+        (m.GetTable(database="f", table="log"), []),
+        (m.ListTables(database=None), []),
+        (m.ListDatabases(), []),
+        (m.DropTable(database="f", table="none", purge=False), []),
+        (m.Write(table_id=log, kind="append", tablets=[ref, other], checksums=sums, columns=names), bodies),
+        (m.Write(table_id=keyed, kind="upsert", tablets=[ref, other], checksums=sums, columns=names), bodies),
+        (m.OpenWriter(table_id=log, writer_id=b"n" * 16), []),
+        (m.CloseWriter(table_id=log, writer_id=b"n" * 16, epoch=1, acked_through=3), []),
+        (m.Lookup(table_id=keyed, tablets=[ref], prefix=[]), [keys]),
+        (m.Watermarks(table_id=log, sync=True, at_timestamp_us=5), []),
+        (m.TimestampsAt(table_id=log, ranges=[whole]), []),
+        (m.Read(table_id=log, ranges=[whole], columns=["s", "__offset"], predicate=where), []),
+        (m.ReadLive(table_id=keyed, ranges=[whole], columns=["s"], predicate=where), []),
+        (
+            m.Subscribe(table_id=keyed, starts=[whole], default="full", stops=[whole], columns=["k"], predicate=where),
+            [],
+        ),
+        (m.OpenLease(table_id=log, lake_metadata=None, release=["none"]), []),
+        (m.LeasedMetadata(table_id=log), []),
+        (m.ReportTiered(table_id=log), []),
+        (m.LakeInfo(table_id=log), []),
+    ]
+
+
+def descriptor_of(schema: pa.Schema) -> TableDescriptor:
+    return TableDescriptor("", TablePath("f", "t"), schema, 0, (), (), (), 1, None)
+
+
+def spoiled(value: Any, r: random.Random, chance: float) -> Any:
+    """A message as plain values, in which some are others: of the same type, mostly."""
+    if isinstance(value, dict):
+        return {k: v if k == "type" else spoiled(v, r, chance) for k, v in value.items() if r.random() > chance / 20}
+    if isinstance(value, list):
+        items = [spoiled(v, r, chance) for v in value]
+        return r.choice([items * 2, items[1:], [], items[::-1]]) if r.random() < chance else items
+    if r.random() > chance:
+        return value
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return r.choice(ODD_INTS)
+    if isinstance(value, str):
+        return r.choice([*ODD_TEXTS, value[1:], value * 2])
+    if isinstance(value, bytes):
+        return flipped(value, r)
+    return r.choice([None, 0, "", [], {}])
+
+
+def flipped(data: bytes, r: random.Random) -> bytes:
+    """Bytes with a few of them changed, numbers among them replaced by odd ones, or cut off."""
+    out = bytearray(data)
+    for _ in range(r.choice([1, 1, 2, 5])):
+        if out:
+            at = r.randrange(len(out))
+            how = r.randrange(4)
+            if how == 0:
+                out[at] ^= 1 << r.randrange(8)
+            elif how == 1:
+                out[at] = r.choice([0, 1, 127, 128, 255])
+            else:
+                size = 8 if how == 2 else 4
+                at = at // size * size
+                out[at : at + size] = struct.pack("<q", r.choice(ODD_INTS))[:size][: len(out) - at]
+    return bytes(out[: r.randrange(len(out) + 1)]) if r.random() < 0.1 else bytes(out)
+
+
+def from_another_writer(buffer: pa.Buffer, case: int) -> pa.Buffer:
+    """A body with another writer id, so that it is not taken for one that was sent before."""
+    data = buffer.to_pybytes()
+    return pa.py_buffer(data[:8] + case.to_bytes(16, "little") + data[24:])
+
+
+def send(server: Service, request: m.AnyRequest, attachments: Sequence[pa.Buffer]) -> None:
+    """As the Flight endpoint does: call it, or read the stream, but not for ever."""
+    if isinstance(request, m.Read | m.ReadLive | m.Subscribe):
+        asked = iter(range(3))
+        for _, rows in server.stream(request).items(lambda: next(asked, None) is None):
+            rows.validate(full=True)
+    else:
+        server.call(request, attachments)
+
+
+def fuzz(seed: int, count: int) -> dict[str, int]:
+    """Send spoiled requests to a service; returns how many of each outcome there were.
+
+    Anything but an answer or a `LakeheadError` passes through.
+    """
+    outcomes: dict[str, int] = {}
+    with service() as server:
+        log, keyed = create(server, "log"), create(server, "keyed", primary_key=("k",), bucket_key=("k",))
+        good = requests(log, keyed)
+        assert {type(request) for request, _ in good} == set(get_args(m.AnyRequest))
+        for request, attachments in good:
+            try:
+                send(server, request, attachments)
+            except LakeheadError as e:
+                assert isinstance(request, m.DropTable | m.LakeInfo | m.ReportTiered), e
+        for case in range(seed, seed + count):
+            r = random.Random(case)
+            request, attachments = r.choice(good)
+            plain = msgspec.msgpack.decode(m.encode(request))
+            sent = msgspec.msgpack.encode(spoiled(plain, r, r.choice([0.0, 0.1, 0.5])))
+            if r.random() < 0.2:
+                sent = flipped(sent, r)
+            parts = [from_another_writer(a, case) if isinstance(request, m.Write) else a for a in attachments]
+            parts = [pa.py_buffer(flipped(a.to_pybytes(), r)) if r.random() < 0.7 else a for a in parts]
+            try:
+                decoded = m.decode_request(sent)
+                if isinstance(decoded, m.Write) and r.random() < 0.9:
+                    sums = [crc32c.crc32c(p) for p in parts]
+                    decoded = msgspec.structs.replace(decoded, checksums=sums)
+                send(server, decoded, parts)
+                outcome = "answered"
+            except (LakeheadError, msgspec.DecodeError) as e:
+                outcome = type(e).__name__
+            except Exception as e:
+                raise AssertionError(f"case {case}: {type(decoded).__name__} {decoded!r}"[:2000]) from e
+            outcomes[outcome] = outcomes.get(outcome, 0) + 1
+        # The service lives, and what it took is whole.
+        for table in (log, keyed):
+            reply, _ = server.call(m.Watermarks(table_id=table, sync=True))
+            assert isinstance(reply, m.WatermarksReply)
+            ranges = [
+                m.TabletRange(partition="", bucket=t.bucket, start=t.log_start, end=t.high_watermark)
+                for t in reply.tablets
+            ]
+            for _, rows in server.stream(m.Read(table_id=table, ranges=ranges, columns=SCHEMA.names, predicate=None)):
+                rows.validate(full=True)
+    return outcomes
+
+
+@pytest.mark.parametrize("seed", [0, 1_000_000, 2_000_000])
+def test_spoiled_requests_are_answered_or_refused(seed: int) -> None:
+    outcomes = fuzz(seed, 2000)
+    assert outcomes["answered"] > 50 and sum(outcomes.values()) == 2000
+
+
+if __name__ == "__main__":  # a long run: python tests/properties/test_hostile_peers.py FIRST_SEED CASES
+    import sys
+
+    print(fuzz(int(sys.argv[1]), int(sys.argv[2])))
