@@ -17,6 +17,7 @@ from lakehead.protocol import messages as m
 from lakehead.server.service import Service
 from lakehead.testing.simulation.disk import Disk, MountedDisk
 from lakehead.testing.simulation.history import History
+from lakehead.testing.simulation.lake import SimulatedLake, SimulatedLakes
 from lakehead.testing.simulation.network import Network, RunningServer
 from lakehead.testing.simulation.observer import Observer
 from lakehead.testing.simulation.scheduler import Process, Scheduler
@@ -60,6 +61,9 @@ class Deployment:
         self.clock = VirtualClock(self.scheduler)
         self.randomness = SeededRandomness(seed + 1)
         self.folder = folder
+        self.lakes = SimulatedLakes(
+            lambda desc: SimulatedLake(self.scheduler, self.history, desc, SeededRandomness(seed + 2))
+        )
         self.starts = 0
         self.damaged: tuple[str, int] | None = None
 
@@ -96,7 +100,7 @@ class Deployment:
                 clock=self.clock,
                 randomness=self.randomness,
                 limits=Limits(),
-                lake=None,
+                lake=self.lakes,
                 maintenance_seconds=0.05,
             )
         self.network.server = RunningServer(process, service)
@@ -154,10 +158,19 @@ class Deployment:
     # ---- tables and clients -------------------------------------------------------------------------------------
 
     def create_table(
-        self, name: str, schema: pa.Schema, key: tuple[str, ...], buckets: int, properties: TableProperties
+        self,
+        name: str,
+        schema: pa.Schema,
+        key: tuple[str, ...],
+        buckets: int,
+        properties: TableProperties,
+        *,
+        lake: bool,
     ) -> TableDescriptor:
         """Create a table, before anything goes wrong."""
-        asked = TableDescriptor("", TablePath("sim", name), schema, 0, key, (), key, buckets, None, properties)
+        asked = TableDescriptor(
+            "", TablePath("sim", name), schema, 0, key, (), key, buckets, "iceberg" if lake else None, properties
+        )
         server = self.network.server
         assert server is not None
         with self.scheduler.inside(server.process):
@@ -165,6 +178,8 @@ class Deployment:
         assert isinstance(reply, m.TableReply)
         desc = reply.info.descriptor()
         self.history.tables[desc.table_id] = desc
+        if lake:
+            self.history.lakes[desc.table_id] = self.lakes.by_table[desc.table_id].offsets
         return desc
 
 

@@ -7,7 +7,7 @@ logged for that batch. So the logs kept here are right by construction, and ever
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -248,7 +248,7 @@ class History:
     tables: dict[str, TableDescriptor] = field(default_factory=dict)
     tablets: dict[tuple[str, TabletKey], TabletHistory] = field(default_factory=dict)
     parts: dict[tuple[str, TabletKey, Writer], Part] = field(default_factory=dict)
-    folders: dict[str, tuple[str, TabletKey]] = field(default_factory=dict)
+    lakes: dict[str, Callable[[], Mapping[TabletKey, int]]] = field(default_factory=dict)
 
     def of(self, table_id: str) -> Iterator[TabletHistory]:
         """Tablets of a table, by key."""
@@ -328,6 +328,9 @@ class History:
             int(n.removesuffix(".checkpoint")) for n in self.disk.list_files(folder) if n.endswith(".checkpoint")
         ]
         require(end <= max(covered, default=0), f"{tablet.name} trims up to {end}, its checkpoints are at {covered}")
+        if table := self.lakes.get(tablet.desc.table_id):
+            tiered = table().get(tablet.key, 0)
+            require(end <= tiered, f"{tablet.name} trims up to {end}, its lake ends at {tiered}")
         tablet.log_start = max(tablet.log_start, end)
 
     def _tablet_at(self, folder: str) -> tuple[str, TabletKey]:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from unittest import mock
 
 from lakehead.config import TableProperties
-from lakehead.errors import LakeheadError
 from lakehead.log import tablet as log_tablet
 from lakehead.testing.simulation.deployment import Deployment, scratch_folder
 from lakehead.testing.simulation.disk import DiskFaults
 from lakehead.testing.simulation.history import require
+from lakehead.testing.simulation.lake import LakeFaults, simulated_views
 from lakehead.testing.simulation.network import NetworkFaults
 from lakehead.testing.simulation.scheduler import Process, Task
 from lakehead.testing.simulation.threads import simulated_threads
@@ -22,6 +22,8 @@ from lakehead.testing.simulation.workload import (
     NamedWriter,
     Reader,
     Subscriber,
+    TieringService,
+    UnionReader,
 )
 from lakehead.types import TableDescriptor
 
@@ -59,14 +61,17 @@ class Simulation:
         self.deployment = Deployment(seed, folder)
         self.draws = self.deployment.draws
         self._writers: list[Task] = []
+        self._sources: dict[str, int] = {}
+        self._tiering: dict[str, Task] = {}
+        self._restarts = 0
 
     def carry_out(self) -> str | None:
         """Run to the end; returns what went wrong."""
         small = mock.patch.object(log_tablet, "CHECKPOINT_BYTES", self.draws.choice([1000, 4000]))
-        with small, simulated_threads(self.deployment.scheduler):
+        with small, simulated_views(self.deployment.lakes), simulated_threads(self.deployment.scheduler):
             try:
                 self.deployment.scheduler.run(self._main)
-            except (AssertionError, LakeheadError) as e:
+            except Exception as e:
                 return f"{type(e).__name__}: {e}"
         return None
 
@@ -95,7 +100,8 @@ class Simulation:
             log_ttl_ms=draws.choice([20, 200, None]),
         )
         schema, key = (KEYED_SCHEMA, ("k",)) if keyed else (LOG_SCHEMA, ())
-        return self.deployment.create_table(name, schema, key, draws.randint(1, 2), properties)
+        lake = draws.random() < 0.7
+        return self.deployment.create_table(name, schema, key, draws.randint(1, 2), properties, lake=lake)
 
     def _populate(self, desc: TableDescriptor) -> None:
         d, table = self.deployment, desc.path.table
@@ -107,11 +113,30 @@ class Simulation:
         for i in range(self.draws.randint(1, 2)):
             named = NamedWriter(d, desc, f"{table}-etl{i}", f"{table}-etl")
             self._writers.append(self._spawn(named.name, lambda w=named, n=batches: w.run(n)))
-        self._sources = getattr(self, "_sources", {}) | {desc.table_id: batches}
+        self._sources[desc.table_id] = batches
         for i in range(self.draws.randint(1, 2)):
             reader = Reader(d, desc, f"{table}-r{i}")
             self._spawn(reader.name, reader.run)
         self._spawn(f"{table}-s", Subscriber(d, desc, f"{table}-s").run)
+        if desc.lake is not None:
+            lake = d.lakes.by_table[desc.table_id]
+            chance = self.draws.choice([0.0, 0.1, 0.4])
+            lake.faults = LakeFaults(commit=chance, unreachable=chance / 4)
+            self._spawn(f"{table}-u", UnionReader(d, desc, f"{table}-u").run)
+            for i in range(self.draws.randint(1, 2)):
+                self._start_tiering(desc, i)
+
+    def _start_tiering(self, desc: TableDescriptor, number: int) -> None:
+        service = TieringService(self.deployment, desc, f"{desc.path.table}-t{number}")
+        self._tiering[desc.table_id] = self._spawn(service.name, service.run)
+
+    def _kill_tiering(self, desc: TableDescriptor) -> None:
+        """Kill the newest service of a table, wherever it is, and start another one."""
+        d = self.deployment
+        d.scheduler.kill(self._tiering[desc.table_id].process)
+        d.note("tiering", "killed", desc.path.table)
+        self._restarts += 1
+        self._start_tiering(desc, 1 + self._restarts)
 
     def _spawn(self, name: str, body) -> Task:
         def judged() -> None:
@@ -123,9 +148,9 @@ class Simulation:
     def _trouble(self) -> None:
         """Crashes and restarts, until the writers are done or it has been enough."""
         d, draws = self.deployment, self.draws
-        for _ in range(draws.randint(0, 6)):
+        for _ in range(draws.randint(0, 8)):
             d.scheduler.sleep(draws.random() * draws.choice([0.02, 0.3]))
-            what = draws.choice(["kill", "power", "stop", "clock", "full", "flip"])
+            what = draws.choice(["kill", "power", "stop", "clock", "full", "flip", "tiering", "lake", "lake"])
             if what == "clock":
                 d.clock.error_us = draws.randint(-3_000_000, 3_000_000)
                 d.note("clock", "jump", d.clock.error_us)
@@ -135,6 +160,12 @@ class Simulation:
                 d.scheduler.sleep(draws.random() * 0.3)
                 d.disk.full = False
                 d.note("disk", "has room")
+            elif what in ("tiering", "lake"):
+                with_lake = [t for t in d.history.tables.values() if t.lake is not None]
+                if with_lake and what == "tiering":
+                    self._kill_tiering(draws.choice(with_lake))
+                elif with_lake:
+                    d.note("engine", d.lakes.by_table[draws.choice(with_lake).table_id].disturb())
             elif what == "flip":
                 d.kill()
                 if d.damage():
@@ -161,6 +192,8 @@ class Simulation:
         """Nothing goes wrong any more: all writers must get through."""
         d = self.deployment
         d.network.faults, d.disk.faults = NetworkFaults(), DiskFaults()
+        for lake in d.lakes.by_table.values():
+            lake.faults = LakeFaults()
         d.note("run", "healed")
         self._restart("kill")
         deadline = d.scheduler.now_us + 60_000_000
@@ -178,3 +211,5 @@ class Simulation:
                 self._restart(kind)
             reader = Reader(d, desc, f"{desc.path.table}-check")
             reader.whole()
+            if desc.lake is not None:
+                UnionReader(d, desc, f"{desc.path.table}-check").read(0.0)

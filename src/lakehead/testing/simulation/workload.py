@@ -1,4 +1,5 @@
-"""Who uses a simulated deployment: writers, readers and subscribers. Each checks what it is told against the history."""
+"""Who uses a simulated deployment: writers, readers, subscribers and tiering services. Each holds what it is told to the
+history."""
 
 from __future__ import annotations
 
@@ -12,16 +13,23 @@ from lakehead.client.table import TableClient
 from lakehead.client.writer import BatchWriter, WriteKind
 from lakehead.errors import (
     ClosedError,
+    CommitConflictError,
+    CommitUnknownError,
     CorruptionError,
     LakeheadError,
     OffsetOutOfRangeError,
     SequenceGapError,
+    TieringFencedError,
     UnavailableError,
     WriterFencedError,
 )
+from lakehead.lake.marks import next_epoch
+from lakehead.lake.round import run_round
+from lakehead.lake.union import pin
 from lakehead.protocol import messages as m
 from lakehead.testing.simulation.deployment import Deployment
-from lakehead.testing.simulation.history import Row, TabletHistory, require, rows_of
+from lakehead.testing.simulation.history import Row, TabletHistory, by_offset, require, rows_of
+from lakehead.testing.simulation.lake import SimulatedUnionRead, SimulatedView
 from lakehead.testing.simulation.network import NetworkEndpoint
 from lakehead.types import ChangeType, TableDescriptor, TabletKey
 
@@ -277,6 +285,85 @@ class Pinned:
             m.TabletRange(partition=t.key.partition, bucket=t.key.bucket, start=s, end=e)
             for t, (s, e) in self.ranges.items()
         ]
+
+
+class UnionReader(Actor):
+    """Pins whole tables, lake and log together, and reads them some time later."""
+
+    def run(self) -> None:
+        while True:
+            self.think(0.1)
+            try:
+                self.read(1.0)
+            except self.expected as e:
+                self.note("union failed", type(e).__name__)
+
+    def read(self, seconds: float) -> None:
+        """One union read, carried out so much after it was pinned."""
+        history, lakes = self.deployment.history, self.deployment.lakes
+        lake = lakes.by_table[self.desc.table_id]
+        held = list(lake.pinned)
+        try:
+            cuts = {t: t.cuts for t in history.of(self.desc.table_id)}
+            starts = self.deployment.starts
+            pinned = pin(self.client)
+            self.think(seconds)
+            read = SimulatedUnionRead(self.client, pinned, columns=self.desc.schema.names, system_columns=True)
+            try:
+                rows = [row for batch in read.batches() for row in rows_of(batch)]
+            except OffsetOutOfRangeError as e:
+                require(starts != self.deployment.starts, f"{self.name}: a leased union read finds its range gone: {e}")
+                self.note("union too late")
+                return
+            view = pinned.lake
+            assert isinstance(view, SimulatedView)
+            ends = {k: max(end, view.offsets.get(k, 0)) for k, (_, end) in pinned.ranges.items()}
+            for tablet in history.of(self.desc.table_id):
+                if tablet.cuts == cuts.get(tablet, 0) and tablet.key in ends:
+                    self._compare(tablet, rows, ends[tablet.key], pinned.ranges[tablet.key][0])
+            self.note("union read", sorted((str(k), *r) for k, r in pinned.ranges.items()))
+        finally:
+            lake.pinned[:] = held
+
+    def _compare(self, tablet: TabletHistory, rows: list[Row], end: int, boundary: int) -> None:
+        found = [(r[-2], r[:-3]) for r in rows if r[-3] == tablet.key.bucket and r[-2] is not None]
+        once = dict(sorted(by_offset(found).items()))
+        wanted = dict(sorted(tablet.live_at(end).items()))
+        require(
+            once == wanted,
+            f"{tablet.name} lake up to {boundary} and log up to {end} hold\n  {once}\nmust be\n  {wanted}",
+        )
+
+
+# ---- tiering ------------------------------------------------------------------------------------------------------
+
+
+class TieringService(Actor):
+    """Moves a table to its lake, round by round, until a newer service fences it or it is killed."""
+
+    def run(self) -> None:
+        lake = self.deployment.lakes.by_table[self.desc.table_id].table
+        epoch = None
+        while True:
+            self.think(0.1)
+            try:
+                epoch = epoch or next_epoch(lake.load())
+                result = run_round(
+                    lake,
+                    self.desc,
+                    self.client,
+                    epoch=epoch,
+                    rows_per_task=self.draws.choice([5, 1000]),
+                    clock=self.deployment.clock,
+                    randomness=self.deployment.randomness,
+                )
+                self.note("round", (result.rows, result.deletes, sorted(map(str, result.offsets.items()))))
+                self.client.report_tiered()
+            except (*self.expected, CommitConflictError, CommitUnknownError, OffsetOutOfRangeError) as e:
+                self.note("round failed", type(e).__name__)
+            except TieringFencedError:
+                self.note("round fenced", epoch)
+                return
 
 
 class Subscriber(Actor):

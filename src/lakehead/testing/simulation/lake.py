@@ -1,0 +1,236 @@
+"""The lake of a simulation: a catalog that loses, repeats and delays commits, and other engines that write to it.
+
+Every snapshot is compared, when it appears, with the logs: it must hold exactly the rows that are live where its mark
+says that it ends.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from unittest import mock
+
+import pyarrow as pa
+
+from lakehead.env.randomness import Randomness
+from lakehead.errors import UnavailableError
+from lakehead.lake import union
+from lakehead.lake.lake_table import LakeChange
+from lakehead.lake.marks import LakeVersion, mark_of
+from lakehead.lake.union import Superseded, UnionRead
+from lakehead.protocol.messages import LakeReply
+from lakehead.testing.lake import Fault, MemoryLake, Row
+from lakehead.testing.simulation.history import History, require
+from lakehead.testing.simulation.scheduler import Process, Scheduler
+from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN, TableDescriptor, TabletKey
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+@dataclass
+class LakeFaults:
+    """Chances.
+
+    Attributes:
+        commit: that something is wrong with a commit.
+        unreachable: that a load fails.
+    """
+
+    commit: float = 0.0
+    unreachable: float = 0.0
+
+
+class SimulatedLake:
+    """The lake table of one table, with its catalog."""
+
+    def __init__(self, scheduler: Scheduler, history: History, desc: TableDescriptor, randomness: Randomness) -> None:
+        self.desc = desc
+        self.faults = LakeFaults()
+        self.table = MemoryLake(desc, randomness, lands_late=scheduler.draws.random() < 0.8)
+        self.table.on_step = self._step
+        self.table.fault = self._fault
+        self.foreign_rows = 0
+        self.pinned: list[int | None] = []
+        self._scheduler = scheduler
+        self._history = history
+        self._rounds: dict[str, int] = {}
+        self._seen: dict[int, list[Row]] = {}
+        self._quiet = False
+
+    def offsets(self) -> Mapping[TabletKey, int]:
+        """What the lake holds now, as the model of it knows without asking the catalog."""
+        self._quiet = True
+        try:
+            mark = mark_of(self.table.load())
+        finally:
+            self._quiet = False
+        return mark.offsets if mark else {}
+
+    def snapshot_id(self) -> int | None:
+        """The current snapshot."""
+        ids = self.table.snapshot_ids()
+        return ids[-1] if ids else None
+
+    # ---- the catalog ----------------------------------------------------------------------------------------------
+
+    def _step(self, step: str) -> None:
+        if self._quiet:
+            return
+        if step == "committed":
+            self.inspect()
+        self._scheduler.sleep(self._scheduler.draws.random() * 0.01)
+        self._scheduler.check_alive()
+        if step == "load" and self._scheduler.draws.random() < self.faults.unreachable:
+            raise UnavailableError("the catalog does not answer")
+
+    def _fault(self, change: LakeChange) -> Fault | None:
+        draws = self._scheduler.draws
+        if draws.random() >= self.faults.commit:
+            return None
+        fault = draws.choice([f for f in Fault if f is not Fault.DELAYED or self.table.lands_late])
+        if fault is Fault.DELAYED:
+            seconds = draws.choice([0.005, 0.1, 3.0])
+            self._scheduler.spawn("late commit", Process("catalog"), lambda: self._deliver(seconds))
+        return fault
+
+    def _deliver(self, seconds: float) -> None:
+        self._scheduler.sleep(self._scheduler.draws.random() * seconds)
+        with self._scheduler.judging():
+            self.table.deliver()
+            self.inspect()
+
+    # ---- what must hold -------------------------------------------------------------------------------------------
+
+    def inspect(self) -> None:
+        """Check the snapshots that are new."""
+        with self._scheduler.judging():
+            version = self.table._known()
+            for snapshot_id in self.table.snapshot_ids():
+                if snapshot_id not in self._seen:
+                    snapshot = version.snapshots[snapshot_id]
+                    rows = self._seen[snapshot_id] = self.table.rows(snapshot_id)
+                    if snapshot.mark is not None:
+                        self._check_round(snapshot.mark.round_id, snapshot.mark.offsets, rows)
+                    else:
+                        before = self._seen.get(snapshot.parent_id or 0, [])
+                        require(_owned(rows) == _owned(before), f"{self.desc.path}: a foreign commit changed rows")
+
+    def _check_round(self, round_id: str, offsets: Mapping[TabletKey, int], rows: list[Row]) -> None:
+        name = str(self.desc.path)
+        require(round_id not in self._rounds, f"{name}: round {round_id[:6]} landed twice")
+        self._rounds[round_id] = len(self._rounds)
+        found = _owned(rows)
+        for tablet in self._history.of(self.desc.table_id):
+            end = offsets.get(tablet.key, 0)
+            require(end <= tablet.durable_end, f"{tablet.name}: the lake holds {end}, the disk {tablet.durable_end}")
+            wanted = {
+                (tablet.key.bucket, offset): (*row, tablet.timestamps[offset])
+                for offset, row in tablet.live_at(end).items()
+            }
+            mine = {at: row for at, row in found.items() if at[0] == tablet.key.bucket}
+            require(mine == wanted, f"{tablet.name}: the lake has for [0, {end})\n  {mine}\nmust be\n  {wanted}")
+
+    # ---- other engines --------------------------------------------------------------------------------------------
+
+    def disturb(self) -> str:
+        """Have another engine change the table; says what it did."""
+        draws, table = self._scheduler.draws, self.table
+        what = draws.choice(["append", "compact", "compact", "expire"])
+        if what == "append" and not self.desc.keyed:
+            table.append_foreign([{"who": "foreign", "n": self.foreign_rows, "text": None}], bucket=0)
+            self.foreign_rows += 1
+        elif what == "expire":
+            old = [i for i in table.snapshot_ids()[:-1] if i not in self.pinned]
+            if not old:
+                return "nothing"
+            table.expire(*old[: draws.randint(1, len(old))], files=True)
+        elif table.snapshot_ids():
+            table.rewrite_foreign(backwards=draws.random() < 0.5)
+        self.inspect()
+        return what
+
+
+def _owned(rows: list[Row]) -> dict[tuple[int, int], tuple[object, ...]]:
+    """Rows with identity by (bucket, offset), with their commit time.
+
+    Raises:
+        ViolationError: one is there twice.
+    """
+    out: dict[tuple[int, int], tuple[object, ...]] = {}
+    for row in rows:
+        if row[OFFSET_COLUMN] is not None:
+            at = (row[BUCKET_COLUMN], row[OFFSET_COLUMN])
+            require(at not in out, f"the lake has offset {at} twice")
+            user = [v for c, v in row.items() if c not in (BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN)]
+            out[at] = (*user, (row[TIMESTAMP_COLUMN] - _EPOCH) // dt.timedelta(microseconds=1))
+    return out
+
+
+class SimulatedLakes:
+    """The lakes of all tables, as their server's `LakeState`."""
+
+    def __init__(self, make: Callable[[TableDescriptor], SimulatedLake]) -> None:
+        self.by_table: dict[str, SimulatedLake] = {}
+        self.versions: dict[str, LakeVersion] = {}
+        self._make = make
+
+    def create(self, desc: TableDescriptor) -> None:
+        """See `LakeState.create`."""
+        self.by_table[desc.table_id] = self._make(desc)
+
+    def drop(self, desc: TableDescriptor, *, purge: bool) -> None:
+        """See `LakeState.drop`."""
+        raise NotImplementedError
+
+    def info(self, desc: TableDescriptor) -> LakeReply:
+        """See `LakeState.info`. The address stands for the version; its snapshot does not expire until `release`."""
+        lake = self.by_table[desc.table_id]
+        version = lake.table.load()
+        location = f"{desc.table_id}/{len(self.versions)}"
+        self.versions[location] = version
+        lake.pinned.append(version.current_id)
+        return LakeReply(metadata_location=location, catalog_name="", catalog_properties={}, storage_properties={})
+
+    def tiered_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
+        """See `LakeState.tiered_offsets`."""
+        mark = mark_of(self.by_table[desc.table_id].table.load())
+        return mark.offsets if mark else {}
+
+
+@dataclass(frozen=True)
+class SimulatedView:
+    """What union reads take for a `LakeView`."""
+
+    lake: SimulatedLake
+    snapshot_id: int | None
+    offsets: Mapping[TabletKey, int]
+
+
+def simulated_views(lakes: SimulatedLakes) -> mock._patch:  # type: ignore[type-arg]
+    """Have `lakehead.lake.union.pin` open versions of the simulated lakes."""
+
+    class Views:
+        @staticmethod
+        def at(desc: TableDescriptor, info: LakeReply, snapshot_id: int | None) -> SimulatedView:
+            version = lakes.versions[info.metadata_location]
+            mark = mark_of(version)
+            return SimulatedView(lakes.by_table[desc.table_id], version.current_id, mark.offsets if mark else {})
+
+    return mock.patch.object(union, "LakeView", Views)
+
+
+class SimulatedUnionRead(UnionRead):
+    """A union read whose lake rows come from memory; all else is the real one's."""
+
+    def _lake_rows(self, superseded: Superseded) -> Iterator[pa.RecordBatch]:
+        view = self.pinned.lake
+        if not isinstance(view, SimulatedView) or view.snapshot_id is None:
+            return
+        gone = {k: set(v.tolist()) for k, v in superseded.items()}
+        rows = [
+            row
+            for row in view.lake.table.rows(view.snapshot_id)
+            if row[OFFSET_COLUMN] not in gone.get(TabletKey("", row[BUCKET_COLUMN]), ())
+        ]
+        yield pa.RecordBatch.from_pylist([{c: r.get(c) for c in self.schema.names} for r in rows], self.schema)
