@@ -30,6 +30,8 @@ from lakehead.format.predicate_literals import DOUBLE_EXACT_MAX, is_bytes, is_te
 
 PREDICATE_BYTES_MAX = 16 << 20
 TREE_DEPTH_MAX = 500
+TEXT_BYTES_MAX = 4096
+"""Of a text that a function may put into every row."""
 
 BoundOp: TypeAlias = Literal["==", "<", "<=", ">", ">=", "in", "is_null", "not_null"]
 _Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
@@ -41,6 +43,15 @@ _BOUND_OPS: dict[str, BoundOp] = {
     "greater": ">",
     "greater_equal": ">=",
 }
+_TAKE_LONG_TEXTS = frozenset([*_BOUND_OPS, "not_equal"])
+_MAKE_LONG_TEXTS = frozenset(
+    [
+        *(f"{encoding}_{f}" for encoding in ("ascii", "utf8") for f in ("lpad", "rpad", "center")),
+        *("utf8_zero_fill", "utf8_replace_slice", "binary_replace_slice", "binary_repeat", "binary_join"),
+        *("binary_join_element_wise", "replace_substring", "replace_substring_regex", "list_slice"),
+    ]
+)
+"""Functions whose results can be larger than rows and filter together, so that a few bytes could take any memory."""
 _FLIPPED: dict[BoundOp, BoundOp] = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "=="}
 
 
@@ -264,9 +275,21 @@ def _check_call(call: _Call) -> None:
     if (function.kind != "scalar" and call.function != "cast") or call.function == "random":
         raise ValueError(f"{call.function!r} is not a function of one row")
     wanted = function._doc.options_class
+    if call.function in _MAKE_LONG_TEXTS:
+        raise ValueError(f"{call.function!r} makes values of any length: filter by it after reading")
+    texts = [a.value for a in call.arguments if isinstance(a, _Scalar) and call.function not in _TAKE_LONG_TEXTS]
+    if call.function == "strftime" and call.options is not None:
+        texts.append(call.options["format"])
+    if any(_bytes_of(text) > TEXT_BYTES_MAX for text in texts):
+        raise ValueError(f"{call.function!r} is given a text of more than {TEXT_BYTES_MAX} bytes")
     given = call.option("_type_name")
     if given != (wanted.encode() or None) and (call.options is not None or function._doc.options_required):
         raise ValueError(f"the options of {call.function!r} are not its own")
+
+
+def _bytes_of(scalar: pa.Scalar) -> int:
+    size: int = pa.array([scalar.as_py()], scalar.type).nbytes if scalar.is_valid else 0
+    return size
 
 
 def _metadata(schema: pa.Schema) -> list[tuple[str, str]]:

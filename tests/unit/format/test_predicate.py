@@ -164,6 +164,33 @@ def test_from_bytes_checks_the_schema_and_predicates_pickle() -> None:
     assert pickle.loads(pickle.dumps(predicate)).arrow.equals(predicate.arrow)
 
 
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        pc.binary_repeat(pc.field("s"), 10**12) == "x",
+        pc.utf8_lpad(pc.field("s"), width=2**31 - 1) == "x",
+        pc.replace_substring(pc.field("s"), "x", "xx") == "x",
+        pc.coalesce(pc.field("s"), LONG) == "x",
+        pc.strftime(pc.field("ts"), format=LONG) == "x",
+    ],
+    ids=str,
+)
+def test_filters_may_not_take_any_memory(where: pc.Expression) -> None:
+    schema = pa.schema([("s", pa.string()), ("ts", pa.timestamp("us"))])
+    with pytest.raises(InvalidPredicateError, match=r"any length|a text of more than"):
+        parse_predicate(where, schema)
+
+
+def test_long_texts_may_be_compared_with() -> None:
+    schema = pa.schema([("s", pa.string())])
+    rows = pa.table({"s": [LONG, "y"]}, schema=schema)
+    for where in (pc.field("s") == LONG, pc.field("s").isin([LONG]), pc.starts_with(pc.field("s"), LONG)):
+        assert parse_predicate(where, schema).filter(rows).num_rows == 1
+
+
 def test_hostile_bytes_are_refused() -> None:
     deep = X > 3
     for _ in range(600):
