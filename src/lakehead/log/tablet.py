@@ -30,6 +30,7 @@ _STOP_FILE = "stopped.json"
 _START_SUFFIX = ".start"
 CHECKPOINT_BYTES = 64 << 20
 """Log after which a checkpoint is due, unless the checkpoint itself is larger."""
+SMALL_CHECKPOINT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,9 +265,9 @@ class LogTablet:
         fresh = [s for s in self._segments if s.base_offset >= covered]
         if sum(s.size_bytes for s in fresh) >= max(CHECKPOINT_BYTES, size):
             return True
-        # A checkpoint holds all rows of a keyed tablet: not for a little.
+        # A checkpoint holds all rows of a keyed tablet: a large one is not written for a little.
         to_trim = sum(s.size_bytes for s in fresh if s.base_offset < s.end_offset <= keep)
-        return to_trim > 0 and to_trim >= min(CHECKPOINT_BYTES, size // 4)
+        return to_trim > 0 and (size <= SMALL_CHECKPOINT_BYTES or to_trim >= min(CHECKPOINT_BYTES, size // 4))
 
     def take_checkpoint(self, schema_id: int) -> Footer:
         """Sync, and say what a checkpoint at the log's end must say; its rows are `live_at` that offset.

@@ -9,6 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from lakehead.env.clock import Clock
 from lakehead.errors import ClosedError, LakeheadError
@@ -22,6 +25,18 @@ LAKE_READ_SECONDS = 30.0
 """How often the lake is asked what it holds when no round reports."""
 
 
+@dataclass(frozen=True)
+class _Tiered:
+    """What the lake held when it was asked at ``at``, after so many reports of rounds."""
+
+    offsets: Mapping[TabletKey, int]
+    reports: int
+    at: float
+
+
+_NEVER = _Tiered({}, 0, float("-inf"))
+
+
 class Maintenance:
     """The maintenance of one server's tables."""
 
@@ -30,7 +45,9 @@ class Maintenance:
         self._leases = leases
         self._lake = lake
         self._clock = clock
-        self._tiered: dict[str, tuple[float, dict[TabletKey, int]]] = {}
+        self._tiered: dict[str, _Tiered] = {}
+        self._reports: Counter[str] = Counter()
+        self._one_run = threading.Lock()
         self._wake = threading.Event()
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -59,21 +76,22 @@ class Maintenance:
 
     def round_reported(self, table_id: str) -> None:
         """A round of this table is said to have been committed: ask the lake at the next turn, which begins now."""
-        self._tiered.pop(table_id, None)
+        self._reports[table_id] += 1
         self._wake.set()
 
     def run(self) -> None:
         """Do what is due of all open tables."""
         self._leases.end_unused()
-        for table in self._tables.open_tables():
-            try:
-                self._maintain(table)
-            except ClosedError:
-                continue
-            except LakeheadError as e:
-                _log.warning("maintenance of table %s failed and is tried again: %s", table.desc.path, e)
-            except Exception:
-                _log.exception("maintenance of table %s failed and is tried again", table.desc.path)
+        with self._one_run:
+            for table in self._tables.open_tables():
+                try:
+                    self._maintain(table)
+                except ClosedError:
+                    continue
+                except LakeheadError as e:
+                    _log.warning("maintenance of table %s failed and is tried again: %s", table.desc.path, e)
+                except Exception:
+                    _log.exception("maintenance of table %s failed and is tried again", table.desc.path)
 
     def _maintain(self, table: LiveTable) -> None:
         properties = table.desc.properties
@@ -88,11 +106,14 @@ class Maintenance:
                 until = tiered.get(key, 0) if has_lake else None
                 every.callback(tablet.maintain, now, retention_us, until)
 
-    def _tiered_offsets(self, table: LiveTable, cutoff_us: int) -> dict[TabletKey, int]:
+    def _tiered_offsets(self, table: LiveTable, cutoff_us: int) -> Mapping[TabletKey, int]:
         """What the lake is known to hold; asked again when more could be trimmed if it held more."""
-        at, known = self._tiered.get(table.desc.table_id, (float("-inf"), {}))
-        more = any(t.old_until(cutoff_us) > max(known.get(k, 0), t.log_start_offset) for k, t in table.tablets.items())
-        if more and self._lake is not None and self._clock.monotonic() - at >= LAKE_READ_SECONDS:
-            known = dict(self._lake.tiered_offsets(table.desc))
-            self._tiered[table.desc.table_id] = (self._clock.monotonic(), known)
-        return known
+        table_id = table.desc.table_id
+        last = self._tiered.get(table_id, _NEVER)
+        more = any(
+            t.old_until(cutoff_us) > max(last.offsets.get(k, 0), t.log_start_offset) for k, t in table.tablets.items()
+        )
+        now, reports = self._clock.monotonic(), self._reports[table_id]
+        if more and self._lake is not None and (reports != last.reports or now - last.at >= LAKE_READ_SECONDS):
+            last = self._tiered[table_id] = _Tiered(self._lake.tiered_offsets(table.desc), reports, now)
+        return last.offsets
