@@ -165,10 +165,10 @@ class _Commit:
     # ---- how it ends --------------------------------------------------------------------------------------------
 
     def _finish(self, snapshot_id: int, offsets: Mapping[TabletKey, int]) -> CommitResult:
-        """This snapshot is the round's: what other attempts wrote can never land any more."""
+        """This snapshot is the round's: what other attempts wrote is not needed."""
+        assert self._seen is not None
         self._discard_staged()
-        needed = {p for a in self._sent if a.answer.snapshot_id == snapshot_id for p in a.paths}
-        self._lake.discard({p for a in self._sent for p in a.paths} - needed)
+        self._discard_dead([a for a in self._sent if a.answer.snapshot_id != snapshot_id], self._seen)
         plan = self._plan
         rows = sum(f.record_count for f in self._files)
         return CommitResult(snapshot_id, rows, sum(map(len, plan.deletes.values())), len(self._files), offsets)
@@ -231,10 +231,7 @@ class _Commit:
         version = self._seen
         if version is None:
             return
-        dead = [a for a in self._sent if self._is_dead(a, version)]
-        alive: set[str] = {p for a in self._sent if a not in dead for p in a.paths}
-        self._lake.discard({p for a in dead for p in a.paths} - alive)
-        if len(dead) == len(self._sent):
+        if self._discard_dead(self._sent, version):
             # Files that were given for the second time may be in the lake since the first.
             try:
                 used = {f.path for f in self._lake.files(version)}
@@ -242,17 +239,27 @@ class _Commit:
                 return
             self._discard_files(keep=used)
 
+    def _discard_dead(self, attempts: Sequence[_Attempt], version: LakeVersion) -> bool:
+        """Remove what these attempts wrote and no other shares, where it is certain; whether it is for all."""
+        dead = [a for a in attempts if self._is_dead(a, version)]
+        needed = {p for a in self._sent if a not in dead for p in a.paths}
+        self._lake.discard({p for a in dead for p in a.paths} - needed)
+        return len(dead) == len(attempts)
+
     def _discard_files(self, keep: frozenset[str] | set[str]) -> None:
         self._lake.discard(f.path for f in self._files if f.path not in keep)
 
     def _is_dead(self, attempt: _Attempt, version: LakeVersion) -> bool:
-        """Whether an attempt that this version's lineage does not show can never land."""
-        base = attempt.base
-        if version.table_uuid != base.table_uuid:
+        """Whether an attempt that this version's lineage does not show surely did not land and never will.
+
+        One that may be on its way still is not, even if the table has moved on: someone could roll it back to there.
+        """
+        if version.table_uuid != attempt.base.table_uuid:
             return True
-        if attempt.answer.snapshot_id in version.snapshots or not descends_from(version, base.current_id):
+        if attempt.answer.outcome is Outcome.UNKNOWN and self._lake.lands_late:
             return False
-        return version.current_id != base.current_id or not self._lake.lands_late
+        landed = attempt.answer.snapshot_id in version.snapshots
+        return not landed and descends_from(version, attempt.base.current_id)
 
 
 def check_plan(plan: RoundPlan, version: LakeVersion) -> None:
