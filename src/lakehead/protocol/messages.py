@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -21,6 +21,9 @@ from lakehead.format.schema import schema_from_bytes, schema_to_bytes
 from lakehead.types import TableDescriptor, TablePath, TabletKey
 
 PROTOCOL_VERSION = 2
+
+Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""MessagePack also has numbers beyond, which neither SQLite nor Arrow can hold."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,11 +37,11 @@ class TableInfo(Message, frozen=True, kw_only=True):
     database: str
     table: str
     schema: str
-    schema_id: int
+    schema_id: Int64
     primary_key: tuple[str, ...]
     partition_by: tuple[str, ...]
     bucket_key: tuple[str, ...]
-    buckets: int
+    buckets: Int64
     lake: str | None
     properties: dict[str, Any]
 
@@ -90,7 +93,7 @@ class TabletRef(Message, frozen=True, kw_only=True):
     """A tablet of a table whose id stands in the request."""
 
     partition: str
-    bucket: int
+    bucket: Int64
 
     @classmethod
     def of(cls, key: TabletKey) -> TabletRef:
@@ -104,8 +107,8 @@ class TabletRef(Message, frozen=True, kw_only=True):
 class TabletRange(TabletRef, frozen=True, kw_only=True):
     """Offsets ``[start, end)`` of a tablet."""
 
-    start: int
-    end: int
+    start: Int64
+    end: Int64
 
 
 class Request(Message, frozen=True, kw_only=True, tag=True):
@@ -125,8 +128,8 @@ class Hello(Request, frozen=True, kw_only=True):
 
 class HelloReply(Reply, frozen=True, kw_only=True):
     folder_id: str
-    version: int
-    pid: int
+    version: Int64
+    pid: Int64
 
 
 class CreateTable(Request, frozen=True, kw_only=True):
@@ -182,14 +185,14 @@ class Write(Request, frozen=True, kw_only=True):
     table_id: str
     kind: Literal["append", "upsert", "delete"]
     tablets: list[TabletRef]
-    checksums: list[int]
+    checksums: list[Int64]
     columns: list[str]
 
 
 class WriteReply(Reply, frozen=True, kw_only=True):
     """Offsets ``[start, end)`` that each part got, durable as the table promises."""
 
-    offsets: list[tuple[int, int]]
+    offsets: list[tuple[Int64, Int64]]
 
 
 class OpenWriter(Request, frozen=True, kw_only=True):
@@ -204,18 +207,18 @@ class CloseWriter(Request, frozen=True, kw_only=True):
 
     table_id: str
     writer_id: bytes
-    epoch: int
-    acked_through: int
+    epoch: Int64
+    acked_through: Int64
 
 
 class WriterReply(Reply, frozen=True, kw_only=True):
     """The new epoch, the sequence up to which the writer is known to have seen all answers, and the writer's last
     sequence up to there in each tablet that has one."""
 
-    epoch: int
-    last_sequence: int
+    epoch: Int64
+    last_sequence: Int64
     tablets: list[TabletRef]
-    sequences: list[int]
+    sequences: list[Int64]
 
 
 # ---- read ---------------------------------------------------------------------------------------------------------
@@ -242,17 +245,17 @@ class Watermarks(Request, frozen=True, kw_only=True):
 
     table_id: str
     sync: bool
-    at_timestamp_us: int | None = None
+    at_timestamp_us: Int64 | None = None
 
 
 class TabletState(TabletRef, frozen=True, kw_only=True):
     """Readable offsets ``[log_start, high_watermark)``; ``at_timestamp`` answers ``at_timestamp_us``, None
     when the row asked for may have been trimmed."""
 
-    log_start: int
-    high_watermark: int
-    rows: int
-    at_timestamp: int | None = None
+    log_start: Int64
+    high_watermark: Int64
+    rows: Int64
+    at_timestamp: Int64 | None = None
 
 
 class WatermarksReply(Reply, frozen=True, kw_only=True):
@@ -267,8 +270,8 @@ class TimestampsAt(Request, frozen=True, kw_only=True):
 
 
 class TimestampsReply(Reply, frozen=True, kw_only=True):
-    now_us: int
-    timestamps_us: list[int | None]
+    now_us: Int64
+    timestamps_us: list[Int64 | None]
 
 
 class OpenLease(Request, frozen=True, kw_only=True):
@@ -346,8 +349,8 @@ class StreamHeader(Message, frozen=True, kw_only=True):
     """
 
     partition: str
-    bucket: int
-    end_offset: int | None
+    bucket: Int64
+    end_offset: Int64 | None
 
 
 # ---- lake ---------------------------------------------------------------------------------------------------------
@@ -378,7 +381,7 @@ class LakeReply(Reply, frozen=True, kw_only=True):
 class ErrorReply(Reply, frozen=True, kw_only=True):
     """A `LakeheadError`."""
 
-    code: int
+    code: Int64
     message: str
     context: dict[str, Any]
 

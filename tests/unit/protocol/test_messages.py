@@ -86,6 +86,13 @@ def test_no_message_is_left_out() -> None:
     assert {type(r) for r in REPLIES} == set(get_args(m.AnyReply))
 
 
+def test_numbers_beyond_64_bits_are_refused() -> None:
+    good = m.CloseWriter(table_id="t1", writer_id=bytes(16), epoch=2**63 - 1, acked_through=-(2**63))
+    assert m.decode_request(m.encode(good)) == good
+    with pytest.raises(msgspec.DecodeError):
+        m.decode_request(m.encode(msgspec.structs.replace(good, epoch=2**63)))
+
+
 @pytest.mark.parametrize("data", [b"", b"\x00", b"garbage", b"\x81\xa4type\xa4Nope", b"\x81\xa4type\xa2\xff\xff"])
 def test_other_bytes_are_refused(data: bytes) -> None:
     for decode in (m.decode_request, m.decode_reply, m.decode_stream_header):
