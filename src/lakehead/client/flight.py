@@ -36,10 +36,11 @@ from lakehead.protocol.messages import (
 
 _IDLE_STREAMS_MAX = 16
 _IDLE_SECONDS = 1.0
-# gRPC waits up to two minutes between attempts to reconnect, and fails calls meanwhile: longer than writers retry.
+# gRPC waits up to two minutes between attempts to reconnect, and fails calls meanwhile: longer than writers retry. The
+# least one is no wait, whatever its name says: an attempt that is not answered is given so much time.
 _RECONNECT = [
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 
