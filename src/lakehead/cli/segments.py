@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,12 +13,13 @@ import typer
 
 from lakehead.cli.output import count_text, write_json, write_line, write_table
 from lakehead.cli.session import Session, command
-from lakehead.errors import ChecksumError, CorruptionError, InvalidFileError
+from lakehead.errors import CorruptionError, InvalidFileError, UnsupportedFormatError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _NAME = re.compile(r"(\d{20})\.log")
+_REMEDY = "this is damage that opening the table refuses: restore the file from a backup"
 
 
 def register(app: typer.Typer) -> None:
@@ -53,7 +55,7 @@ class SegmentReport:
 
     Attributes:
         end_offset: after the last row of the last whole frame; None without frames.
-        unread_bytes: bytes at the end that form no frame.
+        unread_bytes: bytes that form no frame.
         problems: each a sentence that says where and what.
     """
 
@@ -70,7 +72,7 @@ class SegmentReport:
 def read_segment(path: str) -> SegmentReport:
     """Read every frame of a log file and check both checksums and the order of offsets.
 
-    A frame whose body is bad is reported and stepped over; after a bad header nothing can be found any more.
+    A frame whose body is bad is reported and stepped over; after a bad header the next good one is looked for.
 
     Raises:
         InvalidFileError: the file cannot be read.
@@ -84,26 +86,45 @@ def read_segment(path: str) -> SegmentReport:
     while position < buffer.size:
         try:
             frame = _frame_at(buffer, position)
+        except UnsupportedFormatError as e:
+            raise UnsupportedFormatError(f"{path} at byte {position}: {e}", path=path, position=position) from e
         except CorruptionError as e:
-            if not isinstance(e, ChecksumError) and type(e) is not CorruptionError:
-                raise
-            report.unread_bytes = buffer.size - position
-            report.problems.append(_unread(buffer, position, e))
-            break
+            following = _next_frame(buffer, position)
+            report.unread_bytes += following - position
+            report.problems.append(_unread(buffer, position, following, e))
+            position, expected = following, None
+            continue
         if expected is not None and frame.base_offset != expected:
             said = "the file's name says" if not report.frames else "the frame before it ends at"
             report.problems.append(
-                f"at byte {position}: the frame starts at offset {frame.base_offset}, but {said} {expected}"
+                f"at byte {position}: the frame starts at offset {frame.base_offset}, but {said} {expected}: frames are"
+                " missing, or the file is not where it belongs; restore it from a backup"
             )
         if frame.problem is not None:
-            report.problems.append(f"at byte {position}, offset {frame.base_offset}: {frame.problem}")
+            report.problems.append(f"at byte {position}, offset {frame.base_offset}: {frame.problem}; {_REMEDY}")
         report.frames.append(frame)
         report.rows += frame.rows
-        expected = frame.base_offset + frame.rows
+        # What a damaged body says of itself is not to be believed.
+        expected = frame.base_offset + frame.rows if frame.problem is None else None
         position += frame.bytes
     if report.frames:
-        report.base_offset, report.end_offset = report.frames[0].base_offset, expected
+        last = report.frames[-1]
+        report.base_offset, report.end_offset = report.frames[0].base_offset, last.base_offset + last.rows
     return report
+
+
+def _next_frame(buffer: pa.Buffer, position: int) -> int:
+    """Where the next frame with a good header begins after this byte; the end when there is none."""
+    from lakehead.format.frame import ALIGNMENT, HEADER_BYTES, MAGIC, decode_header
+
+    data = buffer.slice(position).to_pybytes()
+    at = 0
+    while (at := data.find(MAGIC, at + 1)) > 0:
+        if at % ALIGNMENT == 0:
+            with suppress(CorruptionError):
+                decode_header(buffer.slice(position + at, min(HEADER_BYTES, len(data) - at)))
+                return position + at
+    return buffer.size
 
 
 def _mapped(path: str) -> pa.Buffer:
@@ -138,13 +159,12 @@ def _frame_at(buffer: pa.Buffer, position: int) -> FrameReport:
         body = decode_body_unchecked(body_buffer, header.crc)
     except CorruptionError as e:
         raise CorruptionError(f"the frame from offset {header.base_offset} is damaged: {e}") from e
-    time = dt.datetime.fromtimestamp(header.timestamp_us / 1e6, dt.UTC)
     return FrameReport(
         position=position,
         bytes=header.length,
         base_offset=header.base_offset,
         rows=body.row_count,
-        timestamp=time.isoformat(timespec="milliseconds"),
+        timestamp=_time_text(header.timestamp_us),
         schema_id=body.schema_id,
         kind="changes" if body.flags & CHANGES else "append",
         compressed=bool(body.flags & COMPRESSED),
@@ -157,15 +177,26 @@ def _frame_at(buffer: pa.Buffer, position: int) -> FrameReport:
     )
 
 
-def _unread(buffer: pa.Buffer, position: int, error: CorruptionError) -> str:
-    rest = buffer.size - position
-    if not any(buffer.slice(position)):
+def _time_text(microseconds: int) -> str:
+    try:
+        time = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=microseconds)
+    except OverflowError:
+        return f"{microseconds} µs"
+    return time.isoformat(timespec="milliseconds")
+
+
+def _unread(buffer: pa.Buffer, start: int, end: int, error: CorruptionError) -> str:
+    data = buffer.slice(start, end - start).to_pybytes()
+    why = str(error)
+    if not data.strip(b"\0"):
         why = "they are all zero, as after a power cut before the data reached the disk"
-    else:
-        why = f"{error}"
+    if end < buffer.size:
+        return (
+            f"at byte {start}: {len(data)} bytes form no frame: {why}; whole frames follow at byte {end}, so {_REMEDY}"
+        )
     return (
-        f"at byte {position}: the last {rest} bytes form no frame: {why}. When this is the newest segment, opening the"
-        " table cuts a tail that was never acknowledged and refuses anything worse"
+        f"at byte {start}: the last {len(data)} bytes form no frame: {why}. When this is the newest segment, opening"
+        " the table cuts a tail that was never acknowledged and refuses anything worse"
     )
 
 

@@ -423,5 +423,5 @@ def _synced_end(record: bytes | None, path: str) -> int:
         return 0
     try:
         return int(json.loads(record)["synced_end"])
-    except (ValueError, KeyError, TypeError) as e:
+    except (ValueError, KeyError, TypeError, OverflowError) as e:
         raise CorruptionError(f"{path} is damaged ({e}): restore or remove it", path=path, position=0) from e

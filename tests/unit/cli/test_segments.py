@@ -66,11 +66,24 @@ def test_a_bad_body_is_reported_and_stepped_over(path: Path, capsys: pytest.Capt
     out = capsys.readouterr()
     document = json.loads(out.out)
     assert [f["checksum"] for f in document["frames"]] == ["ok", "ok", "bad", "ok", "ok"]
-    assert document["problems"] == [f"at byte {at}, offset 120: the rows do not match their checksum"]
+    (problem,) = document["problems"]
+    assert problem.startswith(f"at byte {at}, offset 120: the rows do not match their checksum")
+    assert "restore the file" in problem
     assert json.loads(out.err)["error"]["kind"] == "CorruptionError"
     assert cli.main(["inspect", "segment", str(path)]) == 5
     out = capsys.readouterr()
     assert "bad" in out.out and out.err.startswith("error: ") and "is damaged: at byte" in out.err
+
+
+def test_after_a_bad_header_the_next_frame_is_found(path: Path) -> None:
+    data, size = bytearray(path.read_bytes()), len(frame(100, 0))
+    data[2 * size + 20] ^= 1
+    path.write_bytes(data)
+    report = read_segment(str(path))
+    assert [f.base_offset for f in report.frames] == [100, 110, 130, 140] and report.unread_bytes == size
+    (problem,) = report.problems
+    assert problem.startswith(f"at byte {2 * size}: {size} bytes form no frame")
+    assert f"whole frames follow at byte {3 * size}" in problem and "restore the file" in problem
 
 
 @pytest.mark.parametrize("kept", [1, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 100])
@@ -102,7 +115,7 @@ def test_a_newer_format_is_said_to_be_one(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[3:4] = b"9"
     path.write_bytes(data)
-    with pytest.raises(UnsupportedFormatError, match="upgrade"):
+    with pytest.raises(UnsupportedFormatError, match=r"at byte 0: .*upgrade"):
         read_segment(str(path))
 
 
@@ -119,3 +132,11 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         read_segment(str(tmp_path / "none.log"))
     with pytest.raises(InvalidFileError, match=r"name a \.log file in it"):
         read_segment(str(tmp_path))
+
+
+def test_times_beyond_the_calendar_are_shown_as_numbers(path: Path) -> None:
+    body = encode_body(pa.record_batch({"x": [1]}), schema_id=0, stamp=WriterStamp(bytes(16), 0))
+    header = encode_header(body, base_offset=100, timestamp_us=2**62, synced_end=0, epoch=0)
+    path.write_bytes(header + body.buffer.to_pybytes())
+    report = read_segment(str(path))
+    assert report.frames[0].timestamp == f"{2**62} µs" and not report.problems
