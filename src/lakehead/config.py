@@ -128,7 +128,12 @@ class Limits:
         columns_max: columns of one table.
         lease_seconds: how long a pinned read that is not used keeps what it holds from being deleted.
         leases_max: pinned reads of one server.
+        lookup_keys_max: keys of one lookup request; clients cut larger ones.
+        named_writers_max: named writers that one table ever had.
+        partitions_max: partitions of one table.
+        reads_max: bulk reads that one server carries out at once.
         subscriptions_max: open subscriptions of one server.
+        write_bytes_max: bytes of writes that one server works on at once; more are told to try again.
         writer_batches_max: batches that a writer holds until they are acknowledged; more must wait.
         writer_bytes_max: bytes of such batches.
     """
@@ -138,7 +143,12 @@ class Limits:
     columns_max: int = 2000
     lease_seconds: float = 3600.0
     leases_max: int = 10_000
+    lookup_keys_max: int = 1 << 18
+    named_writers_max: int = 10_000
+    partitions_max: int = 1000
+    reads_max: int = 1000
     subscriptions_max: int = 1000
+    write_bytes_max: int = 1 << 30
     writer_batches_max: int = 256
     writer_bytes_max: int = 64 << 20
 

@@ -14,6 +14,7 @@ import pytest
 
 import lakehead as lh
 from lakehead import TabletId
+from lakehead.server.admission import Bounded
 
 KV = pa.schema([("k", pa.int64()), ("a", pa.string())])
 ONE = TabletId((), 0)
@@ -188,19 +189,19 @@ def test_more_subscriptions_than_allowed_are_refused(tmp_path: Path, wait_until:
     with lh.connect(tmp_path / "data") as con:
         table = con.create_table("t", KV)
         service: Any = con._server
-        service._limits = type(service._limits)(subscriptions_max=3)
+        service._subscriptions = Bounded("subscriptions_max", "subscriptions", 3)
         with lh.connect(con.uri) as remote:
             here, there = table.subscribe(), remote.table("t").subscribe()
             third = table.subscribe()
-            with pytest.raises(lh.OverloadedError, match="close some"):
+            with pytest.raises(lh.OverloadedError, match="or hold fewer"):
                 remote.table("t").subscribe()
             here.close()
             here.close()
             there.close()
             del third
-            wait_until(lambda: service._subscriptions == 0)
+            wait_until(lambda: service._subscriptions._held == 0)
             more = [table.subscribe() for _ in range(3)]
-            assert service._subscriptions == 3
+            assert service._subscriptions._held == 3
             for feed in more:
                 feed.close()
 

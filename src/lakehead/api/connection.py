@@ -6,6 +6,7 @@ import atexit
 import os
 import threading
 import weakref
+from collections import deque
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -163,6 +164,7 @@ class Connection:
         self._folder = folder
         self._clock = SystemClock()
         self._randomness = SystemRandomness()
+        self._released: deque[str] = deque()
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._duckdb: duckdb.DuckDBPyConnection | None = None
@@ -269,7 +271,7 @@ class Connection:
     def _opened(self, reply: m.AnyReply) -> Table:
         assert isinstance(reply, m.TableReply)
         desc = reply.info.descriptor()
-        return Table(TableClient(desc, self._endpoint, self._clock, self._randomness))
+        return Table(TableClient(desc, self._endpoint, self._clock, self._randomness, self._released))
 
     def tables(self, database: str | None = None) -> list[str]:
         """Names ``database.table`` of one database or of all, sorted."""

@@ -21,18 +21,27 @@ from lakehead.types import TableDescriptor, TabletKey
 
 _SLICE_ROWS = 1 << 16
 _SLICE_BYTES = 64 << 20
+_LOOKUP_KEYS = 1 << 16
 
 
 class TableClient:
     """Thread-safe. Rows given here were conformed to the table's schema; errors are those of the server."""
 
-    def __init__(self, desc: TableDescriptor, endpoint: m.Endpoint, clock: Clock, randomness: Randomness) -> None:
+    def __init__(
+        self,
+        desc: TableDescriptor,
+        endpoint: m.Endpoint,
+        clock: Clock,
+        randomness: Randomness,
+        released: deque[str] | None = None,
+    ) -> None:
+        """``released`` gathers leases to let go of, for all clients of a connection: some do not live to send them."""
         self.desc = desc
         self._endpoint = endpoint
         self._clock = clock
         self._randomness = randomness
         self._writers: list[BatchWriter] = []
-        self._released: deque[str] = deque()
+        self._released: deque[str] = deque() if released is None else released
         self._lock = threading.Lock()
 
     def _ask(self, request: m.Request, attachments: Sequence[pa.Buffer] = ()) -> tuple[m.AnyReply, list[pa.Buffer]]:
@@ -80,8 +89,10 @@ class TableClient:
 
     def lookup(self, keys: pa.RecordBatch) -> pa.Table:
         """Rows of the keys that exist, in the order asked; ``keys`` holds the key columns in key order."""
-        if keys.num_rows == 0:
-            return self.desc.schema.empty_table()
+        parts = [self._lookup_part(keys.slice(at, _LOOKUP_KEYS)) for at in range(0, keys.num_rows, _LOOKUP_KEYS)]
+        return pa.concat_tables([self.desc.schema.empty_table(), *parts]) if len(parts) != 1 else parts[0]
+
+    def _lookup_part(self, keys: pa.RecordBatch) -> pa.Table:
         refs, attachments, places = [], [], []
         for key, rows in route(self.desc, keys):
             refs.append(m.TabletRef.of(key))

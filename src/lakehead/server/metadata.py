@@ -15,7 +15,14 @@ from typing import Any
 import msgspec
 
 from lakehead.env.randomness import Randomness
-from lakehead.errors import ClosedError, StorageError, TableExistsError, TableNotFoundError, UnsupportedFormatError
+from lakehead.errors import (
+    ClosedError,
+    LimitExceededError,
+    StorageError,
+    TableExistsError,
+    TableNotFoundError,
+    UnsupportedFormatError,
+)
 from lakehead.protocol.messages import TableInfo
 from lakehead.types import TableDescriptor, TablePath
 
@@ -61,7 +68,9 @@ class MetadataStore:
                 f"cannot open the metadata in {path}: {e}: use a folder that this user may write", path=path
             ) from e
         with self._transaction() as db:
-            db.execute("insert or replace into meta values ('format', ?)", (str(FORMAT_VERSION),))
+            db.execute("insert or ignore into meta values ('format', ?)", (str(FORMAT_VERSION),))
+            newer = "update meta set value = ?1 where name = 'format' and value != ?1"
+            db.execute(newer, (str(FORMAT_VERSION),))
             db.execute("insert or ignore into meta values ('folder_id', ?)", (randomness.uuid_hex(),))
             db.execute("insert or ignore into databases values ('default')")
         self.folder_id: str = self._db.execute("select value from meta where name = 'folder_id'").fetchone()[0]
@@ -170,9 +179,20 @@ class MetadataStore:
             row = db.execute("select id from partitions where table_id = ? and name = ?", (table_id, name)).fetchone()
             return int(row[0])
 
-    def next_writer_epoch(self, table_id: str, writer_id: bytes) -> int:
-        """A higher epoch for a named writer than any before."""
+    def next_writer_epoch(self, table_id: str, writer_id: bytes, *, writers_max: int) -> int:
+        """A higher epoch for a named writer than any before.
+
+        Raises:
+            LimitExceededError: the table has had so many others already.
+        """
         with self._transaction() as db:
+            others = "select count(*) from writers where table_id = ? and writer_id != ?"
+            if db.execute(others, (table_id, writer_id)).fetchone()[0] >= writers_max:
+                raise LimitExceededError(
+                    f"the table has had {writers_max:,} named writers, the limit: give a writer_id to each job, not to"
+                    " each run of it",
+                    named_writers_max=writers_max,
+                )
             db.execute(
                 "insert into writers(table_id, writer_id, epoch) values (?, ?, 1)"
                 " on conflict(table_id, writer_id) do update set epoch = epoch + 1",

@@ -23,7 +23,6 @@ from lakehead.errors import (
     LimitExceededError,
     NoLakeError,
     NullKeyError,
-    OverloadedError,
     SchemaMismatchError,
     TableExistsError,
     TableNotFoundError,
@@ -34,6 +33,7 @@ from lakehead.format.frame import FrameBody, decode_body
 from lakehead.format.ipc_message import read_received
 from lakehead.format.schema import validate_definition
 from lakehead.protocol import messages as m
+from lakehead.server.admission import Bounded
 from lakehead.server.lake_state import LakeState
 from lakehead.server.leases import Leases
 from lakehead.server.maintenance import Maintenance
@@ -88,9 +88,9 @@ class Service:
         self._maintenance = Maintenance(self._tables, self._leases, lake, clock)
         self._create_lock = threading.Lock()
         self._epochs: dict[tuple[str, bytes], int] = {}
-        self._subscriptions = 0
-        # Reentrant, as the garbage collector may close a forgotten subscription at any point of any thread.
-        self._subscriptions_lock = threading.RLock()
+        self._subscriptions = Bounded("subscriptions_max", "subscriptions", limits.subscriptions_max)
+        self._reads = Bounded("reads_max", "reads", limits.reads_max)
+        self._write_bytes = Bounded("write_bytes_max", "bytes of writes", limits.write_bytes_max)
         self.closing = False
         self._handlers: dict[type[m.Request], Callable[[Any, Sequence[pa.Buffer]], _Answer]] = {
             m.Hello: self._hello,
@@ -122,14 +122,12 @@ class Service:
         return self._handlers[type(request)](request, attachments)
 
     def stream(self, request: m.Request) -> ServerStream:
-        if isinstance(request, m.Read):
-            leased = self._leases.views(request.table_id, request.lease)
-            return open_read(self._tables.get(request.table_id), request, leased)
-        if isinstance(request, m.ReadLive):
-            leased = self._leases.views(request.table_id, request.lease)
-            return open_read_live(self._tables.get(request.table_id), request, leased)
         if isinstance(request, m.Subscribe):
-            return self._subscribe(request)
+            return self._counted(
+                self._subscriptions, lambda: open_subscription(self._tables.get(request.table_id), request)
+            )
+        if isinstance(request, m.Read | m.ReadLive):
+            return self._counted(self._reads, lambda: self._read(request))
         raise InvalidRequestError(f"{type(request).__name__} is not a stream request")
 
     def close(self) -> None:
@@ -244,8 +242,20 @@ class Service:
             body = decode_body(buffer, crc)
             rows = self._checked_rows(desc, request, body, schema)
             writes.append(PendingWrite(request.kind, body, rows if desc.keyed else None))
-        tablets = [table.tablet(ref.key, create=True) for ref in request.tablets]
-        return m.WriteReply(offsets=self._submit([t for t in tablets if t is not None], writes)), []
+        self._check_partitions(table, request.tablets)
+        with self._write_bytes.held(sum(a.size for a in attachments)):
+            tablets = [table.tablet(ref.key, create=True) for ref in request.tablets]
+            return m.WriteReply(offsets=self._submit([t for t in tablets if t is not None], writes)), []
+
+    def _check_partitions(self, table: LiveTable, tablets: Sequence[m.TabletRef]) -> None:
+        new = {ref.partition for ref in tablets if ref.key not in table.tablets}
+        count = len(new | {key.partition for key in table.tablets}) if new else 0
+        if count > self._limits.partitions_max:
+            raise LimitExceededError(
+                f"{table.desc.path} would have {count:,} partitions, over the limit of {self._limits.partitions_max:,}:"
+                f" partition_by={list(table.desc.partition_by)} is too fine, use buckets for columns of many values",
+                partitions_max=self._limits.partitions_max,
+            )
 
     @staticmethod
     def _body_schema(desc: TableDescriptor, request: m.Write) -> pa.Schema:
@@ -314,7 +324,9 @@ class Service:
 
     def _open_writer(self, request: m.OpenWriter, _: Sequence[pa.Buffer]) -> _Answer:
         table = self._tables.get(request.table_id)
-        epoch = self._metadata.next_writer_epoch(request.table_id, request.writer_id)
+        epoch = self._metadata.next_writer_epoch(
+            request.table_id, request.writer_id, writers_max=self._limits.named_writers_max
+        )
         self._epochs[request.table_id, request.writer_id] = epoch
         acked = [t.acked_through(request.writer_id) for t in table.tablets.values()]
         through = max(*acked, self._metadata.writer_acked_through(request.table_id, request.writer_id), -1)
@@ -355,6 +367,12 @@ class Service:
         for ref, buffer in zip(request.tablets, attachments, strict=True):
             try:
                 keys = read_received(buffer, schema, bytes_max=self._limits.batch_bytes_max)
+                if keys.num_rows > self._limits.lookup_keys_max:
+                    raise LimitExceededError(
+                        f"a lookup of {keys.num_rows:,} keys is over the limit of {self._limits.lookup_keys_max:,}:"
+                        " ask in parts",
+                        lookup_keys_max=self._limits.lookup_keys_max,
+                    )
             except CorruptionError as e:
                 raise SchemaMismatchError(f"the keys do not have the schema of {desc.path}: {e}") from e
             out += self._lookup_in(table, ref, keys, prefix=bool(request.prefix))
@@ -410,26 +428,23 @@ class Service:
         times = [tablets[r.key].timestamp_at(r.start) if r.key in tablets else None for r in request.ranges]
         return m.TimestampsReply(now_us=self._clock.now_us(), timestamps_us=times), []
 
-    def _subscribe(self, request: m.Subscribe) -> ServerStream:
+    def _read(self, request: m.Read | m.ReadLive) -> ServerStream:
+        leased = self._leases.views(request.table_id, request.lease)
         table = self._tables.get(request.table_id)
-        with self._subscriptions_lock:
-            if self._subscriptions >= self._limits.subscriptions_max:
-                raise OverloadedError(
-                    f"{self._subscriptions} subscriptions are open, the limit of this server: close some",
-                    subscriptions_max=self._limits.subscriptions_max,
-                )
-            self._subscriptions += 1
-        try:
-            stream = open_subscription(table, request)
-        except BaseException:
-            self._subscription_closed()
-            raise
-        stream.on_close(self._subscription_closed)
-        return stream
+        return (
+            open_read(table, request, leased) if isinstance(request, m.Read) else open_read_live(table, request, leased)
+        )
 
-    def _subscription_closed(self) -> None:
-        with self._subscriptions_lock:
-            self._subscriptions -= 1
+    @staticmethod
+    def _counted(bounded: Bounded, open_stream: Callable[[], ServerStream]) -> ServerStream:
+        bounded.take()
+        try:
+            stream = open_stream()
+        except BaseException:
+            bounded.give_back()
+            raise
+        stream.on_close(bounded.give_back)
+        return stream
 
     # ---- lake -------------------------------------------------------------------------------------------------
 

@@ -75,7 +75,10 @@ def test_dropping_forgets_partitions_and_writers(path: str) -> None:
     first = store.create_partition("t1", "day=1")
     assert store.create_partition("t1", "day=1") == first != store.create_partition("t1", "day=2")
     assert store.partitions("t1") == {"day=1": first, "day=2": store.create_partition("t1", "day=2")}
-    assert [store.next_writer_epoch("t1", b"w"), store.next_writer_epoch("t1", b"w")] == [1, 2]
+    assert [store.next_writer_epoch("t1", b"w", writers_max=9), store.next_writer_epoch("t1", b"w", writers_max=9)] == [
+        1,
+        2,
+    ]
     assert (store.writer_epoch("t1", b"w"), store.writer_epoch("t1", b"other")) == (2, 0)
     store.drop_table("t1")
     assert store.tables(None) == [] and store.partitions("t1") == {} and store.writer_epoch("t1", b"w") == 0
@@ -88,7 +91,10 @@ def test_threads_share_it(path: str) -> None:
     store = MetadataStore(path, SeededRandomness(1))
     store.create_table(DESC)
     epochs: list[int] = []
-    threads = [threading.Thread(target=lambda: epochs.append(store.next_writer_epoch("t1", b"w"))) for _ in range(16)]
+    threads = [
+        threading.Thread(target=lambda: epochs.append(store.next_writer_epoch("t1", b"w", writers_max=9)))
+        for _ in range(16)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,0 +1,55 @@
+"""How much a server takes on at once; what is beyond is refused, and the client tries again after a while."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lakehead.errors import OverloadedError
+
+
+class Bounded:
+    """A counter of something that requests hold, with a limit. Thread-safe.
+
+    Args:
+        name: the name of the limit in `lakehead.config.Limits`.
+        what: what is counted, for messages.
+    """
+
+    def __init__(self, name: str, what: str, limit: int) -> None:
+        self._name = name
+        self._what = what
+        self._limit = limit
+        self._held = 0
+        # Reentrant, as the garbage collector may close a forgotten stream at any point of any thread.
+        self._lock = threading.RLock()
+
+    def take(self, amount: int = 1) -> None:
+        """Hold so much, until `give_back`. One holder alone may exceed the limit.
+
+        Raises:
+            OverloadedError: others hold too much.
+        """
+        with self._lock:
+            if self._held and self._held + amount > self._limit:
+                raise OverloadedError(
+                    f"{self._held:,} {self._what} at once are the limit of this server ({self._name}={self._limit:,}):"
+                    " try again, or hold fewer",
+                    **{self._name: self._limit},
+                )
+            self._held += amount
+
+    def give_back(self, amount: int = 1) -> None:
+        """Hold so much less."""
+        with self._lock:
+            self._held -= amount
+
+    @contextmanager
+    def held(self, amount: int) -> Iterator[None]:
+        """Hold so much inside; see `take`."""
+        self.take(amount)
+        try:
+            yield
+        finally:
+            self.give_back(amount)

@@ -1,0 +1,121 @@
+"""Every queue and request is bounded: what is beyond gets a typed error, or waits, and nothing is half done."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import lakehead as lh
+from lakehead.server.admission import Bounded
+
+KV = pa.schema([("k", pa.int64()), ("p", pa.string())])
+
+
+@pytest.fixture
+def con(tmp_path: Path) -> Iterator[lh.Connection]:
+    with lh.connect(tmp_path / "data") as made:
+        yield made
+
+
+def service(con: lh.Connection, **limits: Any) -> Any:
+    found: Any = con._server
+    found._limits = dataclasses.replace(found._limits, **limits)
+    return found
+
+
+def test_partitions(con: lh.Connection) -> None:
+    service(con, partitions_max=3)
+    table = con.create_table("a.t", KV, partition_by="p", buckets=2)
+    table.append([{"k": 1, "p": "a"}, {"k": 2, "p": "b"}])
+    with pytest.raises(lh.LimitExceededError, match="4 partitions"):
+        table.append([{"k": 3, "p": "a"}, {"k": 4, "p": "c"}, {"k": 5, "p": "d"}])
+    assert table.scan().count() == 2 and table.status().num_rows == 4, "the batch was refused whole"
+    table.append([{"k": 3, "p": "a"}, {"k": 4, "p": "c"}])
+    assert table.scan().count() == 4
+
+
+def test_named_writers(con: lh.Connection) -> None:
+    service(con, named_writers_max=2)
+    table = con.create_table("a.t", KV)
+    for name in ("one", "two", "one"):
+        table.writer(name).close()
+    with pytest.raises(lh.LimitExceededError, match="each job"):
+        table.writer("three")
+    table.writer("two").close()
+
+
+def test_lookups_are_cut_by_the_client_and_refused_by_the_server(
+    con: lh.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service(con, lookup_keys_max=100)
+    table = con.create_table("a.t", KV, primary_key="k", buckets=2)
+    table.upsert([{"k": n, "p": str(n)} for n in range(500)])
+    with pytest.raises(lh.LimitExceededError, match="in parts"):
+        table.lookup(list(range(500)))
+    monkeypatch.setattr("lakehead.client.table._LOOKUP_KEYS", 100)
+    keys = [*range(499, -1, -1), 777, 3, 3]
+    assert table.lookup(keys)["k"].to_pylist() == [k for k in keys if k < 500]
+    assert table.lookup([]).num_rows == 0 and table.lookup([]).schema == table.schema
+
+
+def test_writes_beyond_what_a_server_works_on_wait_their_turn(con: lh.Connection) -> None:
+    table = con.create_table("a.t", KV)
+    server = service(con)
+    server._write_bytes = Bounded("write_bytes_max", "bytes of writes", 1000)
+    server._write_bytes.take(900)
+    done = threading.Event()
+    refused = threading.Event()
+    take = server._write_bytes.take
+
+    def counted(amount: int) -> None:
+        try:
+            take(amount)
+        except lh.OverloadedError:
+            refused.set()
+            raise
+
+    server._write_bytes.take = counted
+
+    def write() -> None:
+        table.append([{"k": n, "p": "x"} for n in range(50)])
+        done.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    assert refused.wait(30) and not done.is_set()
+    server._write_bytes.give_back(900)
+    assert done.wait(30), "the client tries again"
+    thread.join()
+    assert table.scan().count() == 50 and server._write_bytes._held == 0
+
+
+def test_reads(con: lh.Connection) -> None:
+    table = con.create_table("a.t", KV)
+    table.append([{"k": 1, "p": "x"}])
+    server = service(con)
+    server._reads = Bounded("reads_max", "reads", 2)
+    open_reads = [table.scan().to_batches() for _ in range(2)]
+    for reading in open_reads:
+        next(iter(reading))
+    with pytest.raises(lh.OverloadedError, match="reads_max=2"):
+        table.scan().to_arrow()
+    del open_reads, reading
+    assert table.scan().to_arrow().num_rows == 1
+
+
+def test_leases(con: lh.Connection) -> None:
+    table = con.create_table("a.t", KV)
+    server = service(con)
+    server._leases._limits = dataclasses.replace(server._limits, leases_max=2)
+    scans = [table.scan(), table.scan()]
+    with pytest.raises(lh.OverloadedError, match="pinned reads"):
+        table.scan()
+    scans.clear()
+    for _ in range(5):
+        assert con.table("a.t").scan().count() == 0, "scans of tables that are not held leave no leases"
