@@ -7,18 +7,14 @@ from typing import Any
 import pytest
 
 from lakehead.errors import LakeStateError, SnapshotNotFoundError
-from lakehead.lake.marks import find_round, has_foreign_commits, next_epoch, read_mark
+from lakehead.lake.marks import MARK, find_round, has_foreign_commits, mark_of, next_epoch, read_mark
 from lakehead.types import TabletKey
 
 TABLET = TabletKey("", 0)
 
 
-def expire(lake: Any, *snapshot_ids: int) -> None:
-    lake.load().maintenance.expire_snapshots().by_ids(list(snapshot_ids)).commit()
-
-
 def offset(lake: Any, snapshot_id: int | None = None) -> int | None:
-    mark = read_mark(lake.load(), snapshot_id)
+    mark = mark_of(lake.table.load(), snapshot_id)
     return mark.offsets[TABLET] if mark else None
 
 
@@ -52,7 +48,7 @@ def test_the_property_stands_in_for_an_expired_mark(log: Any) -> None:
     log.append_foreign(7)
     first_foreign = log.load().metadata.current_snapshot_id
     log.append_foreign(8)
-    expire(log, result.snapshot_id)
+    log.expire(result.snapshot_id)
     mark = read_mark(log.load())
     assert mark is not None and (mark.snapshot_id, mark.offsets[TABLET]) == (result.snapshot_id, 2)
     # An older snapshot joined to the current one by listed parents holds the same.
@@ -69,13 +65,13 @@ def test_an_older_snapshot_is_not_told_by_a_newer_mark(log: Any) -> None:
     foreign = log.load().metadata.current_snapshot_id
     log.write(2)
     log.round()
-    expire(log, first.snapshot_id)
+    log.expire(first.snapshot_id)
     assert offset(log) == 2
     log.write(3)
     second = read_mark(log.load())
     log.round()
     assert second is not None
-    expire(log, second.snapshot_id)
+    log.expire(second.snapshot_id)
     with pytest.raises(LakeStateError, match="cannot be known"):
         read_mark(log.load(), foreign)
 
@@ -101,7 +97,49 @@ def test_a_rollback_to_before_the_first_mark_is_seen_after_expiry(log: Any) -> N
     log.write(1)
     result = log.round()
     log.load().manage_snapshots().rollback_to_snapshot(foreign).commit()
-    expire(log, result.snapshot_id)
+    log.expire(result.snapshot_id)
     with pytest.raises(LakeStateError):
         read_mark(log.load())
     assert offset(log, foreign) is None
+
+
+def test_a_rollback_to_a_foreign_snapshot_is_seen_after_expiry(any_log: Any) -> None:
+    any_log.write(1)
+    any_log.round()
+    any_log.append_foreign(7)
+    any_log.write(2)
+    any_log.round()
+    first, foreign, second = any_log.snapshot_ids()
+    any_log.roll_back(foreign)
+    # Neither the mark that would decide nor the one that was rolled back is listed: the property alone tells of the
+    # second, which the current snapshot does not hold.
+    any_log.expire(first, second)
+    with pytest.raises(LakeStateError, match="rolled back"):
+        offset(any_log)
+    with pytest.raises(LakeStateError, match="rolled back"):
+        any_log.round()
+
+
+def test_a_rollback_to_an_older_mark_is_tiered_again_once_the_newer_is_forgotten(any_log: Any) -> None:
+    any_log.write(1)
+    any_log.round()
+    any_log.write(2)
+    any_log.round()
+    first, second = any_log.snapshot_ids()
+    any_log.roll_back(first)
+    any_log.expire(second)
+    assert offset(any_log) == 1
+    any_log.round()
+    assert any_log.ids() == [1, 2] and offset(any_log) == 2
+
+
+def test_a_property_without_sequence_number_is_believed(log: Any) -> None:
+    log.write(1)
+    result = log.round()
+    log.append_foreign(7)
+    with log.load().transaction() as transaction:
+        text = log.load().properties[MARK].replace('"sequence-number": 1, ', "")
+        assert "sequence-number" not in text
+        transaction.set_properties({MARK: text})
+    log.expire(result.snapshot_id)
+    assert offset(log) == 1
