@@ -26,10 +26,13 @@ MORE: dict[str, list[dict[str, Any]]] = {
     "types.plain": [every_type(n) for n in range(68, 72)],
     "types.packed": [every_type(n) for n in range(11, 14)],
     "shop.visits": clicks(45, 6),
+    "shop.beats": clicks(14, 2),
     "shop.clicks": clicks(50, 9),
     "shop.users": [user(n, visits=7) for n in range(55, 75)],
     "shop.orders": [order(n, "late") for n in range(20, 60, 3)],
 }
+
+WRITERS = {"shop.visits": ("etl-7", 2), "shop.beats": ("etl-8", 3)}
 
 
 def unpack(archive: Path, parent: Path) -> Path:
@@ -126,14 +129,14 @@ def test_folders_are_written_on_and_tiered(folder: Path, tables: dict[str, Any])
 
 
 def test_named_writers_are_resumed(folder: Path, tables: dict[str, Any]) -> None:
-    if "shop.visits" not in tables:
-        return
     with lh.connect(folder) as con:
-        table = con.table("shop.visits")
-        with table.writer("etl-7") as writer:
-            assert writer.last_sequence == 2
-            writer.append(MORE["shop.visits"])
-        assert table.scan().count() == 51
+        for name in set(WRITERS) & set(tables):
+            table, (writer_id, last) = con.table(name), WRITERS[name]
+            rows = table.scan().count()
+            with table.writer(writer_id) as writer:
+                assert writer.last_sequence == last
+                writer.append(MORE[name])
+            assert table.scan().count() == rows + len(MORE[name])
 
 
 def change_metadata(folder: Path) -> None:
@@ -148,10 +151,18 @@ def change_frame(folder: Path) -> None:
         file.write(b"LHF9")
 
 
-@pytest.mark.parametrize("change", [change_metadata, change_frame])
+def change_checkpoint(folder: Path) -> None:
+    for checkpoint in folder.glob("tables/shop.users-*/partition-0/*/*.checkpoint"):
+        with checkpoint.open("r+b") as file:
+            file.write(b"LHK9")
+
+
+@pytest.mark.parametrize("change", [change_metadata, change_frame, change_checkpoint])
 def test_newer_formats_are_refused_and_left_alone(folder: Path, change: Callable[[Path], None]) -> None:
     change(folder)
+    if change is change_checkpoint and not list(folder.glob("tables/**/*.checkpoint")):
+        return
     logs = {p: p.read_bytes() for p in folder.glob("tables/**/*.log")}
-    with pytest.raises(UnsupportedFormatError, match=r"(?s)(99|LHF9).*upgrade"), lh.connect(folder) as con:
+    with pytest.raises(UnsupportedFormatError, match=r"(?s)(99|LHF9|LHK9).*upgrade"), lh.connect(folder) as con:
         con.table("shop.users").scan().count()
     assert {p: p.read_bytes() for p in folder.glob("tables/**/*.log")} == logs
