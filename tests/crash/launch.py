@@ -11,19 +11,21 @@ import json
 import os
 import runpy
 import sys
+import threading
+import time
 
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
+import lakehead as lh
 from tests.crash.points import PLAN_VARIABLE, install
 
 
 def rounds(uri: str) -> None:
     """Run a round of each table named on standard input."""
-    import lakehead as lh
     import lakehead.lake.round
     import lakehead.lake.view  # noqa: F401
 
-    con = lh.connect(uri)
+    con = _connect(uri)
     print(json.dumps({"ready": os.getpid()}), flush=True)
     for line in sys.stdin:
         try:
@@ -32,6 +34,18 @@ def rounds(uri: str) -> None:
         except lh.LakeheadError as e:
             answer = {"error": type(e).__name__, "message": str(e)}
         print(json.dumps(answer), flush=True)
+
+
+def _connect(uri: str) -> lh.Connection:
+    """Connect to a server that may be dead just now."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return lh.connect(uri)
+        except lh.UnavailableError:
+            if time.monotonic() > deadline:
+                raise
+            threading.Event().wait(0.05)
 
 
 if __name__ == "__main__":

@@ -28,22 +28,40 @@ PLAN_VARIABLE = "LAKEHEAD_CRASH_PLAN"
 REACHED = ".reached"
 """Suffix of a plan that was carried out."""
 
-_FILES = ("segment", "checkpoint")
-_LOG_STEPS = ("append.before", "append.torn", "append.after", "sync.before", "sync.after", "create.before")
-SEGMENT = tuple(f"segment.{step}" for step in (*_LOG_STEPS, "create.after"))
-CHECKPOINT = tuple(f"checkpoint.{s}" for s in (*_LOG_STEPS, "create.after", "rename.before", "rename.after"))
-TRIM = ("segment.remove.before", "segment.remove.after", "checkpoint.remove.before", "checkpoint.remove.after")
-METADATA = ("metadata.commit.before", "metadata.commit.after")
-CREATE = ("folder.make.before", "folder.make.after", "catalog.create.before", "catalog.create.after")
-DROP = ("catalog.drop.before", "catalog.drop.after", "folder.remove.before", "folder.remove.half", "folder.remove.after")
-ANSWERS = ("answer.Write", "answer.OpenWriter", "answer.CreateTable", "answer.DropTable")
-STOP = ("stop.before", "stop-record.write.before", "stop-record.write.torn", "stop-record.write.tmp", "stop-record.write.after")
+_WRITE_STEPS = (
+    "create.before", "create.after", "append.before", "append.torn", "append.after", "sync.before", "sync.after",
+)  # fmt: skip
+SEGMENT = tuple(f"segment.{step}" for step in _WRITE_STEPS)
+CHECKPOINT = tuple(f"checkpoint.{step}" for step in (*_WRITE_STEPS, "rename.before", "rename.after"))
+TRIM = (
+    "maintain.before", "maintain.after", "log-start.create.before", "log-start.create.after",
+    "log-start.rename.before", "log-start.rename.after", "segment.remove.before", "segment.remove.after",
+    "checkpoint.remove.before", "checkpoint.remove.after",
+)  # fmt: skip
+REQUESTS = ("metadata.commit.before", "metadata.commit.after", "answer.Write", "answer.OpenWriter")
+CREATE_AND_DROP = (
+    "catalog.create.before", "catalog.create.after", "answer.CreateTable", "folder.make.before", "folder.make.after",
+    "catalog.drop.before", "catalog.drop.after", "folder.remove.before", "folder.remove.half", "folder.remove.after",
+    "answer.DropTable",
+)  # fmt: skip
+STOP = (
+    "stop.before", "stop-record.write.before", "stop-record.write.torn", "stop-record.write.tmp",
+    "stop-record.write.after",
+)  # fmt: skip
 RECOVERY = ("recovery.begin", "recovery.segment.sync.before", "recovery.segment.sync.after", "recovery.end")
-CUT = ("recovery.segment.truncate.before", "recovery.segment.truncate.after")
+RECOVERY_AFTER = {
+    "recovery.segment.truncate.before": "segment.append.torn",
+    "recovery.segment.truncate.after": "segment.append.torn",
+    "recovery.checkpoint.remove.before": "checkpoint.append.torn",
+    "recovery.checkpoint.remove.after": "checkpoint.append.torn",
+    "recovery.segment.remove.before": "segment.remove.before",
+    "recovery.segment.remove.after": "segment.remove.before",
+}
+"""Points of a recovery that has something to clean up: killed there first, then in the recovery from it."""
 ROUND = (
     "round.watermarks", "round.read", "lake.data.open", "lake.data.closed", "lake.deletes.open", "lake.deletes.closed",
-    "lake.manifest.open", "lake.manifest.closed", "lake.manifest-list.closed", "catalog.commit.before",
-    "lake.metadata.open", "lake.metadata.closed", "catalog.commit.after", "round.done",
+    "lake.manifest.open", "lake.manifest.closed", "lake.manifest-list.open", "lake.manifest-list.closed",
+    "catalog.commit.before", "lake.metadata.open", "lake.metadata.closed", "catalog.commit.after", "round.done",
 )  # fmt: skip
 WORKER = ("round.read", "lake.data.open", "lake.data.closed")
 
@@ -116,6 +134,7 @@ def install(plan: str) -> None:
                 "lakehead.env.storage": functools.partial(_wrap_storage, points),
                 "lakehead.log.tablet": functools.partial(_wrap_log, points),
                 "lakehead.server.service": functools.partial(_wrap_service, points),
+                "lakehead.server.maintenance": lambda m: points.around(m.Maintenance, "run", "maintain"),
                 "lakehead.client.table": functools.partial(_wrap_client, points),
                 "lakehead.lake.file_io": functools.partial(_wrap_lake_files, points),
                 "lakehead.lake.round": functools.partial(_wrap_round, points),
@@ -289,8 +308,6 @@ def _wrap_service(points: Points, module: ModuleType) -> None:
 
     service.call = answered
     points.around(service, "close", "stop")
-    if hasattr(service, "maintain"):
-        points.around(service, "maintain", "maintain")
 
 
 # ---- rounds -------------------------------------------------------------------------------------------------------

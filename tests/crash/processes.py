@@ -171,6 +171,11 @@ class Rounds(Child):
         except BrokenPipeError:
             return
 
+    @property
+    def idle(self) -> bool:
+        """Whether no answer is waiting to be taken."""
+        return self._answers.empty()
+
     def answer(self, seconds: float = 60.0) -> dict[str, Any] | None:
         """What the round came to; None when the process died in it."""
         return self._answers.get(timeout=seconds)

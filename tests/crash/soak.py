@@ -33,7 +33,7 @@ from tests.crash.workload import Load
 SAMPLE_SECONDS = 10.0
 WARM_SECONDS = 60.0
 """Samples of a younger process are kept out of the table: it is still loading code."""
-LOAD = Load(pause=0.12, rows=8, keys=1000)
+LOAD = Load(pause=0.12, rows=8, keys=1000, abandon=0.0)
 PROPERTIES = {
     name: {
         "segment_bytes": 1 << 18,

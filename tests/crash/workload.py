@@ -77,12 +77,19 @@ class Gate:
 
 @dataclass(frozen=True)
 class Load:
-    """How much is written: seconds between the calls of one thread, and rows a call at most."""
+    """How much is written.
 
-    pause: float = 0.01
-    rows: int = 20
+    Attributes:
+        pause: seconds between the calls of one thread.
+        rows: of a call, at most.
+        keys: of each keyed writer.
+        abandon: share of calls after which a named writer is left without being closed.
+    """
+
+    pause: float = 0.02
+    rows: int = 12
     keys: int = 60
-    """Keys of each keyed writer."""
+    abandon: float = 0.05
 
 
 class Actor(threading.Thread):
@@ -150,7 +157,7 @@ class NamedAppender(Actor):
 
     def __init__(self, gate: Gate, table: lh.Table, history: LogHistory, writer: int, seed: int, load: Load) -> None:
         super().__init__(gate, f"pipeline {table.name} {writer}", seed, load.pause)
-        self.table, self.history, self.writer = table, history, writer
+        self.table, self.history, self.writer, self._abandon = table, history, writer, load.abandon
         self.resumed = 0
         self._pipeline: lh.Writer | None = None
         self._sequence = 0
@@ -174,7 +181,7 @@ class NamedAppender(Actor):
             elif choice < 0.13:
                 self._pipeline.close()
                 self._answered, self._pipeline = self._sequence - 1, None
-            elif choice < 0.18:
+            elif choice < 0.13 + self._abandon:
                 self._pipeline = None
         except UNKNOWN:
             self.unanswered += 1

@@ -1,0 +1,494 @@
+"""What is killed, where and how: a deck of steps, shuffled by the seed, and how each step is played."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lakehead as lh
+from tests.crash import points
+from tests.crash.deployment import LAKE_TABLES, Counts, Deployment
+from tests.crash.history import LOG_SCHEMA, WrongDataError, log_rows, require
+from tests.crash.processes import Rounds, SparkTiering, wait_until
+from tests.crash.workload import Load
+
+REACH_SECONDS = 15.0
+SPARK_SECONDS = 90.0
+STEPS_PER_FOLDER = 24
+_OFTEN = ("segment.append", "segment.sync", "answer.Write", "recovery.segment")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kill, or one fault of the catalog.
+
+    Attributes:
+        kind: which method of `Player` plays it.
+        point: the named point; what it is about, where there is none.
+        first: another point at which the server is killed before.
+    """
+
+    kind: str
+    point: str
+    first: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.point}"
+
+
+def deck(seed: int) -> list[Step]:
+    """The steps of a full run without Spark, in the seed's order."""
+    loaded = (*points.SEGMENT, *points.CHECKPOINT, *points.TRIM, *points.REQUESTS)
+    steps = [
+        *(Step("server", p) for p in loaded * 2),
+        *(Step("server", p) for p in points.SEGMENT),
+        *(Step("churn", p) for p in points.CREATE_AND_DROP * 2),
+        *(Step("recovery", p) for p in points.RECOVERY * 2),
+        *(Step("recovery", p, first) for p, first in points.RECOVERY_AFTER.items()),
+        *(Step("stop", p) for p in points.STOP * 2),
+        *(Step("round", p) for p in points.ROUND * 2),
+        *(Step("lost", p) for p in ("catalog.commit.before", "catalog.commit.after") * 2),
+        *(Step("asleep", p) for p in ("lake.data.closed", "lake.metadata.closed", "catalog.commit.before") * 2),
+        *(Step("under", p) for p in ("round.read", "lake.data.open", "catalog.commit.before", "catalog.commit.after")),
+        *(Step("locked", p) for p in ("killed", "refused", "restart")),
+        *(Step("random", p) for p in ("server",) * 24 + ("rounds",) * 8),
+    ]
+    random.Random(seed).shuffle(steps)
+    return steps
+
+
+def spark_deck(seed: int) -> list[Step]:
+    """The steps that need Spark."""
+    draw = random.Random(f"spark {seed}")
+    driver = ["catalog.commit.before", "catalog.commit.after", *draw.sample(points.ROUND, 3)]
+    steps = [
+        *(Step("worker", p) for p in points.WORKER * 2),
+        *(Step("worker", "random") for _ in range(3)),
+        *(Step("beside", p) for p in ("server", "server", "server")),
+        *(Step("driver", p) for p in (*driver, "random")),
+    ]
+    draw.shuffle(steps)
+    return steps
+
+
+class Player:
+    """Plays steps on one deployment after the other."""
+
+    def __init__(self, root: Path, seed: int, say: Callable[[str], None]) -> None:
+        self.root, self.seed = root, seed
+        self.counts = Counts()
+        self.random = random.Random(seed)
+        self._say = say
+        self._pause = threading.Event()
+        self._tierer: Rounds | None = None
+        self._spark: SparkTiering | None = None
+        self._scratch = 0
+
+    def play(self, steps: Sequence[Step], load: Load | None = None) -> None:
+        """Play steps, with a new folder now and then.
+
+        Raises:
+            WrongDataError: data is wrong; the message names the step, the folder is kept.
+        """
+        done = 0
+        for begin in range(0, len(steps), STEPS_PER_FOLDER):
+            number = begin // STEPS_PER_FOLDER
+            with self._deployment(f"folder-{number}", self.seed + number, load) as deployment:
+                for step in steps[begin : begin + STEPS_PER_FOLDER]:
+                    done += 1
+                    self._play_one(deployment, step, f"{done}/{len(steps)}")
+                self._finish(deployment)
+
+    def play_spark(self, steps: Sequence[Step], load: Load | None = None) -> None:
+        """Play steps on one deployment with a Spark tiering service."""
+        with self._deployment("spark", self.seed, load) as deployment:
+            self._spark = SparkTiering(deployment.work)
+            try:
+                self._spark.start(deployment.server.uri, list(LAKE_TABLES))
+                for number, step in enumerate(steps, 1):
+                    self._play_one(deployment, step, f"{number}/{len(steps)}")
+                self._catch_up(deployment)
+            finally:
+                self._spark.kill()
+            deployment.check()
+            deployment.check_lake_folders()
+
+    @contextlib.contextmanager
+    def _deployment(self, name: str, seed: int, load: Load | None) -> Iterator[Deployment]:
+        deployment = Deployment(self.root / name, seed, self.counts, load)
+        try:
+            yield deployment
+        finally:
+            if self._tierer is not None:
+                self._tierer.kill()
+                self._tierer = None
+            deployment.end()
+
+    def _play_one(self, deployment: Deployment, step: Step, number: str) -> None:
+        begin = time.perf_counter()
+        try:
+            getattr(self, f"_{step.kind}")(deployment, step)
+        except Exception as e:
+            raise WrongDataError(f"step {number} ({step}) in {deployment.work}, seed {self.seed}: {e!r}") from e
+        self._say(f"{number:>8}  {str(step):45} {time.perf_counter() - begin:5.1f} s")
+
+    def _finish(self, deployment: Deployment) -> None:
+        """What a deployment ends with: everything tiered, cleaned up, stopped well and opened again."""
+        deployment.gate.shut()
+        for table in LAKE_TABLES:
+            self._tier(deployment, table)
+        deployment.check()
+        deployment.check_lake_folders()
+        deployment.server.terminate()
+        require(deployment.server.wait_dead(60), "a clean stop takes more than a minute")
+        require(deployment.server.process and deployment.server.process.returncode == 0, "a clean stop failed")
+        deployment.server.release()
+        deployment.restart()
+        deployment.check()
+
+    # ---- tools --------------------------------------------------------------------------------------------------
+
+    def _nth(self, point: str) -> int:
+        """How often a point is passed before it kills: those that are reached often, up to many times."""
+        return self.random.choice((1, 2, 5, 20)) if point.startswith(_OFTEN) else self.random.choice((1, 1, 2))
+
+    def _wait(self, low: float, high: float) -> None:
+        self._pause.wait(self.random.uniform(low, high))
+
+    def _count(self, name: str, hit: bool) -> None:
+        (self.counts.kills if hit else self.counts.missed)[name] += 1
+
+    def _die(self, deployment: Deployment, name: str, nudge: Callable[[], object] | None = None) -> None:
+        """Wait until the armed server dies; when its point is not reached, kill it all the same."""
+        server = deployment.server
+        deadline = time.monotonic() + REACH_SECONDS
+        while server.alive and time.monotonic() < deadline:
+            if nudge is not None:
+                with contextlib.suppress(lh.UnavailableError, lh.ClosedError):
+                    nudge()
+            wait_until(lambda: not server.alive, 0.2)
+        self._count(name, server.reached)
+        server.kill()
+
+    def _recover(self, deployment: Deployment) -> None:
+        deployment.restart()
+        deployment.check()
+
+    def _rounds(self, deployment: Deployment) -> Rounds:
+        if self._tierer is None:
+            self._tierer = deployment.rounds()
+        return self._tierer
+
+    def _bury(self, rounds: Rounds) -> None:
+        rounds.kill()
+        self._tierer = None
+
+    def _tier(self, deployment: Deployment, table: str) -> dict[str, Any]:
+        """A round that nothing disturbs must succeed."""
+        answer = deployment.tier(self._rounds(deployment), table)
+        require(answer is not None and "error" not in answer, f"a round that nothing disturbs ended with {answer}")
+        assert answer is not None
+        return answer
+
+    def _report(self, deployment: Deployment) -> None:
+        """Have the server maintain its tables now rather than in two seconds."""
+        for table in LAKE_TABLES:
+            deployment.tables[table]._client.report_tiered()
+
+    # ---- the server ---------------------------------------------------------------------------------------------
+
+    def _server(self, deployment: Deployment, step: Step) -> None:
+        """Killed at a point under load, now and then with a round under way."""
+        with self._round_beside(deployment):
+            deployment.server.arm(step.point, nth=self._nth(step.point))
+            deployment.gate.open()
+            self._die(deployment, step.point, lambda: self._report(deployment))
+            deployment.restart()
+        deployment.check()
+
+    @contextlib.contextmanager
+    def _round_beside(self, deployment: Deployment) -> Iterator[None]:
+        if self.random.random() < 0.5:
+            yield
+            return
+        rounds = self._rounds(deployment)
+        rounds.send(self.random.choice(LAKE_TABLES))
+        yield
+        answer = rounds.answer()
+        deployment.note_round(answer)
+        require(answer is not None, f"a process for rounds died: {rounds.errors[-2000:]}")
+
+    def _random(self, deployment: Deployment, step: Step) -> None:
+        """Killed at any time: the server under load, or the process of a round."""
+        if step.point == "server":
+            with self._round_beside(deployment):
+                deployment.gate.open()
+                self._wait(0.0, 1.0)
+                deployment.server.kill()
+                self._count("server at a random time", True)
+                deployment.restart()
+            deployment.check()
+            return
+        rounds = self._rounds(deployment)
+        deployment.gate.open()
+        self._wait(0.1, 0.3)
+        rounds.send(self.random.choice(LAKE_TABLES))
+        self._wait(0.0, 0.5)
+        self._bury(rounds)
+        self._count("rounds at a random time", True)
+        self._tier(deployment, self.random.choice(LAKE_TABLES))
+        deployment.check()
+
+    def _churn(self, deployment: Deployment, step: Step) -> None:
+        """Killed while tables are created and dropped."""
+        deployment.server.arm(step.point)
+        deployment.gate.open()
+        self._die(deployment, step.point, lambda: self._create_and_drop(deployment))
+        deployment.restart()
+        for name in deployment.con.tables("scratch"):
+            table = deployment.con.create_table(name, LOG_SCHEMA, partition_by="p", lake="iceberg", if_not_exists=True)
+            before = table.scan().count()
+            table.append(log_rows(1, range(9)))
+            require(table.scan().count() == before + 9, f"{name}: a table whose creation was cut off loses rows")
+            deployment.con.drop_table(name, purge=True)
+        left = [p.name for p in (deployment.server.folder / "tables").iterdir() if p.name.startswith("scratch.")]
+        require(not left, f"folders of dropped tables are left: {left}")
+        deployment.check()
+
+    def _create_and_drop(self, deployment: Deployment) -> None:
+        self._scratch += 1
+        name = f"scratch.t{self._scratch}"
+        table = deployment.con.create_table(name, LOG_SCHEMA, partition_by="p", lake="iceberg")
+        table._client.anonymous_writer()
+        table.append(log_rows(1, range(9)))
+        deployment.con.drop_table(name, purge=True)
+
+    def _recovery(self, deployment: Deployment, step: Step) -> None:
+        """Killed under load, and again while it recovers."""
+        deployment.gate.open()
+        if step.first:
+            deployment.server.arm(step.first, nth=self._nth(step.first))
+            self._die(deployment, step.first, lambda: self._report(deployment))
+        else:
+            self._wait(0.1, 0.5)
+            deployment.server.kill()
+            self._count("server at a random time", True)
+        deployment.server.arm(step.point, nth=1 if step.first else self._nth(step.point))
+        if deployment.start():
+            self._die(deployment, step.point)
+        else:
+            self._count(step.point, True)
+        self._recover(deployment)
+
+    def _stop(self, deployment: Deployment, step: Step) -> None:
+        """Killed while it stops cleanly."""
+        deployment.gate.open()
+        self._wait(0.1, 0.4)
+        deployment.server.arm(step.point, nth=self._nth(step.point))
+        deployment.server.terminate()
+        self._die(deployment, step.point)
+        self._recover(deployment)
+
+    # ---- rounds -------------------------------------------------------------------------------------------------
+
+    def _table_of(self, point: str) -> str:
+        return "t.kv_lake" if point.startswith("lake.deletes") else self.random.choice(LAKE_TABLES)
+
+    def _send_until_reached(self, deployment: Deployment, rounds: Rounds, point: str) -> bool:
+        """Rounds until the armed point is reached in one, whose answer is still to come; the load must run."""
+        table = self._table_of(point)
+        deadline = time.monotonic() + REACH_SECONDS
+        while time.monotonic() < deadline:
+            rounds.send(table)
+            if wait_until(lambda: rounds.reached or not rounds.idle, 30) and rounds.reached:
+                return True
+            deployment.note_round(rounds.answer())
+            self._wait(0.05, 0.1)
+        return False
+
+    def _round(self, deployment: Deployment, step: Step) -> None:
+        """The process of a round is killed at a point of it."""
+        rounds = self._rounds(deployment)
+        rounds.arm(step.point)
+        deployment.gate.open()
+        self._count(step.point, self._send_until_reached(deployment, rounds, step.point))
+        self._bury(rounds)
+        self._tier(deployment, self._table_of(step.point))
+        deployment.check()
+
+    def _lost(self, deployment: Deployment, step: Step) -> None:
+        """The catalog's answer, or the request to it, is lost: the outcome is read from the lake."""
+        rounds = self._rounds(deployment)
+        rounds.arm(step.point, action="lose")
+        deployment.gate.open()
+        hit = self._send_until_reached(deployment, rounds, step.point)
+        self._count(f"lost: {step.point}", hit)
+        if hit:
+            answer = rounds.answer()
+            deployment.note_round(answer)
+            landed = step.point == "catalog.commit.after"
+            require(answer is not None and (not landed or "error" not in answer), f"a lost answer became {answer}")
+        rounds.disarm()
+        deployment.check()
+
+    def _asleep(self, deployment: Deployment, step: Step) -> None:
+        """A round is stopped before it commits, another one commits, the first wakes up: it must be refused."""
+        sleeper = self._rounds(deployment)
+        sleeper.arm(step.point, action="stop")
+        deployment.gate.open()
+        hit = self._send_until_reached(deployment, sleeper, step.point)
+        self._count(f"asleep: {step.point}", hit)
+        self._tierer = None
+        won = [self._tier(deployment, table) for table in LAKE_TABLES]
+        os.kill(sleeper.pid, signal.SIGCONT)
+        if hit:
+            answer = sleeper.answer()
+            deployment.note_round(answer)
+            require(
+                answer is not None and answer.get("error") == "CommitConflictError",
+                f"a round that slept while others committed ({won}) ended with {answer}",
+            )
+        sleeper.kill()
+        deployment.check()
+
+    def _under(self, deployment: Deployment, step: Step) -> None:
+        """The server is killed and comes back while a round stands still at a point."""
+        rounds = self._rounds(deployment)
+        rounds.arm(step.point, action="stop")
+        deployment.gate.open()
+        hit = self._send_until_reached(deployment, rounds, step.point)
+        deployment.server.kill()
+        self._count(f"server during {step.point}", True)
+        deployment.restart()
+        os.kill(rounds.pid, signal.SIGCONT)
+        if hit:
+            deployment.note_round(rounds.answer())
+        rounds.disarm()
+        self._tier(deployment, self._table_of(step.point))
+        deployment.check()
+
+    def _locked(self, deployment: Deployment, step: Step) -> None:
+        """The catalog's file is locked: in a commit that is then killed, in one that gives up, and at a restart."""
+        rounds = self._rounds(deployment)
+        if step.point != "restart":
+            rounds.arm("catalog.commit.before", action="stop")
+        deployment.gate.open()
+        hit = step.point == "restart" or self._send_until_reached(deployment, rounds, "catalog.commit.before")
+        with _exclusive_lock(deployment.server.folder / "lake" / "catalog.db"):
+            if step.point == "restart":
+                deployment.server.kill()
+                deployment.restart()
+            elif step.point == "killed":
+                os.kill(rounds.pid, signal.SIGCONT)
+                self._wait(0.2, 1.0)
+                self._bury(rounds)
+            else:
+                os.kill(rounds.pid, signal.SIGCONT)
+                answer = rounds.answer() if hit else {"error": "not reached"}
+                deployment.note_round(answer)
+                require(answer and "error" in answer, f"a round committed through a locked catalog: {answer}")
+        self._count(f"catalog locked: {step.point}", hit)
+        if self._tierer is not None:
+            self._tierer.disarm()
+        self._tier(deployment, self._table_of(step.point))
+        deployment.check()
+
+    # ---- Spark --------------------------------------------------------------------------------------------------
+
+    def _service(self) -> SparkTiering:
+        assert self._spark is not None
+        return self._spark
+
+    def _next_rounds(self, count: int = 1) -> None:
+        """Wait for rounds of the service that begin and end from now on."""
+        spark = self._service()
+        goal = spark.rounds + count
+        met = wait_until(lambda: spark.rounds >= goal or not spark.alive, SPARK_SECONDS)
+        require(met and spark.alive, f"the tiering service does no rounds: {spark.errors[-3000:]}")
+
+    def _worker(self, deployment: Deployment, step: Step) -> None:
+        """A Python worker of Spark dies in a task: the round is done again."""
+        spark = self._service()
+        deployment.gate.open()
+        self._next_rounds()
+        if step.point == "random":
+            found = wait_until(lambda: bool(spark.workers()), SPARK_SECONDS)
+            self._wait(0.0, 1.0)
+            for worker in spark.workers()[:1]:
+                worker.kill()
+            self._count("Spark worker at a random time", found)
+        else:
+            spark.arm_worker(step.point)
+            wait_until(lambda: spark.worker_reached, SPARK_SECONDS)
+            self._count(f"Spark worker: {step.point}", spark.worker_reached)
+        self._next_rounds(2)
+        deployment.check()
+
+    def _driver(self, deployment: Deployment, step: Step) -> None:
+        """The driver of the tiering service dies; the next one goes on."""
+        spark = self._service()
+        deployment.gate.open()
+        self._next_rounds()
+        if step.point == "random":
+            self._wait(0.0, 1.5)
+            hit = True
+        else:
+            spark.arm(step.point)
+            hit = wait_until(lambda: not spark.alive, SPARK_SECONDS)
+        self._count(f"Spark driver: {step.point}", hit)
+        spark.remember_family()
+        spark.kill()
+        spark.disarm()
+        deployment.check()
+        spark.start(deployment.server.uri, list(LAKE_TABLES))
+
+    def _beside(self, deployment: Deployment, step: Step) -> None:
+        """The server dies while the service does rounds."""
+        deployment.gate.open()
+        self._next_rounds()
+        self._wait(0.0, 1.5)
+        deployment.server.kill()
+        self._count("server beside Spark", True)
+        deployment.restart()
+        self._next_rounds()
+        deployment.check()
+
+    def _catch_up(self, deployment: Deployment) -> None:
+        """With nothing written any more the service brings everything to the lake."""
+        deployment.gate.shut()
+
+        def tiered() -> bool:
+            lags = [deployment.tables[n].status()["lag_rows"].to_pylist() for n in LAKE_TABLES]
+            return not any(lag for table in lags for lag in table)
+
+        require(wait_until(tiered, SPARK_SECONDS), f"the service does not catch up: {self._service().errors[-3000:]}")
+
+
+@contextlib.contextmanager
+def _exclusive_lock(database: Path) -> Iterator[None]:
+    """Nobody else can read or write an SQLite database meanwhile."""
+    db = sqlite3.connect(database, isolation_level=None, timeout=30)
+    try:
+        db.execute("begin exclusive")
+        yield
+    finally:
+        db.rollback()
+        db.close()
+
+
+def missed_points(counts: Counts) -> list[str]:
+    """Named points that no kill of a full run was at."""
+    expected = {
+        *points.SEGMENT, *points.CHECKPOINT, *points.TRIM, *points.REQUESTS, *points.CREATE_AND_DROP, *points.STOP,
+        *points.RECOVERY, *points.RECOVERY_AFTER, *points.ROUND, *(f"Spark worker: {p}" for p in points.WORKER),
+    }  # fmt: skip
+    return sorted(expected - set(counts.kills))
