@@ -7,6 +7,7 @@ Nothing here commits; files no commit names are removed by whoever planned them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakehead.env.randomness import Randomness, SystemRandomness
+from lakehead.env.storage import storage_errors
 from lakehead.errors import LakeStateError
 from lakehead.log.netchange import Offsets
 from lakehead.types import OFFSET_COLUMN, TIMESTAMP_COLUMN
@@ -121,7 +123,7 @@ def write_data_files(
 
     Raises:
         LakeStateError: the lake table's columns do not fit the rows.
-        StorageError, OSError: the storage refused.
+        StorageError: the storage refused.
     """
     tools = _tools(spec)
     randomness = randomness or SystemRandomness()
@@ -129,13 +131,15 @@ def write_data_files(
     open_file: _DataFile | None = None
     try:
         for rows in _row_groups(_to_lake(b, tools.arrow) for b in batches if b.num_rows):
-            open_file = open_file or _DataFile(tools, rows, f"{randomness.uuid_hex()}.parquet")
-            open_file.write(rows)
-            if open_file.size >= spec.target_file_bytes:
-                written.append(open_file.finish(partition))
-                open_file = None
+            with storage_errors(spec.location, "write lake files in"):
+                open_file = open_file or _DataFile(tools, rows, f"{randomness.uuid_hex()}.parquet")
+                open_file.write(rows)
+                if open_file.size >= spec.target_file_bytes:
+                    written.append(open_file.finish(partition))
+                    open_file = None
         if open_file is not None:
-            written.append(open_file.finish(partition))
+            with storage_errors(spec.location, "write lake files in"):
+                written.append(open_file.finish(partition))
     except BaseException:
         if open_file is not None:
             open_file.abandon()
@@ -159,20 +163,27 @@ def write_position_deletes(
         data_path: the data file's address, exactly as its manifest spells it.
         positions: row positions in it, sorted.
         spec_id, partition: those of the data file.
+
+    Raises:
+        StorageError: the storage refused; nothing is left of the file.
     """
     tools = _tools(spec)
     path = tools.locations.new_data_location(f"{(randomness or SystemRandomness()).uuid_hex()}-deletes.parquet")
     paths = pa.DictionaryArray.from_arrays(np.zeros(len(positions), np.int32), pa.array([data_path])).cast(pa.string())
     rows = pa.Table.from_arrays([paths, pa.array(positions, pa.int64())], schema=_POSITION_SCHEMA)
-    with tools.io.new_output(path).create() as out:
-        pq.write_table(
-            rows,
-            out,
-            compression="zstd",
-            use_dictionary=["file_path"],
-            column_encoding={"pos": "DELTA_BINARY_PACKED"},
-            store_schema=False,
-        )
+    try:
+        with storage_errors(path, "write"), tools.io.new_output(path).create() as out:
+            pq.write_table(
+                rows,
+                out,
+                compression="zstd",
+                use_dictionary=["file_path"],
+                column_encoding={"pos": "DELTA_BINARY_PACKED"},
+                store_schema=False,
+            )
+    except BaseException:
+        discard_files(tools.io, [path])
+        raise
     bounds = {_PATH_ID: data_path.encode()}
     return WrittenFile(
         path,
@@ -285,17 +296,23 @@ class _DataFile:
     def __init__(self, tools: _Tools, first: pa.Table, name: str) -> None:
         self._tools = tools
         self._path = tools.locations.new_data_location(name)
-        self._out = tools.io.new_output(self._path).create()
         dictionary = _repeating_columns(first.slice(0, _SAMPLE_ROWS))
-        self._writer = pq.ParquetWriter(
-            self._out,
-            tools.arrow,
-            compression="zstd",
-            use_dictionary=dictionary or False,
-            column_encoding={c: "DELTA_BINARY_PACKED" for c in _DELTA_COLUMNS if c not in dictionary},
-            store_decimal_as_integer=True,
-            store_schema=False,
-        )
+        self._out = tools.io.new_output(self._path).create()
+        try:
+            self._writer = pq.ParquetWriter(
+                self._out,
+                tools.arrow,
+                compression="zstd",
+                use_dictionary=dictionary or False,
+                column_encoding={c: "DELTA_BINARY_PACKED" for c in _DELTA_COLUMNS if c not in dictionary},
+                store_decimal_as_integer=True,
+                store_schema=False,
+            )
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._out.close()
+            discard_files(tools.io, [self._path])
+            raise
 
     @property
     def size(self) -> int:

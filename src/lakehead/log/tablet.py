@@ -13,6 +13,7 @@ kept is synced before the tablet serves.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -327,12 +328,14 @@ class LogTablet:
         """Sync, record the synced end, release the files.
 
         Raises:
-            StorageError: the disk refused; the files are released, what was acknowledged as synced is.
+            StorageError: the disk refused the sync; the files are released, what was acknowledged as synced is.
         """
         try:
             self.sync()
             record = json.dumps({"synced_end": self.log_end_offset}).encode()
-            self._storage.write_atomic(f"{self._folder}/{_STOP_FILE}", record)
+            # All is synced: a full disk that takes no note of it makes recovery trust the end a little less.
+            with contextlib.suppress(StorageError):
+                self._storage.write_atomic(f"{self._folder}/{_STOP_FILE}", record)
         finally:
             self.abandon()
 
