@@ -73,6 +73,7 @@ class TabletHistory:
         self.cuts = 0
         self._disk = disk
         self._live: dict[Key, int] = {}
+        self._last_sequence: dict[bytes, int] = {}
         self._key_at = [desc.schema.get_field_index(c) for c in desc.primary_key]
 
     @property
@@ -161,12 +162,18 @@ class TabletHistory:
         assert part is not None
         require(batch not in self.offsets, f"{self.name} logs batch {_short(batch)} twice")
         require(frame.base_offset == self.end, f"{self.name} goes on at {frame.base_offset}, its end is {self.end}")
+        previous = self._last_sequence.get(stamp.writer_id, -1)
+        require(
+            stamp.previous_sequence == previous,
+            f"{self.name} logs {_short(batch)}, which follows {stamp.previous_sequence}, after {previous}",
+        )
         before = self.timestamps[-1] if self.timestamps else 0
         require(frame.timestamp_us >= before, f"{self.name}: the commit time goes back at {self.end}")
         found, wanted = records_of(frame, self.desc), self.expected(part)
         require(found == wanted, f"{self.name} logs at {self.end}\n  {found}\nfor {part}, must be\n  {wanted}")
         self.frames.append(Logged(path, size_after, self.end, frame.end_offset, batch, frame.synced_end))
         self.offsets[batch] = (frame.base_offset, frame.end_offset)
+        self._last_sequence[stamp.writer_id] = stamp.sequence
         for record in found:
             self._apply(self._live, self.end, record) if self.desc.keyed else None
             self.records.append(record)
@@ -191,6 +198,7 @@ class TabletHistory:
         end, rows = lost[0].start, self.end - lost[0].start
         del self.records[end:], self.timestamps[end:]
         self._live = self.state_at(end) if self.desc.keyed else {}
+        self._last_sequence = dict(f.batch for f in self.frames)
         if self.desc.properties.durability == "sync":
             require(self.floor <= end, f"{self.name} showed offsets up to {self.floor}, a power cut left {end}")
         self.floor = min(self.floor, end)
@@ -198,10 +206,14 @@ class TabletHistory:
         return rows
 
     def sealed_frames(self) -> list[Logged]:
-        """Frames on the disk whose damage must be noticed: other frames there tell that they were synced."""
+        """Frames on the disk whose damage must be noticed: other frames there tell that they were synced. One without
+        rows has no offset of its own, so only those that tell of a later offset speak for it."""
         held = [f for f in self.frames if self._disk.present(f.path)]
         marks = sorted((f.synced_end for f in held), reverse=True)[:2]
-        return [f for f in held if f.end <= (marks[1] if marks[0] == f.synced_end else marks[0])] if marks[1:] else []
+        if len(marks) < 2:
+            return []
+        others = {True: marks[1], False: marks[0]}
+        return [f for f in held if max(f.end, f.start + 1) <= others[f.synced_end == marks[0]]]
 
     # ---- what is seen ---------------------------------------------------------------------------------------------
 
@@ -248,6 +260,7 @@ class History:
     tables: dict[str, TableDescriptor] = field(default_factory=dict)
     tablets: dict[tuple[str, TabletKey], TabletHistory] = field(default_factory=dict)
     parts: dict[tuple[str, TabletKey, Writer], Part] = field(default_factory=dict)
+    epochs: dict[str, int] = field(default_factory=dict)
     lakes: dict[str, Callable[[], Mapping[TabletKey, int]]] = field(default_factory=dict)
 
     def of(self, table_id: str) -> Iterator[TabletHistory]:
@@ -298,6 +311,14 @@ class History:
             )
             tablet.acked.add(batch)
             tablet.floor = max(tablet.floor, offsets[1])
+
+    def unwritten(self, writer_id: bytes) -> list[str]:
+        """Parts of a writer's batches that are in no log."""
+        return [
+            f"{self.tablet(table_id, key).name} {_short(batch)}"
+            for (table_id, key, batch) in self.parts
+            if batch[0] == writer_id and batch not in self.tablet(table_id, key).offsets
+        ]
 
     def written(self, path: str, data: bytes, size_after: int) -> None:
         """Bytes were appended to a file; those of segments are frames."""

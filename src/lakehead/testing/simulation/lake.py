@@ -17,7 +17,7 @@ from lakehead.env.randomness import Randomness
 from lakehead.errors import UnavailableError
 from lakehead.lake import union
 from lakehead.lake.lake_table import LakeChange
-from lakehead.lake.marks import LakeVersion, mark_of
+from lakehead.lake.marks import LakeMark, LakeVersion, mark_of
 from lakehead.lake.union import Superseded, UnionRead
 from lakehead.protocol.messages import LakeReply
 from lakehead.testing.lake import Fault, MemoryLake, Row
@@ -55,6 +55,7 @@ class SimulatedLake:
         self._scheduler = scheduler
         self._history = history
         self._rounds: dict[str, int] = {}
+        self._refused: set[str] = set()
         self._seen: dict[int, list[Row]] = {}
         self._quiet = False
 
@@ -111,15 +112,27 @@ class SimulatedLake:
                     snapshot = version.snapshots[snapshot_id]
                     rows = self._seen[snapshot_id] = self.table.rows(snapshot_id)
                     if snapshot.mark is not None:
-                        self._check_round(snapshot.mark.round_id, snapshot.mark.offsets, rows)
+                        self._check_round(snapshot.mark, rows)
                     else:
                         before = self._seen.get(snapshot.parent_id or 0, [])
                         require(_owned(rows) == _owned(before), f"{self.desc.path}: a foreign commit changed rows")
 
-    def _check_round(self, round_id: str, offsets: Mapping[TabletKey, int], rows: list[Row]) -> None:
-        name = str(self.desc.path)
+    def has_landed(self, round_id: str) -> bool:
+        """Whether a round is in the lake."""
+        return round_id in self._rounds
+
+    def refused(self, round_id: str) -> None:
+        """A service was told that its round is not in the lake and never will be."""
+        require(not self.has_landed(round_id), f"{self.desc.path}: round {round_id[:6]} was said not to have landed")
+        self._refused.add(round_id)
+
+    def _check_round(self, mark: LakeMark, rows: list[Row]) -> None:
+        name, round_id, offsets = str(self.desc.path), mark.round_id, mark.offsets
         require(round_id not in self._rounds, f"{name}: round {round_id[:6]} landed twice")
-        self._rounds[round_id] = len(self._rounds)
+        require(round_id not in self._refused, f"{name}: round {round_id[:6]} landed, and was said not to have")
+        newest = max(self._rounds.values(), default=0)
+        require(mark.epoch >= newest, f"{name}: a round of epoch {mark.epoch} landed after one of {newest}")
+        self._rounds[round_id] = mark.epoch
         found = _owned(rows)
         for tablet in self._history.of(self.desc.table_id):
             end = offsets.get(tablet.key, 0)

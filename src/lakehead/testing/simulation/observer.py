@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
+from lakehead.format.frame import decode_body
 from lakehead.protocol import messages as m
 from lakehead.testing.simulation.history import History, TabletHistory, require, rows_of
 from lakehead.testing.simulation.scheduler import Scheduler
 from lakehead.types import TabletKey
 
 Floors = Mapping[TabletKey, int]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was known when a request arrived.
+
+    Attributes:
+        floors: what readers of the table had been shown.
+        epoch: the newest epoch of the table's named writer.
+    """
+
+    floors: Floors
+    epoch: int
 
 
 class Observer:
@@ -28,10 +43,11 @@ class Observer:
             with self._scheduler.judging():
                 self._history.sent(request, attachments)
 
-    def before(self, request: m.Request) -> Floors:
-        """A request has arrived: what readers have seen by then."""
+    def before(self, request: m.Request) -> Seen:
+        """A request has arrived."""
         table_id = getattr(request, "table_id", None)
-        return self._history.floors(table_id) if table_id in self._history.tables else {}
+        floors = self._history.floors(table_id) if table_id in self._history.tables else {}
+        return Seen(floors, self._history.epochs.get(table_id or "", 0))
 
     def after(
         self,
@@ -39,12 +55,20 @@ class Observer:
         attachments: Sequence[pa.Buffer],
         reply: m.AnyReply,
         out: Sequence[pa.Buffer],
-        floors: Floors,
+        seen: Seen,
     ) -> None:
         """The server has answered."""
+        floors = seen.floors
         with self._scheduler.judging():
             if isinstance(request, m.Write) and isinstance(reply, m.WriteReply):
+                epochs = {decode_body(b).stamp.epoch for b in attachments}
+                late = [e for e in epochs if 0 < e < seen.epoch]
+                require(not late, f"a write of epoch {late} is acknowledged, {seen.epoch} was there when it came")
                 self._history.answered(request, attachments, reply)
+            elif isinstance(request, m.OpenWriter) and isinstance(reply, m.WriterReply):
+                newest = self._history.epochs.get(request.table_id, 0)
+                require(reply.epoch > seen.epoch, f"epoch {reply.epoch} was given after {seen.epoch}")
+                self._history.epochs[request.table_id] = max(newest, reply.epoch)
             elif isinstance(request, m.Watermarks) and isinstance(reply, m.WatermarksReply):
                 self._watermarks(request.table_id, reply.tablets, floors, synced=request.sync)
             elif isinstance(request, m.OpenLease) and isinstance(reply, m.LeaseReply):

@@ -6,6 +6,7 @@ import gc
 from dataclasses import dataclass
 from unittest import mock
 
+from lakehead.client.writer import writer_bytes
 from lakehead.config import TableProperties
 from lakehead.log import tablet as log_tablet
 from lakehead.testing.simulation.deployment import Deployment, scratch_folder
@@ -61,6 +62,7 @@ class Simulation:
         self.deployment = Deployment(seed, folder)
         self.draws = self.deployment.draws
         self._writers: list[Task] = []
+        self._subscribers: list[Subscriber] = []
         self._sources: dict[str, int] = {}
         self._tiering: dict[str, Task] = {}
         self._restarts = 0
@@ -94,7 +96,7 @@ class Simulation:
         draws = self.draws
         properties = TableProperties(
             durability=draws.choice(["sync", "sync", "os"]),
-            segment_bytes=draws.choice([600, 2000, 8000]),
+            segment_bytes=draws.choice([200, 600, 2000, 8000]),
             compression=draws.choice(["none", "lz4"]),
             hot_retention_ms=draws.choice([20, 200]),
             log_ttl_ms=draws.choice([20, 200, None]),
@@ -117,7 +119,9 @@ class Simulation:
         for i in range(self.draws.randint(1, 2)):
             reader = Reader(d, desc, f"{table}-r{i}")
             self._spawn(reader.name, reader.run)
-        self._spawn(f"{table}-s", Subscriber(d, desc, f"{table}-s").run)
+        subscriber = Subscriber(d, desc, f"{table}-s")
+        self._subscribers.append(subscriber)
+        self._spawn(subscriber.name, subscriber.run)
         if desc.lake is not None:
             lake = d.lakes.by_table[desc.table_id]
             chance = self.draws.choice([0.0, 0.1, 0.4])
@@ -185,6 +189,8 @@ class Simulation:
             d.kill()
         if what == "power":
             d.cut_power()
+        if self.draws.random() < 0.3:
+            d.clock.error_us = self.draws.randint(-3_000_000, 3_000_000)
         d.scheduler.sleep(self.draws.random() * 0.1)
         d.start()
 
@@ -205,7 +211,14 @@ class Simulation:
     def _check_all(self, desc: TableDescriptor) -> None:
         d = self.deployment
         final = NamedWriter(d, desc, f"{desc.path.table}-last", f"{desc.path.table}-etl")
-        require(final.run(self._sources[desc.table_id]), "nobody could take over a named writer")
+        while not final.run(self._sources[desc.table_id]):
+            d.note("run", "take over again")
+        if not final.lossy():
+            missing = d.history.unwritten(writer_bytes(f"{desc.path.table}-etl"))
+            require(not missing, f"batches of a named writer are missing: {missing}")
+        d.scheduler.sleep(3.0)
+        behind = [s.name for s in self._subscribers if s.desc is desc and not s.has_all()]
+        require(not behind, f"{behind} were not pushed what there is")
         for kind in ("none", "stop", "power"):
             if kind != "none":
                 self._restart(kind)

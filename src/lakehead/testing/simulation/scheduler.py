@@ -115,9 +115,15 @@ class Scheduler:
             raise Killed
 
     def pause(self) -> None:
-        """Perhaps let others go first. Code that unwinds goes on at once."""
+        """Perhaps let others go first, those who are ready or those of the next milliseconds. Code that unwinds goes on
+        at once."""
         task = self.current
-        if task.process.alive and not self._ending and self.draws.random() < self.pause_chance:
+        if not task.process.alive or self._ending:
+            return
+        chance = self.draws.random() / self.pause_chance
+        if chance < 0.3:
+            self.sleep(0.01 * chance)
+        elif chance < 1:
             self._ready.append(task)
             self._switch("a pause")
 

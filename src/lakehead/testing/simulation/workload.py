@@ -1,5 +1,5 @@
-"""Who uses a simulated deployment: writers, readers, subscribers and tiering services. Each holds what it is told to the
-history."""
+"""Who uses a simulated deployment: writers, readers, subscribers and tiering services. Each holds what it is told to
+the history."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from lakehead.lake.union import pin
 from lakehead.protocol import messages as m
 from lakehead.testing.simulation.deployment import Deployment
 from lakehead.testing.simulation.history import Row, TabletHistory, by_offset, require, rows_of
-from lakehead.testing.simulation.lake import SimulatedUnionRead, SimulatedView
+from lakehead.testing.simulation.lake import SimulatedLake, SimulatedUnionRead, SimulatedView
 from lakehead.testing.simulation.network import NetworkEndpoint
 from lakehead.types import ChangeType, TableDescriptor, TabletKey
 
@@ -342,38 +342,65 @@ class TieringService(Actor):
     """Moves a table to its lake, round by round, until a newer service fences it or it is killed."""
 
     def run(self) -> None:
-        lake = self.deployment.lakes.by_table[self.desc.table_id].table
-        epoch = None
+        lake = self.deployment.lakes.by_table[self.desc.table_id]
+        epoch: int | None = None
         while True:
             self.think(0.1)
             try:
-                epoch = epoch or next_epoch(lake.load())
-                result = run_round(
-                    lake,
-                    self.desc,
-                    self.client,
-                    epoch=epoch,
-                    rows_per_task=self.draws.choice([5, 1000]),
-                    clock=self.deployment.clock,
-                    randomness=self.deployment.randomness,
-                )
-                self.note("round", (result.rows, result.deletes, sorted(map(str, result.offsets.items()))))
+                epoch = epoch or next_epoch(lake.table.load())
+                if not self._round(lake, epoch):
+                    return
                 self.client.report_tiered()
-            except (*self.expected, CommitConflictError, CommitUnknownError, OffsetOutOfRangeError) as e:
-                self.note("round failed", type(e).__name__)
-            except TieringFencedError:
-                self.note("round fenced", epoch)
-                return
+            except self.expected as e:
+                self.note("tiering failed", type(e).__name__)
+
+    def _round(self, lake: SimulatedLake, epoch: int) -> bool:
+        """One round; False when a newer service has taken over."""
+        round_id = self.deployment.randomness.uuid_hex()
+        try:
+            result = run_round(
+                lake.table,
+                self.desc,
+                self.client,
+                epoch=epoch,
+                round_id=round_id,
+                rows_per_task=self.draws.choice([5, 1000]),
+                clock=self.deployment.clock,
+                randomness=self.deployment.randomness,
+            )
+        except CommitUnknownError:
+            self.note("round unknown")
+        except (*self.expected, CommitConflictError, TieringFencedError) as e:
+            lake.refused(round_id)
+            self.note("round refused", type(e).__name__)
+            return not isinstance(e, TieringFencedError)
+        else:
+            landed = result.snapshot_id is None or lake.has_landed(round_id)
+            require(landed, f"{self.name}: a round was said to have landed, and has not")
+            self.note("round", (result.rows, result.deletes, sorted(map(str, result.offsets.items()))))
+        return True
 
 
 class Subscriber(Actor):
     """Follows a table over crashes: goes on at the last end offset that it was told."""
 
+    def __init__(self, deployment: Deployment, desc: TableDescriptor, name: str) -> None:
+        super().__init__(deployment, desc, name)
+        self.positions: dict[TabletKey, int] = {}
+        self._initial: dict[TabletKey, list[Row]] = {}
+        self._full = False
+
+    def has_all(self) -> bool:
+        """Whether it was pushed all that there is."""
+        return all(self.positions.get(t.key, 0) == t.end for t in self.deployment.history.of(self.desc.table_id))
+
     def run(self) -> None:
-        positions: dict[TabletKey, int] = {}
+        positions = self.positions
         while True:
             self.think(0.1)
             cuts = self._cuts()
+            # A log that is trimmed may be followed from the rows that are live, one that is not from its beginning.
+            self._full = self.desc.keyed and not positions and self.draws.random() < 0.5
             try:
                 self._follow(positions, cuts)
             except self.expected as e:
@@ -388,9 +415,13 @@ class Subscriber(Actor):
     def _follow(self, positions: dict[TabletKey, int], cuts: int) -> None:
         columns = [*self.desc.schema.names, *(_CHANGES[:1] if self.desc.keyed else []), "__offset"]
         stream = self.client.subscribe(
-            starts=dict(positions), default="earliest", stops=None, columns=columns, predicate=None
+            starts=dict(positions),
+            default="full" if self._full else "earliest",
+            stops=None,
+            columns=columns,
+            predicate=None,
         )
-        self._initial: dict[TabletKey, list[Row]] = {}
+        self._initial = {}
         self.note("subscribe", sorted((str(k), o) for k, o in positions.items()))
         try:
             for header, batch in stream:
@@ -403,11 +434,14 @@ class Subscriber(Actor):
 
     def _take(self, positions: dict[TabletKey, int], key: TabletKey, end: int | None, rows: list[Row]) -> None:
         tablet = self.deployment.history.tablet(self.desc.table_id, key)
-        if key not in positions and self.desc.keyed and (end is None or key in self._initial or tablet.log_start > 0):
+        if key not in positions and self.desc.keyed and (self._full or end is None or key in self._initial):
             self._take_initial(positions, tablet, end, rows)
             return
         assert end is not None
         at = positions[key] if key in positions else rows[0][-1] if rows else end
+        if (key not in positions and self.desc.keyed and at > 0) or len(rows) != end - at:
+            self._take_initial(positions, tablet, end, rows)
+            return
         require(at <= end <= tablet.readable_end, f"{tablet.name} pushes up to {end} after {at}")
         wanted = [
             (*r.row, *((r.change,) if self.desc.keyed else ()), at + i) for i, r in enumerate(tablet.records[at:end])
