@@ -97,6 +97,10 @@ class KeyIndex:
         slots = np.flatnonzero(self.live_offsets[: self.slots_used] >= 0)
         return slots[np.argsort(self.live_offsets[slots], kind="stable")]
 
+    def reserve(self, rows: int) -> None:
+        """Make room for so many more rows at once, which is cheaper than growing to it."""
+        self._reserve(rows, 0, 0, hashed=False)
+
     def _reserve(self, rows: int, deletes: int, key_bytes: int, *, hashed: bool) -> None:
         from lakehead.kv import kernels
 

@@ -152,6 +152,11 @@ class KvTablet:
         """Change the state as these logged records say; ``rows`` has the table's columns."""
         self._apply(np.arange(base_offset, base_offset + rows.num_rows), change_types, rows)
 
+    def reserve(self, rows: int) -> None:
+        """Make room for so many rows before they are loaded."""
+        self._index.reserve(rows)
+        self._resize()
+
     def load(self, offsets: npt.NDArray[np.int64], rows: pa.RecordBatch) -> None:
         """`apply` rows of a checkpoint, which were written at these offsets; all of them before any later record."""
         self._apply(offsets, np.full(rows.num_rows, ChangeType.INSERT, np.int8), rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from lakehead.env.clock import Clock
@@ -21,6 +21,8 @@ from lakehead.server.lake_state import LakeState
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.tablet import Tablet
 from lakehead.types import UNPARTITIONED, TableDescriptor, TabletKey, parse_partition_name, partition_name
+
+_OPEN_AT_ONCE = 4
 
 
 class LiveTable:
@@ -43,8 +45,7 @@ class LiveTable:
         self._closed: LakeheadError | None = None
         try:
             partitions = metadata.partitions(desc.table_id) if desc.partition_by else {UNPARTITIONED: 0}
-            for name, number in partitions.items():
-                self._open_partition(name, number)
+            self._open_partitions(partitions)
             if lake is not None and desc.lake:
                 self._check_tiered(lake)
         except BaseException:
@@ -63,26 +64,43 @@ class LiveTable:
                     tablet=str(key),
                 )
 
-    def _open_partition(self, name: str, number: int) -> None:
+    def _open_partitions(self, numbers: Mapping[str, int]) -> None:
+        """Open all tablets of these partitions, side by side: to recover a large one takes a while."""
+        keys = [(TabletKey(name, bucket), n) for name, n in numbers.items() for bucket in range(self.desc.buckets)]
         opened: dict[TabletKey, Tablet] = {}
-        try:
-            for bucket in range(self.desc.buckets):
-                key = TabletKey(name, bucket)
-                opened[key] = Tablet(
-                    self.desc,
-                    key,
-                    storage=self._storage,
-                    folder=f"{self.folder}/partition-{number}/bucket-{bucket}",
-                    clock=self._clock,
-                    on_progress=self.notify,
-                    run_in_background=self._run_in_background,
-                )
-        except BaseException:
+        errors: list[BaseException] = []
+        left = iter(keys)
+        next_lock = threading.Lock()
+
+        def open_some() -> None:
+            while not errors:
+                with next_lock:
+                    key, number = next(left, (None, 0))
+                if key is None:
+                    return
+                try:
+                    opened[key] = self._open_tablet(key, number)
+                except BaseException as e:
+                    errors.append(e)
+
+        run_beside(self._run_in_background, open_some, min(len(keys), _OPEN_AT_ONCE) - 1)
+        if errors:
             reason = ClosedError("the table could not be opened")
             _close_all(partial(tablet.close, reason) for tablet in opened.values())
-            raise
-        self._tablets = {**self._tablets, **opened}
+            raise errors[0]
+        self._tablets = {**self._tablets, **{key: opened[key] for key, _ in keys}}
         self.notify()
+
+    def _open_tablet(self, key: TabletKey, partition_number: int) -> Tablet:
+        return Tablet(
+            self.desc,
+            key,
+            storage=self._storage,
+            folder=f"{self.folder}/partition-{partition_number}/bucket-{key.bucket}",
+            clock=self._clock,
+            on_progress=self.notify,
+            run_in_background=self._run_in_background,
+        )
 
     @property
     def tablets(self) -> dict[TabletKey, Tablet]:
@@ -105,7 +123,7 @@ class LiveTable:
                 raise self._closed
             if key not in self._tablets:
                 number = self._metadata.create_partition(self.desc.table_id, key.partition)
-                self._open_partition(key.partition, number)
+                self._open_partitions({key.partition: number})
         return self._tablets[key]
 
     def _check_key(self, key: TabletKey) -> None:
@@ -234,6 +252,30 @@ class LiveTables:
             self._live.clear()
         reason = ClosedError("the server was closed: connect again")
         _close_all(partial(table.close, reason) for table in live)
+
+
+def run_beside(
+    run_in_background: Callable[[Callable[[], None]], object], work: Callable[[], None], others: int
+) -> None:
+    """Call ``work`` here and in up to so many background threads; return when all that began have ended."""
+    begun: list[threading.Event] = []
+
+    def run(done: threading.Event) -> None:
+        try:
+            work()
+        finally:
+            done.set()
+
+    for _ in range(others):
+        done = threading.Event()
+        try:
+            run_in_background(partial(run, done))
+        except RuntimeError:  # the server is closing, its background threads have ended
+            break
+        begun.append(done)
+    work()
+    for done in begun:
+        done.wait()
 
 
 def _close_all(closes: Iterable[Callable[[], None]]) -> None:

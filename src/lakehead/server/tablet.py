@@ -100,6 +100,7 @@ class Tablet:
     def _restored(self) -> KvTablet:
         kv = KvTablet(self._desc.schema, self._desc.tablet_key_columns, self._desc.prefix_key)
         if self._log.checkpoint is not None:
+            kv.reserve(self._log.checkpoint.footer.rows)
             for batch in self._log.checkpoint.batches():
                 kv.load(batch.offsets, batch.rows)
         self._log.replay(kv.apply_frame)
