@@ -8,7 +8,7 @@ STAMP := .venv/.lakehead-$(shell cat requirements/dev.lock pyproject.toml | cksu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java demo test check bench lock clean
+.PHONY: help setup java demo test check bench lock clean crash soak
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -25,6 +25,12 @@ demo: $(STAMP) java  ## run the demo on real data (about two minutes)
 
 test: $(STAMP) java  ## run every test
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=15 $(ARGS)
+
+crash: $(STAMP) java  ## kill real processes at every named point, check the data (SEED=n; about 15 minutes)
+	$(BIN)/python -m tests.crash $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+soak: $(STAMP) java  ## mixed load with kills, every process watched (MINUTES=60, SEED=n)
+	$(BIN)/python -m tests.crash.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 check: $(STAMP)  ## lint, format, types and layers
 	$(BIN)/ruff check .

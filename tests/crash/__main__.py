@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-
 from tests.crash.deployment import Counts
 from tests.crash.history import WrongDataError
 from tests.crash.quiet import quiet_stderr

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-
-import lakehead as lh
 from tests.crash.follower import Follower, watermarks
 from tests.crash.history import (
     KEYED_SCHEMA,
@@ -26,6 +24,8 @@ from tests.crash.history import (
 )
 from tests.crash.processes import Rounds, Server, wait_until
 from tests.crash.workload import Actor, Gate, KeyedWriter, Load, LogAppender, NamedAppender, Scanner
+
+import lakehead as lh
 
 FOLLOW_SECONDS = 60.0
 LAKE_TABLES = ("t.log_lake", "t.kv_lake")
@@ -131,16 +131,15 @@ class Deployment:
                 10 * load.pause,
             ),
         ]
-        self.followers = {
-            n: Follower(t[n], keep_changes=n == "t.kv_lake") for n in self.tables if n != "t.log_ttl"
-        }
+        self.followers = {n: Follower(t[n], keep_changes=n == "t.kv_lake") for n in self.tables if n != "t.log_ttl"}
         for thread in (*self.actors, *self.followers.values()):
             thread.start()
 
     @property
     def acknowledged(self) -> int:
         """Rows whose write was answered."""
-        return sum(h.answered_rows for h in (*self.logs.values(), *self.keyed.values()))
+        logs, keyed = self.logs.values(), self.keyed.values()
+        return sum(h.answered_rows for h in logs) + sum(h.answered_rows for h in keyed)
 
     @property
     def last_restart(self) -> tuple[float, float]:
@@ -236,13 +235,10 @@ class Deployment:
 
     def _check_tiers(self, name: str, table: lh.Table, rows: pa.Table) -> None:
         """The lake is what lies below the tiered offsets, the hot tier the rest, and together they are the scan."""
-        tiered = {(s["partition"], s["bucket"]): s["tiered_offset"] for s in table.status().to_pylist()}
-        lake = table.scan(tier="lake", system_columns=True).to_arrow()
-        hot = table.scan(tier="hot", system_columns=True).to_arrow()
-        found = {"lake": lake, "hot": hot}
-        for tier, part in found.items():
+        tiered, lake, hot = _between_rounds(table, "lake", "hot")
+        for tier, part in (("lake", lake), ("hot", hot)):
             for p, bucket, offset in zip(*(part[c].to_pylist() for c in ("p", "__bucket", "__offset")), strict=True):
-                below = offset < tiered[f"p={p}" if (f"p={p}", bucket) in tiered else p, bucket]
+                below = offset < tiered.get(lh.TabletId((p,), bucket), 0)
                 require(below == (tier == "lake"), f"{name}: offset {offset} of {p}/{bucket} is in the {tier} tier")
         order = [(c, "ascending") for c in ("p", "__bucket", "__offset")]
         both = pa.concat_tables([lake, hot]).sort_by(order)
@@ -272,8 +268,7 @@ class Deployment:
             self._check_lake_prefix(name, table, ends)
 
     def _check_lake_prefix(self, name: str, table: lh.Table, ends: Mapping[lh.TabletId, tuple[int, int]]) -> None:
-        lake = table.scan(tier="lake", system_columns=True).to_arrow()
-        tiered = table.lake.offsets()
+        tiered, lake = _between_rounds(table, "lake")
         for tablet in ends:
             mask = pa.compute.equal(lake["p"], tablet.partition[0])
             seen = self.followers[name].check_lake(tablet, tiered.get(tablet, 0), lake.filter(mask))
@@ -293,7 +288,7 @@ class Deployment:
     def _check_folder(self) -> None:
         left = [str(p.relative_to(self.server.folder)) for p in (self.server.folder / "tables").rglob("*.tmp")]
         # A checkpoint that is being written right now has such a name, too.
-        left = [p for p in left if not wait_until(lambda p=p: not (self.server.folder / p).exists(), 5)]  # type: ignore[misc]
+        left = [p for p in left if not wait_until(lambda p=p: not (self.server.folder / p).exists(), 5)]
         require(not left, f"temporary files were left behind by a kill: {left}")
 
     def check_lake_folders(self) -> None:
@@ -333,6 +328,16 @@ class Deployment:
         counts.feeds_restarted += sum(f.restarted for f in self.followers.values())
 
 
+def _between_rounds(table: lh.Table, *tiers: Any) -> list[Any]:
+    """Tiered offsets and the rows of tiers at exactly these: read again when a round committed in between."""
+    for _ in range(100):
+        before = table.lake.offsets()
+        parts = [table.scan(tier=tier, system_columns=True).to_arrow() for tier in tiers]
+        if table.lake.offsets() == before:
+            return [before, *parts]
+    raise WrongDataError(f"{table.name}: rounds never pause, though nothing is written")
+
+
 def _sum(column: pa.ChunkedArray) -> int:
     return int(pa.compute.sum(column).as_py() or 0)
 
@@ -346,4 +351,3 @@ def _named_files(iceberg: Any) -> set[str]:
             named.add(manifest.manifest_path)
             named |= {e.data_file.file_path for e in manifest.fetch_manifest_entry(iceberg.io, discard_deleted=False)}
     return named
-

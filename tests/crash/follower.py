@@ -7,8 +7,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-import lakehead as lh
 from tests.crash.history import Key, Values, WrongDataError, differences, keyed_rows, require
+
+import lakehead as lh
 
 _PAUSE_SECONDS = 0.02
 

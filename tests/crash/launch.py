@@ -1,8 +1,8 @@
 """Starts a process of the product with the named points in it.
 
-    launch.py server --data ...      any `lakehead` command
-    launch.py rounds URI             rounds in this process: a table name a line in, a JSON line out for each
-    launch.py -m MODULE ARGS         a module, as Spark starts its Python workers
+* ``launch.py server --data ...``: any `lakehead` command
+* ``launch.py rounds URI``: rounds in this process: a table name a line in, a JSON line out for each
+* ``launch.py -m MODULE ARGS``: a module, as Spark starts its Python workers
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import time
 
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-import lakehead as lh
-from tests.crash.points import PLAN_VARIABLE, install
+from tests.crash.points import PLAN_VARIABLE, die_with_parent, install  # noqa: E402
+
+import lakehead as lh  # noqa: E402
 
 
 def rounds(uri: str) -> None:
@@ -30,7 +31,11 @@ def rounds(uri: str) -> None:
     for line in sys.stdin:
         try:
             result = con.tier(line.strip())
-            answer = {"snapshot_id": result.snapshot_id, "rows": result.rows, "deletes": result.deletes}
+            answer: dict[str, object] = {
+                "snapshot_id": result.snapshot_id,
+                "rows": result.rows,
+                "deletes": result.deletes,
+            }
         except lh.LakeheadError as e:
             answer = {"error": type(e).__name__, "message": str(e)}
         print(json.dumps(answer), flush=True)
@@ -49,6 +54,7 @@ def _connect(uri: str) -> lh.Connection:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     if plan := os.environ.get(PLAN_VARIABLE):
         install(plan)
     if sys.argv[1] == "rounds":

@@ -125,7 +125,6 @@ class Points:
 def install(plan: str) -> None:
     """Put all points into this process; modules are wrapped when they are first imported."""
     points = Points(plan)
-    _die_with_parent()
     _wrap_metadata(points)
     sys.meta_path.insert(
         0,
@@ -166,7 +165,7 @@ class _AfterImport(MetaPathFinder):
         return spec
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Leave nothing running when the suite itself is killed (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
         import ctypes
@@ -291,7 +290,8 @@ def _wrap_metadata(points: Points) -> None:
     def pointed(database: Any, *args: Any, **kwargs: Any) -> sqlite3.Connection:
         if str(database).endswith("metadata.db"):
             kwargs["factory"] = _PointedConnection
-        return connect(database, *args, **kwargs)
+        made: sqlite3.Connection = connect(database, *args, **kwargs)
+        return made
 
     # SQLAlchemy, and so the lake's catalog, goes by sqlite3.dbapi2.
     sqlite3.connect = pointed  # type: ignore[assignment]

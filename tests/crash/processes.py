@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
+from tests.crash.points import PLAN_VARIABLE, REACHED
 
 import lakehead as lh
-from tests.crash.points import PLAN_VARIABLE, REACHED
 
 LAUNCH = Path(__file__).with_name("launch.py")
 TOKEN = "a token of the crash suite"
@@ -219,7 +219,7 @@ class SparkTiering(Child):
     def family(self) -> list[psutil.Process]:
         """The driver's JVM, Python daemons and workers, as they are now."""
         try:
-            return psutil.Process(self.pid).children(recursive=True)
+            return list(psutil.Process(self.pid).children(recursive=True))
         except psutil.NoSuchProcess:
             return []
 
@@ -253,7 +253,7 @@ class SparkTiering(Child):
         """SIGKILL the driver; the JVM and the workers end by themselves, or are ended."""
         self._family = self.family() or self._family
         super().kill()
-        gone, alive = psutil.wait_procs(self._family, timeout=10)
+        _, alive = psutil.wait_procs(self._family, timeout=10)
         for process in alive:
             process.kill()
         psutil.wait_procs(alive, timeout=10)

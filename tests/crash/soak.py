@@ -21,14 +21,14 @@ from typing import Any
 
 import numpy as np
 import psutil
-
-import lakehead as lh
 from tests.crash.deployment import LAKE_TABLES, Counts, Deployment
 from tests.crash.deployment import PROPERTIES as TABLES
 from tests.crash.history import WrongDataError
 from tests.crash.processes import SparkTiering, wait_until
 from tests.crash.quiet import quiet_stderr
 from tests.crash.workload import Load
+
+import lakehead as lh
 
 SAMPLE_SECONDS = 10.0
 WARM_SECONDS = 60.0

@@ -1,4 +1,4 @@
-"""The load: threads that write, read back and scan, record what was acknowledged, and pause so that all can be checked."""
+"""The load: threads that write, read back and scan, note what was acknowledged and pause so that all can be checked."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-
-import lakehead as lh
-from lakehead.client.writer import BatchWriter
 from tests.crash.history import (
     Change,
     Key,
@@ -25,6 +22,9 @@ from tests.crash.history import (
     partition_of,
     require,
 )
+
+import lakehead as lh
+from lakehead.client.writer import BatchWriter
 
 QUIET_SECONDS = 60.0
 _NAMED_CYCLE = 7
@@ -289,7 +289,9 @@ class KeyedWriter(Actor):
     def _look_up(self) -> None:
         keys = self.random.sample(self._keys, min(20, len(self._keys)))
         try:
-            rows = self.table.lookup([{c: v for c, v in zip("pk", key) if c in self.table.primary_key} for key in keys])
+            rows = self.table.lookup(
+                [{c: v for c, v in zip("pk", key, strict=True) if c in self.table.primary_key} for key in keys]
+            )
         except UNKNOWN:
             return
         expected = {key: self.history.live[key] for key in keys if key in self.history.live}
@@ -311,8 +313,8 @@ class Scanner(Actor):
     ) -> None:
         super().__init__(gate, "scan", seed, pause)
         self._scans: list[Callable[[], None]] = [
-            *(lambda t=t, h=h: self._scan_log(t, h) for t, h in logs.values()),  # type: ignore[misc]
-            *(lambda t=t, h=h: self._scan_keyed(t, h) for t, h in keyed.values()),  # type: ignore[misc]
+            *(lambda t=t, h=h: self._scan_log(t, h) for t, h in logs.values()),
+            *(lambda t=t, h=h: self._scan_keyed(t, h) for t, h in keyed.values()),
         ]
         self.scans = 0
 
