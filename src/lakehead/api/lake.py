@@ -10,14 +10,24 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from lakehead.client.table import TableClient
-from lakehead.errors import NoLakeError, UnavailableError
-from lakehead.types import TableDescriptor, TabletId
+from lakehead.config import parse_duration_ms
+from lakehead.errors import LakeheadError, NoLakeError
+from lakehead.types import TIMESTAMP_TYPE, TableDescriptor, TabletId
 
 if TYPE_CHECKING:
     from lakehead.lake.commit import CommitResult
+    from lakehead.lake.lake_table import LakeTable
     from lakehead.lake.round import MapTasks
     from lakehead.lake.round_plan import HotSource
     from lakehead.lake.view import IcebergTable
+
+_ORPHANS_SCHEMA = pa.schema(
+    [
+        pa.field("path", pa.string(), False),
+        pa.field("size", pa.int64(), False),
+        pa.field("modified", TIMESTAMP_TYPE, False),
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -82,13 +92,42 @@ class TableLake:
 
     def tier(self) -> TieringResult:
         """One tiering round in this process; see `Connection.tier`."""
-        result = run_table_round(self._client, self._client)
+        from lakehead.lake.iceberg_table import open_lake_table
+
+        lake = open_lake_table(self._client.desc, self._client.lake())
+        result = tier_table(self._client, lake, self._client)
         offsets = {self._client.desc.tablet_id(k): o for k, o in result.offsets.items()}
         return TieringResult(result.snapshot_id, result.rows, result.deletes, result.files, offsets)
 
+    def remove_orphans(self, older_than: str | float = "1d", *, dry_run: bool = False) -> pa.Table:
+        """Remove files in the table's lake folder that no lake snapshot names: crashes and lost commits leave some.
 
-def run_table_round(
-    client: TableClient, source: HotSource, *, map_tasks: MapTasks | None = None, epoch: int | None = None
+        Args:
+            older_than: age from which on a file may go, such as ``"1d"`` or a number of seconds; greater than the
+                longest round or foreign write. Files of a round under way are told from orphans by their age alone.
+            dry_run: only say what would go.
+
+        Returns:
+            What was removed: ``path``, ``size`` in bytes, ``modified``.
+
+        Raises:
+            NoLakeError: the table has no lake.
+            LakeStateError: the lake is damaged, or shares its folder with a table that cannot be read.
+            UnavailableError: the catalog cannot be reached, or what a running read needs cannot be known now.
+        """
+        from lakehead.lake.orphans import remove_orphans
+
+        found = remove_orphans(self.iceberg, older_than_ms=parse_duration_ms(older_than, "older_than"), dry_run=dry_run)
+        return pa.Table.from_pylist([vars(o) for o in found], _ORPHANS_SCHEMA)
+
+
+def tier_table(
+    client: TableClient,
+    lake: LakeTable,
+    source: HotSource,
+    *,
+    map_tasks: MapTasks | None = None,
+    epoch: int | None = None,
 ) -> CommitResult:
     """One tiering round of a table, here or on Spark, and what follows its commit.
 
@@ -96,13 +135,11 @@ def run_table_round(
         source: the table's log, as the tasks reach it.
         map_tasks, epoch: see `run_round`, and there for errors too.
     """
-    from lakehead.lake.iceberg_table import open_lake_table
     from lakehead.lake.round import run_round
 
-    lake = open_lake_table(client.desc, client.lake())
     result = run_round(lake, client.desc, source, map_tasks=map_tasks, epoch=epoch)
     if result.snapshot_id is not None:
         # A hint, and the round has landed without it.
-        with contextlib.suppress(UnavailableError):
+        with contextlib.suppress(LakeheadError):
             client.report_tiered()
     return result

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lakehead.api.connection import Connection
-from lakehead.api.lake import run_table_round
+from lakehead.api.lake import tier_table
 from lakehead.api.table import Table
 from lakehead.env.clock import Clock, SystemClock
 from lakehead.errors import (
@@ -239,8 +239,9 @@ class TieringService:
         lake = open_lake_table(client.desc, client.lake())
         if entry.epoch is None:
             entry.epoch = next_epoch(lake.load())
-        result = run_table_round(
+        result = tier_table(
             client,
+            lake,
             RemoteLog(self._con.uri, entry.name, client),
             map_tasks=functools.partial(spark_map, spark, discard=lake.discard),
             epoch=entry.epoch,
