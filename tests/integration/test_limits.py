@@ -119,3 +119,14 @@ def test_leases(con: lh.Connection) -> None:
     scans.clear()
     for _ in range(5):
         assert con.table("a.t").scan().count() == 0, "scans of tables that are not held leave no leases"
+
+
+def test_an_idle_writer_that_was_forgotten_goes_on(con: lh.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lakehead.log.writers.ANONYMOUS_WRITERS_MAX", 3)
+    con.create_table("a.t", KV, buckets=2, bucket_key="k")
+    tables = [con.table("a.t") for _ in range(5)]
+    for turn in range(3):
+        for i, table in enumerate(tables):
+            table.append([{"k": 1000 * turn + 100 * i + n, "p": ""} for n in range(20)])
+    keys = tables[0].scan().to_arrow()["k"].to_pylist()
+    assert len(keys) == len(set(keys)) == 300

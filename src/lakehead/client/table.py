@@ -14,7 +14,7 @@ from lakehead.client.routing import route
 from lakehead.client.writer import BatchWriter, WriteKind
 from lakehead.env.clock import Clock
 from lakehead.env.randomness import Randomness
-from lakehead.errors import InvalidRequestError, LakeheadError, UnavailableError
+from lakehead.errors import InvalidRequestError, LakeheadError, SequenceGapError, UnavailableError
 from lakehead.format.predicate import Predicate
 from lakehead.protocol import messages as m
 from lakehead.types import TableDescriptor, TabletKey
@@ -61,14 +61,19 @@ class TableClient:
         """
         with self._lock:
             writer = self._writers.pop() if self._writers else None
-        writer = writer or BatchWriter(
-            self.desc, self._endpoint, self._clock, writer_id=bytes.fromhex(self._randomness.uuid_hex())
-        )
+        writer = writer or self.anonymous_writer()
         out: list[tuple[TabletKey, tuple[int, int]]] = []
         done = 0
         for batch in slices(rows):
             try:
-                out += writer.send(writer.prepare(kind, batch))
+                try:
+                    out += writer.send(writer.prepare(kind, batch))
+                except SequenceGapError as e:
+                    if writer.sent_again or "acknowledged" in e.context:
+                        raise
+                    # While it was idle many others wrote, and it was forgotten: this batch is refused, by all tablets.
+                    writer = self.anonymous_writer()
+                    out += writer.send(writer.prepare(kind, batch))
             except LakeheadError as e:
                 raise type(e)(e.message, **{**e.context, "rows_acknowledged": done}) from e
             done += batch.num_rows

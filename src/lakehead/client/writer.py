@@ -52,6 +52,10 @@ class BatchWriter:
     Args:
         writer_id: 16 bytes that no other live writer uses.
         retry_seconds: how long a batch is sent again while the server cannot be reached.
+
+    Attributes:
+        acked_through: sequence of the last batch that was answered.
+        sent_again: whether the last batch was sent more than once.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class BatchWriter:
         self._retry_seconds = retry_seconds
         self._batch_bytes_max = batch_bytes_max
         self._failed = False
+        self.sent_again = False
 
     @classmethod
     def resume(cls, desc: TableDescriptor, endpoint: Endpoint, clock: Clock, name: str) -> BatchWriter:
@@ -132,7 +137,7 @@ class BatchWriter:
             RequestTimeoutError: the server could not be reached in time; whether the batch landed is not known.
             LakeheadError: the batch was refused; nothing of it was written.
         """
-        self._failed = True
+        self._failed, self.sent_again = True, False
         reply = self._call(write)
         self._failed = False
         self.acked_through = write.sequence
@@ -166,6 +171,7 @@ class BatchWriter:
             except UnavailableError as e:
                 if self._clock.monotonic() + pause > deadline:
                     raise self._timeout(e) from e
+                self.sent_again = True
                 self._clock.sleep(pause)
                 pause = min(2 * pause, _RETRY_MAX_SECONDS)
 
