@@ -68,7 +68,7 @@ def pin(client: TableClient, *, tier: Tier = "union", snapshot: int | None = Non
     desc = client.desc
     if desc.lake is None and (tier == "lake" or snapshot is not None):
         raise NoLakeError(f"table {desc.path} has no lake: create it with lake='iceberg'", table=str(desc.path))
-    before = None
+    seen: set[int | None] = set()
     while True:
         # The lake first: a round that commits in between only makes the log's part longer than needed.
         info = client.lake() if desc.lake is not None else None
@@ -80,14 +80,14 @@ def pin(client: TableClient, *, tier: Tier = "union", snapshot: int | None = Non
         if gap is None or (desc.keyed and view is None):
             break
         client.release_lease(lease)
-        if view is None or view.snapshot_id == before:
+        if view is None or view.snapshot_id in seen:
             raise LakeStateError(
                 f"the log of {desc.path} tablet {gap.key} begins at {gap.log_start}, but its lake ends at"
                 f" {ranges[gap.key][0]}: rows between are in neither, restore the lake or the log",
                 table=str(desc.path),
             )
         # A round was committed and the log trimmed after we read the lake: once more.
-        before = view.snapshot_id
+        seen.add(view.snapshot_id)
     pinned = Pin(None if tier == "hot" else view, ranges, lease)
     if held:
         weakref.finalize(pinned, client.release_lease, lease).atexit = False
