@@ -8,7 +8,7 @@ STAMP := .venv/.lakehead-$(shell cat requirements/dev.lock pyproject.toml | cksu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java demo test check bench lock clean crash soak
+.PHONY: help setup java demo test check bench lock clean crash soak sim sim-long
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -31,6 +31,12 @@ crash: $(STAMP) java  ## kill real processes at every named point, check the dat
 
 soak: $(STAMP) java  ## mixed load with kills, every process watched (MINUTES=60, SEED=n)
 	$(BIN)/python -m tests.crash.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+sim: $(STAMP)  ## simulate a whole deployment with faults from one seed (SEED=n)
+	@$(BIN)/python -m lakehead.testing.simulation $(or $(SEED),0)
+
+sim-long: $(STAMP)  ## thousands of seeds on all cores, until one fails (SEED=first, SEEDS=how many)
+	@$(BIN)/python -m lakehead.testing.simulation $(or $(SEED),0) --seeds $(or $(SEEDS),5000)
 
 check: $(STAMP)  ## lint, format, types and layers
 	$(BIN)/ruff check .

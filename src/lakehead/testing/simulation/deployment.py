@@ -66,6 +66,7 @@ class Deployment:
         )
         self.starts = 0
         self.damaged: tuple[str, int] | None = None
+        self.calm = False
 
     def note(self, who: str, what: str, detail: object = "") -> None:
         self.trace.add(self.scheduler.now_us, who, what, detail)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+from collections.abc import Callable
 from dataclasses import dataclass
 from unittest import mock
 
@@ -65,7 +67,7 @@ class Simulation:
         self._subscribers: list[Subscriber] = []
         self._sources: dict[str, int] = {}
         self._tiering: dict[str, Task] = {}
-        self._restarts = 0
+        self._services = 0
 
     def carry_out(self) -> str | None:
         """Run to the end; returns what went wrong."""
@@ -74,7 +76,7 @@ class Simulation:
             try:
                 self.deployment.scheduler.run(self._main)
             except Exception as e:
-                return f"{type(e).__name__}: {e}"
+                return f"{type(e).__name__}: {e}".replace(self.deployment.folder, "data")
         return None
 
     def _main(self) -> None:
@@ -97,7 +99,7 @@ class Simulation:
         properties = TableProperties(
             durability=draws.choice(["sync", "sync", "os"]),
             segment_bytes=draws.choice([200, 600, 2000, 8000]),
-            compression=draws.choice(["none", "lz4"]),
+            compression=draws.choice(["none", "none", "none", "lz4"]),
             hot_retention_ms=draws.choice([20, 200]),
             log_ttl_ms=draws.choice([20, 200, None]),
         )
@@ -110,11 +112,11 @@ class Simulation:
         for i in range(self.draws.randint(1, 3)):
             writer = AnonymousWriter(d, desc, f"{table}-w{i}")
             batches = self.draws.randint(3, 12)
-            self._writers.append(self._spawn(writer.name, lambda w=writer, n=batches: w.run(n)))
+            self._writers.append(self._spawn(writer.name, functools.partial(writer.run, batches)))
         batches = self.draws.randint(3, 10)
         for i in range(self.draws.randint(1, 2)):
             named = NamedWriter(d, desc, f"{table}-etl{i}", f"{table}-etl")
-            self._writers.append(self._spawn(named.name, lambda w=named, n=batches: w.run(n)))
+            self._writers.append(self._spawn(named.name, functools.partial(named.run, batches)))
         self._sources[desc.table_id] = batches
         for i in range(self.draws.randint(1, 2)):
             reader = Reader(d, desc, f"{table}-r{i}")
@@ -127,72 +129,88 @@ class Simulation:
             chance = self.draws.choice([0.0, 0.1, 0.4])
             lake.faults = LakeFaults(commit=chance, unreachable=chance / 4)
             self._spawn(f"{table}-u", UnionReader(d, desc, f"{table}-u").run)
-            for i in range(self.draws.randint(1, 2)):
-                self._start_tiering(desc, i)
+            for _ in range(self.draws.randint(1, 2)):
+                self._start_tiering(desc)
 
-    def _start_tiering(self, desc: TableDescriptor, number: int) -> None:
-        service = TieringService(self.deployment, desc, f"{desc.path.table}-t{number}")
+    def _start_tiering(self, desc: TableDescriptor) -> None:
+        self._services += 1
+        service = TieringService(self.deployment, desc, f"{desc.path.table}-t{self._services}")
         self._tiering[desc.table_id] = self._spawn(service.name, service.run)
 
-    def _kill_tiering(self, desc: TableDescriptor) -> None:
-        """Kill the newest service of a table, wherever it is, and start another one."""
-        d = self.deployment
-        d.scheduler.kill(self._tiering[desc.table_id].process)
-        d.note("tiering", "killed", desc.path.table)
-        self._restarts += 1
-        self._start_tiering(desc, 1 + self._restarts)
-
-    def _spawn(self, name: str, body) -> Task:
+    def _spawn(self, name: str, body: Callable[[], object]) -> Task:
         def judged() -> None:
             with self.deployment.scheduler.judging():
                 body()
 
         return self.deployment.scheduler.spawn(name, Process(name), judged)
 
-    def _trouble(self) -> None:
-        """Crashes and restarts, until the writers are done or it has been enough."""
-        d, draws = self.deployment, self.draws
-        for _ in range(draws.randint(0, 8)):
-            d.scheduler.sleep(draws.random() * draws.choice([0.02, 0.3]))
-            what = draws.choice(["kill", "power", "stop", "clock", "full", "flip", "tiering", "lake", "lake"])
-            if what == "clock":
-                d.clock.error_us = draws.randint(-3_000_000, 3_000_000)
-                d.note("clock", "jump", d.clock.error_us)
-            elif what == "full":
-                d.disk.full = True
-                d.note("disk", "full")
-                d.scheduler.sleep(draws.random() * 0.3)
-                d.disk.full = False
-                d.note("disk", "has room")
-            elif what in ("tiering", "lake"):
-                with_lake = [t for t in d.history.tables.values() if t.lake is not None]
-                if with_lake and what == "tiering":
-                    self._kill_tiering(draws.choice(with_lake))
-                elif with_lake:
-                    d.note("engine", d.lakes.by_table[draws.choice(with_lake).table_id].disturb())
-            elif what == "flip":
-                d.kill()
-                if d.damage():
-                    d.start()
-                    d.scheduler.sleep(draws.random() * 0.3)
-                    d.kill()
-                    d.repair()
-                d.start()
-            else:
-                self._restart(what)
+    # ---- what goes wrong ----------------------------------------------------------------------------------------
 
-    def _restart(self, what: str) -> None:
-        d = self.deployment
-        if what == "stop":
-            d.stop()
-        elif what == "kill":
-            d.kill()
-        if what == "power":
-            d.cut_power()
+    def _trouble(self) -> None:
+        troubles = [self._kill, self._power, self._stop, self._clock, self._full, self._flip, self._tiering_killed]
+        for _ in range(self.draws.randint(0, 8)):
+            self._wait(self.draws.choice([0.02, 0.3]))
+            self.draws.choice([*troubles, self._engine, self._engine])()
+
+    def _wait(self, seconds: float) -> None:
+        self.deployment.scheduler.sleep(self.draws.random() * seconds)
+
+    def _kill(self) -> None:
+        self.deployment.kill()
+        self._start_again()
+
+    def _power(self) -> None:
+        self.deployment.cut_power()
+        self._start_again()
+
+    def _stop(self) -> None:
+        self.deployment.stop()
+        self._start_again()
+
+    def _start_again(self) -> None:
         if self.draws.random() < 0.3:
-            d.clock.error_us = self.draws.randint(-3_000_000, 3_000_000)
-        d.scheduler.sleep(self.draws.random() * 0.1)
+            self._clock()
+        self._wait(0.1)
+        self.deployment.start()
+
+    def _clock(self) -> None:
+        clock = self.deployment.clock
+        clock.error_us = self.draws.randint(-3_000_000, 3_000_000)
+        self.deployment.note("clock", "jump", clock.error_us)
+
+    def _full(self) -> None:
+        d = self.deployment
+        d.disk.full = True
+        d.note("disk", "full")
+        self._wait(0.3)
+        d.disk.full = False
+        d.note("disk", "has room")
+
+    def _flip(self) -> None:
+        d = self.deployment
+        d.kill()
+        if d.damage():
+            d.start()
+            self._wait(0.3)
+            d.kill()
+            d.repair()
         d.start()
+
+    def _tiering_killed(self) -> None:
+        """The newest service of a table is killed, wherever it is, and another one started."""
+        d = self.deployment
+        if self._tiering:
+            table_id = self.draws.choice(list(self._tiering))
+            d.scheduler.kill(self._tiering[table_id].process)
+            d.note("tiering", "killed", d.history.tables[table_id].path.table)
+            self._start_tiering(d.history.tables[table_id])
+
+    def _engine(self) -> None:
+        lakes = list(self.deployment.lakes.by_table.values())
+        if lakes:
+            self.deployment.note("engine", self.draws.choice(lakes).disturb())
+
+    # ---- what must hold in the end ------------------------------------------------------------------------------
 
     def _heal(self) -> None:
         """Nothing goes wrong any more: all writers must get through."""
@@ -201,28 +219,38 @@ class Simulation:
         for lake in d.lakes.by_table.values():
             lake.faults = LakeFaults()
         d.note("run", "healed")
-        self._restart("kill")
-        deadline = d.scheduler.now_us + 60_000_000
-        while not all(w.done for w in self._writers):
-            stuck = [w.name for w in self._writers if not w.done]
-            require(d.scheduler.now_us < deadline, f"{stuck} still not done a minute after the last fault")
-            d.scheduler.sleep(0.5)
+        self._kill()
+        self._until(lambda: [w.name for w in self._writers if not w.done], "writers have not come through")
+        d.calm = True
+
+    def _until(self, missing: Callable[[], list[str]], what: str) -> None:
+        """Wait until nothing is missing, a minute at most."""
+        scheduler = self.deployment.scheduler
+        deadline = scheduler.now_us + 60_000_000
+        while found := missing():
+            require(scheduler.now_us < deadline, f"a minute after the last fault {what}: {found}")
+            scheduler.sleep(0.2)
 
     def _check_all(self, desc: TableDescriptor) -> None:
-        d = self.deployment
-        final = NamedWriter(d, desc, f"{desc.path.table}-last", f"{desc.path.table}-etl")
+        d, name = self.deployment, desc.path.table
+        final = NamedWriter(d, desc, f"{name}-last", f"{name}-etl")
         while not final.run(self._sources[desc.table_id]):
             d.note("run", "take over again")
         if not final.lossy():
-            missing = d.history.unwritten(writer_bytes(f"{desc.path.table}-etl"))
+            missing = d.history.unwritten(writer_bytes(f"{name}-etl"))
             require(not missing, f"batches of a named writer are missing: {missing}")
-        d.scheduler.sleep(3.0)
-        behind = [s.name for s in self._subscribers if s.desc is desc and not s.has_all()]
-        require(not behind, f"{behind} were not pushed what there is")
-        for kind in ("none", "stop", "power"):
-            if kind != "none":
-                self._restart(kind)
-            reader = Reader(d, desc, f"{desc.path.table}-check")
-            reader.whole()
+        followers = [s for s in self._subscribers if s.desc is desc]
+        self._until(lambda: [s.name for s in followers if not s.has_all()], "subscribers were not pushed all")
+        if desc.lake is not None:
+            lake = d.lakes.by_table[desc.table_id]
+            self._start_tiering(desc)
+            tablets = list(d.history.of(desc.table_id))
+            self._until(
+                lambda: [t.name for t in tablets if lake.offsets().get(t.key, 0) < t.end], "the lake does not have all"
+            )
+        for again in (None, self._stop, self._power):
+            if again is not None:
+                again()
+            Reader(d, desc, f"{name}-check").whole()
             if desc.lake is not None:
-                UnionReader(d, desc, f"{desc.path.table}-check").read(0.0)
+                UnionReader(d, desc, f"{name}-check").read(0.0)

@@ -6,6 +6,7 @@ group commits, waits and background work happen, one step at a time.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from lakehead.server.tablet import PendingWrite
 from lakehead.testing.simulation.scheduler import Scheduler, Task
 
 
-class Lock:
+class TaskLock:
     """`threading.Lock` and, as ``reentrant``, `threading.RLock`. Whoever takes a plain one may have to let others go
     first; a reentrant one is also taken by destructors, which run anywhere."""
 
@@ -64,7 +65,7 @@ class Lock:
         self.release()
 
 
-class Event:
+class TaskEvent:
     """`threading.Event`."""
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -92,12 +93,12 @@ class Event:
         return self._set
 
 
-class Condition:
+class TaskCondition:
     """`threading.Condition`."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._lock = Lock(scheduler, reentrant=True)
+        self._lock = TaskLock(scheduler, reentrant=True)
         self._waiters: list[Task] = []
 
     def __enter__(self) -> bool:
@@ -119,7 +120,7 @@ class Condition:
         self._scheduler.wake(self._waiters)
 
 
-class Thread:
+class TaskThread:
     """`threading.Thread`: a task of the process that starts it."""
 
     def __init__(
@@ -127,11 +128,11 @@ class Thread:
     ) -> None:
         self._call = lambda: target(*args)
         self.name = name
-        self._ended: Event | None = None
+        self._ended: TaskEvent | None = None
 
     def start(self) -> None:
         scheduler = self._scheduler
-        self._ended = ended = Event(scheduler)
+        self._ended = ended = TaskEvent(scheduler)
 
         def body() -> None:
             try:
@@ -172,19 +173,19 @@ class Threads:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self.Thread = type("Thread", (Thread,), {"_scheduler": scheduler})
+        self.Thread = type("Thread", (TaskThread,), {"_scheduler": scheduler})
 
-    def Lock(self) -> Lock:
-        return Lock(self._scheduler)
+    def Lock(self) -> TaskLock:
+        return TaskLock(self._scheduler)
 
-    def RLock(self) -> Lock:
-        return Lock(self._scheduler, reentrant=True)
+    def RLock(self) -> TaskLock:
+        return TaskLock(self._scheduler, reentrant=True)
 
-    def Event(self) -> Event:
-        return Event(self._scheduler)
+    def Event(self) -> TaskEvent:
+        return TaskEvent(self._scheduler)
 
-    def Condition(self) -> Condition:
-        return Condition(self._scheduler)
+    def Condition(self) -> TaskCondition:
+        return TaskCondition(self._scheduler)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(threading, name)
@@ -197,7 +198,8 @@ def simulated_threads(scheduler: Scheduler) -> Iterator[None]:
 
     def pending(*args: Any) -> PendingWrite:
         # The dataclass holds on to the real Event.
-        return PendingWrite(*args, done=threads.Event())  # type: ignore[arg-type]
+        done: Any = threads.Event()
+        return functools.partial(PendingWrite, done=done)(*args)
 
     with ExitStack() as stack:
         for name, module in sorted(sys.modules.items()):
