@@ -260,3 +260,20 @@ class _Later(SystemClock):
 
     def monotonic(self) -> float:
         return super().monotonic() + self._seconds
+
+
+def test_orphan_clean_up_keeps_what_pinned_scans_read(con: lh.Connection) -> None:
+    table = con.create_table("a.t", KV, lake="iceberg")
+    table.append(rows(*range(10)))
+    con.tier("a.t")
+    scan = table.scan()
+    iceberg = table.lake.iceberg()
+    data = {t.file.file_path for t in iceberg.scan().plan_files()}
+    iceberg.overwrite(iceberg.scan().to_arrow())
+    iceberg.maintenance.expire_snapshots().by_ids([s.snapshot_id for s in iceberg.snapshots()[:-1]]).commit()
+    assert not data & set(table.lake.remove_orphans(0)["path"].to_pylist())
+    assert sorted(scan.to_arrow()["k"].to_pylist()) == list(range(10))
+    del scan
+    again = con.table("a.t").scan()
+    assert data <= set(table.lake.remove_orphans(0)["path"].to_pylist())
+    assert again.count() == 10

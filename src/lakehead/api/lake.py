@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -117,7 +117,12 @@ class TableLake:
         """
         from lakehead.lake.orphans import remove_orphans
 
-        found = remove_orphans(self.iceberg, older_than_ms=parse_duration_ms(older_than, "older_than"), dry_run=dry_run)
+        def leased() -> Iterator[str]:
+            # Asked when the table was loaded: what is pinned from then on is in that.
+            yield from self._client.leased_metadata()
+
+        age = parse_duration_ms(older_than, "older_than")
+        found = remove_orphans(self.iceberg, older_than_ms=age, also_reachable=leased(), dry_run=dry_run)
         return pa.Table.from_pylist([vars(o) for o in found], _ORPHANS_SCHEMA)
 
 
