@@ -12,15 +12,17 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.table import Table, Transaction
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import AssertTableUUID
 
+from lakehead.errors import LakeheadError, UnavailableError
+from lakehead.lake.catalog import LakeCatalog
 from lakehead.lake.files import LakeWriteSpec, WrittenFile, discard_files, write_data_files, write_position_deletes
 from lakehead.lake.lake_table import CommitAnswer, Hit, LakeChange, LakeFile, Outcome
 from lakehead.lake.marks import LakeMark, LakeVersion, lake_version
 from lakehead.lake.positions import find_offsets
 from lakehead.lake.read_plan import plan_files
 from lakehead.lake.rowdelta import RowDelta, to_data_file
-from lakehead.lake.view import open_for_writing
 from lakehead.log.netchange import Offsets
 from lakehead.protocol.messages import LakeReply
 from lakehead.types import TableDescriptor
@@ -107,7 +109,7 @@ class IcebergLakeTable:
         # One of its own, because a commit moves it.
         loaded = _table(base)
         table = Table(loaded.name(), loaded.metadata, loaded.metadata_location, loaded.io, loaded.catalog)
-        transaction = Transaction(table)
+        transaction = _Transaction(table)
         mark = LakeMark(0, change.table_id, change.epoch, change.round_id, change.offsets)
         delta = RowDelta(transaction, mark.to_summary())
         try:
@@ -152,11 +154,33 @@ class IcebergLakeTable:
 
 
 def open_lake_table(desc: TableDescriptor, info: LakeReply) -> IcebergLakeTable:
-    """The lake table of a table, through one catalog that is opened when first needed.
+    """The lake table of a table, through a catalog that is opened when it is first loaded.
 
-    Its methods raise `UnavailableError` where the catalog cannot be opened from here.
+    Its methods raise `UnavailableError` where the catalog cannot be opened from this process.
     """
-    return IcebergLakeTable(lambda: open_for_writing(desc, info))
+    catalog = LakeCatalog.open(info.catalog_name, info.catalog_properties)
+
+    def load() -> Table:
+        try:
+            return catalog.load(desc)
+        except LakeheadError:
+            raise
+        except Exception as e:
+            raise UnavailableError(
+                f"the lake's catalog cannot be opened from this process ({type(e).__name__}: {e}): run the round where"
+                " it can be, or configure a catalog that both reach",
+                table=str(desc.path),
+            ) from e
+
+    return IcebergLakeTable(load)
+
+
+class _Transaction(Transaction):
+    """Looks at the metadata it is built on, where PyIceberg copies all of it at each look."""
+
+    @property
+    def table_metadata(self) -> TableMetadata:
+        return super().table_metadata if self._updates else self._table.metadata
 
 
 def _table(version: LakeVersion) -> Table:

@@ -161,12 +161,16 @@ def mark_of(version: LakeVersion, snapshot_id: int | None = None) -> LakeMark | 
         )
     stored = version.stored_mark
     current = {s.snapshot_id for s in version.lineage()}
-    if snapshot_id is None and stored is not None and stored.snapshot_id in version.snapshots.keys() - current:
-        raise _rolled_back(name, stored)
+    listed_aside = stored is not None and stored.snapshot_id in version.snapshots.keys() - current
     oldest: LakeSnapshot | None = None
+    mark: LakeMark | None = None
     for oldest in version.lineage(snapshot_id):
         if (mark := oldest.mark) is not None:
-            return mark
+            break
+    if snapshot_id is None and stored is not None and listed_aside:
+        raise _rolled_back(name, stored, surely=mark is not None or not _comes_after(oldest, stored))
+    if mark is not None:
+        return mark
     if stored is None or (snapshot_id is not None and not _parent_expired(oldest)):
         return None
     # The property tells of the newest commit: an older snapshot, off the current lineage, it says nothing about.
@@ -179,17 +183,27 @@ def mark_of(version: LakeVersion, snapshot_id: int | None = None) -> LakeMark | 
             table=name,
             snapshot=stored.snapshot_id,
         )
-    assert oldest is not None
-    if stored.sequence_number is not None and oldest.sequence_number <= stored.sequence_number:
-        # All ancestors that are not listed were made before those that are.
-        raise _rolled_back(name, stored)
+    if not _comes_after(oldest, stored):
+        raise _rolled_back(name, stored, surely=True)
     return stored
 
 
-def _rolled_back(name: str, stored: LakeMark) -> LakeStateError:
+def _comes_after(oldest: LakeSnapshot | None, stored: LakeMark) -> bool:
+    """Whether the stored mark's snapshot may be an ancestor that is no longer listed: all of those are older."""
+    if not _parent_expired(oldest):
+        return False
+    assert oldest is not None
+    return stored.sequence_number is None or oldest.sequence_number > stored.sequence_number
+
+
+def _rolled_back(name: str, stored: LakeMark, *, surely: bool) -> LakeStateError:
+    found, way_out = "was rolled back behind", "restore it, or drop and create the table again"
+    if not surely:
+        # A tag, say, kept the snapshot when those after it expired.
+        found = "was perhaps rolled back, because expiry has cut its history after"
+        way_out = f"if it was, restore it; if it surely was not, expire snapshot {stored.snapshot_id} too"
     return LakeStateError(
-        f"lake table {name} was rolled back behind snapshot {stored.snapshot_id}, which tiering wrote: restore it,"
-        " or drop and create the table again",
+        f"lake table {name} {found} snapshot {stored.snapshot_id}, which tiering wrote: {way_out}",
         table=name,
         snapshot=stored.snapshot_id,
     )
@@ -210,7 +224,10 @@ def find_round(version: LakeVersion, round_id: str) -> LakeMark | None:
         if snapshot.summary.get(ROUND_ID) == round_id:
             return snapshot.mark
     stored = version.stored_mark
-    return mark_of(version) if stored is not None and stored.round_id == round_id else None
+    if stored is None or stored.round_id != round_id:
+        return None
+    mark = mark_of(version)
+    return mark if mark is not None and mark.round_id == round_id else None
 
 
 def has_foreign_commits(version: LakeVersion) -> bool:

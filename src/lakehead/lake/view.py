@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from lakehead.errors import UnavailableError
 from lakehead.protocol.messages import LakeReply
 from lakehead.types import TableDescriptor, TabletKey
 
@@ -85,16 +84,6 @@ def open_for_writing(desc: TableDescriptor, info: LakeReply) -> IcebergTable:
         UnavailableError: the catalog cannot be opened from here.
         LakeStateError: the catalog holds another table of that name.
     """
-    from lakehead.errors import LakeheadError
-    from lakehead.lake.catalog import LakeCatalog
+    from lakehead.lake.iceberg_table import open_lake_table
 
-    try:
-        return LakeCatalog.open(info.catalog_name, info.catalog_properties).load(desc)
-    except LakeheadError:
-        raise
-    except Exception as e:
-        raise UnavailableError(
-            f"the lake's catalog cannot be opened from this process ({type(e).__name__}: {e}): run the round where it"
-            " can be, or configure a catalog that both reach",
-            table=str(desc.path),
-        ) from e
+    return open_lake_table(desc, info).table

@@ -126,9 +126,14 @@ def test_a_rollback_to_an_older_mark_is_tiered_again_once_the_newer_is_forgotten
     any_log.write(2)
     any_log.round()
     first, second = any_log.snapshot_ids()
+    version = any_log.table.load()
+    forgotten = version.snapshots[second].mark
+    assert forgotten is not None and find_round(version, forgotten.round_id) == forgotten
     any_log.roll_back(first)
+    with pytest.raises(LakeStateError, match="rolled back"):
+        find_round(any_log.table.load(), forgotten.round_id)
     any_log.expire(second)
-    assert offset(any_log) == 1
+    assert find_round(any_log.table.load(), forgotten.round_id) is None and offset(any_log) == 1
     any_log.round()
     assert any_log.ids() == [1, 2] and offset(any_log) == 2
 
@@ -143,3 +148,19 @@ def test_a_property_without_sequence_number_is_believed(log: Any) -> None:
         transaction.set_properties({MARK: text})
     log.expire(result.snapshot_id)
     assert offset(log) == 1
+
+
+def test_a_history_that_expiry_cut_behind_a_mark_that_is_listed_stops_until_it_is_expired_too(any_log: Any) -> None:
+    any_log.write(1)
+    any_log.round()
+    any_log.append_foreign(7)
+    any_log.append_foreign(8)
+    first, foreign, _ = any_log.snapshot_ids()
+    any_log.expire(foreign)
+    with pytest.raises(LakeStateError, match=f"if it surely was not, expire snapshot {first} too"):
+        offset(any_log)
+    any_log.expire(first)
+    assert offset(any_log) == 1
+    any_log.write(2)
+    any_log.round()
+    assert any_log.ids() == [1, 2, 7, 8]
