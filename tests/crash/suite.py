@@ -93,6 +93,7 @@ class Player:
         self._tierer: Rounds | None = None
         self._spark: SparkTiering | None = None
         self._scratch = 0
+        self._dropping = ""
 
     def play(self, steps: Sequence[Step], load: Load | None = None) -> None:
         """Play steps, with a new folder now and then.
@@ -261,6 +262,10 @@ class Player:
         self._die(deployment, step.point, lambda: self._create_and_drop(deployment))
         deployment.restart()
         for name in deployment.con.tables("scratch"):
+            if name == self._dropping:
+                # Its drop was under way: whatever is left of it, dropping it again must end that.
+                deployment.con.drop_table(name, purge=True)
+                continue
             table = deployment.con.create_table(name, LOG_SCHEMA, partition_by="p", lake="iceberg", if_not_exists=True)
             before = table.scan().count()
             table.append(log_rows(1, range(9)))
@@ -274,8 +279,8 @@ class Player:
         self._scratch += 1
         name = f"scratch.t{self._scratch}"
         table = deployment.con.create_table(name, LOG_SCHEMA, partition_by="p", lake="iceberg")
-        table._client.anonymous_writer()
         table.append(log_rows(1, range(9)))
+        self._dropping = name
         deployment.con.drop_table(name, purge=True)
 
     def _recovery(self, deployment: Deployment, step: Step) -> None:
