@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 import re
 from contextlib import suppress
@@ -11,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lakehead.cli.checkpoints import snapshot
+from lakehead.cli.offline import mapped, time_text
 from lakehead.cli.output import count_text, write_json, write_line, write_table
 from lakehead.cli.session import Session, command
-from lakehead.errors import CorruptionError, InvalidFileError, UnsupportedFormatError
+from lakehead.errors import CorruptionError, UnsupportedFormatError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,9 +24,10 @@ _REMEDY = "this is damage that opening the table refuses: restore the file from 
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
+    """Add the commands that explain files."""
     nouns = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Explain files, offline and read-only.")
     command(nouns, "segment")(segment)
+    command(nouns, "snapshot")(snapshot)
     app.add_typer(nouns, name="inspect")
 
 
@@ -78,7 +80,7 @@ def read_segment(path: str) -> SegmentReport:
         InvalidFileError: the file cannot be read.
         UnsupportedFormatError: a newer version wrote it.
     """
-    buffer = _mapped(path)
+    buffer = mapped(path, ".log")
     report = SegmentReport(path, buffer.size)
     named = _NAME.fullmatch(os.path.basename(path))
     expected = int(named[1]) if named else None
@@ -127,21 +129,6 @@ def _next_frame(buffer: pa.Buffer, position: int) -> int:
     return buffer.size
 
 
-def _mapped(path: str) -> pa.Buffer:
-    import pyarrow as pa
-
-    try:
-        if os.path.isfile(path) and os.path.getsize(path) == 0:
-            return pa.py_buffer(b"")
-        with pa.memory_map(path) as file:
-            return file.read_buffer()
-    except (OSError, pa.ArrowException) as e:
-        number = getattr(e, "errno", None)
-        reason = os.strerror(number) if number else str(e).splitlines()[0]
-        reason = "it is a folder: name a .log file in it" if os.path.isdir(path) else reason
-        raise InvalidFileError(f"cannot read {path}: {reason}", path=path) from e
-
-
 def _frame_at(buffer: pa.Buffer, position: int) -> FrameReport:
     import crc32c
 
@@ -164,7 +151,7 @@ def _frame_at(buffer: pa.Buffer, position: int) -> FrameReport:
         bytes=header.length,
         base_offset=header.base_offset,
         rows=body.row_count,
-        timestamp=_time_text(header.timestamp_us),
+        timestamp=time_text(header.timestamp_us),
         schema_id=body.schema_id,
         kind="changes" if body.flags & CHANGES else "append",
         compressed=bool(body.flags & COMPRESSED),
@@ -175,14 +162,6 @@ def _frame_at(buffer: pa.Buffer, position: int) -> FrameReport:
         checksum="ok" if problem is None else "bad",
         problem=problem,
     )
-
-
-def _time_text(microseconds: int) -> str:
-    try:
-        time = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=microseconds)
-    except OverflowError:
-        return f"{microseconds} µs"
-    return time.isoformat(timespec="milliseconds")
 
 
 def _unread(buffer: pa.Buffer, start: int, end: int, error: CorruptionError) -> str:

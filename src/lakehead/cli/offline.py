@@ -1,0 +1,41 @@
+"""Data files as `lakehead inspect` reads them: mapped, never locked or changed."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from typing import TYPE_CHECKING
+
+from lakehead.errors import InvalidFileError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def mapped(path: str, kind: str) -> pa.Buffer:
+    """All bytes of a file; ``kind`` is what files to inspect are called by, such as ``.log``.
+
+    Raises:
+        InvalidFileError: it cannot be read.
+    """
+    import pyarrow as pa
+
+    try:
+        if os.path.isfile(path) and os.path.getsize(path) == 0:
+            return pa.py_buffer(b"")
+        with pa.memory_map(path) as file:
+            return file.read_buffer()
+    except (OSError, pa.ArrowException) as e:
+        number = getattr(e, "errno", None)
+        reason = os.strerror(number) if number else str(e).splitlines()[0]
+        reason = f"it is a folder: name a {kind} file in it" if os.path.isdir(path) else reason
+        raise InvalidFileError(f"cannot read {path}: {reason}", path=path) from e
+
+
+def time_text(microseconds: int) -> str:
+    """A commit timestamp as ISO 8601; as it is where it lies beyond the calendar."""
+    try:
+        time = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=microseconds)
+    except OverflowError:
+        return f"{microseconds} µs"
+    return time.isoformat(timespec="milliseconds")
