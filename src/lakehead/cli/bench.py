@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 import lakehead as lh
 
 BATCH_ROWS = 10_000
+PARTS = ("embedded", "loopback", "push", "lake", "writers", "restart")
 _ACTIONS = np.array(["view", "cart", "buy", "return", "share"])
 
 
@@ -61,14 +62,26 @@ def event_batches(rows: int) -> list[pa.RecordBatch]:
     return [b for b in table.combine_chunks().to_batches(max_chunksize=BATCH_ROWS)]
 
 
-def run_bench(*, rows: int = 1_000_000, output: str = "text", folder: str | None = None) -> int:
-    """Measure everything in a temporary folder beside ``folder`` (default: the current one) and print it."""
+def run_bench(
+    *, rows: int = 1_000_000, output: str = "text", folder: str | None = None, only: Sequence[str] = ()
+) -> int:
+    """Measure everything, or ``only`` some parts of `PARTS`, in a temporary folder inside ``folder`` (default: the
+    current one) and print it.
+
+    Raises:
+        InvalidRequestError: there is no such part.
+    """
+    from lakehead.cli.bench_durability import concurrent_writers, restart
+
+    parts = dict(zip(PARTS, (_embedded, _loopback, _push, _lake, concurrent_writers, restart), strict=True))
+    if unknown := [p for p in only if p not in parts]:
+        raise lh.InvalidRequestError(f"there is no part {unknown[0]!r} of the benchmark: {', '.join(PARTS)}")
     base = tempfile.mkdtemp(prefix="lakehead-bench-", dir=folder or os.getcwd())
     figures: list[Figure] = []
     try:
         batches = event_batches(rows)
-        for part in (_embedded, _loopback, _push, _lake):
-            for figure in part(base, batches):
+        for name in only or PARTS:
+            for figure in parts[name](base, batches):
                 figures.append(figure)
                 if output == "text":
                     print(f"  {figure.name:<44} {figure.value:<26} {figure.beside}", flush=True)

@@ -33,11 +33,15 @@ def bench(
     session: Session,
     rows: Annotated[int, typer.Option(help="Rows of each measurement.", min=1)] = 1_000_000,
     folder: Annotated[str | None, typer.Option(help="Where temporary data goes; default: here.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this part: embedded, loopback, push, lake, writers, restart; repeat it."),
+    ] = None,
 ) -> None:
     """Measure the published figures on this machine."""
     from lakehead.cli.bench import run_bench
 
-    _exit(run_bench(rows=rows, output=session.output.value, folder=folder))
+    _exit(run_bench(rows=rows, output=session.output.value, folder=folder, only=only or ()))
 
 
 def _exit(code: object) -> None:
