@@ -4,7 +4,6 @@ cores, until one fails."""
 from __future__ import annotations
 
 import argparse
-import logging
 import multiprocessing
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from lakehead.testing.simulation.run import Outcome, simulate
+from lakehead.testing.simulation.run import Outcome, simulate_quietly
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,12 +24,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if outcome is not None:
         report(outcome)
     return 0 if outcome is None or outcome.failure is None else 1
-
-
-def simulate_quietly(seed: int) -> Outcome:
-    """`simulate` without the warnings of code that meets faults all the time."""
-    logging.getLogger("lakehead").setLevel(logging.CRITICAL)
-    return simulate(seed)
 
 
 def report(outcome: Outcome) -> None:

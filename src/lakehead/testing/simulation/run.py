@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from unittest import mock
@@ -55,6 +56,12 @@ def simulate(seed: int) -> Outcome:
     finally:
         if collecting:
             gc.enable()
+
+
+def simulate_quietly(seed: int) -> Outcome:
+    """`simulate` without the warnings of code that meets faults all the time."""
+    logging.getLogger("lakehead").setLevel(logging.CRITICAL)
+    return simulate(seed)
 
 
 class Simulation:
@@ -201,7 +208,7 @@ class Simulation:
         d = self.deployment
         if self._tiering:
             table_id = self.draws.choice(list(self._tiering))
-            d.scheduler.kill(self._tiering[table_id].process)
+            d.scheduler.kill(self._tiering[table_id].home)
             d.note("tiering", "killed", d.history.tables[table_id].path.table)
             self._start_tiering(d.history.tables[table_id])
 

@@ -31,10 +31,16 @@ class Process:
 
 
 class Task:
-    """One line of execution."""
+    """One line of execution.
+
+    Attributes:
+        home: the process that it belongs to.
+        process: the one that it runs in now: a server's while that answers it.
+    """
 
     def __init__(self, name: str, process: Process, body: Callable[[], None]) -> None:
         self.name = name
+        self.home = process
         self.process = process
         self.body = body
         self.done = False
