@@ -36,7 +36,6 @@ def test_nothing_is_lost_or_doubled_by_kills_at_named_points(tmp_path: Path) -> 
 
 
 @pytest.mark.xdist_group("crash")
-@pytest.mark.xfail(strict=True, reason="a table whose drop was cut off opens with what is left of its rows")
 @pytest.mark.parametrize("point", ["folder.remove.half", "folder.remove.after"])
 def test_a_drop_that_was_cut_off_leaves_all_of_a_table_or_nothing(tmp_path: Path, point: str) -> None:
     server = Server(tmp_path)

@@ -43,6 +43,7 @@ create table if not exists partitions(
 create table if not exists writers(
     table_id text not null, writer_id blob not null, epoch integer not null,
     acked_through integer not null default -1, primary key(table_id, writer_id));
+create table if not exists dropped(folder text primary key);
 """
 
 
@@ -162,10 +163,21 @@ class MetadataStore:
             )
             db.execute("insert into schemas values (?, ?, ?)", (desc.table_id, desc.schema_id, info.schema))
 
-    def drop_table(self, table_id: str) -> None:
+    def drop_table(self, table_id: str, folder: str) -> None:
+        """Forget a table; its folder is remembered until `folder_removed`."""
         with self._transaction() as db:
             for table in ("tables", "schemas", "partitions", "writers"):
                 db.execute(f"delete from {table} where table_id = ?", (table_id,))
+            db.execute("insert or ignore into dropped values (?)", (folder,))
+
+    def dropped_folders(self) -> list[str]:
+        """Folders of tables that were dropped, of which something may still be there."""
+        return [str(r[0]) for r in self._rows("select folder from dropped order by folder")]
+
+    def folder_removed(self, folder: str) -> None:
+        """Forget a folder of `dropped_folders`."""
+        with self._transaction() as db:
+            db.execute("delete from dropped where folder = ?", (folder,))
 
     def partitions(self, table_id: str) -> dict[str, int]:
         """Partition name -> its number in this folder."""

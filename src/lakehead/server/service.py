@@ -84,6 +84,7 @@ class Service:
             lake=lake,
             run_in_background=self._pool.submit,
         )
+        self._tables.remove_dropped()
         self._leases = Leases(clock, randomness, limits)
         self._maintenance = Maintenance(self._tables, self._leases, lake, clock)
         self._create_lock = threading.Lock()
@@ -187,7 +188,7 @@ class Service:
                 try:
                     lake.create(desc)
                 except BaseException:
-                    self._metadata.drop_table(desc.table_id)
+                    self._tables.drop(desc)
                     raise
         return m.TableReply(info=m.TableInfo.of(desc)), []
 
@@ -223,7 +224,6 @@ class Service:
                 self._lake_state().drop(desc, purge=request.purge)
             self._tables.drop(desc)
             self._leases.end_all(desc.table_id)
-            self._metadata.drop_table(desc.table_id)
         return m.Done(), []
 
     # ---- write ------------------------------------------------------------------------------------------------

@@ -226,16 +226,21 @@ class LiveTables:
             metadata=self._metadata,
             storage=self._storage,
             clock=self._clock,
-            folder=self._folder_of(desc),
+            folder=f"{self._folder}/{self._folder_name(desc)}",
             lake=self._lake,
             run_in_background=self._run_in_background,
         )
 
-    def _folder_of(self, desc: TableDescriptor) -> str:
-        return f"{self._folder}/{desc.path}-{desc.table_id[:8]}"
+    @staticmethod
+    def _folder_name(desc: TableDescriptor) -> str:
+        return f"{desc.path}-{desc.table_id[:8]}"
 
     def drop(self, desc: TableDescriptor) -> None:
-        """Close the table and delete its log."""
+        """Close the table, forget it, and delete its log; what a crash leaves of that, `remove_dropped` removes.
+
+        Raises:
+            StorageError: the metadata could not be written; the table is as before.
+        """
         with self._lock:
             self._dropped.add(desc.table_id)
             live = self._live.pop(desc.table_id, None)
@@ -243,7 +248,19 @@ class LiveTables:
         if live is not None:
             with contextlib.suppress(StorageError):
                 live.close(ClosedError(f"table {desc.path} was dropped"))
-        self._storage.remove_tree(self._folder_of(desc))
+        try:
+            self._metadata.drop_table(desc.table_id, self._folder_name(desc))
+        except BaseException:
+            self._dropped.discard(desc.table_id)
+            raise
+        self.remove_dropped()
+
+    def remove_dropped(self) -> None:
+        """Delete the logs of tables that were dropped; those that cannot be now, at the next call."""
+        for folder in self._metadata.dropped_folders():
+            with contextlib.suppress(StorageError):
+                self._storage.remove_tree(f"{self._folder}/{folder}")
+                self._metadata.folder_removed(folder)
 
     def close(self) -> None:
         with self._lock:

@@ -80,7 +80,10 @@ def test_dropping_forgets_partitions_and_writers(path: str) -> None:
         2,
     ]
     assert (store.writer_epoch("t1", b"w"), store.writer_epoch("t1", b"other")) == (2, 0)
-    store.drop_table("t1")
+    store.drop_table("t1", "a.t-1")
+    assert store.dropped_folders() == ["a.t-1"]
+    store.folder_removed("a.t-1")
+    assert store.dropped_folders() == []
     assert store.tables(None) == [] and store.partitions("t1") == {} and store.writer_epoch("t1", b"w") == 0
     store.create_table(DESC)
     assert store.create_partition("t1", "day=1") > first + 1, "a partition's folder is never used again"
