@@ -140,12 +140,13 @@ class Player:
             deployment.end()
 
     def _play_one(self, deployment: Deployment, step: Step, number: str) -> None:
-        begin = time.perf_counter()
+        begin, missed = time.perf_counter(), self.counts.missed.total()
         try:
             getattr(self, f"_{step.kind}")(deployment, step)
         except Exception as e:
             raise WrongDataError(f"step {number} ({step}) in {deployment.work}, seed {self.seed}: {e!r}") from e
-        self._say(f"{number:>8}  {step!s:45} {time.perf_counter() - begin:5.1f} s")
+        note = "  (not reached)" if self.counts.missed.total() > missed else ""
+        self._say(f"{number:>8}  {step!s:45} {time.perf_counter() - begin:5.1f} s{note}")
 
     def _finish(self, deployment: Deployment) -> None:
         """What a deployment ends with: everything tiered, cleaned up, stopped well and opened again."""

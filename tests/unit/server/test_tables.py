@@ -1,0 +1,79 @@
+"""Tables that are opened: one that takes long keeps no other waiting."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from lakehead.config import Limits, TableProperties
+from lakehead.env import LocalStorage, SystemClock, SystemRandomness
+from lakehead.protocol import messages as m
+from lakehead.server.service import Service
+from lakehead.types import TableDescriptor, TablePath, TabletKey
+
+
+class _SilentLake:
+    """A lake whose catalog does not answer until it is told to."""
+
+    def __init__(self) -> None:
+        self.asked, self.answers = threading.Event(), threading.Event()
+
+    def create(self, desc: TableDescriptor) -> None:
+        return
+
+    def drop(self, desc: TableDescriptor, *, purge: bool) -> None:
+        return
+
+    def info(self, desc: TableDescriptor) -> m.LakeReply:
+        raise NotImplementedError
+
+    def tiered_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
+        self.asked.set()
+        self.answers.wait()
+        return {}
+
+
+def _create(service: Service, name: str, lake: str | None) -> str:
+    desc = TableDescriptor(
+        table_id="",
+        path=TablePath.parse(name),
+        schema=pa.schema([("k", pa.int64())]),
+        schema_id=0,
+        primary_key=(),
+        partition_by=(),
+        bucket_key=(),
+        buckets=1,
+        lake=lake,
+        properties=TableProperties(),
+    )
+    reply, _ = service.call(m.CreateTable(info=m.TableInfo.of(desc), if_not_exists=False))
+    assert isinstance(reply, m.TableReply)
+    return reply.info.table_id
+
+
+@pytest.mark.xfail(strict=True, reason="tables are opened one at a time, under the lock that all lookups take")
+def test_a_table_whose_lake_does_not_answer_keeps_no_other_waiting(tmp_path: Path) -> None:
+    lake = _SilentLake()
+    service = Service(
+        str(tmp_path),
+        storage=LocalStorage(),
+        clock=SystemClock(),
+        randomness=SystemRandomness(),
+        limits=Limits(),
+        lake=lake,
+    )
+    slow, other = _create(service, "slow", "iceberg"), _create(service, "other", None)
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            waiting = pool.submit(service.call, m.Watermarks(table_id=slow, sync=False))
+            assert lake.asked.wait(30)
+            pool.submit(service.call, m.Watermarks(table_id=other, sync=False)).result(5)
+        finally:
+            lake.answers.set()
+        waiting.result(30)
+    service.close()
