@@ -53,10 +53,6 @@ class Logged:
     synced_end: int
 
 
-class ViolationError(AssertionError):
-    """A promise was broken."""
-
-
 class TabletHistory:
     """The log of one tablet, as far as it can be in it now."""
 
@@ -154,7 +150,7 @@ class TabletHistory:
         """Take note of a frame that was written.
 
         Raises:
-            ViolationError: it is not what must come next.
+            AssertionError: it is not what must come next.
         """
         stamp = frame.body.stamp
         batch = (stamp.writer_id, stamp.sequence)
@@ -183,7 +179,7 @@ class TabletHistory:
         """The power went: forget what is not on the disk any more; returns how many records.
 
         Raises:
-            ViolationError: among it is what must survive.
+            AssertionError: among it is what must survive.
         """
         held = [self._disk.holds(frame.path, frame.size_after) for frame in self.frames]
         kept = held.index(False) if False in held else len(held)
@@ -221,7 +217,7 @@ class TabletHistory:
         """A reader was told that all below this offset is readable; ``floor`` is what was, when it asked.
 
         Raises:
-            ViolationError: that is less than others saw before, or more than may be seen.
+            AssertionError: that is less than others saw before, or more than may be seen.
         """
         readable = self.readable_end
         require(offset >= floor, f"{self.name}: {what} ends at {offset}, earlier readers saw up to {floor}")
@@ -230,9 +226,9 @@ class TabletHistory:
 
 
 def require(holds: bool, message: str) -> None:
-    """Raises: ViolationError, unless it holds."""
+    """Raises: AssertionError, unless it holds: a promise is broken."""
     if not holds:
-        raise ViolationError(message)
+        raise AssertionError(message)
 
 
 def _short(batch: Writer) -> str:
@@ -279,7 +275,7 @@ class History:
         """A writer is about to send this, for the first time or again.
 
         Raises:
-            ViolationError: it sent something else under the same number before.
+            AssertionError: it sent something else under the same number before.
         """
         desc = self.tables[request.table_id]
         schema = pa.schema([desc.schema.field(c) for c in request.columns])
@@ -293,7 +289,7 @@ class History:
         """The server acknowledged this; the answer may still get lost.
 
         Raises:
-            ViolationError: it is not, or not yet durably, in the log.
+            AssertionError: it is not, or not yet durably, in the log.
         """
         for ref, buffer, offsets in zip(request.tablets, bodies, reply.offsets, strict=True):
             stamp = decode_body(buffer).stamp
@@ -338,7 +334,7 @@ class History:
         """A file is about to be removed; a segment only when nobody needs it any more.
 
         Raises:
-            ViolationError: it is needed.
+            AssertionError: it is needed.
         """
         if not path.endswith(".log"):
             return
@@ -374,7 +370,7 @@ def by_offset(rows: Iterable[tuple[int, Row]]) -> dict[int, Row]:
     """Rows by offset.
 
     Raises:
-        ViolationError: an offset comes twice.
+        AssertionError: an offset comes twice.
     """
     out: dict[int, Row] = {}
     for offset, row in rows:

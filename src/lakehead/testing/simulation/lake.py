@@ -170,7 +170,7 @@ def _owned(rows: list[Row]) -> dict[tuple[int, int], tuple[object, ...]]:
     """Rows with identity by (bucket, offset), with their commit time.
 
     Raises:
-        ViolationError: one is there twice.
+        AssertionError: one is there twice.
     """
     out: dict[tuple[int, int], tuple[object, ...]] = {}
     for row in rows:
