@@ -1,4 +1,4 @@
-"""Writes the golden folders of this version: ``python tests/golden/make_golden.py``. See README.md before running it.
+"""Writes the golden folders of this version: ``python -m tests.golden.make_golden``. See README.md before running it.
 
 Each folder becomes ``tests/golden/<format>/<name>.tar.gz`` and beside it ``<name>.json``, what it holds: rows as the
 script wrote them (not as the program read them), and the log with the offsets that the program gave out.
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from relocation import PLACEHOLDER, padded, relocate
+from tests.golden.relocation import PLACEHOLDER, padded, relocate
 
 import lakehead as lh
 from lakehead.server.metadata import FORMAT_VERSION
@@ -331,7 +331,9 @@ def main() -> None:
             raise SystemExit(f"{target / name}.tar.gz exists: golden files are never written again (README.md)")
         with tempfile.TemporaryDirectory() as parent:
             folder = padded(Path(parent).resolve())
-            done = subprocess.run([sys.executable, __file__, str(folder), name], check=False).returncode
+            done = subprocess.run(
+                [sys.executable, "-m", "tests.golden.make_golden", str(folder), name], check=False
+            ).returncode
             assert done == (-signal.SIGKILL if name == "killed" else 0), f"exit code {done}"
             if name == "killed":
                 tear(folder)

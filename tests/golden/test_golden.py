@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +14,10 @@ import pytest
 import lakehead as lh
 from lakehead.errors import UnsupportedFormatError
 from lakehead.server.metadata import FORMAT_VERSION
+from tests.golden.make_golden import clicks, every_type, in_order, log_of, order, user
+from tests.golden.relocation import PLACEHOLDER, padded, relocate
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-from make_golden import clicks, every_type, in_order, log_of, order, user  # noqa: E402
-from relocation import PLACEHOLDER, padded, relocate  # noqa: E402
 
 ARCHIVES = sorted(HERE.glob("*/*.tar.gz"))
 MORE: dict[str, list[dict[str, Any]]] = {

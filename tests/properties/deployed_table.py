@@ -1,0 +1,350 @@
+"""A table that a state machine can break: a real service on a disk that loses power, and a lake that others commit to.
+
+What both kinds of tables have in common: ends and restarts, the lake, checkpoints and trimming, pinned reads.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+import tempfile
+from contextlib import suppress
+from typing import Any, ClassVar, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from pyiceberg.table import Table as IcebergTable
+from pyiceberg.table import Transaction
+
+from lakehead import LakeheadError
+from lakehead.api.table import Table
+from lakehead.client.table import TableClient
+from lakehead.config import LakeConfig, Limits, TableProperties
+from lakehead.env import SystemRandomness
+from lakehead.errors import StorageError
+from lakehead.format.schema import validate_definition
+from lakehead.lake.files import LakeWriteSpec, write_data_files
+from lakehead.lake.rowdelta import RowDelta, to_data_file
+from lakehead.lake.state import CatalogLakeState
+from lakehead.protocol import messages as m
+from lakehead.server.service import Service
+from lakehead.testing.storage import FaultyStorage
+from lakehead.types import OFFSET_COLUMN, TableDescriptor, TablePath
+
+Rows = list[dict[str, Any]]
+HOUR_US = 3_600_000_000
+STEPS = {"taken": 0}
+DISTURBANCES = ["tier", "compact", "expire"]
+
+
+class ManualClock:
+    """Time that passes when it is told to, and while someone sleeps."""
+
+    def __init__(self) -> None:
+        self.us = 1_700_000_000_000_000
+
+    def now_us(self) -> int:
+        self.us += 1000
+        return self.us
+
+    def monotonic(self) -> float:
+        return self.us / 1e6
+
+    def sleep(self, seconds: float) -> None:
+        self.us += int(seconds * 1e6)
+
+
+def in_order(rows: Rows) -> Rows:
+    return sorted(rows, key=lambda row: json.dumps(row, default=str, sort_keys=True))
+
+
+class Deployed(RuleBasedStateMachine):
+    """A table of a service, and what both kinds of tables have in common."""
+
+    schema: ClassVar[pa.Schema]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.mkdtemp(prefix="lakehead-model-")
+        self.storage = FaultyStorage()
+        self.clock = ManualClock()
+        self.service: Service | None = None
+        self.pins: list[tuple[Any, Rows]] = []
+        self.rounds = 0
+
+    def deploy(
+        self,
+        *,
+        primary_key: tuple[str, ...],
+        partition_by: tuple[str, ...],
+        bucket_key: tuple[str, ...],
+        buckets: int,
+        lake: bool,
+        durable: bool,
+        compression: Literal["none", "lz4", "zstd"],
+    ) -> None:
+        self.durable = durable
+        self.has_lake = lake
+        self.start()
+        schema, keys, partitions, bucketing = validate_definition(
+            self.schema,
+            primary_key=primary_key,
+            partition_by=partition_by,
+            bucket_key=bucket_key,
+            buckets=buckets,
+            limits=Limits(),
+        )
+        properties = TableProperties(
+            durability="sync" if durable else "os",
+            compression=compression,
+            segment_bytes=3000,
+            hot_retention_ms=3_600_000,
+            log_ttl_ms=3_600_000 if primary_key else None,
+        )
+        desc = TableDescriptor(
+            table_id="",
+            path=TablePath("m", "t"),
+            schema=schema,
+            schema_id=0,
+            primary_key=keys,
+            partition_by=partitions,
+            bucket_key=bucketing,
+            buckets=buckets,
+            lake="iceberg" if lake else None,
+            properties=properties,
+        )
+        assert self.service is not None
+        self.service.call(m.CreateTable(info=m.TableInfo.of(desc), if_not_exists=False))
+        self.open()
+
+    def start(self) -> None:
+        self.service = Service(
+            self.folder,
+            storage=self.storage,
+            clock=self.clock,
+            randomness=SystemRandomness(),
+            limits=Limits(lease_seconds=1e9),
+            lake=CatalogLakeState(LakeConfig(), self.folder),
+        )
+
+    def open(self) -> None:
+        assert self.service is not None
+        reply, _ = self.service.call(m.GetTable(database="m", table="t"))
+        assert isinstance(reply, m.TableReply)
+        client = TableClient(reply.info.descriptor(), self.service, self.clock, SystemRandomness())
+        self.table = Table(client)
+
+    def stop(self, *, dead: bool = False) -> None:
+        """Stop the service; a ``dead`` one writes nothing any more."""
+        assert self.service is not None
+        self.pins.clear()
+        if dead:
+            self.storage.before = self.refuse
+            with suppress(LakeheadError):
+                self.service.close()
+            self.storage.before = None
+        else:
+            self.service.close()
+        self.service = None
+
+    @staticmethod
+    def refuse(action: str, path: str) -> None:
+        raise OSError(errno.EIO, f"{action} {path} by a dead process")
+
+    # ---- what the kinds say ---------------------------------------------------------------------------------------
+
+    def rows(self) -> Rows:
+        """What the table holds."""
+        raise NotImplementedError
+
+    def lake_rows(self) -> Rows:
+        """What its lake holds."""
+        raise NotImplementedError
+
+    def hot_rows(self) -> int | None:
+        """How many rows a union read takes from the log, where the model tells."""
+        raise NotImplementedError
+
+    def tiered(self) -> None:
+        """All that the table holds is in the lake now."""
+        raise NotImplementedError
+
+    # ---- ends and restarts ----------------------------------------------------------------------------------------
+
+    @rule()
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+        self.open()
+
+    @rule()
+    def kill(self) -> None:
+        self.stop(dead=True)
+        self.start()
+        self.open()
+
+    @precondition(lambda self: self.durable)
+    @rule(torn_bytes=st.integers(0, 2000))
+    def power_cut(self, torn_bytes: int) -> None:
+        self.storage.crash(torn_bytes=torn_bytes)
+        self.stop(dead=True)
+        self.start()
+        self.open()
+
+    def write_and_cut_power(self, write: Any, *, syncs: int, torn_bytes: int) -> bool:
+        """Have a sync of a write fail, then the power; True when the write was acknowledged before."""
+        done = 0
+
+        def fail(action: str, path: str) -> None:
+            nonlocal done
+            if action == "sync":
+                done += 1
+                if done > syncs:
+                    self.refuse(action, path)
+
+        self.storage.before = fail
+        try:
+            write()
+            acknowledged = True
+        except StorageError:
+            acknowledged = False
+        self.power_cut(torn_bytes)
+        return acknowledged
+
+    def write_when_full(self, write: Any) -> None:
+        """A full disk refuses the write whole, and takes it once there is room."""
+        self.storage.full = True
+        try:
+            write()
+        except StorageError:
+            pass
+        else:
+            raise AssertionError("a full disk took a write")
+        self.union_is_the_model()
+        self.storage.full = False
+
+    # ---- the lake -------------------------------------------------------------------------------------------------
+
+    def iceberg(self) -> IcebergTable:
+        return self.table.lake.iceberg()
+
+    @precondition(lambda self: self.has_lake)
+    @rule(trim=st.booleans())
+    def tier(self, trim: bool) -> None:
+        self.table.lake.tier()
+        self.tiered()
+        self.rounds += 1
+        if trim:
+            self.maintain(hours=2)
+
+    @precondition(lambda self: self.rounds)
+    @rule(backwards=st.booleans())
+    def compact(self, backwards: bool) -> None:
+        """Write the live rows of each partition of the lake as one file, as a rewrite that is ours would."""
+        table = self.iceberg()
+        tasks = list(table.scan().plan_files())
+        transaction = Transaction(table)
+        delta = RowDelta(transaction, {})
+        spec = LakeWriteSpec.of(table, target_file_bytes=1 << 30)
+        rows = table.scan().to_arrow().sort_by([(OFFSET_COLUMN, "descending" if backwards else "ascending")])
+        for task in tasks:
+            delta.delete_data_file(task.file)
+        for file in {d for t in tasks for d in t.delete_files}:
+            delta.remove_deletes(file)
+        for partition in {tuple(t.file.partition[i] for i in range(len(t.file.partition))) for t in tasks}:
+            part = rows.filter(self.in_partition(partition))
+            for written in write_data_files(spec, part.to_batches(), partition):
+                delta.append_data_file(to_data_file(written))
+        delta.commit()
+        transaction.commit_transaction()
+
+    def in_partition(self, values: tuple[Any, ...]) -> pc.Expression:
+        """Rows of one lake partition: of the values of the partition columns, and one bucket."""
+        names = [*self.table.partition_by, "__bucket"]
+        whole = pc.scalar(True)
+        for name, value in zip(names, values, strict=True):
+            whole &= pc.field(name).is_null() if value is None else pc.field(name) == value
+        return whole
+
+    @precondition(lambda self: self.rounds and len(self.table.describe()["bucket_key"]) != 1)
+    @rule()
+    def rewrite_by_another_engine(self) -> None:
+        table = self.iceberg()
+        rows = table.scan().to_arrow()
+        if rows.num_rows:
+            table.overwrite(rows)
+
+    @precondition(lambda self: self.rounds > 1)
+    @rule()
+    def expire(self) -> None:
+        table = self.iceberg()
+        current = table.current_snapshot()
+        ids = [s.snapshot_id for s in table.metadata.snapshots if current and s.snapshot_id != current.snapshot_id]
+        if ids:
+            table.maintenance.expire_snapshots().by_ids(ids).commit()
+
+    # ---- checkpoint and trim --------------------------------------------------------------------------------------
+
+    @rule(hours=st.sampled_from([0, 2]))
+    def maintain(self, hours: int) -> None:
+        assert self.service is not None
+        self.clock.us += hours * HOUR_US
+        self.service.maintain()
+
+    # ---- reads ----------------------------------------------------------------------------------------------------
+
+    @rule(tier=st.sampled_from(["union", "union", "lake"]), then=st.lists(st.sampled_from(DISTURBANCES), max_size=4))
+    def pin(self, tier: Literal["union", "lake"], then: list[str]) -> None:
+        """Pin a read; some of what may follow follows at once, the rest at other steps."""
+        if self.has_lake or tier == "union":
+            rows = self.rows() if tier == "union" else self.lake_rows()
+            self.pins.append((self.table.scan(tier=tier), in_order(rows)))
+        for action in then if self.has_lake else []:
+            {"tier": self.tier, "compact": self.compact}[action](True) if action != "expire" else self.expire()
+        self.read_what_was_pinned(len(self.pins) - 1, again=True)
+
+    @precondition(lambda self: self.pins)
+    @rule(which=st.integers(0, 99), again=st.booleans())
+    def read_what_was_pinned(self, which: int, again: bool) -> None:
+        if not self.pins:
+            return
+        at = which % len(self.pins)
+        scan, rows = self.pins[at] if again else self.pins.pop(at)
+        assert in_order(scan.to_arrow().to_pylist()) == rows
+        assert scan.count() == len(rows)
+
+    @rule()
+    def count(self) -> None:
+        assert self.table.scan().count() == len(self.rows())
+
+    @precondition(lambda self: self.has_lake)
+    @rule()
+    def read_the_tiers(self) -> None:
+        assert in_order(self.table.scan(tier="lake").to_arrow().to_pylist()) == in_order(self.lake_rows())
+        assert self.table.scan(tier="lake").count() == len(self.lake_rows())
+        hot = self.hot_rows()
+        if hot is not None:
+            assert self.table.scan(tier="hot").count() == hot == self.table.scan(tier="hot").to_arrow().num_rows
+
+    @invariant()
+    def union_is_the_model(self) -> None:
+        if self.service is None:
+            return
+        STEPS["taken"] += 1
+        found = self.table.scan(system_columns=True).to_arrow().to_pylist()
+        places = [
+            (tuple(r[c] for c in self.table.partition_by), r["__bucket"], r.pop("__offset"))
+            for r in found
+            if r["__offset"] is not None
+        ]
+        assert len(set(places)) == len(places), "an offset is one row's"
+        mine = [{c: r[c] for c in self.schema.names} for r in found]
+        assert in_order(mine) == in_order(self.rows())
+
+    def teardown(self) -> None:
+        if self.service is not None:
+            self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
