@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from lakehead.env.randomness import SeededRandomness
 
 
-class Killed(BaseException):
+class Killed(SystemExit):
     """The process that this code ran in was killed."""
 
 
