@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.golden.make_golden import clicks, every_type, in_order, log_of, order, user
+from tests.golden.relocation import PLACEHOLDER, padded, relocate
 
 import lakehead as lh
 from lakehead.errors import UnsupportedFormatError
 from lakehead.server.metadata import FORMAT_VERSION
-from tests.golden.make_golden import clicks, every_type, in_order, log_of, order, user
-from tests.golden.relocation import PLACEHOLDER, padded, relocate
 
 HERE = Path(__file__).parent
 
