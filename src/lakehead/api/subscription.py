@@ -211,9 +211,13 @@ class _OverLake:
     def __iter__(self) -> Iterator[tuple[StreamHeader, pa.RecordBatch]]:
         while not self._stopped:
             behind = self._behind()
-            for key in behind:
-                yield from self._from_lake(key)
             if behind:
+                if self._pushed is not None:
+                    # It begins where the lake's part began.
+                    self._pushed.close()
+                    self._pushed = None
+                for key in behind:
+                    yield from self._from_lake(key)
                 self._require_caught_up(behind)
                 continue
             try:
@@ -274,7 +278,8 @@ class _OverLake:
 
     def _open(self) -> Stream:
         starts = {t.key: t.log_start for t in self._client.tablets()}
-        positions = {k: max(p, starts.get(k, 0)) for k, p in self._positions.items()}
+        # Only what is not wanted any more may begin later: what is, and was trimmed just now, the server refuses.
+        positions = {k: p if p < self._stop(k) else max(p, starts.get(k, 0)) for k, p in self._positions.items()}
         stops = self._stops
         if stops is not None:
             stops = {k: max(s, starts.get(k, 0)) for k, s in stops.items()}

@@ -1,0 +1,73 @@
+"""Subscriptions to log tables with a lake: no offset is left out or repeated, whenever the log is trimmed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from lakehead.api import subscription
+from lakehead.errors import OffsetOutOfRangeError
+from lakehead.protocol.messages import StreamHeader, TabletState
+from lakehead.types import TableDescriptor, TablePath, TabletKey
+
+TABLET = TabletKey("", 0)
+DESC = TableDescriptor("id", TablePath("d", "t"), pa.schema([("a", pa.int64())]), 0, (), (), (), 1, "iceberg")
+OFFSETS = pa.schema([("__offset", pa.int64())])
+
+
+def rows(start: int, end: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"__offset": o} for o in range(start, end)], OFFSETS)
+
+
+class Pushed(list[tuple[StreamHeader, pa.RecordBatch]]):
+    """A stream."""
+
+    def close(self) -> None:
+        self.clear()
+
+
+@dataclass
+class Client:
+    """A table of one tablet with offsets [0, 12): its log begins at one of ``log_starts`` after the other."""
+
+    log_starts: list[int]
+    desc: TableDescriptor = DESC
+    asked: int = 0
+    opened: list[Mapping[TabletKey, int]] = field(default_factory=list)
+
+    def _log_start(self) -> int:
+        return self.log_starts[min(self.asked, len(self.log_starts) - 1)]
+
+    def tablets(self) -> list[TabletState]:
+        start = self._log_start()
+        self.asked += 1
+        return [TabletState(partition="", bucket=0, log_start=start, high_watermark=12, rows=0)]
+
+    def lake(self) -> None:
+        return None
+
+    def subscribe(self, *, starts: Mapping[TabletKey, int], **_: object) -> Any:
+        self.opened.append(starts)
+        if starts[TABLET] < self._log_start():
+            raise OffsetOutOfRangeError("trimmed")
+        return Pushed([(StreamHeader(partition="", bucket=0, end_offset=12), rows(starts[TABLET], 12))])
+
+
+@pytest.mark.parametrize("between", range(6))
+@pytest.mark.parametrize("before", range(4))
+def test_trims_at_any_moment_leave_no_gap(before: int, between: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def history(view: object, tablet: TabletKey, start: int, end: int, **_: object) -> Iterator[pa.RecordBatch]:
+        yield rows(start, end)
+
+    view = SimpleNamespace(offsets={TABLET: 9})
+    monkeypatch.setattr(subscription, "LakeView", SimpleNamespace(current=lambda desc, info: view))
+    monkeypatch.setattr(subscription, "read_history", history)
+    client: Any = Client([0] * before + [5] * between + [9])
+    stream = subscription._OverLake(client, "earliest", None, ["__offset"], None)
+    seen = [o for _, batch in stream for o in batch.column(0).to_pylist()]
+    assert seen == list(range(12)), client.opened
