@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import os
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.table import Table
 
+import lakehead as lh
 from lakehead.config import LakeConfig
 from lakehead.errors import CommitConflictError, LakeStateError
 from lakehead.format.predicate import parse_predicate
@@ -246,3 +248,27 @@ def test_jobs_that_race_for_one_table_tier_each_row_once(tmp_path: Path) -> None
     files = list(tmp_path.rglob("data/*.parquet"))
     used = {f.path for f in plan_files(table)} | {d for f in plan_files(table) for d in f.delete_files}
     assert {f"file://{f}" for f in files} == used, f"after {len(conflicts)} conflicts"
+
+
+def test_what_crashes_left_is_removed_through_a_connection(con: lh.Connection, name: str) -> None:
+    table = con.create_table(
+        name, pa.schema([("id", pa.int64()), ("v", pa.int64())]), primary_key=["id"], lake="iceberg"
+    )
+    for v in range(3):
+        table.upsert([{"id": i, "v": v} for i in range(10)])
+        table.lake.tier()
+    folder = Path(table.lake.iceberg().location().removeprefix("file://"))
+    old, young = folder / "data" / "old.parquet", folder / "metadata" / "young.avro"
+    for path in (old, young):
+        path.write_bytes(b"left")
+    two_days_ago = old.stat().st_mtime - 48 * 3600
+    os.utime(old, (two_days_ago, two_days_ago))
+    assert table.lake.remove_orphans(older_than="3d").num_rows == 0
+    would = table.lake.remove_orphans(dry_run=True)
+    assert would.select(["path", "size"]).to_pylist() == [{"path": f"file://{old}", "size": 4}] and old.exists()
+    assert table.lake.remove_orphans().equals(would) and not old.exists() and young.exists()
+    assert table.lake.remove_orphans(0)["path"].to_pylist() == [f"file://{young}"]
+    assert table.scan(tier="lake").count() == table.lake.iceberg().scan().count() == 10
+    plain = con.create_table(f"{name}_plain", pa.schema([("id", pa.int64())]))
+    with pytest.raises(lh.NoLakeError):
+        plain.lake.remove_orphans()

@@ -80,6 +80,10 @@ class LakeWriteSpec:
             target_file_bytes,
         )
 
+    def write(self, batches: Iterable[pa.RecordBatch], partition: tuple[object, ...]) -> list[WrittenFile]:
+        """`write_data_files`: the spec is a `DataWriter`."""
+        return write_data_files(self, batches, partition)
+
 
 @dataclass(frozen=True)
 class WrittenFile:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
-import pyarrow as pa
-from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.table import Table, Transaction
@@ -17,7 +14,7 @@ from pyiceberg.table.update import AssertTableUUID
 
 from lakehead.errors import LakeheadError, UnavailableError
 from lakehead.lake.catalog import LakeCatalog
-from lakehead.lake.files import LakeWriteSpec, WrittenFile, discard_files, write_data_files, write_position_deletes
+from lakehead.lake.files import LakeWriteSpec, WrittenFile, discard_files, write_position_deletes
 from lakehead.lake.lake_table import CommitAnswer, Hit, LakeChange, LakeFile, Outcome
 from lakehead.lake.marks import LakeMark, LakeVersion, lake_version
 from lakehead.lake.positions import find_offsets
@@ -28,17 +25,6 @@ from lakehead.protocol.messages import LakeReply
 from lakehead.types import TableDescriptor
 
 _THREADS = 4
-
-
-@dataclass(frozen=True)
-class IcebergWriter:
-    """Writes Parquet files of one lake table; picklable."""
-
-    spec: LakeWriteSpec
-
-    def write(self, batches: Iterable[pa.RecordBatch], partition: tuple[object, ...]) -> list[WrittenFile]:
-        """See `write_data_files`."""
-        return write_data_files(self.spec, batches, partition)
 
 
 class IcebergLakeTable:
@@ -67,12 +53,14 @@ class IcebergLakeTable:
     @property
     def lands_late(self) -> bool:
         """Not where the catalog is a file: no server can still be at work on it."""
+        from pyiceberg.catalog.sql import SqlCatalog
+
         catalog = self.table.catalog
         return not (isinstance(catalog, SqlCatalog) and catalog.engine.dialect.name == "sqlite")
 
-    def writer(self, version: LakeVersion, *, target_file_bytes: int) -> IcebergWriter:
+    def writer(self, version: LakeVersion, *, target_file_bytes: int) -> LakeWriteSpec:
         """See `LakeTable.writer`."""
-        return IcebergWriter(LakeWriteSpec.of(_table(version), target_file_bytes=target_file_bytes))
+        return LakeWriteSpec.of(_table(version), target_file_bytes=target_file_bytes)
 
     def files(self, version: LakeVersion) -> list[LakeFile]:
         """See `LakeTable.files`."""
