@@ -192,6 +192,7 @@ class LiveTables:
         self._folder = folder
         self._lake = lake
         self._lock = threading.Lock()
+        self._opening: dict[str, threading.Lock] = {}
         self._live: dict[str, LiveTable] = {}
         self._dropped: set[str] = set()
         self._closed = False
@@ -206,14 +207,49 @@ class LiveTables:
         found = self._live.get(table_id)
         if found is not None:
             return found
+        # Each table has its own lock: one that has much to recover, or whose lake is silent, keeps no other waiting.
+        with self._opening_lock(table_id):
+            found = self._live.get(table_id)
+            if found is not None:
+                return found
+            self._opening_lock(table_id)  # it may be gone by now
+            table = self._open(self._metadata.table_by_id(table_id))
+            with self._lock:
+                gone = self._gone(table_id)
+                if gone is None:
+                    self._live[table_id] = table
+                    return table
+            table.close(ClosedError(gone.message))
+            raise gone
+
+    def _opening_lock(self, table_id: str) -> threading.Lock:
+        """Held while a table is opened.
+
+        Raises:
+            TableNotFoundError, ClosedError: as `get`.
+        """
         with self._lock:
-            if self._closed:
-                raise ClosedError("the server is closed: connect again")
-            if table_id in self._dropped:
-                raise TableNotFoundError("the table was dropped: open it again by name", table_id=table_id)
-            if table_id not in self._live:
-                self._live[table_id] = self._open(self._metadata.table_by_id(table_id))
-            return self._live[table_id]
+            gone = self._gone(table_id)
+            if gone is not None:
+                raise gone
+            return self._opening.setdefault(table_id, threading.Lock())
+
+    def _gone(self, table_id: str) -> LakeheadError | None:
+        """Why a table may not be opened."""
+        if self._closed:
+            return ClosedError("the server is closed: connect again")
+        if table_id in self._dropped:
+            return TableNotFoundError("the table was dropped: open it again by name", table_id=table_id)
+        return None
+
+    def _wait_opened(self, tables: Iterable[str]) -> None:
+        """Return once none of them is being opened; whoever opened it has then seen that it is gone."""
+        for table_id in tables:
+            with self._lock:
+                opening = self._opening.pop(table_id, None)
+            if opening is not None:
+                with opening:
+                    continue
 
     def open_tables(self) -> list[LiveTable]:
         """The tables that were used since the start."""
@@ -244,6 +280,7 @@ class LiveTables:
         with self._lock:
             self._dropped.add(desc.table_id)
             live = self._live.pop(desc.table_id, None)
+        self._wait_opened([desc.table_id])
         # A table that does not open, damaged or at odds with its lake, can be dropped all the same.
         if live is not None:
             with contextlib.suppress(StorageError):
@@ -267,6 +304,8 @@ class LiveTables:
             self._closed = True
             live = list(self._live.values())
             self._live.clear()
+            opening = list(self._opening)
+        self._wait_opened(opening)
         reason = ClosedError("the server was closed: connect again")
         _close_all(partial(table.close, reason) for table in live)
 

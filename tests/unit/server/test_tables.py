@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 
 from lakehead.config import Limits, TableProperties
 from lakehead.env import LocalStorage, SystemClock, SystemRandomness
@@ -56,7 +55,6 @@ def _create(service: Service, name: str, lake: str | None) -> str:
     return reply.info.table_id
 
 
-@pytest.mark.xfail(strict=True, reason="tables are opened one at a time, under the lock that all lookups take")
 def test_a_table_whose_lake_does_not_answer_keeps_no_other_waiting(tmp_path: Path) -> None:
     lake = _SilentLake()
     service = Service(
