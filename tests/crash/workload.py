@@ -161,7 +161,7 @@ class NamedAppender(Actor):
         self.resumed = 0
         self._pipeline: lh.Writer | None = None
         self._sequence = 0
-        self._answered = -1
+        self._sent = 0
 
     def _numbers(self, sequence: int) -> range:
         whole, part = divmod(sequence, _NAMED_CYCLE)
@@ -176,11 +176,12 @@ class NamedAppender(Actor):
         try:
             self._pipeline.append(log_rows(self.writer, self._numbers(self._sequence)))
             self._sequence += 1
+            self._sent = max(self._sent, self._sequence)
             if choice < 0.1:
-                self._flush()
+                self._pipeline.flush()
             elif choice < 0.13:
                 self._pipeline.close()
-                self._answered, self._pipeline = self._sequence - 1, None
+                self._pipeline = None
             elif choice < 0.13 + self._abandon:
                 self._pipeline = None
         except UNKNOWN:
@@ -194,18 +195,13 @@ class NamedAppender(Actor):
         except UNKNOWN:
             return False
         last = self._pipeline.last_sequence
-        require(last < self._sequence, f"{self.name}: resumed after batch {last} of {self._sequence}")
+        require(last < self._sent, f"{self.name}: resumed after batch {last} of {self._sent}")
         self.resumed += 1
         self._sequence = last + 1
         return True
 
-    def _flush(self) -> None:
-        assert self._pipeline is not None
-        self._pipeline.flush()
-        self._answered = self._sequence - 1
-
     def rest(self) -> None:
-        sent = max(self._sequence, self._answered + 1)
+        # A successor begins where its predecessor is known to have come to, which may have come further.
         pause = threading.Event()
         while True:
             try:
@@ -213,14 +209,14 @@ class NamedAppender(Actor):
                     pause.wait(0.02)
                     continue
                 assert self._pipeline is not None
-                while self._sequence < sent:
+                while self._sequence < self._sent:
                     self._pipeline.append(log_rows(self.writer, self._numbers(self._sequence)))
                     self._sequence += 1
-                self._flush()
+                self._pipeline.flush()
                 break
             except UNKNOWN:
                 self._pipeline = None
-        self.history.sent_through(self.writer, self._numbers(sent).start)
+        self.history.sent_through(self.writer, self._numbers(self._sent).start)
 
 
 class KeyedWriter(Actor):
