@@ -8,7 +8,7 @@ STAMP := .venv/.lakehead-$(shell cat requirements/dev.lock pyproject.toml | cksu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java demo test check bench lock clean crash soak sim sim-long
+.PHONY: help setup java demo test check bench lock clean crash soak sim sim-long mutants
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -43,6 +43,9 @@ check: $(STAMP)  ## lint, format, types and layers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+mutants: $(STAMP)  ## break central lines one at a time, see that tests notice
+	$(BIN)/python -m tests.mutation $(ARGS)
 
 bench: $(STAMP)  ## measure throughput and latency on this machine
 	$(BIN)/python -m lakehead.cli.main bench $(ARGS)

@@ -252,3 +252,18 @@ def test_opening_a_damaged_log_closes_what_it_opened() -> None:
     with pytest.raises(CorruptionError):
         open_tablet(storage)
     assert not any(handle._open for handle in storage._handles)
+
+
+def test_a_sync_that_failed_is_never_tried_again() -> None:
+    storage = FaultyStorage()
+    tablet = open_tablet(storage, segment_bytes=100)
+    tablet.append(list(bodies(3)), 1)
+    storage.sync_fails = True
+    with pytest.raises(StorageError):
+        tablet.sync()
+    storage.sync_fails = False
+    # The kernel may have dropped the pages: a sync that works now says nothing of them.
+    for again in (tablet.sync, tablet.roll, lambda: tablet.take_checkpoint(0), tablet.close):
+        with pytest.raises(StorageError, match="restart the server"):
+            again()
+    assert tablet.synced_end == 0

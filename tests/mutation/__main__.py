@@ -1,0 +1,184 @@
+"""Break central lines one at a time and see that the tests notice: `make mutants`.
+
+Each mutant is a copy of the package with one change. The tests named with it run against the copy and must fail; were
+they to pass, a guarantee would stand on nothing. Run without mutants first, they must pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change of one place, and the tests that must notice it."""
+
+    name: str
+    file: str
+    line: str
+    becomes: str
+    tests: str
+
+
+MUTANTS = (
+    Mutant(
+        "skip the fdatasync",
+        "log/tablet.py",
+        "            self._segments[-1].sync()\n        except",
+        "            pass\n        except",
+        "tests/unit/log/test_tablet.py tests/unit/log/test_checkpoint.py",
+    ),
+    Mutant(
+        "acknowledge before the sync",
+        "server/tablet.py",
+        'if self._desc.properties.durability == "sync":',
+        "if False:",
+        "tests/unit/server/test_tablet.py",
+    ),
+    Mutant(
+        "write on after a failed sync",
+        "log/tablet.py",
+        "        if self.sync_failed:\n",
+        "        if False:\n",
+        "tests/unit/log/test_tablet.py tests/unit/server/test_tablet.py",
+    ),
+    Mutant(
+        "take damage for a torn tail",
+        "log/tablet.py",
+        "if not last or segment.end_offset < max(mark, segment.synced_end_after(position)):",
+        "if not last:",
+        "tests/unit/log/test_tablet.py",
+    ),
+    Mutant(
+        "believe the bytes",
+        "format/frame.py",
+        "if check and crc32c.crc32c(body_buffer) != header.crc:",
+        "if False:",
+        "tests/unit/log/test_tablet.py tests/unit/format/test_frame.py",
+    ),
+    Mutant(
+        "forget what a writer was answered",
+        "log/writers.py",
+        "        if known is not None:\n            return known\n",
+        "",
+        "tests/unit/log/test_writers.py",
+    ),
+    Mutant(
+        "let a fenced writer write",
+        "log/writers.py",
+        "if stamp.epoch < writer.epoch:",
+        "if False:",
+        "tests/unit/log/test_writers.py",
+    ),
+    Mutant(
+        "checkpoints without writers",
+        "log/tablet.py",
+        "schema_id, 0, self.writers.state())",
+        "schema_id, 0, [])",
+        "tests/unit/log/test_checkpoint.py",
+    ),
+    Mutant(
+        "trim past the checkpoint",
+        "log/tablet.py",
+        "        before = min(before, self.checkpoint_offset)\n",
+        "",
+        "tests/unit/log/test_checkpoint.py",
+    ),
+    Mutant(
+        "trim what is not tiered",
+        "server/tablet.py",
+        "keep = keep if tiered is None else min(keep, tiered)",
+        "keep = keep",
+        "tests/integration/test_trimmed.py",
+    ),
+    Mutant(
+        "ignore prev_offset",
+        "log/netchange.py",
+        "replaced = prev_offsets[_REPLACES[change_types]]",
+        "replaced = prev_offsets[:0]",
+        "tests/unit/log/test_netchange.py tests/properties/test_netchange.py",
+    ),
+    Mutant(
+        "begin the log one row late",
+        "lake/union.py",
+        "return view.offsets.get(tablet.key, 0)",
+        "return view.offsets.get(tablet.key, -1) + 1",
+        "tests/integration/test_trimmed.py",
+    ),
+    Mutant(
+        "begin the log one row early",
+        "lake/union.py",
+        "return view.offsets.get(tablet.key, 0)",
+        "return max(view.offsets.get(tablet.key, 0) - 1, 0)",
+        "tests/integration/test_trimmed.py",
+    ),
+    Mutant(
+        "read past a lease",
+        "server/streams.py",
+        "views[part.key] = leased.get(part.key) or tablet.view()",
+        "views[part.key] = tablet.view()",
+        "tests/integration/test_trimmed.py",
+    ),
+    Mutant(
+        "apply what was not logged",
+        "server/tablet.py",
+        "            results = self._append(bodies)\n            with self._state_lock:\n                kv.apply(",
+        "            kv.apply(base, change.change_types, change.rows)\n            results = self._append(bodies)\n"
+        "            with self._state_lock:\n                (lambda *_: None)(",
+        "tests/unit/server/test_tablet.py",
+    ),
+    Mutant(
+        "commit with an old epoch",
+        "lake/commit.py",
+        "if mark and mark.epoch > plan.epoch:",
+        "if False:",
+        "tests/unit/lake/test_commit.py tests/unit/lake/test_lake_table.py",
+    ),
+)
+
+
+def run(mutant: Mutant | None, tests: str) -> bool:
+    """Whether these tests pass on a copy of the package with the mutant in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(ROOT / "src", f"{folder}/src", ignore=shutil.ignore_patterns("__pycache__"))
+        if mutant is not None:
+            path = Path(folder, "src", "lakehead", mutant.file)
+            text = path.read_text()
+            if mutant.line not in text:
+                sys.exit(f"{mutant.name}: {mutant.file} does not hold {mutant.line!r} any more")
+            path.write_text(text.replace(mutant.line, mutant.becomes))
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests.split()]
+        environ = {**os.environ, "PYTHONPATH": f"{folder}/src"}
+        done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+        if done.returncode not in (0, 1):
+            sys.exit(done.stdout + done.stderr)
+        return done.returncode == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("words", nargs="*", help="only mutants whose name holds one of these")
+    words = parser.parse_args().words
+    chosen = [m for m in MUTANTS if not words or any(w in m.name for w in words)]
+    if not run(None, " ".join(sorted({t for m in chosen for t in m.tests.split()}))):
+        sys.exit("the tests fail without any mutant")
+    survivors = 0
+    for mutant in chosen:
+        survived = run(mutant, mutant.tests)
+        survivors += survived
+        print(f"{'SURVIVED' if survived else 'caught':<9} {mutant.name:<36} {mutant.file}", flush=True)
+    print(f"{len(chosen) - survivors} of {len(chosen)} caught")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
