@@ -14,6 +14,7 @@ from lakehead.config import Limits, TableProperties
 from lakehead.env.randomness import SeededRandomness
 from lakehead.errors import StorageError
 from lakehead.protocol import messages as m
+from lakehead.server.metadata import MetadataStore
 from lakehead.server.service import Service
 from lakehead.testing.simulation.disk import Disk, MountedDisk
 from lakehead.testing.simulation.history import History
@@ -56,7 +57,7 @@ class Deployment:
         self.draws = self.scheduler.draws
         self.trace = Trace()
         self.disk = Disk(self.scheduler, self._appended, self._removed)
-        self.history = History(self.disk)
+        self.history = History(self.disk, self._partition_names)
         self.network = Network(self.scheduler, self.trace, Observer(self.scheduler, self.history))
         self.clock = VirtualClock(self.scheduler)
         self.randomness = SeededRandomness(seed + 1)
@@ -67,6 +68,7 @@ class Deployment:
         self.starts = 0
         self.damaged: tuple[str, int] | None = None
         self.calm = False
+        self.metadata: MetadataStore | None = None
 
     def note(self, who: str, what: str, detail: object = "") -> None:
         self.trace.add(self.scheduler.now_us, who, what, detail)
@@ -79,6 +81,12 @@ class Deployment:
         with self.scheduler.judging():
             self.history.removed(path)
         self.note("server", f"removes {os.path.splitext(path)[1]}")
+
+    def _partition_names(self, table_id: str) -> dict[int, str]:
+        """Past the store's lock: nothing may come between a write and its being noted."""
+        assert self.metadata is not None
+        rows = self.metadata._db.execute("select id, name from partitions where table_id = ?", (table_id,))
+        return dict(rows.fetchall())
 
     # ---- the server ---------------------------------------------------------------------------------------------
 
@@ -104,6 +112,7 @@ class Deployment:
                 lake=self.lakes,
                 maintenance_seconds=0.05,
             )
+        self.metadata = service._metadata
         self.network.server = RunningServer(process, service)
         self.note("server", "start")
 
@@ -166,12 +175,12 @@ class Deployment:
         buckets: int,
         properties: TableProperties,
         *,
+        partition_by: tuple[str, ...],
         lake: bool,
     ) -> TableDescriptor:
         """Create a table, before anything goes wrong."""
-        asked = TableDescriptor(
-            "", TablePath("sim", name), schema, 0, key, (), key, buckets, "iceberg" if lake else None, properties
-        )
+        path, kind = TablePath("sim", name), "iceberg" if lake else None
+        asked = TableDescriptor("", path, schema, 0, key, partition_by, key[-1:], buckets, kind, properties)
         server = self.network.server
         assert server is not None
         with self.scheduler.inside(server.process):

@@ -16,7 +16,7 @@ import pyarrow as pa
 from lakehead.format.frame import Frame, decode_body, decode_frame
 from lakehead.protocol import messages as m
 from lakehead.testing.simulation.disk import Disk
-from lakehead.types import ChangeType, TableDescriptor, TabletKey
+from lakehead.types import UNPARTITIONED, ChangeType, TableDescriptor, TabletKey
 
 Row = tuple[Any, ...]
 Key = tuple[Any, ...]
@@ -253,6 +253,7 @@ class History:
     """All tables of a deployment: what was sent, and the tablets' logs."""
 
     disk: Disk
+    partition_names: Callable[[str], Mapping[int, str]]
     tables: dict[str, TableDescriptor] = field(default_factory=dict)
     tablets: dict[tuple[str, TabletKey], TabletHistory] = field(default_factory=dict)
     parts: dict[tuple[str, TabletKey, Writer], Part] = field(default_factory=dict)
@@ -260,9 +261,9 @@ class History:
     lakes: dict[str, Callable[[], Mapping[TabletKey, int]]] = field(default_factory=dict)
 
     def of(self, table_id: str) -> Iterator[TabletHistory]:
-        """Tablets of a table, by key."""
+        """Tablets of a table that were written to, by key."""
         for (owner, _), tablet in sorted(self.tablets.items()):
-            if owner == table_id:
+            if owner == table_id and (tablet.frames or tablet.cuts):
                 yield tablet
 
     def tablet(self, table_id: str, key: TabletKey) -> TabletHistory:
@@ -355,7 +356,9 @@ class History:
         table_folder, _ = os.path.split(rest)
         short = table_folder.rsplit("-", 1)[1]
         table_id = next(i for i in self.tables if i.startswith(short))
-        return table_id, TabletKey("", int(bucket.rsplit("-", 1)[1]))
+        number = int(os.path.basename(rest).rsplit("-", 1)[1])
+        partition = self.partition_names(table_id)[number] if self.tables[table_id].partition_by else UNPARTITIONED
+        return table_id, TabletKey(partition, int(bucket.rsplit("-", 1)[1]))
 
     def cut(self) -> int:
         """The power went; see `TabletHistory.cut`."""

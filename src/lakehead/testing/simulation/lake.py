@@ -10,6 +10,7 @@ import datetime as dt
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 from unittest import mock
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ from lakehead.protocol.messages import LakeReply
 from lakehead.testing.lake import Fault, MemoryLake, Row
 from lakehead.testing.simulation.history import History, require
 from lakehead.testing.simulation.scheduler import Process, Scheduler
-from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN, TableDescriptor, TabletKey
+from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN, TableDescriptor, TabletKey, partition_name
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
@@ -116,7 +117,8 @@ class SimulatedLake:
                         self._check_round(snapshot.mark, rows)
                     else:
                         before = self._seen.get(snapshot.parent_id or 0, [])
-                        require(_owned(rows) == _owned(before), f"{self.desc.path}: a foreign commit changed rows")
+                        same = self._owned(rows) == self._owned(before)
+                        require(same, f"{self.desc.path}: a foreign commit changed rows")
 
     def has_landed(self, round_id: str) -> bool:
         """Whether a round is in the lake."""
@@ -134,16 +136,32 @@ class SimulatedLake:
         newest = max(self._rounds.values(), default=0)
         require(mark.epoch >= newest, f"{name}: a round of epoch {mark.epoch} landed after one of {newest}")
         self._rounds[round_id] = mark.epoch
-        found = _owned(rows)
+        found = self._owned(rows)
+        known = {tablet.key for tablet in self._history.of(self.desc.table_id)}
+        require(all(at[0] in known for at in found), f"{name}: the lake has rows of tablets that were never written")
         for tablet in self._history.of(self.desc.table_id):
             end = offsets.get(tablet.key, 0)
             require(end <= tablet.durable_end, f"{tablet.name}: the lake holds {end}, the disk {tablet.durable_end}")
             wanted = {
-                (tablet.key.bucket, offset): (*row, tablet.timestamps[offset])
-                for offset, row in tablet.live_at(end).items()
+                (tablet.key, offset): (*row, tablet.timestamps[offset]) for offset, row in tablet.live_at(end).items()
             }
-            mine = {at: row for at, row in found.items() if at[0] == tablet.key.bucket}
+            mine = {at: row for at, row in found.items() if at[0] == tablet.key}
             require(mine == wanted, f"{tablet.name}: the lake has for [0, {end})\n  {mine}\nmust be\n  {wanted}")
+
+    def _owned(self, rows: list[Row]) -> dict[tuple[TabletKey, int], tuple[object, ...]]:
+        """Rows with identity by tablet and offset, with their commit time.
+
+        Raises:
+            AssertionError: one is there twice.
+        """
+        out: dict[tuple[TabletKey, int], tuple[object, ...]] = {}
+        for row in rows:
+            if row[OFFSET_COLUMN] is not None:
+                at = (tablet_of_row(self.desc, row), row[OFFSET_COLUMN])
+                require(at not in out, f"the lake has offset {at} twice")
+                user = [row[c] for c in self.desc.schema.names]
+                out[at] = (*user, (row[TIMESTAMP_COLUMN] - _EPOCH) // dt.timedelta(microseconds=1))
+        return out
 
     # ---- other engines --------------------------------------------------------------------------------------------
 
@@ -166,20 +184,9 @@ class SimulatedLake:
         return what
 
 
-def _owned(rows: list[Row]) -> dict[tuple[int, int], tuple[object, ...]]:
-    """Rows with identity by (bucket, offset), with their commit time.
-
-    Raises:
-        AssertionError: one is there twice.
-    """
-    out: dict[tuple[int, int], tuple[object, ...]] = {}
-    for row in rows:
-        if row[OFFSET_COLUMN] is not None:
-            at = (row[BUCKET_COLUMN], row[OFFSET_COLUMN])
-            require(at not in out, f"the lake has offset {at} twice")
-            user = [v for c, v in row.items() if c not in (BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN)]
-            out[at] = (*user, (row[TIMESTAMP_COLUMN] - _EPOCH) // dt.timedelta(microseconds=1))
-    return out
+def tablet_of_row(desc: TableDescriptor, row: Mapping[str, Any]) -> TabletKey:
+    """The tablet of a row that has its bucket."""
+    return TabletKey(partition_name(desc.partition_by, tuple(row[c] for c in desc.partition_by)), row[BUCKET_COLUMN])
 
 
 class SimulatedLakes:
@@ -246,6 +253,6 @@ class SimulatedUnionRead(UnionRead):
         rows = [
             row
             for row in view.lake.table.rows(view.snapshot_id)
-            if row[OFFSET_COLUMN] not in gone.get(TabletKey("", row[BUCKET_COLUMN]), ())
+            if row[OFFSET_COLUMN] is None or row[OFFSET_COLUMN] not in gone.get(tablet_of_row(self._desc, row), ())
         ]
         yield pa.RecordBatch.from_pylist([{c: r.get(c) for c in self.schema.names} for r in rows], self.schema)

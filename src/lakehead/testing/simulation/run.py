@@ -107,12 +107,19 @@ class Simulation:
             durability=draws.choice(["sync", "sync", "os"]),
             segment_bytes=draws.choice([200, 600, 2000, 8000]),
             compression=draws.choice(["none", "none", "none", "lz4"]),
-            hot_retention_ms=draws.choice([20, 200]),
+            hot_retention_ms=draws.choice([0, 20, 200]),
             log_ttl_ms=draws.choice([20, 200, None]),
         )
-        schema, key = (KEYED_SCHEMA, ("k",)) if keyed else (LOG_SCHEMA, ())
-        lake = draws.random() < 0.7
-        return self.deployment.create_table(name, schema, key, draws.randint(1, 2), properties, lake=lake)
+        schema, key = (KEYED_SCHEMA, ("p", "k")) if keyed else (LOG_SCHEMA, ())
+        return self.deployment.create_table(
+            name,
+            schema,
+            key,
+            draws.randint(1, 2),
+            properties,
+            partition_by=("p",) if keyed and draws.random() < 0.3 else (),
+            lake=draws.random() < 0.7,
+        )
 
     def _populate(self, desc: TableDescriptor) -> None:
         d, table = self.deployment, desc.path.table

@@ -29,13 +29,15 @@ from lakehead.lake.union import pin
 from lakehead.protocol import messages as m
 from lakehead.testing.simulation.deployment import Deployment
 from lakehead.testing.simulation.history import Row, TabletHistory, by_offset, require, rows_of
-from lakehead.testing.simulation.lake import SimulatedLake, SimulatedUnionRead, SimulatedView
+from lakehead.testing.simulation.lake import SimulatedLake, SimulatedUnionRead, SimulatedView, tablet_of_row
 from lakehead.testing.simulation.network import NetworkEndpoint
-from lakehead.types import ChangeType, TableDescriptor, TabletKey
+from lakehead.types import BUCKET_COLUMN, ChangeType, TableDescriptor, TabletKey
 
 LOG_SCHEMA = pa.schema([pa.field("who", pa.string(), False), pa.field("n", pa.int64(), False), ("text", pa.string())])
-KEYED_SCHEMA = pa.schema([pa.field("k", pa.int64(), False), ("a", pa.int64()), ("b", pa.string())])
-KEYS = 12
+KEYED_SCHEMA = pa.schema(
+    [pa.field("p", pa.string(), False), pa.field("k", pa.int64(), False), ("a", pa.int64()), ("b", pa.string())]
+)
+KEYS = [(p, k) for p in "xyz" for k in range(8)]
 _CHANGES = ["__change_type", "__prev_offset"]
 
 
@@ -91,17 +93,17 @@ class Source:
         if not self._desc.keyed:
             values = [(self._name, n * 10 + i, "x" * draw(40) or None) for i in range(rows)]
             return "append", _batch(LOG_SCHEMA, LOG_SCHEMA.names, values)
-        keys = [draw(KEYS) for _ in range(rows)]
+        keys = [KEYS[draw(len(KEYS))] for _ in range(rows)]
         tag = n * 10
         match draw(6):
             case 0:
-                return "delete", _batch(KEYED_SCHEMA, ["k"], [(k,) for k in keys])
+                return "delete", _batch(KEYED_SCHEMA, ["p", "k"], keys)
             case 1:
-                return "upsert", _batch(KEYED_SCHEMA, ["k", "a"], [(k, tag + i) for i, k in enumerate(keys)])
+                return "upsert", _batch(KEYED_SCHEMA, ["p", "k", "a"], [(*k, tag + i) for i, k in enumerate(keys)])
             case 2:
-                names = [(k, f"{self._name}{tag + i}") for i, k in enumerate(keys)]
-                return "upsert", _batch(KEYED_SCHEMA, ["k", "b"], names)
-        full = [(k, tag + i, None if draw(4) == 0 else f"{self._name}{tag + i}") for i, k in enumerate(keys)]
+                names = [(*k, f"{self._name}{tag + i}") for i, k in enumerate(keys)]
+                return "upsert", _batch(KEYED_SCHEMA, ["p", "k", "b"], names)
+        full = [(*k, tag + i, None if draw(4) == 0 else f"{self._name}{tag + i}") for i, k in enumerate(keys)]
         return "upsert", _batch(KEYED_SCHEMA, KEYED_SCHEMA.names, full)
 
 
@@ -192,8 +194,8 @@ class Reader(Actor):
             self.look_up()
 
     def look_up(self) -> None:
-        keys = sorted({self.draws.randrange(KEYS + 1) for _ in range(4)})
-        found = self.client.lookup(_batch(KEYED_SCHEMA, ["k"], [(k,) for k in keys]))
+        keys = sorted({("w", 0), *self.draws.sample(KEYS, 5)})
+        found = self.client.lookup(_batch(KEYED_SCHEMA, ["p", "k"], keys))
         self.note("lookup", rows_of(found))
 
     def read_log(self, *, all_of_it: bool = False) -> None:
@@ -326,7 +328,13 @@ class UnionReader(Actor):
             lake.pinned[:] = held
 
     def _compare(self, tablet: TabletHistory, rows: list[Row], end: int, boundary: int) -> None:
-        found = [(r[-2], r[:-3]) for r in rows if r[-3] == tablet.key.bucket and r[-2] is not None]
+        names = [*self.desc.schema.names, BUCKET_COLUMN]
+        mine = [
+            r
+            for r in rows
+            if r[-2] is not None and tablet_of_row(self.desc, dict(zip(names, r, strict=False))) == tablet.key
+        ]
+        found = [(r[-2], r[:-3]) for r in mine]
         once = dict(sorted(by_offset(found).items()))
         wanted = dict(sorted(tablet.live_at(end).items()))
         require(
@@ -437,19 +445,18 @@ class Subscriber(Actor):
 
     def _take(self, positions: dict[TabletKey, int], key: TabletKey, end: int | None, rows: list[Row]) -> None:
         tablet = self.deployment.history.tablet(self.desc.table_id, key)
-        if key not in positions and self.desc.keyed and (self._full or end is None or key in self._initial):
-            self._take_initial(positions, tablet, end, rows)
-            return
-        assert end is not None
-        at = positions[key] if key in positions else rows[0][-1] if rows else end
-        if (key not in positions and self.desc.keyed and at > 0) or len(rows) != end - at:
-            self._take_initial(positions, tablet, end, rows)
-            return
-        require(at <= end <= tablet.readable_end, f"{tablet.name} pushes up to {end} after {at}")
+        known = positions.get(key)
+        at = known if known is not None else rows[0][-1] if rows else 0
         wanted = [
             (*r.row, *((r.change,) if self.desc.keyed else ()), at + i) for i, r in enumerate(tablet.records[at:end])
         ]
+        if known is None and self.desc.keyed and (end is None or key in self._initial or rows != wanted):
+            self._take_initial(positions, tablet, end, rows)
+            return
+        assert end is not None
+        require(at <= end <= tablet.readable_end, f"{tablet.name} pushes up to {end} after {at}")
         require(rows == wanted, f"{tablet.name} pushes for [{at}, {end})\n  {rows}\nmust be\n  {wanted}")
+        require(known is not None or not self.desc.keyed or at == 0, f"{tablet.name} is pushed from {at} on")
         tablet.floor = max(tablet.floor, end)
         positions[key] = end
         self.note("pushed", (str(key), at, end))
