@@ -56,7 +56,7 @@ class SimulatedLake:
         self.pinned: list[int | None] = []
         self._scheduler = scheduler
         self._history = history
-        self._rounds: dict[str, int] = {}
+        self._rounds: dict[str, LakeMark] = {}
         self._refused: set[str] = set()
         self._seen: dict[int, list[Row]] = {}
         self._quiet = False
@@ -125,17 +125,20 @@ class SimulatedLake:
         return round_id in self._rounds
 
     def refused(self, round_id: str) -> None:
-        """A service was told that its round is not in the lake and never will be."""
-        require(not self.has_landed(round_id), f"{self.desc.path}: round {round_id[:6]} was said not to have landed")
+        """A service was told that its round is not in the lake and never will be. Of one whose snapshot has expired
+        since, after others came, it cannot know better, and may go on from there."""
+        mark = self._rounds.get(round_id)
+        known = mark is not None and mark.snapshot_id in self.table.snapshot_ids()
+        require(not known, f"{self.desc.path}: round {round_id[:6]} was said not to have landed")
         self._refused.add(round_id)
 
     def _check_round(self, mark: LakeMark, rows: list[Row]) -> None:
         name, round_id, offsets = str(self.desc.path), mark.round_id, mark.offsets
         require(round_id not in self._rounds, f"{name}: round {round_id[:6]} landed twice")
         require(round_id not in self._refused, f"{name}: round {round_id[:6]} landed, and was said not to have")
-        newest = max(self._rounds.values(), default=0)
+        newest = max((m.epoch for m in self._rounds.values()), default=0)
         require(mark.epoch >= newest, f"{name}: a round of epoch {mark.epoch} landed after one of {newest}")
-        self._rounds[round_id] = mark.epoch
+        self._rounds[round_id] = mark
         found = self._owned(rows)
         known = {tablet.key for tablet in self._history.of(self.desc.table_id)}
         require(all(at[0] in known for at in found), f"{name}: the lake has rows of tablets that were never written")
