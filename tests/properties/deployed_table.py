@@ -22,6 +22,7 @@ from pyiceberg.table import Transaction
 from lakehead import LakeheadError
 from lakehead.api.table import Table
 from lakehead.client.table import TableClient
+from lakehead.client.writer import PreparedWrite, WriteKind
 from lakehead.config import LakeConfig, Limits, TableProperties
 from lakehead.env import SystemRandomness
 from lakehead.errors import StorageError
@@ -73,6 +74,7 @@ class Deployed(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.service: Service | None = None
         self.pins: list[tuple[Any, Rows]] = []
+        self.sent: list[tuple[PreparedWrite, Any]] = []
         self.rounds = 0
 
     def deploy(
@@ -225,6 +227,22 @@ class Deployed(RuleBasedStateMachine):
             raise AssertionError("a full disk took a write")
         self.union_is_the_model()
         self.storage.full = False
+
+    # ---- repetition -----------------------------------------------------------------------------------------------
+
+    def send(self, kind: WriteKind, rows: Rows) -> None:
+        """Write a batch that is sent again later, as after an answer that got lost."""
+        writer = self.table._client.anonymous_writer()
+        write = writer.prepare(kind, pa.RecordBatch.from_pylist(rows, self.table.schema))
+        self.sent.append((write, [offsets for _, offsets in writer.send(write)]))
+
+    @precondition(lambda self: self.sent)
+    @rule(which=st.integers(0, 99))
+    def send_again(self, which: int) -> None:
+        write, offsets = self.sent[which % len(self.sent)]
+        assert self.service is not None
+        reply, _ = self.service.call(write.request, write.bodies)
+        assert isinstance(reply, m.WriteReply) and reply.offsets == offsets, "a repeat gets the first answer"
 
     # ---- the lake -------------------------------------------------------------------------------------------------
 

@@ -61,7 +61,8 @@ class LogTable(Deployed):
         self.foreign: dict[int, dict[str, Any]] = {}
         self.etl = -1
         if warm:
-            self.append(40)
+            self.append(20)
+            self.append_what_is_repeated(20)
             self.tier(True) if self.has_lake else self.maintain(2)
             self.append(5)
 
@@ -108,6 +109,12 @@ class LogTable(Deployed):
         self.took(rows, where)
         for tablet, (start, end) in offsets.items():
             assert {o for t, o in where.values() if t == tablet} == set(range(start, end))
+
+    @rule(count=st.integers(1, 20))
+    def append_what_is_repeated(self, count: int) -> None:
+        rows = self.made(count)
+        self.send("append", rows)
+        self.took(rows, self.places(rows))
 
     @rule(counts=st.lists(st.integers(0, 5), min_size=1, max_size=5), named=st.booleans())
     def append_through_a_writer(self, counts: list[int], named: bool) -> None:
@@ -243,7 +250,8 @@ class KeyedTable(Deployed):
         self.in_lake: Rows = []
         self.etl = -1
         if warm:
-            self.upsert([(key, i, "text") for i, key in enumerate(KEYS)])
+            self.upsert([(key, i, "text") for i, key in enumerate(KEYS[3:])])
+            self.upsert_what_is_repeated([(key, i, "text") for i, key in enumerate(KEYS[:9])])
             self.tier(True) if self.has_lake else self.maintain(2)
             self.delete(KEYS[::3])
 
@@ -265,6 +273,11 @@ class KeyedTable(Deployed):
     @rule(rows=st.lists(st.tuples(st.sampled_from(KEYS), numbers_, texts), min_size=1, max_size=10))
     def upsert(self, rows: list[tuple[Key, int | None, str | None]]) -> None:
         self.table.upsert([{**key_row(key), "a": a, "b": b} for key, a, b in rows])
+        self.model |= {key: {**key_row(key), "a": a, "b": b} for key, a, b in rows}
+
+    @rule(rows=st.lists(st.tuples(st.sampled_from(KEYS), numbers_, texts), min_size=1, max_size=10))
+    def upsert_what_is_repeated(self, rows: list[tuple[Key, int | None, str | None]]) -> None:
+        self.send("upsert", [{**key_row(key), "a": a, "b": b} for key, a, b in rows])
         self.model |= {key: {**key_row(key), "a": a, "b": b} for key, a, b in rows}
 
     def updated(self, rows: list[tuple[Key, int | None]]) -> dict[Key, dict[str, Any]]:
