@@ -233,7 +233,7 @@ def test_spoiled_requests_are_answered_or_refused(seed: int) -> None:
     assert outcomes["answered"] > 50 and sum(outcomes.values()) == 2000
 
 
-if __name__ == "__main__":  # a long run: python tests/properties/test_hostile_peers.py FIRST_SEED CASES
+if __name__ == "__main__":  # a long run: python -m tests.properties.test_hostile_peers FIRST_SEED CASES
     import sys
 
     print(fuzz(int(sys.argv[1]), int(sys.argv[2])))
