@@ -233,7 +233,7 @@ class Soak:
         try:
             result = self.deployment.con.tier(table)
             self.counts.rounds["here: moved rows" if result.rows else "here: nothing to move"] += 1
-        except (lh.CommitConflictError, lh.UnavailableError) as e:
+        except (lh.CommitError, lh.FencedError, lh.UnavailableError) as e:
             self.counts.rounds[f"here: {type(e).__name__}"] += 1
 
     def maintain_lake(self) -> None:
@@ -243,7 +243,7 @@ class Soak:
             try:
                 if hasattr(lake, "remove_orphans"):
                     lake.remove_orphans()
-            except (lh.CommitConflictError, lh.UnavailableError) as e:
+            except (lh.CommitError, lh.UnavailableError) as e:
                 self._say(f"maintenance of {name}: {e}")
 
     def _tier_all(self) -> None:
@@ -311,8 +311,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         soak = Soak(folder, given.seed, given.minutes)
         try:
             soak.run()
-        except WrongDataError as e:
-            print(f"WRONG: {e}", flush=True)
+        except Exception as e:
+            print(f"WRONG: {e!r}", flush=True)
             failed = True
         finally:
             soak.end()
