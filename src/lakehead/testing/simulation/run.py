@@ -15,7 +15,7 @@ from lakehead.log import tablet as log_tablet
 from lakehead.testing.simulation.deployment import Deployment, scratch_folder
 from lakehead.testing.simulation.disk import DiskFaults
 from lakehead.testing.simulation.history import require
-from lakehead.testing.simulation.lake import LakeFaults, simulated_views
+from lakehead.testing.simulation.lake import LakeFaults, SimulatedLake, simulated_views
 from lakehead.testing.simulation.network import NetworkFaults
 from lakehead.testing.simulation.scheduler import Process, Task
 from lakehead.testing.simulation.threads import simulated_threads
@@ -140,11 +140,13 @@ class Simulation:
         self._spawn(subscriber.name, subscriber.run)
         if desc.lake is not None:
             lake = d.lakes.by_table[desc.table_id]
-            chance = self.draws.choice([0.0, 0.1, 0.4])
+            chance = self.draws.choice([0.0, 0.1, 0.4, 0.8])
             lake.faults = LakeFaults(commit=chance, unreachable=chance / 4)
             self._spawn(f"{table}-u", UnionReader(d, desc, f"{table}-u").run)
             for _ in range(self.draws.randint(1, 2)):
                 self._start_tiering(desc)
+            if self.draws.random() < 0.5:
+                self._spawn(f"{table}-e", functools.partial(self._run_engine, lake))
 
     def _start_tiering(self, desc: TableDescriptor) -> None:
         self._services += 1
@@ -164,7 +166,7 @@ class Simulation:
         troubles = [self._kill, self._power, self._stop, self._clock, self._full, self._flip, self._tiering_killed]
         for _ in range(self.draws.randint(0, 8)):
             self._wait(self.draws.choice([0.02, 0.3]))
-            self.draws.choice([*troubles, self._engine, self._engine])()
+            self.draws.choice([*troubles, self._engine])()
 
     def _wait(self, seconds: float) -> None:
         self.deployment.scheduler.sleep(self.draws.random() * seconds)
@@ -223,6 +225,12 @@ class Simulation:
         lakes = list(self.deployment.lakes.by_table.values())
         if lakes:
             self.deployment.note("engine", self.draws.choice(lakes).disturb())
+
+    def _run_engine(self, lake: SimulatedLake) -> None:
+        """Another engine that is at it all the time."""
+        while not self.deployment.calm:
+            self._wait(0.1)
+            self.deployment.note("engine", lake.disturb())
 
     # ---- what must hold in the end ------------------------------------------------------------------------------
 
