@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from lakehead.env.clock import Clock
 from lakehead.env.randomness import Randomness, SystemRandomness
-from lakehead.errors import CommitConflictError, LakeStateError, OffsetOutOfRangeError
+from lakehead.errors import CommitConflictError, LakeStateError, OffsetOutOfRangeError, TieringFencedError
 from lakehead.lake.commit import CommitResult, commit_round
 from lakehead.lake.files import WrittenFile
 from lakehead.lake.lake_table import DataWriter, LakeTable
@@ -68,7 +68,7 @@ def run_round(
     Raises:
         CommitConflictError: another round or engine changed the lake first; run again.
         CommitUnknownError: whether it landed cannot be known; running again is safe.
-        TieringFencedError: a newer job tiers this table; stop.
+        TieringFencedError: a newer job tiers this table; stop. Without an ``epoch`` it is a conflict like any other.
         LakeStateError: lake and log contradict each other.
         UnavailableError: the catalog cannot be reached; nothing landed.
     """
@@ -93,7 +93,15 @@ def run_round(
             " run the round again",
             table=str(desc.path),
         ) from e
-    return commit_round(lake, plan, [f for r in results for f in r.files], clock=clock)
+    try:
+        return commit_round(lake, plan, [f for r in results for f in r.files], clock=clock)
+    except TieringFencedError as e:
+        if epoch is not None:
+            raise
+        raise CommitConflictError(
+            f"a tiering service took over table {desc.path} while a round ran: run the round again",
+            table=str(desc.path),
+        ) from e
 
 
 def _plan(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lakehead.errors import CommitConflictError, LakeStateError, OffsetOutOfRangeError
+from lakehead.errors import CommitConflictError, LakeStateError, OffsetOutOfRangeError, TieringFencedError
 from lakehead.lake.iceberg_table import IcebergLakeTable
 from lakehead.lake.round import run_round
 from lakehead.types import TabletKey
@@ -168,3 +168,16 @@ def test_a_table_that_was_registered_anew_below_the_log_stops_the_round(keyed: A
     keyed.catalog.iceberg.register_table(("db", "t"), older)
     with pytest.raises(LakeStateError, match="begins at 3, but its lake ends at 2"):
         keyed.round()
+
+
+@pytest.mark.parametrize(("epoch", "error"), [(None, CommitConflictError), (1, TieringFencedError)])
+def test_a_round_of_no_service_is_not_fenced(log: Any, epoch: int | None, error: type[Exception]) -> None:
+    log.write(1)
+
+    def overtaken(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        log.round(epoch=2)
+        return [function(item) for item in items]
+
+    with pytest.raises(error):
+        run_round(log.table, log.desc, log.hot, map_tasks=overtaken, epoch=epoch)
+    assert log.ids() == [1] and len(log.data_files()) == 1
