@@ -160,8 +160,9 @@ class Deployment:
     def repair(self) -> None:
         """Restore what was damaged."""
         assert self.damaged is not None
-        if self.disk.present(self.damaged[0]):
-            self.disk.flip_bit(*self.damaged)
+        path, position = self.damaged
+        if self.disk.present(path) and self.disk.holds(path, position + 1):
+            self.disk.flip_bit(path, position)
         self.damaged = None
         self.note("disk", "restored")
 

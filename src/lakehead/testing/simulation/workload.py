@@ -450,13 +450,13 @@ class Subscriber(Actor):
         wanted = [
             (*r.row, *((r.change,) if self.desc.keyed else ()), at + i) for i, r in enumerate(tablet.records[at:end])
         ]
-        if known is None and self.desc.keyed and (end is None or key in self._initial or rows != wanted):
+        from_log = end is not None and key not in self._initial and at == 0 and rows == wanted
+        if known is None and self.desc.keyed and not from_log:
             self._take_initial(positions, tablet, end, rows)
             return
         assert end is not None
         require(at <= end <= tablet.readable_end, f"{tablet.name} pushes up to {end} after {at}")
         require(rows == wanted, f"{tablet.name} pushes for [{at}, {end})\n  {rows}\nmust be\n  {wanted}")
-        require(known is not None or not self.desc.keyed or at == 0, f"{tablet.name} is pushed from {at} on")
         tablet.floor = max(tablet.floor, end)
         positions[key] = end
         self.note("pushed", (str(key), at, end))
