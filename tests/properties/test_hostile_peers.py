@@ -18,7 +18,7 @@ import pytest
 from lakehead.config import Limits, TableProperties
 from lakehead.env import SystemClock
 from lakehead.env.randomness import SeededRandomness
-from lakehead.errors import LakeheadError
+from lakehead.errors import InvalidRequestError, LakeheadError
 from lakehead.format.frame import WriterStamp, encode_body
 from lakehead.format.predicate import parse_predicate
 from lakehead.protocol import messages as m
@@ -231,6 +231,30 @@ def fuzz(seed: int, count: int) -> dict[str, int]:
 def test_spoiled_requests_are_answered_or_refused(seed: int) -> None:
     outcomes = fuzz(seed, 2000)
     assert outcomes["answered"] > 50 and sum(outcomes.values()) == 2000
+
+
+def test_named_writers_are_opened_before_they_write() -> None:
+    with service() as server:
+        log = create(server, "log")
+        ref = m.TabletRef(partition="", bucket=0)
+
+        def write(epoch: int, sequence: int) -> m.AnyReply:
+            stamp = WriterStamp(b"n" * 16, sequence, sequence - 1, epoch=epoch)
+            made = encode_body(batch(3), schema_id=0, stamp=stamp)
+            columns = SCHEMA.names
+            request = m.Write(table_id=log, kind="append", tablets=[ref], checksums=[made.crc], columns=columns)
+            return server.call(request, [made.buffer])[0]
+
+        with pytest.raises(InvalidRequestError, match="never given out"):
+            write(1, 0)
+        opened, _ = server.call(m.OpenWriter(table_id=log, writer_id=b"n" * 16))
+        assert isinstance(opened, m.WriterReply) and opened.epoch == 1
+        write(1, 0)
+        with pytest.raises(InvalidRequestError, match="never given out"):
+            write(2**32 - 1, 1)
+        write(1, 1)
+        with pytest.raises(InvalidRequestError, match="16 bytes"):
+            server.call(m.OpenWriter(table_id=log, writer_id=b"short"))
 
 
 if __name__ == "__main__":  # a long run: python -m tests.properties.test_hostile_peers FIRST_SEED CASES

@@ -56,6 +56,7 @@ ALIGNMENT = 64
 FRAME_BYTES_MAX = 1 << 30
 STATISTICS_ROWS_MIN = 64
 """Smaller batches carry no statistics: to make and to keep them costs more than reading the rows."""
+WRITER_ID_BYTES = 16
 CHANGES = 1
 COMPRESSED = 2
 

@@ -29,7 +29,7 @@ from lakehead.errors import (
     WriterFencedError,
     WrongTableKindError,
 )
-from lakehead.format.frame import FrameBody, decode_body
+from lakehead.format.frame import WRITER_ID_BYTES, FrameBody, decode_body
 from lakehead.format.ipc_message import read_received
 from lakehead.format.schema import validate_definition
 from lakehead.protocol import messages as m
@@ -288,6 +288,10 @@ class Service:
             raise WriterFencedError(
                 f"a newer writer (epoch {epoch}) with the same writer_id has taken over: stop this one", epoch=epoch
             )
+        if body.stamp.epoch > epoch:
+            raise InvalidRequestError(
+                f"epoch {body.stamp.epoch} of a named writer was never given out: open the writer first", epoch=epoch
+            )
         try:
             rows = body.received_rows(schema, bytes_max=self._limits.batch_bytes_max)
         except CorruptionError as e:
@@ -324,6 +328,8 @@ class Service:
 
     def _open_writer(self, request: m.OpenWriter, _: Sequence[pa.Buffer]) -> _Answer:
         table = self._tables.get(request.table_id)
+        if len(request.writer_id) != WRITER_ID_BYTES:
+            raise InvalidRequestError(f"a writer id has {WRITER_ID_BYTES} bytes, this one {len(request.writer_id)}")
         epoch = self._metadata.next_writer_epoch(
             request.table_id, request.writer_id, writers_max=self._limits.named_writers_max
         )
@@ -347,9 +353,12 @@ class Service:
 
     def _writer_epoch(self, table_id: str, writer_id: bytes) -> int:
         key = (table_id, writer_id)
-        if key not in self._epochs:
-            self._epochs[key] = self._metadata.writer_epoch(table_id, writer_id)
-        return self._epochs[key]
+        known = self._epochs.get(key)
+        if known is None:
+            known = self._metadata.writer_epoch(table_id, writer_id)
+            # Who opens the writer meanwhile notes a newer epoch, which stays.
+            known = self._epochs.setdefault(key, known) if known else 0
+        return known
 
     # ---- read -------------------------------------------------------------------------------------------------
 
