@@ -26,7 +26,7 @@ from lakehead.testing.lake import Fault, MemoryLake
 from lakehead.types import OFFSET_COLUMN, PREV_OFFSET_COLUMN, ChangeType, TableDescriptor, TablePath, TabletKey
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), pa.field("code", pa.int64(), False), pa.field("v", pa.int64())])
-STEPS = ("load", "write data", "write deletes", "commit", "committed", "watermarks", "read")
+STEPS = ("commit", "write deletes", "load", "write data", "committed", "watermarks", "read")
 EXPECTED = (CommitConflictError, CommitUnknownError, TieringFencedError, UnavailableError)
 
 ids = st.lists(st.integers(0, 9), min_size=1, max_size=6)
@@ -92,17 +92,18 @@ class Rounds(RuleBasedStateMachine):
 
     def step(self, step: str) -> None:
         """What happens at a step of a round; what happens there has steps of its own, at which nothing does."""
-        while self.events and not self.busy and self.events[0][0] == step:
-            _, event = self.events.pop(0)
+        while not self.busy and (due := [e for e in self.events if e[0] == step]):
+            self.events.remove(due[0])
+            event = due[0][1]
             if event == "crash" and step != "read":
                 raise Killed
             if event == "down" and step in ("load", "commit"):
                 raise UnavailableError("down")
-            self.busy = True
+            self.busy, faults, self.faults = True, self.faults, []
             try:
                 self.disturb(event)
             finally:
-                self.busy = False
+                self.busy, self.faults = False, faults
 
     def disturb(self, event: str) -> None:
         if event == "rival":
@@ -160,8 +161,11 @@ class Rounds(RuleBasedStateMachine):
     def delete(self, ids: list[int]) -> None:
         self.log.delete([{"id": i, "code": i} for i in ids])
 
-    @rule(events=events, faults=faults, newer=st.booleans(), asleep=st.booleans())
-    def round(self, events: list[tuple[str, str]], faults: list[Fault | None], newer: bool, asleep: bool) -> None:
+    @rule(ids=ids, events=events, faults=faults, newer=st.booleans(), asleep=st.booleans())
+    def round(
+        self, ids: list[int], events: list[tuple[str, str]], faults: list[Fault | None], newer: bool, asleep: bool
+    ) -> None:
+        self.write(ids, -1)
         if newer:
             self.epoch += 1
         self.events, self.faults = list(events), list(faults)
