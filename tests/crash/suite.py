@@ -25,7 +25,12 @@ import lakehead as lh
 REACH_SECONDS = 15.0
 SPARK_SECONDS = 90.0
 STEPS_PER_FOLDER = 24
-_OFTEN = ("segment.append", "segment.sync", "answer.Write", "recovery.segment")
+_OFTEN = {
+    "segment.append": (1, 2, 5, 20),
+    "segment.sync": (1, 2, 5, 20),
+    "answer.Write": (1, 2, 5, 20),
+    "recovery.segment.sync": (1, 2, 5),
+}
 
 
 @dataclass(frozen=True)
@@ -166,7 +171,7 @@ class Player:
 
     def _nth(self, point: str) -> int:
         """How often a point is passed before it kills: those that are reached often, up to many times."""
-        return self.random.choice((1, 2, 5, 20)) if point.startswith(_OFTEN) else 1
+        return self.random.choice(next((n for start, n in _OFTEN.items() if point.startswith(start)), (1,)))
 
     def _wait(self, low: float, high: float) -> None:
         self._pause.wait(self.random.uniform(low, high))
