@@ -93,7 +93,7 @@ class Simulation:
         d.scheduler.pause_chance = draws.choice([0.05, 0.2, 0.5])
         chance = draws.choice([0.0, 0.02, 0.1])
         d.network.faults = NetworkFaults(lost=chance, broken=chance, repeated=chance)
-        d.disk.faults = DiskFaults(sync_fails=draws.choice([0.0, 0.0, 0.01]), refused=draws.choice([0.0, 0.02]))
+        d.disk.faults = DiskFaults(sync_fails=draws.choice([0.0, 0.0, 0.03]), refused=draws.choice([0.0, 0.02]))
         for desc in tables:
             self._populate(desc)
         self._trouble()
@@ -166,7 +166,7 @@ class Simulation:
         troubles = [self._kill, self._power, self._stop, self._clock, self._full, self._flip, self._tiering_killed]
         for _ in range(self.draws.randint(0, 8)):
             self._wait(self.draws.choice([0.02, 0.3]))
-            self.draws.choice([*troubles, self._engine])()
+            self.draws.choice([*troubles, self._flip, self._engine])()
 
     def _wait(self, seconds: float) -> None:
         self.deployment.scheduler.sleep(self.draws.random() * seconds)
