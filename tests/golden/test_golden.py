@@ -16,6 +16,7 @@ from tests.golden.relocation import PLACEHOLDER, padded, relocate
 import lakehead as lh
 from lakehead.errors import UnsupportedFormatError
 from lakehead.server.metadata import FORMAT_VERSION
+from lakehead.server.service import Service
 
 HERE = Path(__file__).parent
 
@@ -40,6 +41,12 @@ def unpack(archive: Path, parent: Path) -> Path:
         tar.extractall(folder, filter="data")
     relocate(folder, PLACEHOLDER, str(folder))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def no_maintenance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of golden folders are old: a server would soon trim what their lakes hold. Tests say when."""
+    monkeypatch.setattr("lakehead.server.host._MAINTENANCE_SECONDS", 1e6)
 
 
 @pytest.fixture(params=ARCHIVES, ids=lambda p: p.relative_to(HERE).as_posix().removesuffix(".tar.gz"))
@@ -89,6 +96,18 @@ def test_rows_and_records_are_those_that_were_written(folder: Path, tables: dict
                 if table.describe()["lake"]:
                     tiers = [table.scan(tier=tier).to_arrow().num_rows for tier in ("lake", "hot")]
                     assert all(tiers)
+
+
+def test_old_rows_are_trimmed_and_still_there(folder: Path, tables: dict[str, Any]) -> None:
+    for _ in range(2):
+        with lh.connect(folder) as con:
+            for name in tables:
+                con.table(name).scan().count()
+            assert isinstance(con._server, Service)
+            con._server.maintain()
+            for name, held in tables.items():
+                table = con.table(name)
+                assert in_order(table, table.scan().to_arrow().to_pylist()) == rows_of(held), name
 
 
 def test_statistics_and_columns_of_old_frames_are_read(folder: Path, tables: dict[str, Any]) -> None:
