@@ -75,7 +75,8 @@ def deck(seed: int) -> list[Step]:
 def spark_deck(seed: int) -> list[Step]:
     """The steps that need Spark."""
     draw = random.Random(f"spark {seed}")
-    driver = ["catalog.commit.before", "catalog.commit.after", *draw.sample(points.ROUND, 3)]
+    in_driver = [p for p in points.ROUND if p not in points.WORKER]
+    driver = ["catalog.commit.before", "catalog.commit.after", *draw.sample(in_driver, 3)]
     steps = [
         *(Step("worker", p) for p in points.WORKER * 2),
         *(Step("worker", "random") for _ in range(3)),
