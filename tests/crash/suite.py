@@ -22,7 +22,7 @@ from tests.crash.workload import Load
 
 import lakehead as lh
 
-REACH_SECONDS = 15.0
+REACH_SECONDS = 60.0
 SPARK_SECONDS = 90.0
 STEPS_PER_FOLDER = 24
 _OFTEN = {

@@ -28,6 +28,7 @@ SAMPLE = [
 
 
 @pytest.mark.xdist_group("crash")
+@pytest.mark.timeout(900)
 def test_nothing_is_lost_or_doubled_by_kills_at_named_points(tmp_path: Path) -> None:
     player = Player(tmp_path, 1, lambda text: None)
     player.play(SAMPLE, Load(pause=0.03))
