@@ -195,8 +195,8 @@ class SparkTiering(Child):
         """Begin to start; `rounds` fills as they are done."""
         python = self._work / "python"
         plan = f'{PLAN_VARIABLE}="{self.worker_plan}" ' if self._points else ""
-        launch = f'{plan}exec "{sys.executable}" "{LAUNCH}" "$@"'
-        python.write_text(f"#!/bin/sh\n{launch}\n")
+        launch = f'[ "$1" = -m ] && {plan}exec "{sys.executable}" "{LAUNCH}" "$@"'
+        python.write_text(f'#!/bin/sh\n{launch}\nexec "{sys.executable}" "$@"\n')
         python.chmod(0o755)
         chosen = [argument for table in tables for argument in ("--table", table)]
         process = self._spawn(
