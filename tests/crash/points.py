@@ -106,7 +106,8 @@ class Points:
         if plan["action"] == "kill" and last is not None:
             last()
         if plan["action"] != "report":
-            os.kill(os.getpid(), signal.SIGKILL if plan["action"] == "kill" else signal.SIGSTOP)
+            # To this very thread, which must not take another step: a process-wide signal may reach another first.
+            signal.pthread_kill(threading.get_ident(), signal.SIGKILL if plan["action"] == "kill" else signal.SIGSTOP)
 
     def around(self, owner: Any, method: str, name: str) -> None:
         """Points ``name.before`` and ``name.after`` around a method."""
