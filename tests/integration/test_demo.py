@@ -126,7 +126,7 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
     assert len(children) == 2
     run.send_signal(signal.SIGINT)
     _, rest = run.communicate(timeout=60)
-    assert run.returncode == 130
+    assert run.returncode == 130, rest
     assert "remains in" in rest
     left = [stat.read_text() for stat in Path("/proc").glob("[0-9]*/stat") if _session(stat) in children]
     assert not left, "every child led a session of its own"
