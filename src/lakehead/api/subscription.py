@@ -194,7 +194,7 @@ class _OverLake:
         self._since_us = _microseconds(start) if isinstance(start, dt.datetime) else None
         self._positions = self._first_positions(start)
         self._stopped = False
-        self._pushed = self._open_unless_behind()
+        self._pushed = self._open()
         own = pa.schema([*client.desc.schema, *SYSTEM_FIELDS])
         self.schema = pa.schema([own.field(c) for c in columns])
 
@@ -210,18 +210,14 @@ class _OverLake:
 
     def __iter__(self) -> Iterator[tuple[StreamHeader, pa.RecordBatch]]:
         while not self._stopped:
-            behind = self._behind()
-            if behind:
-                if self._pushed is not None:
-                    # It begins where the lake's part began.
-                    self._pushed.close()
-                    self._pushed = None
+            pushed = self._pushed = self._pushed or self._open()
+            if pushed is None:
+                behind = self._behind(self._log_starts())
                 for key in behind:
                     yield from self._from_lake(key)
                 self._require_caught_up(behind)
                 continue
             try:
-                pushed = self._pushed = self._pushed or self._open()
                 if self._stopped:
                     pushed.close()
                 for header, batch in pushed:
@@ -232,13 +228,15 @@ class _OverLake:
             except OffsetOutOfRangeError:
                 # Trimmed faster than it was read: the lake has it.
                 self._pushed = None
-                if not self._behind():
+                if not self._behind(self._log_starts()):
                     raise
 
-    def _behind(self) -> dict[TabletKey, int]:
+    def _log_starts(self) -> dict[TabletKey, int]:
+        return {t.key: t.log_start for t in self._client.tablets()}
+
+    def _behind(self, log_starts: Mapping[TabletKey, int]) -> dict[TabletKey, int]:
         """Positions that the log no longer holds and that are still wanted."""
-        starts = {t.key: t.log_start for t in self._client.tablets()}
-        return {k: p for k, p in self._positions.items() if p < min(starts.get(k, 0), self._stop(k))}
+        return {k: p for k, p in self._positions.items() if p < min(log_starts.get(k, 0), self._stop(k))}
 
     def _stop(self, key: TabletKey) -> int:
         return (1 << 62) if self._stops is None else self._stops.get(key, 0)
@@ -260,7 +258,7 @@ class _OverLake:
         self._positions[key] = max(start, end)
 
     def _require_caught_up(self, before: Mapping[TabletKey, int]) -> None:
-        for key, position in self._behind().items():
+        for key, position in self._behind(self._log_starts()).items():
             if position <= before.get(key, -1):
                 raise LakeStateError(
                     f"offsets of {self._client.desc.path} tablet {key} from {position} on are neither in the log nor in"
@@ -268,24 +266,24 @@ class _OverLake:
                     table=str(self._client.desc.path),
                 )
 
-    def _open_unless_behind(self) -> Stream | None:
-        try:
-            return None if self._behind() else self._open()
-        except OffsetOutOfRangeError:
-            if self._behind():
-                return None
-            raise
-
-    def _open(self) -> Stream:
-        starts = {t.key: t.log_start for t in self._client.tablets()}
+    def _open(self) -> Stream | None:
+        """Follow the log; None when it does not hold all that is wanted."""
+        starts = self._log_starts()
+        if self._behind(starts):
+            return None
         # Only what is not wanted any more may begin later: what is, and was trimmed just now, the server refuses.
         positions = {k: p if p < self._stop(k) else max(p, starts.get(k, 0)) for k, p in self._positions.items()}
         stops = self._stops
         if stops is not None:
             stops = {k: max(s, starts.get(k, 0)) for k, s in stops.items()}
-        return self._client.subscribe(
-            starts=positions, default="earliest", stops=stops, columns=self._columns, predicate=self._predicate
-        )
+        try:
+            return self._client.subscribe(
+                starts=positions, default="earliest", stops=stops, columns=self._columns, predicate=self._predicate
+            )
+        except OffsetOutOfRangeError:
+            if self._behind(self._log_starts()):
+                return None
+            raise
 
     def close(self) -> None:
         """End the iteration."""

@@ -214,7 +214,9 @@ class UnionRead:
 
     def _count_all(self) -> int:
         superseded: Superseded = {}
-        if self._desc.keyed:
+        if self._desc.keyed and self._desc.lake is None:
+            total = sum(b.num_rows for _, b in self._log_rows([OFFSET_COLUMN]))
+        elif self._desc.keyed:
             narrow = UnionRead(self._client, self.pinned, columns=[])
             superseded, hot = narrow.hot_changes()
             total = sum(b.num_rows for _, b in hot)

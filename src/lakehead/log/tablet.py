@@ -128,11 +128,6 @@ class LogTablet:
         """The log below it is covered by the newest checkpoint; 0 when there is none."""
         return self.checkpoint.offset if self.checkpoint is not None else 0
 
-    @property
-    def bytes_since_checkpoint(self) -> int:
-        """Log that a restart replays."""
-        return sum(s.size_bytes for s in self._segments if s.base_offset >= self.checkpoint_offset)
-
     # ---- write ------------------------------------------------------------------------------------------------
 
     def append(self, bodies: Sequence[FrameBody], timestamp_us: int) -> list[tuple[int, int]]:
