@@ -24,7 +24,7 @@ from lakehead.errors import CommitConflictError, LakeStateError
 from lakehead.format.predicate import parse_predicate
 from lakehead.lake.catalog import LakeCatalog, open_metadata
 from lakehead.lake.iceberg_table import IcebergLakeTable
-from lakehead.lake.marks import lake_version, marked_ancestors, read_mark
+from lakehead.lake.marks import lake_version, read_mark
 from lakehead.lake.read import count_lake, plan_files, read_lake
 from lakehead.lake.round import run_round
 from lakehead.testing.hot import MemoryHotSource
@@ -243,7 +243,7 @@ def test_jobs_that_race_for_one_table_tier_each_row_once(tmp_path: Path) -> None
         list(pool.map(job, range(3)))
     table = catalog.load(desc)
     assert sorted_rows(by_lakehead(table, desc)) == sorted_rows(model(hot))
-    marks = [m.offsets for m in marked_ancestors(lake_version(table))]
+    marks = [s.mark.offsets for s in lake_version(table).lineage() if s.mark is not None]
     assert len(marks) > 1 and all(a[k] >= b.get(k, 0) for a, b in itertools.pairwise(marks) for k in a)
     files = list(tmp_path.rglob("data/*.parquet"))
     used = {f.path for f in plan_files(table)} | {d for f in plan_files(table) for d in f.delete_files}

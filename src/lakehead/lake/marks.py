@@ -209,11 +209,6 @@ def _rolled_back(name: str, stored: LakeMark, *, surely: bool) -> LakeStateError
     )
 
 
-def marked_ancestors(version: LakeVersion) -> Iterator[LakeMark]:
-    """Marks of the current lake snapshot and its listed ancestors, newest first."""
-    return (mark for s in version.lineage() if (mark := s.mark) is not None)
-
-
 def find_round(version: LakeVersion, round_id: str) -> LakeMark | None:
     """The mark of a round that landed, as long as its snapshot is listed or no later round has landed.
 

@@ -31,7 +31,6 @@ from pyiceberg.types import (
 )
 
 from lakehead.format.predicate import Bound
-from lakehead.types import OFFSET_COLUMN
 
 # PyIceberg's own type hints describe the models' fields, not their constructors.
 _COMPARE: dict[str, Any] = {
@@ -55,11 +54,6 @@ def row_filter(bounds: Sequence[Bound], schema: Schema) -> ice.BooleanExpression
         if part is not None:
             whole = ice.And(whole, part)
     return whole
-
-
-def offsets_between(low: int, high: int) -> ice.BooleanExpression:
-    """Rows whose ``__offset`` is in ``[low, high]``."""
-    return ice.And(_COMPARE[">="](OFFSET_COLUMN, low), _COMPARE["<="](OFFSET_COLUMN, high))
 
 
 def _condition(bound: Bound, schema: Schema) -> ice.BooleanExpression | None:
