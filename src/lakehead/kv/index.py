@@ -16,9 +16,14 @@ def _shift(capacity: int) -> np.uint64:
 
 
 class KeyIndex:
-    """Open addressing over 16-byte entries; grows by doubling. Not thread-safe: its tablet's lock guards it."""
+    """Open addressing over 16-byte entries; grows by doubling. Not thread-safe: its tablet's lock guards it.
 
-    def __init__(self) -> None:
+    Args:
+        seed: a secret that keys are hashed with, those of `encode_keys` too.
+    """
+
+    def __init__(self, seed: np.uint64) -> None:
+        self._seed = seed
         self._entries = np.zeros((2 * _SLOTS_MIN, 2), np.int64)
         self.live_offsets = np.full(_SLOTS_MIN, -1, np.int64)
         self._free = np.zeros(0, np.int64)
@@ -54,6 +59,7 @@ class KeyIndex:
         kernels.probe(
             self._entries,
             _shift(len(self._entries)),
+            self._seed,
             keys.keys,
             keys.exact,
             keys.offsets,
@@ -76,6 +82,7 @@ class KeyIndex:
         kernels.apply_changes(
             self._entries,
             _shift(len(self._entries)),
+            self._seed,
             keys.keys,
             keys.exact,
             keys.offsets,
@@ -117,7 +124,7 @@ class KeyIndex:
             entries *= 2
         if entries != len(self._entries):
             new = np.zeros((entries, 2), np.int64)
-            kernels.rehash(self._entries, new, _shift(entries))
+            kernels.rehash(self._entries, new, _shift(entries), self._seed)
             self._entries = new
         end = int(self._state[_ARENA_END])
         if end + key_bytes > len(self._arena):

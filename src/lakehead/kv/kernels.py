@@ -6,6 +6,9 @@ empty one, arrays indexed by slot are longer than every slot in ``entries``, and
 An index entry is ``(key, slot + 1)``; slot + 1 = 0 is empty. ``exact`` keys are the key itself, others are 64-bit
 hashes whose bytes are compared in ``arena`` at the slot's ``key_start`` and ``key_length``. Linear probing from the
 high bits of the mixed key; removal shifts later entries back, so that there are no tombstones.
+
+``seed`` is a secret of the process: who does not know it cannot choose keys that all land in one place, where linear
+probing would take quadratic time. Nothing that is stored or sent depends on it.
 """
 
 from __future__ import annotations
@@ -19,18 +22,18 @@ _jit = njit(nogil=True, cache=True, boundscheck=False)
 
 
 @_jit
-def mix(key: Any) -> Any:
-    """Finalizer of MurmurHash3 (64 bit): spreads keys over the table."""
-    h = np.uint64(key)
+def mix(key: Any, seed: Any) -> Any:
+    """Finalizer of MurmurHash3 (64 bit), keyed before each of its rounds: spreads keys over the table."""
+    h = np.uint64(key) ^ seed
     h ^= h >> np.uint64(33)
     h *= np.uint64(0xFF51AFD7ED558CCD)
-    h ^= h >> np.uint64(33)
+    h ^= (h >> np.uint64(33)) ^ (seed << np.uint64(32)) ^ (seed >> np.uint64(32))
     h *= np.uint64(0xC4CEB9FE1A85EC53)
     return h ^ (h >> np.uint64(33))
 
 
 @_jit
-def hash_keys(offsets: Any, data: Any, out: Any) -> None:
+def hash_keys(offsets: Any, data: Any, seed: Any, out: Any) -> None:
     """64-bit hashes of the encoded keys ``data[offsets[i]:offsets[i + 1]]``."""
     for i in range(out.shape[0]):
         h = np.uint64(offsets[i + 1] - offsets[i])
@@ -40,10 +43,10 @@ def hash_keys(offsets: Any, data: Any, out: Any) -> None:
             word |= np.uint64(data[j]) << np.uint64(8 * filled)
             filled += 1
             if filled == 8:
-                h = mix(h ^ word)
+                h = mix(h ^ word, seed)
                 word = np.uint64(0)
                 filled = 0
-        out[i] = np.int64(mix(h ^ mix(word + np.uint64(filled))))
+        out[i] = np.int64(mix(h ^ mix(word + np.uint64(filled), seed), seed))
 
 
 @_jit
@@ -81,11 +84,11 @@ def _same(a: Any, a_at: Any, b: Any, b_at: Any, n: Any) -> Any:
 
 
 @_jit
-def _find(entries: Any, shift: Any, key: Any, exact: Any, offsets: Any, data: Any, i: Any, starts: Any, lengths: Any,
-          arena: Any) -> Any:  # fmt: skip
+def _find(entries: Any, shift: Any, seed: Any, key: Any, exact: Any, offsets: Any, data: Any, i: Any, starts: Any,
+          lengths: Any, arena: Any) -> Any:  # fmt: skip
     """Position of key i in the index, or of the empty entry where it belongs."""
     mask = entries.shape[0] - 1
-    p = np.int64(mix(key) >> shift)
+    p = np.int64(mix(key, seed) >> shift)
     while entries[p, 1] != 0:
         if entries[p, 0] == key:
             if exact:
@@ -99,15 +102,16 @@ def _find(entries: Any, shift: Any, key: Any, exact: Any, offsets: Any, data: An
 
 
 @_jit
-def probe(entries: Any, shift: Any, keys: Any, exact: Any, offsets: Any, data: Any, starts: Any, lengths: Any,
-          arena: Any, out: Any) -> None:  # fmt: skip
+def probe(entries: Any, shift: Any, seed: Any, keys: Any, exact: Any, offsets: Any, data: Any, starts: Any,
+          lengths: Any, arena: Any, out: Any) -> None:  # fmt: skip
     """Slot of each key, -1 when it is not in the index."""
     for i in range(keys.shape[0]):
-        out[i] = entries[_find(entries, shift, keys[i], exact, offsets, data, i, starts, lengths, arena), 1] - 1
+        out[i] = entries[_find(entries, shift, seed, keys[i], exact, offsets, data, i, starts, lengths, arena), 1] - 1
 
 
 @_jit
-def link_duplicates(keys: Any, exact: Any, offsets: Any, data: Any, table: Any, shift: Any, prior: Any) -> Any:
+def link_duplicates(keys: Any, exact: Any, offsets: Any, data: Any, table: Any, shift: Any, seed: Any,
+                    prior: Any) -> Any:  # fmt: skip
     """For each row the latest earlier row with the same key, or -1; returns how many have one.
 
     ``table`` is scratch: zeros, a power of two long, at least twice the rows.
@@ -115,7 +119,7 @@ def link_duplicates(keys: Any, exact: Any, offsets: Any, data: Any, table: Any, 
     mask = table.shape[0] - 1
     found = 0
     for i in range(keys.shape[0]):
-        p = np.int64(mix(keys[i]) >> shift)
+        p = np.int64(mix(keys[i], seed) >> shift)
         prior[i] = -1
         while table[p] != 0:
             j = table[p] - 1
@@ -185,12 +189,12 @@ def plan_delete(slots: Any, prior: Any, live_offsets: Any, change: Any, prev: An
 
 
 @_jit
-def _remove(entries: Any, shift: Any, p: Any) -> None:
+def _remove(entries: Any, shift: Any, seed: Any, p: Any) -> None:
     mask = entries.shape[0] - 1
     hole = p
     q = (p + 1) & mask
     while entries[q, 1] != 0:
-        home = np.int64(mix(entries[q, 0]) >> shift)
+        home = np.int64(mix(entries[q, 0], seed) >> shift)
         # The entry may move into the hole unless its home lies cyclically in (hole, q].
         if ((q - home) & mask) >= ((q - hole) & mask):
             entries[hole, 0] = entries[q, 0]
@@ -202,8 +206,8 @@ def _remove(entries: Any, shift: Any, p: Any) -> None:
 
 
 @_jit
-def apply_changes(entries: Any, shift: Any, keys: Any, exact: Any, offsets: Any, data: Any, starts: Any, lengths: Any,
-                  arena: Any, deleted: Any, row_offsets: Any, live_offsets: Any, free: Any, state: Any,
+def apply_changes(entries: Any, shift: Any, seed: Any, keys: Any, exact: Any, offsets: Any, data: Any, starts: Any,
+                  lengths: Any, arena: Any, deleted: Any, row_offsets: Any, live_offsets: Any, free: Any, state: Any,
                   out: Any) -> None:  # fmt: skip
     """Apply records in log order to the index.
 
@@ -211,7 +215,7 @@ def apply_changes(entries: Any, shift: Any, keys: Any, exact: Any, offsets: Any,
     ``out[i]`` is the slot of record i, -1 for a delete of an absent key.
     """
     for i in range(keys.shape[0]):
-        p = _find(entries, shift, keys[i], exact, offsets, data, i, starts, lengths, arena)
+        p = _find(entries, shift, seed, keys[i], exact, offsets, data, i, starts, lengths, arena)
         slot = entries[p, 1] - 1
         if deleted[i]:
             out[i] = slot
@@ -222,7 +226,7 @@ def apply_changes(entries: Any, shift: Any, keys: Any, exact: Any, offsets: Any,
                 state[4] -= 1
                 if not exact:
                     state[3] += lengths[slot]
-                _remove(entries, shift, p)
+                _remove(entries, shift, seed, p)
             continue
         if slot < 0:
             if state[1] > 0:
@@ -246,12 +250,12 @@ def apply_changes(entries: Any, shift: Any, keys: Any, exact: Any, offsets: Any,
 
 
 @_jit
-def rehash(old: Any, new: Any, shift: Any) -> None:
+def rehash(old: Any, new: Any, shift: Any, seed: Any) -> None:
     """Move all entries of a full index into a larger, empty one."""
     mask = new.shape[0] - 1
     for q in range(old.shape[0]):
         if old[q, 1] != 0:
-            p = np.int64(mix(old[q, 0]) >> shift)
+            p = np.int64(mix(old[q, 0], seed) >> shift)
             while new[p, 1] != 0:
                 p = (p + 1) & mask
             new[p, 0] = old[q, 0]

@@ -57,8 +57,9 @@ def value_bytes(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.
     return offsets.astype(np.int64), np.frombuffer(data, np.uint8) if data is not None else _NO_BYTES
 
 
-def encode_keys(columns: Sequence[pa.Array]) -> KeyBatch:
-    """Keys of rows given by their key columns, which hold no nulls, in primary-key order."""
+def encode_keys(columns: Sequence[pa.Array], seed: np.uint64) -> KeyBatch:
+    """Keys of rows given by their key columns, which hold no nulls, in primary-key order; ``seed`` is what keys that
+    are not exact are hashed with: only keys of one seed can be compared."""
     from lakehead.kv import kernels
 
     n = len(columns[0])
@@ -81,5 +82,5 @@ def encode_keys(columns: Sequence[pa.Array]) -> KeyBatch:
         else:
             kernels.scatter_bytes(data, cursor, *value_bytes(column))
     keys = np.empty(n, np.int64)
-    kernels.hash_keys(offsets, data, keys)
+    kernels.hash_keys(offsets, data, seed, keys)
     return KeyBatch(keys, False, offsets, data)

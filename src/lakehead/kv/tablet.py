@@ -53,14 +53,16 @@ class KvTablet:
         schema: the table's schema.
         key: the primary key's columns without the partition columns, which are the same in all rows of a tablet.
         prefix: leading key columns that `prefix_lookup` is asked by; empty when it is not offered.
+        seed: 64 secret bits; what the tablet holds and answers is the same for all of them.
     """
 
-    def __init__(self, schema: pa.Schema, key: tuple[str, ...], prefix: tuple[str, ...] = ()) -> None:
+    def __init__(self, schema: pa.Schema, key: tuple[str, ...], prefix: tuple[str, ...] = (), *, seed: int) -> None:
         self.schema = schema
         self._key = key
         self._key_at = [schema.get_field_index(c) for c in key]
         self._prefix_at = [schema.get_field_index(c) for c in prefix]
-        self._index = KeyIndex()
+        self._seed = np.uint64(seed)
+        self._index = KeyIndex(self._seed)
         self._columns: list[HeapColumn] = [heap_column(f.type) for f in schema]
         self._prefix_hashes = np.zeros(0, np.int64)
         self._resize()
@@ -112,7 +114,7 @@ class KvTablet:
     def _resolve(self, columns: list[pa.Array]) -> tuple[KeyBatch, Slots, Slots]:
         from lakehead.kv import kernels
 
-        keys = encode_keys(columns)
+        keys = encode_keys(columns, self._seed)
         slots = self._index.probe(keys)
         n = len(slots)
         size = 1 << max(2 * n, 4).bit_length()
@@ -124,6 +126,7 @@ class KvTablet:
             keys.data,
             np.zeros(size, np.int64),
             np.uint64(64 - (size.bit_length() - 1)),
+            self._seed,
             prior,
         )
         return keys, slots, prior
@@ -168,7 +171,7 @@ class KvTablet:
         if rows.num_rows == 0:
             return
         deleted = change_types == ChangeType.DELETE
-        slots = self._index.apply(encode_keys([rows.column(i) for i in self._key_at]), deleted, offsets)
+        slots = self._index.apply(encode_keys([rows.column(i) for i in self._key_at], self._seed), deleted, offsets)
         if self._index.capacity != self._capacity:
             self._resize()
         self._forget(slots[deleted & (slots >= 0)])
@@ -180,7 +183,7 @@ class KvTablet:
         for column, values in zip(self._columns, rows.columns, strict=True):
             column.scatter(slots, values)
         if self._prefix_at:
-            self._prefix_hashes[slots] = encode_keys([rows.column(i) for i in self._prefix_at]).keys
+            self._prefix_hashes[slots] = encode_keys([rows.column(i) for i in self._prefix_at], self._seed).keys
 
     def _forget(self, slots: Slots) -> None:
         dead = np.unique(slots[self._index.live_offsets[slots] < 0])
@@ -196,7 +199,7 @@ class KvTablet:
 
     def find(self, keys: pa.RecordBatch) -> Slots:
         """Slot of each key, -1 when there is no such row; ``keys`` holds the key columns, and may hold others."""
-        return self._index.probe(encode_keys([keys.column(c) for c in self._key]))
+        return self._index.probe(encode_keys([keys.column(c) for c in self._key], self._seed))
 
     def gather(self, slots: Slots, columns: list[int] | None = None) -> pa.RecordBatch:
         """Rows at these slots, in this order; ``columns`` are positions in the schema, None for all."""
@@ -207,12 +210,12 @@ class KvTablet:
 
     def prefix_find(self, prefixes: pa.RecordBatch) -> Slots:
         """Slots of live rows whose leading key columns equal one of these, in offset order."""
-        wanted = encode_keys(prefixes.columns)
+        wanted = encode_keys(prefixes.columns, self._seed)
         used = self._index.slots_used
         live = self._index.live_offsets[:used]
         slots = np.flatnonzero(np.isin(self._prefix_hashes[:used], wanted.keys) & (live >= 0))
         if not wanted.exact and len(slots):
-            found = encode_keys(self.gather(slots, self._prefix_at).columns)
+            found = encode_keys(self.gather(slots, self._prefix_at).columns, self._seed)
             slots = slots[np.asarray(pc.is_in(_as_binary(found), _as_binary(wanted)).to_numpy(zero_copy_only=False))]
         return slots[np.argsort(live[slots], kind="stable")]
 

@@ -83,6 +83,7 @@ class Service:
             folder=f"{folder}/tables",
             lake=lake,
             run_in_background=self._pool.submit,
+            seed=int(randomness.uuid_hex()[:16], 16),
         )
         self._tables.remove_dropped()
         self._leases = Leases(clock, randomness, limits)

@@ -30,9 +30,10 @@ class LiveTable:
 
     def __init__(
         self, desc: TableDescriptor, *, metadata: MetadataStore, storage: Storage, clock: Clock, folder: str,
-        lake: LakeState | None, run_in_background: Callable[[Callable[[], None]], object],
+        lake: LakeState | None, run_in_background: Callable[[Callable[[], None]], object], seed: int,
     ) -> None:  # fmt: skip
         self.desc = desc
+        self._seed = seed
         self._run_in_background = run_in_background
         self._metadata = metadata
         self._storage = storage
@@ -100,6 +101,7 @@ class LiveTable:
             clock=self._clock,
             on_progress=self.notify,
             run_in_background=self._run_in_background,
+            seed=self._seed,
         )
 
     @property
@@ -184,7 +186,10 @@ class LiveTables:
         folder: str,
         lake: LakeState | None,
         run_in_background: Callable[[Callable[[], None]], object],
+        seed: int,
     ) -> None:
+        """``seed`` is 64 secret bits that keys are hashed with in memory."""
+        self._seed = seed
         self._run_in_background = run_in_background
         self._metadata = metadata
         self._storage = storage
@@ -265,6 +270,7 @@ class LiveTables:
             folder=f"{self._folder}/{self._folder_name(desc)}",
             lake=self._lake,
             run_in_background=self._run_in_background,
+            seed=self._seed,
         )
 
     @staticmethod

@@ -69,8 +69,11 @@ class Tablet:
         clock: Clock,
         on_progress: Callable[[], None],
         run_in_background: Callable[[Callable[[], None]], object],
+        seed: int,
     ) -> None:
+        """``seed`` is 64 secret bits that keys are hashed with."""
         self.key = key
+        self._seed = seed
         self._storage = storage
         self._folder = folder
         self._desc = desc
@@ -98,7 +101,7 @@ class Tablet:
                 raise
 
     def _restored(self) -> KvTablet:
-        kv = KvTablet(self._desc.schema, self._desc.tablet_key_columns, self._desc.prefix_key)
+        kv = KvTablet(self._desc.schema, self._desc.tablet_key_columns, self._desc.prefix_key, seed=self._seed)
         if self._log.checkpoint is not None:
             kv.reserve(self._log.checkpoint.footer.rows)
             for batch in self._log.checkpoint.batches():

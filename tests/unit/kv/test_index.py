@@ -12,16 +12,17 @@ from lakehead.kv.index import KeyIndex
 from lakehead.kv.keys import KeyBatch, encode_keys
 
 INTS = pa.array([(i * 0x9E3779B97F4A7C15) % 2**63 * (-1) ** i for i in range(4000)], pa.int64())
+SEED = np.uint64(0xFEDCBA9876543210)
 STRINGS = pa.array([f"key-{i}" * (1 + i % 5) for i in range(4000)])
 
 
 def batch(keys: pa.Array, rows: list[int]) -> KeyBatch:
-    return encode_keys([keys.take(pa.array(rows, pa.int64()))])
+    return encode_keys([keys.take(pa.array(rows, pa.int64()))], SEED)
 
 
 @pytest.mark.parametrize("keys", [INTS, STRINGS], ids=["exact", "hashed"])
 def test_equals_a_dict_through_growth_deletes_and_returns(keys: pa.Array) -> None:
-    choose, index, model, offset = random.Random(5), KeyIndex(), dict[int, int](), 0
+    choose, index, model, offset = random.Random(5), KeyIndex(SEED), dict[int, int](), 0
     for step in range(60):
         many = 400 if step < 20 else 120
         rows = [choose.randrange(len(keys)) for _ in range(many)]
@@ -50,7 +51,7 @@ def test_equals_a_dict_through_growth_deletes_and_returns(keys: pa.Array) -> Non
 
 
 def test_one_key_many_times_in_one_batch() -> None:
-    index = KeyIndex()
+    index = KeyIndex(SEED)
     deleted = np.array([False, False, True, False, True, True, False])
     slots = index.apply(batch(INTS, [7] * 7), deleted, np.arange(10, 17))
     assert (slots >= 0).tolist() == [True] * 5 + [False, True]
@@ -63,7 +64,7 @@ def test_hash_collisions_are_told_apart_by_their_bytes() -> None:
         real = batch(STRINGS, rows)
         return KeyBatch(np.full(len(rows), 42, np.int64), False, real.offsets, real.data)
 
-    index = KeyIndex()
+    index = KeyIndex(SEED)
     rows = list(range(50))
     index.apply(colliding(rows), np.zeros(50, np.bool_), np.arange(50))
     index.apply(colliding(rows[::2]), np.ones(25, np.bool_), np.arange(50, 75))
@@ -73,8 +74,49 @@ def test_hash_collisions_are_told_apart_by_their_bytes() -> None:
 
 
 def test_an_empty_index_and_empty_batches() -> None:
-    index = KeyIndex()
+    index = KeyIndex(SEED)
     assert index.probe(batch(INTS, [0, 1])).tolist() == [-1, -1]
     assert index.probe(batch(INTS, [])).tolist() == []
     assert index.apply(batch(STRINGS, []), np.zeros(0, np.bool_), np.arange(0)).tolist() == []
     assert index.live_slots().tolist() == [] and len(index) == 0
+
+
+# Keys that someone chose who knows the code, but not the seed
+
+
+def unmixed(h: int) -> int:
+    """The key that `mix` takes to ``h`` when the seed is 0."""
+    for factor in (0xC4CEB9FE1A85EC53, 0xFF51AFD7ED558CCD):
+        h = (h ^ (h >> 33)) * pow(factor, -1, 1 << 64) % (1 << 64)
+    return h ^ (h >> 33)
+
+
+def mixed(h: int) -> int:
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        h = (h ^ (h >> 33)) * factor % (1 << 64)
+    return h ^ (h >> 33)
+
+
+def one_place(n: int) -> pa.Array:
+    return pa.array(np.array([unmixed((0x12345678 << 32) | i) for i in range(n)], np.uint64).view(np.int64))
+
+
+def one_hash(n: int) -> pa.Array:
+    """Values of 16 bytes of which the first word is any, and the second makes up for it."""
+    words = [(i, 7 ^ mixed(16 ^ i)) for i in range(n)]
+    return pa.array([a.to_bytes(8, "little") + b.to_bytes(8, "little") for a, b in words], pa.binary(16))
+
+
+def longest_run(index: KeyIndex) -> int:
+    """Entries that a lookup may have to look at."""
+    gaps = np.flatnonzero(index._entries[:, 1] == 0)
+    return int(np.diff([*gaps, gaps[0] + len(index._entries)]).max())
+
+
+@pytest.mark.parametrize("keys", [one_place(6000), one_hash(6000)], ids=["exact", "hashed"])
+@pytest.mark.parametrize("seed", [0, 1, SEED, np.uint64(2**64 - 1)])
+def test_chosen_keys_land_in_one_place_only_for_the_seed_they_were_chosen_for(keys: pa.Array, seed: int) -> None:
+    index = KeyIndex(np.uint64(seed))
+    index.apply(encode_keys([keys], np.uint64(seed)), np.zeros(len(keys), np.bool_), np.arange(len(keys)))
+    assert len(index) == len(keys)
+    assert longest_run(index) >= 6000 if seed == 0 else longest_run(index) < 200

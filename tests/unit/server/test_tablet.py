@@ -54,6 +54,7 @@ class Opened:
             clock=SystemClock(),
             on_progress=self._moved,
             run_in_background=self.pool.submit,
+            seed=7,
         )
 
     def _moved(self) -> None:
