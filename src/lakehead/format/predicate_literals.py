@@ -200,6 +200,16 @@ def is_discrete(t: pa.DataType) -> bool:
     )
 
 
+def is_small(literal: Literal) -> bool:
+    """Whether an integer compares with it exactly also as a double, or it is no number."""
+    return not isinstance(literal, int | float | Decimal) or abs(literal) < DOUBLE_EXACT_MAX
+
+
+def _compares_as_double(literal: Literal, t: pa.DataType) -> bool:
+    """Whether SQL compares this type with the literal as doubles and gets another answer than the exact one."""
+    return isinstance(literal, float) and (pa.types.is_decimal(t) or (pa.types.is_integer(t) and not is_small(literal)))
+
+
 def _discrete_position(literal: Literal, t: pa.DataType) -> Fraction:
     """Where the literal lies on the axis of t's storage integers."""
     if pa.types.is_integer(t) or pa.types.is_decimal(t):
@@ -336,7 +346,7 @@ def compare_literal(op: str, x: pc.Expression, t: pa.DataType, literal: Literal,
     """
     if literal is None:
         return NULL_BOOLEAN
-    if pa.types.is_integer(t) and isinstance(literal, float) and abs(literal) >= DOUBLE_EXACT_MAX:
+    if _compares_as_double(literal, t):
         return compare_literal(op, x.cast(pa.float64(), safe=False), pa.float64(), literal, truth=truth)
     if is_discrete(t):
         return _compare_discrete(op, x, t, literal, truth)
@@ -372,10 +382,10 @@ def in_literals(x: pc.Expression, t: pa.DataType, literals: Sequence[Literal], *
         if literal is None:
             continue
         if is_discrete(t):
+            if _compares_as_double(literal, t):
+                return None
             at = _discrete_position(literal, t)
             if at.denominator == 1 and low <= at <= high:
-                if isinstance(literal, float) and abs(literal) >= DOUBLE_EXACT_MAX:
-                    return None
                 scalars.append(_discrete_scalar(int(at), t))
         elif pa.types.is_floating(t):
             scalar = _float_scalar(literal, t)

@@ -136,9 +136,10 @@ class _Translator:
         if kind in _COMPARISONS:
             return self.compare(_COMPARISONS[kind], self.value(node.this), self.value(node.expression), node, truth)
         if isinstance(node, exp.Between):
-            x = self.value(node.this)
-            low = self.compare(">=", x, self.value(node.args["low"]), node, truth)
-            return pc.and_kleene(low, self.compare("<=", x, self.value(node.args["high"]), node, truth))
+            low, high = self.value(node.args["low"]), self.value(node.args["high"])
+            x = _beside(self.value(node.this), [low, high])
+            above = self.compare(">=", x, low, node, truth)
+            return pc.and_kleene(above, self.compare("<=", x, high, node, truth))
         if isinstance(node, exp.In):
             return self._in(node, truth)
         if isinstance(node, exp.Is):
@@ -182,10 +183,10 @@ class _Translator:
         return pc.or_kleene(equal, pc.and_kleene(a.is_null(), b.is_null()))
 
     def _in(self, node: exp.In, truth: bool) -> pc.Expression:
-        x = self.value(node.this)
         members = [self.value(e) for e in node.expressions]
         if not members:
             raise _refuse(node, "IN needs a list of values")
+        x = _beside(self.value(node.this), members)
         if x.expr is not None and all(m.is_literal for m in members):
             found = lit.in_literals(x.expr, x.type, [m.literal for m in members], truth=truth)
             if found is not None:
@@ -316,11 +317,10 @@ class _Translator:
 
     def _negate(self, node: exp.Neg) -> _Value:
         value = self.value(node.this)
-        if (
-            value.is_literal
-            and isinstance(value.literal, int | float | Decimal)
-            and not isinstance(value.literal, bool)
-        ):
+        if isinstance(value.literal, Decimal):
+            # Not "-": that rounds to the digits of the thread's decimal context.
+            return _Value(None, value.type, value.literal.copy_negate())
+        if isinstance(value.literal, int | float) and not isinstance(value.literal, bool):
             return _Value(None, value.type, -value.literal)
         x, t = value.fixed()
         if not lit.is_number(t):
@@ -420,6 +420,19 @@ class _Translator:
             part: Callable[..., pc.Expression] = getattr(pc, name.lower())
             return _Value(part(types.in_utc(x, t)), pa.int64())
         raise _refuse(node, f"{name.upper()} does not take a value of type {t}")
+
+
+def _beside(x: _Value, others: Sequence[_Value]) -> _Value:
+    """The number x in the type in which SQL compares it with all the others alike: a float when one of them is."""
+    if x.expr is None or not lit.is_number(x.type):
+        return x
+    kinds = [pa.float64() if isinstance(v.literal, float) else v.type for v in (x, *others)]
+    floats = [t for t in kinds if pa.types.is_floating(t)]
+    exact = pa.types.is_integer(x.type) and all(v.is_literal and lit.is_small(v.literal) for v in others)
+    if not floats or exact:
+        return x
+    common = pa.float64() if pa.float64() in floats else pa.float32()
+    return _Value(types.convert(x.expr, x.type, common), common)
 
 
 def _like_pattern(pattern: str, escape: str, node: exp.Expr) -> str:

@@ -1,0 +1,27 @@
+"""Conditions of many seeds keep the rows DuckDB keeps of the plain rows."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from lakehead.format.predicate import Predicate, parse_predicate
+from tests.properties.predicate_cases import KEY, Oracle, make_case, sql
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_condition_keeps_the_rows_duckdb_keeps(seed: int) -> None:
+    case = make_case(seed)
+    oracle = Oracle(case)
+    for chunk in case.chunks:
+        oracle.add(chunk)
+    whole = pa.concat_tables(case.chunks)
+    for condition in case.conditions:
+        wanted = oracle.keys(condition)
+        if wanted is None:
+            continue
+        text = sql(condition)
+        predicate = parse_predicate(text, case.schema)
+        again = Predicate.from_bytes(predicate.to_bytes(), case.schema)
+        for p in (predicate, again):
+            assert sorted(p.filter(whole)[KEY].to_pylist()) == wanted, f"seed {seed}: {text}"
