@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from tests.properties.predicate_cases import KEY, Oracle, make_case, sql
 
 from lakehead.format.predicate import Predicate, parse_predicate
-from tests.properties.predicate_cases import KEY, Oracle, make_case, sql
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -202,7 +202,8 @@ def is_discrete(t: pa.DataType) -> bool:
 
 def is_small(literal: Literal) -> bool:
     """Whether an integer compares with it exactly also as a double, or it is no number."""
-    return not isinstance(literal, int | float | Decimal) or abs(literal) < DOUBLE_EXACT_MAX
+    number = literal if isinstance(literal, int | float | Decimal) else 0
+    return -DOUBLE_EXACT_MAX < number < DOUBLE_EXACT_MAX
 
 
 def _compares_as_double(literal: Literal, t: pa.DataType) -> bool:
