@@ -102,6 +102,11 @@ def read_segment(path: str) -> SegmentReport:
                 f"at byte {position}: the frame starts at offset {frame.base_offset}, but {said} {expected}: frames are"
                 " missing, or the file is not where it belongs; restore it from a backup"
             )
+        if report.frames and frame.epoch < report.frames[-1].epoch:
+            report.problems.append(
+                f"at byte {position}: the frame was written by start {frame.epoch} of a server, after start"
+                f" {report.frames[-1].epoch}: two servers wrote this file; restore it from a backup"
+            )
         if frame.problem is not None:
             report.problems.append(f"at byte {position}, offset {frame.base_offset}: {frame.problem}; {_REMEDY}")
         report.frames.append(frame)

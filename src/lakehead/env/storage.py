@@ -12,7 +12,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 import pyarrow as pa
@@ -91,7 +91,12 @@ class Storage(Protocol):
         ...
 
     def make_folder(self, path: str) -> None:
-        """Create a folder and its parents, durably."""
+        """Create a folder and its parents, durably; also when a process that died made some of them."""
+        ...
+
+    def sync_folder(self, path: str) -> None:
+        """Return once the names of all files in a folder survive a power cut: those that a process that died has left
+        may not yet."""
         ...
 
     def remove(self, path: str) -> None:
@@ -103,7 +108,7 @@ class Storage(Protocol):
         ...
 
     def remove_tree(self, path: str) -> None:
-        """Delete a folder and all in it; nothing happens when it is missing."""
+        """Delete a folder and all in it, durably; nothing happens when it is missing."""
         ...
 
     def write_atomic(self, path: str, data: bytes) -> None:
@@ -196,11 +201,21 @@ class LocalLogFile:
 class LocalStorage:
     """The machine's file system."""
 
+    def __init__(self) -> None:
+        self._durable: dict[str, tuple[int, int]] = {}  # folders whose names are safe, by device and inode
+
     def open_log(self, path: str) -> LocalLogFile:
         existed = os.path.exists(path)
         file = LocalLogFile(path)
         if not existed:
-            _sync_folder(os.path.dirname(path))
+            try:
+                _sync_folder(os.path.dirname(path))
+            except BaseException:
+                # Whoever tries again must not take it for one whose name is safe.
+                file.close()
+                with suppress(OSError):
+                    os.unlink(path)
+                raise
         return file
 
     def list_files(self, folder: str) -> list[str]:
@@ -210,15 +225,29 @@ class LocalStorage:
             return []
 
     def make_folder(self, path: str) -> None:
+        path = os.path.abspath(path)
         with storage_errors(path, "create"):
-            missing = []
             at = path
-            while at and not os.path.isdir(at):
-                missing.append(at)
+            while not os.path.isdir(at) and os.path.dirname(at) != at:
+                self._durable.pop(at, None)
                 at = os.path.dirname(at)
             os.makedirs(path, exist_ok=True)
-            for made in reversed(missing):
-                _sync_folder(os.path.dirname(made) or ".")
+            self._sync_name(path)
+
+    def _sync_name(self, folder: str) -> None:
+        """Make the names of a folder and of all above it durable, once each. Where this user may not look, or another
+        file system begins, the name is not ours to keep."""
+        found = os.stat(folder)
+        parent = os.path.dirname(folder)
+        if self._durable.get(folder) == (found.st_dev, found.st_ino) or parent == folder:
+            return
+        if os.stat(parent).st_dev == found.st_dev and os.access(parent, os.R_OK):
+            self._sync_name(parent)
+            _sync_folder(parent)
+        self._durable[folder] = (found.st_dev, found.st_ino)
+
+    def sync_folder(self, path: str) -> None:
+        _sync_folder(path)
 
     def remove(self, path: str) -> None:
         with storage_errors(path, "remove"):
@@ -239,6 +268,7 @@ class LocalStorage:
                 shutil.rmtree(path)
             except FileNotFoundError:
                 return
+            _sync_folder(os.path.dirname(path))
 
     def write_atomic(self, path: str, data: bytes) -> None:
         temporary = f"{path}.tmp"

@@ -17,6 +17,7 @@ from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 from lakehead.env.storage import LocalStorage, sync_file
 
 PY_IO_IMPL = "py-io-impl"
+_STORAGE = LocalStorage()
 
 
 class SyncedFileIO(PyArrowFileIO):
@@ -34,7 +35,7 @@ class _SyncedFile(PyArrowFile):
     def create(self, overwrite: bool = False) -> pa.NativeFile:
         if not overwrite and os.path.exists(self._path):
             raise FileExistsError(f"Cannot create file, already exists: {self.location}")
-        LocalStorage().make_folder(os.path.dirname(self._path))
+        _STORAGE.make_folder(os.path.dirname(self._path))
         return _SyncedStream(self._path, mode="w")
 
 

@@ -28,8 +28,9 @@ def segment_name(base_offset: int) -> str:
 class _Index:
     """Where frames lie, from the start of a segment up to ``end_offset``."""
 
-    def __init__(self, base_offset: int) -> None:
+    def __init__(self, base_offset: int, epoch: int = 0) -> None:
         self.end_offset = base_offset
+        self.epoch = epoch
         self.timestamps_us: tuple[int, int] | None = None
         self._offsets: list[int] = []
         self._positions: list[int] = []
@@ -130,13 +131,17 @@ class Segment:
                 yield frame
             position += frame.length
 
-    def scan(self) -> Iterator[tuple[int, Frame]]:
+    def scan(self, epoch: int = 0) -> Iterator[tuple[int, Frame]]:
         """All (position, frame) from the start of the file, checksums verified, building the index on the way.
 
+        Args:
+            epoch: which start of the owner wrote what lies before this segment.
+
         Raises:
-            CorruptionError: at the first frame that is not whole; what came before has been yielded.
+            CorruptionError: at the first frame that is not whole or may not be here; what came before has been
+                yielded.
         """
-        self._index = _Index(self.base_offset)
+        self._index = _Index(self.base_offset, epoch)
         yield from self._scan(self._index)
 
     def _scan(self, index: _Index) -> Iterator[tuple[int, Frame]]:
@@ -144,15 +149,32 @@ class Segment:
         while position < size:
             frame = self._frame_at(position, size, check=True)
             if frame.base_offset != index.end_offset:
-                raise CorruptionError(
-                    f"{self.path} at byte {position}: a frame starts at offset {frame.base_offset},"
-                    f" expected {index.end_offset}",
-                    path=self.path,
-                    position=position,
+                raise self._foreign(position, f"starts at offset {frame.base_offset}, expected {index.end_offset}")
+            if frame.epoch < index.epoch:
+                raise self._foreign(
+                    position, f"was written by start {frame.epoch} of a server, after start {index.epoch}"
                 )
+            index.epoch = frame.epoch
             index.note(position, frame.body.row_count, frame.timestamp_us)
             yield position, frame
             position += frame.length
+
+    def _foreign(self, position: int, what: str) -> CorruptionError:
+        """A frame that is whole and may not be here. No crash leaves such a thing."""
+        return CorruptionError(
+            f"{self.path} at byte {position}: a frame {what}: two servers wrote this log, or the file is of another."
+            " Look at it with `lakehead inspect segment`, and restore the log",
+            path=self.path,
+            position=position,
+        )
+
+    def is_whole_at(self, position: int) -> bool:
+        """Whether a frame that is as it was written begins at this byte."""
+        try:
+            self._frame_at(position, self._file.size, check=True)
+        except CorruptionError:
+            return False
+        return True
 
     def _frame_at(self, position: int, size: int, *, check: bool) -> Frame:
         try:

@@ -87,14 +87,19 @@ class LogTablet:
     def __init__(self, storage: Storage, folder: str, *, segment_bytes: int, epoch: int = 0) -> None:
         """Open the tablet's folder, creating it when it is missing, and recover.
 
+        Args:
+            epoch: which start of the owner this is; it grows with each, and frames say which wrote them.
+
         Raises:
-            CorruptionError: a synced frame or the checkpoint is damaged; ``context`` names file and position.
+            CorruptionError: a synced frame or the checkpoint is damaged, or a later start of the owner has written
+                here; ``context`` names file and position.
             StorageError: the disk refused.
         """
         self._storage = storage
         self._folder = folder
         self._segment_bytes = segment_bytes
         self._epoch = epoch
+        self._last_epoch = 0
         self.writers = WriterTable()
         self.last_timestamp_us = 0
         self.sync_failed = False
@@ -345,6 +350,9 @@ class LogTablet:
         return [n for n in self._storage.list_files(self._folder) if n.endswith(suffix)]
 
     def _recover(self) -> None:
+        if self._storage.list_files(self._folder):
+            # Whoever made these files may have died before their names were safe.
+            self._storage.sync_folder(self._folder)
         for name in self._files(".tmp"):
             self._storage.remove(f"{self._folder}/{name}")
         self._open_checkpoint()
@@ -362,6 +370,12 @@ class LogTablet:
         if self.log_end_offset < mark:
             raise CorruptionError(
                 f"{self._folder}: the log ends at {self.log_end_offset}, but {mark} was synced: restore the segment",
+                path=self._folder,
+            )
+        if self._last_epoch > self._epoch:
+            raise CorruptionError(
+                f"{self._folder} was written by start {self._last_epoch} of its server, this is start {self._epoch}:"
+                " the folder is not the one that this log belongs to; restore them together",
                 path=self._folder,
             )
         self._segments[-1].sync()
@@ -400,16 +414,20 @@ class LogTablet:
     def _recover_segment(self, segment: Segment, covered: int, mark: int, *, last: bool) -> int:
         position = 0
         try:
-            for at, frame in segment.scan():
+            for at, frame in segment.scan(self._last_epoch):
                 mark = max(mark, frame.synced_end)
                 if frame.base_offset >= covered:
                     self.writers.apply(frame)
                 self.last_timestamp_us = max(self.last_timestamp_us, frame.timestamp_us)
+                self._last_epoch = frame.epoch
                 position = at + frame.length
         except UnsupportedFormatError:
             raise
         except CorruptionError:
-            if not last or segment.end_offset < max(mark, segment.synced_end_after(position)):
+            # A whole frame that may not be here is no torn tail.
+            if not last or segment.is_whole_at(position):
+                raise
+            if segment.end_offset < max(mark, segment.synced_end_after(position)):
                 raise
             segment.cut(position)
         return mark

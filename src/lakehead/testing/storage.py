@@ -1,7 +1,7 @@
 """Storage in memory, and one that fails as disks do: no room, failed syncs, power cuts that tear the last write.
 
 `MemoryStorage` keeps what `LocalStorage` promises (`lakehead.testing.conformance` holds both to it). `FaultyStorage`
-also knows which bytes were synced, so that a test can cut the power at any byte and open what is left.
+also knows which bytes and which names were synced, so that a test can cut the power at any byte and open what is left.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from lakehead.env.storage import LogFile, storage_errors
-from lakehead.errors import ClosedError
+from lakehead.errors import ClosedError, StorageError
 
 
 class _Bytes:
@@ -76,17 +76,29 @@ class MemoryStorage:
     def __init__(self) -> None:
         self._files: dict[str, _Bytes] = {}
         self._folders: set[str] = set()
+        self._synced: dict[str, _Bytes] = {}
+        """What each name of a file leads to on the imagined disk."""
+        self._synced_folders: set[str] = set()
         self._handles: list[MemoryLogFile] = []
         self._last_written: str | None = None
 
     def _before(self, action: str, path: str) -> None:
-        """Called before bytes are appended, synced or replaced; raises `OSError` to refuse."""
+        """Called before bytes are appended, synced or replaced, and before a folder's names are synced, when they have
+        changed already; raises `OSError` to refuse."""
 
     def open_log(self, path: str) -> LogFile:
+        folder = os.path.dirname(path)
         with storage_errors(path, "open"):
-            if os.path.dirname(path) not in self._folders:
+            if folder not in self._folders:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        file = MemoryLogFile(self, path, self._files.setdefault(path, _Bytes()))
+        if path not in self._files:
+            self._files[path] = _Bytes()
+            try:
+                self.sync_folder(folder)
+            except StorageError:
+                del self._files[path]
+                raise
+        file = MemoryLogFile(self, path, self._files[path])
         self._handles.append(file)
         return file
 
@@ -94,12 +106,27 @@ class MemoryStorage:
         return sorted(os.path.basename(path) for path in self._files if os.path.dirname(path) == folder)
 
     def make_folder(self, path: str) -> None:
-        while path and path not in self._folders:
-            self._folders.add(path)
-            path = os.path.dirname(path)
+        chain = [path]
+        while (parent := os.path.dirname(chain[-1])) != chain[-1]:
+            chain.append(parent)
+        self._folders.update(chain)
+        for folder in reversed(chain):
+            if folder not in self._synced_folders:
+                self._sync_names(os.path.dirname(folder))
+                self._synced_folders.add(folder)
+
+    def sync_folder(self, path: str) -> None:
+        self._sync_names(path)
+        self._synced = {n: f for n, f in self._synced.items() if os.path.dirname(n) != path}
+        self._synced |= {n: f for n, f in self._files.items() if os.path.dirname(n) == path}
+
+    def _sync_names(self, folder: str) -> None:
+        with storage_errors(folder, "sync"):
+            self._before("sync_folder", folder)
 
     def remove(self, path: str) -> None:
-        self._files.pop(path, None)
+        if self._files.pop(path, None) is not None:
+            self.sync_folder(os.path.dirname(path))
 
     def rename(self, path: str, to: str) -> None:
         with storage_errors(path, "rename"):
@@ -109,16 +136,23 @@ class MemoryStorage:
         self._files[to] = self._files.pop(path)
         if self._last_written == path:
             self._last_written = to
+        self.sync_folder(os.path.dirname(to))
 
     def remove_tree(self, path: str) -> None:
         for name in [n for n in self._files if n.startswith(f"{path}/")]:
             del self._files[name]
-        self._folders = {f for f in self._folders if f != path and not f.startswith(f"{path}/")}
+        gone = {f for f in self._folders if f == path or f.startswith(f"{path}/")}
+        self._folders -= gone
+        if gone:
+            self._sync_names(os.path.dirname(path))
+            self._synced = {n: f for n, f in self._synced.items() if not n.startswith(f"{path}/")}
+            self._synced_folders -= gone
 
     def write_atomic(self, path: str, data: bytes) -> None:
         with storage_errors(path, "write"):
             self._before("write_atomic", path)
         self._files[path] = _Bytes(data)
+        self.sync_folder(os.path.dirname(path))
 
     def read_file(self, path: str) -> bytes | None:
         file = self._files.get(path)
@@ -131,8 +165,8 @@ class FaultyStorage(MemoryStorage):
     Attributes:
         full: while True, writes are refused as on a full disk.
         sync_fails: while True, syncs are refused, as by a dying disk.
-        before: called with (action, path) before each "append", "sync", "write_atomic" and "rename"; may wait or
-            raise `OSError`.
+        before: called with (action, path) before each "append", "sync", "write_atomic" and "rename", and before each
+            "sync_folder", without which a power cut takes new names; may wait or raise `OSError`.
     """
 
     def __init__(self) -> None:
@@ -149,17 +183,21 @@ class FaultyStorage(MemoryStorage):
         if action == "sync":
             with self._count_lock:
                 self.syncs += 1
-            if self.sync_fails:
-                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-        elif self.full and action != "rename":
+        if self.sync_fails and action in ("sync", "sync_folder"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        if self.full and action in ("append", "write_atomic"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
     def crash(self, *, torn_bytes: int = 0) -> None:
         """Cut the power: every file loses its unsynced bytes, but for the first ``torn_bytes`` of those of the file
-        that was written last. Files that were open are dead; open them again."""
+        that was written last; new, changed and removed names that no folder sync kept are as before. Files that were
+        open are dead; open them again."""
         for handle in self._handles:
             handle.close()
         self._handles.clear()
+        self._folders = set(self._synced_folders)
+        self._files = {n: f for n, f in self._synced.items() if os.path.dirname(n) in self._folders}
+        self._synced = dict(self._files)
         for path, file in self._files.items():
             kept = torn_bytes if path == self._last_written else 0
             del file.data[file.synced + kept :]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import crc32c
 import pyarrow as pa
 import pytest
 
@@ -100,6 +101,16 @@ def test_a_tail_of_zeros_is_told_apart(path: Path) -> None:
     path.write_bytes(path.read_bytes() + bytes(4096))
     report = read_segment(str(path))
     assert report.unread_bytes == 4096 and "all zero" in report.problems[0] and len(report.frames) == FRAMES
+
+
+def test_a_frame_of_an_earlier_start_is_reported(path: Path) -> None:
+    data, size = path.read_bytes(), len(frame(100, 0))
+    header = data[2 * size : 2 * size + 64]
+    stale = header[:40] + (1).to_bytes(4, "little") + header[44:]
+    stale = stale[:8] + crc32c.crc32c(stale[12:]).to_bytes(4, "little") + stale[12:]
+    path.write_bytes(data[: 2 * size] + stale + data[2 * size + 64 :])
+    (problem,) = read_segment(str(path)).problems
+    assert problem.startswith(f"at byte {2 * size}: the frame was written by start 1 of a server, after start 2")
 
 
 def test_offsets_must_follow_the_name_and_one_another(path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import lakehead.env.storage as storage_module
 from lakehead.env.storage import LocalStorage, storage_errors, sync_file
 from lakehead.errors import ClosedError, StorageError
 from lakehead.testing.conformance import check_storage
@@ -79,3 +80,52 @@ def test_readers_beside_close_see_the_bytes_or_that_it_is_closed(tmp_path: Path)
         file.close()
         thread.join()
         assert set(seen) == {b""}
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders whose names were synced."""
+    folders: list[str] = []
+    real = storage_module._sync_folder
+
+    def sync(path: str) -> None:
+        folders.append(path)
+        real(path)
+
+    monkeypatch.setattr(storage_module, "_sync_folder", sync)
+    return folders
+
+
+def test_names_of_folders_are_synced_once_by_whoever_comes_upon_them(tmp_path: Path, synced: list[str]) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)  # by a process that died before it synced them
+    storage = LocalStorage()
+    storage.make_folder(str(tmp_path / "a/b/c"))
+    assert {str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a/b")} <= set(synced)
+    assert len(synced) == len(set(synced))
+    synced.clear()
+    storage.make_folder(str(tmp_path / "a/b/c"))
+    assert synced == []
+    storage.make_folder(str(tmp_path / "a/b/d"))
+    assert synced == [str(tmp_path / "a/b")]
+    synced.clear()
+    storage.remove_tree(str(tmp_path / "a/b"))
+    storage.make_folder(str(tmp_path / "a/b/c"))
+    assert synced == [str(tmp_path / "a"), str(tmp_path / "a"), str(tmp_path / "a/b")]
+
+
+def test_a_new_file_whose_name_could_not_be_synced_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: list[str]
+) -> None:
+    path = str(tmp_path / "a.log")
+
+    def fails(fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fails)
+        with pytest.raises(StorageError, match="cannot sync"):
+            LocalStorage().open_log(path)
+    assert not os.path.exists(path)
+    synced.clear()
+    LocalStorage().open_log(path).close()
+    assert synced == [str(tmp_path)]

@@ -267,3 +267,52 @@ def test_a_sync_that_failed_is_never_tried_again() -> None:
         with pytest.raises(StorageError, match="restart the server"):
             again()
     assert tablet.synced_end == 0
+
+
+def data_of(storage: FaultyStorage) -> bytes:
+    return storage.read_file(files(storage)[-1]) or b""
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_whole_frames_that_do_not_fit_are_damage_and_nothing_is_cut(stopped: bool) -> None:
+    """Two processes that each took themselves for the owner wrote one log."""
+    storage = FaultyStorage()
+    first = open_tablet(storage)
+    first.append(list(bodies(2, 2)), 1)
+    first.sync()
+    second = open_tablet(storage)
+    second.append(list(bodies(3, writer=b"2" * 16)), 1)
+    second.sync()
+    if stopped:
+        second.close()
+    for body in bodies(1, 4, writer=b"1" * 16):
+        first.append([body], 1)
+        first.sync()
+    storage.crash()
+    before = data_of(storage)
+    with pytest.raises(CorruptionError, match="two servers wrote this log") as raised:
+        open_tablet(storage)
+    assert raised.value.context["path"] == files(storage)[-1] and raised.value.context["position"] > 0
+    assert data_of(storage) == before
+
+
+def test_frames_of_an_earlier_start_are_not_taken_after_those_of_a_later_one() -> None:
+    storage = FaultyStorage()
+
+    def start(epoch: int, segment_bytes: int = 1 << 20) -> LogTablet:
+        return LogTablet(storage, FOLDER, segment_bytes=segment_bytes, epoch=epoch)
+
+    stale = start(4)
+    for epoch in (4, 7):
+        tablet = start(epoch, segment_bytes=1)
+        tablet.append(list(bodies(2, writer=bytes([epoch]) * 16)), 1)
+        tablet.close()
+    assert rows(start(7)) == [0, 1, 0, 1] and rows(start(9)) == [0, 1, 0, 1]
+    with pytest.raises(CorruptionError, match="written by start 7"):
+        start(6)
+    # What a process that was thought dead adds at just the right offset.
+    stale._segments = [*start(7)._segments]
+    stale.append(list(bodies(2, writer=b"s" * 16)), 1)
+    stale.sync()
+    with pytest.raises(CorruptionError, match="by start 4 of a server, after start 7"):
+        start(9)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from lakehead.errors import ClosedError, StorageError
@@ -55,3 +57,36 @@ def test_failed_sync_leaves_bytes_unsynced() -> None:
         file.sync()
     storage.crash()
     assert storage.read_file("/d/a") == b""
+
+
+def test_crash_takes_names_that_no_folder_sync_kept() -> None:
+    storage = FaultyStorage()
+    storage.make_folder("/d")
+    for name in ("old", "renamed", "removed"):
+        storage.write_atomic(f"/d/{name}", name.encode())
+
+    def power_cut(action: str, path: str) -> None:
+        if action == "sync_folder":
+            raise KeyboardInterrupt
+
+    def interrupted(call: Callable[..., object], *args: object) -> None:
+        storage.before = power_cut
+        with pytest.raises(KeyboardInterrupt):
+            call(*args)
+        storage.before = None
+
+    interrupted(storage.open_log, "/d/new")
+    interrupted(storage.write_atomic, "/d/old", b"other")
+    interrupted(storage.rename, "/d/renamed", "/d/to")
+    interrupted(storage.remove, "/d/removed")
+    interrupted(storage.make_folder, "/d/folder")
+    storage.open_log("/d/folder/file").close()
+    assert storage.list_files("/d") == ["new", "old", "to"]
+    storage.crash()
+    assert storage.list_files("/d") == ["old", "removed", "renamed"] and storage.read_file("/d/old") == b"old"
+    assert storage.list_files("/d/folder") == [], "a folder whose name is lost takes all in it"
+    with pytest.raises(StorageError, match="No such file"):
+        storage.open_log("/d/folder/file")
+    storage.write_atomic("/d/old", b"kept")
+    storage.crash()
+    assert storage.read_file("/d/old") == b"kept"

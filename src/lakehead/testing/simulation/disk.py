@@ -95,6 +95,10 @@ class MountedDisk:
         self._scheduler.check_alive()
         self._disk.make_folder(path)
 
+    def sync_folder(self, path: str) -> None:
+        self._scheduler.check_alive()
+        self._disk.sync_folder(path)
+
     def remove(self, path: str) -> None:
         self._scheduler.pause()
         self._scheduler.check_alive()
