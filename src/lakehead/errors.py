@@ -212,6 +212,12 @@ class TieringFencedError(FencedError):
     code = 3002
 
 
+class FolderCopiedError(FencedError):
+    """The lake, or the log that a position or lease belongs to, is that of another copy of the data folder."""
+
+    code = 3003
+
+
 class CorruptionError(LakeheadError):
     """Stored bytes are not what was written; stop and restore. ``context`` names file and position."""
 

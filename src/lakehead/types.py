@@ -114,6 +114,24 @@ class TabletKey:
 
 
 @dataclass(frozen=True)
+class Incarnation:
+    """One start of the owner of one data folder: who wrote a frame, committed to a lake, or answered.
+
+    Attributes:
+        folder_id: identity of the folder; a copy gets its own when it is first served.
+        number: of the start, greater than that of any start before it of this folder or of the one it is a copy of.
+        start_id: unique for ever: tells apart the starts of copies that nobody could see to be copies.
+    """
+
+    folder_id: str
+    number: int
+    start_id: str
+
+    def __str__(self) -> str:
+        return f"{self.folder_id}/{self.number}/{self.start_id}"
+
+
+@dataclass(frozen=True)
 class TableDescriptor:
     """Everything that defines a table; stored in the catalog and sent to clients.
 

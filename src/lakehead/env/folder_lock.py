@@ -7,6 +7,7 @@ import json
 import os
 
 from lakehead.env.storage import LocalStorage, storage_errors
+from lakehead.errors import FencedError
 
 _LOCK = "LOCK"
 _ENDPOINT = "endpoint.json"
@@ -17,8 +18,10 @@ class FolderLock:
 
     def __init__(self, folder: str, fd: int) -> None:
         self._folder = folder
+        self._path = os.path.join(folder, _LOCK)
         self._fd = fd
-        self._pid = os.getpid()
+        held = os.fstat(fd)
+        self._held = (held.st_dev, held.st_ino)
 
     @classmethod
     def try_acquire(cls, folder: str) -> FolderLock | None:
@@ -38,6 +41,26 @@ class FolderLock:
             return None
         return cls(folder, fd)
 
+    def require_held(self) -> None:
+        """Return when no other process can have become the owner: the file that is locked still has its name.
+
+        Raises:
+            FencedError: it was removed or replaced, or the folder was moved, under its owner.
+        """
+        if not self._has_name():
+            raise FencedError(
+                f"{self._path} was removed, moved or replaced while this process served the folder: another may be its"
+                " owner now: nothing more is written; close this connection, or stop this server, and connect again",
+                path=self._path,
+            )
+
+    def _has_name(self) -> bool:
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self._held
+
     def announce(self, uri: str, folder_id: str) -> None:
         """Leave word where the owner listens."""
         note = json.dumps({"uri": uri, "folder_id": folder_id, "pid": os.getpid()}).encode()
@@ -46,7 +69,8 @@ class FolderLock:
     def release(self) -> None:
         """Give the folder up."""
         if self._fd >= 0:
-            LocalStorage().remove(os.path.join(self._folder, _ENDPOINT))
+            if self._has_name():  # else the word is another's
+                LocalStorage().remove(os.path.join(self._folder, _ENDPOINT))
             os.close(self._fd)
             self._fd = -1
 

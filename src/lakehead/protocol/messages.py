@@ -127,9 +127,12 @@ class Hello(Request, frozen=True, kw_only=True):
 
 
 class HelloReply(Reply, frozen=True, kw_only=True):
+    """Who answers: ``incarnation`` is the number of the start of that folder's owner."""
+
     folder_id: str
     version: Int64
     pid: Int64
+    incarnation: Int64 = 0
 
 
 class CreateTable(Request, frozen=True, kw_only=True):
@@ -259,7 +262,11 @@ class TabletState(TabletRef, frozen=True, kw_only=True):
 
 
 class WatermarksReply(Reply, frozen=True, kw_only=True):
+    """The offsets are those of this folder's log; ``incarnation`` as in `HelloReply`."""
+
     tablets: list[TabletState]
+    folder_id: str = ""
+    incarnation: Int64 = 0
 
 
 class TimestampsAt(Request, frozen=True, kw_only=True):

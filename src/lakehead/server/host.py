@@ -9,6 +9,7 @@ from lakehead.config import ServerConfig
 from lakehead.env import LocalStorage, SystemClock, SystemRandomness
 from lakehead.env.credentials import remove_token, save_token
 from lakehead.env.folder_lock import FolderLock
+from lakehead.env.place import Place
 from lakehead.server.flight import FlightServer
 from lakehead.server.lake_state import LakeState
 from lakehead.server.service import Service
@@ -41,6 +42,8 @@ class ServerHost:
                 limits=config.limits,
                 lake=make_lake(folder),
                 maintenance_seconds=_MAINTENANCE_SECONDS,
+                place=Place.of(folder),
+                fence=lock.require_held,
             )
             self._flight = FlightServer(self.service, host=config.host, port=config.port, token=self.token)
         except BaseException:

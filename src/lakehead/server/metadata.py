@@ -8,15 +8,17 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
+from lakehead.env.place import Place
 from lakehead.env.randomness import Randomness
 from lakehead.errors import (
     ClosedError,
+    FencedError,
     LimitExceededError,
     StorageError,
     TableExistsError,
@@ -24,11 +26,12 @@ from lakehead.errors import (
     UnsupportedFormatError,
 )
 from lakehead.protocol.messages import TableInfo
+from lakehead.server.incarnations import begin_incarnation, unfenced
 from lakehead.types import TableDescriptor, TablePath
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Version of the data folder: layout, metadata tables, frames and checkpoints together. 1 had no checkpoints, and logs
-began at offset 0; such a folder is opened as it is and marked as 2."""
+began at offset 0; 2 had no incarnations. Such a folder is opened as it is and marked as 3."""
 
 _SCHEMA = """
 create table if not exists meta(name text primary key, value text not null);
@@ -44,14 +47,26 @@ create table if not exists writers(
     table_id text not null, writer_id blob not null, epoch integer not null,
     acked_through integer not null default -1, primary key(table_id, writer_id));
 create table if not exists dropped(folder text primary key);
+create table if not exists incarnations(id text primary key, own integer not null);
 """
 
 
 class MetadataStore:
     """The catalog of one data folder."""
 
-    def __init__(self, path: str, randomness: Randomness) -> None:
-        """Open or create the store.
+    def __init__(
+        self,
+        path: str,
+        randomness: Randomness,
+        *,
+        place: Place | None = None,
+        fence: Callable[[], None] = unfenced,
+    ) -> None:
+        """Open or create the store, and begin an incarnation: a later one makes this store refuse to write.
+
+        Args:
+            place: where the folder lies; None does not look whether it is a copy.
+            fence: raises `FencedError` once the folder may have another owner; nothing is then written any more.
 
         Raises:
             UnsupportedFormatError: the folder was written by a newer version.
@@ -68,13 +83,15 @@ class MetadataStore:
             raise StorageError(
                 f"cannot open the metadata in {path}: {e}: use a folder that this user may write", path=path
             ) from e
+        self.fence = fence
+        self._number: int | None = None
         with self._transaction() as db:
             db.execute("insert or ignore into meta values ('format', ?)", (str(FORMAT_VERSION),))
             newer = "update meta set value = ?1 where name = 'format' and value != ?1"
             db.execute(newer, (str(FORMAT_VERSION),))
-            db.execute("insert or ignore into meta values ('folder_id', ?)", (randomness.uuid_hex(),))
             db.execute("insert or ignore into databases values ('default')")
-        self.folder_id: str = self._db.execute("select value from meta where name = 'folder_id'").fetchone()[0]
+            self.incarnation = begin_incarnation(db, place, randomness)
+        self._number = self.incarnation.number
 
     def _check_version(self) -> None:
         has = self._db.execute("select 1 from sqlite_master where name = 'meta'").fetchone()
@@ -93,11 +110,24 @@ class MetadataStore:
         with self._lock:
             try:
                 self._db.execute("begin immediate")
+                self._require_newest()
                 yield self._db
                 self._db.execute("commit")
             except BaseException as e:
                 self._roll_back()
                 raise self._error(e, "write") from e
+
+    def _require_newest(self) -> None:
+        if self._number is None:
+            return
+        self.fence()
+        newest = int(self._db.execute("select value from meta where name = 'incarnation'").fetchone()[0])
+        if newest != self._number:
+            raise FencedError(
+                f"another process has become the owner of the folder of {self._path} (start {newest}, this one is"
+                f" {self._number}): stop this one",
+                path=self._path,
+            )
 
     def _rows(self, sql: str, *args: object) -> list[tuple[Any, ...]]:
         with self._lock:
@@ -122,6 +152,14 @@ class MetadataStore:
         with self._lock:
             self._closed = True
             self._db.close()
+
+    def is_own(self, incarnation: str) -> bool:
+        """Whether that text names a start of this very folder, not of one that it is a copy of."""
+        return bool(self._rows("select 1 from incarnations where id = ? and own", incarnation))
+
+    def is_ancestor(self, incarnation: str) -> bool:
+        """Whether that text names a start of this folder, or one of the folder it is a copy of before it was copied."""
+        return bool(self._rows("select 1 from incarnations where id = ?", incarnation))
 
     def databases(self) -> list[str]:
         return [str(r[0]) for r in self._rows("select name from databases order by name")]

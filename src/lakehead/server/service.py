@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from lakehead.config import Limits
 from lakehead.env.clock import Clock
+from lakehead.env.place import Place
 from lakehead.env.randomness import Randomness
 from lakehead.env.storage import Storage
 from lakehead.errors import (
@@ -34,6 +35,7 @@ from lakehead.format.ipc_message import read_received
 from lakehead.format.schema import validate_definition
 from lakehead.protocol import messages as m
 from lakehead.server.admission import Bounded
+from lakehead.server.incarnations import unfenced
 from lakehead.server.lake_state import LakeState
 from lakehead.server.leases import Leases
 from lakehead.server.maintenance import Maintenance
@@ -41,7 +43,7 @@ from lakehead.server.metadata import MetadataStore
 from lakehead.server.streams import ServerStream, open_read, open_read_live, open_subscription
 from lakehead.server.tables import LiveTable, LiveTables
 from lakehead.server.tablet import PendingWrite, Tablet
-from lakehead.types import TableDescriptor, TablePath, TabletKey
+from lakehead.types import Incarnation, TableDescriptor, TablePath, TabletKey
 
 _Answer = tuple[m.AnyReply, list[pa.Buffer]]
 
@@ -59,10 +61,14 @@ class Service:
         limits: Limits,
         lake: LakeState | None,
         maintenance_seconds: float | None = None,
+        place: Place | None = None,
+        fence: Callable[[], None] = unfenced,
     ) -> None:
         """Open the data folder, which the caller has locked.
 
         Args:
+            place: where the folder lies, so that a copy is noticed; None does not look.
+            fence: raises `FencedError` once the folder may have another owner.
             maintenance_seconds: how often a thread calls `maintain`; None leaves that to the caller.
 
         Raises:
@@ -74,7 +80,8 @@ class Service:
         self._randomness = randomness
         self._limits = limits
         self._lake = lake
-        self._metadata = MetadataStore(f"{folder}/metadata.db", randomness)
+        self._fence = fence
+        self._metadata = MetadataStore(f"{folder}/metadata.db", randomness, place=place, fence=fence)
         self._pool = ThreadPoolExecutor(8, thread_name_prefix="lakehead-write")
         self._tables = LiveTables(
             metadata=self._metadata,
@@ -117,8 +124,13 @@ class Service:
 
     @property
     def folder_id(self) -> str:
-        """Identity of the data folder, for ever."""
-        return self._metadata.folder_id
+        """Identity of the data folder; a copy gets its own when it is first served."""
+        return self.incarnation.folder_id
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """This start of the folder's owner."""
+        return self._metadata.incarnation
 
     def call(self, request: m.Request, attachments: Sequence[pa.Buffer] = ()) -> _Answer:
         return self._handlers[type(request)](request, attachments)
@@ -150,7 +162,9 @@ class Service:
     # ---- metadata ---------------------------------------------------------------------------------------------
 
     def _hello(self, request: m.Hello, _: Sequence[pa.Buffer]) -> _Answer:
-        return m.HelloReply(folder_id=self.folder_id, version=m.PROTOCOL_VERSION, pid=os.getpid()), []
+        me = self.incarnation
+        hello = m.HelloReply(folder_id=me.folder_id, version=m.PROTOCOL_VERSION, pid=os.getpid(), incarnation=me.number)
+        return hello, []
 
     def _create_table(self, request: m.CreateTable, _: Sequence[pa.Buffer]) -> _Answer:
         asked = request.info.descriptor()
@@ -173,6 +187,7 @@ class Service:
         if desc.lake not in (None, "iceberg"):
             raise InvalidRequestError(f"lake={desc.lake!r} is not supported: use 'iceberg' or None")
         with self._create_lock:
+            self._fence()
             try:
                 existing = self._metadata.table(desc.path)
             except TableNotFoundError:
@@ -220,6 +235,7 @@ class Service:
     def _drop_table(self, request: m.DropTable, _: Sequence[pa.Buffer]) -> _Answer:
         desc = self._metadata.table(TablePath(request.database, request.table))
         with self._create_lock:
+            self._fence()
             # The lake first: whatever a crash leaves, dropping again goes on from there.
             if desc.lake is not None:
                 self._lake_state().drop(desc, purge=request.purge)
@@ -401,11 +417,14 @@ class Service:
     def _watermarks(self, request: m.Watermarks, _: Sequence[pa.Buffer]) -> _Answer:
         states = []
         at = request.at_timestamp_us
+        if request.sync:
+            self._fence()
         for key, tablet in sorted(self._tables.get(request.table_id).tablets.items()):
             end = tablet.sync() if request.sync else tablet.high_watermark
             at_timestamp = None if at is None else tablet.offset_at(at)
             states.append(self._tablet_state(key, tablet, tablet.log_start_offset, end, at_timestamp))
-        return m.WatermarksReply(tablets=states), []
+        me = self.incarnation
+        return m.WatermarksReply(tablets=states, folder_id=me.folder_id, incarnation=me.number), []
 
     @staticmethod
     def _tablet_state(
@@ -422,6 +441,7 @@ class Service:
 
     def _open_lease(self, request: m.OpenLease, _: Sequence[pa.Buffer]) -> _Answer:
         self._leases.release(request.release)
+        self._fence()
         tablets = sorted(self._tables.get(request.table_id).tablets.items())
         views = {key: tablet.view() for key, tablet in tablets}
         # A view that was taken just before a new segment was begun does not grow any more.
@@ -474,4 +494,5 @@ class Service:
         return m.Done(), []
 
     def _lake_info(self, request: m.LakeInfo, _: Sequence[pa.Buffer]) -> _Answer:
+        self._fence()
         return self._lake_state().info(self._lake_table(request.table_id)), []

@@ -102,6 +102,8 @@ class LiveTable:
             on_progress=self.notify,
             run_in_background=self._run_in_background,
             seed=self._seed,
+            incarnation=self._metadata.incarnation.number,
+            fence=self._metadata.fence,
         )
 
     @property

@@ -17,11 +17,19 @@ import pyarrow as pa
 
 from lakehead.env.clock import Clock
 from lakehead.env.storage import Storage
-from lakehead.errors import ClosedError, LakeheadError, LimitExceededError, OffsetOutOfRangeError, StorageError
+from lakehead.errors import (
+    ClosedError,
+    FencedError,
+    LakeheadError,
+    LimitExceededError,
+    OffsetOutOfRangeError,
+    StorageError,
+)
 from lakehead.format.frame import Frame, FrameBody, encode_body
 from lakehead.kv import Change, KvTablet
 from lakehead.log import LogTablet, LogView
 from lakehead.log.checkpoint import LiveBatch, live_at, write_checkpoint
+from lakehead.server.incarnations import unfenced
 from lakehead.types import TableDescriptor, TabletKey
 
 WriteKind = Literal["append", "upsert", "delete"]
@@ -70,8 +78,17 @@ class Tablet:
         on_progress: Callable[[], None],
         run_in_background: Callable[[Callable[[], None]], object],
         seed: int,
+        incarnation: int = 0,
+        fence: Callable[[], None] = unfenced,
     ) -> None:
-        """``seed`` is 64 secret bits that keys are hashed with."""
+        """Open and recover the tablet.
+
+        Args:
+            seed: 64 secret bits that keys are hashed with.
+            incarnation: number of this start of the folder's owner, which frames carry.
+            fence: raises `FencedError` once the folder may have another owner.
+        """
+        self._fence = fence
         self.key = key
         self._seed = seed
         self._storage = storage
@@ -87,7 +104,7 @@ class Tablet:
         self._broken: LakeheadError | None = None
         self._closed: LakeheadError | None = None
         self._state_lock = threading.Lock()
-        self._log = LogTablet(storage, folder, segment_bytes=desc.properties.segment_bytes)
+        self._log = LogTablet(storage, folder, segment_bytes=desc.properties.segment_bytes, epoch=incarnation)
         self._kv: KvTablet | None = None
         # Held around what moves the log's end or syncs it: of two syncs at once the kernel tells only one of a failure.
         self._log_lock = threading.Lock()
@@ -240,10 +257,28 @@ class Tablet:
 
     def _append(self, bodies: list[FrameBody]) -> list[tuple[int, int]]:
         with self._log_lock:
+            self._require_owned()
             results = self._log.append(bodies, self._clock.now_us())
             if self._desc.properties.durability == "sync":
                 self._log.sync()
+            # Once more: what another owner may have written over is not acknowledged.
+            self._require_owned()
             return results
+
+    def _is_owned(self) -> bool:
+        try:
+            self._fence()
+        except FencedError:
+            return False
+        return True
+
+    def _require_owned(self) -> None:
+        """Raises: FencedError: the folder may have another owner; from now on nothing is written here."""
+        try:
+            self._fence()
+        except FencedError as e:
+            self._broken = e
+            raise
 
     @contextmanager
     def _broken_by_failure(self) -> Iterator[None]:
@@ -253,7 +288,7 @@ class Tablet:
         try:
             yield
         except BaseException as e:
-            if isinstance(e, StorageError) and not self._log.sync_failed:
+            if isinstance(e, FencedError) or (isinstance(e, StorageError) and not self._log.sync_failed):
                 raise
             reason = f"tablet {self.key} takes no more writes after a failure; restart the server: {e}"
             self._broken = StorageError(reason, tablet=str(self.key))
@@ -379,6 +414,7 @@ class Tablet:
         with self._maintenance_lock:
             if self._broken is not None:
                 return
+            self._require_owned()
             keep = self._log.log_start_offset
             if retention_us is not None:
                 with self._log_lock:
@@ -415,6 +451,7 @@ class Tablet:
             rows = self._until_closed(live_at(view.checkpoint, view.frames, footer.offset, self._desc.schema))
         made = write_checkpoint(self._storage, self._folder, footer, self._desc.schema, rows)
         with self._log_lock:
+            self._require_owned()
             # What was synced but is not applied yet, readers may not see: then the next one is installed.
             if self._broken is None and self.high_watermark >= footer.offset:
                 self._log.install(made)
@@ -441,7 +478,7 @@ class Tablet:
                 idle.set()
         idle.wait()
         with self._maintenance_lock, self._log_lock:
-            if broken is None:
+            if broken is None and self._is_owned():
                 self._log.close()
             else:
                 self._log.abandon()

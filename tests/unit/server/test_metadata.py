@@ -44,10 +44,10 @@ def test_tables_come_back_as_they_were_given(path: str) -> None:
     store.create_table(DESC)
     store.create_table(named("shop.a", "t2"))
     store.create_table(named("b", "t3"))
-    folder = store.folder_id
+    folder = store.incarnation.folder_id
     store.close()
     store = MetadataStore(path, SeededRandomness(2))
-    assert store.folder_id == folder and len(folder) == 32
+    assert store.incarnation.folder_id == folder and len(folder) == 32
     assert store.databases() == ["default", "shop"]
     assert [str(t.path) for t in store.tables("shop")] == ["shop.a", "shop.orders"]
     assert [str(t.path) for t in store.tables(None)] == ["default.b", "shop.a", "shop.orders"]

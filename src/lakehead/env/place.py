@@ -1,0 +1,64 @@
+"""Where a data folder lies: what tells a folder that was moved from one that was copied."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import asdict, dataclass
+
+from lakehead.env.storage import storage_errors
+
+_MACHINE_ID = "/etc/machine-id"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder's name, and the file system's own number for it.
+
+    Attributes:
+        path: real path.
+        inode: unique on the device, and kept when the folder is renamed.
+        device: changes when disks are numbered anew, so it tells nothing where the path is the same.
+        machine: whose devices those are; empty when the machine does not say.
+    """
+
+    path: str
+    inode: int
+    device: int
+    machine: str
+
+    @classmethod
+    def of(cls, folder: str) -> Place:
+        """The place of a folder that exists.
+
+        Raises:
+            StorageError: it cannot be looked at.
+        """
+        with storage_errors(folder, "look at"):
+            path = os.path.realpath(folder)
+            found = os.stat(path)
+        machine = ""
+        with contextlib.suppress(OSError, UnicodeDecodeError), open(_MACHINE_ID, encoding="ascii") as f:
+            machine = f.read().strip()
+        return cls(path, found.st_ino, found.st_dev, machine)
+
+    def is_copy_of(self, former: Place) -> bool:
+        """Whether a folder that was at ``former`` cannot have been renamed to here: it was copied, or moved across
+        disks, which looks the same."""
+        if self.inode != former.inode:
+            return True
+        return self.path != former.path and (self.device, self.machine) != (former.device, former.machine)
+
+    def to_json(self) -> str:
+        """What `from_json` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Place | None:
+        """None for a text that tells no place; what lies there is then a copy."""
+        try:
+            values = json.loads(text)
+            return cls(str(values["path"]), int(values["inode"]), int(values["device"]), str(values["machine"]))
+        except (ValueError, KeyError, TypeError):
+            return None

@@ -1,0 +1,45 @@
+"""What tells a folder that was renamed from one that was copied."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lakehead.env.place import Place
+from lakehead.errors import StorageError
+
+
+def test_a_renamed_folder_is_no_copy_and_a_copied_one_is(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    here = Place.of(str(tmp_path / "a"))
+    assert not Place.of(str(tmp_path / "a")).is_copy_of(here)
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    assert Place.of(str(tmp_path / "copy")).is_copy_of(here)
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert not Place.of(str(tmp_path / "b")).is_copy_of(here)
+    (tmp_path / "link").symlink_to("b")
+    assert Place.of(str(tmp_path / "link")) == Place.of(str(tmp_path / "b"))
+
+
+def test_disks_may_be_numbered_anew_where_the_path_stays() -> None:
+    here = Place("/srv/data", inode=7, device=1, machine="m")
+    assert not dataclasses.replace(here, device=2, machine="other").is_copy_of(here)
+    assert dataclasses.replace(here, inode=8).is_copy_of(here), "restored over"
+    elsewhere = dataclasses.replace(here, path="/srv/new")
+    assert not elsewhere.is_copy_of(here)
+    assert dataclasses.replace(elsewhere, device=2).is_copy_of(here)
+    assert dataclasses.replace(elsewhere, machine="other").is_copy_of(here)
+
+
+def test_places_survive_as_text(tmp_path: Path) -> None:
+    here = Place.of(str(tmp_path))
+    assert Place.from_json(here.to_json()) == here
+    assert [Place.from_json(t) for t in ("", "[]", "{}", '{"path": "/x", "inode": "?"}', "backup")] == [None] * 5
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="missing"):
+        Place.of(str(tmp_path / "missing"))
