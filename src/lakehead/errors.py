@@ -243,6 +243,12 @@ class LakeStateError(CorruptionError):
     code = 4003
 
 
+class LakeFileMissingError(LakeStateError):
+    """A file that the lake table names is gone; read again if others expired it meanwhile, else restore it."""
+
+    code = 4004
+
+
 class CommitError(LakeheadError):
     """A lake commit failed."""
 

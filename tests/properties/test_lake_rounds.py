@@ -35,7 +35,7 @@ events = st.lists(
     st.tuples(
         st.sampled_from(STEPS),
         st.sampled_from(
-            ["crash", "down", "rival", "trim", "append", "compact", "backwards", "delete", "expire", "late"]
+            ["crash", "down", "rival", "trim", "append", "compact", "backwards", "delete", "expire", "late", "clean"]
         ),
     ),
     max_size=5,
@@ -119,6 +119,8 @@ class Rounds(RuleBasedStateMachine):
             self.delete_by_others()
         elif event == "expire":
             self.lake.expire(*self.lake.snapshot_ids()[:-1], files=True)
+        elif event == "clean":
+            self.lake.clean_up()
         elif event == "late":
             self.lake.deliver()
 
@@ -176,7 +178,7 @@ class Rounds(RuleBasedStateMachine):
         finally:
             self.events, self.faults = [], []
 
-    @rule(event=st.sampled_from(["trim", "append", "compact", "backwards", "delete", "expire", "late"]))
+    @rule(event=st.sampled_from(["trim", "append", "compact", "backwards", "delete", "expire", "late", "clean"]))
     def disturbance(self, event: str) -> None:
         self.disturb(event)
 

@@ -230,12 +230,15 @@ def _checked(table: Table, desc: TableDescriptor) -> Table:
 
 @contextmanager
 def _catalog_errors(name: str) -> Iterator[None]:
-    """Turn what catalogs and storage raise when they cannot be reached into one error."""
+    """Turn what catalogs and storage raise when they cannot be reached, or lack a file, into one error."""
     from pyiceberg.exceptions import RESTError
     from requests import RequestException
     from sqlalchemy.exc import SQLAlchemyError
 
+    from lakehead.lake.file_io import lake_files
+
     try:
-        yield
+        with lake_files():
+            yield
     except (SQLAlchemyError, RequestException, RESTError, OSError) as e:
         raise UnavailableError(f"lake catalog {name!r} cannot be reached: {e}", catalog=name) from e

@@ -23,6 +23,7 @@ from lakehead.env.clock import Clock, SystemClock
 from lakehead.errors import (
     CommitConflictError,
     CommitUnknownError,
+    LakeFileMissingError,
     LakeStateError,
     TieringFencedError,
     UnavailableError,
@@ -30,6 +31,7 @@ from lakehead.errors import (
 from lakehead.lake.files import WrittenFile
 from lakehead.lake.lake_table import CommitAnswer, Hit, LakeChange, LakeTable, Outcome
 from lakehead.lake.marks import (
+    CLEANUP,
     TABLE_ID,
     LakeMark,
     LakeVersion,
@@ -125,7 +127,7 @@ class _Commit:
                     check_plan(self._plan, version)
                     deletes = self._stage(version)
                     answer = self._lake.commit(version, self._change(deletes))
-                except (UnavailableError, FileNotFoundError) as e:
+                except (UnavailableError, LakeFileMissingError) as e:
                     cause = e
                     continue
                 self._sent.append(_Attempt(version, deletes, answer))
@@ -203,10 +205,8 @@ class _Commit:
         if (landed := find_round(version, round_id)) is not None:
             return self._landed(landed)
         check_plan(self._plan, version)
-        if isinstance(cause, FileNotFoundError):
-            raise LakeStateError(
-                f"lake table {name} lacks a file that its current snapshot names ({cause}): restore it", table=name
-            ) from cause
+        if isinstance(cause, LakeFileMissingError):
+            raise cause
         if not all(self._is_dead(a, version) for a in self._sent):
             raise CommitUnknownError(
                 f"whether a round's commit to lake table {name} will land is not known ({cause}): run the round again",
@@ -268,7 +268,7 @@ def check_plan(plan: RoundPlan, version: LakeVersion) -> None:
     Raises:
         LakeStateError: it is another table's, was rolled back, or has rows that cannot be replaced.
         TieringFencedError: a newer job has taken over.
-        CommitConflictError: another round has committed.
+        CommitConflictError: another round has committed, or orphans were removed.
     """
     name = version.name
     found = version.properties.get(TABLE_ID)
@@ -292,6 +292,12 @@ def check_plan(plan: RoundPlan, version: LakeVersion) -> None:
             f"another round has committed to lake table {name} since this one was planned: run the round again",
             table=name,
         )
+    if version.properties.get(CLEANUP) != plan.cleanup:
+        raise CommitConflictError(
+            f"orphans of lake table {name} were removed since this round was planned, its own files perhaps among them:"
+            " run the round again",
+            table=name,
+        )
 
 
 def find_deleted_rows(lake: LakeTable, plan: RoundPlan, version: LakeVersion) -> list[Hit]:
@@ -299,7 +305,7 @@ def find_deleted_rows(lake: LakeTable, plan: RoundPlan, version: LakeVersion) ->
 
     Raises:
         LakeStateError: the lake lacks some and nobody else wrote to it, or it has rows without identity.
-        FileNotFoundError: a file is gone: the table has moved on.
+        LakeFileMissingError: a file is gone: the table has moved on.
     """
     foreign = has_foreign_commits(version)
     if plan.keyed and foreign:

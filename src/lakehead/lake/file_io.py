@@ -8,6 +8,9 @@ The catalog hands it to PyIceberg (``py-io-impl``), so manifests and metadata go
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pyarrow as pa
 from pyarrow.fs import FileSystem, LocalFileSystem
@@ -15,6 +18,7 @@ from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
 from lakehead.env.storage import LocalStorage, sync_file
+from lakehead.errors import LakeFileMissingError
 
 PY_IO_IMPL = "py-io-impl"
 _STORAGE = LocalStorage()
@@ -63,3 +67,32 @@ def locate_file(io: FileIO, location: str) -> tuple[FileSystem, str]:
     arrow_io = io if isinstance(io, PyArrowFileIO) else PyArrowFileIO(io.properties)
     scheme, netloc, path = arrow_io.parse_location(location, arrow_io.properties)
     return arrow_io.fs_by_scheme(scheme, netloc), path
+
+
+@contextmanager
+def lake_files(path: str | None = None) -> Iterator[None]:
+    """Have a lake file that is gone be an error that names it; ``path`` where the one at stake is known.
+
+    Raises:
+        LakeFileMissingError: what is done inside did not find a file.
+    """
+    try:
+        yield
+    except FileNotFoundError as e:
+        raise missing_file(path or _named_file(e)) from e
+
+
+def missing_file(path: str) -> LakeFileMissingError:
+    """The error for a file that is gone."""
+    return LakeFileMissingError(
+        f"the lake file {path} is gone, though the lake table names it: restore it; if another engine expired the"
+        " snapshot while it was read, read again",
+        path=path,
+    )
+
+
+def _named_file(e: FileNotFoundError) -> str:
+    if e.filename:
+        return str(e.filename)
+    quoted = re.search(r"'([^']+)'", str(e))
+    return quoted[1] if quoted else str(e)

@@ -12,12 +12,15 @@ from pyiceberg.table import Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import AssertTableUUID
 
-from lakehead.errors import LakeheadError, UnavailableError
+from lakehead.env.randomness import SystemRandomness
+from lakehead.errors import CommitConflictError, LakeFileMissingError, LakeheadError, UnavailableError
 from lakehead.lake.catalog import LakeCatalog
+from lakehead.lake.file_io import lake_files
 from lakehead.lake.files import LakeWriteSpec, WrittenFile, discard_files, write_position_deletes
 from lakehead.lake.lake_table import CommitAnswer, Hit, LakeChange, LakeFile, Outcome
-from lakehead.lake.marks import LakeMark, LakeVersion, lake_version
+from lakehead.lake.marks import CLEANUP, LakeMark, LakeVersion, lake_version
 from lakehead.lake.positions import find_offsets
+from lakehead.lake.proof import require_files
 from lakehead.lake.read_plan import plan_files
 from lakehead.lake.rowdelta import RowDelta, to_data_file
 from lakehead.log.netchange import Offsets
@@ -25,6 +28,7 @@ from lakehead.protocol.messages import LakeReply
 from lakehead.types import TableDescriptor
 
 _THREADS = 4
+_ANNOUNCEMENTS_MAX = 5
 
 
 class IcebergLakeTable:
@@ -76,7 +80,8 @@ class IcebergLakeTable:
         """See `LakeTable.write_deletes`."""
         table = _table(version)
         # A file keeps the partition spec that it was written with, and so must what deletes its rows.
-        specs = {t.file.file_path: t.file.spec_id for t in table.scan().plan_files()}
+        with lake_files():
+            specs = {t.file.file_path: t.file.spec_id for t in table.scan().plan_files()}
         spec = LakeWriteSpec.of(table, target_file_bytes=0)
 
         def write(hit: Hit) -> WrittenFile:
@@ -105,7 +110,8 @@ class IcebergLakeTable:
                 delta.append_data_file(to_data_file(file))
             for file in change.deletes:
                 delta.add_deletes(to_data_file(file))
-            delta.commit()
+            with lake_files():
+                delta.commit()
             number = table.metadata.next_sequence_number()
             mark = dataclasses.replace(mark, snapshot_id=delta.snapshot_id, sequence_number=number)
             transaction.set_properties(mark.to_properties())
@@ -114,6 +120,14 @@ class IcebergLakeTable:
             raise
         # Not `commit_transaction`: it tries again by itself, and removes files when it is told of a conflict, though a
         # catalog that got the request twice says so of the table's own commit.
+        try:
+            require_files(table.io, [(f.path, f.size) for f in (*change.data, *change.deletes)])
+        except LakeFileMissingError as e:
+            delta.discard()
+            raise CommitConflictError(
+                f"{e.context['path']} was removed before the round that wrote it committed: run the round again",
+                path=e.context["path"],
+            ) from e
         requirements = (*transaction._requirements, AssertTableUUID(uuid=table.metadata.table_uuid))
         try:
             table._do_commit(updates=transaction._updates, requirements=requirements)
@@ -122,19 +136,47 @@ class IcebergLakeTable:
             return CommitAnswer(outcome, delta.snapshot_id, delta.written_paths, e)
         return CommitAnswer(Outcome.LANDED, delta.snapshot_id, delta.written_paths)
 
+    def announce_cleanup(self) -> None:
+        """Commit a snapshot without files that says that orphans will be removed: rounds that were planned before
+        are refused from then on, and what landed before is in the version that it was made from.
+
+        Raises:
+            CommitConflictError: others keep changing the table.
+            UnavailableError: the catalog does not answer; it may be announced.
+        """
+        for _ in range(_ANNOUNCEMENTS_MAX):
+            self.load()
+            table = self.table
+            transaction = _Transaction(table)
+            values = {CLEANUP: SystemRandomness().uuid_hex()}
+            delta = RowDelta(transaction, values)
+            with lake_files():
+                delta.commit()
+            transaction.set_properties(values)
+            requirements = (*transaction._requirements, AssertTableUUID(uuid=table.metadata.table_uuid))
+            try:
+                table._do_commit(updates=transaction._updates, requirements=requirements)
+                return
+            except CommitFailedException:
+                continue
+            except Exception as e:
+                raise UnavailableError(f"the lake's catalog did not take the announcement of a clean-up: {e}") from e
+        raise CommitConflictError("others keep changing the lake table while orphans are to be removed: try again")
+
     def added_paths(self, version: LakeVersion, snapshot_id: int) -> frozenset[str] | None:
         """See `LakeTable.added_paths`."""
         table = _table(version)
         snapshot = table.metadata.snapshot_by_id(snapshot_id)
         if snapshot is None:
             return None
-        return frozenset(
-            e.data_file.file_path
-            for m in snapshot.manifests(table.io)
-            if m.added_snapshot_id == snapshot_id
-            for e in m.fetch_manifest_entry(table.io)
-            if e.status == ManifestEntryStatus.ADDED
-        )
+        with lake_files():
+            return frozenset(
+                e.data_file.file_path
+                for m in snapshot.manifests(table.io)
+                if m.added_snapshot_id == snapshot_id
+                for e in m.fetch_manifest_entry(table.io)
+                if e.status == ManifestEntryStatus.ADDED
+            )
 
     def discard(self, paths: Iterable[str]) -> None:
         """See `LakeTable.discard`."""

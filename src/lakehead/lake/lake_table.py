@@ -147,7 +147,7 @@ class LakeTable(Protocol):
         """Per file, where rows with these offsets (sorted) stand, and their offsets; deleted rows are found too.
 
         Raises:
-            FileNotFoundError: a file is gone.
+            LakeFileMissingError: a file is gone.
         """
         ...
 

@@ -28,6 +28,9 @@ OFFSETS = "lakehead.offsets"
 MARK = "lakehead.mark"
 """Table property: the newest mark as JSON."""
 
+CLEANUP = "lakehead.cleanup"
+"""Of the newest orphan clean-up: table property, and summary entry of the snapshot that announced it."""
+
 
 @dataclass(frozen=True)
 class LakeMark:
@@ -78,6 +81,11 @@ class LakeSnapshot:
     parent_id: int | None
     sequence_number: int
     summary: Mapping[str, str]
+
+    @property
+    def foreign(self) -> bool:
+        """Whether another engine made it."""
+        return OFFSETS not in self.summary and CLEANUP not in self.summary
 
     @property
     def mark(self) -> LakeMark | None:
@@ -229,7 +237,7 @@ def has_foreign_commits(version: LakeVersion) -> bool:
     """True unless every listed ancestor of the current lake snapshot, back to the first, is Lakehead's."""
     oldest = None
     for oldest in version.lineage():
-        if OFFSETS not in oldest.summary:
+        if oldest.foreign:
             return True
     return _parent_expired(oldest)
 

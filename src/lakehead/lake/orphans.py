@@ -3,7 +3,9 @@
 A crash between writing a file and committing it leaves one, and so does a commit that lost, or whose outcome was never
 known. They cost room and nothing else, so this errs on the side of keeping. A file goes when it is of a kind that
 Iceberg tables are made of, lies in the table's folder and in no other table's, is older than any round may take, and
-when nothing reachable has even its name. Names are unique, addresses are not: ``file:/x`` is ``file:///x``.
+when nothing reachable has even its name. Names are unique, addresses are not: ``file:/x`` is ``file:///x``. Age is judged by
+clocks, so a round may be younger than its files look: before anything goes, the clean-up is announced in the table, and a
+round that was planned before can no longer commit.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from lakehead.env.clock import Clock, SystemClock
 from lakehead.env.storage import storage_errors
 from lakehead.errors import LakeStateError, UnavailableError
 from lakehead.lake.file_io import locate_file
+from lakehead.lake.iceberg_table import IcebergLakeTable
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -74,7 +77,9 @@ def remove_orphans(
     Raises:
         LakeStateError: the table lacks a file that it names, or a table that cannot be read shares its folder; nothing
             was removed.
-        UnavailableError: what a running read needs cannot be known; nothing was removed. Try again when it has ended.
+        UnavailableError: what a running read needs cannot be known, or the catalog does not answer; nothing was
+            removed. Try again later.
+        CommitConflictError: others keep changing the table; nothing was removed.
         StorageError, OSError: the storage refused; some may be removed.
     """
     table = load_table()
@@ -93,7 +98,12 @@ def remove_orphans(
         old = info.mtime is not None and info.mtime <= oldest
         if old and info.base_name not in reached.names and not info.path.startswith(tuple(others)):
             orphans.append(info)
-    if not dry_run:
+    if orphans and not dry_run:
+        # A round that was planned before cannot commit any more; what landed until now is reached.
+        IcebergLakeTable(load_table).announce_cleanup()
+        table = load_table()
+        reached.add_metadata(table.metadata_location, table.metadata, may_lack=False)
+        orphans = [i for i in orphans if i.base_name not in reached.names]
         for info in orphans:
             with storage_errors(info.path, "remove"):
                 try:

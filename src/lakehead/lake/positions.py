@@ -35,7 +35,7 @@ def locate(lake: LakeTable, version: LakeVersion, offsets: Mapping[TabletKey, Of
 
     Raises:
         LakeStateError: a data file belongs to no tablet.
-        FileNotFoundError: a data file is gone.
+        LakeFileMissingError: a data file is gone.
     """
     from lakehead.lake.tablets import require_tablet
 
@@ -89,10 +89,10 @@ def iterate_offsets(
         Position of the group's first row, offsets, and which of them are not null (None: all; null ones read -1).
         Nothing for a file without the column.
     """
-    from lakehead.lake.file_io import locate_file
+    from lakehead.lake.file_io import lake_files, locate_file
 
     fs, inner = locate_file(io, path)
-    with pq.ParquetFile(inner, filesystem=fs) as file:
+    with lake_files(path), pq.ParquetFile(inner, filesystem=fs) as file:
         column = file.schema_arrow.get_field_index(OFFSET_COLUMN)
         if column < 0:
             return
@@ -121,7 +121,7 @@ def _positions_of(offsets: Offsets, valid: Mask | None, wanted: Offsets) -> Offs
 
 def deleted_positions(io: FileIO, data_path: str, delete_files: Sequence[str]) -> Offsets:
     """Positions of a data file that position-delete files delete; sorted, each once."""
-    from lakehead.lake.file_io import locate_file
+    from lakehead.lake.file_io import lake_files, locate_file
 
     if not delete_files:
         return NO_OFFSETS
@@ -129,7 +129,7 @@ def deleted_positions(io: FileIO, data_path: str, delete_files: Sequence[str]) -
     parts = []
     for path in delete_files:
         fs, inner = locate_file(io, path)
-        with pq.ParquetFile(inner, filesystem=fs, read_dictionary=["file_path"]) as file:
+        with lake_files(path), pq.ParquetFile(inner, filesystem=fs, read_dictionary=["file_path"]) as file:
             rows = file.read(columns=["file_path", "pos"]).combine_chunks()
         paths = rows.column("file_path").combine_chunks()
         # Writers spell addresses differently (file:/x, file:///x): compare what they lead to.

@@ -25,7 +25,7 @@ from pyiceberg.table import Table
 from lakehead.errors import LakeStateError
 from lakehead.format.predicate import Bound, Predicate
 from lakehead.format.schema import lake_schema, lake_type
-from lakehead.lake.file_io import locate_file
+from lakehead.lake.file_io import lake_files, locate_file
 from lakehead.lake.inspect import files_table, snapshots_table
 from lakehead.lake.positions import deleted_positions, find_offsets, offsets_at
 from lakehead.lake.read_plan import LakeFile, plan_files, superseded_in
@@ -74,6 +74,7 @@ def read_lake(
     Raises:
         LakeStateError: a file holds values that do not fit the table's types, or rows that may be superseded but
             belong to no tablet.
+        LakeFileMissingError: a file is gone.
     """
     own = pa.schema([*desc.schema, *SYSTEM_FIELDS])
     names = list(columns) if columns is not None else list(desc.schema.names)
@@ -82,8 +83,9 @@ def read_lake(
     reader = _Reader(table.io, own, names, predicate)
     whole, partial = _split(table, files, superseded or {})
     try:
-        yield from reader.scan(whole)
-        yield from reader.scan_partial(partial)
+        with lake_files():
+            yield from reader.scan(whole)
+            yield from reader.scan_partial(partial)
     except pa.ArrowInvalid as e:
         raise LakeStateError(
             f"lake table {'.'.join(table.name())} holds values that do not fit table {desc.path}: {e}",

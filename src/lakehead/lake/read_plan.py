@@ -8,6 +8,7 @@ from pyiceberg.table import Table
 
 from lakehead.errors import LakeStateError
 from lakehead.format.predicate import Bound
+from lakehead.lake.file_io import lake_files
 from lakehead.lake.lake_table import LakeFile
 from lakehead.lake.positions import offset_bounds
 from lakehead.lake.pruning import row_filter
@@ -39,12 +40,14 @@ def plan_files(table: Table, snapshot_id: int | None = None, bounds: Sequence[Bo
 
     Raises:
         LakeStateError: the snapshot has equality deletes, which tiering never writes.
+        LakeFileMissingError: a manifest is gone.
     """
     schema, specs = table.schema(), table.specs()
     offset_id = schema.find_field(OFFSET_COLUMN).field_id
     scan = table.scan(row_filter=row_filter(bounds, schema), snapshot_id=snapshot_id)
     try:
-        tasks = list(scan.plan_files())
+        with lake_files():
+            tasks = list(scan.plan_files())
     except ValueError as e:
         if "equality delete" not in str(e):
             raise

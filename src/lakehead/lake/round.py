@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from lakehead.errors import CommitConflictError, LakeStateError, OffsetOutOfRang
 from lakehead.lake.commit import CommitResult, commit_round
 from lakehead.lake.files import WrittenFile
 from lakehead.lake.lake_table import DataWriter, LakeTable
-from lakehead.lake.marks import LakeVersion, mark_of
+from lakehead.lake.marks import CLEANUP, LakeVersion, mark_of
 from lakehead.lake.round_plan import ROWS_PER_TASK, HotSource, RoundPlan, TieringTask, plan_round
 from lakehead.log.netchange import Offsets, live_rows, superseded_offsets, union
 from lakehead.types import (
@@ -124,7 +124,7 @@ def _plan(
                 round_id=round_id,
                 rows_per_task=rows_per_task,
             )
-            return version, plan
+            return version, replace(plan, cleanup=version.properties.get(CLEANUP))
         except LakeStateError:
             version = lake.load()
             if mark_of(version) == mark:

@@ -69,6 +69,7 @@ class RoundPlan:
         ranges: ``[start, end)`` per tablet with something to tier.
         tasks: the ranges, cut.
         deletes: offsets below the ranges whose rows are gone, per tablet; sorted. Filled in by `with_superseded`.
+        cleanup: the newest orphan clean-up that was announced before any file was written; None for none.
     """
 
     table_id: str
@@ -79,6 +80,7 @@ class RoundPlan:
     ranges: Mapping[TabletKey, tuple[int, int]]
     tasks: tuple[TieringTask, ...]
     deletes: Mapping[TabletKey, Offsets]
+    cleanup: str | None = None
 
     @property
     def offsets(self) -> dict[TabletKey, int]:

@@ -22,6 +22,7 @@ class CatalogLakeState:
         self._folder = folder
         self._lock = threading.Lock()
         self._catalog: LakeCatalog | None = None
+        self._proven: dict[str, frozenset[str]] = {}
 
     def _open(self) -> LakeCatalog:
         from lakehead.lake.catalog import LakeCatalog
@@ -59,3 +60,19 @@ class CatalogLakeState:
         with self._lock:
             mark = read_mark(self._open().load(desc))
         return mark.offsets if mark else {}
+
+    def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
+        """See `LakeState.proven_offsets`."""
+        from lakehead.lake.file_io import missing_file
+        from lakehead.lake.marks import read_mark
+        from lakehead.lake.proof import manifest_paths, missing_files
+
+        with self._lock:
+            table = self._open().load(desc)
+        mark = read_mark(table)
+        if mark is None:
+            return {}
+        for missing in missing_files(table, proven=self._proven.get(desc.table_id, ())):
+            raise missing_file(missing.path)
+        self._proven[desc.table_id] = frozenset(manifest_paths(table))
+        return mark.offsets

@@ -32,3 +32,12 @@ class LakeState(Protocol):
     def tiered_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
         """Exclusive end of what the lake holds, per tablet, read from the lake."""
         ...
+
+    def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
+        """`tiered_offsets`, once every file that holds these rows was found with its size: a log may forget them.
+
+        Raises:
+            LakeFileMissingError: a file is not there.
+            LakeStateError: the lake table is not as tiering left it.
+        """
+        ...

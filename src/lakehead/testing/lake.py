@@ -16,10 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from lakehead.env.randomness import Randomness
-from lakehead.errors import LakeStateError
+from lakehead.errors import CommitConflictError, LakeStateError
+from lakehead.lake.file_io import missing_file
 from lakehead.lake.files import WrittenFile
 from lakehead.lake.lake_table import CommitAnswer, Hit, LakeChange, LakeFile, Outcome
-from lakehead.lake.marks import TABLE_ID, LakeMark, LakeSnapshot, LakeVersion
+from lakehead.lake.marks import CLEANUP, TABLE_ID, LakeMark, LakeSnapshot, LakeVersion
 from lakehead.log.netchange import NO_OFFSETS, Offsets, contains, union
 from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, TableDescriptor, TabletKey, partition_name
 
@@ -171,6 +172,8 @@ class MemoryLake:
     def commit(self, base: LakeVersion, change: LakeChange) -> CommitAnswer:
         """See `LakeTable.commit`."""
         self.on_step("commit")
+        if gone := {f.path for f in (*change.data, *change.deletes)} - self._files.keys():
+            raise CommitConflictError(f"{gone} were removed before the round that wrote them committed")
         fault = self.fault(change)
         snapshot_id = self._new_snapshot_id()
         manifest = self._put("manifest", None)
@@ -297,6 +300,15 @@ class MemoryLake:
         for path in before - self.reachable() if files else ():
             self._files.pop(path, None)
 
+    def clean_up(self) -> None:
+        """Remove orphans, however young."""
+        values = {CLEANUP: self._randomness.uuid_hex()}
+        content = self._known().content
+        self._add_snapshot(replace(content, manifests=(*content.manifests, self._put("manifest", None))), values)
+        self._known().properties.update(values)
+        for path in self.stored() - self.reachable():
+            del self._files[path]
+
     def roll_back(self, snapshot_id: int) -> None:
         """Make an older snapshot the current one."""
         self._known().current_id = snapshot_id
@@ -335,13 +347,13 @@ class MemoryLake:
     def _data(self, path: str) -> _Data:
         data = self._files.get(path)
         if not isinstance(data, _Data):
-            raise FileNotFoundError(path)
+            raise missing_file(path)
         return data
 
     def _deletes(self, path: str) -> _Deletes:
         deletes = self._files.get(path)
         if not isinstance(deletes, _Deletes):
-            raise FileNotFoundError(path)
+            raise missing_file(path)
         return deletes
 
     def _put(self, kind: str, file: _Data | _Deletes | None) -> str:

@@ -24,6 +24,7 @@ from lakehead.lake.files import LakeWriteSpec, write_data_files, write_position_
 from lakehead.lake.iceberg_table import IcebergLakeTable
 from lakehead.lake.lake_table import CommitAnswer, Hit, LakeChange, LakeTable
 from lakehead.lake.marks import LakeVersion
+from lakehead.lake.orphans import remove_orphans
 from lakehead.lake.read import plan_files, read_lake
 from lakehead.lake.round import run_round
 from lakehead.lake.rowdelta import RowDelta, to_data_file
@@ -197,6 +198,10 @@ class Lake(Tiered):
     def roll_back(self, snapshot_id: int) -> None:
         self.load().manage_snapshots().set_current_snapshot(snapshot_id).commit()
 
+    def clean_up(self) -> None:
+        """Orphan clean-up that takes every file for old."""
+        remove_orphans(self.load, older_than_ms=-60_000)
+
     def drop(self) -> None:
         self.catalog.iceberg.drop_table(("db", "t"))
 
@@ -282,6 +287,7 @@ class ModelLake(Tiered):
         self.deliver = self.memory.deliver
         self.roll_back = self.memory.roll_back
         self.drop = self.memory.drop
+        self.clean_up = self.memory.clean_up
         self.recreate = self.memory.create
         self.snapshot_ids = self.memory.snapshot_ids
         self.rewrite_foreign = self.memory.rewrite_foreign

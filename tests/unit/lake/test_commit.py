@@ -241,7 +241,7 @@ def test_a_lake_that_lost_a_file_is_named_as_that(keyed: Any) -> None:
     prepared = prepare(keyed)
     for path in keyed.used_files():
         Path(path).unlink()
-    with pytest.raises(LakeStateError, match="lacks a file"):
+    with pytest.raises(LakeStateError, match="is gone"):
         commit(keyed, prepared)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from lakehead.errors import LakeStateError
+from lakehead.errors import LakeFileMissingError, LakeStateError
 from lakehead.lake.lake_table import CommitAnswer, Hit, LakeChange, LakeFile, Outcome
 from lakehead.lake.marks import LakeVersion, find_round, has_foreign_commits, mark_of
 from lakehead.testing.lake import Fault
@@ -226,5 +226,5 @@ def test_what_a_snapshot_added_is_known_while_it_is_listed(any_log: Any) -> None
 def test_files_that_are_gone_are_missed(any_log: Any) -> None:
     lost = LakeFile("file:///nowhere/a.parquet", 1, 1, TABLET, (0, 0), 0, (), (0,))
     any_log.table.load()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(LakeFileMissingError):
         any_log.table.find_offsets([(lost, offsets(0))])

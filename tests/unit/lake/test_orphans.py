@@ -13,9 +13,10 @@ import pytest
 from pyiceberg.exceptions import CommitFailedException
 
 from lakehead.env.clock import SystemClock
-from lakehead.errors import LakeStateError, UnavailableError
+from lakehead.errors import CommitConflictError, CommitUnknownError, LakeStateError, UnavailableError
 from lakehead.lake.catalog import open_metadata
 from lakehead.lake.lake_table import LakeChange
+from lakehead.lake.marks import has_foreign_commits
 from lakehead.lake.orphans import Orphan, remove_orphans
 from lakehead.testing.lake import Fault
 
@@ -270,7 +271,7 @@ def test_files_of_another_table_stay(keyed: Any, neighbour: Any, inside: str, dr
         keyed.catalog.iceberg.drop_table("db.neighbour")
     before = files(keyed)
     path = stray(keyed)
-    assert [o.path for o in clean(keyed)] == [f"file://{path}"] and files(keyed) == before
+    assert [o.path for o in clean(keyed)] == [f"file://{path}"] and before <= files(keyed)
     reader = open_metadata(metadata, dict(keyed.load().io.properties))
     assert reader.scan().to_arrow()["id"].to_pylist() == [1, 1]
 
@@ -313,3 +314,65 @@ def test_a_file_that_goes_by_itself_is_no_error(keyed: Any) -> None:
 
     remove_orphans(load, older_than_ms=0, clock=LaterClock(1))
     assert not path.exists()
+
+
+@pytest.mark.parametrize("fault", [None, Fault.ANSWER_LOST, Fault.DELAYED])
+@pytest.mark.parametrize("step", STEPS, ids=lambda s: f"{s[0]} {s[1] + 1}")
+def test_a_round_does_not_commit_what_a_clean_up_took(
+    make_any: Callable[..., Any], step: tuple[str, int], fault: Fault | None
+) -> None:
+    lake = make_any(lands_late=fault is Fault.DELAYED)
+    lake.write(1, 2, 3)
+    lake.round()
+    lake.write(2, 4, v=1)
+    lake.faults = [fault] if fault else []
+    left = step[1]
+
+    def clean_up(at: str) -> None:
+        nonlocal left
+        if at == step[0]:
+            left -= 1
+            if left < 0:
+                lake.on_step = lambda step: None
+                faults, lake.faults = lake.faults, []
+                lake.clean_up()
+                lake.faults = faults
+
+    lake.on_step = clean_up
+    try:
+        lake.round()
+    except (CommitConflictError, CommitUnknownError):
+        lake.deliver() if fault is Fault.DELAYED else None
+        lake.round()
+    while fault is Fault.DELAYED and lake.deliver():
+        continue
+    assert lake.values() == lake.model_values()
+    lake.stray_files()  # nothing that a snapshot names is gone
+
+
+def test_a_clean_up_without_orphans_leaves_no_trace(keyed: Any) -> None:
+    history(keyed)
+    before = keyed.snapshot_ids()
+    assert clean(keyed) == [] and keyed.snapshot_ids() == before
+    stray(keyed)
+    assert clean(keyed) and len(keyed.snapshot_ids()) == len(before) + 1
+    assert not has_foreign_commits(keyed.table.load()) or keyed.desc.keyed
+    keyed.write(5)
+    keyed.round()
+    assert keyed.values() == keyed.model_values()
+
+
+def test_an_empty_lake_is_cleaned(keyed: Any) -> None:
+    stray(keyed)
+    assert clean(keyed)
+    keyed.write(1)
+    keyed.round()
+    assert keyed.values() == keyed.model_values()
+
+
+def test_a_busy_table_is_not_cleaned(keyed: Any) -> None:
+    path = stray(keyed)
+    keyed.catalog.iceberg.commit_table = lambda *args: (_ for _ in ()).throw(CommitFailedException)
+    with pytest.raises(CommitConflictError):
+        clean(keyed)
+    assert path.exists()

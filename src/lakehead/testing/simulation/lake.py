@@ -222,6 +222,13 @@ class SimulatedLakes:
         mark = mark_of(self.by_table[desc.table_id].table.load())
         return mark.offsets if mark else {}
 
+    def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
+        """See `LakeState.proven_offsets`."""
+        table = self.by_table[desc.table_id].table
+        offsets = self.tiered_offsets(desc)
+        require(table.reachable() <= table.stored(), f"{desc.path}: the lake names files that are gone")
+        return offsets
+
 
 @dataclass(frozen=True)
 class SimulatedView:
