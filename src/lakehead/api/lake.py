@@ -104,7 +104,7 @@ class TableLake:
 
         Args:
             older_than: age from which on a file may go, such as ``"1d"`` or a number of seconds; greater than the
-                longest round or foreign write. Files of a round under way are told from orphans by their age alone.
+                longest foreign write. A round under way is refused when it commits, and run again.
             dry_run: only say what would go.
 
         Returns:
@@ -114,6 +114,7 @@ class TableLake:
             NoLakeError: the table has no lake.
             LakeStateError: the lake is damaged, or shares its folder with a table that cannot be read.
             UnavailableError: the catalog cannot be reached, or what a running read needs cannot be known now.
+            CommitConflictError: others kept changing the table; nothing was removed, try again.
         """
         from lakehead.lake.orphans import remove_orphans
 

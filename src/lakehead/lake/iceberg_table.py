@@ -158,7 +158,7 @@ class IcebergLakeTable:
                 table._do_commit(updates=transaction._updates, requirements=requirements)
                 return
             except CommitFailedException:
-                continue
+                delta.discard()
             except Exception as e:
                 raise UnavailableError(f"the lake's catalog did not take the announcement of a clean-up: {e}") from e
         raise CommitConflictError("others keep changing the lake table while orphans are to be removed: try again")

@@ -3,9 +3,10 @@
 A crash between writing a file and committing it leaves one, and so does a commit that lost, or whose outcome was never
 known. They cost room and nothing else, so this errs on the side of keeping. A file goes when it is of a kind that
 Iceberg tables are made of, lies in the table's folder and in no other table's, is older than any round may take, and
-when nothing reachable has even its name. Names are unique, addresses are not: ``file:/x`` is ``file:///x``. Age is judged by
-clocks, so a round may be younger than its files look: before anything goes, the clean-up is announced in the table, and a
-round that was planned before can no longer commit.
+when nothing reachable has even its name. Names are unique, addresses are not: ``file:/x`` is ``file:///x``.
+
+Age is judged by clocks, and a process may stand still for long. So before anything goes the clean-up is announced in
+the table, and a round that was planned before can no longer commit.
 """
 
 from __future__ import annotations
