@@ -39,7 +39,6 @@ LOCAL_SETTINGS = {
 RUNTIME_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.sql.python.filterPushdown.enabled": "true",
     # Lake columns are found by field id: a renamed one would silently be null by name.
     "spark.sql.parquet.fieldId.read.enabled": "true",
     "spark.sql.timeType.enabled": "true",

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from lakehead.env.randomness import SystemRandomness
 from lakehead.format.schema import lake_schema
+from lakehead.spark.floats import unprunable_floats
 from lakehead.spark.launch import is_local
 from lakehead.spark.types import spark_schema
 
@@ -62,7 +63,7 @@ def scratch_frame(spark: SparkSession, schema: pa.Schema, batches: Iterable[pa.R
     rows = (_conform(b, stored) for b in _chain(first, filled))
     if is_shared(spark):
         path = _write(spark.sparkContext._temp_dir, stored, rows)
-        return spark.read.schema(spark_schema(schema)).parquet(spark_path(f"file://{path}"))
+        return unprunable_floats(spark.read.schema(spark_schema(schema)).parquet(spark_path(f"file://{path}")))
     return spark.createDataFrame(pa.Table.from_batches(rows, stored), spark_schema(schema))
 
 

@@ -1,7 +1,9 @@
 """The data source ``lakehead``: a table read in partitions, each an Arrow stream from a worker's own connection.
 
 A read is pinned once, while it is planned; partitions carry plain values (files, offset ranges, superseded offsets), so
-all of them see the same lake snapshot and watermarks.
+all of them see the same lake snapshot and watermarks. Filters are Spark's to apply: it plans a relation of a Python
+source once for all its scans, and a filter taken for one of them would hold for the others
+([RFC 0012](../../../docs/rfcs/0012-spark-filters.md)).
 """
 
 from __future__ import annotations
@@ -12,19 +14,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from lakehead.api.table import Table
 from lakehead.config import unknown_name
 from lakehead.errors import ColumnNotFoundError, InvalidPropertyError, LakeStateError
-from lakehead.format.predicate import Predicate, parse_predicate
 from lakehead.format.schema import nearest_name
 from lakehead.lake.union import Pin, UnionRead, pin
 from lakehead.lake.view import LakeView
 from lakehead.log.netchange import Offsets, between
 from lakehead.spark.connections import worker_table
-from lakehead.spark.filters import translate_filters
 from lakehead.spark.types import spark_schema
 from lakehead.types import SYSTEM_FIELDS, TabletKey
 
@@ -156,16 +156,8 @@ class LakeheadReader(DataSourceReader):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._filter: bytes | None = None
 
     # ---- planning -------------------------------------------------------------------------------------------------
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take the filters that we apply exactly; return the others."""
-        table = self._table()
-        condition, left = translate_filters(filters, table.schema)
-        self._filter = None if condition is None else parse_predicate(condition, table.schema).to_bytes()
-        return left
 
     def partitions(self) -> Sequence[InputPartition]:
         table = self._table()
@@ -183,8 +175,7 @@ class LakeheadReader(DataSourceReader):
             superseded: Mapping[TabletKey, Offsets] = {}
             if client.desc.keyed and pinned.ranges:
                 superseded = UnionRead(client, pinned, columns=[]).hot_changes()[0]
-            predicate = self._predicate(table)
-            files = plan_files(view.table, view.snapshot_id, predicate.bounds if predicate else ())
+            files = plan_files(view.table, view.snapshot_id)
             parts += lake_parts(client.desc.table_id, files, superseded)
         parts += hot_parts(client.desc.table_id, pinned.ranges, pinned.lease, whole_tablets=client.desc.keyed)
         return [InputPartition(p) for p in parts]
@@ -201,7 +192,6 @@ class LakeheadReader(DataSourceReader):
             raise LakeStateError(f"table {table.name} was dropped and created again while it was read: read it again")
         system = {f.name for f in SYSTEM_FIELDS}
         user = [n for n in names if n not in system]
-        predicate = self._predicate(table)
         target = _arrow_schema(self._schema)
         batches: Iterator[pa.RecordBatch]
         if isinstance(part, LakePart):
@@ -209,14 +199,13 @@ class LakeheadReader(DataSourceReader):
 
             lake = LakeView.current(client.desc, client.lake()).table
             batches = read_lake(
-                lake, client.desc, part.files, columns=names, predicate=predicate, superseded=part.superseded
+                lake, client.desc, part.files, columns=names, predicate=None, superseded=part.superseded
             )
         else:
             read = UnionRead(
                 client,
                 Pin(None, part.ranges, part.lease),
                 columns=user,
-                predicate=predicate,
                 system_columns=len(user) < len(names),
             )
             batches = read.batches()
@@ -225,9 +214,6 @@ class LakeheadReader(DataSourceReader):
 
     def _table(self) -> Table:
         return worker_table(self._options.uri, self._options.table)
-
-    def _predicate(self, table: Table) -> Predicate | None:
-        return None if self._filter is None else Predicate.from_bytes(self._filter, table.schema)
 
 
 def lake_parts(table_id: str, files: Iterable[LakeFile], superseded: Mapping[TabletKey, Offsets]) -> Iterator[LakePart]:

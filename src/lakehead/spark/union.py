@@ -1,6 +1,7 @@
 """The union read in Spark: native Parquet scans of the lake, one anti-join on packed offsets, and the hot rows.
 
-The scans stay vectorised, pruned and filtered: Spark pushes columns and filters through the anti-join and the union.
+The scans stay vectorised, pruned and filtered: Spark pushes columns and filters through the anti-join and the union,
+all but comparisons of floats (`lakehead.spark.floats`).
 Only files with dead rows take part in the join, so that a log table's lake is read as plain Parquet.
 """
 
@@ -25,6 +26,7 @@ from lakehead.lake.union import Pin, Superseded, UnionRead, pin
 from lakehead.lake.view import LakeView
 from lakehead.log.netchange import Offsets
 from lakehead.spark.dead import KEY_COLUMN, OFFSET_BITS, PARTITION_COLUMN, LakeParts, dead_table, split_files
+from lakehead.spark.floats import quoted, unprunable_floats
 from lakehead.spark.scratch import is_shared, scratch_frame, spark_path
 from lakehead.spark.types import spark_schema
 from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor
@@ -61,11 +63,6 @@ def union_frame(
     if not parts:
         return spark.createDataFrame([], spark_schema(read.schema))
     return reduce(lambda a, b: a.unionByName(b), [p.select(*map(quoted, read.schema.names)) for p in parts])
-
-
-def quoted(name: str) -> str:
-    """A column name as Spark's resolver reads it back."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 # ---- hot ----------------------------------------------------------------------------------------------------------
@@ -109,7 +106,7 @@ def _lake_frames(spark: SparkSession, view: LakeView | None, superseded: Superse
 
 
 def _scan(spark: SparkSession, schema: StructType, files: Iterable[LakeFile]) -> DataFrame:
-    return spark.read.schema(schema).parquet(*(spark_path(f.path) for f in files))
+    return unprunable_floats(spark.read.schema(schema).parquet(*(spark_path(f.path) for f in files)))
 
 
 def _dead_frame(spark: SparkSession, desc: TableDescriptor, parts: LakeParts) -> DataFrame | None:
