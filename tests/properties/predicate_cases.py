@@ -184,13 +184,13 @@ def plain_literal(value: Value) -> str:
     return "(" + " || chr(0) || ".join(literal(part) for part in value.split("\0")) + ")"
 
 
-def sql(condition: Condition, write: Callable[[Value], str] = literal) -> str:
-    """The condition as text."""
+def sql(condition: Condition, write: Callable[[Value], str] = literal, quote: str = '"') -> str:
+    """The condition as text; ``quote`` goes around names."""
 
     def operand(x: Operand) -> str:
         match x:
             case Field():
-                return ".".join(f'"{part}"' for part in x.path)
+                return ".".join(f"{quote}{part}{quote}" for part in x.path)
             case Lit():
                 return write(x.value)
             case Call():
@@ -215,11 +215,11 @@ def sql(condition: Condition, write: Callable[[Value], str] = literal) -> str:
         case Holds():
             return operand(condition.field)
         case Not():
-            return f"not ({sql(condition.inner, write)})"
+            return f"not ({sql(condition.inner, write, quote)})"
         case Join():
-            return f"({sql(condition.left, write)}) {condition.op} ({sql(condition.right, write)})"
+            return f"({sql(condition.left, write, quote)}) {condition.op} ({sql(condition.right, write, quote)})"
         case Is():
-            return f"({sql(condition.inner, write)}) is {condition.what}"
+            return f"({sql(condition.inner, write, quote)}) is {condition.what}"
 
 
 # -- values ---------------------------------------------------------------------------------------------------------
