@@ -167,6 +167,12 @@ class AuthenticationError(InvalidRequestError):
     code = 1019
 
 
+class SequenceConflictError(InvalidRequestError):
+    """A writer's batch differs from the one that landed under its number; nothing was written."""
+
+    code = 1020
+
+
 class UnavailableError(LakeheadError):
     """The service cannot be reached or cannot serve now; retry with back-off."""
 

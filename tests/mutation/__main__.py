@@ -68,9 +68,37 @@ MUTANTS = (
     Mutant(
         "forget what a writer was answered",
         "log/writers.py",
-        "        if known is not None:\n            return known\n",
-        "",
+        "if known is not None:",
+        "if False:",
         "tests/unit/log/test_writers.py",
+    ),
+    Mutant(
+        "answer another batch",
+        "log/writers.py",
+        "if known.content.contradicts(content):",
+        "if False:",
+        "tests/unit/log/test_writers.py",
+    ),
+    Mutant(
+        "compare a batch per tablet only",
+        "server/named_writers.py",
+        "if stamp.sequence <= name.newest:",
+        "if False:",
+        "tests/unit/server/test_named_writers.py",
+    ),
+    Mutant(
+        "go on after a batch that landed in part",
+        "server/named_writers.py",
+        "return bool(holders) and all(a.tablets == len(holders) for a in holders.values())",
+        "return bool(holders)",
+        "tests/unit/server/test_named_writers.py",
+    ),
+    Mutant(
+        "let an epoch go back",
+        "server/named_writers.py",
+        "name.epoch = max(name.epoch, epoch)",
+        "name.epoch = epoch",
+        "tests/unit/server/test_named_writers.py",
     ),
     Mutant(
         "let a fenced writer write",
@@ -131,8 +159,10 @@ MUTANTS = (
     Mutant(
         "apply what was not logged",
         "server/tablet.py",
-        "            results = self._append(bodies)\n            with self._state_lock:\n                kv.apply(",
-        "            kv.apply(base, change.change_types, change.rows)\n            results = self._append(bodies)\n"
+        "            results = self._append(bodies, writes)\n            with self._state_lock:\n"
+        "                kv.apply(",
+        "            kv.apply(base, change.change_types, change.rows)\n"
+        "            results = self._append(bodies, writes)\n"
         "            with self._state_lock:\n                (lambda *_: None)(",
         "tests/unit/server/test_tablet.py",
     ),

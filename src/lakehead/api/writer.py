@@ -74,7 +74,8 @@ class Writer:
     @property
     def last_sequence(self) -> int:
         """Of a named writer: number of the last batch known to be acknowledged, counting from 0; -1 for none. A resumed
-        writer starts with what its predecessor is known to have had acknowledged: send on from the batch after it."""
+        writer starts with its predecessor's last batch that is in every tablet it went to: send on from the one after
+        it, unchanged, as some tablets may have it."""
         return self._batches.acked_through
 
     def close(self) -> None:

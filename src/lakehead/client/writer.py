@@ -15,7 +15,7 @@ from lakehead.client.routing import route
 from lakehead.env.clock import Clock
 from lakehead.errors import ClosedError, LakeheadError, LimitExceededError, RequestTimeoutError, UnavailableError
 from lakehead.format.bucketing import unkeyed_bucket
-from lakehead.format.frame import WriterStamp, encode_body
+from lakehead.format.frame import TABLETS_MAX, WriterStamp, encode_body
 from lakehead.protocol.messages import CloseWriter, Endpoint, OpenWriter, TabletRef, Write, WriteReply, WriterReply
 from lakehead.types import TableDescriptor, TabletKey
 
@@ -87,7 +87,8 @@ class BatchWriter:
 
     @classmethod
     def resume(cls, desc: TableDescriptor, endpoint: Endpoint, clock: Clock, name: str) -> BatchWriter:
-        """Take over a named writer: its predecessor is fenced, and numbering goes on after what it had acknowledged."""
+        """Take over a named writer: its predecessor is fenced, and numbering goes on after its last batch that is in
+        every tablet it went to."""
         writer_id = writer_bytes(name)
         reply, _ = endpoint.call(OpenWriter(table_id=desc.table_id, writer_id=writer_id))
         assert isinstance(reply, WriterReply)
@@ -110,9 +111,12 @@ class BatchWriter:
             raise ClosedError("a batch of this writer failed: open the writer again and send on from last_sequence")
         sequence = self._next
         bucket = (self._first_bucket + sequence) % self._desc.buckets
-        refs, checksums, bodies = [], [], []
-        for key, rows in route(self._desc, batch, unkeyed_bucket=bucket):
-            stamp = WriterStamp(self._writer_id, sequence, self._previous.get(key, -1), self.acked_through, self._epoch)
+        parts = list(route(self._desc, batch, unkeyed_bucket=bucket))
+        tablets = len(parts) if len(parts) <= TABLETS_MAX else 0
+        checksums, bodies = [], []
+        for key, rows in parts:
+            previous = self._previous.get(key, -1)
+            stamp = WriterStamp(self._writer_id, sequence, previous, self.acked_through, self._epoch, tablets)
             body = encode_body(
                 _chosen(batch, rows),
                 schema_id=self._desc.schema_id,
@@ -120,13 +124,16 @@ class BatchWriter:
                 compression=self._desc.properties.compression if kind == "append" else "none",
                 with_statistics=kind == "append",
             )
-            self._previous[key] = sequence
-            refs.append(TabletRef.of(key))
             checksums.append(body.crc)
             bodies.append(body.buffer)
+        self._previous.update((key, sequence) for key, _ in parts)
         self._next += 1
         request = Write(
-            table_id=self._desc.table_id, kind=kind, tablets=refs, checksums=checksums, columns=batch.schema.names
+            table_id=self._desc.table_id,
+            kind=kind,
+            tablets=[TabletRef.of(key) for key, _ in parts],
+            checksums=checksums,
+            columns=batch.schema.names,
         )
         return PreparedWrite(request, bodies, sequence)
 

@@ -10,11 +10,13 @@
      24  i64  commit timestamp, microseconds since the epoch   |  set by the server; outside
      32  i64  synced end of the log when this was written      |  the body's checksum
      40  u32  epoch of the tablet's owner                      |
-     44  20x  zero                                            /
+     44  u32  checksum of what the client sent (`Content`)     |
+     48  u8   its kind (`WRITE_KINDS`), 0 before format 3      |
+     49  15x  zero                                            /
     ---- body: written once, by the client for appends, by the server for changelogs ----
      64  u32  schema id
      68  u16  flags: bit 0 = change types and previous offsets are present, bit 1 = buffers are compressed
-     70  u16  zero
+     70  u16  tablets that the batch went to; 0 for not known
      72  16s  writer id
      88  i64  batch sequence of the writer
      96  i64  the writer's previous sequence for this tablet, -1 for none
@@ -60,8 +62,12 @@ WRITER_ID_BYTES = 16
 CHANGES = 1
 COMPRESSED = 2
 
-_HEADER = struct.Struct("<4sIIIqqqI20x")
-_HEADER_TAIL = struct.Struct("<IqqqI20x")
+WRITE_KINDS = {"append": 1, "upsert": 2, "delete": 3}
+TABLETS_MAX = (1 << 16) - 1
+"""A batch that goes to more tablets does not say to how many."""
+
+_HEADER = struct.Struct("<4sIIIqqqIIB15x")
+_HEADER_TAIL = struct.Struct("<IqqqIIB15x")
 _BODY = struct.Struct("<IHH16sqqqIIII")
 assert _HEADER.size == HEADER_BYTES and _BODY.size == BODY_HEADER_BYTES
 
@@ -71,7 +77,8 @@ class WriterStamp:
     """Who wrote a batch, and which of its batches it is.
 
     ``previous_sequence`` is the writer's last sequence *for this tablet* and ``acked_through`` the sequence up to which
-    it has seen every answer; -1 stands for none in both.
+    it has seen every answer; -1 stands for none in both. ``tablets`` is the number of tablets that the whole batch went
+    to, 0 when it does not say.
     """
 
     writer_id: bytes
@@ -79,6 +86,26 @@ class WriterStamp:
     previous_sequence: int = -1
     acked_through: int = -1
     epoch: int = 0
+    tablets: int = 0
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a client sent as one batch: the checksum of its content and its kind, one of `WRITE_KINDS`. Zeros stand for
+    not known, as in frames before format 3."""
+
+    checksum: int = 0
+    kind: int = 0
+
+    def contradicts(self, other: Content) -> bool:
+        """Whether both are known and not the same."""
+        return bool(
+            (self.kind and other.kind and self.kind != other.kind)
+            or (self.checksum and other.checksum and self.checksum != other.checksum)
+        )
+
+
+UNKNOWN_CONTENT = Content()
 
 
 @dataclass(frozen=True)
@@ -169,6 +196,7 @@ class Frame:
     epoch: int
     body: FrameBody
     length: int
+    content: Content = UNKNOWN_CONTENT
 
     @property
     def end_offset(self) -> int:
@@ -220,7 +248,7 @@ def encode_body(
     header = _BODY.pack(
         schema_id,
         flags,
-        0,
+        stamp.tablets,
         stamp.writer_id,
         stamp.sequence,
         stamp.previous_sequence,
@@ -267,10 +295,18 @@ def decode_body(buffer: pa.Buffer, crc: int | None = None) -> FrameBody:
     return decode_body_unchecked(buffer, crc32c.crc32c(buffer) if crc is None else crc)
 
 
-def encode_header(body: FrameBody, *, base_offset: int, timestamp_us: int, synced_end: int, epoch: int) -> bytes:
+def encode_header(
+    body: FrameBody,
+    *,
+    base_offset: int,
+    timestamp_us: int,
+    synced_end: int,
+    epoch: int,
+    content: Content = UNKNOWN_CONTENT,
+) -> bytes:
     """The server's 64 bytes that go before a body."""
     length = HEADER_BYTES + body.buffer.size
-    tail = _HEADER_TAIL.pack(body.crc, base_offset, timestamp_us, synced_end, epoch)
+    tail = _HEADER_TAIL.pack(body.crc, base_offset, timestamp_us, synced_end, epoch, content.checksum, content.kind)
     return struct.pack("<4sII", MAGIC, length, crc32c.crc32c(tail)) + tail
 
 
@@ -284,6 +320,7 @@ class FrameHeader:
     timestamp_us: int
     synced_end: int
     epoch: int
+    content: Content = UNKNOWN_CONTENT
 
 
 def decode_header(buffer: pa.Buffer) -> FrameHeader:
@@ -296,7 +333,7 @@ def decode_header(buffer: pa.Buffer) -> FrameHeader:
     data = buffer[:HEADER_BYTES].to_pybytes()
     if len(data) < HEADER_BYTES:
         raise ChecksumError("a batch frame's header is cut off")
-    magic, length, header_crc, crc, base, timestamp, synced, epoch = _HEADER.unpack(data)
+    magic, length, header_crc, crc, base, timestamp, synced, epoch, checksum, kind = _HEADER.unpack(data)
     if crc32c.crc32c(data[12:]) != header_crc:
         raise ChecksumError("a batch frame's header does not match its checksum")
     if magic != MAGIC:
@@ -307,7 +344,7 @@ def decode_header(buffer: pa.Buffer) -> FrameHeader:
         raise ChecksumError("there is no batch frame at this place")
     if length % ALIGNMENT or not HEADER_BYTES + BODY_HEADER_BYTES <= length <= FRAME_BYTES_MAX or base < 0:
         raise ChecksumError("a batch frame's header has impossible lengths")
-    return FrameHeader(length, crc, base, timestamp, synced, epoch)
+    return FrameHeader(length, crc, base, timestamp, synced, epoch, Content(checksum, kind))
 
 
 def decode_frame(buffer: pa.Buffer, *, check: bool) -> Frame:
@@ -324,15 +361,17 @@ def decode_frame(buffer: pa.Buffer, *, check: bool) -> Frame:
     if check and crc32c.crc32c(body_buffer) != header.crc:
         raise ChecksumError("the body of a batch frame does not match its checksum", base_offset=header.base_offset)
     body = decode_body_unchecked(body_buffer, header.crc)
-    return Frame(header.base_offset, header.timestamp_us, header.synced_end, header.epoch, body, header.length)
+    return Frame(
+        header.base_offset, header.timestamp_us, header.synced_end, header.epoch, body, header.length, header.content
+    )
 
 
 def decode_body_unchecked(buffer: pa.Buffer, crc: int) -> FrameBody:
     """`decode_body` for bytes whose checksum is known and was verified when they were written."""
     fields = _BODY.unpack_from(buffer)
-    schema_id, flags, _, writer_id, sequence, previous, acked, rows, statistics, message, epoch = fields
+    schema_id, flags, tablets, writer_id, sequence, previous, acked, rows, statistics, message, epoch = fields
     used = BODY_HEADER_BYTES + (9 * rows if flags & CHANGES else 0) + statistics
     if _align(used) + _align(message) != buffer.size:
         raise CorruptionError("a batch frame's lengths contradict its size", rows=rows, size=buffer.size)
-    stamp = WriterStamp(writer_id, sequence, previous, acked, epoch)
+    stamp = WriterStamp(writer_id, sequence, previous, acked, epoch, tablets)
     return FrameBody(buffer, schema_id, flags, stamp, rows, statistics, message, crc)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from lakehead.env.storage import Storage
 from lakehead.errors import CorruptionError, OffsetOutOfRangeError, StorageError, UnsupportedFormatError
-from lakehead.format.frame import Frame, FrameBody, encode_header
+from lakehead.format.frame import UNKNOWN_CONTENT, Content, Frame, FrameBody, encode_header
 from lakehead.log import checkpoint as checkpoints
 from lakehead.log.checkpoint import Checkpoint, Footer, checkpoint_name, open_checkpoint
 from lakehead.log.segment import SUFFIX, Segment
@@ -135,8 +135,11 @@ class LogTablet:
 
     # ---- write ------------------------------------------------------------------------------------------------
 
-    def append(self, bodies: Sequence[FrameBody], timestamp_us: int) -> list[tuple[int, int]]:
-        """Write batches at the end, all or none, unsynced; returns ``[start, end)`` of each.
+    def append(
+        self, bodies: Sequence[FrameBody], timestamp_us: int, contents: Sequence[Content] | None = None
+    ) -> list[tuple[int, int]]:
+        """Write batches at the end, all or none, unsynced; returns ``[start, end)`` of each. ``contents`` are what the
+        clients sent, one for each body.
 
         The commit timestamp never goes back within a tablet, whatever the caller's clock does.
 
@@ -150,17 +153,23 @@ class LogTablet:
         timestamp = max(timestamp_us, self.last_timestamp_us)
         at = self.log_end_offset
         frames, results = [], []
-        for body in bodies:
+        contents = contents or [UNKNOWN_CONTENT] * len(bodies)
+        for body, content in zip(bodies, contents, strict=True):
             header = encode_header(
-                body, base_offset=at, timestamp_us=timestamp, synced_end=self.synced_end, epoch=self._epoch
+                body,
+                base_offset=at,
+                timestamp_us=timestamp,
+                synced_end=self.synced_end,
+                epoch=self._epoch,
+                content=content,
             )
             frames.append((header, body.buffer, body.row_count, timestamp))
             results.append((at, at + body.row_count))
             at += body.row_count
         segment.append(frames)
         self.last_timestamp_us = timestamp
-        for body, (start, end) in zip(bodies, results, strict=True):
-            self.writers.note(body.stamp, start, end)
+        for body, (start, end), content in zip(bodies, results, contents, strict=True):
+            self.writers.note(body.stamp, start, end, content)
         return results
 
     def roll(self) -> None:

@@ -215,7 +215,7 @@ class CloseWriter(Request, frozen=True, kw_only=True):
 
 
 class WriterReply(Reply, frozen=True, kw_only=True):
-    """The new epoch, the sequence up to which the writer is known to have seen all answers, and the writer's last
+    """The new epoch, the sequence up to which all batches are in every tablet they went to, and the writer's last
     sequence up to there in each tablet that has one."""
 
     epoch: Int64

@@ -31,7 +31,8 @@ from lakehead.types import TableDescriptor, TablePath
 
 FORMAT_VERSION = 3
 """Version of the data folder: layout, metadata tables, frames and checkpoints together. 1 had no checkpoints, and logs
-began at offset 0; 2 had no incarnations. Such a folder is opened as it is and marked as 3."""
+began at offset 0; 2 had no incarnations, and its frames and checkpoints do not say what clients sent. Such a folder is
+opened as it is and marked as 3."""
 
 _SCHEMA = """
 create table if not exists meta(name text primary key, value text not null);

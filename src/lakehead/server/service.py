@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import crc32c
 import pyarrow as pa
 
 from lakehead.config import Limits
@@ -27,10 +28,10 @@ from lakehead.errors import (
     SchemaMismatchError,
     TableExistsError,
     TableNotFoundError,
-    WriterFencedError,
     WrongTableKindError,
 )
-from lakehead.format.frame import WRITER_ID_BYTES, FrameBody, decode_body
+from lakehead.format.content import content_checksum
+from lakehead.format.frame import WRITE_KINDS, Content, FrameBody, WriterStamp, decode_body
 from lakehead.format.ipc_message import read_received
 from lakehead.format.schema import validate_definition
 from lakehead.protocol import messages as m
@@ -40,6 +41,7 @@ from lakehead.server.lake_state import LakeState
 from lakehead.server.leases import Leases
 from lakehead.server.maintenance import Maintenance
 from lakehead.server.metadata import MetadataStore
+from lakehead.server.named_writers import NamedWriters
 from lakehead.server.streams import ServerStream, open_read, open_read_live, open_subscription
 from lakehead.server.tables import LiveTable, LiveTables
 from lakehead.server.tablet import PendingWrite, Tablet
@@ -96,7 +98,7 @@ class Service:
         self._leases = Leases(clock, randomness, limits)
         self._maintenance = Maintenance(self._tables, self._leases, lake, clock)
         self._create_lock = threading.Lock()
-        self._epochs: dict[tuple[str, bytes], int] = {}
+        self._writers = NamedWriters(self._metadata, limits)
         self._subscriptions = Bounded("subscriptions_max", "subscriptions", limits.subscriptions_max)
         self._reads = Bounded("reads_max", "reads", limits.reads_max)
         self._write_bytes = Bounded("write_bytes_max", "bytes of writes", limits.write_bytes_max)
@@ -254,15 +256,36 @@ class Service:
         schema = self._body_schema(desc, request)
         if not len(request.tablets) == len(request.checksums) == len(attachments):
             raise InvalidRequestError("a write must have one checksum and one attachment for each tablet")
-        writes = []
+        parts = []
         for buffer, crc in zip(attachments, request.checksums, strict=True):
             body = decode_body(buffer, crc)
-            rows = self._checked_rows(desc, request, body, schema)
-            writes.append(PendingWrite(request.kind, body, rows if desc.keyed else None))
+            parts.append((body, self._checked_rows(desc, request, body, schema)))
         self._check_partitions(table, request.tablets)
+        stamp = _common_stamp(request, [body for body, _ in parts])
         with self._write_bytes.held(sum(a.size for a in attachments)):
-            tablets = [table.tablet(ref.key, create=True) for ref in request.tablets]
-            return m.WriteReply(offsets=self._submit([t for t in tablets if t is not None], writes)), []
+            if stamp is None:
+                return self._write_parts(table, request, parts, None)
+            content = _whole_content(request, [rows for _, rows in parts])
+            with self._writers.writing(table, stamp, content):
+                return self._write_parts(table, request, parts, content)
+
+    def _write_parts(
+        self,
+        table: LiveTable,
+        request: m.Write,
+        parts: list[tuple[FrameBody, pa.RecordBatch]],
+        content: Content | None,
+    ) -> _Answer:
+        """``content`` is that of a named writer's batch; an anonymous one can only send the same bytes again."""
+        kind = WRITE_KINDS[request.kind]
+        writes = [
+            PendingWrite(
+                request.kind, body, rows if table.desc.keyed else None, content or Content(body.crc or 1, kind)
+            )
+            for body, rows in parts
+        ]
+        tablets = [table.tablet(ref.key, create=True) for ref in request.tablets]
+        return m.WriteReply(offsets=self._submit([t for t in tablets if t is not None], writes)), []
 
     def _check_partitions(self, table: LiveTable, tablets: Sequence[m.TabletRef]) -> None:
         new = {ref.partition for ref in tablets if ref.key not in table.tablets}
@@ -300,15 +323,6 @@ class Service:
             )
         if body.schema_id != desc.schema_id:
             raise SchemaMismatchError(f"the batch has schema {body.schema_id}, {desc.path} has {desc.schema_id}")
-        epoch = self._writer_epoch(desc.table_id, body.stamp.writer_id) if body.stamp.epoch else 0
-        if body.stamp.epoch < epoch:
-            raise WriterFencedError(
-                f"a newer writer (epoch {epoch}) with the same writer_id has taken over: stop this one", epoch=epoch
-            )
-        if body.stamp.epoch > epoch:
-            raise InvalidRequestError(
-                f"epoch {body.stamp.epoch} of a named writer was never given out: open the writer first", epoch=epoch
-            )
         try:
             rows = body.received_rows(schema, bytes_max=self._limits.batch_bytes_max)
         except CorruptionError as e:
@@ -344,38 +358,11 @@ class Service:
         return offsets
 
     def _open_writer(self, request: m.OpenWriter, _: Sequence[pa.Buffer]) -> _Answer:
-        table = self._tables.get(request.table_id)
-        if len(request.writer_id) != WRITER_ID_BYTES:
-            raise InvalidRequestError(f"a writer id has {WRITER_ID_BYTES} bytes, this one {len(request.writer_id)}")
-        epoch = self._metadata.next_writer_epoch(
-            request.table_id, request.writer_id, writers_max=self._limits.named_writers_max
-        )
-        self._epochs[request.table_id, request.writer_id] = epoch
-        acked = [t.acked_through(request.writer_id) for t in table.tablets.values()]
-        through = max(*acked, self._metadata.writer_acked_through(request.table_id, request.writer_id), -1)
-        last = {k: t.last_sequence(request.writer_id, through) for k, t in table.tablets.items()}
-        known = {k: s for k, s in last.items() if s is not None}
-        return m.WriterReply(
-            epoch=epoch,
-            last_sequence=through,
-            tablets=[m.TabletRef.of(k) for k in known],
-            sequences=list(known.values()),
-        ), []
+        return self._writers.open(self._tables.get(request.table_id), request), []
 
     def _close_writer(self, request: m.CloseWriter, _: Sequence[pa.Buffer]) -> _Answer:
-        self._metadata.close_writer(
-            request.table_id, request.writer_id, epoch=request.epoch, acked_through=request.acked_through
-        )
+        self._writers.close(request)
         return m.Done(), []
-
-    def _writer_epoch(self, table_id: str, writer_id: bytes) -> int:
-        key = (table_id, writer_id)
-        known = self._epochs.get(key)
-        if known is None:
-            known = self._metadata.writer_epoch(table_id, writer_id)
-            # Who opens the writer meanwhile notes a newer epoch, which stays.
-            known = self._epochs.setdefault(key, known) if known else 0
-        return known
 
     # ---- read -------------------------------------------------------------------------------------------------
 
@@ -496,3 +483,25 @@ class Service:
     def _lake_info(self, request: m.LakeInfo, _: Sequence[pa.Buffer]) -> _Answer:
         self._fence()
         return self._lake_state().info(self._lake_table(request.table_id)), []
+
+
+def _common_stamp(request: m.Write, bodies: Sequence[FrameBody]) -> WriterStamp | None:
+    """Of a named writer's batch the stamp, but for what differs between tablets; None for an anonymous one's.
+
+    Raises:
+        InvalidRequestError: the bodies are not parts of one batch.
+    """
+    stamps = {dataclasses.replace(b.stamp, previous_sequence=-1) for b in bodies}
+    if len(stamps) > 1 or any(s.tablets not in (0, len(request.tablets)) for s in stamps):
+        raise InvalidRequestError("the parts of a write must be those of one batch of one writer")
+    stamp = next(iter(stamps), None)
+    return stamp if stamp is not None and stamp.epoch else None
+
+
+def _whole_content(request: m.Write, parts: Sequence[pa.RecordBatch]) -> Content:
+    """What a client's batch says, whichever tablets its rows belong to."""
+    checksum = 0
+    for ref, rows in sorted(zip(request.tablets, parts, strict=True), key=lambda part: part[0].key):
+        tablet = f"{ref.partition}\0{ref.bucket}\0".encode()
+        checksum = content_checksum(rows, crc32c.crc32c(tablet, checksum))
+    return Content(checksum or 1, WRITE_KINDS[request.kind])

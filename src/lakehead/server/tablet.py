@@ -25,10 +25,11 @@ from lakehead.errors import (
     OffsetOutOfRangeError,
     StorageError,
 )
-from lakehead.format.frame import Frame, FrameBody, encode_body
+from lakehead.format.frame import UNKNOWN_CONTENT, Content, Frame, FrameBody, encode_body
 from lakehead.kv import Change, KvTablet
 from lakehead.log import LogTablet, LogView
 from lakehead.log.checkpoint import LiveBatch, live_at, write_checkpoint
+from lakehead.log.writers import WriterTable
 from lakehead.server.incarnations import unfenced
 from lakehead.types import TableDescriptor, TabletKey
 
@@ -47,6 +48,7 @@ class PendingWrite:
     kind: WriteKind
     body: FrameBody
     rows: pa.RecordBatch | None
+    content: Content = UNKNOWN_CONTENT
     done: threading.Event = field(default_factory=threading.Event)
     result: tuple[int, int] | None = None
     error: BaseException | None = None
@@ -198,14 +200,14 @@ class Tablet:
 
     def _answered(self, write: PendingWrite) -> bool:
         try:
-            write.result = self._log.writers.answer(write.body.stamp)
+            write.result = self._log.writers.answer(write.body.stamp, write.content)
         except LakeheadError as e:
             write.error = e
         return write.result is not None or write.error is not None
 
     def _commit_appends(self, writes: list[PendingWrite]) -> None:
         with self._broken_by_failure():
-            results = self._append([w.body for w in writes])
+            results = self._append([w.body for w in writes], writes)
             self._log.advance_high_watermark()
         for w, result in zip(writes, results, strict=True):
             w.result = result
@@ -227,7 +229,7 @@ class Tablet:
                     self._commit_changes(kv, [w])
             return
         with self._broken_by_failure():
-            results = self._append(bodies)
+            results = self._append(bodies, writes)
             with self._state_lock:
                 kv.apply(base, change.change_types, change.rows)
                 self._log.advance_high_watermark()
@@ -255,10 +257,10 @@ class Tablet:
             start = end
         return bodies
 
-    def _append(self, bodies: list[FrameBody]) -> list[tuple[int, int]]:
+    def _append(self, bodies: list[FrameBody], writes: Sequence[PendingWrite]) -> list[tuple[int, int]]:
         with self._log_lock:
             self._require_owned()
-            results = self._log.append(bodies, self._clock.now_us())
+            results = self._log.append(bodies, self._clock.now_us(), [w.content for w in writes])
             if self._desc.properties.durability == "sync":
                 self._log.sync()
             # Once more: what another owner may have written over is not acknowledged.
@@ -366,13 +368,16 @@ class Tablet:
     def timestamp_at(self, offset: int) -> int | None:
         return self._log.timestamp_at(offset) if offset < self.high_watermark else None
 
-    def acked_through(self, writer_id: bytes) -> int:
-        """See `WriterTable.acked_through`."""
-        return self._log.writers.acked_through(writer_id)
+    @property
+    def writers(self) -> WriterTable:
+        """Which batches of which writers the tablet holds.
 
-    def last_sequence(self, writer_id: bytes, through: int) -> int | None:
-        """See `WriterTable.last_sequence`."""
-        return self._log.writers.last_sequence(writer_id, through)
+        Raises:
+            LakeheadError: it takes no more writes, after a failure perhaps, which left open what is on disk.
+        """
+        if self._broken is not None:
+            raise self._broken
+        return self._log.writers
 
     def lookup(self, keys: pa.RecordBatch) -> tuple[pa.RecordBatch, np.ndarray[tuple[int], np.dtype[np.int64]]]:
         """Rows of the keys that exist, and each one's position in ``keys``."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -102,11 +104,47 @@ def test_a_fenced_writer_leaves_no_word(tmp_path: Path) -> None:
         old.append([{"k": 0, "v": None}])
         old.flush()
         new = table.writer("etl")
-        assert new.last_sequence == -1
+        assert new.last_sequence == 0
         old.close()
-        new.append([{"k": 0, "v": None}])
+        new.append([{"k": 1, "v": None}])
         new.close()
-        assert table.scan().count() == 1
+        assert sorted(table.scan(["k"]).to_arrow()["k"].to_pylist()) == [0, 1]
+
+
+_DIES = """
+import os, signal, sys, lakehead as lh
+table = lh.connect(sys.argv[1]).table("t")
+writer = table.writer("etl")
+for batch in eval(sys.argv[2]):
+    writer.upsert(batch) if table.primary_key else writer.append(batch)
+    writer.flush()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def died(con: lh.Connection, *batches: list[dict[str, object]]) -> None:
+    """A named writer of another process that is killed after its last batch was acknowledged."""
+    subprocess.run([sys.executable, "-c", _DIES, con.uri, repr(batches)], check=False)
+
+
+def test_what_was_flushed_counts_though_the_writer_was_killed(tmp_path: Path) -> None:
+    with lh.connect(tmp_path) as con:
+        table = con.create_table("t", SCHEMA)
+        died(con, [{"k": 0, "v": "a"}], [{"k": 1, "v": "b"}])
+        with table.writer("etl") as writer:
+            assert writer.last_sequence == 1
+            writer.append([{"k": 2, "v": "other rows, next number"}])
+            writer.append([{"k": 3, "v": None}])
+        assert table.scan(["k"]).to_arrow()["k"].to_pylist() == [0, 1, 2, 3]
+
+
+def test_a_delete_never_gets_an_upserts_answer(tmp_path: Path) -> None:
+    with lh.connect(tmp_path) as con:
+        table = con.create_table("t", SCHEMA, primary_key="k", buckets=2)
+        died(con, [{"k": 1, "v": "a"}, {"k": 2, "v": "b"}])
+        with table.writer("etl") as writer:
+            writer.delete([1])
+        assert table.scan().to_arrow().to_pylist() == [{"k": 2, "v": "b"}]
 
 
 @pytest.mark.parametrize("writer_id", ["", 5, b"etl"])

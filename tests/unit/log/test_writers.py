@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from lakehead.errors import SequenceGapError, WriterFencedError
-from lakehead.format.frame import WriterStamp
+from lakehead.errors import SequenceConflictError, SequenceGapError, WriterFencedError
+from lakehead.format.frame import Content, WriterStamp
 from lakehead.log import writers
-from lakehead.log.writers import ANSWERS_KEPT, WriterTable
+from lakehead.log.writers import ANSWERS_KEPT, Answer, WriterState, WriterTable
 
 A, B = b"a" * 16, b"b" * 16
 
@@ -76,3 +77,39 @@ def test_idle_anonymous_writers_expire_and_named_ones_stay(monkeypatch: pytest.M
     assert table.answer(WriterStamp(A, 0, epoch=1)) == (0, 1)
     assert table.answer(WriterStamp(bytes([9]) * 16, 0)) == (9, 10)
     assert table.answer(WriterStamp(bytes([6]) * 16, 0)) is None, "forgotten"
+
+
+@pytest.mark.parametrize("other", [Content(8, 2), Content(7, 3), Content(8, 3), Content(0, 3), Content(8, 0)])
+def test_another_batch_under_a_known_number_is_refused(other: Content) -> None:
+    table = WriterTable()
+    table.note(WriterStamp(A, 0, epoch=1), 0, 10, Content(7, 2))
+    assert table.answer(WriterStamp(A, 0, epoch=2), Content(7, 2)) == (0, 10)
+    with pytest.raises(SequenceConflictError, match="another writer_id") as refused:
+        table.answer(WriterStamp(A, 0, epoch=2), other)
+    assert refused.value.context == {"sequence": 0}
+
+
+@pytest.mark.parametrize("known", [Content(), Content(7, 0), Content(0, 2)])
+def test_what_older_versions_did_not_note_matches_anything(known: Content) -> None:
+    table = WriterTable()
+    table.note(WriterStamp(A, 0, epoch=1), 0, 10, known)
+    assert table.answer(WriterStamp(A, 0, epoch=1), Content(7, 2)) == (0, 10)
+
+
+def test_what_was_sent_is_kept_of_named_writers() -> None:
+    table, again = WriterTable(), WriterTable()
+    table.note(WriterStamp(A, 4, epoch=3, tablets=2), 0, 10, Content(7, 2))
+    table.note(WriterStamp(A, 5, 4, acked_through=4, epoch=3, tablets=1), 10, 11, Content(9, 3))
+    table.note(WriterStamp(B, 0, tablets=1), 11, 12, Content(5, 1))
+    again.restore(table.state())
+    assert again.known(A, 4) == Answer(0, 10, Content(7, 2), 2) == table.known(A, 4)
+    assert again.known(A, 5) == Answer(10, 11, Content(9, 3), 1)
+    assert again.known(B, 0) == Answer(11, 12, Content(), 0) and again.answer(WriterStamp(B, 0)) == (11, 12)
+    assert again.known(A, 6) is None and again.known(b"c" * 16, 0) is None
+
+
+def test_checkpoints_of_format_2_are_restored() -> None:
+    old = msgspec.msgpack.encode([A, 3, 7, 6, [6, 0, 4, 7, 4, 9]])
+    table = WriterTable()
+    table.restore([msgspec.msgpack.decode(old, type=WriterState)])
+    assert table.known(A, 6) == Answer(0, 4, Content(), 0) and table.known(A, 7) == Answer(4, 9, Content(), 0)

@@ -194,7 +194,7 @@ def test_repeats_gaps_and_fencing() -> None:
     with pytest.raises(WriterFencedError):
         t.write((1, "d"), writer=1, sequence=3, previous=2, epoch=1)
     assert t.get(1) == {1: "c"}
-    assert t.tablet.last_sequence((10**9 + 1).to_bytes(16, "little"), 9) == 2
+    assert t.tablet.writers.last_sequence((10**9 + 1).to_bytes(16, "little"), 9) == 2
 
 
 def test_a_refused_write_does_not_refuse_its_group() -> None:

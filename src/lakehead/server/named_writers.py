@@ -1,0 +1,154 @@
+"""Named writers of one server: who may write under a name now, and what a successor goes on after."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from lakehead.config import Limits
+from lakehead.errors import InvalidRequestError, WriterFencedError
+from lakehead.format.frame import WRITER_ID_BYTES, Content, WriterStamp
+from lakehead.log.writers import Answer, sequence_conflict
+from lakehead.protocol.messages import CloseWriter, OpenWriter, TabletRef, WriterReply
+from lakehead.server.metadata import MetadataStore
+from lakehead.server.tables import LiveTable
+from lakehead.types import TabletKey
+
+_EVERY_SEQUENCE = 2**63
+
+
+@dataclass
+class _Name:
+    """``newest`` is the greatest sequence that any tablet had when this epoch or server began; ``under_way`` counts the
+    writes of each epoch that were let in and have not ended."""
+
+    epoch: int
+    newest: int = -1
+    under_way: Counter[int] = field(default_factory=Counter)
+
+
+class NamedWriters:
+    """Thread-safe."""
+
+    def __init__(self, metadata: MetadataStore, limits: Limits) -> None:
+        self._metadata = metadata
+        self._limits = limits
+        self._names: dict[tuple[str, bytes], _Name] = {}
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def writing(self, table: LiveTable, stamp: WriterStamp, content: Content) -> Iterator[None]:
+        """A batch of a named writer is written inside. Its successor is not told anything before that has ended.
+
+        Raises:
+            WriterFencedError: a newer writer of the name was opened.
+            InvalidRequestError: it was not opened.
+            SequenceConflictError: the batch that landed under its number, in any tablet, was another one.
+        """
+        name = self._name(table, stamp.writer_id)
+        with self._changed:
+            if stamp.epoch < name.epoch:
+                raise WriterFencedError(
+                    f"a newer writer (epoch {name.epoch}) with the same writer_id has taken over: stop this one",
+                    epoch=name.epoch,
+                )
+            if stamp.epoch > name.epoch:
+                raise InvalidRequestError(
+                    f"epoch {stamp.epoch} of a named writer was never given out: open the writer first",
+                    epoch=name.epoch,
+                )
+            name.under_way[stamp.epoch] += 1
+        try:
+            if stamp.sequence <= name.newest:
+                _check_repeat(table, stamp, content)
+            yield
+        finally:
+            with self._changed:
+                name.under_way[stamp.epoch] -= 1
+                self._changed.notify_all()
+
+    def _name(self, table: LiveTable, writer_id: bytes) -> _Name:
+        key = (table.desc.table_id, writer_id)
+        known = self._names.get(key)
+        if known is None:
+            fresh = _Name(self._metadata.writer_epoch(*key), _newest(table, writer_id))
+            with self._changed:
+                known = self._names.get(key)
+                if known is None:
+                    known = fresh
+                    if fresh.epoch:
+                        self._names[key] = fresh
+        return known
+
+    def open(self, table: LiveTable, request: OpenWriter) -> WriterReply:
+        """Fence whoever writes under a name, and say what a successor goes on after: the last batch that is in every
+        tablet it went to.
+
+        Raises:
+            InvalidRequestError: the id is none.
+            LimitExceededError: the table has had too many names.
+            LakeheadError: a tablet takes no writes, after a failure perhaps, which left open what is on disk.
+        """
+        writer_id = request.writer_id
+        if len(writer_id) != WRITER_ID_BYTES:
+            raise InvalidRequestError(f"a writer id has {WRITER_ID_BYTES} bytes, this one {len(writer_id)}")
+        epoch = self._metadata.next_writer_epoch(
+            request.table_id, writer_id, writers_max=self._limits.named_writers_max
+        )
+        with self._changed:
+            name = self._names.setdefault((request.table_id, writer_id), _Name(epoch))
+            # Of two that open at once either may come here first: what was given out last stays.
+            name.epoch = max(name.epoch, epoch)
+            while any(n for e, n in name.under_way.items() if e < epoch):
+                self._changed.wait()
+            for old in [e for e in name.under_way if e < epoch]:
+                del name.under_way[old]
+        newest = _newest(table, writer_id)
+        with self._changed:
+            name.newest = max(name.newest, newest)
+        through = max(newest if _landed(table, writer_id, newest) else -1, self._acknowledged(table, writer_id))
+        last = {k: t.writers.last_sequence(writer_id, through) for k, t in table.tablets.items()}
+        known = {k: s for k, s in last.items() if s is not None}
+        return WriterReply(
+            epoch=epoch,
+            last_sequence=through,
+            tablets=[TabletRef.of(k) for k in known],
+            sequences=list(known.values()),
+        )
+
+    def _acknowledged(self, table: LiveTable, writer_id: bytes) -> int:
+        told = [t.writers.acked_through(writer_id) for t in table.tablets.values()]
+        return max(*told, self._metadata.writer_acked_through(table.desc.table_id, writer_id), -1)
+
+    def close(self, request: CloseWriter) -> None:
+        """Note what a named writer had seen answered when it ended; nothing happens when it is fenced."""
+        self._metadata.close_writer(
+            request.table_id, request.writer_id, epoch=request.epoch, acked_through=request.acked_through
+        )
+
+
+def _newest(table: LiveTable, writer_id: bytes) -> int:
+    """The writer's greatest sequence in any tablet; -1 for none."""
+    last = (t.writers.last_sequence(writer_id, _EVERY_SEQUENCE) for t in table.tablets.values())
+    return max((s for s in last if s is not None), default=-1)
+
+
+def _holders(table: LiveTable, writer_id: bytes, sequence: int) -> dict[TabletKey, Answer]:
+    known = {k: t.writers.known(writer_id, sequence) for k, t in table.tablets.items()}
+    return {k: a for k, a in known.items() if a is not None}
+
+
+def _landed(table: LiveTable, writer_id: bytes, sequence: int) -> bool:
+    """Whether a batch is known to be in every tablet it went to."""
+    holders = _holders(table, writer_id, sequence)
+    return bool(holders) and all(a.tablets == len(holders) for a in holders.values())
+
+
+def _check_repeat(table: LiveTable, stamp: WriterStamp, content: Content) -> None:
+    """Whatever part of a batch its predecessor wrote, in any tablet, must be part of this one."""
+    for answer in _holders(table, stamp.writer_id, stamp.sequence).values():
+        if answer.content.contradicts(content):
+            raise sequence_conflict(stamp.sequence)
