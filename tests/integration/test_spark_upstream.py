@@ -27,7 +27,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 def test_a_filter_pushed_into_a_python_source_sticks_to_its_relation(spark: SparkSession) -> None:
-    """RFC 0012 holds the report; it is why `lakehead.spark.source` takes no filters."""
+    """RFC 0014 holds the report; it is why `lakehead.spark.source` takes no filters."""
 
     class TenReader(DataSourceReader):
         low = -1

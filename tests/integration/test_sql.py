@@ -93,12 +93,19 @@ def test_a_relation_is_pinned_when_it_is_made(con: lh.Connection) -> None:
         ("", lh.SqlError),
         ("select nope from shop.orders", lh.SqlError),
         ("select * from shop.orders$nope", lh.SqlError),
-        ("create table x (a int)", lh.SqlError),
+        ("select * from shop.nothing$lake", lh.TableNotFoundError),
+        ("select * from hot$lake", lh.NoLakeError),
+        ("select count(*) from shop.orders where id > ?", lh.SqlError),
+        ("select id = $a from shop.orders where id > ?", lh.SqlError),
+        ("select * from rows", lh.TableNotFoundError),
     ],
 )
 def test_errors_are_typed(con: lh.Connection, query: str, error: type[lh.LakeheadError]) -> None:
+    con.create_table("hot", ROWS.schema)
+    rows = ROWS  # a variable is no table: frames= is
     with pytest.raises(error):
         con.sql(query)
+    assert rows is ROWS
 
 
 def test_many_threads(con: lh.Connection) -> None:

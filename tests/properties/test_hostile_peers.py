@@ -113,7 +113,7 @@ def requests(log: str, keyed: str) -> list[tuple[m.Request, list[pa.Buffer]]]:
             m.Subscribe(table_id=keyed, starts=[whole], default="full", stops=[whole], columns=["k"], predicate=where),
             [],
         ),
-        (m.OpenLease(table_id=log, lake_metadata=None, release=["none"]), []),
+        (m.OpenLeases(tables=[m.LeasedTable(table_id=log, lake_metadata=None)], release=["none"]), []),
         (m.LeasedMetadata(table_id=log), []),
         (m.ReportTiered(table_id=log), []),
         (m.LakeInfo(table_id=log), []),

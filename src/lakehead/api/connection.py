@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ from lakehead.types import TableDescriptor, TablePath
 if TYPE_CHECKING:
     import duckdb
 
+    from lakehead.api.sql import SqlEngine
     from lakehead.server.host import ServerHost
 
 _SCHEME = "lakehead://"
@@ -167,7 +169,7 @@ class Connection:
         self._released: deque[str] = deque()
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._duckdb: duckdb.DuckDBPyConnection | None = None
+        self._sql: SqlEngine | None = None
         _connections.add(self)
 
     def __repr__(self) -> str:
@@ -306,25 +308,32 @@ class Connection:
         """
         return self.table(name)._tier()
 
-    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
-        """Run SQL (DuckDB) over union reads; also ``t$lake``, ``t$changelog``, ``t$lake$snapshots``.
+    def sql(
+        self, query: str, params: object = None, frames: Mapping[str, object] | None = None
+    ) -> duckdb.DuckDBPyRelation:
+        """Run SQL (DuckDB) over union reads; also ``t$lake``, ``t$changelog``, ``t$lake$snapshots``, ``t$lake$files``.
 
-        Each table is read as of the moment of this call; columns and filters are pushed into both tiers. The relation
-        is lazy: fetch it before the connection is closed.
+        One statement that reads: SELECT, DESCRIBE, SUMMARIZE, SHOW TABLES or EXPLAIN of them. All tables that it names
+        are read as of one moment, that of this call; columns and filters are pushed into both tiers. The relation is
+        lazy: fetch it before the connection is closed. Its methods raise `SqlError` for what DuckDB finds while it
+        runs.
+
+        Args:
+            query: names are as in DuckDB, without regard to case; a bare table name lives in ``default``.
+            params: a list for ``?`` or ``$1``, a dict for ``$name``; the statement then runs at once.
+            frames: tables of this statement by name: Arrow data, pandas, Polars, relations, scans or lists of dicts.
 
         Raises:
-            SqlError: the statement cannot be parsed or executed.
+            SqlError: the statement cannot be parsed or executed, is not one, or does something else than read; nothing
+                of it had an effect.
             TableNotFoundError: it names a Lakehead table that does not exist.
+            InvalidRequestError: a frame has no rows, or the name of a table.
         """
-        from lakehead.api.sql import run_sql
+        from lakehead.api.sql import SqlEngine, run_sql
 
         with self._lock:
-            if self._duckdb is None:
-                import duckdb
-
-                self._duckdb = duckdb.connect(":memory:")
-            cursor = self._duckdb.cursor()
-        return run_sql(self, cursor, query)
+            self._sql = self._sql or SqlEngine()
+        return run_sql(self, self._sql, query, params, frames)
 
     # ---- end --------------------------------------------------------------------------------------------------
 

@@ -1,19 +1,30 @@
-"""SQL over union reads: DuckDB sees each Lakehead table that a statement names as an Arrow dataset."""
+"""SQL over union reads: DuckDB sees each Lakehead table that a statement names as a view of an Arrow dataset.
+
+A statement has a catalog of its own inside one DuckDB, with a schema a database, so that names resolve as they do in
+DuckDB. Everything that it names is pinned at one moment.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.api.dataset import PushdownDataset
+from lakehead.api.relation import Reading, Relation, as_duckdb
+from lakehead.api.statement import NamedTable, Statement, read_statement
 from lakehead.api.subscription import named_changes
-from lakehead.api.table_names import SUFFIXES, TableName, find_tables, replace_names
-from lakehead.errors import LakeheadError, SqlError, TableNotFoundError
+from lakehead.api.table_names import SUFFIXES
+from lakehead.errors import InvalidRequestError, SqlError, TableNotFoundError
 from lakehead.format.predicate import parse_predicate
-from lakehead.lake.union import Pin, Tier, UnionRead, pin
+from lakehead.lake.union import Pin, UnionRead, pin_together
 from lakehead.types import CHANGE_TYPE_COLUMN, SYSTEM_FIELDS
 
 if TYPE_CHECKING:
@@ -22,100 +33,235 @@ if TYPE_CHECKING:
     from lakehead.api.connection import Connection
     from lakehead.api.table import Table
 
-_VIEW = "__lakehead_{}"
+_DEFAULT = "default"
 
 
-def run_sql(con: Connection, cursor: duckdb.DuckDBPyConnection, query: str) -> duckdb.DuckDBPyRelation:
+class SqlEngine:
+    """The DuckDB of one connection. Thread-safe."""
+
+    def __init__(self) -> None:
+        import duckdb
+
+        self._root = duckdb.connect(":memory:")
+        self._lock = threading.Lock()
+        self._made = 0
+        # Filled by the garbage collector, which may come at any instruction and so takes no lock.
+        self._left: deque[str] = deque()
+
+    def cursor(self) -> duckdb.DuckDBPyConnection:
+        """Something to run one statement on. It sees no variable of Python's."""
+        with self._lock:
+            while self._left:
+                self._root.execute(f"detach {self._left.popleft()}")
+            return _without_variables(self._root.cursor())
+
+    def catalog(self, cursor: duckdb.DuckDBPyConnection) -> str:
+        """The name of an empty catalog that lasts as long as the cursor, about 1 ms."""
+        with self._lock:
+            self._made += 1
+            name = f"lakehead_{self._made}"
+        cursor.execute(f"attach ':memory:' as {name}")
+        weakref.finalize(cursor, self._left.append, name).atexit = False
+        return name
+
+
+def _without_variables(cursor: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
+    return cursor.execute("set python_enable_replacements = false")
+
+
+@dataclass(frozen=True)
+class _View:
+    """A Lakehead table under one of its names."""
+
+    path: str
+    suffix: str
+
+    @property
+    def schema(self) -> str:
+        return self.path.partition(".")[0]
+
+    @property
+    def name(self) -> str:
+        return self.path.partition(".")[2] + (f"${self.suffix}" if self.suffix else "")
+
+
+def run_sql(
+    con: Connection, engine: SqlEngine, query: object, params: object, frames: Mapping[str, object] | None
+) -> duckdb.DuckDBPyRelation:
     """See `Connection.sql`."""
     import duckdb
 
-    if not isinstance(query, str) or not query.strip():
-        raise SqlError("the statement is empty: write for example 'select count(*) from shop.orders'")
-    objects: dict[str, object] = {}
-    mapping: dict[TableName, str] = {}
-    seen: dict[tuple[str, str], str] = {}
-    for name in find_tables(query, con.tables()):
-        full = name.table
-        if (full, name.suffix) not in seen:
-            seen[full, name.suffix] = _VIEW.format(len(seen))
-            objects[seen[full, name.suffix]] = sql_object(con.table(full), name.suffix)
-        view = seen[full, name.suffix]
-        mapping[name] = view if _has_alias(query, name) else f"{view} as {_alias(name)}"
-    scope: dict[str, Any] = {"run": cursor.sql, "query": replace_names(query, mapping), **objects}
+    cursor = engine.cursor()
+    statement = read_statement(cursor, query)
+    if statement.catalog:  # of statements that ask what there is, each sees its own alone, for another 15 ms
+        cursor, catalog = _without_variables(duckdb.connect(":memory:")), "memory"
+    else:
+        catalog = engine.catalog(cursor)
+    tables = con.tables()
+    views = _views(statement, tables)
+    reading = Reading(cursor)
+    if statement.shows is not None:
+        return as_duckdb(Relation(cursor.from_arrow(_shown(con, statement.shows, tables)), reading))
+    for view, rows in _contents(con, views, reading).items():
+        _make_view(cursor, catalog, view, rows)
+    if statement.catalog:
+        for path in tables:
+            if (view := _View(path, "")) not in views:
+                _make_view(cursor, catalog, view, con.table(path).schema.empty_table())
+    cursor.execute(f'create schema if not exists {catalog}."{_DEFAULT}"; use {catalog}."{_DEFAULT}"')
+    for name, rows in (frames or {}).items():
+        _register(cursor, name, rows, tables)
+    return as_duckdb(Relation(reading.run(lambda: _relation(cursor, statement, params, tables)), reading))
+
+
+def _relation(
+    cursor: duckdb.DuckDBPyConnection, statement: Statement, params: object, tables: Sequence[str]
+) -> duckdb.DuckDBPyRelation:
+    import duckdb
+
+    if statement.parameters and params is None:
+        raise SqlError(
+            f"the statement has parameters ({', '.join(statement.parameters)}): give their values as params="
+        )
     try:
-        # DuckDB looks unknown table names up in the caller's variables and keeps what it found alive.
-        relation = eval("run(query)", scope)
-    except LakeheadError:
-        raise
-    except duckdb.Error as e:
-        raise _sql_error(e, con) from e
-    if relation is None:
-        raise SqlError("the statement returns no rows: con.sql() reads; write through append, upsert and delete")
-    assert isinstance(relation, duckdb.DuckDBPyRelation)
+        relation = cursor.sql(statement.text, params=params) if params is not None else cursor.sql(statement.text)
+    except duckdb.CatalogException as e:
+        if "Table with name" not in str(e):
+            raise
+        raise _not_found(str(e).splitlines()[0], statement, tables) from e
+    except (TypeError, ValueError, RuntimeError) as e:
+        raise SqlError(f"these parameters cannot be used: {e}") from e
+    assert isinstance(relation, duckdb.DuckDBPyRelation), statement
     return relation
 
 
-def _has_alias(query: str, name: TableName) -> bool:
-    import re
-
-    after = re.match(r"\s+(as\s+)?([^\W\d]\w*|\")", query[name.end :], re.IGNORECASE)
-    stops = "where group order having limit join inner left right full cross natural on using union except intersect"
-    stops += " window qualify offset semi anti asof positional tablesample sample pivot unpivot select fetch for"
-    words = set(stops.split())
-    return after is not None and (after[1] is not None or after[2].lower() not in words)
+def _not_found(text: str, statement: Statement, tables: Sequence[str]) -> TableNotFoundError:
+    named = {f"{t.schema or _DEFAULT}.{t.name}" for t in statement.tables}
+    near = [f"{n}: did you mean {m[0]}?" for n in sorted(named) if (m := difflib.get_close_matches(n, tables, 1))]
+    known = f"Lakehead tables: {', '.join(tables[:20]) or 'none'}"
+    return TableNotFoundError(f"{text} {' '.join(near) or known}")
 
 
-def _alias(name: TableName) -> str:
-    """What columns are qualified by when the statement gives no alias: the last part of the name."""
-    last = name.path[-1] + (f"${name.suffix}" if name.suffix else "")
-    return '"' + last.replace('"', '""') + '"'
+def _shown(con: Connection, what: str, tables: Sequence[str]) -> pa.Table:
+    if what == "tables":
+        return pa.table({"name": pa.array(tables, pa.string())})
+    column = "database_name" if what == "databases" else "schema_name"
+    return pa.table({column: pa.array(con.databases(), pa.string())})
 
 
-def _sql_error(e: Exception, con: Connection) -> LakeheadError:
-    import duckdb
-
-    text = str(e)
-    if isinstance(e, duckdb.CatalogException) and "Table with name" in text:
-        return TableNotFoundError(f"{text.splitlines()[0]} Lakehead tables: {', '.join(con.tables()) or 'none'}")
-    return SqlError(text)
+# ---- names ----------------------------------------------------------------------------------------------------------
 
 
-def sql_object(table: Table, suffix: str) -> object:
-    """What a table name with this suffix stands for in SQL: something DuckDB can scan.
+def _views(statement: Statement, tables: Sequence[str]) -> set[_View]:
+    """The Lakehead tables that a statement names; names that are none are left to DuckDB.
 
     Raises:
-        SqlError: there is no such suffix.
-        NoLakeError: the table has no lake.
+        SqlError: there is no such suffix, or two tables are named whose names differ only by case.
+        TableNotFoundError: a name with a suffix is no table's.
     """
-    if suffix in ("", "lake"):
-        return _dataset(table, "lake" if suffix else "union")
+    found = {view for named in statement.tables if (view := _view(named, tables)) is not None}
+    seen: dict[str, str] = {}
+    for view in sorted(found, key=lambda v: v.path):
+        other = seen.setdefault(view.path.lower(), view.path)
+        if other != view.path:
+            raise SqlError(f"{other} and {view.path} are one name in SQL: read one of them with scan()")
+    return found
+
+
+def _view(named: NamedTable, tables: Sequence[str]) -> _View | None:
+    if named.catalog:
+        return None
+    name, _, suffix = named.name.partition("$")
+    asked = f"{named.schema or _DEFAULT}.{name}"
+    same = [t for t in tables if t.lower() == asked.lower()]
+    path = asked if asked in same else same[0] if len(same) == 1 else None
+    if suffix and path is not None and suffix.lower() not in SUFFIXES:
+        known = ", ".join(f"${s}" for s in SUFFIXES)
+        raise SqlError(f"{path}${suffix}: there is no such suffix; use one of {known}")
+    if path is None and len(same) > 1:
+        raise SqlError(f"{asked} may be {' or '.join(same)}: write it as it is")
+    if path is None and suffix.lower() in SUFFIXES:
+        raise TableNotFoundError(f"there is no table {asked}: its ${suffix} cannot be read", table=asked)
+    return None if path is None else _View(path, suffix.lower())
+
+
+def _register(cursor: duckdb.DuckDBPyConnection, name: object, rows: object, tables: Sequence[str]) -> None:
+    import duckdb
+
+    if not isinstance(name, str) or not name.isidentifier():
+        raise InvalidRequestError(f"frames: {name!r} is not a name that a statement can use")
+    if any(t.lower() == f"{_DEFAULT}.{name}".lower() for t in tables):
+        raise InvalidRequestError(f"frames: {name!r} is a table of this connection too: give the frame another name")
+    if type(rows) is Relation or isinstance(rows, duckdb.DuckDBPyRelation):
+        rows = pa.table(rows)
+    elif isinstance(rows, list):
+        rows = _table_of(name, rows)
+    try:
+        cursor.register(name, rows)
+    except (duckdb.Error, TypeError) as e:
+        raise InvalidRequestError(
+            f"frames: {name!r} is a {type(rows).__name__}, which has no rows that DuckDB can read: give Arrow data,"
+            " pandas, Polars or a list of dicts",
+        ) from e
+
+
+def _table_of(name: str, rows: list[Any]) -> pa.Table:
+    try:
+        return pa.Table.from_pylist(rows)
+    except (pa.ArrowException, AttributeError, TypeError) as e:
+        raise InvalidRequestError(f"frames: the rows of {name!r} are no dicts of like values: {e}") from e
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+
+
+def _make_view(cursor: duckdb.DuckDBPyConnection, catalog: str, view: _View, rows: object) -> None:
+    cursor.execute(f'create schema if not exists {catalog}."{view.schema}"; use {catalog}."{view.schema}"')
+    cursor.from_arrow(rows).create_view(view.name)
+
+
+def _contents(con: Connection, views: set[_View], reading: Reading) -> dict[_View, object]:
+    """What each view reads, all as of one moment.
+
+    Raises:
+        NoLakeError: a suffix asks for the lake of a table that has none.
+    """
+    tables = {path: con.table(path) for path in sorted({v.path for v in views})}
+    pins = pin_together([t._client for t in tables.values()])
+    pinned = dict(zip(tables, pins, strict=True))
+    return {v: _rows(tables[v.path], v.suffix, pinned[v.path], reading) for v in views}
+
+
+def _rows(table: Table, suffix: str, pinned: Pin, reading: Reading) -> object:
     if suffix == "changelog":
-        return _changelog(table)
-    if suffix == "lake$snapshots":
-        return table.lake.snapshots()
-    if suffix == "lake$files":
-        return table.lake.files()
-    known = ", ".join(f"${s}" for s in SUFFIXES)
-    raise SqlError(f"{table.name}${suffix}: there is no such suffix; use one of {known}")
+        return _changelog(table, pinned, reading)
+    if suffix:
+        view = pinned.lake
+        if view is None:
+            from lakehead.api.lake import no_lake
+
+            raise no_lake(table._desc)
+        if suffix == "lake$snapshots":
+            return view.snapshots()
+        if suffix == "lake$files":
+            return view.files()
+    return _dataset(table, pinned.of_lake() if suffix else pinned, reading)
 
 
-def _dataset(table: Table, tier: Tier) -> PushdownDataset:
+def _dataset(table: Table, pinned: Pin, reading: Reading) -> PushdownDataset:
+    """The user's columns; `Table.scan` has the system columns, too."""
     client = table._client
-    pinned: Pin = pin(client, tier=tier)
     user = client.desc.schema
-    # System columns can be selected by name; `select *` shows the user's columns only where DuckDB asks for them all.
-    schema = pa.schema([*user])
 
     def read(columns: list[str] | None, where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
         predicate = None if where is None else parse_predicate(where, user)
-        return UnionRead(client, pinned, columns=columns or [], predicate=predicate).batches()
+        yield from UnionRead(client, pinned, columns=columns or [], predicate=predicate).batches()
 
-    return PushdownDataset(schema, read)
+    return PushdownDataset(pa.schema([*user]), reading.noted(read))
 
 
-def _changelog(table: Table) -> PushdownDataset:
+def _changelog(table: Table, pinned: Pin, reading: Reading) -> PushdownDataset:
     client = table._client
-    stops = {t.key: (t.log_start, t.high_watermark) for t in client.tablets()}
     kind = [pa.field(CHANGE_TYPE_COLUMN, pa.string())]
     schema = pa.schema([*client.desc.schema, *kind, *SYSTEM_FIELDS])
 
@@ -123,7 +269,7 @@ def _changelog(table: Table) -> PushdownDataset:
         wanted = schema.names if columns is None else columns
         names = schema.names if where is not None else wanted
         projected = pa.schema([schema.field(c) for c in wanted])
-        for _, batch in client.read_ranges(stops, names or ["__offset"]):
+        for _, batch in client.read_ranges(pinned.log, names or ["__offset"], lease=pinned.lease):
             rows = named_changes(batch)
             if where is not None:
                 rows = pa.Table.from_batches([rows]).filter(where)
@@ -132,7 +278,7 @@ def _changelog(table: Table) -> PushdownDataset:
             else:
                 yield _project(rows, projected)
 
-    return PushdownDataset(schema, read)
+    return PushdownDataset(schema, reading.noted(read))
 
 
 def _project(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

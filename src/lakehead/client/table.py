@@ -181,7 +181,7 @@ class TableClient:
 
         Args:
             live: instead, of a keyed table, the rows that are live at exactly the end of each range.
-            lease: from `open_lease`.
+            lease: from `open_leases`.
         """
         request = (m.ReadLive if live else m.Read)(
             table_id=self.desc.table_id,
@@ -199,12 +199,14 @@ class TableClient:
         finally:
             stream.close()
 
-    def open_lease(self, lake_metadata: str | None) -> tuple[str, list[m.TabletState]]:
-        """Pin what all tablets hold now, and the files of a lake metadata file; see `protocol.messages.OpenLease`."""
+    def open_leases(self, tables: Sequence[tuple[str, str | None]]) -> list[tuple[str, list[m.TabletState]]]:
+        """Pin what all tablets of these tables of one connection hold at one moment, and the files of a lake metadata
+        file of each; see `protocol.messages.OpenLeases`."""
         released = [self._released.popleft() for _ in range(len(self._released))]
-        reply, _ = self._ask(m.OpenLease(table_id=self.desc.table_id, lake_metadata=lake_metadata, release=released))
-        assert isinstance(reply, m.LeaseReply)
-        return reply.lease, reply.tablets
+        leases = [m.LeasedTable(table_id=t, lake_metadata=metadata) for t, metadata in tables]
+        reply, _ = self._ask(m.OpenLeases(tables=leases, release=released))
+        assert isinstance(reply, m.LeasesReply)
+        return [(held.lease, held.tablets) for held in reply.leases]
 
     def release_lease(self, lease: str) -> None:
         """Let a lease go with the next one that is opened. Sends nothing, so that the garbage collector may call it."""

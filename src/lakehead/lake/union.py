@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -46,11 +46,19 @@ class Pin:
         ranges: log offsets ``[start, end)`` to read, per tablet; of a keyed table without a lake, the rows that are
             live at each end.
         lease: what the server holds it by.
+        log: all log offsets ``[start, end)`` that were readable, per tablet.
+        of: the pin that this one is a part of, and whose lease it reads under.
     """
 
     lake: LakeView | None
     ranges: Mapping[TabletKey, tuple[int, int]]
     lease: str | None = None
+    log: Mapping[TabletKey, tuple[int, int]] = field(default_factory=dict)
+    of: Pin | None = None
+
+    def of_lake(self) -> Pin:
+        """What the lake holds of it alone."""
+        return replace(self, ranges={}, of=self)
 
 
 def pin(client: TableClient, *, tier: Tier = "union", snapshot: int | None = None, held: bool = True) -> Pin:
@@ -68,30 +76,63 @@ def pin(client: TableClient, *, tier: Tier = "union", snapshot: int | None = Non
     desc = client.desc
     if desc.lake is None and (tier == "lake" or snapshot is not None):
         raise NoLakeError(f"table {desc.path} has no lake: create it with lake='iceberg'", table=str(desc.path))
-    seen: set[int | None] = set()
-    while True:
-        # The lake first: a round that commits in between only makes the log's part longer than needed.
-        info = client.lake() if desc.lake is not None else None
-        view = None if info is None else LakeView.at(desc, info, snapshot)
-        lease, tablets = client.open_lease(None if info is None else info.metadata_location)
-        only_lake = tier == "lake" or snapshot is not None
-        ranges = {} if only_lake else {t.key: (_hot_start(desc, view, t), t.high_watermark) for t in tablets}
-        gap = next((t for t in tablets if ranges and ranges[t.key][0] < t.log_start), None)
-        if gap is None or (desc.keyed and view is None):
-            break
-        client.release_lease(lease)
-        if view is None or view.snapshot_id in seen:
-            raise LakeStateError(
-                f"the log of {desc.path} tablet {gap.key} begins at {gap.log_start}, but its lake ends at"
-                f" {ranges[gap.key][0]}: rows between are in neither, restore the lake or the log",
-                table=str(desc.path),
-            )
-        # A round was committed and the log trimmed after we read the lake: once more.
-        seen.add(view.snapshot_id)
-    pinned = Pin(None if tier == "hot" else view, ranges, lease)
-    if held:
-        weakref.finalize(pinned, client.release_lease, lease).atexit = False
+    (pinned,) = _pinned([client], snapshot, with_log=tier != "lake" and snapshot is None)
+    if tier == "hot":
+        pinned = replace(pinned, lake=None)
+    return _held(client, pinned) if held else pinned
+
+
+def pin_together(clients: Sequence[TableClient]) -> list[Pin]:
+    """Pin union reads of several tables of one connection as of one moment: who sees a write in one of them sees every
+    write that was acknowledged before it in the others.
+
+    Raises:
+        LakeStateError: as `pin`.
+    """
+    return [_held(c, p) for c, p in zip(clients, _pinned(clients, None, with_log=True), strict=True)]
+
+
+def _held(client: TableClient, pinned: Pin) -> Pin:
+    if pinned.lease is not None:
+        weakref.finalize(pinned, client.release_lease, pinned.lease).atexit = False
     return pinned
+
+
+def _pinned(clients: Sequence[TableClient], snapshot: int | None, *, with_log: bool) -> list[Pin]:
+    seen: list[list[int | None]] = []
+    while clients:
+        # The lake first: a round that commits in between only makes the log's part longer than needed.
+        infos = [c.lake() if c.desc.lake is not None else None for c in clients]
+        views = [None if i is None else LakeView.at(c.desc, i, snapshot) for c, i in zip(clients, infos, strict=True)]
+        leases = clients[0].open_leases(
+            [(c.desc.table_id, None if i is None else i.metadata_location) for c, i in zip(clients, infos, strict=True)]
+        )
+        pins, gaps = [], []
+        for client, view, (lease, tablets) in zip(clients, views, leases, strict=True):
+            desc = client.desc
+            log = {t.key: (t.log_start, t.high_watermark) for t in tablets}
+            ranges = {t.key: (_hot_start(desc, view, t), t.high_watermark) for t in tablets} if with_log else {}
+            pins.append(Pin(view, ranges, lease, log))
+            if not desc.keyed or view is not None:
+                gaps += [(desc, key) for key, (start, _) in ranges.items() if start < log[key][0]]
+        if not gaps:
+            return pins
+        for client, (lease, _) in zip(clients, leases, strict=True):
+            client.release_lease(lease)
+        read = [None if v is None else v.snapshot_id for v in views]
+        if read in seen or not any(v is not None for v in views):
+            raise _gap(*gaps[0], pins[[c.desc for c in clients].index(gaps[0][0])])
+        # A round was committed and the log trimmed after we read the lake: once more.
+        seen.append(read)
+    return []
+
+
+def _gap(desc: TableDescriptor, key: TabletKey, pinned: Pin) -> LakeStateError:
+    return LakeStateError(
+        f"the log of {desc.path} tablet {key} begins at {pinned.log[key][0]}, but its lake ends at"
+        f" {pinned.ranges[key][0]}: rows between are in neither, restore the lake or the log",
+        table=str(desc.path),
+    )
 
 
 def _hot_start(desc: TableDescriptor, view: LakeView | None, tablet: TabletState) -> int:

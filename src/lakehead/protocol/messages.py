@@ -281,24 +281,36 @@ class TimestampsReply(Reply, frozen=True, kw_only=True):
     timestamps_us: list[Int64 | None]
 
 
-class OpenLease(Request, frozen=True, kw_only=True):
-    """Pin a read: what every tablet holds now stays readable under the lease, also once it is trimmed, until the lease
-    is released or was not used for the server's ``lease_seconds``.
-
-    ``lake_metadata`` is the Iceberg metadata file that the read will use, whose files must not be cleaned up;
-    ``release`` are leases of this client that are not needed any more.
-    """
+class LeasedTable(Message, frozen=True, kw_only=True):
+    """A table that a read will use. ``lake_metadata`` is the Iceberg metadata file that it will use, whose files must
+    not be cleaned up."""
 
     table_id: str
     lake_metadata: str | None
+
+
+class OpenLeases(Request, frozen=True, kw_only=True):
+    """Pin a read: what every tablet of these tables holds at one moment stays readable under the tables' leases, also
+    once it is trimmed, until a lease is released or was not used for the server's ``lease_seconds``.
+
+    ``release`` are leases of this client that are not needed any more.
+    """
+
+    tables: list[LeasedTable]
     release: list[str]
 
 
-class LeaseReply(Reply, frozen=True, kw_only=True):
-    """The lease, and what it holds."""
+class Lease(Message, frozen=True, kw_only=True):
+    """A lease, and what it holds."""
 
     lease: str
     tablets: list[TabletState]
+
+
+class LeasesReply(Reply, frozen=True, kw_only=True):
+    """The leases, in the order of the tables."""
+
+    leases: list[Lease]
 
 
 class LeasedMetadata(Request, frozen=True, kw_only=True):
@@ -396,11 +408,11 @@ class ErrorReply(Reply, frozen=True, kw_only=True):
 AnyRequest = (
     Hello | CreateTable | GetTable | ListTables | ListDatabases | DropTable | Write | OpenWriter | CloseWriter | Lookup
     | Watermarks
-    | TimestampsAt | OpenLease | LeasedMetadata | Read | ReadLive | Subscribe | LakeInfo | ReportTiered
+    | TimestampsAt | OpenLeases | LeasedMetadata | Read | ReadLive | Subscribe | LakeInfo | ReportTiered
 )  # fmt: skip
 AnyReply = (
     HelloReply | TableReply | NamesReply | Done | WriteReply | WriterReply | LookupReply | WatermarksReply
-    | TimestampsReply | LeaseReply | LakeReply | ErrorReply
+    | TimestampsReply | LeasesReply | LakeReply | ErrorReply
 )  # fmt: skip
 
 _T = TypeVar("_T")

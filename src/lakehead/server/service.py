@@ -25,6 +25,7 @@ from lakehead.errors import (
     LimitExceededError,
     NoLakeError,
     NullKeyError,
+    OverloadedError,
     SchemaMismatchError,
     TableExistsError,
     TableNotFoundError,
@@ -116,7 +117,7 @@ class Service:
             m.Lookup: self._lookup,
             m.Watermarks: self._watermarks,
             m.TimestampsAt: self._timestamps_at,
-            m.OpenLease: self._open_lease,
+            m.OpenLeases: self._open_leases,
             m.LeasedMetadata: self._leased_metadata,
             m.LakeInfo: self._lake_info,
             m.ReportTiered: self._report_tiered,
@@ -426,16 +427,25 @@ class Service:
             at_timestamp=at_timestamp,
         )
 
-    def _open_lease(self, request: m.OpenLease, _: Sequence[pa.Buffer]) -> _Answer:
+    def _open_leases(self, request: m.OpenLeases, _: Sequence[pa.Buffer]) -> _Answer:
         self._leases.release(request.release)
         self._fence()
-        tablets = sorted(self._tables.get(request.table_id).tablets.items())
-        views = {key: tablet.view() for key, tablet in tablets}
-        # A view that was taken just before a new segment was begun does not grow any more.
-        ends = {key: min(tablet.high_watermark, views[key].log_end_offset) for key, tablet in tablets}
-        states = [self._tablet_state(k, t, views[k].log_start_offset, ends[k]) for k, t in tablets]
-        lease = self._leases.open(request.table_id, views, request.lake_metadata)
-        return m.LeaseReply(lease=lease, tablets=states), []
+        tables = [sorted(self._tables.get(t.table_id).tablets.items()) for t in request.tables]
+        with self._tables.moment:
+            seen = [{key: (t.view(), t.high_watermark) for key, t in tablets} for tablets in tables]
+        opened: list[m.Lease] = []
+        try:
+            for asked, tablets, views in zip(request.tables, tables, seen, strict=True):
+                held = {key: view for key, (view, _) in views.items()}
+                lease = self._leases.open(asked.table_id, held, asked.lake_metadata)
+                # A view that was taken just before a new segment was begun does not grow any more.
+                ends = {key: min(end, view.log_end_offset) for key, (view, end) in views.items()}
+                states = [self._tablet_state(k, t, held[k].log_start_offset, ends[k]) for k, t in tablets]
+                opened.append(m.Lease(lease=lease, tablets=states))
+        except OverloadedError:
+            self._leases.release([held.lease for held in opened])
+            raise
+        return m.LeasesReply(leases=opened), []
 
     def _leased_metadata(self, request: m.LeasedMetadata, _: Sequence[pa.Buffer]) -> _Answer:
         return m.NamesReply(names=self._leases.lake_metadata(request.table_id)), []

@@ -31,8 +31,10 @@ class LiveTable:
     def __init__(
         self, desc: TableDescriptor, *, metadata: MetadataStore, storage: Storage, clock: Clock, folder: str,
         lake: LakeState | None, run_in_background: Callable[[Callable[[], None]], object], seed: int,
+        moment: threading.Lock,
     ) -> None:  # fmt: skip
         self.desc = desc
+        self._moment = moment
         self._seed = seed
         self._run_in_background = run_in_background
         self._metadata = metadata
@@ -100,6 +102,7 @@ class LiveTable:
             folder=f"{self.folder}/partition-{partition_number}/bucket-{key.bucket}",
             clock=self._clock,
             on_progress=self.notify,
+            moment=self._moment,
             run_in_background=self._run_in_background,
             seed=self._seed,
             incarnation=self._metadata.incarnation.number,
@@ -203,6 +206,8 @@ class LiveTables:
         self._live: dict[str, LiveTable] = {}
         self._dropped: set[str] = set()
         self._closed = False
+        self.moment = threading.Lock()
+        """Held while watermarks move: who holds it sees those of all tables as they are at one moment."""
 
     def get(self, table_id: str) -> LiveTable:
         """The table of this id.
@@ -273,6 +278,7 @@ class LiveTables:
             lake=self._lake,
             run_in_background=self._run_in_background,
             seed=self._seed,
+            moment=self.moment,
         )
 
     @staticmethod

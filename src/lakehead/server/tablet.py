@@ -80,6 +80,7 @@ class Tablet:
         on_progress: Callable[[], None],
         run_in_background: Callable[[Callable[[], None]], object],
         seed: int,
+        moment: threading.Lock,
         incarnation: int = 0,
         fence: Callable[[], None] = unfenced,
     ) -> None:
@@ -87,6 +88,7 @@ class Tablet:
 
         Args:
             seed: 64 secret bits that keys are hashed with.
+            moment: held around each move of the high watermark.
             incarnation: number of this start of the folder's owner, which frames carry.
             fence: raises `FencedError` once the folder may have another owner.
         """
@@ -98,6 +100,7 @@ class Tablet:
         self._desc = desc
         self._clock = clock
         self._on_progress = on_progress
+        self._moment = moment
         self._run_in_background = run_in_background
         self._queue: list[PendingWrite] = []
         self._queue_lock = threading.Lock()
@@ -208,7 +211,7 @@ class Tablet:
     def _commit_appends(self, writes: list[PendingWrite]) -> None:
         with self._broken_by_failure():
             results = self._append([w.body for w in writes], writes)
-            self._log.advance_high_watermark()
+            self._advance_high_watermark()
         for w, result in zip(writes, results, strict=True):
             w.result = result
         self._on_progress()
@@ -232,7 +235,7 @@ class Tablet:
             results = self._append(bodies, writes)
             with self._state_lock:
                 kv.apply(base, change.change_types, change.rows)
-                self._log.advance_high_watermark()
+                self._advance_high_watermark()
         for w, result in zip(writes, results, strict=True):
             w.result = result
         self._on_progress()
@@ -256,6 +259,10 @@ class Tablet:
             )
             start = end
         return bodies
+
+    def _advance_high_watermark(self) -> None:
+        with self._moment:
+            self._log.advance_high_watermark()
 
     def _append(self, bodies: list[FrameBody], writes: Sequence[PendingWrite]) -> list[tuple[int, int]]:
         with self._log_lock:

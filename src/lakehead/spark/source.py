@@ -3,7 +3,7 @@
 A read is pinned once, while it is planned; partitions carry plain values (files, offset ranges, superseded offsets), so
 all of them see the same lake snapshot and watermarks. Filters are Spark's to apply: it plans a relation of a Python
 source once for all its scans, and a filter taken for one of them would hold for the others
-([RFC 0012](../../../docs/rfcs/0012-spark-filters.md)).
+([RFC 0014](../../../docs/rfcs/0014-spark-filters.md)).
 """
 
 from __future__ import annotations

@@ -38,10 +38,11 @@ class Client:
         location = str(min(self.asked, len(self.views) - 1))
         return LakeReply(metadata_location=location, catalog_name="", catalog_properties={}, storage_properties={})
 
-    def open_lease(self, lake_metadata: str | None) -> tuple[str, list[TabletState]]:
+    def open_leases(self, tables: list[tuple[str, str | None]]) -> list[tuple[str, list[TabletState]]]:
         start, end = self.logs[min(self.asked, len(self.logs) - 1)]
         self.asked += 1
-        return f"lease {self.asked}", [TabletState(partition="", bucket=0, log_start=start, high_watermark=end, rows=0)]
+        state = TabletState(partition="", bucket=0, log_start=start, high_watermark=end, rows=0)
+        return [(f"lease {self.asked}", [state])]
 
     def release_lease(self, lease: str) -> None:
         self.released.append(lease)

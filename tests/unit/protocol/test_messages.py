@@ -43,7 +43,7 @@ REQUESTS: list[m.Request] = [
     m.Watermarks(table_id="t1", sync=True, at_timestamp_us=5),
     m.TimestampsAt(table_id="t1", ranges=[RANGE]),
     m.Read(table_id="t1", ranges=[RANGE], columns=["søk", "__offset"], predicate=b"\x00\xff"),
-    m.OpenLease(table_id="t1", lake_metadata=None, release=["a" * 32]),
+    m.OpenLeases(tables=[m.LeasedTable(table_id="t1", lake_metadata=None)], release=["a" * 32]),
     m.LeasedMetadata(table_id="t1"),
     m.ReadLive(table_id="t1", ranges=[RANGE], columns=[], predicate=None, lease="a" * 32),
     m.Subscribe(table_id="t1", starts=[RANGE], default="full", stops=None, columns=["søk"], predicate=None),
@@ -60,7 +60,7 @@ REPLIES: list[m.Reply] = [
     m.LookupReply(),
     m.WatermarksReply(tablets=[m.TabletState(partition="", bucket=0, log_start=0, high_watermark=9, rows=4)]),
     m.TimestampsReply(now_us=1, timestamps_us=[None, 2]),
-    m.LeaseReply(lease="a" * 32, tablets=[]),
+    m.LeasesReply(leases=[m.Lease(lease="a" * 32, tablets=[])]),
     m.LakeReply(metadata_location="file:/x", catalog_name="c", catalog_properties={"a": "b"}, storage_properties={}),
     m.ErrorReply(code=1001, message="é", context={"table": "a", "n": 1, "f": 0.5, "b": True, "none": None}),
 ]

@@ -49,6 +49,7 @@ class Opened:
         return Tablet(
             self.desc,
             KEY,
+            moment=threading.Lock(),
             storage=self.storage,
             folder="/t",
             clock=SystemClock(),

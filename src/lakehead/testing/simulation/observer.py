@@ -46,6 +46,8 @@ class Observer:
     def before(self, request: m.Request) -> Seen:
         """A request has arrived."""
         table_id = getattr(request, "table_id", None)
+        if isinstance(request, m.OpenLeases):
+            (table_id,) = {t.table_id for t in request.tables}
         floors = self._history.floors(table_id) if table_id in self._history.tables else {}
         return Seen(floors, self._history.epochs.get(table_id or "", 0))
 
@@ -71,8 +73,9 @@ class Observer:
                 self._history.epochs[request.table_id] = max(newest, reply.epoch)
             elif isinstance(request, m.Watermarks) and isinstance(reply, m.WatermarksReply):
                 self._watermarks(request.table_id, reply.tablets, floors, synced=request.sync)
-            elif isinstance(request, m.OpenLease) and isinstance(reply, m.LeaseReply):
-                self._watermarks(request.table_id, reply.tablets, floors, synced=False)
+            elif isinstance(request, m.OpenLeases) and isinstance(reply, m.LeasesReply):
+                for asked, held in zip(request.tables, reply.leases, strict=True):
+                    self._watermarks(asked.table_id, held.tablets, floors, synced=False)
             elif isinstance(request, m.Lookup):
                 self._lookup(request, attachments, out, floors)
 

@@ -242,10 +242,10 @@ class Reader(Actor):
     def _pin(self, *, leased: bool) -> Pinned:
         lease, states = None, self.client.tablets(sync=self.draws.random() < 0.3)
         if leased:
-            request = m.OpenLease(table_id=self.desc.table_id, lake_metadata=None, release=[])
-            reply, _ = self.endpoint.call(request)
-            assert isinstance(reply, m.LeaseReply)
-            lease, states = reply.lease, reply.tablets
+            table = m.LeasedTable(table_id=self.desc.table_id, lake_metadata=None)
+            reply, _ = self.endpoint.call(m.OpenLeases(tables=[table], release=[]))
+            assert isinstance(reply, m.LeasesReply)
+            lease, states = reply.leases[0].lease, reply.leases[0].tablets
         history = self.deployment.history
         ranges = {history.tablet(self.desc.table_id, s.key): (s.log_start, s.high_watermark) for s in states}
         return Pinned(ranges, lease, {t: t.cuts for t in ranges}, self.deployment.starts)

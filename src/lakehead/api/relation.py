@@ -1,0 +1,137 @@
+"""`Relation`: what `Connection.sql` answers with, a DuckDB relation whose errors are Lakehead's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import pyarrow as pa
+
+from lakehead.errors import LakeheadError, SqlError
+
+if TYPE_CHECKING:
+    import duckdb
+
+T = TypeVar("T")
+
+
+class Reading:
+    """What one statement holds while it is read, and why a read of it failed.
+
+    Attributes:
+        held: kept alive as long as anything of the statement is: its cursor, its pins.
+    """
+
+    def __init__(self, held: object) -> None:
+        self.held = held
+        self._failures: list[LakeheadError] = []
+
+    def noted(self, read: Callable[..., Iterator[T]]) -> Callable[..., Iterator[T]]:
+        """The same, noting what is raised: DuckDB hands on its text only."""
+
+        @functools.wraps(read)
+        def reading(*args: Any) -> Iterator[T]:
+            try:
+                yield from read(*args)
+            except LakeheadError as e:
+                self._failures.append(e)
+                raise
+
+        return reading
+
+    def run(self, call: Callable[[], T]) -> T:
+        """Call into DuckDB.
+
+        Raises:
+            LakeheadError: what a read of a table raised; else, for DuckDB's own errors:
+            SqlError: in DuckDB's words.
+        """
+        import duckdb
+
+        try:
+            return call()
+        except (duckdb.Error, pa.ArrowException) as e:
+            if self._failures:
+                raise self._failures.pop() from e
+            raise SqlError(str(e)) from e
+
+    def batches(self, reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
+        """The same stream with these errors."""
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            while True:
+                try:
+                    yield self.run(reader.read_next_batch)
+                except StopIteration:
+                    return
+
+        return pa.RecordBatchReader.from_batches(reader.schema, rows())
+
+
+class Relation:
+    """A `duckdb.DuckDBPyRelation`, method for method; relations made from it are such, too.
+
+    Read as of the moment of `Connection.sql`; any number of times, until the connection is closed.
+
+    Raises:
+        SqlError: DuckDB found an error while it ran.
+        LakeheadError: a table could not be read.
+    """
+
+    def __init__(self, inner: duckdb.DuckDBPyRelation, reading: Reading) -> None:
+        self._inner = inner
+        self._reading = reading
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        import duckdb
+
+        return duckdb.DuckDBPyRelation
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_inner", "_reading"):  # of a copy that is not made yet
+            raise AttributeError(name)
+        found = self._reading.run(lambda: getattr(self._inner, name))
+        if not callable(found):
+            return self._answer(found)
+
+        @functools.wraps(found)
+        def call(*args: Any, **options: Any) -> Any:
+            plain = [_plain(a) for a in args]
+            named = {k: _plain(v) for k, v in options.items()}
+            return self._answer(self._reading.run(lambda: found(*plain, **named)))
+
+        return call
+
+    def _answer(self, value: Any) -> Any:
+        import duckdb
+
+        if type(value) is duckdb.DuckDBPyRelation:
+            return Relation(value, self._reading)
+        return self._reading.batches(value) if isinstance(value, pa.RecordBatchReader) else value
+
+    def __getitem__(self, name: str) -> Any:
+        return self._answer(self._reading.run(lambda: self._inner[name]))
+
+    def __len__(self) -> int:
+        return self._reading.run(lambda: len(self._inner))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._inner
+
+    def __repr__(self) -> str:
+        return self._reading.run(lambda: repr(self._inner))
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> Any:
+        reader = self._reading.run(self._inner.to_arrow_reader)
+        return self._reading.batches(reader).__arrow_c_stream__(requested_schema)
+
+
+def as_duckdb(relation: Relation) -> duckdb.DuckDBPyRelation:
+    """A relation under the type whose methods it has."""
+    return cast("duckdb.DuckDBPyRelation", relation)
+
+
+def _plain(value: object) -> object:
+    return value._inner if type(value) is Relation else value

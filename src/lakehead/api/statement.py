@@ -1,0 +1,209 @@
+"""What DuckDB's own parser says of a statement: whether it only reads, and which tables it names.
+
+Nothing here runs a statement: what is refused has had no effect.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lakehead.api.table_names import find_names
+from lakehead.errors import SqlError
+
+if TYPE_CHECKING:
+    import duckdb
+
+_INSTEAD = {
+    "INSERT": "write with table.append(rows) or table.upsert(rows)",
+    "UPDATE": "change columns by key with table.upsert(rows, columns=[...])",
+    "DELETE": "delete by key with table.delete(keys)",
+    "MERGE_INTO": "write with table.upsert(rows) and table.delete(keys)",
+    "CREATE": "make tables with con.create_table(name, schema); keep the text of what would be a view, or pass in a"
+    " relation: frames={'name': relation}",
+    "CREATE_FUNC": "write the expression out",
+    "DROP": "drop tables with con.drop_table(name)",
+    "ALTER": "a table's columns do not change once it is made",
+    "COPY": "write the relation: con.sql('select ...').write_parquet(path), or .write_csv(path)",
+    "EXPORT": "write the relation: con.sql('select ...').write_parquet(path)",
+    "COPY_DATABASE": "write the relation: con.sql('select ...').write_parquet(path)",
+    "ATTACH": "read the other database with duckdb and pass its rows in: con.sql(query, frames={'name': rows})",
+    "DETACH": "there is nothing attached: each statement stands for itself",
+    "SET": "settings would end with the statement; a table's database is written before its name: shop.orders",
+    "VARIABLE_SET": "pass values in: con.sql('select ... where id = $id', {'id': 7})",
+    "PREPARE": "pass values in: con.sql('select ... where id = $id', {'id': 7})",
+    "EXECUTE": "pass values in: con.sql('select ... where id = $id', {'id': 7})",
+    "LOAD": "load extensions in a duckdb of your own and pass their rows in: con.sql(query, frames={'name': rows})",
+    "TRANSACTION": "each statement stands for itself, and all tables that it names are read as of one moment",
+    "PRAGMA": "use DESCRIBE table, or SHOW TABLES",
+}
+_METADATA_FUNCTIONS = ("duckdb_tables", "duckdb_views", "duckdb_columns", "duckdb_schemas", "pragma_show")
+_METADATA_SCHEMAS = ("information_schema", "pg_catalog")
+
+
+@dataclass(frozen=True)
+class NamedTable:
+    """A table's name as a statement has it, quotes taken away; parts that it lacks are ""."""
+
+    catalog: str
+    schema: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One statement that reads.
+
+    Attributes:
+        text: what DuckDB is to run.
+        tables: names that stand where tables do; those of common table expressions, files and views among them.
+        shows: ``"tables"``, ``"databases"`` or ``"schemas"`` for a bare SHOW of them.
+        catalog: it asks for what tables there are, and needs them all to be known.
+        parameters: names, or numbers, of the values that it takes.
+    """
+
+    text: str
+    tables: frozenset[NamedTable]
+    shows: str | None = None
+    catalog: bool = False
+    parameters: tuple[str, ...] = ()
+
+
+def read_statement(cursor: duckdb.DuckDBPyConnection, query: object) -> Statement:
+    """Understand a statement without running it.
+
+    Raises:
+        SqlError: it is none, it is several, or it does something else than read; the message says what to use instead.
+    """
+    if not isinstance(query, str) or not query.strip():
+        raise SqlError("the statement is empty: write for example 'select count(*) from shop.orders'")
+    text, parsed = _parsed(cursor, query)
+    kinds = [s.type.name for s in parsed]
+    if not kinds:
+        raise SqlError("the statement is empty: write for example 'select count(*) from shop.orders'")
+    if len(kinds) > 1:
+        if kinds[-1] != "SELECT" or _semicolon(text):
+            raise SqlError(f"these are {len(kinds)} statements: con.sql() runs one at a time")
+        # PIVOT over values that are not listed: DuckDB collects them first, in a type of its own.
+        return Statement(text, frozenset(_names_in(text)))
+    inner = _explained(cursor, text) if kinds[0] == "EXPLAIN" else text
+    if kinds[0] not in ("SELECT", "EXPLAIN"):
+        raise _refused(kinds[0])
+    tree = _tree(cursor, inner)
+    nodes = list(_nodes(tree))
+    tables = frozenset(
+        NamedTable(n["catalog_name"], n["schema_name"], n["table_name"]) for n in nodes if n.get("type") == "BASE_TABLE"
+    )
+    shown = [n for n in nodes if n.get("type") == "SHOW_REF" and n.get("query") is None]
+    asks = any(t.schema.lower() in _METADATA_SCHEMAS or t.name.lower().startswith("duckdb_") for t in tables)
+    calls = any(str(n.get("function_name", "")).lower().startswith(_METADATA_FUNCTIONS) for n in nodes)
+    parameters = tuple(sorted(parsed[0].named_parameters))
+    return Statement(text, tables, _shows(shown), bool(shown) or asks or calls, parameters)
+
+
+def _refused(kind: str) -> SqlError:
+    name = kind.replace("_", " ")
+    instead = _INSTEAD.get(kind, "use SELECT, DESCRIBE, SUMMARIZE, SHOW TABLES or EXPLAIN")
+    return SqlError(f"con.sql() reads, and {name} does not: {instead}. Nothing was changed", statement=kind)
+
+
+def _parsed(cursor: duckdb.DuckDBPyConnection, query: str) -> tuple[str, list[duckdb.Statement]]:
+    """The statement, and what it consists of."""
+    import duckdb
+
+    try:
+        return query, cursor.extract_statements(query)
+    except duckdb.Error as e:
+        # The database that bare names live in is a reserved word.
+        quoted = _with_default_quoted(query)
+        try:
+            if quoted != query:
+                return quoted, cursor.extract_statements(quoted)
+        except duckdb.Error:
+            pass
+        raise SqlError(str(e)) from e
+
+
+def _tokens(query: str) -> list[tuple[int, str]]:
+    """Byte position and kind of each of DuckDB's tokens."""
+    import duckdb
+
+    return [(at, kind.name) for at, kind in duckdb.tokenize(query)]
+
+
+def _with_default_quoted(query: str) -> str:
+    data, tokens = query.encode(), _tokens(query)
+    for at, kind in reversed(tokens):
+        word = data[at : at + 7]
+        if kind == "keyword" and word.lower() == b"default" and data[at + 7 :].lstrip().startswith(b"."):
+            data = data[:at] + b'"default"' + data[at + 7 :]
+    return data.decode()
+
+
+def _semicolon(query: str) -> bool:
+    """Whether one stands before the last token."""
+    data = query.encode()
+    return any(kind == "operator" and data[at : at + 1] == b";" for at, kind in _tokens(query)[:-1])
+
+
+def _explained(cursor: duckdb.DuckDBPyConnection, text: str) -> str:
+    """What EXPLAIN is asked of; it may ANALYZE, which runs it.
+
+    Raises:
+        SqlError: it does not only read.
+    """
+    import duckdb
+
+    data = text.encode()
+    for at, _ in _tokens(text)[1:]:
+        inner = data[at:].decode()
+        try:
+            kinds = [s.type.name for s in cursor.extract_statements(inner)]
+        except duckdb.Error:
+            continue  # ANALYZE, or its options
+        if kinds == ["SELECT"]:
+            return inner
+        raise _refused(kinds[0] if kinds else "EXPLAIN")
+    raise _refused("EXPLAIN")
+
+
+def _tree(cursor: duckdb.DuckDBPyConnection, text: str) -> dict[str, Any]:
+    import duckdb
+
+    try:
+        row = cursor.execute("select json_serialize_sql(?::varchar)", [text]).fetchone()
+    except duckdb.Error as e:
+        raise SqlError(str(e)) from e
+    tree: dict[str, Any] = json.loads(row[0] if row else "{}")
+    if tree.get("error"):
+        message = str(tree.get("error_message"))
+        raise _refused("PRAGMA") if "Only SELECT" in message else SqlError(message)
+    return tree
+
+
+def _nodes(value: object) -> Iterator[dict[str, Any]]:
+    stack = [value]
+    while stack:
+        at = stack.pop()
+        if isinstance(at, dict):
+            yield at
+            stack.extend(at.values())
+        elif isinstance(at, list):
+            stack.extend(at)
+
+
+def _shows(shown: list[dict[str, Any]]) -> str | None:
+    for node in shown:
+        word = str(node["table_name"]).strip('"')
+        if node["show_type"] == "SHOW_UNQUALIFIED" and word in ("tables", "databases", "schemas"):
+            return word
+    return None
+
+
+def _names_in(text: str) -> Iterator[NamedTable]:
+    for name in find_names(text):
+        *before, last = name.path
+        whole = f"{last}${name.suffix}" if name.suffix else last
+        yield NamedTable("", before[-1] if before else "", whole)
