@@ -18,6 +18,7 @@ from lakehead.api.writer import Writer
 from lakehead.client.table import TableClient
 from lakehead.errors import ColumnNotFoundError, InvalidRequestError, SchemaMismatchError, WrongTableKindError
 from lakehead.format.rows import conform, to_arrow_table, to_key_table
+from lakehead.format.values import check_partition_values
 from lakehead.types import TableDescriptor, TabletId
 
 
@@ -157,7 +158,9 @@ class Table:
             keys: a table or list of dicts of the primary key columns, or a list of values when the key is one column.
         """
         self._require(keyed=True, verb="look up", use="scan")
-        return self._client.lookup(_one_batch(to_key_table(keys, self._key_schema(), what=f"keys of {self.name}")))
+        what = f"keys of {self.name}"
+        asked = to_key_table(keys, self._key_schema(), what=what)
+        return self._client.lookup(_one_batch(_in_partitions(self._desc, asked, what)))
 
     def get(self, key: object) -> dict[str, Any] | None:
         """One row as a dict, or None. ``key``: a value, a tuple in key order, or a dict."""
@@ -167,7 +170,13 @@ class Table:
                 raise SchemaMismatchError(f"the key of {self.name} has {len(names)} columns {list(names)}, got {key!r}")
             key = dict(zip(names, key, strict=True))
         rows = self.lookup([key])
-        return rows.to_pylist()[0] if rows.num_rows else None
+        try:
+            return rows.to_pylist()[0] if rows.num_rows else None
+        except (OverflowError, ValueError) as e:
+            raise InvalidRequestError(
+                f"the row of {self.name} holds a moment that is no Python date or datetime ({e}): use lookup(), which"
+                " answers in Arrow"
+            ) from e
 
     def prefix_lookup(self, prefix: object) -> pa.Table:
         """All rows whose partition columns and bucket key equal one of these, in no particular order.
@@ -182,7 +191,9 @@ class Table:
         desc = self._desc
         asked = {*desc.partition_by, *(desc.prefix_key or desc.bucket_key)}
         schema = pa.schema([desc.schema.field(c) for c in desc.primary_key if c in asked])
-        return self._client.prefix_lookup(_one_batch(to_key_table(prefix, schema, what=f"prefixes of {self.name}")))
+        what = f"prefixes of {self.name}"
+        prefixes = to_key_table(prefix, schema, what=what)
+        return self._client.prefix_lookup(_one_batch(_in_partitions(desc, prefixes, what)))
 
     def _key_schema(self) -> pa.Schema:
         return pa.schema([self._desc.schema.field(c) for c in self._desc.primary_key])
@@ -274,7 +285,8 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
 def rows_for_append(desc: TableDescriptor, data: object) -> pa.Table:
     """User's rows as the table's columns; see `Table.append` for errors."""
     what = f"rows for {desc.path}"
-    return conform(to_arrow_table(data, desc.schema, what=what), desc.schema, columns_required=None, what=what)
+    table = conform(to_arrow_table(data, desc.schema, what=what), desc.schema, columns_required=None, what=what)
+    return _in_partitions(desc, table, what)
 
 
 def rows_for_upsert(desc: TableDescriptor, data: object, columns: Sequence[str] | None) -> pa.Table:
@@ -292,13 +304,21 @@ def rows_for_upsert(desc: TableDescriptor, data: object, columns: Sequence[str] 
         raise SchemaMismatchError(
             f"{what}: an upsert must hold the non-null columns {required}; {lacking} missing", columns=str(lacking)
         )
-    return conform(table, desc.schema, columns_required=required, what=what)
+    return _in_partitions(desc, conform(table, desc.schema, columns_required=required, what=what), what)
 
 
 def rows_for_delete(desc: TableDescriptor, keys: object) -> pa.Table:
     """User's keys as the table's key columns; see `Table.delete`."""
     schema = pa.schema([desc.schema.field(c) for c in desc.primary_key])
-    return to_key_table(keys, schema, what=f"keys of {desc.path}", allow_extra=True)
+    what = f"keys of {desc.path}"
+    return _in_partitions(desc, to_key_table(keys, schema, what=what, allow_extra=True), what)
+
+
+def _in_partitions(desc: TableDescriptor, table: pa.Table, what: str) -> pa.Table:
+    """The table, once every row of it has a partition; see `check_partition_values`."""
+    columns = [table.column(c) for c in desc.partition_by]
+    check_partition_values(columns, [desc.schema.field(c) for c in desc.partition_by], what)
+    return table
 
 
 def write_result(desc: TableDescriptor, rows: int, parts: Sequence[tuple[Any, tuple[int, int]]]) -> WriteResult:

@@ -48,17 +48,35 @@ def write_rows_json(table: pa.Table | pa.RecordBatch) -> None:
 
 
 def rows_of(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """Rows as dicts; nanoseconds, which Python's times lack, become texts; a repeated name gets a number."""
+    """Rows as dicts; moments that Python's times lack become texts; a repeated name gets a number."""
     import pyarrow as pa
 
     names: list[str] = []
-    columns = []
+    columns: list[list[Any]] = []
     for name, column in zip(table.schema.names, table.columns, strict=True):
         names.append(name if name not in names else f"{name}_{len(names)}")
         t = column.type
-        columns.append(column.cast(pa.string()) if pa.types.is_timestamp(t) and t.unit == "ns" else column)
-    rows: list[dict[str, Any]] = pa.table(columns, names=names).to_pylist()
-    return rows
+        columns.append(_values(column.cast(pa.string()) if pa.types.is_timestamp(t) and t.unit == "ns" else column))
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _values(column: Any) -> list[Any]:
+    import pyarrow as pa
+
+    try:
+        values: list[Any] = column.to_pylist()
+    except (OverflowError, ValueError):
+        if not pa.types.is_nested(column.type):
+            column = column.cast(pa.string())
+        values = [_value(v) for v in column]
+    return values
+
+
+def _value(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except (OverflowError, ValueError):
+        return "(holds a year that is not 1 to 9999)"
 
 
 def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:

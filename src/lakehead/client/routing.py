@@ -70,6 +70,9 @@ def partition_codes(desc: TableDescriptor, batch: pa.RecordBatch) -> tuple[list[
     dictionaries = []
     for column in desc.partition_by:
         values = batch.column(column)
+        if pa.types.is_timestamp(values.type) and values.type.tz:
+            # Names are in UTC; Python cannot tell the first and the last day that it knows in every zone.
+            values = values.cast(pa.timestamp(values.type.unit, "UTC"))
         if pa.types.is_boolean(values.type):
             encoded = pc.dictionary_encode(values.cast(pa.uint8()))
             dictionary = encoded.dictionary.cast(pa.bool_())

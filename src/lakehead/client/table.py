@@ -14,8 +14,9 @@ from lakehead.client.routing import route
 from lakehead.client.writer import BatchWriter, WriteKind
 from lakehead.env.clock import Clock
 from lakehead.env.randomness import Randomness
-from lakehead.errors import InvalidRequestError, LakeheadError, SequenceGapError, UnavailableError
+from lakehead.errors import InvalidRequestError, LakeheadError, SchemaMismatchError, SequenceGapError, UnavailableError
 from lakehead.format.predicate import Predicate
+from lakehead.format.values import check_valid
 from lakehead.protocol import messages as m
 from lakehead.types import TableDescriptor, TabletKey
 
@@ -64,7 +65,11 @@ class TableClient:
         writer = writer or self.anonymous_writer()
         out: list[tuple[TabletKey, tuple[int, int]]] = []
         done = 0
-        for batch in slices(rows):
+        parts = list(slices(rows))
+        if len(parts) > 1:
+            # The server checks one request whole: what takes several must not fail half-way.
+            check_valid(rows.columns, rows.schema, f"rows for {self.desc.path}")
+        for batch in parts:
             try:
                 try:
                     out += writer.send(writer.prepare(kind, batch))
@@ -75,6 +80,8 @@ class TableClient:
                     writer = self.anonymous_writer()
                     out += writer.send(writer.prepare(kind, batch))
             except LakeheadError as e:
+                if isinstance(e, SchemaMismatchError):
+                    check_valid(batch.columns, batch.schema, f"rows for {self.desc.path}")  # names the row
                 raise type(e)(e.message, **{**e.context, "rows_acknowledged": done}) from e
             done += batch.num_rows
         with self._lock:

@@ -28,6 +28,8 @@ from lakehead.errors import CorruptionError, InvalidSchemaError
 from lakehead.format.bucketing import can_hash
 from lakehead.types import RESERVED_PREFIX
 
+NESTING_MAX = 20
+"""Levels of lists, maps and structs in a column; Arrow's own messages and Parquet files end at some thirty maps."""
 _NOT_IN_PARTITION_NAMES = "=&/%"
 """Partition names are ``column=value`` joined by '&' and become folder names in the lake."""
 
@@ -41,8 +43,8 @@ def normalize_schema(schema: object) -> pa.Schema:
     Column order and nullability stay.
 
     Raises:
-        InvalidSchemaError: it is not a schema; it has no columns; a name is empty, reserved or used twice; or a type
-            is not supported (the message says what to use instead).
+        InvalidSchemaError: it is not a schema; it has no columns; a name is empty, reserved or used twice; a type is
+            nested too deep, or is not supported (the message says what to use instead).
     """
     arrow = _to_arrow_schema(schema)
     if not len(arrow):
@@ -205,11 +207,18 @@ def _check_names(names: list[str], where: str) -> None:
         seen.add(name)
 
 
-def _canonical(t: pa.DataType, path: str) -> pa.DataType:
+def _canonical(t: pa.DataType, path: str, depth: int = 0) -> pa.DataType:
+    if depth > NESTING_MAX:
+        column = path.split(".", 1)[0]
+        raise InvalidSchemaError(
+            f"column {column!r} nests lists, maps and structs more than {NESTING_MAX} levels deep: flatten it, or store"
+            " what is inside as text",
+            column=column,
+        )
     if isinstance(t, pa.BaseExtensionType):
         _refuse(t, path, f"its storage type {t.storage_type}")
     if pa.types.is_dictionary(t):
-        return _canonical(t.value_type, path)
+        return _canonical(t.value_type, path, depth + 1)
     if pa.types.is_string_view(t):
         return pa.string()
     if pa.types.is_binary_view(t):
@@ -228,7 +237,7 @@ def _canonical(t: pa.DataType, path: str) -> pa.DataType:
         _check_names([t.field(i).name for i in range(t.num_fields)], f"struct {path!r}")
     elif not _is_supported(t) or (pa.types.is_fixed_size_binary(t) and not t.byte_width):
         _refuse(t, path, _instead_of(t))
-    return map_children(t, lambda child, name: _canonical(child, f"{path}.{name}"))
+    return map_children(t, lambda child, name: _canonical(child, f"{path}.{name}", depth + 1))
 
 
 def _canonical_decimal(t: pa.DataType, path: str) -> pa.DataType:
@@ -389,7 +398,11 @@ def parse_schema_text(text: str) -> pa.Schema:
     Raises:
         InvalidSchemaError: the text has another form (the message says where), or `normalize_schema` refuses it.
     """
-    return normalize_schema(_SchemaText(text).schema())
+    try:
+        schema = _SchemaText(text).schema()
+    except RecursionError as e:
+        raise InvalidSchemaError("schema text: types are nested too deep to read") from e
+    return normalize_schema(schema)
 
 
 class _SchemaText:

@@ -8,8 +8,9 @@ Nothing here commits; files no commit names are removed by whoever planned them.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,9 @@ import pyarrow.parquet as pq
 
 from lakehead.env.randomness import Randomness, SystemRandomness
 from lakehead.env.storage import storage_errors
-from lakehead.errors import LakeStateError
+from lakehead.errors import LakeStateError, SchemaMismatchError
+from lakehead.format.schema import lake_type
+from lakehead.format.values import check_storable, is_coarse
 from lakehead.log.netchange import Offsets
 from lakehead.types import OFFSET_COLUMN, TIMESTAMP_COLUMN
 
@@ -265,8 +268,7 @@ def _to_lake(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     columns = []
     for f in schema:
         if f.name in batch.schema.names:
-            column = batch.column(f.name)
-            columns.append(column if column.type == f.type else column.cast(f.type))
+            columns.append(_lake_column(batch, f))
         elif f.nullable:
             columns.append(pa.nulls(batch.num_rows, f.type))
         else:
@@ -276,6 +278,32 @@ def _to_lake(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
                 column=f.name,
             )
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _lake_column(batch: pa.RecordBatch, f: pa.Field) -> pa.Array:
+    column = batch.column(f.name)
+    if column.type == f.type:
+        return column
+    if is_coarse(column.type):
+        try:
+            check_storable([column], [batch.schema.field(f.name)], "a lake cannot hold a value")
+        except SchemaMismatchError as e:
+            raise _unstorable(batch, e) from e
+        # What lies under nulls may be anything, and a cast that checks looks at it, too.
+        column = column.cast(lake_type(column.type), safe=False)
+    return column if column.type == f.type else column.cast(f.type)
+
+
+def _unstorable(batch: pa.RecordBatch, e: SchemaMismatchError) -> LakeStateError:
+    """For rows of before such values were refused."""
+    row = e.context["row"]
+    assert isinstance(row, int)
+    place = f" at offset {batch.column(OFFSET_COLUMN)[row]}" if OFFSET_COLUMN in batch.schema.names else ""
+    return LakeStateError(
+        f"a row{place} cannot be tiered, nor can what follows it: {e.message}. An earlier version took it. In a"
+        " primary-key table delete it or upsert another value; of a log table copy the other rows into a new one",
+        column=str(e.context["column"]),
+    )
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -357,6 +385,8 @@ def _repeating_columns(sample: pa.Table) -> list[str]:
 
 def _statistics(metadata: pq.FileMetaData, tools: _Tools) -> dict[str, Any]:
     from pyiceberg.io.pyarrow import (
+        MetricModeTypes,
+        MetricsMode,
         compute_statistics_plan,
         data_file_statistics_from_parquet_metadata,
         parquet_path_to_id_mapping,
@@ -364,25 +394,37 @@ def _statistics(metadata: pq.FileMetaData, tools: _Tools) -> dict[str, Any]:
 
     ids = parquet_path_to_id_mapping(tools.schema)
     plan = compute_statistics_plan(tools.schema, dict(tools.spec.properties))
+    for field_id in _unbounded_columns(metadata, ids):
+        if plan[field_id].mode.type is not MetricModeTypes.NONE:
+            plan[field_id] = dataclasses.replace(plan[field_id], mode=MetricsMode(MetricModeTypes.COUNTS))
     found: dict[str, Any] = data_file_statistics_from_parquet_metadata(metadata, plan, ids).to_serialized_dict()
     del found["record_count"]
-    for field_id in _unbounded_columns(metadata, ids):
-        found["lower_bounds"].pop(field_id, None)
-        found["upper_bounds"].pop(field_id, None)
     return found
 
 
-def _unbounded_columns(metadata: pq.FileMetaData, ids: Mapping[str, int]) -> Sequence[int]:
-    """Columns with values in a row group that has no bounds for them (long strings, only NaN).
+def _unbounded_columns(metadata: pq.FileMetaData, ids: Mapping[str, int]) -> set[int]:
+    """Columns that get no bounds: some of their values are outside of those that a row group knows, or cannot be told.
 
-    PyIceberg takes the bounds of the other row groups for the whole file's, and readers would skip these rows.
+    A row group has no bounds for long strings and for nothing but NaN: PyIceberg takes the bounds of the other row
+    groups for the whole file's, and readers would skip these rows. Dates and timestamps outside of the years 1 to 9999
+    are no Python values, by which PyIceberg goes.
     """
-    out = []
-    for i in range(metadata.num_row_groups if metadata.num_row_groups > 1 else 0):
+    out = set()
+    for i in range(metadata.num_row_groups):
         group = metadata.row_group(i)
         for j in range(metadata.num_columns):
             column = group.column(j)
-            s = column.statistics
-            if s is None or (not s.has_min_max and not (s.has_null_count and s.null_count == column.num_values)):
-                out.append(ids[column.path_in_schema])
+            if not _has_bounds(column.statistics, column.num_values):
+                out.add(ids[column.path_in_schema])
     return out
+
+
+def _has_bounds(s: pq.Statistics | None, values: int) -> bool:
+    """Whether the bounds of a column's part enclose all its values."""
+    if s is None or not s.has_min_max:
+        return s is not None and s.has_null_count and bool(s.null_count == values)
+    try:
+        _ = s.min, s.max
+    except (OverflowError, ValueError, ArithmeticError):
+        return False
+    return True

@@ -35,6 +35,7 @@ from lakehead.format.content import content_checksum
 from lakehead.format.frame import WRITE_KINDS, Content, FrameBody, WriterStamp, decode_body
 from lakehead.format.ipc_message import read_received
 from lakehead.format.schema import validate_definition
+from lakehead.format.values import check_storable
 from lakehead.protocol import messages as m
 from lakehead.server.admission import Bounded
 from lakehead.server.incarnations import unfenced
@@ -331,6 +332,7 @@ class Service:
         for field, column in zip(schema, rows.columns, strict=True):
             if not field.nullable and column.null_count:
                 raise NullKeyError(f"column {field.name!r} of {desc.path} may not be null", column=field.name)
+        check_storable(rows.columns, schema, f"a batch for {desc.path}")
         return rows
 
     def _submit(self, tablets: list[Tablet], writes: list[PendingWrite]) -> list[tuple[int, int]]:

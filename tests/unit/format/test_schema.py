@@ -10,6 +10,7 @@ import pytest
 from lakehead.config import Limits
 from lakehead.errors import CorruptionError, InvalidSchemaError
 from lakehead.format.schema import (
+    NESTING_MAX,
     lake_schema,
     nearest_name,
     normalize_schema,
@@ -354,3 +355,20 @@ def test_text_errors_say_where(text: str, message: str) -> None:
     with pytest.raises(InvalidSchemaError) as error:
         parse_schema_text(text)
     assert message in str(error.value)
+
+
+def nested(t: pa.DataType, levels: int, wrap: str) -> pa.DataType:
+    for _ in range(levels):
+        t = {"list": pa.list_(t), "map": pa.map_(pa.string(), t), "struct": pa.struct([("a", t)])}[wrap]
+    return t
+
+
+@pytest.mark.parametrize("wrap", ["list", "map", "struct"])
+def test_nesting_ends_before_what_can_be_read_does(wrap: str) -> None:
+    deep = pa.schema([("c", nested(pa.int8(), NESTING_MAX, wrap))])
+    assert normalize_schema(deep) == schema_from_bytes(schema_to_bytes(normalize_schema(deep)))
+    for levels in (NESTING_MAX + 1, 2000):
+        with pytest.raises(InvalidSchemaError, match="levels deep"):
+            normalize_schema(pa.schema([("c", nested(pa.int8(), levels, wrap))]))
+    with pytest.raises(InvalidSchemaError, match="deep"):
+        parse_schema_text("c " + "list<" * 5000 + "int" + ">" * 5000)
