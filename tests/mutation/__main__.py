@@ -54,9 +54,23 @@ MUTANTS = (
     Mutant(
         "take damage for a torn tail",
         "log/tablet.py",
-        "if not last or segment.end_offset < max(mark, segment.synced_end_after(position)):",
+        "if segment.end_offset < max(mark, segment.synced_end_after(position)):",
+        "if False:",
+        "tests/unit/log/test_tablet.py",
+    ),
+    Mutant(
+        "cut what another owner wrote",
+        "log/tablet.py",
+        "if not last or segment.is_whole_at(position):",
         "if not last:",
         "tests/unit/log/test_tablet.py",
+    ),
+    Mutant(
+        "trust the names that are there",
+        "log/tablet.py",
+        "            self._storage.sync_folder(self._folder)\n",
+        "            pass\n",
+        "tests/properties/test_durable_names.py",
     ),
     Mutant(
         "believe the bytes",
@@ -110,15 +124,15 @@ MUTANTS = (
     Mutant(
         "checkpoints without writers",
         "log/tablet.py",
-        "schema_id, 0, self.writers.state())",
-        "schema_id, 0, [])",
+        "schema_id, 0, self.writers.state(), number)",
+        "schema_id, 0, [], number)",
         "tests/unit/log/test_checkpoint.py",
     ),
     Mutant(
         "trim past the checkpoint",
         "log/tablet.py",
-        "        before = min(before, self.checkpoint_offset)\n",
-        "",
+        "s.id < self._uncovered and s.end_offset <= before",
+        "s.end_offset <= before",
         "tests/unit/log/test_checkpoint.py",
     ),
     Mutant(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +18,6 @@ from lakehead.errors import CorruptionError, UnsupportedFormatError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_NAME = re.compile(r"(\d{20})\.log")
 _REMEDY = "this is damage that opening the table refuses: restore the file from a backup"
 
 
@@ -80,10 +78,12 @@ def read_segment(path: str) -> SegmentReport:
         InvalidFileError: the file cannot be read.
         UnsupportedFormatError: a newer version wrote it.
     """
+    from lakehead.log.segment import SegmentId
+
     buffer = mapped(path, ".log")
     report = SegmentReport(path, buffer.size)
-    named = _NAME.fullmatch(os.path.basename(path))
-    expected = int(named[1]) if named else None
+    named = SegmentId.of_name(os.path.basename(path))
+    expected = named.base_offset if named else None
     position = 0
     while position < buffer.size:
         try:

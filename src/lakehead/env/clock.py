@@ -1,7 +1,8 @@
-"""Wall clock and monotonic clock, as one injectable thing."""
+"""Wall clock and monotonic clock, as one injectable thing, and one that does not follow every leap."""
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Protocol
 
@@ -33,3 +34,49 @@ class SystemClock:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+LEAP_US = 60_000_000
+BELIEVED_AFTER_SECONDS = 60.0
+
+
+class SteadyClock:
+    """Another clock, less what its wall clock leaps ahead by for less than a minute.
+
+    What a server stamps rows with can never be taken back, and what its clock calls old it deletes. So a wall clock
+    that is suddenly more than `LEAP_US` ahead of where the monotonic one says that it should be is believed only once
+    it was so for `BELIEVED_AFTER_SECONDS`; until then time goes on from before. One that goes back is believed at once.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._from = (clock.now_us(), clock.monotonic())
+        self._leap: tuple[int, float] | None = None
+
+    def now_us(self) -> int:
+        """Microseconds since the epoch, UTC."""
+        with self._lock:
+            wall, at = self._clock.now_us(), self._clock.monotonic()
+            expected = _later(self._from, at)
+            if wall <= expected + LEAP_US:
+                self._from, self._leap = (wall, at), None
+                return wall
+            if self._leap is None or abs(wall - _later(self._leap, at)) > LEAP_US:
+                self._leap = (wall, at)
+            if at - self._leap[1] < BELIEVED_AFTER_SECONDS:
+                return expected
+            self._from, self._leap = (wall, at), None
+            return wall
+
+    def monotonic(self) -> float:
+        """Seconds from an arbitrary start, never going back."""
+        return self._clock.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Return after that time has passed on this clock."""
+        self._clock.sleep(seconds)
+
+
+def _later(start: tuple[int, float], at: float) -> int:
+    return start[0] + int((at - start[1]) * 1_000_000)

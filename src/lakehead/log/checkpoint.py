@@ -57,6 +57,7 @@ class Footer(msgspec.Struct, frozen=True):
         schema_id: of the rows.
         rows: how many there are.
         writers: as `WriterTable.state`.
+        segment: number of the first segment at ``offset`` that is not covered: frames without rows fill those before.
     """
 
     offset: int
@@ -64,6 +65,7 @@ class Footer(msgspec.Struct, frozen=True):
     schema_id: int
     rows: int
     writers: list[WriterState]
+    segment: int = 0
 
 
 def checkpoint_name(offset: int) -> str:

@@ -1,6 +1,7 @@
 """One file of a log: frames one after the other, with a sparse index from offset to position.
 
-A segment is named by its base offset, ``00000000000000012345.log``. The index has one entry for each 4 KiB of log or
+A segment is named by its base offset, ``00000000000000012345.log``. Frames without rows may fill one; the next begins
+at the same offset, with a number: ``00000000000000012345-1.log``. The index has one entry for each 4 KiB of log or
 more; it lives in memory and is rebuilt by scanning headers: when a segment is recovered, or, of a sealed one that a
 checkpoint covers, when it is first read.
 """
@@ -8,7 +9,9 @@ checkpoint covers, when it is first read.
 from __future__ import annotations
 
 import bisect
+import re
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -20,9 +23,35 @@ SUFFIX = ".log"
 INDEX_INTERVAL_BYTES = 4096
 
 
-def segment_name(base_offset: int) -> str:
-    """File name of the segment that starts at this offset."""
-    return f"{base_offset:020d}{SUFFIX}"
+_NAME = re.compile(r"(\d{20})(?:-([1-9]\d*))?\.log")
+
+
+class SegmentId(NamedTuple):
+    """Which segment of a log; they are in the order of their ids.
+
+    Attributes:
+        base_offset: offset of the first row.
+        number: how many segments before it begin at the same offset: they hold frames without rows alone.
+    """
+
+    base_offset: int
+    number: int = 0
+
+    @property
+    def name(self) -> str:
+        """Of the file."""
+        number = f"-{self.number}" if self.number else ""
+        return f"{self.base_offset:020d}{number}{SUFFIX}"
+
+    @classmethod
+    def of_name(cls, name: str) -> SegmentId | None:
+        """The segment whose file has this name; None when it is no segment's."""
+        found = _NAME.fullmatch(name)
+        return cls(int(found[1]), int(found[2] or 0)) if found else None
+
+    def after(self, end_offset: int) -> SegmentId:
+        """The segment that follows this one, which ends at that offset."""
+        return SegmentId(end_offset, self.number + 1 if end_offset == self.base_offset else 0)
 
 
 class _Index:
@@ -55,13 +84,14 @@ class _Index:
 class Segment:
     """Frames of offsets ``[base_offset, end_offset)``. One appender; any number of readers at once."""
 
-    def __init__(self, storage: Storage, folder: str, base_offset: int, sealed_end: int | None = None) -> None:
+    def __init__(self, storage: Storage, folder: str, id: SegmentId, sealed_end: int | None = None) -> None:
         """Open a segment's file; ``sealed_end`` is where it ends, None when only `scan` can tell."""
-        self.base_offset = base_offset
-        self.path = f"{folder}/{segment_name(base_offset)}"
+        self.id = id
+        self.base_offset = id.base_offset
+        self.path = f"{folder}/{id.name}"
         self._file: LogFile = storage.open_log(self.path)
         self._sealed_end = sealed_end
-        self._index = _Index(base_offset) if sealed_end is None else None
+        self._index = _Index(id.base_offset) if sealed_end is None else None
 
     @property
     def end_offset(self) -> int:

@@ -24,7 +24,8 @@ from lakehead.errors import CorruptionError, OffsetOutOfRangeError, StorageError
 from lakehead.format.frame import UNKNOWN_CONTENT, Content, Frame, FrameBody, encode_header
 from lakehead.log import checkpoint as checkpoints
 from lakehead.log.checkpoint import Checkpoint, Footer, checkpoint_name, open_checkpoint
-from lakehead.log.segment import SUFFIX, Segment
+from lakehead.log.committed_by import CommittedBy
+from lakehead.log.segment import Segment, SegmentId
 from lakehead.log.writers import WriterTable
 
 _STOP_FILE = "stopped.json"
@@ -102,6 +103,7 @@ class LogTablet:
         self._last_epoch = 0
         self.writers = WriterTable()
         self.last_timestamp_us = 0
+        self._committed_by = CommittedBy()
         self.sync_failed = False
         self.checkpoint: Checkpoint | None = None
         storage.make_folder(folder)
@@ -129,6 +131,13 @@ class LogTablet:
         return sum(s.size_bytes for s in self._segments)
 
     @property
+    def _uncovered(self) -> SegmentId:
+        """The first segment that the newest checkpoint does not cover."""
+        if self.checkpoint is None:
+            return SegmentId(0)
+        return SegmentId(self.checkpoint.offset, self.checkpoint.footer.segment)
+
+    @property
     def checkpoint_offset(self) -> int:
         """The log below it is covered by the newest checkpoint; 0 when there is none."""
         return self.checkpoint.offset if self.checkpoint is not None else 0
@@ -141,7 +150,7 @@ class LogTablet:
         """Write batches at the end, all or none, unsynced; returns ``[start, end)`` of each. ``contents`` are what the
         clients sent, one for each body.
 
-        The commit timestamp never goes back within a tablet, whatever the caller's clock does.
+        The commit timestamp never goes back within a tablet, whatever the caller's clock does; see `observe`.
 
         Raises:
             StorageError: the disk refused; the log is as before. After a failed sync (`sync_failed`) nothing may be
@@ -172,16 +181,22 @@ class LogTablet:
             self.writers.note(body.stamp, start, end, content)
         return results
 
+    def observe(self, now_us: int, steady_us: int) -> None:
+        """Tell the log what time it is, by the wall clock and by one that never leaps. Where timestamps lie in the
+        future, because the wall clock was ahead once, ages and positions in time go by what was observed."""
+        start, end = self.log_start_offset, self.log_end_offset
+        self._committed_by.observe(start, end, self.last_timestamp_us, now_us, steady_us)
+
     def roll(self) -> None:
-        """Begin a new segment, unless the last one has no rows.
+        """Begin a new segment, unless the last one is empty.
 
         Raises:
             StorageError: the disk refused; see `sync`.
         """
         last = self._segments[-1]
-        if last.end_offset > last.base_offset:
+        if last.size_bytes:
             self.sync()
-            self._segments = [*self._segments, Segment(self._storage, self._folder, last.end_offset)]
+            self._segments = [*self._segments, Segment(self._storage, self._folder, last.id.after(last.end_offset))]
 
     def sync(self) -> None:
         """Return once everything appended so far survives a power cut.
@@ -218,15 +233,17 @@ class LogTablet:
         """`LogView.frames` of what there is now."""
         return self.view().frames(start, end)
 
-    def offset_at(self, timestamp_us: int) -> int | None:
+    def offset_at(self, timestamp_us: int, now_us: int) -> int | None:
         """First offset of a frame committed at or after this time, the log end when there is none; None when that frame
-        may be one that was trimmed."""
+        may be one that was trimmed. Where a clock was ahead, a little more than that, never less."""
         view = self.view()
+        if timestamp_us > now_us:  # whatever timestamps say, nothing was committed after now
+            return view.log_end_offset
         for segment in view.segments:
             times = segment.timestamps_us
-            if times is not None and times[1] >= timestamp_us:
+            if times is not None and self._committed_by.time_us(segment.end_offset, times[1]) >= timestamp_us:
                 for frame in segment.frames(segment.base_offset, segment.end_offset):
-                    if frame.timestamp_us >= timestamp_us:
+                    if self._committed_by.time_us(frame.end_offset, frame.timestamp_us) >= timestamp_us:
                         at = frame.base_offset
                         return None if at == view.log_start_offset and self._trimmed_after(timestamp_us) else at
         return None if not len(view) and self._trimmed_after(timestamp_us) else view.log_end_offset
@@ -235,15 +252,15 @@ class LogTablet:
         """Whether a frame that was trimmed may have been committed at or after this time."""
         if self.log_start_offset == 0 or self.checkpoint is None:
             return False
-        return self.checkpoint.footer.timestamp_us >= timestamp_us
+        return self._committed_by.time_us(self.log_start_offset, self.checkpoint.footer.timestamp_us) >= timestamp_us
 
     def timestamp_at(self, offset: int) -> int | None:
-        """Commit timestamp, in microseconds, of the row at this offset, or of the first row in the log when that was
-        trimmed; None at or above the log end."""
+        """When, in microseconds, the row at this offset, or the first row in the log when that was trimmed, had been
+        committed at the latest; None at or above the log end."""
         view = self.view()
         offset = max(offset, view.log_start_offset)
         for frame in view.frames(offset, offset + 1):
-            return frame.timestamp_us
+            return self._committed_by.time_us(frame.end_offset, frame.timestamp_us)
         return None
 
     def replay(self, apply: Callable[[Frame], None]) -> None:
@@ -257,26 +274,35 @@ class LogTablet:
         segments = self._segments
         for segment, following in itertools.pairwise(segments):
             first = following.first_timestamp_us()
-            if (self.last_timestamp_us if first is None else first) > timestamp_us:
+            latest = self.last_timestamp_us if first is None else first
+            if self._committed_by.time_us(segment.end_offset, latest) > timestamp_us:
                 return segment.base_offset
-        return self.log_end_offset if self.last_timestamp_us <= timestamp_us else segments[-1].base_offset
+        end = self.log_end_offset
+        return (
+            end if self._committed_by.time_us(end, self.last_timestamp_us) <= timestamp_us else segments[-1].base_offset
+        )
 
     # ---- checkpoint and trim ----------------------------------------------------------------------------------
 
     def roll_if_older(self, timestamp_us: int) -> None:
         """`roll` when the last segment began at or before this time, so that it can be trimmed under load."""
-        first = self._segments[-1].first_timestamp_us()
-        if first is not None and first <= timestamp_us:
+        last = self._segments[-1]
+        first = last.first_timestamp_us()
+        if first is not None and self._committed_by.time_us(last.base_offset, first) <= timestamp_us:
             self.roll()
 
     def wants_checkpoint(self, keep: int) -> bool:
         """Whether a restart would have much to replay, or what lies below ``keep`` could be trimmed after one."""
-        covered, size = self.checkpoint_offset, self.checkpoint.size_bytes if self.checkpoint is not None else 0
-        fresh = [s for s in self._segments if s.base_offset >= covered]
+        size = self.checkpoint.size_bytes if self.checkpoint is not None else 0
+        fresh = [s for s in self._segments if s.id >= self._uncovered]
         if sum(s.size_bytes for s in fresh) >= max(CHECKPOINT_BYTES, size):
             return True
-        # A checkpoint holds all rows of a keyed tablet: a large one is not written for a little.
-        to_trim = sum(s.size_bytes for s in fresh if s.base_offset < s.end_offset <= keep)
+        # A checkpoint holds all rows of a keyed tablet: a large one is not written for a little, and none for frames
+        # without rows that are still coming.
+        last = self._segments[-1]
+        to_trim = sum(
+            s.size_bytes for s in fresh if s.end_offset <= keep and (s is not last or s.end_offset > s.base_offset)
+        )
         return to_trim > 0 and (size <= SMALL_CHECKPOINT_BYTES or to_trim >= min(CHECKPOINT_BYTES, size // 4))
 
     def take_checkpoint(self, schema_id: int) -> Footer:
@@ -290,7 +316,8 @@ class LogTablet:
         """
         self.sync()
         self.roll()
-        return Footer(self.log_end_offset, self.last_timestamp_us, schema_id, 0, self.writers.state())
+        number = self._segments[-1].id.number
+        return Footer(self.log_end_offset, self.last_timestamp_us, schema_id, 0, self.writers.state(), number)
 
     def install(self, checkpoint: Checkpoint) -> None:
         """Make a checkpoint that is on disk the one that recovery begins with, and remove those before it.
@@ -310,15 +337,15 @@ class LogTablet:
         Raises:
             StorageError: the disk refused; what was not removed is when the log is trimmed or opened again.
         """
-        before = min(before, self.checkpoint_offset)
-        start = max((s.base_offset for s in self._segments if s.base_offset <= before), default=0)
-        if start > self.log_start_offset:
-            self._mark_start(start)
-            gone = [s for s in self._segments if s.base_offset < start]
-            self._segments = [s for s in self._segments if s.base_offset >= start]
-            for segment in gone:
-                # Not closed: readers may hold it, the last of them lets it go.
-                self._storage.remove(segment.path)
+        covered = itertools.takewhile(lambda s: s.id < self._uncovered and s.end_offset <= before, self._segments[:-1])
+        gone = list(covered)
+        kept = self._segments[len(gone) :]
+        if kept[0].base_offset > self.log_start_offset:
+            self._mark_start(kept[0].base_offset)
+        self._segments = kept
+        for segment in gone:
+            # Not closed: readers may hold it, the last of them lets it go.
+            self._storage.remove(segment.path)
         return self.log_start_offset
 
     def _mark_start(self, start: int) -> None:
@@ -341,7 +368,8 @@ class LogTablet:
         """
         try:
             self.sync()
-            record = json.dumps({"synced_end": self.log_end_offset}).encode()
+            stopped = {"synced_end": self.log_end_offset, "committed_by": self._committed_by.state()}
+            record = json.dumps(stopped).encode()
             # All is synced: a full disk that takes no note of it makes recovery trust the end a little less.
             with contextlib.suppress(StorageError):
                 self._storage.write_atomic(f"{self._folder}/{_STOP_FILE}", record)
@@ -366,14 +394,13 @@ class LogTablet:
             self._storage.remove(f"{self._folder}/{name}")
         self._open_checkpoint()
         covered = self.checkpoint_offset
-        bases = self._segment_bases(covered)
-        record = self._storage.read_file(f"{self._folder}/{_STOP_FILE}")
-        mark = max(_synced_end(record, f"{self._folder}/{_STOP_FILE}"), covered)
-        for base, following in zip(bases, [*bases[1:], None], strict=True):
-            if self._segments and base != self._segments[-1].end_offset:
-                raise self._missing(self._segments[-1].end_offset, f"a segment starts at offset {base} where")
-            sealed = following if following is not None and following <= covered else None
-            self._segments.append(Segment(self._storage, self._folder, base, sealed))
+        ids = self._segment_ids()
+        mark = max(self._stop_record(), covered)
+        for id, following in zip(ids, [*ids[1:], None], strict=True):
+            if self._segments and id != (due := self._segments[-1].id.after(self._segments[-1].end_offset)):
+                raise self._missing(due, f"{id.name} follows where")
+            sealed = following.base_offset if following is not None and following <= self._uncovered else None
+            self._segments.append(Segment(self._storage, self._folder, id, sealed))
             if sealed is None:
                 mark = self._recover_segment(self._segments[-1], covered, mark, last=following is None)
         if self.log_end_offset < mark:
@@ -389,6 +416,19 @@ class LogTablet:
             )
         self._segments[-1].sync()
 
+    def _stop_record(self) -> int:
+        """The synced end that a clean stop recorded; 0 without one."""
+        path = f"{self._folder}/{_STOP_FILE}"
+        record = self._storage.read_file(path)
+        if record is None:
+            return 0
+        try:
+            found = json.loads(record)
+            self._committed_by.restore([[int(end), int(time)] for end, time in found.get("committed_by", [])])
+            return int(found["synced_end"])
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as e:
+            raise CorruptionError(f"{path} is damaged ({e}): restore or remove it", path=path, position=0) from e
+
     def _open_checkpoint(self) -> None:
         names = self._files(checkpoints.SUFFIX)
         if not names:
@@ -399,25 +439,28 @@ class LogTablet:
         for name in names[:-1]:
             self._storage.remove(f"{self._folder}/{name}")
 
-    def _segment_bases(self, covered: int) -> list[int]:
-        """Base offsets of the segments, once what a trim has left is removed."""
+    def _segment_ids(self) -> list[SegmentId]:
+        """The segments, once what a trim has left is removed."""
         starts = [int(n.removesuffix(_START_SUFFIX)) for n in self._files(_START_SUFFIX)]
-        start = max(starts, default=0)
-        bases = []
-        for name in self._files(SUFFIX):
-            base = int(name.removesuffix(SUFFIX))
-            if base < start:
-                self._storage.remove(f"{self._folder}/{name}")
+        start = SegmentId(max(starts, default=0))
+        ids = []
+        for id in sorted(filter(None, map(SegmentId.of_name, self._storage.list_files(self._folder)))):
+            if id < start:
+                self._storage.remove(f"{self._folder}/{id.name}")
             else:
-                bases.append(base)
+                ids.append(id)
+        covered = self._uncovered
         if start > covered:
-            raise self._missing(covered, f"the log starts at {start} where a checkpoint or")
-        if bases[:1] != [start] and (bases or covered):
-            raise self._missing(start, f"the first segment starts at offset {bases[0]} where" if bases else "")
-        return bases or [0]
+            raise self._missing(covered, f"the log starts at {start.base_offset} where a checkpoint or")
+        if not ids and not covered.base_offset:
+            return [start]
+        # Those that begin at the start and hold no rows go, once they are covered, without a note.
+        if not ids or ids[0].base_offset != start.base_offset or (ids[0].number and ids[0] > covered):
+            raise self._missing(start, f"{ids[0].name} is the first segment where" if ids else "")
+        return ids
 
-    def _missing(self, offset: int, what: str) -> CorruptionError:
-        text = f"{what} a segment that starts at {offset} must be: restore the missing file"
+    def _missing(self, id: SegmentId, what: str) -> CorruptionError:
+        text = f"{what} segment {id.name} must be: restore the missing file"
         return CorruptionError(f"{self._folder}: {text.strip()}", path=self._folder)
 
     def _recover_segment(self, segment: Segment, covered: int, mark: int, *, last: bool) -> int:
@@ -440,13 +483,3 @@ class LogTablet:
                 raise
             segment.cut(position)
         return mark
-
-
-def _synced_end(record: bytes | None, path: str) -> int:
-    """The synced end that a clean stop recorded; 0 without one."""
-    if record is None:
-        return 0
-    try:
-        return int(json.loads(record)["synced_end"])
-    except (ValueError, KeyError, TypeError, OverflowError) as e:
-        raise CorruptionError(f"{path} is damaged ({e}): restore or remove it", path=path, position=0) from e

@@ -14,7 +14,7 @@ import crc32c
 import pyarrow as pa
 
 from lakehead.config import Limits
-from lakehead.env.clock import Clock
+from lakehead.env.clock import Clock, SteadyClock
 from lakehead.env.place import Place
 from lakehead.env.randomness import Randomness
 from lakehead.env.storage import Storage
@@ -80,6 +80,7 @@ class Service:
             StorageError: it cannot be written.
         """
         storage.make_folder(folder)
+        clock = SteadyClock(clock)
         self._clock = clock
         self._randomness = randomness
         self._limits = limits

@@ -267,7 +267,10 @@ class Tablet:
     def _append(self, bodies: list[FrameBody], writes: Sequence[PendingWrite]) -> list[tuple[int, int]]:
         with self._log_lock:
             self._require_owned()
-            results = self._log.append(bodies, self._clock.now_us(), [w.content for w in writes])
+            now = self._clock.now_us()
+            results = self._log.append(bodies, now, [w.content for w in writes])
+            if now < self._log.last_timestamp_us:
+                self._log.observe(now, self._steady_us())
             if self._desc.properties.durability == "sync":
                 self._log.sync()
             # Once more: what another owner may have written over is not acknowledged.
@@ -288,6 +291,9 @@ class Tablet:
         except FencedError as e:
             self._broken = e
             raise
+
+    def _steady_us(self) -> int:
+        return int(self._clock.monotonic() * 1_000_000)
 
     @contextmanager
     def _broken_by_failure(self) -> Iterator[None]:
@@ -369,10 +375,11 @@ class Tablet:
 
     def offset_at(self, timestamp_us: int) -> int | None:
         """See `LogTablet.offset_at`."""
-        at = self._log.offset_at(timestamp_us)
+        at = self._log.offset_at(timestamp_us, self._clock.now_us())
         return None if at is None else min(at, self.high_watermark)
 
     def timestamp_at(self, offset: int) -> int | None:
+        """See `LogTablet.timestamp_at`."""
         return self._log.timestamp_at(offset) if offset < self.high_watermark else None
 
     @property
@@ -427,6 +434,8 @@ class Tablet:
             if self._broken is not None:
                 return
             self._require_owned()
+            with self._log_lock:
+                self._log.observe(now_us, self._steady_us())
             keep = self._log.log_start_offset
             if retention_us is not None:
                 with self._log_lock:

@@ -10,6 +10,7 @@ import pytest
 
 from lakehead.errors import ChecksumError, CorruptionError, OffsetOutOfRangeError, StorageError, UnsupportedFormatError
 from lakehead.format.frame import FrameBody, WriterStamp, encode_body
+from lakehead.log import tablet as tablet_module
 from lakehead.log.checkpoint import live_at, write_checkpoint
 from lakehead.log.tablet import LogTablet
 from lakehead.testing.storage import FaultyStorage
@@ -243,9 +244,9 @@ def test_offset_at_says_when_the_answer_was_trimmed() -> None:
     checkpoint(log, storage)
     log.trim(30)
     append(log, 5, 1, at=60)
-    assert [log.offset_at(t) for t in (10, 35, 45, 50, 51, 60, 61)] == [None, None, 40, 40, 50, 50, 60]
+    assert [log.offset_at(t, 10**9) for t in (10, 35, 45, 50, 51, 60, 61)] == [None, None, 40, 40, 50, 50, 60]
     log.trim(50)
-    assert [log.offset_at(t) for t in (50, 51, 60, 61)] == [None, 50, 50, 60]
+    assert [log.offset_at(t, 10**9) for t in (50, 51, 60, 61)] == [None, 50, 50, 60]
 
 
 def test_rows_live_at_an_offset() -> None:
@@ -297,3 +298,79 @@ def test_rows_live_at_an_offset() -> None:
             offsets = [o for b in found for o in b.offsets.tolist()]
             keys = [k for b in found for k in b.rows.column(0).to_pylist()]
             assert dict(zip(keys, offsets, strict=True)) == expected and offsets == sorted(offsets)
+
+
+def empty(log: LogTablet, first: int, count: int, at: int = 5) -> None:
+    """Batches ``first`` to ``first + count`` that change nothing."""
+    for sequence in range(first, first + count):
+        log.append([body(sequence, [])], at)
+    log.sync()
+    log.advance_high_watermark()
+
+
+def sizes(storage: FaultyStorage) -> list[int]:
+    names = [n for n in storage.list_files(FOLDER) if n.endswith(".log")]
+    return [len(storage.read_file(f"{FOLDER}/{n}") or b"") for n in names]
+
+
+def test_batches_without_rows_roll_are_trimmed_and_still_known() -> None:
+    storage = FaultyStorage()
+    log = open_log(storage)
+    append(log, 0, 1)
+    empty(log, 1, 40)
+    assert max(sizes(storage)) <= 1000 + 256 and len(sizes(storage)) > 5
+    for crash in (False, True):
+        if crash:
+            storage.crash()
+            log = open_log(storage)
+        assert (log.log_start_offset, log.log_end_offset, numbers(log)) == (0, 10, list(range(10)))
+        assert all(log.writers.answer(WriterStamp(WRITER, n, n - 1)) == (10, 10) for n in range(1, 41))
+    checkpoint(log, storage)
+    empty(log, 41, 5)
+    assert log.trim(10) == 10 and sum(sizes(storage)) <= 1280
+    checkpoint(log, storage)
+    empty(log, 46, 3)
+    for _ in range(2):
+        storage.crash()
+        log = open_log(storage)
+        assert (log.log_start_offset, log.log_end_offset) == (10, 10)
+        assert all(log.writers.answer(WriterStamp(WRITER, n, n - 1)) == (10, 10) for n in range(1, 49))
+        log.trim(10)
+    append(log, 49, 1)
+    assert numbers(log) == list(range(10, 20))
+
+
+def test_a_checkpoint_counts_what_came_after_it_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tablet_module, "CHECKPOINT_BYTES", 3000)
+    storage = FaultyStorage()
+    log = open_log(storage)
+    append(log, 0, 1)
+    taken, batches = 0, 400
+    for sequence in range(1, batches):
+        empty(log, sequence, 1)
+        for _ in range(3):  # turns of maintenance, in which all may go that is in the log so far
+            if log.wants_checkpoint(log.log_end_offset):
+                checkpoint(log, storage)
+                taken += 1
+            log.trim(log.log_end_offset)
+        assert sum(sizes(storage)) <= 3000 + 2 * 1256
+    assert taken <= batches * 256 / 1000 + 2
+    assert not log.wants_checkpoint(log.log_end_offset)
+
+
+def test_a_missing_segment_without_rows_is_noticed() -> None:
+    storage = FaultyStorage()
+    log = open_log(storage)
+    append(log, 0, 1)
+    empty(log, 1, 20)
+    append(log, 21, 1)
+    log.close()
+    names = [n for n in storage.list_files(FOLDER) if n.endswith(".log") and "-" in n]
+    assert len(names) > 2
+    for name in names:
+        data = storage.read_file(f"{FOLDER}/{name}") or b""
+        storage.remove(f"{FOLDER}/{name}")
+        with pytest.raises(CorruptionError, match="restore"):
+            open_log(storage)
+        storage.write_atomic(f"{FOLDER}/{name}", data)
+    assert numbers(open_log(storage)) == list(range(20))

@@ -7,7 +7,7 @@ import pytest
 
 from lakehead.errors import CorruptionError, StorageError
 from lakehead.format.frame import WriterStamp, encode_body, encode_header
-from lakehead.log.segment import INDEX_INTERVAL_BYTES, Segment, segment_name
+from lakehead.log.segment import INDEX_INTERVAL_BYTES, Segment, SegmentId
 from lakehead.testing.storage import FaultyStorage
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -38,13 +38,19 @@ def offsets(segment: Segment, start: int, end: int) -> list[tuple[int, int]]:
     return [(f.base_offset, f.end_offset) for f in segment.frames(start, end)]
 
 
-def test_names_sort_as_offsets_do() -> None:
-    assert segment_name(12345) == "00000000000000012345.log"
-    assert sorted(map(segment_name, [9, 10, 2**40])) == list(map(segment_name, [9, 10, 2**40]))
+def test_names_lead_back_to_ids_that_are_in_the_order_of_the_log() -> None:
+    assert SegmentId(12345).name == "00000000000000012345.log"
+    ids = [SegmentId(0)]
+    for end in (0, 0, 10, 10, 2**40):
+        ids.append(ids[-1].after(end))
+    assert ids == sorted(ids) == [SegmentId.of_name(i.name) for i in ids]
+    assert [i.number for i in ids] == [0, 1, 2, 0, 1, 0]
+    for name in ("1.log", "x", "00000000000000012345-0.log", "00000000000000012345.log.tmp"):
+        assert SegmentId.of_name(name) is None
 
 
 def test_reads_at_any_offset(storage: FaultyStorage) -> None:
-    segment = Segment(storage, "/t", 7)
+    segment = Segment(storage, "/t", SegmentId(7))
     sizes = [1, 0, 5, 300, 0, 0, 2, 700, 1, 1, 0]
     fill(segment, sizes)
     assert segment.size_bytes > 2 * INDEX_INTERVAL_BYTES
@@ -59,9 +65,9 @@ def test_reads_at_any_offset(storage: FaultyStorage) -> None:
 
 
 def test_scan_rebuilds_what_append_built(storage: FaultyStorage) -> None:
-    segment = Segment(storage, "/t", 0)
+    segment = Segment(storage, "/t", SegmentId(0))
     fill(segment, [3, 0, 1000, 4])
-    again = Segment(storage, "/t", 0)
+    again = Segment(storage, "/t", SegmentId(0))
     assert again.end_offset == 0
     frames = list(again.scan())
     assert [f.body.row_count for _, f in frames] == [3, 0, 1000, 4]
@@ -71,7 +77,7 @@ def test_scan_rebuilds_what_append_built(storage: FaultyStorage) -> None:
 
 
 def test_a_group_is_written_whole_or_not_at_all(storage: FaultyStorage) -> None:
-    segment = Segment(storage, "/t", 0)
+    segment = Segment(storage, "/t", SegmentId(0))
     fill(segment, [2])
     storage.full = True
     with pytest.raises(StorageError, match="disk is full"):
@@ -82,27 +88,27 @@ def test_a_group_is_written_whole_or_not_at_all(storage: FaultyStorage) -> None:
 
 
 def test_scan_names_the_place_that_is_damaged(storage: FaultyStorage) -> None:
-    segment = Segment(storage, "/t", 0)
+    segment = Segment(storage, "/t", SegmentId(0))
     fill(segment, [2, 2, 2])
-    places = [at for at, _ in Segment(storage, "/t", 0).scan()]
+    places = [at for at, _ in Segment(storage, "/t", SegmentId(0)).scan()]
     storage.flip_bit(segment.path, places[1] + 130)
     with pytest.raises(CorruptionError) as raised:
-        list(Segment(storage, "/t", 0).scan())
+        list(Segment(storage, "/t", SegmentId(0)).scan())
     assert raised.value.context == {"path": segment.path, "position": places[1]}
 
 
 def test_scan_refuses_a_frame_out_of_place(storage: FaultyStorage) -> None:
-    segment = Segment(storage, "/t", 0)
+    segment = Segment(storage, "/t", SegmentId(0))
     segment.append([frame(0, 2), frame(3, 2)])
     with pytest.raises(CorruptionError, match="expected 2"):
-        list(Segment(storage, "/t", 0).scan())
+        list(Segment(storage, "/t", SegmentId(0)).scan())
 
 
 def test_cut(storage: FaultyStorage) -> None:
-    segment = Segment(storage, "/t", 0)
+    segment = Segment(storage, "/t", SegmentId(0))
     fill(segment, [2, 2, 2])
-    places = [at for at, _ in Segment(storage, "/t", 0).scan()]
-    again = Segment(storage, "/t", 0)
+    places = [at for at, _ in Segment(storage, "/t", SegmentId(0)).scan()]
+    again = Segment(storage, "/t", SegmentId(0))
     again.cut(places[2])
     assert [f.base_offset for _, f in again.scan()] == [0, 2]
     assert storage.unsynced_bytes() == 0

@@ -83,7 +83,7 @@ def test_timestamps_never_go_back() -> None:
     tablet.append(list(bodies(2, start=10, writer=b"x" * 16)), 10)
     assert [tablet.timestamp_at(o) for o in range(0, 12, 2)] == [100, 100, 200, 200, 300, 300]
     assert tablet.timestamp_at(12) is None
-    assert [tablet.offset_at(t) for t in (0, 100, 101, 200, 201, 300, 301)] == [0, 0, 4, 4, 8, 8, 12]
+    assert [tablet.offset_at(t, 10**9) for t in (0, 100, 101, 200, 201, 300, 301)] == [0, 0, 4, 4, 8, 8, 12]
 
 
 def test_full_disk_leaves_the_log_as_it_was() -> None:
