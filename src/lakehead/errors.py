@@ -244,7 +244,7 @@ class UnsupportedFormatError(CorruptionError):
 
 
 class LakeStateError(CorruptionError):
-    """The lake table contradicts the log (rolled back, replaced, foreign rows on a keyed table); decide by hand."""
+    """The lake table is not as tiering left it (rolled back, replaced, columns or rows changed); undo what it says."""
 
     code = 4003
 

@@ -97,7 +97,7 @@ def test_a_newer_service_takes_over(spark: SparkSession, con: lh.Connection) -> 
     def on_round(report: RoundReport) -> None:
         reports.append(report)
         t.append(rows(10, 20))
-        lake = IcebergLakeTable(t.lake.iceberg)
+        lake = IcebergLakeTable(t.lake.iceberg, t._client.desc)
         run_round(lake, t._client.desc, t._client, epoch=next_epoch(lake.load()))
         t.append(rows(20, 30))
         fenced.set()

@@ -7,6 +7,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pyarrow as pa
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -15,6 +16,7 @@ from lakehead.env.randomness import SeededRandomness
 from lakehead.errors import (
     CommitConflictError,
     CommitUnknownError,
+    LakeStateError,
     OffsetOutOfRangeError,
     TieringFencedError,
     UnavailableError,
@@ -86,7 +88,6 @@ class Rounds(RuleBasedStateMachine):
         self.faults: list[Fault | None] = []
         self.events: list[tuple[str, str]] = []
         self.foreign = 0
-        self.gone: set[tuple[TabletKey, int]] = set()
         self.epoch = 1
         self.busy = False
 
@@ -118,18 +119,23 @@ class Rounds(RuleBasedStateMachine):
         elif event == "delete":
             self.delete_by_others()
         elif event == "expire":
-            self.lake.expire(*self.lake.snapshot_ids()[:-1], files=True)
+            current = self.lake._known().current_id
+            self.lake.expire(*(i for i in self.lake.snapshot_ids() if i != current), files=True)
         elif event == "clean":
             self.lake.clean_up()
         elif event == "late":
             self.lake.deliver()
 
     def delete_by_others(self) -> None:
+        """Rows that are gone stop every round, until whoever took them takes that back."""
         offsets = [r[OFFSET_COLUMN] for r in self.lake.rows() if r[OFFSET_COLUMN] is not None]
         if offsets:
-            dead = min(offsets)
-            self.gone |= {(TabletKey("", r["__bucket"]), dead) for r in self.lake.rows() if r[OFFSET_COLUMN] == dead}
-            self.lake.delete_foreign(lambda r: r[OFFSET_COLUMN] == dead)
+            before = self.lake._known().current_id
+            assert before is not None
+            self.lake.delete_foreign(lambda r: r[OFFSET_COLUMN] == min(offsets))
+            with pytest.raises(LakeStateError, match="roll it back"):
+                self.tier(self.epoch)
+            self.lake.roll_back(before)
 
     def trim(self) -> None:
         """What servers do: never above what the lake holds."""
@@ -200,7 +206,7 @@ class Rounds(RuleBasedStateMachine):
         expected = {(k, o) for k, log in self.log._logs.items() for o in live(log.records[: tiered.get(k, 0)])}
         rows = self.lake.rows()
         held = [(TabletKey("", r["__bucket"]), r[OFFSET_COLUMN]) for r in rows if r[OFFSET_COLUMN] is not None]
-        assert len(held) == len(set(held)) and set(held) == expected - self.gone
+        assert len(held) == len(set(held)) and set(held) == expected
         assert len(rows) - len(held) == self.foreign
         assert self.lake.reachable() <= self.lake.stored(), "snapshots name files that are gone"
         assert all(start <= tiered.get(k, 0) for k, (start, _) in self.log.watermarks().items())

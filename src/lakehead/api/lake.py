@@ -80,9 +80,9 @@ class TableLake:
 
     def snapshots(self) -> pa.Table:
         """Lake snapshots, oldest first."""
-        from lakehead.lake.view import LakeView
+        from lakehead.lake.view import lake_snapshots
 
-        return LakeView.current(self._client.desc, self._client.lake()).snapshots()
+        return lake_snapshots(self._client.lake())
 
     def files(self) -> pa.Table:
         """Data and delete files of the current lake snapshot."""

@@ -16,7 +16,9 @@ orphan clean-up finds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lakehead.env.clock import Clock, SystemClock
@@ -28,6 +30,7 @@ from lakehead.errors import (
     TieringFencedError,
     UnavailableError,
 )
+from lakehead.lake.census import check_rows
 from lakehead.lake.files import WrittenFile
 from lakehead.lake.lake_table import CommitAnswer, Hit, LakeChange, LakeTable, Outcome
 from lakehead.lake.marks import (
@@ -37,12 +40,10 @@ from lakehead.lake.marks import (
     LakeVersion,
     descends_from,
     find_round,
-    has_foreign_commits,
     mark_of,
 )
 from lakehead.lake.positions import locate
 from lakehead.lake.round_plan import RoundPlan
-from lakehead.lake.tablets import require_tablet
 from lakehead.types import TabletKey
 
 PAUSES_S = (0.0, 0.0, 0.1, 0.4, 1.6)
@@ -125,8 +126,9 @@ class _Commit:
                     if (landed := find_round(version, self._plan.round_id)) is not None:
                         return self._landed(landed)
                     check_plan(self._plan, version)
-                    deletes = self._stage(version)
-                    answer = self._lake.commit(version, self._change(deletes))
+                    change = self._change(version)
+                    deletes = change.deletes
+                    answer = self._lake.commit(version, change)
                 except (UnavailableError, LakeFileMissingError) as e:
                     cause = e
                     continue
@@ -146,9 +148,14 @@ class _Commit:
         self._seen = self._lake.load()
         return self._seen
 
-    def _change(self, deletes: tuple[WrittenFile, ...]) -> LakeChange:
-        plan = self._plan
-        return LakeChange(plan.table_id, plan.epoch, plan.round_id, plan.offsets, tuple(self._files), deletes)
+    def _change(self, version: LakeVersion) -> LakeChange:
+        plan, mark = self._plan, mark_of(version)
+        count = functools.partial(self._lake.census, version)
+        check_rows(version, mark, count, keyed=plan.keyed)
+        before = {} if mark is None else count().rows if mark.rows is None else mark.rows
+        rows = rows_after(plan, before, self._files)
+        deletes = self._stage(version)
+        return LakeChange(plan.table_id, plan.epoch, plan.round_id, plan.offsets, tuple(self._files), deletes, rows)
 
     def _stage(self, version: LakeVersion) -> tuple[WrittenFile, ...]:
         """The delete files of an attempt on this version; those of an attempt on the same snapshot do."""
@@ -168,17 +175,16 @@ class _Commit:
 
     def _finish(self, snapshot_id: int, offsets: Mapping[TabletKey, int]) -> CommitResult:
         """This snapshot is the round's: what other attempts wrote is not needed."""
-        assert self._seen is not None
         self._discard_staged()
-        self._discard_dead([a for a in self._sent if a.answer.snapshot_id != snapshot_id], self._seen)
+        if self._seen is not None:
+            self._discard_dead([a for a in self._sent if a.answer.snapshot_id != snapshot_id], self._seen)
         plan = self._plan
         rows = sum(f.record_count for f in self._files)
         return CommitResult(snapshot_id, rows, sum(map(len, plan.deletes.values())), len(self._files), offsets)
 
     def _landed(self, mark: LakeMark) -> CommitResult:
         """The round is in the lake: by one of these attempts, or by whoever ran it before, with files of his own."""
-        assert self._seen is not None
-        if not any(a.answer.snapshot_id == mark.snapshot_id for a in self._sent):
+        if self._seen is not None and not any(a.answer.snapshot_id == mark.snapshot_id for a in self._sent):
             added = self._lake.added_paths(self._seen, mark.snapshot_id)
             if added is not None:
                 self._discard_files(keep=added)
@@ -262,6 +268,17 @@ class _Commit:
         return not landed and descends_from(version, attempt.base.current_id)
 
 
+def rows_after(plan: RoundPlan, before: Mapping[TabletKey, int], files: Iterable[WrittenFile]) -> dict[TabletKey, int]:
+    """Live rows per tablet once these files are added and what the plan deletes is gone."""
+    tablets = {t.partition: t.tablet for t in plan.tasks}
+    rows = Counter(before)
+    for f in files:
+        rows[tablets[f.partition]] += f.record_count
+    for tablet, gone in plan.deletes.items():
+        rows[tablet] -= len(gone)
+    return {tablet: n for tablet, n in rows.items() if n}
+
+
 def check_plan(plan: RoundPlan, version: LakeVersion) -> None:
     """That a version is exactly where a plan begins, and the plan's to change.
 
@@ -304,20 +321,15 @@ def find_deleted_rows(lake: LakeTable, plan: RoundPlan, version: LakeVersion) ->
     """Where the rows stand that a plan's range replaces or deletes.
 
     Raises:
-        LakeStateError: the lake lacks some and nobody else wrote to it, or it has rows without identity.
+        LakeStateError: the lake lacks some.
         LakeFileMissingError: a file is gone: the table has moved on.
     """
-    foreign = has_foreign_commits(version)
-    if plan.keyed and foreign:
-        # Rows that others added have no offset, so no later write could replace them.
-        for f in lake.files(version):
-            require_tablet(None if f.null_offsets else f.tablet, f.path, version.name)
     hits, found = locate(lake, version, plan.deletes)
     wanted = sum(map(len, plan.deletes.values()))
-    if found < wanted and not foreign:
+    if found < wanted:
         raise LakeStateError(
-            f"lake table {version.name} lacks {wanted - found} of {wanted} rows that the log replaces, and nobody else"
-            " wrote to it: lake and log do not belong together; restore one of them",
+            f"lake table {version.name} lacks {wanted - found} of {wanted} rows that the log replaces: lake and log do"
+            " not belong together; restore one of them",
             table=version.name,
         )
     return hits

@@ -10,14 +10,17 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.update import AssertTableUUID
+from pyiceberg.table.update import AssertCurrentSchemaId, AssertDefaultSpecId, AssertTableUUID, TableRequirement
 
 from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import CommitConflictError, LakeFileMissingError, LakeheadError, UnavailableError
 from lakehead.lake.catalog import LakeCatalog
+from lakehead.lake.census import Census
+from lakehead.lake.contract import LakeContract, check_contract
 from lakehead.lake.file_io import lake_files
 from lakehead.lake.files import LakeWriteSpec, WrittenFile, discard_files, write_position_deletes
 from lakehead.lake.lake_table import CommitAnswer, Hit, LakeChange, LakeFile, Outcome
+from lakehead.lake.live_rows import count_rows
 from lakehead.lake.marks import CLEANUP, LakeMark, LakeVersion, lake_version
 from lakehead.lake.positions import find_offsets
 from lakehead.lake.proof import require_files
@@ -25,7 +28,7 @@ from lakehead.lake.read_plan import plan_files
 from lakehead.lake.rowdelta import RowDelta, to_data_file
 from lakehead.log.netchange import Offsets
 from lakehead.protocol.messages import LakeReply
-from lakehead.types import TableDescriptor
+from lakehead.types import OFFSET_COLUMN, TableDescriptor
 
 _THREADS = 4
 _ANNOUNCEMENTS_MAX = 5
@@ -36,15 +39,18 @@ class IcebergLakeTable:
 
     Args:
         load_table: loads it anew from its catalog.
+        desc: the table whose rows it holds.
     """
 
-    def __init__(self, load_table: Callable[[], Table]) -> None:
+    def __init__(self, load_table: Callable[[], Table], desc: TableDescriptor) -> None:
         self._load = load_table
+        self._desc = desc
         self._loaded: Table | None = None
 
     def load(self) -> LakeVersion:
         """See `LakeTable.load`."""
         self._loaded = self._load()
+        check_contract(self._loaded, self._desc)
         return lake_version(self._loaded)
 
     @property
@@ -70,11 +76,15 @@ class IcebergLakeTable:
         """See `LakeTable.files`."""
         return plan_files(_table(version))
 
+    def census(self, version: LakeVersion) -> Census:
+        """See `LakeTable.census`."""
+        return count_rows(_table(version))
+
     def find_offsets(self, wanted: Sequence[tuple[LakeFile, Offsets]]) -> list[tuple[Offsets, Offsets]]:
         """See `LakeTable.find_offsets`."""
-        io = self.table.io
+        io, field_id = self.table.io, self.table.schema().find_field(OFFSET_COLUMN).field_id
         with ThreadPoolExecutor(_THREADS) as pool:
-            return list(pool.map(lambda w: find_offsets(io, w[0].path, w[1]), wanted))
+            return list(pool.map(lambda w: find_offsets(io, w[0].path, w[1], field_id), wanted))
 
     def write_deletes(self, version: LakeVersion, hits: Sequence[Hit]) -> list[WrittenFile]:
         """See `LakeTable.write_deletes`."""
@@ -103,7 +113,7 @@ class IcebergLakeTable:
         loaded = _table(base)
         table = Table(loaded.name(), loaded.metadata, loaded.metadata_location, loaded.io, loaded.catalog)
         transaction = _Transaction(table)
-        mark = LakeMark(0, change.table_id, change.epoch, change.round_id, change.offsets)
+        mark = LakeMark(0, change.table_id, change.epoch, change.round_id, change.offsets, rows=change.rows)
         delta = RowDelta(transaction, mark.to_summary())
         try:
             for file in change.data:
@@ -114,7 +124,8 @@ class IcebergLakeTable:
                 delta.commit()
             number = table.metadata.next_sequence_number()
             mark = dataclasses.replace(mark, snapshot_id=delta.snapshot_id, sequence_number=number)
-            transaction.set_properties(mark.to_properties())
+            contract = LakeContract.of(table, self._desc)
+            transaction.set_properties({**mark.to_properties(), **contract.to_properties()})
         except BaseException:
             delta.discard()
             raise
@@ -128,40 +139,12 @@ class IcebergLakeTable:
                 f"{e.context['path']} was removed before the round that wrote it committed: run the round again",
                 path=e.context["path"],
             ) from e
-        requirements = (*transaction._requirements, AssertTableUUID(uuid=table.metadata.table_uuid))
         try:
-            table._do_commit(updates=transaction._updates, requirements=requirements)
+            table._do_commit(updates=transaction._updates, requirements=_requirements(transaction))
         except Exception as e:
             outcome = Outcome.REFUSED if isinstance(e, CommitFailedException) else Outcome.UNKNOWN
             return CommitAnswer(outcome, delta.snapshot_id, delta.written_paths, e)
         return CommitAnswer(Outcome.LANDED, delta.snapshot_id, delta.written_paths)
-
-    def announce_cleanup(self) -> None:
-        """Commit a snapshot without files that says that orphans will be removed: rounds that were planned before
-        are refused from then on, and what landed before is in the version that it was made from.
-
-        Raises:
-            CommitConflictError: others keep changing the table.
-            UnavailableError: the catalog does not answer; it may be announced.
-        """
-        for _ in range(_ANNOUNCEMENTS_MAX):
-            self.load()
-            table = self.table
-            transaction = _Transaction(table)
-            values = {CLEANUP: SystemRandomness().uuid_hex()}
-            delta = RowDelta(transaction, values)
-            with lake_files():
-                delta.commit()
-            transaction.set_properties(values)
-            requirements = (*transaction._requirements, AssertTableUUID(uuid=table.metadata.table_uuid))
-            try:
-                table._do_commit(updates=transaction._updates, requirements=requirements)
-                return
-            except CommitFailedException:
-                delta.discard()
-            except Exception as e:
-                raise UnavailableError(f"the lake's catalog did not take the announcement of a clean-up: {e}") from e
-        raise CommitConflictError("others keep changing the lake table while orphans are to be removed: try again")
 
     def added_paths(self, version: LakeVersion, snapshot_id: int) -> frozenset[str] | None:
         """See `LakeTable.added_paths`."""
@@ -202,7 +185,33 @@ def open_lake_table(desc: TableDescriptor, info: LakeReply) -> IcebergLakeTable:
                 table=str(desc.path),
             ) from e
 
-    return IcebergLakeTable(load)
+    return IcebergLakeTable(load, desc)
+
+
+def announce_cleanup(load_table: Callable[[], Table]) -> None:
+    """Commit a snapshot without files that says that orphans will be removed: rounds that were planned before are
+    refused from then on, and what landed before is in the version that it was made from.
+
+    Raises:
+        CommitConflictError: others keep changing the table.
+        UnavailableError: the catalog does not answer; it may be announced.
+    """
+    for _ in range(_ANNOUNCEMENTS_MAX):
+        table = load_table()
+        transaction = _Transaction(table)
+        values = {CLEANUP: SystemRandomness().uuid_hex()}
+        delta = RowDelta(transaction, values)
+        with lake_files():
+            delta.commit()
+        transaction.set_properties(values)
+        try:
+            table._do_commit(updates=transaction._updates, requirements=_requirements(transaction))
+            return
+        except CommitFailedException:
+            delta.discard()
+        except Exception as e:
+            raise UnavailableError(f"the lake's catalog did not take the announcement of a clean-up: {e}") from e
+    raise CommitConflictError("others keep changing the lake table while orphans are to be removed: try again")
 
 
 class _Transaction(Transaction):
@@ -213,7 +222,17 @@ class _Transaction(Transaction):
         return super().table_metadata if self._updates else self._table.metadata
 
 
+def _requirements(transaction: Transaction) -> tuple[TableRequirement, ...]:
+    """What must hold for a transaction to land: beside its snapshot, the very table, columns and partition spec."""
+    metadata = transaction._table.metadata
+    return (
+        *transaction._requirements,
+        AssertTableUUID(uuid=metadata.table_uuid),
+        AssertCurrentSchemaId.model_validate({"current-schema-id": metadata.current_schema_id}),
+        AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id}),
+    )
+
+
 def _table(version: LakeVersion) -> Table:
-    table = version.handle
-    assert isinstance(table, Table), table
+    table: Table = version.handle
     return table

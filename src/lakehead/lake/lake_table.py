@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
+from lakehead.lake.census import Census
 from lakehead.lake.marks import LakeVersion
 from lakehead.log.netchange import Offsets
 from lakehead.types import TabletKey
@@ -64,7 +65,7 @@ class LakeChange:
     """What a commit makes of the version it is planned on.
 
     Attributes:
-        table_id, epoch, round_id, offsets: the mark; its snapshot is the commit's own.
+        table_id, epoch, round_id, offsets, rows: the mark; its snapshot is the commit's own.
         data: files to add.
         deletes: position-delete files to add; they apply to data files of the version.
     """
@@ -75,6 +76,7 @@ class LakeChange:
     offsets: Mapping[TabletKey, int]
     data: tuple[WrittenFile, ...]
     deletes: tuple[WrittenFile, ...]
+    rows: Mapping[TabletKey, int] | None = None
 
 
 class Outcome(enum.Enum):
@@ -126,7 +128,7 @@ class LakeTable(Protocol):
         """The table as its catalog has it now.
 
         Raises:
-            LakeStateError: it is gone, or another table has its name.
+            LakeStateError: it is gone, another table has its name, or its columns or partitions are not ours any more.
             UnavailableError: the catalog cannot be reached.
         """
         ...
@@ -140,6 +142,14 @@ class LakeTable(Protocol):
 
         Raises:
             LakeStateError: it has deletes that cannot be read.
+        """
+        ...
+
+    def census(self, version: LakeVersion) -> Census:
+        """Live rows of the version's current snapshot.
+
+        Raises:
+            LakeFileMissingError: a file is gone.
         """
         ...
 

@@ -25,6 +25,7 @@ TABLE_ID = "lakehead.table-id"
 EPOCH = "lakehead.epoch"
 ROUND_ID = "lakehead.round-id"
 OFFSETS = "lakehead.offsets"
+ROWS = "lakehead.rows"
 MARK = "lakehead.mark"
 """Table property: the newest mark as JSON."""
 
@@ -43,6 +44,7 @@ class LakeMark:
         round_id: id of the round, unique for ever.
         offsets: exclusive end of what the lake holds, per tablet; tablets never tiered are missing.
         sequence_number: place of the snapshot in the order of the table's commits; None when not known.
+        rows: live rows that the commit leaves, per tablet; None when it does not say.
     """
 
     snapshot_id: int
@@ -51,6 +53,7 @@ class LakeMark:
     round_id: str
     offsets: Mapping[TabletKey, int]
     sequence_number: int | None = None
+    rows: Mapping[TabletKey, int] | None = None
 
     def to_summary(self) -> dict[str, str]:
         """The entries of the snapshot summary."""
@@ -58,7 +61,8 @@ class LakeMark:
             TABLE_ID: self.table_id,
             EPOCH: str(self.epoch),
             ROUND_ID: self.round_id,
-            OFFSETS: _offsets_to_json(self.offsets),
+            OFFSETS: _to_json(self.offsets),
+            **({} if self.rows is None else {ROWS: _to_json(self.rows)}),
         }
 
     def to_properties(self) -> dict[str, str]:
@@ -198,9 +202,8 @@ def mark_of(version: LakeVersion, snapshot_id: int | None = None) -> LakeMark | 
 
 def _comes_after(oldest: LakeSnapshot | None, stored: LakeMark) -> bool:
     """Whether the stored mark's snapshot may be an ancestor that is no longer listed: all of those are older."""
-    if not _parent_expired(oldest):
+    if oldest is None or not _parent_expired(oldest):
         return False
-    assert oldest is not None
     return stored.sequence_number is None or oldest.sequence_number > stored.sequence_number
 
 
@@ -233,15 +236,6 @@ def find_round(version: LakeVersion, round_id: str) -> LakeMark | None:
     return mark if mark is not None and mark.round_id == round_id else None
 
 
-def has_foreign_commits(version: LakeVersion) -> bool:
-    """True unless every listed ancestor of the current lake snapshot, back to the first, is Lakehead's."""
-    oldest = None
-    for oldest in version.lineage():
-        if oldest.foreign:
-            return True
-    return _parent_expired(oldest)
-
-
 def descends_from(version: LakeVersion, snapshot_id: int | None) -> bool:
     """Whether the current lake snapshot surely came from that one (None: from an empty table), by listed parents."""
     oldest = None
@@ -263,9 +257,14 @@ def _parent_expired(oldest: LakeSnapshot | None) -> bool:
 
 
 def _mark(snapshot_id: int, sequence_number: int | None, values: Mapping[str, str]) -> LakeMark:
-    offsets = {TabletKey.parse(k): int(v) for k, v in json.loads(values[OFFSETS]).items()}
-    return LakeMark(snapshot_id, values[TABLE_ID], int(values[EPOCH]), values[ROUND_ID], offsets, sequence_number)
+    offsets = _from_json(values[OFFSETS])
+    rows = _from_json(values[ROWS]) if ROWS in values else None
+    return LakeMark(snapshot_id, values[TABLE_ID], int(values[EPOCH]), values[ROUND_ID], offsets, sequence_number, rows)
 
 
-def _offsets_to_json(offsets: Mapping[TabletKey, int]) -> str:
-    return json.dumps({str(k): v for k, v in sorted(offsets.items())}, separators=(",", ":"))
+def _from_json(text: str) -> dict[TabletKey, int]:
+    return {TabletKey.parse(k): int(v) for k, v in json.loads(text).items()}
+
+
+def _to_json(numbers: Mapping[TabletKey, int]) -> str:
+    return json.dumps({str(k): v for k, v in sorted(numbers.items())}, separators=(",", ":"))

@@ -28,7 +28,7 @@ from lakehead.env.clock import Clock, SystemClock
 from lakehead.env.storage import storage_errors
 from lakehead.errors import LakeStateError, UnavailableError
 from lakehead.lake.file_io import locate_file
-from lakehead.lake.iceberg_table import IcebergLakeTable
+from lakehead.lake.iceberg_table import announce_cleanup
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -101,7 +101,7 @@ def remove_orphans(
             orphans.append(info)
     if orphans and not dry_run:
         # A round that was planned before cannot commit any more; what landed until now is reached.
-        IcebergLakeTable(load_table).announce_cleanup()
+        announce_cleanup(load_table)
         table = load_table()
         reached.add_metadata(table.metadata_location, table.metadata, may_lack=False)
         orphans = [i for i in orphans if i.base_name not in reached.names]

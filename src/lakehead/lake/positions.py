@@ -7,13 +7,17 @@ an offset twice, dead and live: every position of an offset counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from lakehead.lake.columns import column_name
 from lakehead.lake.lake_table import Hit, LakeFile, LakeTable
 from lakehead.lake.marks import LakeVersion
 from lakehead.log.netchange import NO_OFFSETS, Mask, Offsets, between, contains, union
@@ -22,6 +26,12 @@ from lakehead.types import OFFSET_COLUMN, TabletKey
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile
+
+_THREADS = 4
+_KNOWN_MAX = 4096
+_known: dict[str, tuple[tuple[int, int] | None, int]] = {}
+"""Offsets of files whose manifests do not tell; files do not change."""
+_known_lock = threading.Lock()
 
 
 def locate(lake: LakeTable, version: LakeVersion, offsets: Mapping[TabletKey, Offsets]) -> tuple[list[Hit], int]:
@@ -65,10 +75,56 @@ def offset_bounds(file: DataFile, field_id: int) -> tuple[int, int] | None:
     return int.from_bytes(lower, "little", signed=True), int.from_bytes(upper, "little", signed=True)
 
 
-def find_offsets(io: FileIO, path: str, wanted: Offsets) -> tuple[Offsets, Offsets]:
-    """Positions in a data file, sorted, of the rows whose offset is in ``wanted`` (sorted), and their offsets."""
+def with_offsets(io: FileIO, files: Iterable[LakeFile], field_id: int) -> list[LakeFile]:
+    """The files with bounds of their offsets, which engines may leave out of manifests."""
+
+    def known(file: LakeFile) -> LakeFile:
+        if file.null_offsets == file.record_count or (file.offsets is not None and file.null_offsets is not None):
+            return file
+        with _known_lock:
+            found = _known.get(file.path)
+        if found is None:
+            found = offset_statistics(io, file.path, field_id)
+            with _known_lock:
+                while len(_known) >= _KNOWN_MAX:
+                    del _known[next(iter(_known))]
+                _known[file.path] = found
+        return replace(file, offsets=found[0], null_offsets=found[1])
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(known, files))
+
+
+def offset_statistics(io: FileIO, path: str, field_id: int) -> tuple[tuple[int, int] | None, int]:
+    """Least and greatest ``__offset`` of a data file (None for none), and how many rows have none, from its footer, or
+    from the column where that does not say."""
+    from lakehead.lake.file_io import lake_files, locate_file
+
+    fs, inner = locate_file(io, path)
+    with lake_files(path), pq.ParquetFile(inner, filesystem=fs) as file:
+        name = column_name(file.schema_arrow, field_id, OFFSET_COLUMN)
+        if name is None:
+            return None, file.metadata.num_rows
+        leaf = next(i for i in range(len(file.schema)) if file.schema.column(i).path == name)
+        groups = [file.metadata.row_group(i).column(leaf) for i in range(file.num_row_groups)]
+        said = [(s, c.num_values) for c in groups if (s := c.statistics) is not None and s.has_null_count]
+        if len(said) == len(groups) and all(s.has_min_max or s.null_count == n for s, n in said):
+            known = [s for s, _ in said if s.has_min_max]
+            bounds = (min(s.min for s in known), max(s.max for s in known)) if known else None
+            return bounds, sum(s.null_count for s, _ in said)
+        values = file.read(columns=[name]).column(0)
+    found = pc.min_max(values).as_py()
+    return (None if found["min"] is None else (found["min"], found["max"])), values.null_count
+
+
+def find_offsets(io: FileIO, path: str, wanted: Offsets, field_id: int) -> tuple[Offsets, Offsets]:
+    """Positions in a data file, sorted, of the rows whose offset is in ``wanted`` (sorted), and their offsets.
+
+    Args:
+        field_id: of ``__offset``, here and below; names in files are their writers' choice.
+    """
     positions, values = [], []
-    for start, offsets, valid in iterate_offsets(io, path, within=wanted):
+    for start, offsets, valid in iterate_offsets(io, path, field_id, within=wanted):
         at = _positions_of(offsets, valid, wanted)
         positions.append(at + start)
         values.append(offsets[at])
@@ -78,7 +134,7 @@ def find_offsets(io: FileIO, path: str, wanted: Offsets) -> tuple[Offsets, Offse
 
 
 def iterate_offsets(
-    io: FileIO, path: str, *, within: Offsets | None = None
+    io: FileIO, path: str, field_id: int, *, within: Offsets | None = None
 ) -> Iterator[tuple[int, Offsets, Mask | None]]:
     """The ``__offset`` column of a data file, a row group at a time.
 
@@ -93,17 +149,17 @@ def iterate_offsets(
 
     fs, inner = locate_file(io, path)
     with lake_files(path), pq.ParquetFile(inner, filesystem=fs) as file:
-        column = file.schema_arrow.get_field_index(OFFSET_COLUMN)
-        if column < 0:
+        name = column_name(file.schema_arrow, field_id, OFFSET_COLUMN)
+        if name is None:
             return
-        leaf = next(i for i in range(len(file.schema)) if file.schema.column(i).path == OFFSET_COLUMN)
+        leaf = next(i for i in range(len(file.schema)) if file.schema.column(i).path == name)
         start = 0
         for group in range(file.num_row_groups):
             metadata = file.metadata.row_group(group)
             s = metadata.column(leaf).statistics
             skip = within is not None and s is not None and s.has_min_max and not len(between(within, s.min, s.max + 1))
             if not skip:
-                values = file.read_row_group(group, columns=[OFFSET_COLUMN]).column(0).combine_chunks()
+                values = file.read_row_group(group, columns=[name]).column(0).combine_chunks()
                 valid = values.is_valid().to_numpy(zero_copy_only=False) if values.null_count else None
                 yield start, pc.fill_null(values, -1).to_numpy(), valid
             start += metadata.num_rows
@@ -142,12 +198,12 @@ def deleted_positions(io: FileIO, data_path: str, delete_files: Sequence[str]) -
     return union(*parts)
 
 
-def offsets_at(io: FileIO, path: str, record_count: int, positions: Offsets) -> Offsets | None:
+def offsets_at(io: FileIO, path: str, record_count: int, positions: Offsets, field_id: int) -> Offsets | None:
     """Offsets of the rows at these positions (sorted); None where offsets do not tell the file's rows apart: one is
     null, they do not strictly ascend, or the file does not have ``record_count`` rows."""
     parts: list[Offsets] = []
     last, rows = -1, 0
-    for start, offsets, valid in iterate_offsets(io, path):
+    for start, offsets, valid in iterate_offsets(io, path, field_id):
         rows += len(offsets)
         if not len(offsets):
             continue

@@ -25,7 +25,9 @@ from pyiceberg.table import Table
 from lakehead.errors import LakeStateError
 from lakehead.format.predicate import Bound, Predicate
 from lakehead.format.schema import lake_schema, lake_type
+from lakehead.lake.columns import FileColumns, plain_files
 from lakehead.lake.file_io import lake_files, locate_file
+from lakehead.lake.files import lake_arrow_schema
 from lakehead.lake.inspect import files_table, snapshots_table
 from lakehead.lake.positions import deleted_positions, find_offsets, offsets_at
 from lakehead.lake.read_plan import LakeFile, plan_files, superseded_in
@@ -80,7 +82,7 @@ def read_lake(
     names = list(columns) if columns is not None else list(desc.schema.names)
     if system_columns:
         names += [f.name for f in SYSTEM_FIELDS if f.name not in names]
-    reader = _Reader(table.io, own, names, predicate)
+    reader = _Reader(table.io, own, names, predicate, FileColumns(lake_arrow_schema(table.schema())), _offset_id(table))
     whole, partial = _split(table, files, superseded or {})
     try:
         with lake_files():
@@ -102,7 +104,8 @@ def count_lake(
     def left(part: _Partial) -> int:
         positions = deleted_positions(table.io, part.file.path, part.file.delete_files)
         if len(part.superseded):
-            positions = union(positions, find_offsets(table.io, part.file.path, part.superseded)[0])
+            found = find_offsets(table.io, part.file.path, part.superseded, _offset_id(table))
+            positions = union(positions, found[0])
         return part.file.record_count - len(positions)
 
     total = sum(f.record_count for f in whole)
@@ -136,8 +139,18 @@ def _split(table: Table, files: Iterable[LakeFile], superseded: Superseded) -> t
 class _Reader:
     """Reads files with one projection and one filter."""
 
-    def __init__(self, io: FileIO, own: pa.Schema, names: Sequence[str], predicate: Predicate | None) -> None:
+    def __init__(
+        self,
+        io: FileIO,
+        own: pa.Schema,
+        names: Sequence[str],
+        predicate: Predicate | None,
+        columns: FileColumns,
+        offset_id: int,
+    ) -> None:
         self._io = io
+        self._file_columns = columns
+        self._offset_id = offset_id
         self._own = own
         self._names = list(names)
         self._out = pa.schema([own.field(n) for n in names])
@@ -146,6 +159,12 @@ class _Reader:
 
     def scan(self, files: Sequence[LakeFile], *, extra: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
         """All rows of files that match the filter, with extra columns at the end."""
+        files, named_otherwise = plain_files(self._io, files, self._file_columns)
+        for f in named_otherwise:
+            for _, batch in self._scan_by_id(f, [*self._names, *extra]):
+                batch = batch if self._predicate is None else self._predicate.filter(batch)
+                if batch.num_rows:
+                    yield batch.select([*self._names, *extra])
         filesystems: dict[int, tuple[pafs.FileSystem, list[str]]] = {}
         for f in files:
             fs, path = locate_file(self._io, f.path)
@@ -186,7 +205,9 @@ class _Reader:
     def _scan_one(self, part: _Partial) -> Iterator[pa.RecordBatch]:
         f = part.file
         positions = deleted_positions(self._io, f.path, f.delete_files)
-        dead = offsets_at(self._io, f.path, f.record_count, positions) if len(positions) else NO_OFFSETS
+        dead: Offsets | None = NO_OFFSETS
+        if len(positions):
+            dead = offsets_at(self._io, f.path, f.record_count, positions, self._offset_id)
         if dead is None:
             yield from self._scan_positions(part, positions)
             return
@@ -203,25 +224,35 @@ class _Reader:
 
     def _scan_positions(self, part: _Partial, positions: Offsets) -> Iterator[pa.RecordBatch]:
         """Rows by position: for files whose rows have no offsets that tell them apart."""
-        wanted = [*self._names, *(self._predicate.columns if self._predicate else ()), OFFSET_COLUMN]
-        schema = pa.schema([self._own.field(n) for n in dict.fromkeys(wanted)])
-        fs, path = locate_file(self._io, part.file.path)
+        for start, batch in self._scan_by_id(part.file, [*self._names, OFFSET_COLUMN]):
+            gone = np.zeros(batch.num_rows, np.bool_)
+            gone[between(positions, start, start + batch.num_rows) - start] = True
+            offsets = batch.column(OFFSET_COLUMN)
+            hit = contains(part.superseded, offsets.fill_null(-1).to_numpy())
+            gone |= hit & offsets.is_valid().to_numpy(zero_copy_only=False)
+            live = batch.filter(pa.array(~gone))
+            if self._predicate is not None:
+                live = self._predicate.filter(live)
+            if live.num_rows:
+                yield live.select(self._names)
+
+    def _scan_by_id(self, file: LakeFile, names: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """All rows with these columns and those of the filter, found by field id, and the position of each first."""
+        wanted = list(dict.fromkeys([*names, *(self._predicate.columns if self._predicate else ())]))
+        schema = pa.schema([self._own.field(n) for n in wanted])
+        fs, path = locate_file(self._io, file.path)
         start = 0
-        with pq.ParquetFile(path, filesystem=fs) as file:
-            present = [n for n in schema.names if n in file.schema_arrow.names]
-            for batch in file.iter_batches(_BATCH_ROWS, columns=present):
-                gone = np.zeros(batch.num_rows, np.bool_)
-                gone[between(positions, start, start + batch.num_rows) - start] = True
+        with pq.ParquetFile(path, filesystem=fs) as parquet:
+            physical = parquet.schema_arrow
+            there = self._file_columns.names_in(physical, wanted)
+            for batch in parquet.iter_batches(_BATCH_ROWS, columns=there):
+                yield start, _conform(self._file_columns.bind(batch, physical, wanted), schema)
                 start += batch.num_rows
-                batch = _conform(batch, schema)
-                offsets = batch.column(OFFSET_COLUMN)
-                hit = contains(part.superseded, offsets.fill_null(-1).to_numpy())
-                gone |= hit & offsets.is_valid().to_numpy(zero_copy_only=False)
-                live = batch.filter(pa.array(~gone))
-                if self._predicate is not None:
-                    live = self._predicate.filter(live)
-                if live.num_rows:
-                    yield live.select(self._names)
+
+
+def _offset_id(table: Table) -> int:
+    field_id: int = table.schema().find_field(OFFSET_COLUMN).field_id
+    return field_id
 
 
 def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -8,9 +8,10 @@ from pyiceberg.table import Table
 
 from lakehead.errors import LakeStateError
 from lakehead.format.predicate import Bound
+from lakehead.lake.contract import same_tablets
 from lakehead.lake.file_io import lake_files
 from lakehead.lake.lake_table import LakeFile
-from lakehead.lake.positions import offset_bounds
+from lakehead.lake.positions import offset_bounds, with_offsets
 from lakehead.lake.pruning import row_filter
 from lakehead.lake.tablets import require_tablet, tablet_of
 from lakehead.log.netchange import NO_OFFSETS, Offsets, between
@@ -42,7 +43,7 @@ def plan_files(table: Table, snapshot_id: int | None = None, bounds: Sequence[Bo
         LakeStateError: the snapshot has equality deletes, which tiering never writes.
         LakeFileMissingError: a manifest is gone.
     """
-    schema, specs = table.schema(), table.specs()
+    schema, spec, specs = table.schema(), table.spec(), table.specs()
     offset_id = schema.find_field(OFFSET_COLUMN).field_id
     scan = table.scan(row_filter=row_filter(bounds, schema), snapshot_id=snapshot_id)
     try:
@@ -58,17 +59,18 @@ def plan_files(table: Table, snapshot_id: int | None = None, bounds: Sequence[Bo
     files = []
     for task in tasks:
         f = task.file
-        nulls = (f.null_value_counts or {}).get(offset_id)
         files.append(
             LakeFile(
                 f.file_path,
                 f.file_size_in_bytes,
                 f.record_count,
-                tablet_of(f.partition, specs[f.spec_id], schema),
+                tablet_of(f.partition, specs[f.spec_id], schema) if same_tablets(specs[f.spec_id], spec) else None,
                 offset_bounds(f, offset_id),
-                nulls,
+                (f.null_value_counts or {}).get(offset_id),
                 tuple(sorted(d.file_path for d in task.delete_files)),
                 tuple(f.partition[i] for i in range(len(f.partition))),
             )
         )
-    return sorted(files, key=lambda f: (str(f.tablet), f.offsets or (-1, -1), f.path))
+    return sorted(
+        with_offsets(table.io, files, offset_id), key=lambda f: (str(f.tablet), f.offsets or (-1, -1), f.path)
+    )

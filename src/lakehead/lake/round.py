@@ -18,6 +18,7 @@ import pyarrow as pa
 from lakehead.env.clock import Clock
 from lakehead.env.randomness import Randomness, SystemRandomness
 from lakehead.errors import CommitConflictError, LakeStateError, OffsetOutOfRangeError, TieringFencedError
+from lakehead.lake.census import check_rows
 from lakehead.lake.commit import CommitResult, commit_round
 from lakehead.lake.files import WrittenFile
 from lakehead.lake.lake_table import DataWriter, LakeTable
@@ -115,6 +116,7 @@ def _plan(
     version = lake.load()
     for _ in range(_PLANS_MAX):
         mark = mark_of(version)
+        check_rows(version, mark, functools.partial(lake.census, version), keyed=desc.keyed)
         try:
             plan = plan_round(
                 desc,

@@ -64,12 +64,12 @@ class CatalogLakeState:
     def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
         """See `LakeState.proven_offsets`."""
         from lakehead.lake.file_io import missing_file
-        from lakehead.lake.marks import read_mark
         from lakehead.lake.proof import manifest_paths, missing_files
+        from lakehead.lake.view import checked_mark
 
         with self._lock:
             table = self._open().load(desc)
-        mark = read_mark(table)
+        mark = checked_mark(table, desc)
         if mark is None:
             return {}
         for missing in missing_files(table, proven=self._proven.get(desc.table_id, ())):

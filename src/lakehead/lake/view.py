@@ -15,8 +15,9 @@ from lakehead.types import TableDescriptor, TabletKey
 if TYPE_CHECKING:
     from pyiceberg.table import Table as IcebergTable
 
+    from lakehead.lake.marks import LakeMark
 
-__all__ = ["IcebergTable", "LakeView", "open_for_writing"]
+__all__ = ["IcebergTable", "LakeView", "checked_mark", "lake_snapshots", "open_for_writing"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class LakeView:
         """The lake as the server saw it.
 
         Raises:
-            LakeStateError: it was rolled back or replaced.
+            LakeStateError: it was rolled back or replaced, or others changed what tiering relies on.
         """
         return cls.at(desc, info, None)
 
@@ -49,11 +50,10 @@ class LakeView:
 
         Raises:
             SnapshotNotFoundError: there is no such snapshot (any more).
+            LakeStateError: it was rolled back or replaced, or others changed what tiering relies on.
         """
-        from lakehead.lake.marks import read_mark
-
-        table = _static_table(info.metadata_location, tuple(sorted(info.storage_properties.items())))
-        mark = read_mark(table, snapshot_id)
+        table = _open(info)
+        mark = checked_mark(table, desc, snapshot_id)
         current = table.metadata.current_snapshot_id
         return cls(desc, table, current if snapshot_id is None else snapshot_id, mark.offsets if mark else {})
 
@@ -68,6 +68,37 @@ class LakeView:
         from lakehead.lake.inspect import files_table
 
         return files_table(self.table)
+
+
+def lake_snapshots(info: LakeReply) -> pa.Table:
+    """See `lakehead.lake.inspect.snapshots_table`; of a lake that others broke, too."""
+    from lakehead.lake.inspect import snapshots_table
+
+    return snapshots_table(_open(info))
+
+
+def checked_mark(table: IcebergTable, desc: TableDescriptor, snapshot_id: int | None = None) -> LakeMark | None:
+    """The mark that decides what a lake snapshot (the current one when None) holds, once it was checked that the table
+    is still what tiering relies on.
+
+    Raises:
+        SnapshotNotFoundError: there is no such snapshot (any more).
+        LakeStateError: it was rolled back or replaced, or others changed what tiering relies on.
+    """
+    from lakehead.lake.census import check_rows
+    from lakehead.lake.contract import check_contract
+    from lakehead.lake.live_rows import count_rows
+    from lakehead.lake.marks import lake_version, mark_of
+
+    version = lake_version(table)
+    mark = mark_of(version, snapshot_id)
+    check_contract(table, desc)
+    check_rows(version, mark, lambda: count_rows(table, snapshot_id), keyed=desc.keyed, snapshot_id=snapshot_id)
+    return mark
+
+
+def _open(info: LakeReply) -> IcebergTable:
+    return _static_table(info.metadata_location, tuple(sorted(info.storage_properties.items())))
 
 
 @functools.lru_cache(maxsize=64)

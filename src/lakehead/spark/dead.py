@@ -21,7 +21,7 @@ from lakehead.lake.read_plan import LakeFile, superseded_in
 from lakehead.lake.tablets import require_tablet
 from lakehead.lake.view import LakeView
 from lakehead.log.netchange import NO_OFFSETS, Offsets, union
-from lakehead.types import TableDescriptor, TabletKey, parse_partition_name
+from lakehead.types import OFFSET_COLUMN, TableDescriptor, TabletKey, parse_partition_name
 
 KEY_COLUMN = "__dead_key"
 PARTITION_COLUMN = "__dead_{}"
@@ -148,7 +148,8 @@ class _Deleted:
                 return self._known[key]
         io = view.table.io
         positions = deleted_positions(io, f.path, f.delete_files)
-        found = positions, offsets_at(io, f.path, f.record_count, positions) if by_offset else None
+        field_id = view.table.schema().find_field(OFFSET_COLUMN).field_id
+        found = positions, offsets_at(io, f.path, f.record_count, positions, field_id) if by_offset else None
         with self._lock:
             while len(self._known) >= _REMEMBERED:
                 del self._known[next(iter(self._known))]

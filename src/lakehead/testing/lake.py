@@ -8,6 +8,7 @@ raise there, or let others change the table.
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +18,7 @@ import pyarrow as pa
 
 from lakehead.env.randomness import Randomness
 from lakehead.errors import CommitConflictError, LakeStateError
+from lakehead.lake.census import Census
 from lakehead.lake.file_io import missing_file
 from lakehead.lake.files import WrittenFile
 from lakehead.lake.lake_table import CommitAnswer, Hit, LakeChange, LakeFile, Outcome
@@ -150,6 +152,18 @@ class MemoryLake:
         rows = len(data.rows)
         return LakeFile(path, rows, rows, data.tablet, bounds, rows - len(known), deletes, data.partition)
 
+    def census(self, version: LakeVersion) -> Census:
+        """See `LakeTable.census`."""
+        rows: Counter[TabletKey] = Counter()
+        strangers = 0
+        for path in version.handle.data:
+            live = self._live(version.handle, path)
+            known = sum(r.get(OFFSET_COLUMN) is not None for r in live)
+            strangers += len(live) - known
+            if (tablet := self._data(path).tablet) is not None and known:
+                rows[tablet] += known
+        return Census(dict(rows), strangers)
+
     def find_offsets(self, wanted: Sequence[tuple[LakeFile, Offsets]]) -> list[tuple[Offsets, Offsets]]:
         """See `LakeTable.find_offsets`."""
         out = []
@@ -228,7 +242,9 @@ class MemoryLake:
         assert content.paths <= self._files.keys(), f"files are gone: {content.paths - self._files.keys()}"
         assert {f.deletes_in for f in change.deletes} <= set(old.data)
         number = state.sequence_number + 1
-        mark = LakeMark(snapshot_id, change.table_id, change.epoch, change.round_id, change.offsets, number)
+        mark = LakeMark(
+            snapshot_id, change.table_id, change.epoch, change.round_id, change.offsets, number, change.rows
+        )
         self._add_snapshot(content, mark.to_summary(), snapshot_id)
         state.properties.update(mark.to_properties())
         return True

@@ -238,7 +238,7 @@ class SteppedTable(IcebergLakeTable):
     """A table whose steps tests see, and whose commits fail as they ask."""
 
     def __init__(self, lake: Lake, late: bool) -> None:
-        super().__init__(lake.load)
+        super().__init__(lake.load, lake.desc)
         self._lake = lake
         self._late = late
 

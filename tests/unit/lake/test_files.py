@@ -65,7 +65,7 @@ def test_every_type_comes_back(tmp_path: Path) -> None:
     catalog.create_table(desc)
     hot = MemoryHotSource(desc)
     hot.write([{n: values[i] for n, (_, values) in TYPES.items()} for i in range(2)])
-    run_round(IcebergLakeTable(lambda: catalog.load(desc)), desc, hot)
+    run_round(IcebergLakeTable(lambda: catalog.load(desc), desc), desc, hot)
     table = catalog.load(desc)
     (batch,) = read_lake(table, desc, plan_files(table))
     expected = pa.RecordBatch.from_pylist(hot.rows(), desc.schema)
@@ -91,7 +91,7 @@ def test_every_key_type_finds_its_lake_partition(tmp_path: Path, name: str) -> N
     hot = MemoryHotSource(desc)
     for v in range(2):
         hot.write([{"p": value, "k": value, "v": v}])
-        run_round(IcebergLakeTable(lambda: catalog.load(desc)), desc, hot)
+        run_round(IcebergLakeTable(lambda: catalog.load(desc), desc), desc, hot)
     table = catalog.load(desc)
     assert {f.tablet for f in plan_files(table)} == set(hot.watermarks())
     assert table.scan().to_arrow()["v"].to_pylist() == [1]

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from lakehead.errors import LakeFileMissingError, LakeStateError
+from lakehead.lake.census import changed_by_others
 from lakehead.lake.lake_table import CommitAnswer, Hit, LakeChange, LakeFile, Outcome
-from lakehead.lake.marks import LakeVersion, find_round, has_foreign_commits, mark_of
+from lakehead.lake.marks import LakeVersion, find_round, mark_of
 from lakehead.testing.lake import Fault
 from lakehead.types import SYSTEM_FIELDS, TabletKey
 
@@ -64,7 +65,7 @@ def test_a_commit_is_the_next_version(any_log: Any) -> None:
     mark = mark_of(version)
     assert mark is not None and mark == version.stored_mark == find_round(version, "r2")
     assert (mark.snapshot_id, mark.table_id, mark.epoch, mark.offsets) == (second.snapshot_id, "t1", 1, {TABLET: 5})
-    assert not has_foreign_commits(version)
+    assert not changed_by_others(version)
     assert any_log.ids() == [0, 2, 3, 4] and any_log.stray_files() == set()
 
 
@@ -78,7 +79,7 @@ def test_files_tell_offsets_deletes_and_tablets(any_log: Any) -> None:
     assert (old.tablet, old.record_count, len(old.delete_files), old.null_offsets) == (TABLET, 3, 1, 0)
     assert (new.tablet, new.delete_files) == (TABLET, ())
     assert (foreign.tablet, foreign.null_offsets, foreign.record_count) == (None, 1, 1)
-    assert has_foreign_commits(version)
+    assert changed_by_others(version)
 
 
 @pytest.mark.parametrize("backwards", [False, True])

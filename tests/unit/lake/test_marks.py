@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from lakehead.errors import LakeStateError, SnapshotNotFoundError
-from lakehead.lake.marks import MARK, find_round, has_foreign_commits, mark_of, next_epoch, read_mark
+from lakehead.lake.census import changed_by_others
+from lakehead.lake.marks import MARK, find_round, mark_of, next_epoch, read_mark
 from lakehead.types import TabletKey
 
 TABLET = TabletKey("", 0)
@@ -37,7 +38,7 @@ def test_the_nearest_marked_ancestor_decides(log: Any) -> None:
     assert next_epoch(log.table.load()) == 4
     assert find_round(log.table.load(), mark.round_id) == mark
     assert find_round(log.table.load(), "other") is None
-    assert has_foreign_commits(log.table.load())
+    assert not changed_by_others(log.table.load()) and changed_by_others(log.table.load(), foreign)
     with pytest.raises(SnapshotNotFoundError):
         read_mark(log.load(), 12345)
 

@@ -22,6 +22,7 @@ FILES = {
     "only nulls": [None, None],
     "empty": [],
 }
+NO_ID = 7  # these files have none, so that columns are found by name
 WANTED = [[], [4], [0, 12], [4, 5, 9], [2, 3], [100], [-1], [1, 2, 3, 4, 6, 7, 8, 9, 10, 11]]
 
 
@@ -34,14 +35,14 @@ def test_every_position_of_an_offset_is_found(tmp_path: Path, kind: str, group_r
     table = pa.table({"x": pa.nulls(len(offsets), pa.int8()), "__offset": pa.array(offsets, pa.int64())})
     pq.write_table(table, path, row_group_size=group_rows)
     for wanted in WANTED:
-        positions, values = find_offsets(IO, f"file:{path}", np.array(wanted, np.int64))
+        positions, values = find_offsets(IO, f"file:{path}", np.array(wanted, np.int64), NO_ID)
         expected = [i for i, o in enumerate(offsets) if o in wanted]
         assert positions.tolist() == expected and values.tolist() == [offsets[i] for i in expected], wanted
 
 
 def test_a_file_without_offsets_has_none(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "a.parquet")
-    assert len(find_offsets(IO, str(tmp_path / "a.parquet"), np.array([0], np.int64))[0]) == 0
+    assert len(find_offsets(IO, str(tmp_path / "a.parquet"), np.array([0], np.int64), NO_ID)[0]) == 0
 
 
 def test_delete_files_may_overlap_and_name_several_files(tmp_path: Path) -> None:

@@ -28,7 +28,9 @@ def test_tasks_run_anywhere(keyed: Any) -> None:
     keyed.write(*range(20))
     keyed.write(*range(0, 20, 2), v=1)
     keyed.delete(3)
-    result = run_round(IcebergLakeTable(keyed.load), keyed.desc, keyed.hot, map_tasks=elsewhere, rows_per_task=7)
+    result = run_round(
+        IcebergLakeTable(keyed.load, keyed.desc), keyed.desc, keyed.hot, map_tasks=elsewhere, rows_per_task=7
+    )
     assert (result.rows, result.deletes) == (19, 0) and result.files > 3
     assert keyed.ids() == keyed.model_ids()
 

@@ -1,0 +1,159 @@
+"""What a lake table must still be for Lakehead to read and tier it: columns, partition spec and format version.
+
+Other engines may change all three. The first round pins them in a table property, by field id, and whoever loads the
+table compares. Whatever leaves our columns, their types and the tablets of files as they were is taken as it is: added
+optional columns, another order, wider types. All else is a stop that says what to undo.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StructType,
+)
+
+from lakehead.errors import LakeStateError
+from lakehead.types import SYSTEM_FIELDS, TableDescriptor
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+CONTRACT = "lakehead.contract"
+"""Table property: the columns and the partition spec that tiering relies on, as JSON."""
+FORMAT_VERSION = 2
+_WIDER = {(IntegerType, LongType), (FloatType, DoubleType)}
+
+
+@dataclass(frozen=True)
+class LakeContract:
+    """What a lake table was when tiering began.
+
+    Attributes:
+        columns: the table's own columns and the system columns.
+        spec: the partition spec of our files.
+    """
+
+    columns: Schema
+    spec: PartitionSpec
+
+    @classmethod
+    def of(cls, table: Table, desc: TableDescriptor) -> LakeContract:
+        """What is pinned in the table's properties; before the first round, what it was created with."""
+        text = table.properties.get(CONTRACT)
+        if text is not None:
+            values = json.loads(text)
+            return cls(Schema.model_validate(values["columns"]), PartitionSpec.model_validate(values["spec"]))
+        metadata = table.metadata
+        first = min(metadata.schemas, key=lambda s: s.schema_id)
+        own = {*desc.schema.names, *(f.name for f in SYSTEM_FIELDS)}
+        spec = min(metadata.partition_specs, key=lambda s: s.spec_id)
+        return cls(Schema(*(f for f in first.fields if f.name in own)), spec)
+
+    def to_properties(self) -> dict[str, str]:
+        """The table property."""
+        values = {"columns": self.columns.model_dump(mode="json"), "spec": self.spec.model_dump(mode="json")}
+        return {CONTRACT: json.dumps(values, separators=(",", ":"))}
+
+    def breaches(self, table: Table) -> Iterator[str]:
+        """What was changed that may not be, each with what undoes it."""
+        version = table.metadata.format_version
+        if version != FORMAT_VERSION:
+            yield f"it has format version {version} now, not {FORMAT_VERSION}: register its metadata of before"
+        yield from _column_breaches(self.columns, table.schema())
+        if not same_tablets(self.spec, table.spec()):
+            yield (
+                f"its partition spec is {spec_text(table.spec(), self.columns)} now: set it back to"
+                f" {spec_text(self.spec, self.columns)}"
+            )
+
+
+def check_contract(table: Table, desc: TableDescriptor) -> LakeContract:
+    """That a lake table is still what tiering relies on.
+
+    Raises:
+        LakeStateError: someone changed it; the message says what to undo.
+    """
+    contract = LakeContract.of(table, desc)
+    if found := list(contract.breaches(table)):
+        raise LakeStateError(
+            f"someone changed the lake table of {desc.path}: {'; '.join(found)}. Until then it is not read or tiered",
+            table=str(desc.path),
+        )
+    return contract
+
+
+def same_tablets(a: PartitionSpec, b: PartitionSpec) -> bool:
+    """Whether two specs put rows into the same partitions, whatever they call them."""
+    return [(f.source_id, f.transform) for f in a.fields] == [(f.source_id, f.transform) for f in b.fields]
+
+
+def spec_text(spec: PartitionSpec, columns: Schema) -> str:
+    """A spec as people read it."""
+    fields = (f"{f.transform}({columns.find_column_name(f.source_id) or f.source_id})" for f in spec.fields)
+    return f"[{', '.join(fields)}]"
+
+
+def _column_breaches(own: Schema, now: Schema) -> Iterator[str]:
+    by_id = {f.field_id: f for f in now.fields}
+    by_name = {f.name: f for f in now.fields}
+    for f in own.fields:
+        found = by_id.get(f.field_id)
+        if found is not None:
+            yield from _field_breaches(f, found)
+        elif f.name in by_name:
+            yield (
+                f"column {f.name!r} was dropped and added anew with field id {by_name[f.name].field_id}: make a schema"
+                f" with its field id {f.field_id} the current one again"
+            )
+        else:
+            yield (
+                f"column {f.name!r} with field id {f.field_id} was dropped: make a schema that has it the current one"
+                " again"
+            )
+    for f in now.fields:
+        if f.required and f.field_id not in {o.field_id for o in own.fields}:
+            yield f"column {f.name!r}, which the table lacks, is required: make it optional, or drop it"
+
+
+def _field_breaches(own: NestedField, now: NestedField) -> Iterator[str]:
+    if now.name != own.name:
+        yield f"column {own.name!r} was renamed to {now.name!r}: rename it back"
+    if now.required and not own.required:
+        yield f"column {own.name!r} was made required: make it optional again"
+    if not _holds(own.field_type, now.field_type):
+        yield f"column {own.name!r} was {own.field_type} and is {now.field_type} now: change it back"
+
+
+def _holds(own: IcebergType, now: IcebergType) -> bool:
+    """Whether the type now has every value of the own one, in the same places."""
+    if isinstance(own, StructType):
+        return isinstance(now, StructType) and _hold(own.fields, now.fields)
+    if isinstance(own, ListType):
+        return isinstance(now, ListType) and _hold([own.element_field], [now.element_field])
+    if isinstance(own, MapType):
+        fields = [own.key_field, own.value_field]
+        return isinstance(now, MapType) and _hold(fields, [now.key_field, now.value_field])
+    if isinstance(own, DecimalType) and isinstance(now, DecimalType):
+        return own.scale == now.scale and own.precision <= now.precision
+    return own == now or (type(own), type(now)) in _WIDER
+
+
+def _hold(own: Sequence[NestedField], now: Sequence[NestedField]) -> bool:
+    return [(f.field_id, f.name) for f in own] == [(f.field_id, f.name) for f in now] and all(
+        _holds(a.field_type, b.field_type) and (a.required or not b.required) for a, b in zip(own, now, strict=True)
+    )
