@@ -15,7 +15,7 @@ from lakehead.api.scan import Scan
 from lakehead.api.status import status_table
 from lakehead.api.subscription import Subscription, subscribe
 from lakehead.api.writer import Writer
-from lakehead.client.table import TableClient
+from lakehead.client.table import TableClient, slices
 from lakehead.errors import ColumnNotFoundError, InvalidRequestError, SchemaMismatchError, WrongTableKindError
 from lakehead.format.rows import conform, to_arrow_table, to_key_table
 from lakehead.format.values import check_partition_values
@@ -160,7 +160,8 @@ class Table:
         self._require(keyed=True, verb="look up", use="scan")
         what = f"keys of {self.name}"
         asked = to_key_table(keys, self._key_schema(), what=what)
-        return self._client.lookup(_one_batch(_in_partitions(self._desc, asked, what)))
+        parts = [self._client.lookup(batch) for batch in slices(_in_partitions(self._desc, asked, what))]
+        return parts[0] if len(parts) == 1 else pa.concat_tables(parts)
 
     def get(self, key: object) -> dict[str, Any] | None:
         """One row as a dict, or None. ``key``: a value, a tuple in key order, or a dict."""

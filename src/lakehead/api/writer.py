@@ -12,6 +12,7 @@ import pyarrow as pa
 from lakehead.client.writer import BatchWriter, WriteKind
 from lakehead.config import Limits
 from lakehead.errors import ClosedError, LakeheadError, WrongTableKindError
+from lakehead.format.joins import join
 from lakehead.types import TableDescriptor
 
 _REQUEST_ROWS_MAX = 1 << 16
@@ -112,8 +113,9 @@ class Writer:
         if self._closed:
             raise ClosedError("the writer is closed: open another one")
         self._raise()
+        self._batches.require_small(rows)
         chunks = rows.to_batches()
-        batch = chunks[0] if len(chunks) == 1 else pa.concat_batches(chunks) if chunks else _empty(rows.schema)
+        batch = join(chunks) if chunks else _empty(rows.schema)
         size = batch.nbytes
         with self._changed:
             self._changed.wait_for(lambda: self._has_room(size) or self._error is not None)
@@ -141,7 +143,7 @@ class Writer:
                     return
                 kind, group = self._take()
             try:
-                batch = group[0] if len(group) == 1 else pa.concat_batches(group)
+                batch = join(group)
                 self._batches.send(self._batches.prepare(kind, batch))
             except BaseException as e:
                 with self._changed:

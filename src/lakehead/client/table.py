@@ -14,14 +14,21 @@ from lakehead.client.routing import route
 from lakehead.client.writer import BatchWriter, WriteKind
 from lakehead.env.clock import Clock
 from lakehead.env.randomness import Randomness
-from lakehead.errors import InvalidRequestError, LakeheadError, SchemaMismatchError, SequenceGapError, UnavailableError
+from lakehead.errors import (
+    InvalidRequestError,
+    LakeheadError,
+    LimitExceededError,
+    SchemaMismatchError,
+    SequenceGapError,
+    UnavailableError,
+)
+from lakehead.format.joins import table_batches
 from lakehead.format.predicate import Predicate
 from lakehead.format.values import check_valid
 from lakehead.protocol import messages as m
 from lakehead.types import TableDescriptor, TabletKey
 
 _SLICE_ROWS = 1 << 16
-_SLICE_BYTES = 64 << 20
 _LOOKUP_KEYS = 1 << 16
 
 
@@ -65,14 +72,24 @@ class TableClient:
         writer = writer or self.anonymous_writer()
         out: list[tuple[TabletKey, tuple[int, int]]] = []
         done = 0
-        parts = list(slices(rows))
+        parts = deque(slices(rows))
         if len(parts) > 1:
             # The server checks one request whole: what takes several must not fail half-way.
             check_valid(rows.columns, rows.schema, f"rows for {self.desc.path}")
-        for batch in parts:
+            for batch in parts:
+                writer.require_small(batch)
+        while parts:
+            batch = parts.popleft()
             try:
                 try:
                     out += writer.send(writer.prepare(kind, batch))
+                except LimitExceededError as e:
+                    if batch.num_rows == 1 or "change_bytes_max" not in e.context or "acknowledged" in e.context:
+                        raise
+                    # The rows are small, those that they replace are not.
+                    parts.extendleft(reversed(_halves(batch)))
+                    writer = self.anonymous_writer()
+                    continue
                 except SequenceGapError as e:
                     if writer.sent_again or "acknowledged" in e.context:
                         raise
@@ -101,7 +118,16 @@ class TableClient:
 
     def lookup(self, keys: pa.RecordBatch) -> pa.Table:
         """Rows of the keys that exist, in the order asked; ``keys`` holds the key columns in key order."""
-        parts = [self._lookup_part(keys.slice(at, _LOOKUP_KEYS)) for at in range(0, keys.num_rows, _LOOKUP_KEYS)]
+        asked = deque(keys.slice(at, _LOOKUP_KEYS) for at in range(0, keys.num_rows, _LOOKUP_KEYS))
+        parts = []
+        while asked:
+            some = asked.popleft()
+            try:
+                parts.append(self._lookup_part(some))
+            except LimitExceededError as e:
+                if some.num_rows == 1 or "answer_bytes_max" not in e.context:
+                    raise
+                asked.extendleft(reversed(_halves(some)))
         return pa.concat_tables([self.desc.schema.empty_table(), *parts]) if len(parts) != 1 else parts[0]
 
     def _lookup_part(self, keys: pa.RecordBatch) -> pa.Table:
@@ -263,13 +289,14 @@ def _range(key: TabletKey, start: int, end: int) -> m.TabletRange:
     return m.TabletRange(partition=key.partition, bucket=key.bucket, start=start, end=end)
 
 
+def _halves(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    middle = batch.num_rows // 2
+    return [batch.slice(0, middle), batch.slice(middle)]
+
+
 def slices(rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    """The table as record batches of at most 64 Ki rows and about 64 MiB; at least one batch."""
+    """The table as record batches of at most 64 Ki rows and 64 MiB, or one larger row; at least one batch."""
     if rows.num_rows == 0:
         yield pa.RecordBatch.from_arrays([pa.array([], f.type) for f in rows.schema], schema=rows.schema)
         return
-    step = min(_SLICE_ROWS, max(1, int(rows.num_rows * _SLICE_BYTES / max(rows.nbytes, 1))))
-    for start in range(0, rows.num_rows, step):
-        part = rows.slice(start, step)
-        chunks = part.to_batches()
-        yield chunks[0] if len(chunks) == 1 else pa.concat_batches(chunks)
+    yield from table_batches(rows, rows_max=_SLICE_ROWS)

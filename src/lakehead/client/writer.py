@@ -102,11 +102,7 @@ class BatchWriter:
         Raises:
             LimitExceededError: the batch is too large for one write.
         """
-        if batch.nbytes > self._batch_bytes_max:
-            raise LimitExceededError(
-                f"a batch of {batch.nbytes:,} bytes is over the limit of {self._batch_bytes_max:,}: write smaller ones",
-                batch_bytes_max=self._batch_bytes_max,
-            )
+        self.require_small(batch)
         if self._failed:
             raise ClosedError("a batch of this writer failed: open the writer again and send on from last_sequence")
         sequence = self._next
@@ -136,6 +132,15 @@ class BatchWriter:
             columns=batch.schema.names,
         )
         return PreparedWrite(request, bodies, sequence)
+
+    def require_small(self, batch: pa.RecordBatch | pa.Table) -> None:
+        """Raises: LimitExceededError: the batch is too large for one write."""
+        if batch.nbytes > self._batch_bytes_max:
+            rows = "one row" if batch.num_rows == 1 else "a batch"
+            raise LimitExceededError(
+                f"{rows} of {batch.nbytes:,} bytes is over the limit of {self._batch_bytes_max:,}: write smaller ones",
+                batch_bytes_max=self._batch_bytes_max,
+            )
 
     def send(self, write: PreparedWrite) -> Sequence[tuple[TabletKey, tuple[int, int]]]:
         """Send until answered; returns each tablet's offsets ``[start, end)``, durable as the table promises.

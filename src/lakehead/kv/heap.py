@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lakehead.format.joins import range_bytes
 from lakehead.kv.keys import fixed_bytes
 
 Slots = npt.NDArray[np.int64]
@@ -38,7 +39,17 @@ class HeapColumn(Protocol):
         ...
 
     def gather(self, slots: Slots) -> pa.Array:
-        """The values at these slots, in this order; slot -1 reads as null."""
+        """The values at these slots, in this order; slot -1 reads as null. The caller sees to it that they are not too
+        many bytes for one array."""
+        ...
+
+    @property
+    def bytes_max(self) -> int:
+        """No value that it holds takes more bytes."""
+        ...
+
+    def sizes(self, slots: Slots) -> Slots:
+        """About how many bytes the value at each of these slots takes."""
         ...
 
 
@@ -105,6 +116,13 @@ class FixedColumn:
     def clear(self, slots: Slots) -> None:
         return
 
+    @property
+    def bytes_max(self) -> int:
+        return self._width + 1
+
+    def sizes(self, slots: Slots) -> Slots:
+        return np.full(len(slots), self.bytes_max, np.int64)
+
     def gather(self, slots: Slots) -> pa.Array:
         missing = slots < 0
         absent = bool(missing.any())
@@ -126,6 +144,7 @@ class ChunkedColumn:
         self._bases: list[int] = []
         self._dead: list[int] = []
         self._next = 0
+        self.bytes_max = 1
 
     def resize(self, slots: int) -> None:
         rows = np.full(slots, -1, np.int64)
@@ -142,7 +161,19 @@ class ChunkedColumn:
         self._bury(self._rows[slots])
         self._rows[slots] = -1
 
+    def sizes(self, slots: Slots) -> Slots:
+        rows = np.where(slots < 0, -1, self._rows[slots])
+        chunk = np.searchsorted(self._bases, rows, "right") - 1
+        out = np.ones(len(slots), np.int64)
+        for c in np.unique(chunk[rows >= 0]):
+            at = np.flatnonzero(chunk == c)
+            first = rows[at] - self._bases[c]
+            out[at] = range_bytes(self._chunks[c], first, first + 1)
+        return out
+
     def _append(self, values: pa.Array) -> Slots:
+        at = np.arange(len(values))
+        self.bytes_max = max(self.bytes_max, int(range_bytes(values, at, at + 1).max(initial=0)))
         base = self._next
         self._chunks.append(values)
         self._bases.append(base)

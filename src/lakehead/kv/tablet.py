@@ -10,6 +10,7 @@ Pure core: no threads, no clock. The owner holds its lock around `plan_*`, `appl
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakehead.errors import LimitExceededError
+from lakehead.format import joins
 from lakehead.format.frame import Frame
+from lakehead.format.joins import join, within_bytes
 from lakehead.kv.heap import HeapColumn, Slots, heap_column
 from lakehead.kv.index import KeyIndex
 from lakehead.kv.keys import KeyBatch, encode_keys
@@ -142,12 +146,33 @@ class KvTablet:
             order = np.empty(len(image), np.int64)
             order[from_heap] = np.arange(old.num_rows)
             order[~from_heap] = np.arange(old.num_rows, len(image))
-            new = pa.concat_batches([old, new.cast(old.schema)]).take(pa.array(order))
+            new = join([old, new.cast(old.schema)]).take(pa.array(order))
         columns = dict(zip(given, new.columns, strict=True))
         for i, column in enumerate(self._columns):
             if i not in columns:
                 columns[i] = column.gather(under)
         return pa.RecordBatch.from_arrays([columns[i] for i in range(len(self._columns))], schema=self.schema)
+
+    def require_change(self, batch: pa.RecordBatch, *, deleted: bool) -> None:
+        """Refuse an upsert or delete whose old and new rows are too many bytes to be logged as one.
+
+        Raises:
+            LimitExceededError: ``context`` has ``change_bytes_max``.
+        """
+        n = batch.num_rows
+        if batch.nbytes + 2 * n * self._bytes_max <= joins.CHANGE_BYTES_MAX:
+            return
+        size = int(self.sizes(self.find(batch)).sum())
+        if not deleted:
+            # Of columns that are not given, both images hold the live value; rows of one key hold one another's.
+            partial = batch.num_columns < len(self.schema)
+            size += size * partial + batch.nbytes * (2 if n > 1 else 1)
+        if size > joins.CHANGE_BYTES_MAX:
+            raise LimitExceededError(
+                f"a write of {n:,} rows would log {size:,} bytes of old and new rows, over the limit of"
+                f" {joins.CHANGE_BYTES_MAX:,}: " + ("write fewer rows at once" if n > 1 else "delete the row first"),
+                change_bytes_max=joins.CHANGE_BYTES_MAX,
+            )
 
     # ---- apply: the only way the state changes ----------------------------------------------------------------
 
@@ -208,6 +233,14 @@ class KvTablet:
         schema = self.schema if columns is None else pa.schema([self.schema.field(i) for i in wanted])
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
+    @property
+    def _bytes_max(self) -> int:
+        return sum(c.bytes_max for c in self._columns)
+
+    def sizes(self, slots: Slots) -> Slots:
+        """About how many bytes the row at each of these slots takes; -1 takes a few."""
+        return sum((c.sizes(slots) for c in self._columns), np.zeros(len(slots), np.int64))
+
     def prefix_find(self, prefixes: pa.RecordBatch) -> Slots:
         """Slots of live rows whose leading key columns equal one of these, in offset order."""
         wanted = encode_keys(prefixes.columns, self._seed)
@@ -220,12 +253,37 @@ class KvTablet:
         return slots[np.argsort(live[slots], kind="stable")]
 
     def live_rows(self, columns: list[int] | None = None) -> list[tuple[npt.NDArray[np.int64], pa.RecordBatch]]:
-        """All live rows as (their offsets, rows), in offset order, in batches of at most 64 Ki rows."""
+        """All live rows as (their offsets, rows), in offset order, in batches of bounded rows and bytes."""
         slots = self._index.live_slots()
+        parts = (slots[i : i + _GATHER_ROWS] for i in range(0, len(slots), _GATHER_ROWS))
         return [
-            (self._index.live_offsets[part], self.gather(part, columns))
-            for part in (slots[i : i + _GATHER_ROWS] for i in range(0, len(slots), _GATHER_ROWS))
+            (self._index.live_offsets[part], self.gather(part, columns)) for some in parts for part in self._cut(some)
         ]
+
+    def _cut(self, slots: Slots) -> Iterator[Slots]:
+        """The slots in parts whose rows fit into one batch."""
+        if len(slots) * self._bytes_max <= joins.BYTES_MAX:
+            yield slots
+            return
+        for start, end in within_bytes(self.sizes(slots)):
+            yield slots[start:end]
+
+    def require_answer(self, slots: Slots) -> None:
+        """Refuse rows that are too many bytes for one answer; one row never is.
+
+        Raises:
+            LimitExceededError: ``context`` has ``answer_bytes_max``.
+        """
+        if (
+            len(slots) > 1
+            and len(slots) * self._bytes_max > joins.BYTES_MAX
+            and self.sizes(slots).sum() > joins.BYTES_MAX
+        ):
+            raise LimitExceededError(
+                f"the rows asked for are more than {joins.BYTES_MAX:,} bytes, the limit of one answer: ask for"
+                " fewer keys at once, or scan",
+                answer_bytes_max=joins.BYTES_MAX,
+            )
 
 
 def _as_binary(keys: KeyBatch) -> pa.Array:

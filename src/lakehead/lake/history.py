@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakehead.format.joins import taken
 from lakehead.format.predicate import Predicate
 from lakehead.lake.view import LakeView
 from lakehead.types import OFFSET_COLUMN, TabletKey
@@ -79,6 +80,9 @@ def _in_order(batches: Iterable[pa.RecordBatch]) -> bool:
     return True
 
 
-def _sorted(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
+def _sorted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     some = list(batches)
-    return pa.Table.from_batches(some).sort_by(OFFSET_COLUMN).to_batches() if some else []
+    if some:
+        # Rows without an offset, which no reader of a log wants, come last.
+        offsets = [np.asarray(b.column(OFFSET_COLUMN).fill_null(np.iinfo(np.int64).max)) for b in some]
+        yield from taken(some, np.argsort(np.concatenate(offsets), kind="stable"))

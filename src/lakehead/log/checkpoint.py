@@ -32,6 +32,7 @@ import pyarrow as pa
 from lakehead.env.storage import LogFile, Storage
 from lakehead.errors import ChecksumError, CorruptionError, LakeheadError, UnsupportedFormatError
 from lakehead.format.frame import Frame
+from lakehead.format.joins import gathered, join
 from lakehead.log.netchange import NO_OFFSETS, Offsets, contains, live_rows, superseded_offsets, union
 from lakehead.log.writers import WriterState
 from lakehead.types import OFFSET_COLUMN, TIMESTAMP_COLUMN, TIMESTAMP_TYPE
@@ -223,17 +224,9 @@ def _write_rows(file: LogFile, schema: pa.Schema, batches: Iterable[LiveBatch]) 
 
 
 def _gathered(batches: Iterable[LiveBatch]) -> Iterator[LiveBatch]:
-    """The same rows in batches that are not much smaller than 64 Ki rows."""
-    held: list[LiveBatch] = []
-    rows = 0
-    for batch in batches:
-        held.append(batch)
-        rows += len(batch.offsets)
-        if rows >= _BATCH_ROWS // 2:
-            yield _joined(held)
-            held, rows = [], 0
-    if held:
-        yield _joined(held)
+    """The same rows in fewer batches."""
+    groups = gathered(batches, lambda b: b.rows, rows_max=_BATCH_ROWS, rows_enough=_BATCH_ROWS // 2)
+    return (_joined(group) for group in groups)
 
 
 def _joined(batches: list[LiveBatch]) -> LiveBatch:
@@ -242,7 +235,7 @@ def _joined(batches: list[LiveBatch]) -> LiveBatch:
     return LiveBatch(
         np.concatenate([b.offsets for b in batches]),
         pa.concat_arrays([b.timestamps for b in batches]),
-        pa.concat_batches([b.rows for b in batches]),
+        join([b.rows for b in batches]),
     )
 
 

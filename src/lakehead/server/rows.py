@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from lakehead.errors import ColumnNotFoundError, InvalidRequestError
 from lakehead.format.frame import Frame
+from lakehead.format.joins import gathered, join
 from lakehead.format.predicate import Predicate
 from lakehead.format.statistics import may_match
 from lakehead.types import (
@@ -21,6 +22,7 @@ from lakehead.types import (
     TIMESTAMP_TYPE,
 )
 
+_JOIN_ROWS_MAX, _JOIN_ROWS_ENOUGH = 1 << 16, 1 << 12
 _SYSTEM_TYPES = {
     BUCKET_COLUMN: pa.int32(),
     OFFSET_COLUMN: pa.int64(),
@@ -113,26 +115,8 @@ class Projection:
         return found.select(self._columns)
 
 
-def coalesce(
-    batches: Iterable[tuple[int, pa.RecordBatch]], rows_enough: int = 1 << 12, rows_max: int = 1 << 16
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Join small neighbouring (end offset, batch) pairs, so that a backlog of tiny frames costs few messages; batches
-    of ``rows_enough`` rows or more pass uncopied."""
-    held: list[pa.RecordBatch] = []
-    held_rows, end = 0, 0
-    for batch_end, batch in batches:
-        if held and (batch.num_rows >= rows_enough or held_rows + batch.num_rows > rows_max):
-            yield end, _joined(held)
-            held, held_rows = [], 0
-        held.append(batch)
-        held_rows += batch.num_rows
-        end = batch_end
-        if batch.num_rows >= rows_enough:
-            yield end, batch
-            held, held_rows = [], 0
-    if held:
-        yield end, _joined(held)
-
-
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+def coalesce(batches: Iterable[tuple[int, pa.RecordBatch]]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Join small neighbouring (end offset, batch) pairs, so that a backlog of tiny frames costs few messages; larger
+    batches pass uncopied."""
+    for group in gathered(batches, lambda pair: pair[1], rows_max=_JOIN_ROWS_MAX, rows_enough=_JOIN_ROWS_ENOUGH):
+        yield group[-1][0], join([batch for _, batch in group])

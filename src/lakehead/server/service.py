@@ -287,8 +287,13 @@ class Service:
             )
             for body, rows in parts
         ]
-        tablets = [table.tablet(ref.key, create=True) for ref in request.tablets]
-        return m.WriteReply(offsets=self._submit([t for t in tablets if t is not None], writes)), []
+        found = [table.tablet(ref.key, create=True) for ref in request.tablets]
+        tablets = [t for t in found if t is not None]
+        if len(tablets) > 1:
+            # What one tablet alone would refuse, none may have written.
+            for tablet, write in zip(tablets, writes, strict=True):
+                tablet.require_change(write)
+        return m.WriteReply(offsets=self._submit(tablets, writes)), []
 
     def _check_partitions(self, table: LiveTable, tablets: Sequence[m.TabletRef]) -> None:
         new = {ref.partition for ref in tablets if ref.key not in table.tablets}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -26,6 +26,7 @@ from lakehead.errors import (
     StorageError,
 )
 from lakehead.format.frame import UNKNOWN_CONTENT, Content, Frame, FrameBody, encode_body
+from lakehead.format.joins import join
 from lakehead.kv import Change, KvTablet
 from lakehead.log import LogTablet, LogView
 from lakehead.log.checkpoint import LiveBatch, live_at, write_checkpoint
@@ -219,10 +220,11 @@ class Tablet:
     def _commit_changes(self, kv: KvTablet, writes: list[PendingWrite]) -> None:
         base = self._log.log_end_offset
         rows = [w.rows for w in writes if w.rows is not None]
-        batch = rows[0] if len(rows) == 1 else pa.concat_batches(rows)
-        with self._state_lock:
-            change = kv.plan_delete(batch) if writes[0].kind == "delete" else kv.plan_upsert(batch, base)
+        batch, deleted = join(rows), writes[0].kind == "delete"
         try:
+            with self._state_lock:
+                kv.require_change(batch, deleted=deleted)
+                change = kv.plan_delete(batch) if deleted else kv.plan_upsert(batch, base)
             bodies = self._changelog(writes, change)
         except LimitExceededError as e:
             if len(writes) == 1:
@@ -393,21 +395,42 @@ class Tablet:
             raise self._broken
         return self._log.writers
 
+    def require_change(self, write: PendingWrite) -> None:
+        """See `KvTablet.require_change`; the tablet says so again when the write's turn comes. What it has already, and
+        will answer as before, passes."""
+        if self._kv is not None and write.rows is not None:
+            with suppress(LakeheadError):
+                if self._log.writers.answer(write.body.stamp, write.content) is not None:
+                    return
+            with self._state_lock:
+                self._kv.require_change(write.rows, deleted=write.kind == "delete")
+
     def lookup(self, keys: pa.RecordBatch) -> tuple[pa.RecordBatch, np.ndarray[tuple[int], np.dtype[np.int64]]]:
-        """Rows of the keys that exist, and each one's position in ``keys``."""
+        """Rows of the keys that exist, and each one's position in ``keys``.
+
+        Raises:
+            LimitExceededError: they are too many bytes; see `KvTablet.require_answer`.
+        """
         assert self._kv is not None
         with self._state_lock:
             slots = self._kv.find(keys)
+            self._kv.require_answer(slots)
             if (slots >= 0).all():
                 return self._kv.gather(slots), np.arange(len(slots))
             at = np.flatnonzero(slots >= 0)
             return self._kv.gather(slots[at]), at
 
     def prefix_lookup(self, prefixes: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows whose leading key columns equal one of these."""
+        """Rows whose leading key columns equal one of these.
+
+        Raises:
+            LimitExceededError: as `lookup`.
+        """
         assert self._kv is not None
         with self._state_lock:
-            return self._kv.gather(self._kv.prefix_find(prefixes))
+            slots = self._kv.prefix_find(prefixes)
+            self._kv.require_answer(slots)
+            return self._kv.gather(slots)
 
     def live_rows(
         self, columns: list[int]

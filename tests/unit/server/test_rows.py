@@ -94,14 +94,16 @@ def test_live_rows_look_freshly_written() -> None:
     assert found["__change_type"].to_pylist() == [1, 1, 1] and found["__timestamp"].null_count == 3
 
 
-def test_small_batches_are_joined_up_to_a_size() -> None:
+def test_small_batches_are_joined_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lakehead.server.rows._JOIN_ROWS_MAX", 6)
+
     def batches() -> Iterator[tuple[int, pa.RecordBatch]]:
         end = 0
         for size in [1, 2, 3, 10, 1, 0, 4]:
             end += size
             yield end, pa.record_batch([pa.array(range(end - size, end), pa.int64())], names=["n"])
 
-    found = list(coalesce(batches(), rows_max=6))
+    found = list(coalesce(batches()))
     assert [(end, b.num_rows) for end, b in found] == [(6, 6), (16, 10), (21, 5)]
     assert [n for _, b in found for n in b["n"].to_pylist()] == list(range(21))
     assert list(coalesce(iter([]))) == []
