@@ -114,6 +114,12 @@ def test_engines_have_one_owner(path: Path) -> None:
                 assert layer_of(path) in owners, f"{path}:{line}: only {sorted(owners)} may import {engine}"
 
 
+def test_batches_are_joined_in_one_place() -> None:
+    # Elsewhere nobody asks how many bytes they are, and 2 GiB of text are more than a batch holds.
+    joining = [p.name for p in MODULES if re.search(r"\b(concat_batches|sort_by)\(", p.read_text())]
+    assert [name for name in joining if not name.startswith("demo")] == ["joins.py"]
+
+
 @each(MODULES)
 def test_pure_cores_are_pure(path: Path) -> None:
     relative = path.relative_to(PACKAGE).as_posix()
