@@ -25,7 +25,7 @@ def con(tmp_path: Path) -> Iterator[lh.Connection]:
 
 def service(con: lh.Connection, **limits: Any) -> Any:
     found: Any = con._server
-    found._limits = dataclasses.replace(found._limits, **limits)
+    found._limits = found._writers._limits = dataclasses.replace(found._limits, **limits)
     return found
 
 
