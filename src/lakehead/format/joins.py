@@ -104,6 +104,20 @@ def within_bytes(sizes: Numbers, bytes_max: int | None = None) -> Iterator[tuple
         start = end
 
 
+def largest(array: pa.Array) -> int:
+    """About how many bytes the largest value takes; next to nothing to know of texts and binaries."""
+    if len(array) == 0:
+        return 0
+    t = array.type
+    large = pa.types.is_large_string(t) or pa.types.is_large_binary(t)
+    if large or pa.types.is_string(t) or pa.types.is_binary(t):
+        stored = np.frombuffer(array.buffers()[1], np.int64 if large else np.int32)
+        ends = stored[array.offset : array.offset + len(array) + 1]
+        return int(np.diff(ends).max()) + 9
+    at = np.arange(len(array))
+    return int(range_bytes(array, at, at + 1).max())
+
+
 def range_bytes(array: pa.Array, starts: Numbers, ends: Numbers) -> Numbers:
     """About how many bytes the values ``[starts[i], ends[i])`` of an array take, for each i."""
     t = array.type

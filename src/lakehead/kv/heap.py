@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lakehead.format.joins import range_bytes
+from lakehead.format.joins import largest, range_bytes
 from lakehead.kv.keys import fixed_bytes
 
 Slots = npt.NDArray[np.int64]
@@ -172,8 +172,7 @@ class ChunkedColumn:
         return out
 
     def _append(self, values: pa.Array) -> Slots:
-        at = np.arange(len(values))
-        self.bytes_max = max(self.bytes_max, int(range_bytes(values, at, at + 1).max(initial=0)))
+        self.bytes_max = max(self.bytes_max, largest(values))
         base = self._next
         self._chunks.append(values)
         self._bases.append(base)

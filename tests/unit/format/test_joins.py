@@ -56,6 +56,10 @@ def require_small(batches: list[pa.RecordBatch]) -> None:
 def test_sizes_of_rows_add_up_to_the_size_of_the_batch(seed: int) -> None:
     batch = random_batch(200, random.Random(seed))
     assert 0.8 * batch.nbytes <= joins.row_bytes(batch).sum() <= 1.4 * batch.nbytes
+    at = np.arange(200)
+    for column in batch.columns:
+        sizes = joins.range_bytes(column, at, at + 1)
+        assert sizes.max() <= joins.largest(column) <= sizes.max() + 4 and joins.largest(column.slice(0, 0)) == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
