@@ -6,6 +6,7 @@ to the right remedy. Messages say what was wrong and what to do; they are not AP
     LakeheadError
       InvalidRequestError    1xxx  fix the call
       UnavailableError       2xxx  retry, or reach the service another way
+      OutcomeUnknownError    2004  ask before writing it again: it may have landed
       FencedError            3xxx  stop: a newer owner exists
       CorruptionError        4xxx  stop: restore or inspect the data
       CommitError            5xxx  a lake commit did not (knowingly) land
@@ -182,7 +183,7 @@ class UnavailableError(LakeheadError):
 
 
 class RequestTimeoutError(UnavailableError):
-    """No answer within the deadline; the outcome may be unknown."""
+    """No answer within the deadline. Of writes this is `OutcomeUnknownError`."""
 
     code = 2001
 
@@ -197,6 +198,13 @@ class StorageError(UnavailableError):
     """The disk refused an operation (full, read-only, no permission); ``context`` names the path."""
 
     code = 2003
+
+
+class OutcomeUnknownError(LakeheadError):
+    """Whether a write landed is not known; ask (read, or resume the named writer) before writing it again."""
+
+    code = 2004
+    exit_code = 3
 
 
 class FencedError(LakeheadError):

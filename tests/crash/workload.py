@@ -129,7 +129,7 @@ class Actor(threading.Thread):
                 self.gate.leave()
 
 
-UNKNOWN = (lh.UnavailableError, lh.ClosedError)
+UNKNOWN = (lh.UnavailableError, lh.OutcomeUnknownError, lh.ClosedError)
 """What a call on a server that dies or stops may raise; the write may have landed or not."""
 
 

@@ -25,7 +25,7 @@ from lakehead.client.table import TableClient
 from lakehead.client.writer import PreparedWrite, WriteKind
 from lakehead.config import LakeConfig, Limits, TableProperties
 from lakehead.env import SystemRandomness
-from lakehead.errors import StorageError
+from lakehead.errors import OutcomeUnknownError, StorageError
 from lakehead.format.schema import validate_definition
 from lakehead.lake.files import LakeWriteSpec, write_data_files
 from lakehead.lake.rowdelta import RowDelta, to_data_file
@@ -211,7 +211,7 @@ class Deployed(RuleBasedStateMachine):
         try:
             write()
             acknowledged = True
-        except StorageError:
+        except (StorageError, OutcomeUnknownError):
             acknowledged = False
         self.power_cut(torn_bytes)
         return acknowledged

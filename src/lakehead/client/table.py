@@ -99,7 +99,8 @@ class TableClient:
             except LakeheadError as e:
                 if isinstance(e, SchemaMismatchError):
                     check_valid(batch.columns, batch.schema, f"rows for {self.desc.path}")  # names the row
-                raise type(e)(e.message, **{**e.context, "rows_acknowledged": done}) from e
+                before = f" (the {done:,} rows before are written)" if done else ""
+                raise type(e)(e.message + before, **{**e.context, "rows_acknowledged": done}) from e
             done += batch.num_rows
         with self._lock:
             self._writers.append(writer)

@@ -13,7 +13,15 @@ import pyarrow as pa
 
 from lakehead.client.routing import route
 from lakehead.env.clock import Clock
-from lakehead.errors import ClosedError, LakeheadError, LimitExceededError, RequestTimeoutError, UnavailableError
+from lakehead.errors import (
+    ClosedError,
+    FencedError,
+    LakeheadError,
+    LimitExceededError,
+    OutcomeUnknownError,
+    RequestTimeoutError,
+    UnavailableError,
+)
 from lakehead.format.bucketing import unkeyed_bucket
 from lakehead.format.frame import TABLETS_MAX, WriterStamp, encode_body
 from lakehead.protocol.messages import CloseWriter, Endpoint, OpenWriter, TabletRef, Write, WriteReply, WriterReply
@@ -146,7 +154,8 @@ class BatchWriter:
         """Send until answered; returns each tablet's offsets ``[start, end)``, durable as the table promises.
 
         Raises:
-            RequestTimeoutError: the server could not be reached in time; whether the batch landed is not known.
+            OutcomeUnknownError: there was no answer in time; whether the batch landed, and in which tablets, is open.
+            WriterFencedError: a successor has taken over; its `acked_through` tells what landed.
             LakeheadError: the batch was refused; nothing of it was written.
         """
         self._failed, self.sent_again = True, False
@@ -175,23 +184,39 @@ class BatchWriter:
     def _call(self, write: PreparedWrite) -> WriteReply:
         deadline = self._clock.monotonic() + self._retry_seconds
         pause = _RETRY_FIRST_SECONDS
+        open_since: LakeheadError | None = None
         while True:
             try:
                 reply, _ = self._endpoint.call(write.request, write.bodies)
                 assert isinstance(reply, WriteReply)
                 return reply
-            except UnavailableError as e:
-                if self._clock.monotonic() + pause > deadline:
-                    raise self._timeout(e) from e
+            except FencedError:
+                raise
+            except LakeheadError as e:
+                open_since = open_since or (e if _leaves_open(e) else None)
+                again = isinstance(e, UnavailableError | OutcomeUnknownError)
+                if not again or self._clock.monotonic() + pause > deadline:
+                    # What a later attempt was refused for says nothing of an earlier one.
+                    if open_since is None:
+                        raise
+                    raise self._unknown(write, open_since) from e
                 self.sent_again = True
                 self._clock.sleep(pause)
                 pause = min(2 * pause, _RETRY_MAX_SECONDS)
 
-    def _timeout(self, e: UnavailableError) -> LakeheadError:
-        if type(e) is not UnavailableError:
-            return e
-        return RequestTimeoutError(
-            f"no answer to a write on {self._desc.path} within {self._retry_seconds:g} s; it may or may not have"
-            f" landed, sending it again through the same writer is safe: {e}",
-            table=str(self._desc.path),
+    def _unknown(self, write: PreparedWrite, e: LakeheadError) -> OutcomeUnknownError:
+        ask = (
+            "open the named writer again and send on from its last_sequence"
+            if self._epoch
+            else "look for its rows before you write it again, or use a named writer, whose successor is told"
         )
+        return OutcomeUnknownError(
+            f"a write on {self._desc.path} may or may not have landed: {ask} ({e})",
+            **{**e.context, "table": str(self._desc.path), "sequence": write.sequence},
+        )
+
+
+def _leaves_open(e: LakeheadError) -> bool:
+    """Whether a batch may have landed, in some of its tablets at least, in spite of this error."""
+    known = type(e) not in (UnavailableError, RequestTimeoutError, OutcomeUnknownError)
+    return not known or (e.retryable and "acknowledged" in e.context)

@@ -105,6 +105,7 @@ class LogTablet:
         self.last_timestamp_us = 0
         self._committed_by = CommittedBy()
         self.sync_failed = False
+        self.frames_written = 0
         self.checkpoint: Checkpoint | None = None
         storage.make_folder(folder)
         self._segments: list[Segment] = []
@@ -176,6 +177,7 @@ class LogTablet:
             results.append((at, at + body.row_count))
             at += body.row_count
         segment.append(frames)
+        self.frames_written += len(frames)
         self.last_timestamp_us = timestamp
         for body, (start, end), content in zip(bodies, results, contents, strict=True):
             self.writers.note(body.stamp, start, end, content)

@@ -25,6 +25,7 @@ from lakehead.errors import (
     LimitExceededError,
     NoLakeError,
     NullKeyError,
+    OutcomeUnknownError,
     OverloadedError,
     SchemaMismatchError,
     TableExistsError,
@@ -358,6 +359,7 @@ class Service:
                 errors.append(e)
             else:
                 written.append(f"{tablet.key}: {offsets[-1]}")
+        errors.sort(key=lambda e: not isinstance(e, OutcomeUnknownError))
         if errors and written:
             first, done = errors[0], "; ".join(written)
             context = {**first.context, "acknowledged": done}

@@ -23,6 +23,7 @@ from lakehead.errors import (
     LakeheadError,
     LimitExceededError,
     OffsetOutOfRangeError,
+    OutcomeUnknownError,
     StorageError,
 )
 from lakehead.format.frame import UNKNOWN_CONTENT, Content, Frame, FrameBody, encode_body
@@ -58,6 +59,7 @@ class PendingWrite:
         """Offsets ``[start, end)`` of the write, once it is durable as the table promises.
 
         Raises:
+            OutcomeUnknownError: it may have been applied.
             LakeheadError: the write was refused; nothing of it was applied.
         """
         self.done.wait()
@@ -301,15 +303,28 @@ class Tablet:
     def _broken_by_failure(self) -> Iterator[None]:
         """Close the tablet for writing when what is in the log could not be made durable and visible: after a failed
         fdatasync the kernel may have dropped the pages, and only a restart can tell what is on disk. A disk that
-        refused an append has changed nothing."""
+        refused an append has changed nothing.
+
+        Raises:
+            StorageError: nothing of what was to be written is in the log.
+            OutcomeUnknownError: it may be.
+        """
+        written = self._log.frames_written
         try:
             yield
         except BaseException as e:
-            if isinstance(e, FencedError) or (isinstance(e, StorageError) and not self._log.sync_failed):
+            refused = isinstance(e, StorageError) and self._log.frames_written == written
+            if isinstance(e, FencedError) or (refused and not self._log.sync_failed):
                 raise
             reason = f"tablet {self.key} takes no more writes after a failure; restart the server: {e}"
             self._broken = StorageError(reason, tablet=str(self.key))
-            raise self._broken from e
+            if refused:
+                raise self._broken from e
+            raise OutcomeUnknownError(
+                f"{reason}. Whether this write is on the disk is known after that: sent again through the same writer"
+                " it lands once, else look for its rows first",
+                tablet=str(self.key),
+            ) from e
 
     # ---- read -------------------------------------------------------------------------------------------------
 

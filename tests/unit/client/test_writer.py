@@ -13,9 +13,13 @@ from lakehead.errors import (
     ClosedError,
     LimitExceededError,
     NullKeyError,
+    OutcomeUnknownError,
+    OverloadedError,
     RequestTimeoutError,
+    SequenceGapError,
     StorageError,
     UnavailableError,
+    WriterFencedError,
 )
 from lakehead.format.frame import FrameBody, decode_body
 from lakehead.protocol import messages as m
@@ -101,7 +105,15 @@ def test_a_batch_is_sent_again_with_the_same_bytes_until_it_is_answered() -> Non
 
 
 @pytest.mark.parametrize(
-    ("error", "raised"), [(UnavailableError("down"), RequestTimeoutError), (StorageError("disk is full"), StorageError)]
+    ("error", "raised"),
+    [
+        (UnavailableError("down"), OutcomeUnknownError),
+        (RequestTimeoutError("silence"), OutcomeUnknownError),
+        (OutcomeUnknownError("a sync failed"), OutcomeUnknownError),
+        (StorageError("disk is full"), StorageError),
+        (StorageError("disk is full", acknowledged="/1: (0, 3)"), OutcomeUnknownError),
+        (OverloadedError("enough to do"), OverloadedError),
+    ],
 )
 def test_it_gives_up_at_the_deadline(error: Exception, raised: type[Exception]) -> None:
     endpoint, clock = Answers(), ManualClock()
@@ -112,6 +124,34 @@ def test_it_gives_up_at_the_deadline(error: Exception, raised: type[Exception]) 
     assert 3 < clock.now <= 5 and w.failed
     with pytest.raises(ClosedError, match="last_sequence"):
         w.prepare("append", rows(2))
+
+
+@pytest.mark.parametrize(
+    "later",
+    [StorageError("disk is full"), SequenceGapError("forgotten"), ClosedError("closed"), OverloadedError("busy")],
+)
+def test_a_later_refusal_says_nothing_of_an_earlier_attempt(later: Exception) -> None:
+    endpoint = Answers()
+    endpoint.fail = lambda attempt: UnavailableError("the connection broke") if attempt == 1 else later
+    w = writer(endpoint, ManualClock())
+    with pytest.raises(OutcomeUnknownError, match=r"may or may not.*the connection broke") as unknown:
+        w.send(w.prepare("append", rows(1)))
+    assert not unknown.value.retryable and unknown.value.context["sequence"] == 0 and unknown.value.__cause__ is later
+
+
+def test_a_fenced_writer_is_told_to_stop_whatever_came_before() -> None:
+    endpoint = Answers()
+    endpoint.fail = lambda attempt: UnavailableError("down") if attempt == 1 else WriterFencedError("taken over")
+    w = writer(endpoint, ManualClock())
+    with pytest.raises(WriterFencedError):
+        w.send(w.prepare("append", rows(1)))
+
+
+def test_an_outcome_that_was_unknown_is_resolved_by_sending_again() -> None:
+    endpoint = Answers()
+    endpoint.fail = lambda attempt: [OutcomeUnknownError("?"), StorageError("restarting"), None][attempt - 1]
+    w = writer(endpoint, ManualClock())
+    assert len(w.send(w.prepare("append", rows(1)))) == 1 and w.sent_again and not w.failed
 
 
 def test_a_refused_batch_is_not_sent_again() -> None:

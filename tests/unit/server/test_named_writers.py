@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from lakehead.client.table import TableClient
 from lakehead.client.writer import BatchWriter, WriteKind, writer_bytes
 from lakehead.config import Limits
 from lakehead.env import SystemClock
 from lakehead.env.randomness import SeededRandomness
 from lakehead.errors import (
     InvalidRequestError,
+    OutcomeUnknownError,
     SequenceConflictError,
     StorageError,
-    UnavailableError,
     WriterFencedError,
 )
 from lakehead.format.frame import WriterStamp, encode_body
@@ -123,7 +124,7 @@ def test_a_batch_that_landed_in_part_is_sent_again_and_completed(deployment: Dep
     first = deployment.writer(desc)
     send(first, batch(*EVERYWHERE, v="before"))
     deployment.refuse(2)
-    with pytest.raises(StorageError, match="other tablets have their part"):
+    with pytest.raises(OutcomeUnknownError, match="other tablets have their part"):
         send(first, batch(*EVERYWHERE, v="in part"))
     deployment.storage.before = None
     if restart:
@@ -156,7 +157,7 @@ def test_other_data_under_a_number_that_landed_in_part_is_refused_whole(
     desc = deployment.table()
     first = deployment.writer(desc)
     deployment.refuse(2)
-    with pytest.raises(StorageError):
+    with pytest.raises(OutcomeUnknownError):
         send(first, batch(*EVERYWHERE))
     deployment.storage.before = None
     if restart:
@@ -176,7 +177,7 @@ def test_rows_that_go_to_tablets_that_have_nothing_of_the_batch_conflict_too(dep
     here, there = next((a, b) for a in buckets for b in buckets if buckets[a] != buckets[b])
     first = deployment.writer(desc)
     deployment.refuse(buckets[there])
-    with pytest.raises(StorageError):
+    with pytest.raises(OutcomeUnknownError):
         send(first, batch(here, there, v="in part"))
     deployment.storage.before = None
     with pytest.raises(SequenceConflictError):
@@ -278,7 +279,7 @@ def test_a_successor_is_told_nothing_by_a_tablet_that_does_not_know_what_is_on_d
     desc = deployment.table(buckets=1)
     first = deployment.writer(desc)
     deployment.storage.sync_fails = True
-    with pytest.raises(UnavailableError):
+    with pytest.raises(OutcomeUnknownError):
         send(first, batch(1))
     with pytest.raises(StorageError, match="restart"):
         deployment.writer(desc)
@@ -288,6 +289,46 @@ def test_a_successor_is_told_nothing_by_a_tablet_that_does_not_know_what_is_on_d
     for n in range(second.acked_through + 1, 2):
         send(second, batch(n + 1))
     assert deployment.rows(desc) == [(1, "x"), (2, "x")]
+
+
+class Restarting:
+    """An endpoint whose server is started anew after each answer that it does not know what became of a write."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self.restarts = 0
+
+    def call(self, request: m.Request, attachments: Sequence[pa.Buffer] = ()) -> tuple[m.AnyReply, list[pa.Buffer]]:
+        try:
+            return self._deployment.service.call(request, attachments)
+        except OutcomeUnknownError:
+            self._deployment.storage.sync_fails = False
+            self._deployment.restart()
+            self.restarts += 1
+            raise
+
+    def stream(self, request: m.Request) -> m.Stream:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        return
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("buckets", [1, BUCKETS])
+def test_a_write_whose_outcome_was_unknown_lands_once_when_its_writer_sends_it_again(
+    deployment: Deployment, named: bool, buckets: int
+) -> None:
+    desc, endpoint = deployment.table(buckets=buckets), Restarting(deployment)
+    client = TableClient(desc, endpoint, deployment.clock, SeededRandomness(2))
+    writer = client.named_writer("etl") if named else client.anonymous_writer()
+    for n in range(3):
+        deployment.storage.sync_fails = n == 1
+        send(writer, batch(*range(40 * n, 40 * n + 40)))
+    assert endpoint.restarts == 1
+    assert [k for k, _ in deployment.rows(desc)] == list(range(120))
+    client.write("delete", pa.Table.from_batches([keys_of(batch(*range(119)))]))
+    assert len(deployment.rows(desc)) == 120 + 119
 
 
 def test_parts_of_different_batches_are_no_write(deployment: Deployment) -> None:

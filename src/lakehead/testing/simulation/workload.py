@@ -18,6 +18,7 @@ from lakehead.errors import (
     CorruptionError,
     LakeheadError,
     OffsetOutOfRangeError,
+    OutcomeUnknownError,
     SequenceGapError,
     TieringFencedError,
     UnavailableError,
@@ -62,7 +63,8 @@ class Actor:
     def expected(self) -> tuple[type[LakeheadError], ...]:
         """What may go wrong at any time, and is to be tried again."""
         damaged = self.deployment.damaged is not None
-        return (UnavailableError, ClosedError, CorruptionError) if damaged else (UnavailableError, ClosedError)
+        always = (UnavailableError, OutcomeUnknownError, ClosedError)
+        return (*always, CorruptionError) if damaged else always
 
     def lossy(self) -> bool:
         """Whether acknowledged rows may have been lost, as ``durability="os"`` allows."""
