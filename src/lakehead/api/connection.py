@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from lakehead.api.display import Displayed
 from lakehead.api.embedded import host_folder
 from lakehead.api.lake import TieringResult
 from lakehead.api.table import Table
@@ -73,6 +74,8 @@ def connect(
         UnavailableError: no server answers.
     """
     text = os.fspath(target) if isinstance(target, str | os.PathLike) else None
+    if text == ":memory:":
+        raise InvalidUriError("':memory:' is no folder, and rows are kept in one: give tempfile.mkdtemp()")
     if not isinstance(text, str) or not text:
         raise InvalidUriError(f"cannot connect to {target!r}: give a folder or 'lakehead://host:port'")
     if "://" in text:
@@ -151,7 +154,7 @@ def _attach(folder: str) -> Connection | None:
     return Connection(endpoint, note["uri"], None)
 
 
-class Connection:
+class Connection(Displayed):
     """A connection to Lakehead. Thread-safe; also a context manager.
 
     Attributes:
@@ -172,8 +175,13 @@ class Connection:
         self._sql: SqlEngine | None = None
         _connections.add(self)
 
-    def __repr__(self) -> str:
-        return f"Connection({self.uri!r})"
+    def _facts(self) -> Mapping[str, object]:
+        forked = self._pid != os.getpid()
+        return {
+            "uri": repr(self.uri),
+            "serves": None if self._folder is None else repr(self._folder),
+            "state": "closed by a fork" if forked else "closed" if self._door.closed else "open",
+        }
 
     @property
     def _endpoint(self) -> m.Endpoint:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from lakehead.api.display import Displayed
 from lakehead.client.table import TableClient
 from lakehead.config import parse_duration_ms
 from lakehead.errors import LakeheadError, NoLakeError
@@ -30,8 +31,8 @@ _ORPHANS_SCHEMA = pa.schema(
 )
 
 
-@dataclass(frozen=True)
-class TieringResult:
+@dataclass(frozen=True, repr=False)
+class TieringResult(Displayed):
     """What one tiering round did.
 
     Attributes:
@@ -48,17 +49,24 @@ class TieringResult:
     files: int
     offsets: Mapping[TabletId, int]
 
+    def _facts(self) -> Mapping[str, object]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
 
 def no_lake(desc: TableDescriptor) -> NoLakeError:
     """The error for lake calls on a table without one."""
     return NoLakeError(f"table {desc.path} has no lake: create it with lake='iceberg'", table=str(desc.path))
 
 
-class TableLake:
+class TableLake(Displayed):
     """The Iceberg table behind a table, as of each call."""
 
     def __init__(self, client: TableClient) -> None:
         self._client = client
+
+    def _facts(self) -> Mapping[str, object]:
+        desc = self._client.desc
+        return {"table": repr(str(desc.path)), "format": desc.lake, "freshness": desc.properties.to_user()["freshness"]}
 
     @property
     def metadata_location(self) -> str:

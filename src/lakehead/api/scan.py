@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import datetime as dt
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakehead.api.display import Displayed
 from lakehead.api.subscription import chosen_columns
 from lakehead.client.table import TableClient
 from lakehead.errors import InvalidRequestError
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     import polars
 
 
-class Scan:
+class Scan(Displayed):
     """Rows of a table as of the moment the scan was made; may be read any number of times.
 
     Order: offset order within a tablet, lake rows before hot rows; none across tablets.
@@ -32,7 +34,7 @@ class Scan:
         columns: Sequence[str] | None,
         where: str | pc.Expression | None,
         tier: Literal["union", "hot", "lake"],
-        snapshot: int | None,
+        snapshot: int | dt.datetime | None,
         limit: int | None,
         system_columns: bool,
     ) -> None:
@@ -41,7 +43,12 @@ class Scan:
             raise InvalidRequestError(f"tier={tier!r}: use 'union', 'hot' or 'lake'")
         if limit is not None and (not isinstance(limit, int) or limit < 0):
             raise InvalidRequestError(f"limit={limit!r} must be a whole number that is not negative")
+        if snapshot is not None and (isinstance(snapshot, bool) or not isinstance(snapshot, int | dt.datetime)):
+            raise InvalidRequestError(f"snapshot={snapshot!r}: give the id of a lake snapshot, or a datetime")
         predicate = None if where is None else parse_predicate(where, client.desc.schema)
+        self._where = where
+        self._tier = "lake" if snapshot is not None else tier
+        self._client = client
         self._read = UnionRead(
             client,
             pin(client, tier=tier, snapshot=snapshot),
@@ -50,6 +57,18 @@ class Scan:
             limit=limit,
             system_columns=system_columns,
         )
+
+    def _facts(self) -> Mapping[str, object]:
+        pinned = self._read.pinned
+        return {
+            "table": repr(str(self._client.desc.path)),
+            "columns": self.schema.names,
+            "where": None if self._where is None else str(self._where),
+            "tier": self._tier,
+            "lake_snapshot": pinned.lake.snapshot_id if pinned.lake is not None else None,
+            "log_records": sum(end - start for start, end in pinned.ranges.values()) if pinned.ranges else None,
+            "connection": None if self._client.open else "closed",
+        }
 
     @property
     def schema(self) -> pa.Schema:

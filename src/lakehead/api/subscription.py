@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakehead.api.display import Displayed
 from lakehead.client.table import TableClient
 from lakehead.errors import ColumnNotFoundError, InvalidRequestError, LakeStateError, OffsetOutOfRangeError
 from lakehead.format.predicate import Predicate, parse_predicate
@@ -35,8 +36,8 @@ from lakehead.types import (
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
-@dataclass(frozen=True)
-class Batch:
+@dataclass(frozen=True, repr=False)
+class Batch(Displayed):
     """Rows of one tablet, in offset order.
 
     Attributes:
@@ -51,8 +52,11 @@ class Batch:
     tablet: TabletId
     end_offset: int | None
 
+    def _facts(self) -> Mapping[str, object]:
+        return {"rows": self.rows.num_rows, "tablet": self.tablet, "end_offset": self.end_offset}
 
-class Subscription:
+
+class Subscription(Displayed):
     """An iterator of `Batch`. Iterate in one thread; `close` from any thread ends the iteration."""
 
     def __init__(self, desc: TableDescriptor, stream: Stream) -> None:
@@ -60,6 +64,9 @@ class Subscription:
         self._stream = stream
         self._items: Iterator[tuple[StreamHeader, pa.RecordBatch]] = iter(stream)
         self._tablets: dict[TabletKey, TabletId] = {}
+
+    def _facts(self) -> Mapping[str, object]:
+        return {"table": repr(str(self._desc.path)), "columns": self._stream.schema.names}
 
     def __iter__(self) -> Iterator[Batch]:
         return self

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakehead.api.display import Displayed
 from lakehead.api.lake import TableLake, TieringResult, no_lake
 from lakehead.api.scan import Scan
 from lakehead.api.status import status_table
@@ -17,14 +18,15 @@ from lakehead.api.subscription import Subscription, subscribe
 from lakehead.api.writer import Writer
 from lakehead.client.table import TableClient, slices
 from lakehead.errors import ColumnNotFoundError, InvalidRequestError, SchemaMismatchError, WrongTableKindError
-from lakehead.format.rows import conform, to_arrow_table, to_key_table
+from lakehead.format.rows import conform, filled, to_arrow_table, to_key_table
 from lakehead.format.values import check_partition_values
 from lakehead.types import TableDescriptor, TabletId
 
 
-@dataclass(frozen=True)
-class WriteResult:
-    """What a write did: rows taken, and per tablet the offsets ``[start, end)`` between which they lie.
+@dataclass(frozen=True, repr=False)
+class WriteResult(Displayed):
+    """What a write did: rows taken (of a delete, rows that existed), and per tablet the offsets ``[start, end)``
+    between which its records lie.
 
     A log tablet's rows fill the range unless another writer wrote at the same time; a keyed tablet's range holds the
     changelog records, of which an update makes two.
@@ -33,15 +35,28 @@ class WriteResult:
     rows: int
     offsets: Mapping[TabletId, tuple[int, int]]
 
+    def _facts(self) -> Mapping[str, object]:
+        return {"rows": self.rows, "offsets": self.offsets}
 
-class Table:
+
+class Table(Displayed):
     """A table of a connection. Thread-safe."""
 
     def __init__(self, client: TableClient) -> None:
         self._client = client
 
-    def __repr__(self) -> str:
-        return f"Table({self.name!r})"
+    def _facts(self) -> Mapping[str, object]:
+        desc = self._desc
+        return {
+            "name": repr(self.name),
+            "kind": "primary-key" if desc.keyed else "log",
+            "columns": desc.schema.names,
+            "primary_key": list(desc.primary_key),
+            "partition_by": list(desc.partition_by),
+            "buckets": desc.buckets,
+            "lake": desc.lake,
+            "connection": None if self._client.open else "closed",
+        }
 
     @property
     def _desc(self) -> TableDescriptor:
@@ -98,8 +113,9 @@ class Table:
         """Append rows to a log table; returns when they are acknowledged, durable as the table promises.
 
         Args:
-            data: anything with Arrow's C interface (pyarrow, pandas, Polars, DuckDB), or a list of dicts; it holds all
-                columns, in any order.
+            data: anything with Arrow's C interface (pyarrow, pandas, Polars, DuckDB), a list of dicts, a list of
+                tables or batches, a dataset, or an iterator of any of these, which is read to its end. Columns in any
+                order; those that may be null may be missing, from single dicts too.
 
         Raises:
             WrongTableKindError: the table has a primary key: upsert.
@@ -123,18 +139,28 @@ class Table:
         return self._write("upsert", rows_for_upsert(self._desc, data, columns))
 
     def delete(self, keys: object) -> WriteResult:
-        """Delete rows by primary key; keys that do not exist are ignored.
+        """Delete rows by primary key; keys that do not exist are ignored. ``rows`` of the result is how many existed.
 
         Args:
-            keys: rows that hold at least the primary key columns; plain values when the key is one column.
+            keys: rows that hold at least the primary key columns, or tuples of them; plain values when the key is one
+                column.
         """
         self._require(keyed=True, verb="delete", use=None)
+        first = self._desc.schema.field(self._desc.primary_key[0]).type
+        if isinstance(keys, str) and not (pa.types.is_string(first) or pa.types.is_large_string(first)):
+            raise SchemaMismatchError(
+                f"delete() of {self.name} takes keys, not a condition such as {keys!r}: find the keys with"
+                f" scan(columns={list(self._desc.primary_key)}, where=...)"
+            )
         return self._write("delete", rows_for_delete(self._desc, keys))
 
     def _write(self, kind: Literal["append", "upsert", "delete"], rows: pa.Table) -> WriteResult:
         if rows.num_rows == 0:
             return WriteResult(0, {})
-        return write_result(self._desc, rows.num_rows, self._client.write(kind, rows))
+        parts = self._client.write(kind, rows)
+        # The records of a delete are the rows that it took away.
+        changed = sum(end - start for _, (start, end) in parts) if kind == "delete" else rows.num_rows
+        return write_result(self._desc, changed, parts)
 
     def _require(self, *, keyed: bool, verb: str, use: str | None) -> None:
         if self._desc.keyed != keyed:
@@ -155,7 +181,8 @@ class Table:
         """Rows of these keys, in the order asked; keys that do not exist are left out.
 
         Args:
-            keys: a table or list of dicts of the primary key columns, or a list of values when the key is one column.
+            keys: a table, a list of dicts or a list of tuples of the primary key columns, or a list of values when the
+                key is one column.
         """
         self._require(keyed=True, verb="look up", use="scan")
         what = f"keys of {self.name}"
@@ -165,11 +192,8 @@ class Table:
 
     def get(self, key: object) -> dict[str, Any] | None:
         """One row as a dict, or None. ``key``: a value, a tuple in key order, or a dict."""
-        names = self._desc.primary_key
-        if isinstance(key, tuple):
-            if len(key) != len(names):
-                raise SchemaMismatchError(f"the key of {self.name} has {len(names)} columns {list(names)}, got {key!r}")
-            key = dict(zip(names, key, strict=True))
+        if isinstance(key, list | set | range):
+            raise SchemaMismatchError(f"get() of {self.name} takes one key, {key!r} may be several: use lookup()")
         rows = self.lookup([key])
         try:
             return rows.to_pylist()[0] if rows.num_rows else None
@@ -207,7 +231,7 @@ class Table:
         where: str | pc.Expression | None = None,
         *,
         tier: Literal["union", "hot", "lake"] = "union",
-        snapshot: int | None = None,
+        snapshot: int | dt.datetime | None = None,
         limit: int | None = None,
         system_columns: bool = False,
     ) -> Scan:
@@ -218,7 +242,7 @@ class Table:
             where: SQL text or a `pyarrow.compute.Expression`; pushed into both tiers, applied exactly.
             tier: ``"union"``: lake and log joined at one offset; ``"lake"``: what the lake holds; ``"hot"``: what it
                 does not hold yet.
-            snapshot: read the lake alone, as of this lake snapshot.
+            snapshot: read the lake alone, as of this lake snapshot, or as of a time with a zone.
             limit: at most so many rows, any.
             system_columns: add ``__bucket``, ``__offset`` and ``__timestamp``.
 
@@ -286,7 +310,9 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
 def rows_for_append(desc: TableDescriptor, data: object) -> pa.Table:
     """User's rows as the table's columns; see `Table.append` for errors."""
     what = f"rows for {desc.path}"
-    table = conform(to_arrow_table(data, desc.schema, what=what), desc.schema, columns_required=None, what=what)
+    required = [f.name for f in desc.schema if not f.nullable]
+    given = to_arrow_table(data, desc.schema, what=what, fill=True)
+    table = filled(conform(given, desc.schema, columns_required=required, what=what), desc.schema)
     return _in_partitions(desc, table, what)
 
 

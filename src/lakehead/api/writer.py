@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 import pyarrow as pa
 
+from lakehead.api.display import Displayed
 from lakehead.client.writer import BatchWriter, WriteKind
 from lakehead.config import Limits
 from lakehead.errors import ClosedError, LakeheadError, WrongTableKindError
@@ -18,7 +19,7 @@ from lakehead.types import TableDescriptor
 _REQUEST_ROWS_MAX = 1 << 16
 
 
-class Writer:
+class Writer(Displayed):
     """Writes batches to one table in the background, in the order given. One thread at a time; a context manager.
 
     A call returns once the batch is checked and queued, and waits while the writer holds `Limits.writer_batches_max`
@@ -40,6 +41,14 @@ class Writer:
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="lakehead-writer", daemon=True)
         self._thread.start()
+
+    def _facts(self) -> Mapping[str, object]:
+        return {
+            "table": repr(str(self._desc.path)),
+            "named": self._named,
+            "unacknowledged": self._unacknowledged,
+            "state": "closed" if self._closed else None,
+        }
 
     def append(self, data: object) -> None:
         """Queue rows for a log table; see `Table.append` for what is accepted and refused."""

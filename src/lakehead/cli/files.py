@@ -5,19 +5,21 @@ when they come from standard input. Columns of self-describing formats keep thei
 them); CSV and JSON values are read as the table's types:
 
     CSV         the first line names the columns; an empty unquoted field is null, ``""`` an empty text
-    JSON lines  one object a line; all with the same keys, so that "not given" and null cannot be confused
+    JSON lines  one object a line; keys that a line lacks are null when rows are appended, else all lines have the same,
+                so that "not given" and null cannot be confused
     both        times in ISO 8601, binary values in hexadecimal; nested columns in JSON alone
 """
 
 from __future__ import annotations
 
 import functools
+import glob
 import gzip
 import io
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -63,7 +65,12 @@ class Source:
 
 @contextmanager
 def open_source(
-    path: str | None, schema: pa.Schema, *, file_format: str | None = None, null: str | None = None
+    path: str | None,
+    schema: pa.Schema,
+    *,
+    file_format: str | None = None,
+    null: str | None = None,
+    same_keys: bool = True,
 ) -> Iterator[Source]:
     """Open an input for the time of a ``with``.
 
@@ -72,6 +79,7 @@ def open_source(
         schema: the table's columns.
         file_format: one of `FORMATS`; by default told by the extension, or by the first bytes.
         null: a further text that stands for null in CSV, such as ``"NA"``.
+        same_keys: refuse JSON lines that differ in their keys.
 
     Raises:
         InvalidFileError: the input cannot be opened or is not in that format; while it is read, too.
@@ -84,12 +92,41 @@ def open_source(
         with _readable(name):
             stream = io.BufferedReader(gzip.GzipFile(fileobj=raw)) if name.endswith(".gz") else raw
             kind = file_format or _kind(name, stream)
-            read = functools.partial(_READERS[kind], stream, schema=schema, null=null, seekable=not standard)
+            reader = functools.partial(_jsonl, same_keys=same_keys) if kind == "jsonl" else _READERS[kind]
+            read = functools.partial(reader, stream, schema=schema, null=null, seekable=not standard)
         position = (lambda: 0) if standard else raw.tell
         yield Source(_naming(read, name, kind), size, position)
     finally:
         if not standard:
             raw.close()
+
+
+def input_files(paths: Sequence[str]) -> list[str | None]:
+    """The files that these paths name, sorted within each: files, folders with all files of a known format below them,
+    and patterns such as ``day=*/*.parquet``. None, or no path at all, is standard input.
+
+    Raises:
+        InvalidFileError: one names nothing.
+    """
+    found: list[str | None] = []
+    for path in paths:
+        if path == "-":
+            found.append(None)
+        elif os.path.isdir(path):
+            below = sorted(os.path.join(at, name) for at, _, names in os.walk(path) for name in names)
+            some = [p for p in below if _extension(p) in _EXTENSIONS and not os.path.basename(p).startswith((".", "_"))]
+            if not some:
+                raise InvalidFileError(f"the folder {path} holds no file of a known format", path=path)
+            found += some
+        elif not os.path.exists(path) and (some := sorted(glob.glob(path, recursive=True))):
+            found += some
+        else:
+            found.append(path)
+    return found or [None]
+
+
+def _extension(path: str) -> str:
+    return os.path.splitext(path.lower().removesuffix(".gz"))[1]
 
 
 def _open(path: str) -> BinaryIO:
@@ -123,8 +160,7 @@ def _naming(read: Callable[[], Iterator[Any]], name: str, kind: str) -> Iterator
 
 
 def _kind(name: str, stream: Any) -> str:
-    extension = os.path.splitext(name.lower().removesuffix(".gz"))[1]
-    if extension in _EXTENSIONS:
+    if (extension := _extension(name)) in _EXTENSIONS:
         return _EXTENSIONS[extension]
     start = bytes(stream.peek(8)[:8])
     if start.startswith(b"PAR1"):
@@ -191,7 +227,9 @@ def _with_binary(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return batch
 
 
-def _jsonl(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) -> Iterator[list[dict[str, Any]]]:
+def _jsonl(
+    stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool, same_keys: bool = True
+) -> Iterator[list[dict[str, Any]]]:
     read = _line_reader(schema)
     lines = ((number, line) for number, line in enumerate(stream, 1) if not line.isspace())
     first: Mapping[str, Any] | None = None
@@ -199,7 +237,7 @@ def _jsonl(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) 
         rows = [read(number, line) for number, line in chunk]
         first = rows[0] if first is None else first
         for (number, _), row in zip(chunk, rows, strict=True):
-            if row.keys() != first.keys():
+            if same_keys and row.keys() != first.keys():
                 differing = ", ".join(sorted(row.keys() ^ first.keys()))
                 raise InvalidFileError(
                     f"line {number} and the first line differ in {differing}: give every line the same keys, null where"

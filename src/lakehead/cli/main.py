@@ -66,6 +66,7 @@ def options(
     """Options that come before the command; --uri and -o may follow it, too."""
     ctx.obj = Session(
         uri=uri or os.environ.get("LAKEHEAD_URI") or DEFAULT_URI,
+        uri_given=uri is not None,
         output=output or Output.text,
         config=config or os.environ.get("LAKEHEAD_CONFIG"),
         tls_ca=tls_ca,
@@ -100,6 +101,9 @@ def _outputs(arguments: Sequence[str]) -> set[str]:
 def _report(error: Exception, *, json: bool, debug: bool) -> int:
     context: dict[str, object] = {}
     kind = type(error).__name__
+    if kind == "NoArgsIsHelpError":  # a group of commands was named, and none of them
+        print(error)
+        return 0
     if isinstance(error, LakeheadError):
         code, message, exit_code = error.code, error.message, error.exit_code
         context = dict(error.context)
@@ -110,9 +114,6 @@ def _report(error: Exception, *, json: bool, debug: bool) -> int:
         text = str(error).strip()
         code, exit_code = LakeheadError.code, 1
         message = f"unexpected {kind}{': ' + text.splitlines()[0] if text else ''} (--debug shows where)"
-    if kind == "NoArgsIsHelpError":
-        print(error, file=sys.stderr)
-        return 2
     if debug:
         import traceback
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 TEXT_ROWS_MAX = 200
 _PIPE_WIDTH = 100_000
+_CELL_WIDTH_MIN = 12
 
 
 def write_line(text: str) -> None:
@@ -87,21 +88,40 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
     from rich.text import Text
 
     rows = [list(row) for row in rows]
+    terminal = sys.stdout.isatty()
+    widths = _widths(columns, rows, Console(file=sys.stdout).width) if terminal else [None] * len(columns)
     table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
     for i, name in enumerate(columns):
         values = [row[i] for row in rows if row[i] is not None]
         numeric = bool(values) and all(isinstance(v, int | float) for v in values)
-        table.add_column(Text(name), justify="right" if numeric else "left", no_wrap=not sys.stdout.isatty())
+        if i < len(widths):
+            table.add_column(Text(name), justify="right" if numeric else "left", no_wrap=True, width=widths[i])
     for row in rows:
-        table.add_row(*(Text(cell_text(v), style="dim" if v is None else "") for v in row))
-    if sys.stdout.isatty():
+        table.add_row(*(Text(cell_text(v), style="dim" if v is None else "") for v in row[: len(widths)]))
+    if terminal:
         Console(file=sys.stdout).print(table)
+        if left := columns[len(widths) :]:
+            write_line(f"{count_text(len(left), 'more column')}: {', '.join(left)}; -o json prints all")
         return
     console = Console(file=io.StringIO(), width=_PIPE_WIDTH)
     with console.capture() as captured:
         console.print(table)
     # Without the blanks that a terminal does not show.
     sys.stdout.writelines(line.rstrip() + "\n" for line in captured.get().splitlines() if line.strip())
+
+
+def _widths(columns: Sequence[str], rows: Sequence[Sequence[object]], terminal: int) -> list[int | None]:
+    """Of the columns that a terminal of this width has room for, the width of each; what is longer is cut off."""
+    natural = [
+        max([len(name), *(len(cell_text(row[i])) for row in rows[:TEXT_ROWS_MAX])]) for i, name in enumerate(columns)
+    ]
+    for cell in (*range(60, _CELL_WIDTH_MIN, -4), _CELL_WIDTH_MIN):
+        widths = [min(n, cell) for n in natural]
+        if sum(widths) + 3 * len(widths) <= terminal:
+            break
+    while len(widths) > 1 and sum(widths) + 3 * len(widths) > terminal:
+        widths.pop()
+    return [*widths]
 
 
 def write_arrow_table(table: pa.Table) -> None:

@@ -33,7 +33,10 @@ class FileFormat(StrEnum):
 
 
 TableArgument = Annotated[str, typer.Argument(metavar="TABLE", help="database.table")]
-FileArgument = Annotated[str | None, typer.Argument(metavar="[FILE]", help="Path; standard input when missing or -.")]
+FilesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[FILE]...", help="Files, folders or patterns; standard input when missing or -."),
+]
 FormatOption = Annotated[FileFormat | None, typer.Option("--format", "-f", help="Default: by extension or content.")]
 NullOption = Annotated[str | None, typer.Option("--null", help="A text that means null in CSV, such as NA.")]
 ColumnsOption = Annotated[str | None, typer.Option("--columns", help="Take only these columns, comma-separated.")]
@@ -50,56 +53,56 @@ def register(app: typer.Typer) -> None:
 def append(
     session: Session,
     table: TableArgument,
-    file: FileArgument = None,
+    files: FilesArgument = None,
     format: FormatOption = None,
     null: NullOption = None,
 ) -> None:
-    """Append the rows of a file to a log table.
+    """Append the rows of files to a log table.
 
     Parquet, CSV, JSON lines or Arrow. Rows are written batch by batch: an error names how many were written before it.
     """
-    _write(session, table, "append", file, format, null)
+    _write(session, table, "append", files, format, null)
 
 
 def upsert(
     session: Session,
     table: TableArgument,
-    file: FileArgument = None,
+    files: FilesArgument = None,
     columns: ColumnsOption = None,
     format: FormatOption = None,
     null: NullOption = None,
 ) -> None:
-    """Insert or update the rows of a file in a primary-key table.
+    """Insert or update the rows of files in a primary-key table.
 
-    Columns that the file lacks, or that --columns leaves out, keep their values.
+    Columns that a file lacks, or that --columns leaves out, keep their values.
     """
-    _write(session, table, "upsert", file, format, null, columns)
+    _write(session, table, "upsert", files, format, null, columns)
 
 
 def delete(
     session: Session,
     table: TableArgument,
-    file: FileArgument = None,
+    files: FilesArgument = None,
     format: FormatOption = None,
     null: NullOption = None,
 ) -> None:
-    """Delete rows of a primary-key table by the keys in a file.
+    """Delete rows of a primary-key table by the keys in files.
 
-    Other columns of the file do not matter, and keys that do not exist are ignored.
+    Other columns do not matter, and keys that do not exist are ignored.
     """
-    _write(session, table, "delete", file, format, null)
+    _write(session, table, "delete", files, format, null)
 
 
 def _write(
     session: Session,
     name: str,
     verb: str,
-    path: str | None,
+    paths: list[str] | None,
     file_format: FileFormat | None,
     null: str | None,
     columns: str | None = None,
 ) -> None:
-    from lakehead.cli.files import open_source
+    from lakehead.cli.files import input_files
 
     with session.connect() as con:
         table = con.table(name)
@@ -110,14 +113,25 @@ def _write(
                 f"cannot {verb} on {table.name}, a {'primary-key' if keyed else 'log'} table: use {use}",
                 table=table.name,
             )
-        kind = file_format.value if file_format else None
-        with open_source(path, table.schema, file_format=kind, null=null) as source, _progress(source, name) as shown:
-            rows = _send(table, verb, shown, columns)
+        batches = _batches(table, verb, input_files(paths or []), file_format, null)
+        rows = _send(table, verb, batches, columns)
     done = {"append": "appended to", "upsert": "upserted in", "delete": "deleted by key from"}[verb]
     if session.json:
         write_json({"table": table.name, "rows": rows})
     else:
         write_line(f"{count_text(rows, 'row')} {done} {table.name}")
+
+
+def _batches(
+    table: Table, verb: str, files: list[str | None], file_format: FileFormat | None, null: str | None
+) -> Iterator[Any]:
+    from lakehead.cli.files import open_source
+
+    kind = file_format.value if file_format else None
+    for path in files:
+        opened = open_source(path, table.schema, file_format=kind, null=null, same_keys=verb != "append")
+        with opened as source, _progress(source, path or table.name) as shown:
+            yield from shown
 
 
 def _send(table: Table, verb: str, batches: Iterator[Any], columns: str | None) -> int:

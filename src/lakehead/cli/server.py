@@ -11,6 +11,7 @@ import typer
 
 from lakehead.cli.output import write_json, write_line
 from lakehead.cli.session import ConfigOption, Session, command, read_text
+from lakehead.errors import InvalidRequestError
 
 
 def register(app: typer.Typer) -> None:
@@ -35,6 +36,8 @@ def server(
     from lakehead.api.embedded import serve
     from lakehead.config import load
 
+    if session.uri_given:
+        raise InvalidRequestError(f"--uri {session.uri} says where to connect: name the folder to serve with --data")
     path = config or session.config
     settings = load(read_text(path) if path else None, os.environ, {"listen": listen}, path or "")
     # Blocked before the first thread starts, so that all threads inherit it and only sigwait takes the signals.

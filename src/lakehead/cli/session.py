@@ -53,12 +53,14 @@ class Session:
 
     Attributes:
         uri: a data folder or ``lakehead://host:port``.
+        uri_given: it stands in the call.
         output: how results are printed.
         config: path of a TOML file; of it, a folder that this process serves takes ``[lake]``.
         tls_ca: PEM file of the authority that signed the server's certificate.
     """
 
     uri: str = DEFAULT_URI
+    uri_given: bool = False
     output: Output = Output.text
     config: str | None = None
     tls_ca: str | None = None
@@ -115,7 +117,8 @@ def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[_Command]
 
         def run(*, ctx: typer.Context, uri: str | None, output: Output | None, **values: Any) -> None:
             session: Session = ctx.find_root().obj
-            session = replace(session, uri=uri or session.uri, output=output or session.output)
+            given = session.uri_given or uri is not None
+            session = replace(session, uri=uri or session.uri, uri_given=given, output=output or session.output)
             with quiet_broken_pipe():
                 function(session, **values)
                 sys.stdout.flush()

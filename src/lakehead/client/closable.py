@@ -20,6 +20,7 @@ class ClosableEndpoint:
         self._streams: weakref.WeakSet[ClosableStream] = weakref.WeakSet()
         self._lock = threading.Lock()
         self.closed = False
+        self._reason = "the connection is closed: connect again"
 
     def call(self, request: Request, attachments: Sequence[pa.Buffer] = ()) -> tuple[AnyReply, list[pa.Buffer]]:
         self.require_open()
@@ -37,7 +38,7 @@ class ClosableEndpoint:
     def require_open(self) -> None:
         """Raises: ClosedError."""
         if self.closed:
-            raise ClosedError("the connection is closed: connect again")
+            raise ClosedError(self._reason)
 
     def close(self) -> None:
         """Refuse further calls and end all streams with `ClosedError`; what stands behind stays open."""
@@ -49,6 +50,7 @@ class ClosableEndpoint:
 
     def forget(self) -> None:
         """In a forked child: refuse everything, touch nothing that the parent uses."""
+        self._reason = "this connection was opened before the process was forked: connect again in the child"
         self.closed = True
 
 

@@ -59,6 +59,11 @@ class TableClient:
         except UnavailableError:
             return self._endpoint.call(request, attachments)
 
+    @property
+    def open(self) -> bool:
+        """Whether calls may succeed: its connection is not closed."""
+        return not getattr(self._endpoint, "closed", False)
+
     # ---- write ------------------------------------------------------------------------------------------------
 
     def write(self, kind: WriteKind, rows: pa.Table) -> list[tuple[TabletKey, tuple[int, int]]]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,23 +37,34 @@ _CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
-def to_arrow_table(data: object, schema: pa.Schema, *, what: str) -> pa.Table:
+def to_arrow_table(data: object, schema: pa.Schema, *, what: str, fill: bool = False) -> pa.Table:
     """An Arrow table of the data, with its own columns and order; `conform` must follow.
 
-    Takes a pa.Table, RecordBatch or RecordBatchReader, a pandas DataFrame (its index is dropped, NaN counts as
-    missing), anything with ``__arrow_c_stream__`` or ``__arrow_c_array__``, a list of dicts with the same keys, or one
-    dict as one row. Python values get the schema's types. Arrow data shares its buffers.
+    Takes a pa.Table, RecordBatch, RecordBatchReader or dataset, a pandas DataFrame (its index is dropped, NaN counts
+    as missing), anything with ``__arrow_c_stream__`` or ``__arrow_c_array__``, a list of dicts, one dict as one row, a
+    list of tables or batches, or an iterator of any of these, which is read to its end. Python values get the schema's
+    types. Arrow data shares its buffers.
 
     Args:
         data: the input.
         schema: the table's schema; used for the types of Python values.
         what: begins error messages, for example ``"append to shop.orders"``.
+        fill: take a key that a dict lacks, but another one has, as null; else dicts must have the same keys.
 
     Raises:
         SchemaMismatchError: the data has another form, or a Python value does not fit its column.
         ColumnNotFoundError: a dict or DataFrame has a column that the schema lacks.
     """
-    return _to_table(data, schema, what, allow_extra=False)
+    return _to_table(data, schema, what, allow_extra=False, fill=fill)
+
+
+def filled(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A conformed table with the columns that it lacks, which may be null, as nulls."""
+    if table.num_columns == len(schema):
+        return table
+    have = set(table.column_names)
+    nulls = {f.name: pa.chunked_array([pa.nulls(table.num_rows, f.type)]) for f in schema if f.name not in have}
+    return pa.Table.from_arrays([nulls.get(n) or table.column(n) for n in schema.names], schema=schema)
 
 
 def conform(
@@ -87,7 +98,8 @@ def to_key_table(keys: object, schema: pa.Schema, *, what: str, allow_extra: boo
     """The keys of a lookup or delete, with exactly the columns of ``schema``, in the order given.
 
     Args:
-        keys: as `to_arrow_table`; for a key of one column also one value, or a list, array or series of values.
+        keys: as `to_arrow_table`, or a list of tuples in key order; for a key of one column also one value, or a list,
+            array or series of values.
         schema: the key columns.
         what: begins error messages.
         allow_extra: drop other columns instead of refusing them.
@@ -96,13 +108,16 @@ def to_key_table(keys: object, schema: pa.Schema, *, what: str, allow_extra: boo
         ColumnNotFoundError, SchemaMismatchError, NullKeyError: as `conform`.
     """
     values = _key_values(keys)
+    if isinstance(values, list | tuple) and values and all(isinstance(v, tuple) for v in values):
+        keys, values = _from_tuples(values, schema, what), None
     if values is None:
         table = _to_table(keys, schema, what, allow_extra=allow_extra)
     elif len(schema) == 1:
         table = pa.table([_array_of(values, schema.field(0), what)], names=schema.names)
     else:
         raise SchemaMismatchError(
-            f"{what}: the key has {len(schema)} columns ({', '.join(schema.names)}): give dicts or a table with all"
+            f"{what}: the key has {len(schema)} columns ({', '.join(schema.names)}): give tuples in that order, dicts"
+            " or a table with all"
         )
     if allow_extra:
         known = set(schema.names)
@@ -113,13 +128,17 @@ def to_key_table(keys: object, schema: pa.Schema, *, what: str, allow_extra: boo
 # Any input to Arrow
 
 
-def _to_table(data: Any, schema: pa.Schema, what: str, *, allow_extra: bool) -> pa.Table:
+def _to_table(data: Any, schema: pa.Schema, what: str, *, allow_extra: bool, fill: bool = False) -> pa.Table:
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, dict):
         data = [data]
+    if isinstance(data, Iterator) and not hasattr(data, "__arrow_c_stream__"):
+        data = list(data)
     if isinstance(data, list | tuple):
-        return _from_dicts(data, schema, what, allow_extra=allow_extra)
+        if data and all(_is_tabular(part) for part in data):
+            return _joined([_to_table(part, schema, what, allow_extra=allow_extra) for part in data], what)
+        return _from_dicts(data, schema, what, allow_extra=allow_extra, fill=fill)
     if _is_pandas(data, "DataFrame"):
         return _from_pandas(data, schema, what, allow_extra=allow_extra)
     try:
@@ -127,6 +146,8 @@ def _to_table(data: Any, schema: pa.Schema, what: str, *, allow_extra: bool) -> 
             return pa.Table.from_batches([data])
         if isinstance(data, pa.RecordBatchReader):
             return data.read_all()
+        if _is_dataset(data):
+            return data.to_table()
         if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
             return pa.table(data)
     except _CONVERSION_ERRORS as e:
@@ -136,29 +157,61 @@ def _to_table(data: Any, schema: pa.Schema, what: str, *, allow_extra: bool) -> 
     )
 
 
+def _is_tabular(data: object) -> bool:
+    arrow = any(hasattr(data, f"__arrow_c_{kind}__") for kind in ("stream", "array"))
+    return not isinstance(data, pa.Scalar) and (arrow or _is_pandas(data, "DataFrame") or _is_dataset(data))
+
+
+def _is_dataset(data: object) -> bool:
+    return any(c.__name__ == "Dataset" and c.__module__ == "pyarrow._dataset" for c in type(data).__mro__)
+
+
+def _joined(parts: list[pa.Table], what: str) -> pa.Table:
+    try:
+        return pa.concat_tables(parts, promote_options="default")
+    except _CONVERSION_ERRORS as e:
+        raise SchemaMismatchError(f"{what}: its parts have columns of different types: {e}") from e
+
+
 def _is_pandas(data: object, name: str) -> bool:
     # Looks at names, so that pandas is never imported for those who do not use it; subclasses count.
     return any(c.__name__ == name and c.__module__.split(".")[0] == "pandas" for c in type(data).__mro__)
 
 
-def _from_dicts(rows: Sequence[Any], schema: pa.Schema, what: str, *, allow_extra: bool) -> pa.Table:
+def _from_dicts(
+    rows: Sequence[Any], schema: pa.Schema, what: str, *, allow_extra: bool, fill: bool = False
+) -> pa.Table:
     if not rows:
         return schema.empty_table()
     first = rows[0]
+    known: dict[str, None] = {}
     for i, row in enumerate(rows):
         if not isinstance(row, dict):
             raise SchemaMismatchError(
                 f"{what}: row {i} is a {type(row).__name__}, not a dict of column to value", row=i
             )
-        if row.keys() != first.keys():
+        if fill:
+            known.update(dict.fromkeys(row))
+        elif row.keys() != first.keys():
             differing = ", ".join(sorted(repr(name) for name in row.keys() ^ first.keys()))
             raise SchemaMismatchError(
                 f"{what}: row {i} and row 0 differ in {differing}: give all dicts of a call the same keys", row=i
             )
+    given = known if fill else first
     if not allow_extra:
-        _check_known(list(first), schema, what)
-    fields = [f for f in schema if f.name in first]
-    return _table_of([_array_of([row[f.name] for row in rows], f, what) for f in fields], fields)
+        _check_known(list(given), schema, what)
+    fields = [f for f in schema if f.name in given]
+    return _table_of([_array_of([row.get(f.name) for row in rows], f, what) for f in fields], fields)
+
+
+def _from_tuples(rows: Sequence[tuple[Any, ...]], schema: pa.Schema, what: str) -> pa.Table:
+    for i, row in enumerate(rows):
+        if len(row) != len(schema):
+            raise SchemaMismatchError(
+                f"{what}: row {i} is a tuple of {len(row)}, the key has {len(schema)}: {', '.join(schema.names)}",
+                row=i,
+            )
+    return _table_of([_array_of([row[i] for row in rows], f, what) for i, f in enumerate(schema)], list(schema))
 
 
 def _from_pandas(frame: Any, schema: pa.Schema, what: str, *, allow_extra: bool) -> pa.Table:

@@ -39,7 +39,8 @@ def normalize_schema(schema: object) -> pa.Schema:
 
     Takes a pa.Schema, an object with ``__arrow_c_schema__`` or ``__arrow_c_stream__``, an object whose ``schema`` is
     one (table, record batch, reader), or what ``pa.schema`` takes (pairs of name and type). Dictionary types become
-    their value types and views their plain types at every level, date64 becomes date32, metadata is dropped.
+    their value types and views their plain types at every level, date64 becomes date32, nanosecond timestamps become
+    microsecond ones, metadata is dropped.
     Column order and nullability stay.
 
     Raises:
@@ -225,6 +226,8 @@ def _canonical(t: pa.DataType, path: str, depth: int = 0) -> pa.DataType:
         return pa.binary()
     if pa.types.is_date(t):
         return pa.date32()
+    if pa.types.is_timestamp(t) and t.unit == "ns":  # what pandas makes of datetimes; rows must fit microseconds
+        return pa.timestamp("us", t.tz)
     if pa.types.is_decimal(t):
         return _canonical_decimal(t, path)
     if pa.types.is_list_view(t):

@@ -8,6 +8,7 @@ apply after that.
 
 from __future__ import annotations
 
+import datetime as dt
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,8 @@ from lakehead.types import (
 )
 
 Tier = Literal["union", "hot", "lake"]
+Moment = int | dt.datetime
+"""A lake snapshot's id, or a time."""
 Superseded = Mapping[TabletKey, npt.NDArray[np.int64]]
 _CHANGE_COLUMNS = (CHANGE_TYPE_COLUMN, PREV_OFFSET_COLUMN, OFFSET_COLUMN)
 
@@ -61,7 +64,7 @@ class Pin:
         return replace(self, ranges={}, of=self)
 
 
-def pin(client: TableClient, *, tier: Tier = "union", snapshot: int | None = None, held: bool = True) -> Pin:
+def pin(client: TableClient, *, tier: Tier = "union", snapshot: Moment | None = None, held: bool = True) -> Pin:
     """Pin a read of a table as of now, under a lease: nothing is deleted under it.
 
     Args:
@@ -98,7 +101,7 @@ def _held(client: TableClient, pinned: Pin) -> Pin:
     return pinned
 
 
-def _pinned(clients: Sequence[TableClient], snapshot: int | None, *, with_log: bool) -> list[Pin]:
+def _pinned(clients: Sequence[TableClient], snapshot: Moment | None, *, with_log: bool) -> list[Pin]:
     seen: list[list[int | None]] = []
     while clients:
         # The lake first: a round that commits in between only makes the log's part longer than needed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from lakehead.errors import InvalidRequestError, SnapshotNotFoundError
 from lakehead.protocol.messages import LakeReply
 from lakehead.types import TableDescriptor, TabletKey
 
@@ -45,14 +47,15 @@ class LakeView:
         return cls.at(desc, info, None)
 
     @classmethod
-    def at(cls, desc: TableDescriptor, info: LakeReply, snapshot_id: int | None) -> LakeView:
-        """The lake at one of its snapshots, None for the current one.
+    def at(cls, desc: TableDescriptor, info: LakeReply, snapshot: int | dt.datetime | None) -> LakeView:
+        """The lake at one of its snapshots, at the one that was current at a time, or None for the current one.
 
         Raises:
             SnapshotNotFoundError: there is no such snapshot (any more).
             LakeStateError: it was rolled back or replaced, or others changed what tiering relies on.
         """
         table = _open(info)
+        snapshot_id = _as_of(desc, table, snapshot) if isinstance(snapshot, dt.datetime) else snapshot
         mark = checked_mark(table, desc, snapshot_id)
         current = table.metadata.current_snapshot_id
         return cls(desc, table, current if snapshot_id is None else snapshot_id, mark.offsets if mark else {})
@@ -99,6 +102,18 @@ def checked_mark(table: IcebergTable, desc: TableDescriptor, snapshot_id: int | 
 
 def _open(info: LakeReply) -> IcebergTable:
     return _static_table(info.metadata_location, tuple(sorted(info.storage_properties.items())))
+
+
+def _as_of(desc: TableDescriptor, table: IcebergTable, time: dt.datetime) -> int:
+    if time.tzinfo is None:
+        raise InvalidRequestError("snapshot= needs a datetime with a time zone: datetime(..., tzinfo=timezone.utc)")
+    found = table.snapshot_as_of_timestamp(int(time.timestamp() * 1000))
+    if found is None or table.snapshot_by_id(found.snapshot_id) is None:
+        raise SnapshotNotFoundError(
+            f"the lake of {desc.path} has no snapshot of {time.isoformat()}: it began later, or that one has expired",
+            table=str(desc.path),
+        )
+    return found.snapshot_id
 
 
 @functools.lru_cache(maxsize=64)

@@ -220,10 +220,9 @@ class Service:
             raise TableExistsError(
                 f"table {asked.path} exists already: pass if_not_exists=True or drop it first", table=str(asked.path)
             )
-        same = dataclasses.replace(asked, table_id=existing.table_id, properties=existing.properties)
-        if same != existing:
+        if any(getattr(asked, name) != getattr(existing, name) for name in ("schema", "primary_key", "partition_by")):
             raise TableExistsError(
-                f"table {asked.path} exists already with another definition: see table.describe()",
+                f"table {asked.path} exists already with other columns or keys: see table.describe()",
                 table=str(asked.path),
             )
         return m.TableReply(info=m.TableInfo.of(existing)), []

@@ -1,0 +1,25 @@
+"""How what users hold shows itself, in a terminal and in a notebook. Nothing is read or asked for that."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+
+
+class Displayed:
+    """Shows the facts of `_facts`: on one line, and in notebooks as a small table."""
+
+    def _facts(self) -> Mapping[str, object]:
+        """What it is, by the word for it; None and [] are left out."""
+        raise NotImplementedError
+
+    def _shown(self) -> dict[str, str]:
+        return {k: str(v) for k, v in self._facts().items() if v is not None and v != []}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{k}={v}' for k, v in self._shown().items())})"
+
+    def _repr_html_(self) -> str:
+        cells = ((html.escape(k), html.escape(v)) for k, v in self._shown().items())
+        rows = "".join(f"<tr><th align='left'>{k}</th><td align='left'>{v}</td></tr>" for k, v in cells)
+        return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"
