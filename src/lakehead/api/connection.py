@@ -222,7 +222,7 @@ class Connection(Displayed):
             bucket_key: default the primary key without partition columns; log tables: none (round robin).
             lake: ``"iceberg"`` or None. Nothing moves to the lake until a round or a tiering service runs.
             freshness: how old a row may get before it is in the lake, while a service runs.
-            if_not_exists: return an existing table of the same definition.
+            if_not_exists: return an existing table of the same columns and keys, as it is.
             **properties: see `lakehead.config.TableProperties`; unknown names are errors.
 
         Raises:

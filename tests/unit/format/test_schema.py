@@ -52,8 +52,6 @@ REFUSED = [
     pa.uint64(),
     pa.float16(),
     pa.time64("ns"),
-    pa.timestamp("ns", "UTC"),
-    pa.time64("ns"),
     pa.decimal256(40, 2),
     pa.decimal128(5, -2),
     pa.null(),
