@@ -76,7 +76,7 @@ def test_a_log_table(con: lh.Connection) -> None:
     assert sorted(table.scan().to_arrow().to_pylist(), key=lambda r: r["n"]) == expected
 
 
-@pytest.mark.parametrize("buckets", [1, 3])
+@pytest.mark.parametrize("buckets", [1, 12])
 def test_a_keyed_table(con: lh.Connection, buckets: int) -> None:
     table = con.create_table("t", SCHEMA, primary_key=["n"], buckets=buckets, lake="iceberg", durability="os")
     for start in range(0, ROWS, 10):

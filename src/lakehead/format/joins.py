@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lakehead.errors import LimitExceededError
+
 BYTES_MAX = 64 << 20
 """Bytes that joined batches, slices and answers hold at most; one row may hold more."""
 ROWS_MAX = 1 << 16
@@ -102,6 +104,20 @@ def within_bytes(sizes: Numbers, bytes_max: int | None = None) -> Iterator[tuple
         end = max(int(np.searchsorted(ends, before + limit, "right")), start + 1)
         yield start, end
         start = end
+
+
+def require_answer(rows: int, size: int) -> None:
+    """Refuse more bytes than one answer may hold; one row never is too many.
+
+    Raises:
+        LimitExceededError: ``context`` has ``answer_bytes_max``.
+    """
+    if rows > 1 and size > BYTES_MAX:
+        raise LimitExceededError(
+            f"the rows asked for are more than {BYTES_MAX:,} bytes, the limit of one answer: ask for fewer keys at"
+            " once, or scan",
+            answer_bytes_max=BYTES_MAX,
+        )
 
 
 def largest(array: pa.Array) -> int:

@@ -269,21 +269,9 @@ class KvTablet:
             yield slots[start:end]
 
     def require_answer(self, slots: Slots) -> None:
-        """Refuse rows that are too many bytes for one answer; one row never is.
-
-        Raises:
-            LimitExceededError: ``context`` has ``answer_bytes_max``.
-        """
-        if (
-            len(slots) > 1
-            and len(slots) * self._bytes_max > joins.BYTES_MAX
-            and self.sizes(slots).sum() > joins.BYTES_MAX
-        ):
-            raise LimitExceededError(
-                f"the rows asked for are more than {joins.BYTES_MAX:,} bytes, the limit of one answer: ask for"
-                " fewer keys at once, or scan",
-                answer_bytes_max=joins.BYTES_MAX,
-            )
+        """Refuse rows that are too many bytes for one answer; see `joins.require_answer`."""
+        if len(slots) * self._bytes_max > joins.BYTES_MAX:
+            joins.require_answer(len(slots), int(self.sizes(slots).sum()))
 
 
 def _as_binary(keys: KeyBatch) -> pa.Array:

@@ -35,6 +35,7 @@ from lakehead.errors import (
 from lakehead.format.content import content_checksum
 from lakehead.format.frame import WRITE_KINDS, Content, FrameBody, WriterStamp, decode_body
 from lakehead.format.ipc_message import read_received
+from lakehead.format.joins import require_answer
 from lakehead.format.schema import validate_definition
 from lakehead.format.values import check_storable
 from lakehead.protocol import messages as m
@@ -387,6 +388,7 @@ class Service:
             raise InvalidRequestError("a lookup must have one attachment for each tablet")
         schema = pa.schema([desc.schema.field(c) for c in request.prefix or desc.primary_key])
         out: list[pa.Buffer] = []
+        asked = held = 0
         for ref, buffer in zip(request.tablets, attachments, strict=True):
             try:
                 keys = read_received(buffer, schema, bytes_max=self._limits.batch_bytes_max)
@@ -398,7 +400,11 @@ class Service:
                     )
             except CorruptionError as e:
                 raise SchemaMismatchError(f"the keys do not have the schema of {desc.path}: {e}") from e
-            out += self._lookup_in(table, ref, keys, prefix=bool(request.prefix))
+            found = self._lookup_in(table, ref, keys, prefix=bool(request.prefix))
+            out += found
+            asked, held = asked + keys.num_rows, held + sum(part.size for part in found)
+            # Each tablet bounds its part; many of them are one answer.
+            require_answer(asked, held)
         return m.LookupReply(), out
 
     @staticmethod
