@@ -20,7 +20,7 @@ from lakehead.server.tablet import Tablet
 
 BYTES_MAX = 1 << 14
 SCHEMA = pa.schema([("n", pa.int64()), ("doc", pa.string()), ("parts", pa.list_(pa.binary()))])
-ROWS = 300
+ROWS = 210
 
 
 def row(n: int, version: int = 0) -> dict[str, Any]:
