@@ -26,15 +26,14 @@ T = TypeVar("T")
 
 
 def gathered(
-    items: Iterable[T], batch_of: Callable[[T], pa.RecordBatch], *, rows_max: int, rows_enough: int
+    items: Iterable[T], measure: Callable[[T], tuple[int, int]], *, rows_max: int, rows_enough: int
 ) -> Iterator[list[T]]:
     """Neighbours that are worth joining: together within ``rows_max`` and `BYTES_MAX`; what has ``rows_enough`` rows or
-    a quarter of the bytes stands alone."""
+    a quarter of the bytes stands alone. ``measure`` tells rows and bytes of one, which may be fewer than it tells."""
     held: list[T] = []
     held_rows = held_bytes = 0
     for item in items:
-        batch = batch_of(item)
-        rows, size = batch.num_rows, batch.nbytes
+        rows, size = measure(item)
         alone = rows >= rows_enough or size * 4 >= BYTES_MAX
         if held and (alone or held_rows + rows > rows_max or held_bytes + size > BYTES_MAX):
             yield held
@@ -57,7 +56,7 @@ def table_batches(table: pa.Table, *, rows_max: int) -> Iterator[pa.RecordBatch]
     """The rows in batches of at most ``rows_max`` rows and `BYTES_MAX` bytes; neighbouring small chunks are joined."""
     for group in gathered(
         (part for chunk in table.to_batches(max_chunksize=rows_max) for part in cut(chunk)),
-        lambda batch: batch,
+        lambda batch: (batch.num_rows, batch.nbytes),
         rows_max=rows_max,
         rows_enough=rows_max,
     ):

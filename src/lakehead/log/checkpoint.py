@@ -225,7 +225,9 @@ def _write_rows(file: LogFile, schema: pa.Schema, batches: Iterable[LiveBatch]) 
 
 def _gathered(batches: Iterable[LiveBatch]) -> Iterator[LiveBatch]:
     """The same rows in fewer batches."""
-    groups = gathered(batches, lambda b: b.rows, rows_max=_BATCH_ROWS, rows_enough=_BATCH_ROWS // 2)
+    groups = gathered(
+        batches, lambda b: (len(b.offsets), b.rows.nbytes), rows_max=_BATCH_ROWS, rows_enough=_BATCH_ROWS // 2
+    )
     return (_joined(group) for group in groups)
 
 

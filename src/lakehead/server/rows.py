@@ -115,8 +115,12 @@ class Projection:
         return found.select(self._columns)
 
 
-def coalesce(batches: Iterable[tuple[int, pa.RecordBatch]]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Join small neighbouring (end offset, batch) pairs, so that a backlog of tiny frames costs few messages; larger
-    batches pass uncopied."""
-    for group in gathered(batches, lambda pair: pair[1], rows_max=_JOIN_ROWS_MAX, rows_enough=_JOIN_ROWS_ENOUGH):
-        yield group[-1][0], join([batch for _, batch in group])
+def coalesce(batches: Iterable[tuple[int, pa.RecordBatch, int]]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Join small neighbours among (end offset, batch, bytes at most), so that a backlog of tiny frames costs few
+    messages; larger batches pass uncopied."""
+    for group in gathered(batches, _measured, rows_max=_JOIN_ROWS_MAX, rows_enough=_JOIN_ROWS_ENOUGH):
+        yield group[-1][0], join([batch for _, batch, _ in group])
+
+
+def _measured(item: tuple[int, pa.RecordBatch, int]) -> tuple[int, int]:
+    return item[1].num_rows, item[2]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 import pyarrow as pa
 
 from lakehead.errors import InvalidRequestError, OffsetOutOfRangeError, WrongTableKindError
+from lakehead.format.frame import COMPRESSED
 from lakehead.format.predicate import Predicate
 from lakehead.log import LogView
 from lakehead.protocol.messages import Read, ReadLive, StreamHeader, Subscribe
@@ -97,11 +98,13 @@ def open_read(table: LiveTable, request: Read, leased: Views) -> ServerStream:
 
 def _log_rows(
     tablet: Tablet, projection: Projection, start: int, end: int, view: LogView | None = None
-) -> Iterator[tuple[int, pa.RecordBatch]]:
+) -> Iterator[tuple[int, pa.RecordBatch, int]]:
+    """(end offset, rows, bytes at most) of each frame; to measure tiny ones costs more than to read them."""
     for frame in tablet.frames(start, end, view):
         batch = projection.frame(frame, tablet.key.bucket, start, end)
         if batch is not None and batch.num_rows:
-            yield min(frame.end_offset, end), batch
+            size = batch.nbytes if frame.body.flags & COMPRESSED else frame.length
+            yield min(frame.end_offset, end), batch, size
 
 
 def open_read_live(table: LiveTable, request: ReadLive, leased: Views) -> ServerStream:
@@ -137,7 +140,7 @@ def open_read_live(table: LiveTable, request: ReadLive, leased: Views) -> Server
                 batches = (
                     projection.live(b.offsets, b.timestamps, b.rows, part.bucket, ChangeType.INSERT) for b in live
                 )
-                for end, batch in coalesce((part.end, b) for b in batches if b.num_rows):
+                for end, batch in coalesce((part.end, b, b.nbytes) for b in batches if b.num_rows):
                     yield _header(part.key, end), batch
 
     return ServerStream(projection.schema, items)

@@ -47,6 +47,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joins, "BYTES_MAX", 8000)
 
 
+def measured(batch: pa.RecordBatch) -> tuple[int, int]:
+    return batch.num_rows, batch.nbytes
+
+
 def require_small(batches: list[pa.RecordBatch]) -> None:
     sizes = [(b.num_rows, b.nbytes) for b in batches]
     assert all(rows == 1 or size <= 1.1 * 8000 for rows, size in sizes), sizes
@@ -82,8 +86,8 @@ def test_the_same_rows_within_the_bounds(seed: int) -> None:
 def test_neighbours_are_joined_and_what_is_large_stands_alone() -> None:
     sizes = [1, 1, 1, 50, 2, 2, 300, 1, 1]
     batches = [pa.record_batch({"x": ["y" * 10] * n}) for n in sizes]
-    groups = list(joins.gathered(batches, lambda b: b, rows_max=4, rows_enough=40))
+    groups = list(joins.gathered(batches, measured, rows_max=4, rows_enough=40))
     assert [[b.num_rows for b in group] for group in groups] == [[1, 1, 1], [50], [2, 2], [300], [1, 1]]
     heavy = [pa.record_batch({"x": ["y" * n]}) for n in (10, 3000, 10, 1000, 1000, 1500, 1500, 1500, 1500, 900, 90_000)]
-    groups = list(joins.gathered(heavy, lambda b: b, rows_max=100, rows_enough=100))
+    groups = list(joins.gathered(heavy, measured, rows_max=100, rows_enough=100))
     assert [len(group) for group in groups] == [1, 1, 6, 2, 1]

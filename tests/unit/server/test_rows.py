@@ -97,11 +97,11 @@ def test_live_rows_look_freshly_written() -> None:
 def test_small_batches_are_joined_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lakehead.server.rows._JOIN_ROWS_MAX", 6)
 
-    def batches() -> Iterator[tuple[int, pa.RecordBatch]]:
+    def batches() -> Iterator[tuple[int, pa.RecordBatch, int]]:
         end = 0
         for size in [1, 2, 3, 10, 1, 0, 4]:
             end += size
-            yield end, pa.record_batch([pa.array(range(end - size, end), pa.int64())], names=["n"])
+            yield end, pa.record_batch([pa.array(range(end - size, end), pa.int64())], names=["n"]), 8 * size
 
     found = list(coalesce(batches()))
     assert [(end, b.num_rows) for end, b in found] == [(6, 6), (16, 10), (21, 5)]
