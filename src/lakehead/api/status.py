@@ -18,6 +18,7 @@ STATUS_SCHEMA = pa.schema(
         ("rows", pa.int64()),
         ("lag_rows", pa.int64()),
         ("lag_seconds", pa.float64()),
+        ("damage", pa.string()),
     ]
 )
 
@@ -47,6 +48,7 @@ def status_table(client: TableClient) -> pa.Table:
                 "rows": t.rows,
                 "lag_rows": max(t.high_watermark - at, 0) if has_lake else None,
                 "lag_seconds": lag if has_lake else None,
+                "damage": t.damage,
             }
         )
     return pa.Table.from_pylist(rows, STATUS_SCHEMA)

@@ -297,7 +297,8 @@ class Table(Displayed):
 
     def status(self) -> pa.Table:
         """One row a tablet: partition, bucket, start_offset, high_watermark, tiered_offset, rows, lag_rows,
-        lag_seconds (age of the oldest row that is not in the lake; null without a lake)."""
+        lag_seconds (age of the oldest row that is not in the lake; null without a lake), damage (what is
+        known to be wrong with the tablet's files; null when nothing is)."""
         return status_table(self._client)
 
 

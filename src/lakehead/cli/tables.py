@@ -153,7 +153,9 @@ def _tablets(session: Session, table: Table) -> None:
     if session.json:
         write_json({"table": table.name, "tablets": tablets})
         return
-    names = [n for n in tablets[0] if n != "partition" or table.partition_by] if tablets else ["bucket"]
+    damaged = any(t["damage"] for t in tablets)
+    left_out = {*(() if table.partition_by else ("partition",)), *(() if damaged else ("damage",))}
+    names = [n for n in tablets[0] if n not in left_out] if tablets else ["bucket"]
     shown = [[seconds_text(t[n]) if n == "lag_seconds" else t[n] for n in names] for t in tablets]
     write_table([n.replace("_", " ").removesuffix(" seconds") for n in names], shown, title=table.name)
 

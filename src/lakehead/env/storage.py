@@ -17,7 +17,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from lakehead.errors import ClosedError, StorageError
+from lakehead.errors import ClosedError, CorruptionError, StorageError
 
 _HINTS = {
     errno.ENOSPC: "the disk is full: free some room, writing resumes by itself",
@@ -67,10 +67,12 @@ class LogFile(Protocol):
         ...
 
     def read(self, start: int, length: int) -> pa.Buffer:
-        """Bytes ``[start, start + length)``, shared with the file, not copied; valid as long as the buffer lives.
+        """Bytes ``[start, start + length)``, shared with the file, not copied; valid as long as the buffer lives, and
+        as long as no one cuts the file.
 
         Raises:
             ClosedError: the file was closed.
+            CorruptionError: someone cut it.
         """
         ...
 
@@ -117,6 +119,19 @@ class Storage(Protocol):
 
     def read_file(self, path: str) -> bytes | None:
         """All bytes of a file, None when it is missing."""
+        ...
+
+    def read_range(self, path: str, start: int, length: int) -> pa.Buffer | None:
+        """Bytes ``[start, start + length)`` of a file, copied, fewer where it ends; None when it is missing.
+
+        Raises:
+            StorageError: the disk cannot read them.
+        """
+        ...
+
+    def version(self, path: str) -> tuple[int, ...] | None:
+        """What is another value once someone wrote or cut a file, or put another in its place; None when it is missing.
+        The first number is the same for the same file."""
         ...
 
 
@@ -174,12 +189,23 @@ class LocalLogFile:
         mapped = self._map
         if mapped is None or mapped.size < start + length:
             mapped = self._map_all()
+        # To touch what lies beyond the file's end kills the process.
+        with self._map_lock:
+            self._require_length(start + length)
         return mapped.slice(start, length)
+
+    def _require_length(self, length: int) -> None:
+        if self._fd < 0:
+            raise ClosedError(f"{self.path} is closed")
+        size = os.fstat(self._fd).st_size
+        if size < length:
+            raise CorruptionError(
+                f"{self.path} was cut to {size} bytes of {self._size}: restore it", path=self.path, position=size
+            )
 
     def _map_all(self) -> pa.Buffer:
         with self._map_lock:
-            if self._fd < 0:
-                raise ClosedError(f"{self.path} is closed")
+            self._require_length(self._size)
             with storage_errors(self.path, "map"):
                 self._map = pa.py_buffer(mmap.mmap(self._fd, self._size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED))
             return self._map
@@ -288,6 +314,31 @@ class LocalStorage:
             if e.context.get("errno") == errno.ENOENT:
                 return None
             raise
+
+    def read_range(self, path: str, start: int, length: int) -> pa.Buffer | None:
+        with storage_errors(path, "read"):
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return None
+            try:
+                buffer = pa.allocate_buffer(max(0, min(length, os.fstat(fd).st_size - start)))
+                view, at = memoryview(buffer), 0
+                while at < buffer.size and (got := os.preadv(fd, [view[at:]], start + at)):
+                    at += got
+                return buffer.slice(0, at)
+            finally:
+                os.close(fd)
+
+    def version(self, path: str) -> tuple[int, ...] | None:
+        try:
+            with storage_errors(path, "read"):
+                found = os.stat(path)
+        except StorageError as e:
+            if e.context.get("errno") == errno.ENOENT:
+                return None
+            raise
+        return found.st_ino, found.st_dev, found.st_size, found.st_mtime_ns
 
 
 def _sync_folder(path: str) -> None:

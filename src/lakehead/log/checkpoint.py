@@ -34,6 +34,7 @@ from lakehead.errors import ChecksumError, CorruptionError, LakeheadError, Unsup
 from lakehead.format.frame import Frame
 from lakehead.format.joins import gathered, join
 from lakehead.log.netchange import NO_OFFSETS, Offsets, contains, live_rows, superseded_offsets, union
+from lakehead.log.verified import CHUNK_BYTES, Watch, copied
 from lakehead.log.writers import WriterState
 from lakehead.types import OFFSET_COLUMN, TIMESTAMP_COLUMN, TIMESTAMP_TYPE
 
@@ -77,8 +78,11 @@ def checkpoint_name(offset: int) -> str:
 class Checkpoint:
     """A checkpoint that is open for reading, by any number of threads, also after its file was removed."""
 
-    def __init__(self, path: str, data: pa.Buffer) -> None:
+    def __init__(self, path: str, data: pa.Buffer, watch: Watch | None = None) -> None:
         """Check the bytes of a whole file.
+
+        Args:
+            watch: has looked at their checksum, and is asked before they are read.
 
         Raises:
             ChecksumError, CorruptionError: it is not as it was written; ``context`` names it.
@@ -86,6 +90,7 @@ class Checkpoint:
         """
         self.path = path
         self.size_bytes = data.size
+        self._watch = watch
         head, tail = data[:4].to_pybytes(), data[max(0, data.size - _TAIL.size) :].to_pybytes()
         if head != MAGIC and head[:3] == MAGIC[:3]:
             raise UnsupportedFormatError(
@@ -95,7 +100,7 @@ class Checkpoint:
             raise ChecksumError(f"{path} is no checkpoint, or cut off: restore it", path=path, position=0)
         length, crc, magic = _TAIL.unpack(tail)
         rows_end = data.size - _TAIL.size - length
-        if magic != MAGIC or rows_end < len(_HEADER) or crc32c.crc32c(data[: data.size - 8]) != crc:
+        if magic != MAGIC or rows_end < len(_HEADER) or (watch is None and crc32c.crc32c(data[: data.size - 8]) != crc):
             raise ChecksumError(f"{path} is damaged: its checksum does not match; restore it", path=path, position=0)
         try:
             self.footer = msgspec.msgpack.decode(data[rows_end : rows_end + length].to_pybytes(), type=Footer)
@@ -116,12 +121,33 @@ class Checkpoint:
         """
         first = len(_ROW_FIELDS)
         try:
-            for batch in pa.ipc.open_stream(self._rows):
+            for batch in self._watched():
                 chosen = range(batch.num_columns - first) if columns is None else columns
                 rows = batch.select([first + i for i in chosen])
                 yield LiveBatch(np.asarray(batch.column(0)), batch.column(1), rows)
         except (pa.ArrowException, OSError) as e:
             raise CorruptionError(f"{self.path} holds rows that cannot be read: {e}", path=self.path) from e
+
+    def _watched(self) -> Iterator[pa.RecordBatch]:
+        stream = None
+        while True:
+            # Each time: to touch what was cut meanwhile kills the process.
+            if self._watch is not None:
+                self._watch.require_whole()
+            stream = stream or pa.ipc.open_stream(self._rows)
+            try:
+                yield stream.read_next_batch()
+            except StopIteration:
+                return
+
+    @property
+    def damage(self) -> CorruptionError | None:
+        """What was found when the file was last looked at."""
+        return self._watch.damage if self._watch is not None else None
+
+    def verify(self) -> Iterator[int]:
+        """Look at all bytes of the file, copied, and remember what is wrong in `damage`; yields bytes looked at."""
+        return self._watch.check() if self._watch is not None else iter(())
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,6 +271,24 @@ def open_checkpoint(storage: Storage, path: str) -> Checkpoint:
     """Open and check a checkpoint's file; see `Checkpoint` for errors."""
     file = storage.open_log(path)
     try:
-        return Checkpoint(path, file.read(0, file.size))
+        size = file.size
+        if size < len(_HEADER) + _TAIL.size or copied(storage, path).read(0, 4).to_pybytes() != MAGIC:
+            return Checkpoint(path, file.read(0, size))  # which says what is wrong
+        watch = Watch(storage, path, lambda: _check_file(storage, path, size))
+        watch.require_whole()
+        return Checkpoint(path, file.read(0, size), watch)
     finally:
         file.close()
+
+
+def _check_file(storage: Storage, path: str, size: int) -> Iterator[int]:
+    """Compare the checksum at a file's end with its bytes, read by copying; yields bytes looked at."""
+    reader, crc, at = copied(storage, path), 0, 0
+    while at < size - 8:
+        part = reader.read(at, min(CHUNK_BYTES, size - 8 - at))
+        if not part.size:
+            break
+        crc, at = crc32c.crc32c(part, crc), at + part.size
+        yield part.size
+    if reader.read(size - 8, 4).to_pybytes() != struct.pack("<I", crc):
+        raise ChecksumError(f"{path} is damaged: its checksum does not match; restore it", path=path, position=0)

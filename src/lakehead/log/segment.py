@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from lakehead.env.storage import LogFile, Storage
 from lakehead.errors import CorruptionError
 from lakehead.format.frame import ALIGNMENT, HEADER_BYTES, MAGIC, Frame, decode_frame, decode_header
+from lakehead.log.verified import ReadAhead, Watch, copied
 
 SUFFIX = ".log"
 INDEX_INTERVAL_BYTES = 4096
+_Read: TypeAlias = Callable[[int, int], pa.Buffer]
 
 
 _NAME = re.compile(r"(\d{20})(?:-([1-9]\d*))?\.log")
@@ -90,7 +92,10 @@ class Segment:
         self.base_offset = id.base_offset
         self.path = f"{folder}/{id.name}"
         self._file: LogFile = storage.open_log(self.path)
+        self._storage = storage
+        self._watch = Watch(storage, self.path, self._check)
         self._sealed_end = sealed_end
+        self._first_us: int | None = None
         self._index = _Index(id.base_offset) if sealed_end is None else None
 
     @property
@@ -107,7 +112,12 @@ class Segment:
         """Commit timestamp of the first frame, read alone; None while there is none."""
         if self._index is not None:
             return self._index.timestamps_us[0] if self._index.timestamps_us is not None else None
-        return self._frame_at(0, self._file.size, check=False).timestamp_us
+        if self._first_us is None:
+            header = self._storage.read_range(self.path, 0, HEADER_BYTES)
+            self._first_us = decode_header(
+                header if header is not None else self._file.read(0, HEADER_BYTES)
+            ).timestamp_us
+        return self._first_us
 
     @property
     def size_bytes(self) -> int:
@@ -126,21 +136,48 @@ class Segment:
             index.note(position, rows, timestamp)
             position += len(header) + body.size
 
+    def seal(self) -> None:
+        """Nothing is appended any more: whoever writes the file from now on damages it."""
+        self._sealed_end = self.end_offset
+        self._watch.trust()
+
+    @property
+    def damage(self) -> CorruptionError | None:
+        """What was found when the file was last looked at."""
+        return self._watch.damage
+
+    def verify(self) -> Iterator[int]:
+        """Look at all bytes of a sealed segment, copied, and remember what is wrong with them in `damage`; yields how
+        many it has looked at, now and then."""
+        return self._watch.check()
+
+    def _check(self) -> Iterator[int]:
+        index = _Index(self.base_offset)
+        for _, frame in self._scan(index, copied(self._storage, self.path).read):
+            yield frame.length
+        self._take(index)
+
     def _indexed(self) -> _Index:
         """The index, which a sealed segment gets when it is first read; two threads may build it at once."""
         if self._index is None:
+            self._watch.require_whole()
+        if self._index is None:  # the file was trimmed before anyone had read it: what is open is there
             index = _Index(self.base_offset)
-            for _ in self._scan(index):
+            for _ in self._scan(index, self._file.read):
                 pass
-            if index.end_offset != self._sealed_end:
-                raise CorruptionError(
-                    f"{self.path} ends at offset {index.end_offset}, but the next segment starts at"
-                    f" {self._sealed_end}: restore it",
-                    path=self.path,
-                    position=self._file.size,
-                )
-            self._index = index
+            self._take(index)
+        assert self._index is not None
         return self._index
+
+    def _take(self, index: _Index) -> None:
+        if index.end_offset != self._sealed_end:
+            raise CorruptionError(
+                f"{self.path} ends at offset {index.end_offset}, but the next segment starts at"
+                f" {self._sealed_end}: restore it",
+                path=self.path,
+                position=self._file.size,
+            )
+        self._index = self._index or index
 
     def sync(self) -> None:
         self._file.sync()
@@ -150,11 +187,19 @@ class Segment:
 
     def frames(self, start: int, end: int) -> Iterator[Frame]:
         """Frames that hold rows of ``[start, end)``, in order. What was here when this process opened the file was
-        checked then, or is at the first read."""
+        checked then, or is at the first read; a sealed file that was touched since is checked anew.
+
+        Raises:
+            CorruptionError: the file is not as it was written.
+        """
+        if self._sealed_end is not None:
+            self._watch.require_whole()
         position = self._indexed().position_before(start)
         size = self._file.size
+        # A chunk at a time is asked for, which asks the file for its size: to touch what was cut kills the process.
+        read = ReadAhead(lambda start, length: self._file.read(start, min(length, size - start))).read
         while position < size:
-            frame = self._frame_at(position, size, check=False)
+            frame = self._frame_at(position, size, read, check=False)
             if frame.base_offset >= end:
                 return
             if frame.end_offset > start:
@@ -172,12 +217,12 @@ class Segment:
                 yielded.
         """
         self._index = _Index(self.base_offset, epoch)
-        yield from self._scan(self._index)
+        yield from self._scan(self._index, copied(self._storage, self.path).read)
 
-    def _scan(self, index: _Index) -> Iterator[tuple[int, Frame]]:
+    def _scan(self, index: _Index, read: _Read) -> Iterator[tuple[int, Frame]]:
         position, size = 0, self._file.size
         while position < size:
-            frame = self._frame_at(position, size, check=True)
+            frame = self._frame_at(position, size, read, check=True)
             if frame.base_offset != index.end_offset:
                 raise self._foreign(position, f"starts at offset {frame.base_offset}, expected {index.end_offset}")
             if frame.epoch < index.epoch:
@@ -201,18 +246,20 @@ class Segment:
     def is_whole_at(self, position: int) -> bool:
         """Whether a frame that is as it was written begins at this byte."""
         try:
-            self._frame_at(position, self._file.size, check=True)
+            self._frame_at(position, self._file.size, self._file.read, check=True)
         except CorruptionError:
             return False
         return True
 
-    def _frame_at(self, position: int, size: int, *, check: bool) -> Frame:
+    def _frame_at(self, position: int, size: int, read: _Read, *, check: bool) -> Frame:
         try:
-            header = decode_header(self._file.read(position, min(HEADER_BYTES, size - position)))
+            header = decode_header(read(position, min(HEADER_BYTES, size - position)))
             if position + header.length > size:
                 raise CorruptionError("a batch frame is cut off")
-            return decode_frame(self._file.read(position, header.length), check=check)
+            return decode_frame(read(position, header.length), check=check)
         except CorruptionError as e:
+            if e.context.get("path") == self.path:
+                raise
             raise type(e)(f"{self.path} at byte {position}: {e}", path=self.path, position=position) from e
 
     def synced_end_after(self, position: int) -> int:

@@ -198,6 +198,7 @@ class LogTablet:
         last = self._segments[-1]
         if last.size_bytes:
             self.sync()
+            last.seal()
             self._segments = [*self._segments, Segment(self._storage, self._folder, last.id.after(last.end_offset))]
 
     def sync(self) -> None:
@@ -360,6 +361,25 @@ class LogTablet:
         else:
             self._storage.open_log(at).close()
 
+    # ---- scrub ------------------------------------------------------------------------------------------------
+
+    def scrub(self) -> Iterator[int]:
+        """Look at every byte of sealed segments and of the checkpoint, so that damage is found before it is read;
+        yields bytes looked at, now and then. What is found is in `damages`, and whoever reads there gets it.
+
+        Raises:
+            StorageError: a file could not be opened.
+        """
+        for segment in self._segments[:-1]:
+            yield from segment.verify()
+        if self.checkpoint is not None:
+            yield from self.checkpoint.verify()
+
+    def damages(self) -> list[CorruptionError]:
+        """What is known to be wrong with this tablet's files."""
+        files = (*self._segments, self.checkpoint)
+        return [f.damage for f in files if f is not None and f.damage is not None]
+
     # ---- end --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -405,6 +425,8 @@ class LogTablet:
             self._segments.append(Segment(self._storage, self._folder, id, sealed))
             if sealed is None:
                 mark = self._recover_segment(self._segments[-1], covered, mark, last=following is None)
+                if following is not None:
+                    self._segments[-1].seal()
         if self.log_end_offset < mark:
             raise CorruptionError(
                 f"{self._folder}: the log ends at {self.log_end_offset}, but {mark} was synced: restore the segment",

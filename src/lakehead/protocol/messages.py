@@ -253,12 +253,13 @@ class Watermarks(Request, frozen=True, kw_only=True):
 
 class TabletState(TabletRef, frozen=True, kw_only=True):
     """Readable offsets ``[log_start, high_watermark)``; ``at_timestamp`` answers ``at_timestamp_us``, None
-    when the row asked for may have been trimmed."""
+    when the row asked for may have been trimmed; ``damage`` says what is known to be wrong with the tablet's files."""
 
     log_start: Int64
     high_watermark: Int64
     rows: Int64
     at_timestamp: Int64 | None = None
+    damage: str | None = None
 
 
 class WatermarksReply(Reply, frozen=True, kw_only=True):

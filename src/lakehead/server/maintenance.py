@@ -1,4 +1,5 @@
-"""Background work on open tables: checkpoints, so that restarts are short, and trimming, so that logs do not grow.
+"""Background work on open tables: checkpoints, so that restarts are short, trimming, so that logs do not grow, and a
+look for damage.
 
 `Maintenance.run` does all that is due, once; `start` has a thread do it now and then. What fails is logged and tried
 again at the next turn: nothing waits for it, and nothing is lost by it.
@@ -14,10 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lakehead.env.clock import Clock
-from lakehead.errors import ClosedError, LakeheadError
+from lakehead.errors import ClosedError, CorruptionError, LakeheadError
 from lakehead.server.lake_state import LakeState
 from lakehead.server.leases import Leases
+from lakehead.server.scrub import Scrub
 from lakehead.server.tables import LiveTable, LiveTables
+from lakehead.server.tablet import Tablet
 from lakehead.types import TabletKey
 
 _log = logging.getLogger("lakehead.server.maintenance")
@@ -45,6 +48,7 @@ class Maintenance:
         self._leases = leases
         self._lake = lake
         self._clock = clock
+        self._scrub = Scrub(tables, lake, clock)
         self._tiered: dict[str, _Tiered] = {}
         self._reports: Counter[str] = Counter()
         self._one_run = threading.Lock()
@@ -92,6 +96,10 @@ class Maintenance:
                     _log.warning("maintenance of table %s failed and is tried again: %s", table.desc.path, e)
                 except Exception:
                     _log.exception("maintenance of table %s failed and is tried again", table.desc.path)
+            try:
+                self._scrub.turn()
+            except Exception:
+                _log.exception("looking for damage failed and is tried again")
 
     def _maintain(self, table: LiveTable) -> None:
         properties = table.desc.properties
@@ -99,9 +107,14 @@ class Maintenance:
         retention_ms = properties.hot_retention_ms if has_lake else properties.log_ttl_ms
         retention_us = None if retention_ms is None else retention_ms * 1000
         now = self._clock.now_us()
-        tiered = self._tiered_offsets(table, now - (retention_us or 0)) if has_lake else {}
         with contextlib.ExitStack() as every:
-            # Every tablet has its turn, whatever happens to others.
+            # Every tablet has its turn, whatever happens to others or to the lake.
+            tiered: Mapping[TabletKey, int] = {}
+            if has_lake:
+                try:
+                    tiered = self._tiered_offsets(table, now - (retention_us or 0))
+                except LakeheadError as e:
+                    every.callback(_raise, e)
             for key, tablet in table.tablets.items():
                 until = tiered.get(key, 0) if has_lake else None
                 every.callback(tablet.maintain, now, retention_us, until)
@@ -111,9 +124,20 @@ class Maintenance:
         table_id = table.desc.table_id
         last = self._tiered.get(table_id, _NEVER)
         more = any(
-            t.old_until(cutoff_us) > max(last.offsets.get(k, 0), t.log_start_offset) for k, t in table.tablets.items()
+            _old_until(t, cutoff_us) > max(last.offsets.get(k, 0), t.log_start_offset) for k, t in table.tablets.items()
         )
         now, reports = self._clock.monotonic(), self._reports[table_id]
         if more and self._lake is not None and (reports != last.reports or now - last.at >= LAKE_READ_SECONDS):
             last = self._tiered[table_id] = _Tiered(self._lake.proven_offsets(table.desc), reports, now)
         return last.offsets
+
+
+def _old_until(tablet: Tablet, cutoff_us: int) -> int:
+    try:
+        return tablet.old_until(cutoff_us)
+    except CorruptionError:  # which the tablet's own turn tells of
+        return tablet.log_start_offset
+
+
+def _raise(error: LakeheadError) -> None:
+    raise error

@@ -440,6 +440,7 @@ class Service:
             high_watermark=end,
             rows=tablet.row_count,
             at_timestamp=at_timestamp,
+            damage="; ".join(map(str, tablet.damages())) or None,
         )
 
     def _open_leases(self, request: m.OpenLeases, _: Sequence[pa.Buffer]) -> _Answer:

@@ -19,6 +19,7 @@ from lakehead.env.clock import Clock
 from lakehead.env.storage import Storage
 from lakehead.errors import (
     ClosedError,
+    CorruptionError,
     FencedError,
     LakeheadError,
     LimitExceededError,
@@ -466,6 +467,7 @@ class Tablet:
 
         Raises:
             StorageError: the disk refused; nothing was lost.
+            CorruptionError: a file is damaged; what does not need it was done.
             ClosedError: the tablet was closed meanwhile.
         """
         with self._maintenance_lock:
@@ -474,16 +476,29 @@ class Tablet:
             self._require_owned()
             with self._log_lock:
                 self._log.observe(now_us, self._steady_us())
-            keep = self._log.log_start_offset
+            keep, damage = self._log.log_start_offset, None
             if retention_us is not None:
                 with self._log_lock:
                     self._log.roll_if_older(now_us - max(retention_us, _ROLL_US))
-                keep = self._log.old_until(now_us - retention_us)
+                try:
+                    keep = self._log.old_until(now_us - retention_us)
+                except CorruptionError as e:
+                    damage = e  # keeps the log from being trimmed, and nothing else from being done
                 keep = keep if tiered is None else min(keep, tiered)
             if self._log.wants_checkpoint(keep):
                 self._checkpoint()
             with self._log_lock:
                 self._log.trim(keep)
+            if damage is not None:
+                raise damage
+
+    def scrub(self) -> Iterator[int]:
+        """See `LogTablet.scrub`."""
+        return self._while_open(self._log.scrub())
+
+    def damages(self) -> list[CorruptionError]:
+        """See `LogTablet.damages`."""
+        return self._log.damages()
 
     def old_until(self, timestamp_us: int) -> int:
         """See `LogTablet.old_until`."""

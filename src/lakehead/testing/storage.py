@@ -7,6 +7,7 @@ also knows which bytes and which names were synced, so that a test can cut the p
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -14,7 +15,9 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from lakehead.env.storage import LogFile, storage_errors
-from lakehead.errors import ClosedError, StorageError
+from lakehead.errors import ClosedError, CorruptionError, StorageError
+
+_numbers = itertools.count()
 
 
 class _Bytes:
@@ -23,6 +26,8 @@ class _Bytes:
     def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data)
         self.synced = len(data)
+        self.number = next(_numbers)
+        self.changes = 0
 
 
 class MemoryLogFile:
@@ -44,6 +49,7 @@ class MemoryLogFile:
         with storage_errors(self._path, "write"):
             self._storage._before("append", self._path)
         self._file.data += data
+        self._file.changes += 1
         self._storage._last_written = self._path
 
     def sync(self) -> None:
@@ -56,10 +62,14 @@ class MemoryLogFile:
     def truncate(self, size: int) -> None:
         self._require_open()
         del self._file.data[size:]
+        self._file.changes += 1
         self._file.synced = min(self._file.synced, size)
 
     def read(self, start: int, length: int) -> pa.Buffer:
         self._require_open()
+        if len(self._file.data) < start + length:
+            size = len(self._file.data)
+            raise CorruptionError(f"{self._path} was cut to {size} bytes: restore it", path=self._path, position=size)
         return pa.py_buffer(bytes(self._file.data[start : start + length]))
 
     def close(self) -> None:
@@ -158,6 +168,16 @@ class MemoryStorage:
         file = self._files.get(path)
         return None if file is None else bytes(file.data)
 
+    def read_range(self, path: str, start: int, length: int) -> pa.Buffer | None:
+        file = self._files.get(path)
+        with storage_errors(path, "read"):
+            self._before("read", path)
+        return None if file is None else pa.py_buffer(bytes(file.data[start : start + length]))
+
+    def version(self, path: str) -> tuple[int, ...] | None:
+        file = self._files.get(path)
+        return None if file is None else (file.number, len(file.data), file.changes)
+
 
 class FaultyStorage(MemoryStorage):
     """A `MemoryStorage` that a test can make fail.
@@ -165,8 +185,9 @@ class FaultyStorage(MemoryStorage):
     Attributes:
         full: while True, writes are refused as on a full disk.
         sync_fails: while True, syncs are refused, as by a dying disk.
-        before: called with (action, path) before each "append", "sync", "write_atomic" and "rename", and before each
-            "sync_folder", without which a power cut takes new names; may wait or raise `OSError`.
+        before: called with (action, path) before each "append", "sync", "write_atomic" and "rename", before each "read"
+            of a range, and before each "sync_folder", without which a power cut takes new names; may wait or raise
+            `OSError`.
     """
 
     def __init__(self) -> None:
@@ -210,6 +231,12 @@ class FaultyStorage(MemoryStorage):
         file = self._files.get(self._last_written or "")
         return 0 if file is None else len(file.data) - file.synced
 
-    def flip_bit(self, path: str, position: int, bit: int = 0) -> None:
-        """Damage one bit of a file."""
+    def flip_bit(self, path: str, position: int, bit: int = 0, *, by_a_program: bool = False) -> None:
+        """Damage one bit of a file: as a disk does, which no one sees, or as a program does that writes it."""
         self._files[path].data[position] ^= 1 << bit
+        self._files[path].changes += by_a_program
+
+    def cut(self, path: str, size: int) -> None:
+        """Cut a file, as a program does, under whoever has it open."""
+        del self._files[path].data[size:]
+        self._files[path].changes += 1

@@ -121,6 +121,15 @@ class MountedDisk:
         self._scheduler.check_alive()
         return self._disk.read_file(path)
 
+    def read_range(self, path: str, start: int, length: int) -> pa.Buffer | None:
+        self._scheduler.check_alive()
+        self._disk.before = None
+        return self._disk.read_range(path, start, length)
+
+    def version(self, path: str) -> tuple[int, ...] | None:
+        self._scheduler.check_alive()
+        return self._disk.version(path)
+
 
 class _MountedFile:
     def __init__(self, mounted: MountedDisk, file: LogFile, path: str) -> None:
