@@ -106,6 +106,8 @@ def test_a_name_that_could_not_be_synced_is_made_anew() -> None:
         log.roll()
     process.storage.before = None
     assert [n for n in process.storage.list_files(TABLET) if n.endswith(".log")] == before
+    log.append([body(log.log_end_offset, 0, b"between---------")], 5)
+    assert sum(f.body.row_count for f in log.frames(0, log.log_end_offset)) == log.log_end_offset
     log.roll()
     process.write(log, 1, b"b" * 16)
     process.storage.crash()

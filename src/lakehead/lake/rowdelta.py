@@ -29,6 +29,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Summary
+from pyiceberg.table.update import AddSnapshotUpdate, TableUpdate, UpdatesAndRequirements
 from pyiceberg.table.update.snapshot import _SnapshotProducer
 from pyiceberg.typedef import Record
 
@@ -72,6 +73,13 @@ class RowDelta(_SnapshotProducer["RowDelta"]):
     def _validate_concurrency(self) -> None:
         # PyIceberg asks before it builds the snapshot again on newer metadata.
         raise ValidationException("The table has moved on since this change was planned")
+
+    def _commit(self) -> UpdatesAndRequirements:
+        """As PyIceberg does, but that the table's history does not go back with the clock: the Java library refuses to
+        read a table whose snapshots are more than a minute out of order."""
+        updates, requirements = super()._commit()
+        newest = max((entry.timestamp_ms for entry in self._base.snapshot_log), default=0)
+        return tuple(_not_before(update, newest) for update in updates), requirements
 
     def _manifests(self) -> list[ManifestFile]:
         out = self._write(ManifestContent.DATA, map(self._added, self._added_data_files))
@@ -178,6 +186,12 @@ class RowDelta(_SnapshotProducer["RowDelta"]):
 
     def _existing_manifests(self) -> list[ManifestFile]:
         return []
+
+
+def _not_before(update: TableUpdate, newest_ms: int) -> TableUpdate:
+    if not isinstance(update, AddSnapshotUpdate) or update.snapshot.timestamp_ms >= newest_ms:
+        return update
+    return AddSnapshotUpdate(snapshot=update.snapshot.model_copy(update={"timestamp_ms": newest_ms}))
 
 
 class _DeleteManifestWriter(ManifestWriterV2):

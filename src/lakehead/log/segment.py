@@ -138,8 +138,8 @@ class Segment:
 
     def seal(self) -> None:
         """Nothing is appended any more: whoever writes the file from now on damages it."""
-        self._sealed_end = self.end_offset
         self._watch.trust()
+        self._sealed_end = self.end_offset
 
     @property
     def damage(self) -> CorruptionError | None:

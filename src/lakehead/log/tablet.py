@@ -198,8 +198,9 @@ class LogTablet:
         last = self._segments[-1]
         if last.size_bytes:
             self.sync()
+            following = Segment(self._storage, self._folder, last.id.after(last.end_offset))
             last.seal()
-            self._segments = [*self._segments, Segment(self._storage, self._folder, last.id.after(last.end_offset))]
+            self._segments = [*self._segments, following]
 
     def sync(self) -> None:
         """Return once everything appended so far survives a power cut.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.manifest import ManifestContent
-from pyiceberg.table import Table, Transaction
+from pyiceberg.table import Table, Transaction, snapshots
 
 from lakehead.lake.files import LakeWriteSpec, write_data_files
 from lakehead.lake.read import plan_files, read_lake
@@ -70,6 +71,22 @@ def test_a_rewrite_of_files_that_are_gone_is_refused(keyed: Any) -> None:
     with pytest.raises(ValidationException):
         ours.commit_transaction()
     assert keyed.ids() == [1, 2]
+
+
+def test_a_clock_that_goes_back_does_not_take_the_history_with_it(keyed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, ahead = time.time, 365 * 86_400
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshots.time, "time", lambda: real() + ahead)
+        keyed.write(1)
+        keyed.round()
+    for key in (2, 3):
+        keyed.write(key)
+        keyed.round()
+    metadata = keyed.load().metadata
+    times = [entry.timestamp_ms for entry in metadata.snapshot_log]
+    assert len(times) == 3 and times[0] > (real() + ahead - 3600) * 1000
+    assert times == sorted(times) and metadata.last_updated_ms >= times[-1], "what Java asks of it"
+    assert keyed.ids() == [1, 2, 3]
 
 
 def test_small_manifests_are_folded(keyed: Any) -> None:
