@@ -66,7 +66,10 @@ class Maintenance:
             self._wake.wait(seconds)
             self._wake.clear()
             if not self._stopped:
-                self.run()
+                try:
+                    self.run()
+                except Exception:
+                    _log.exception("maintenance failed and is tried again")
 
     def stop(self) -> None:
         """Begin nothing more; `join` waits for what is under way, which closing the tables cuts short."""

@@ -374,3 +374,21 @@ def test_a_missing_segment_without_rows_is_noticed() -> None:
             open_log(storage)
         storage.write_atomic(f"{FOLDER}/{name}", data)
     assert numbers(open_log(storage)) == list(range(20))
+
+
+def test_files_of_others_are_left_alone() -> None:
+    storage = FaultyStorage()
+    log = open_log(storage)
+    append(log, 0, 20)
+    checkpoint(log, storage)
+    log.trim(100)
+    log.close()
+    strays = ["my.checkpoint", "my.log", "my.start", f"{7:020d} (copy).checkpoint", f"{7:020d} (copy).log", "zz.start"]
+    for name in strays:
+        storage.write_atomic(f"{FOLDER}/{name}", b"not ours")
+    log = open_log(storage)
+    assert (log.checkpoint_offset, log.log_end_offset) == (200, 200)
+    append(log, 20, 1)
+    checkpoint(log, storage)
+    assert log.trim(210) == 210
+    assert set(strays) <= set(storage.list_files(FOLDER))
