@@ -47,6 +47,11 @@ check: $(STAMP)  ## lint, format, types and layers
 mutants: $(STAMP)  ## break central lines one at a time, see that tests notice
 	$(BIN)/python -m tests.mutation $(ARGS)
 
+.PHONY: fuzz-spark
+fuzz-spark: $(STAMP) java  ## ask Spark the same of log, union and lake, local and cluster (CASES=how many)
+	LAKEHEAD_SPARK_CASES=$(or $(CASES),10) LAKEHEAD_SPARK_CONDITIONS=40 \
+		$(BIN)/python -m pytest -q tests/properties/test_spark_predicates.py --timeout 3600 $(ARGS)
+
 bench: $(STAMP)  ## measure throughput and latency on this machine
 	$(BIN)/python -m lakehead.cli.main bench $(ARGS)
 

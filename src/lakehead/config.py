@@ -118,6 +118,9 @@ class TableProperties:
         return out
 
 
+LEASE_SECONDS = 120.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """Limits that keep every queue and request bounded.
@@ -126,11 +129,13 @@ class Limits:
         batch_bytes_max: largest Arrow batch of one write to one tablet.
         buckets_max: buckets of one table.
         columns_max: columns of one table.
-        lease_seconds: how long a pinned read that is not used keeps what it holds from being deleted.
+        lease_seconds: how long a pinned read that its process neither uses nor renews keeps what it holds from being
+            deleted; a live process renews it four times in this time.
         leases_max: pinned reads of one server.
         lookup_keys_max: keys of one lookup request; clients cut larger ones.
         named_writers_max: named writers that one table ever had.
         partitions_max: partitions of one table.
+        planned_lease_seconds: the same for a read that Spark has planned and does not carry out.
         reads_max: bulk reads that one server carries out at once.
         subscriptions_max: open subscriptions of one server.
         write_bytes_max: bytes of writes that one server works on at once; more are told to try again.
@@ -141,11 +146,12 @@ class Limits:
     batch_bytes_max: int = 256 << 20
     buckets_max: int = 1024
     columns_max: int = 2000
-    lease_seconds: float = 3600.0
+    lease_seconds: float = LEASE_SECONDS
     leases_max: int = 10_000
     lookup_keys_max: int = 1 << 18
     named_writers_max: int = 10_000
     partitions_max: int = 1000
+    planned_lease_seconds: float = 600.0
     reads_max: int = 1000
     subscriptions_max: int = 1000
     write_bytes_max: int = 1 << 30

@@ -114,6 +114,7 @@ def requests(log: str, keyed: str) -> list[tuple[m.Request, list[pa.Buffer]]]:
             [],
         ),
         (m.OpenLeases(tables=[m.LeasedTable(table_id=log, lake_metadata=None)], release=["none"]), []),
+        (m.RenewLeases(leases=["none"], release=["none"]), []),
         (m.LeasedMetadata(table_id=log), []),
         (m.ReportTiered(table_id=log), []),
         (m.LakeInfo(table_id=log), []),

@@ -6,7 +6,6 @@ import atexit
 import os
 import threading
 import weakref
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +16,7 @@ from lakehead.api.embedded import host_folder
 from lakehead.api.lake import TieringResult
 from lakehead.api.table import Table
 from lakehead.client.closable import ClosableEndpoint
+from lakehead.client.leases import LeaseKeeper
 from lakehead.client.table import TableClient
 from lakehead.config import LakeConfig, ServerConfig, TableProperties
 from lakehead.env import SystemClock, SystemRandomness
@@ -79,16 +79,22 @@ def connect(
     if not isinstance(text, str) or not text:
         raise InvalidUriError(f"cannot connect to {target!r}: give a folder or 'lakehead://host:port'")
     if "://" in text:
-        host, port = parse_uri(text)
-        ca = Path(tls_ca).read_bytes() if tls_ca is not None else None
-        endpoint = _flight(host, port, token=token or load_token(port), tls_ca=ca)
-        try:
-            endpoint.call(m.Hello())
-        except LakeheadError:
-            endpoint.close()
-            raise
-        return Connection(endpoint, text, None)
+        return open_server(text, token=token, tls_ca=Path(tls_ca).read_bytes() if tls_ca is not None else None)
     return _open_folder(os.path.realpath(os.path.expanduser(text)), lake or LakeConfig())
+
+
+def open_server(uri: str, *, token: str | None, tls_ca: bytes | None) -> Connection:
+    """See `connect`; ``tls_ca`` is what the PEM file holds."""
+    host, port = parse_uri(uri)
+    endpoint = _flight(host, port, token=token or load_token(port), tls_ca=tls_ca)
+    try:
+        endpoint.call(m.Hello())
+    except LakeheadError:
+        endpoint.close()
+        raise
+    con = Connection(endpoint, uri, None)
+    con._given = (token, tls_ca)
+    return con
 
 
 def parse_uri(uri: str) -> tuple[str, int]:
@@ -167,9 +173,11 @@ class Connection(Displayed):
         self._door = ClosableEndpoint(endpoint)
         self.uri = uri
         self._folder = folder
+        # Token and authority that `connect` was given: other processes of this job may need them.
+        self._given: tuple[str | None, bytes | None] = (None, None)
         self._clock = SystemClock()
         self._randomness = SystemRandomness()
-        self._released: deque[str] = deque()
+        self._leases = LeaseKeeper(self._door, renewing=True)
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._sql: SqlEngine | None = None
@@ -281,7 +289,7 @@ class Connection(Displayed):
     def _opened(self, reply: m.AnyReply) -> Table:
         assert isinstance(reply, m.TableReply)
         desc = reply.info.descriptor()
-        return Table(TableClient(desc, self._endpoint, self._clock, self._randomness, self._released))
+        return Table(TableClient(desc, self._endpoint, self._clock, self._randomness, self._leases))
 
     def tables(self, database: str | None = None) -> list[str]:
         """Names ``database.table`` of one database or of all, sorted."""
@@ -356,6 +364,7 @@ class Connection(Displayed):
             if self._door.closed or self._pid != os.getpid():
                 return
             self._door.close()
+            self._leases.close()
         if self._folder is None:
             self._server.close()
             return

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
+from lakehead.client.leases import LeaseKeeper
 from lakehead.client.routing import route
 from lakehead.client.writer import BatchWriter, WriteKind
 from lakehead.env.clock import Clock
@@ -41,15 +42,15 @@ class TableClient:
         endpoint: m.Endpoint,
         clock: Clock,
         randomness: Randomness,
-        released: deque[str] | None = None,
+        leases: LeaseKeeper | None = None,
     ) -> None:
-        """``released`` gathers leases to let go of, for all clients of a connection: some do not live to send them."""
+        """``leases`` are those of all clients of a connection: some do not live to let go of theirs."""
         self.desc = desc
         self._endpoint = endpoint
         self._clock = clock
         self._randomness = randomness
         self._writers: list[BatchWriter] = []
-        self._released: deque[str] = deque() if released is None else released
+        self.leases = LeaseKeeper(endpoint, renewing=False) if leases is None else leases
         self._lock = threading.Lock()
 
     def _ask(self, request: m.Request, attachments: Sequence[pa.Buffer] = ()) -> tuple[m.AnyReply, list[pa.Buffer]]:
@@ -238,18 +239,20 @@ class TableClient:
         finally:
             stream.close()
 
-    def open_leases(self, tables: Sequence[tuple[str, str | None]]) -> list[tuple[str, list[m.TabletState]]]:
+    def open_leases(
+        self, tables: Sequence[tuple[str, str | None]], *, planned: bool = False
+    ) -> list[tuple[str, list[m.TabletState]]]:
         """Pin what all tablets of these tables of one connection hold at one moment, and the files of a lake metadata
         file of each; see `protocol.messages.OpenLeases`."""
-        released = [self._released.popleft() for _ in range(len(self._released))]
-        leases = [m.LeasedTable(table_id=t, lake_metadata=metadata) for t, metadata in tables]
-        reply, _ = self._ask(m.OpenLeases(tables=leases, release=released))
-        assert isinstance(reply, m.LeasesReply)
-        return [(held.lease, held.tablets) for held in reply.leases]
+        return [(held.lease, held.tablets) for held in self.leases.open(tables, planned=planned)]
+
+    def keep_lease(self, lease: str) -> None:
+        """Renew a lease until it is released."""
+        self.leases.keep(lease)
 
     def release_lease(self, lease: str) -> None:
-        """Let a lease go with the next one that is opened. Sends nothing, so that the garbage collector may call it."""
-        self._released.append(lease)
+        """Let a lease go with the next request about leases, so that the garbage collector may call it."""
+        self.leases.release(lease)
 
     def leased_metadata(self) -> list[str]:
         """Iceberg metadata files that pinned reads still use."""

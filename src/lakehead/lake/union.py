@@ -64,12 +64,20 @@ class Pin:
         return replace(self, ranges={}, of=self)
 
 
-def pin(client: TableClient, *, tier: Tier = "union", snapshot: Moment | None = None, held: bool = True) -> Pin:
+def pin(
+    client: TableClient,
+    *,
+    tier: Tier = "union",
+    snapshot: Moment | None = None,
+    held: bool = True,
+    planned: bool = False,
+) -> Pin:
     """Pin a read of a table as of now, under a lease: nothing is deleted under it.
 
     Args:
-        held: let the lease go with the `Pin`; False leaves it to end by itself some time after its last use, for plans
-            that others carry out.
+        held: the lease lasts as long as the `Pin`; False: until it is released, or some time after its last use.
+        planned: others carry the read out and nobody holds the lease: it lasts for a while after its last use, unless
+            the server has no room.
 
     Raises:
         NoLakeError: the lake is asked for and the table has none.
@@ -79,10 +87,10 @@ def pin(client: TableClient, *, tier: Tier = "union", snapshot: Moment | None = 
     desc = client.desc
     if desc.lake is None and (tier == "lake" or snapshot is not None):
         raise NoLakeError(f"table {desc.path} has no lake: create it with lake='iceberg'", table=str(desc.path))
-    (pinned,) = _pinned([client], snapshot, with_log=tier != "lake" and snapshot is None)
+    (pinned,) = _pinned([client], snapshot, with_log=tier != "lake" and snapshot is None, planned=planned)
     if tier == "hot":
         pinned = replace(pinned, lake=None)
-    return _held(client, pinned) if held else pinned
+    return _held(client, pinned) if held and not planned else pinned
 
 
 def pin_together(clients: Sequence[TableClient]) -> list[Pin]:
@@ -97,18 +105,25 @@ def pin_together(clients: Sequence[TableClient]) -> list[Pin]:
 
 def _held(client: TableClient, pinned: Pin) -> Pin:
     if pinned.lease is not None:
+        client.keep_lease(pinned.lease)
         weakref.finalize(pinned, client.release_lease, pinned.lease).atexit = False
     return pinned
 
 
-def _pinned(clients: Sequence[TableClient], snapshot: Moment | None, *, with_log: bool) -> list[Pin]:
+def _pinned(
+    clients: Sequence[TableClient], snapshot: Moment | None, *, with_log: bool, planned: bool = False
+) -> list[Pin]:
     seen: list[list[int | None]] = []
     while clients:
         # The lake first: a round that commits in between only makes the log's part longer than needed.
         infos = [c.lake() if c.desc.lake is not None else None for c in clients]
         views = [None if i is None else LakeView.at(c.desc, i, snapshot) for c, i in zip(clients, infos, strict=True)]
         leases = clients[0].open_leases(
-            [(c.desc.table_id, None if i is None else i.metadata_location) for c, i in zip(clients, infos, strict=True)]
+            [
+                (c.desc.table_id, None if i is None else i.metadata_location)
+                for c, i in zip(clients, infos, strict=True)
+            ],
+            planned=planned,
         )
         pins, gaps = [], []
         for client, view, (lease, tablets) in zip(clients, views, leases, strict=True):

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar
 import msgspec
 import pyarrow as pa
 
-from lakehead.config import TableProperties
+from lakehead.config import LEASE_SECONDS, TableProperties
 from lakehead.errors import InvalidPropertyError, InvalidRequestError
 from lakehead.format.schema import schema_from_bytes, schema_to_bytes
 from lakehead.types import TableDescriptor, TablePath, TabletKey
@@ -292,13 +292,15 @@ class LeasedTable(Message, frozen=True, kw_only=True):
 
 class OpenLeases(Request, frozen=True, kw_only=True):
     """Pin a read: what every tablet of these tables holds at one moment stays readable under the tables' leases, also
-    once it is trimmed, until a lease is released or was not used for the server's ``lease_seconds``.
+    once it is trimmed, until a lease is released or was neither used nor renewed for the server's ``lease_seconds``.
 
-    ``release`` are leases of this client that are not needed any more.
+    ``release`` are leases of this client that are not needed any more. ``planned``: nobody will renew them, because
+    others carry the read out; they last for ``planned_lease_seconds``, and give way when the server has no room.
     """
 
     tables: list[LeasedTable]
     release: list[str]
+    planned: bool = False
 
 
 class Lease(Message, frozen=True, kw_only=True):
@@ -309,9 +311,17 @@ class Lease(Message, frozen=True, kw_only=True):
 
 
 class LeasesReply(Reply, frozen=True, kw_only=True):
-    """The leases, in the order of the tables."""
+    """The leases, in the order of the tables, and for how many seconds they last when nobody uses or renews them."""
 
     leases: list[Lease]
+    seconds: float = LEASE_SECONDS
+
+
+class RenewLeases(Request, frozen=True, kw_only=True):
+    """Keep leases as if they had been used now; those that are over are passed by. ``release`` ends others."""
+
+    leases: list[str]
+    release: list[str]
 
 
 class LeasedMetadata(Request, frozen=True, kw_only=True):
@@ -409,7 +419,7 @@ class ErrorReply(Reply, frozen=True, kw_only=True):
 AnyRequest = (
     Hello | CreateTable | GetTable | ListTables | ListDatabases | DropTable | Write | OpenWriter | CloseWriter | Lookup
     | Watermarks
-    | TimestampsAt | OpenLeases | LeasedMetadata | Read | ReadLive | Subscribe | LakeInfo | ReportTiered
+    | TimestampsAt | OpenLeases | RenewLeases | LeasedMetadata | Read | ReadLive | Subscribe | LakeInfo | ReportTiered
 )  # fmt: skip
 AnyReply = (
     HelloReply | TableReply | NamesReply | Done | WriteReply | WriterReply | LookupReply | WatermarksReply

@@ -1,7 +1,9 @@
 """Leases: what pinned reads hold, so that trimming and clean-up take nothing away under them.
 
 A lease keeps the segments and the checkpoint that each tablet had when it was opened; trimming removes their names, the
-bytes stay until the last reader lets go. It ends when its holder releases it, or some time after its last use.
+bytes stay until the last reader lets go. It ends when its holder releases it, or soon after its holder stops renewing
+it. A lease for a plan that others carry out has no holder: it lasts longer after its last use, and when there is no
+room, the one that was not used the longest gives way, so that plans never keep readers out.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ class _Lease:
     table_id: str
     views: Mapping[TabletKey, LogView]
     lake_metadata: str | None
+    planned: bool
     used: float
 
 
@@ -36,22 +39,35 @@ class Leases:
         self._lock = threading.Lock()
         self._open: dict[str, _Lease] = {}
 
-    def open(self, table_id: str, views: Mapping[TabletKey, LogView], lake_metadata: str | None) -> str:
-        """A new lease on these views.
+    def open(
+        self, table_id: str, views: Mapping[TabletKey, LogView], lake_metadata: str | None, *, planned: bool = False
+    ) -> str:
+        """A new lease on these views; ``planned``: nobody renews it.
 
         Raises:
-            OverloadedError: too many are open.
+            OverloadedError: too many are open that somebody holds.
         """
         with self._lock:
             self._end_unused()
+            if len(self._open) >= self._limits.leases_max:
+                self._make_room()
             if len(self._open) >= self._limits.leases_max:
                 raise OverloadedError(
                     f"{len(self._open)} pinned reads are open, the limit of this server: let go of scans that are done",
                     leases_max=self._limits.leases_max,
                 )
             lease = self._randomness.uuid_hex()
-            self._open[lease] = _Lease(table_id, views, lake_metadata, self._clock.monotonic())
+            self._open[lease] = _Lease(table_id, views, lake_metadata, planned, self._clock.monotonic())
             return lease
+
+    def renew(self, leases: Iterable[str]) -> None:
+        """Count leases as used now; those that are over are passed by."""
+        with self._lock:
+            now = self._clock.monotonic()
+            for lease in leases:
+                held = self._open.get(lease)
+                if held is not None:
+                    held.used = now
 
     def views(self, table_id: str, lease: str | None) -> Mapping[TabletKey, LogView]:
         """What a lease holds of a table; nothing when it is over."""
@@ -88,5 +104,11 @@ class Leases:
             self._end_unused()
 
     def _end_unused(self) -> None:
-        oldest = self._clock.monotonic() - self._limits.lease_seconds
-        self._open = {k: x for k, x in self._open.items() if x.used >= oldest}
+        now = self._clock.monotonic()
+        held, planned = now - self._limits.lease_seconds, now - self._limits.planned_lease_seconds
+        self._open = {k: x for k, x in self._open.items() if x.used >= (planned if x.planned else held)}
+
+    def _make_room(self) -> None:
+        planned = [k for k, x in self._open.items() if x.planned]
+        if planned:
+            del self._open[min(planned, key=lambda k: self._open[k].used)]

@@ -122,6 +122,7 @@ class Service:
             m.Watermarks: self._watermarks,
             m.TimestampsAt: self._timestamps_at,
             m.OpenLeases: self._open_leases,
+            m.RenewLeases: self._renew_leases,
             m.LeasedMetadata: self._leased_metadata,
             m.LakeInfo: self._lake_info,
             m.ReportTiered: self._report_tiered,
@@ -453,7 +454,7 @@ class Service:
         try:
             for asked, tablets, views in zip(request.tables, tables, seen, strict=True):
                 held = {key: view for key, (view, _) in views.items()}
-                lease = self._leases.open(asked.table_id, held, asked.lake_metadata)
+                lease = self._leases.open(asked.table_id, held, asked.lake_metadata, planned=request.planned)
                 # A view that was taken just before a new segment was begun does not grow any more.
                 ends = {key: min(end, view.log_end_offset) for key, (view, end) in views.items()}
                 states = [self._tablet_state(k, t, held[k].log_start_offset, ends[k]) for k, t in tablets]
@@ -461,7 +462,12 @@ class Service:
         except OverloadedError:
             self._leases.release([held.lease for held in opened])
             raise
-        return m.LeasesReply(leases=opened), []
+        return m.LeasesReply(leases=opened, seconds=self._limits.lease_seconds), []
+
+    def _renew_leases(self, request: m.RenewLeases, _: Sequence[pa.Buffer]) -> _Answer:
+        self._leases.release(request.release)
+        self._leases.renew(request.leases)
+        return m.Done(), []
 
     def _leased_metadata(self, request: m.LeasedMetadata, _: Sequence[pa.Buffer]) -> _Answer:
         return m.NamesReply(names=self._leases.lake_metadata(request.table_id)), []

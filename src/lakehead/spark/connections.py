@@ -1,20 +1,25 @@
 """Connections of Spark's processes: which one a session means, and one per worker process and address.
 
-Tokens never travel in options: a process on the same machine takes them from this user's files.
+A process on the same machine takes tokens from this user's files. What `connect` was given goes to Python workers in
+their environment: never in options, settings, plans or logs.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from typing import TYPE_CHECKING
 
-from lakehead.api.connection import Connection, connect
+from lakehead.api.connection import Connection, connect, open_server
 from lakehead.api.table import Table
 from lakehead.errors import AuthenticationError, ClosedError, InvalidRequestError, UnavailableError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_GIVEN = "LAKEHEAD_SPARK_CREDENTIALS"
+"""Environment variable of Python workers: per address, the token and the authority that the driver was given."""
 
 _lock = threading.Lock()
 _of_sessions: dict[str, Connection] = {}
@@ -27,7 +32,16 @@ def opened(con_or_uri: Connection | str | os.PathLike[str]) -> Connection:
 
 
 def bind_session(spark: SparkSession, con: Connection) -> None:
-    """Make a connection the one that names in this session's application mean."""
+    """Make a connection the one that names in this session's application mean, and one that its workers can make.
+
+    Python functions that are registered or shipped after this reach workers with what the connection was given.
+    """
+    token, tls_ca = con._given
+    if token is not None or tls_ca is not None:
+        environment = spark.sparkContext.environment
+        known = json.loads(environment.get(_GIVEN, "{}"))
+        known[con.uri] = [token, None if tls_ca is None else tls_ca.decode()]
+        environment[_GIVEN] = json.dumps(known, sort_keys=True)
     _of_sessions[spark.sparkContext.applicationId] = con
 
 
@@ -57,8 +71,20 @@ def worker_table(uri: str, name: str) -> Table:
             except (UnavailableError, AuthenticationError, ClosedError):
                 con.close()
                 del _of_process[key]
-        con = _of_process[key] = connect(uri)
+        con = _of_process[key] = _connected(uri)
         return con.table(name)
+
+
+def _connected(uri: str) -> Connection:
+    given = json.loads(os.environ.get(_GIVEN, "{}")).get(uri)
+    if given is None:
+        return connect(uri)
+    token, tls_ca = given[0], None if given[1] is None else given[1].encode()
+    try:
+        return open_server(uri, token=token, tls_ca=tls_ca)
+    except AuthenticationError:
+        # The server was restarted with another one: on its machine it stands in this user's files.
+        return open_server(uri, token=None, tls_ca=tls_ca)
 
 
 def _after_fork() -> None:

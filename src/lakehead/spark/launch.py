@@ -98,8 +98,9 @@ def attach_session(
     con = opened(con_or_uri)
     for name, value in {**RUNTIME_SETTINGS, **(runtime or {})}.items():
         spark.conf.set(name, value)
-    spark.dataSource.register(LakeheadDataSource)
+    # Before the source is registered, which takes along what workers are given.
     bind_session(spark, con)
+    spark.dataSource.register(LakeheadDataSource)
     return spark
 
 

@@ -107,11 +107,12 @@ def _columns(text: str | None) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, eq=False)
 class LakePart:
-    """Lake files to read, and offsets of rows to leave out."""
+    """Lake files to read, and offsets of rows to leave out, under the lease of the plan."""
 
     table_id: str
     files: tuple[LakeFile, ...]
     superseded: Mapping[TabletKey, Offsets]
+    lease: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +166,7 @@ class LakeheadReader(DataSourceReader):
         if options.ranges is not None:
             pinned = Pin(None, options.ranges, options.lease)
         else:
-            pinned = pin(client, tier=options.tier, snapshot=options.snapshot, held=False)
+            pinned = pin(client, tier=options.tier, snapshot=options.snapshot, planned=True)
         parts: list[LakePart | HotPart] = []
         view = pinned.lake
         if view is not None and view.snapshot_id is not None:
@@ -176,7 +177,7 @@ class LakeheadReader(DataSourceReader):
             if client.desc.keyed and pinned.ranges:
                 superseded = UnionRead(client, pinned, columns=[]).hot_changes()[0]
             files = plan_files(view.table, view.snapshot_id)
-            parts += lake_parts(client.desc.table_id, files, superseded)
+            parts += lake_parts(client.desc.table_id, files, superseded, pinned.lease)
         parts += hot_parts(client.desc.table_id, pinned.ranges, pinned.lease, whole_tablets=client.desc.keyed)
         return [InputPartition(p) for p in parts]
 
@@ -209,19 +210,22 @@ class LakeheadReader(DataSourceReader):
                 system_columns=len(user) < len(names),
             )
             batches = read.batches()
-        for batch in batches:
-            yield _conform(batch, target)
+        with client.leases.used(part.lease):
+            for batch in batches:
+                yield _conform(batch, target)
 
     def _table(self) -> Table:
         return worker_table(self._options.uri, self._options.table)
 
 
-def lake_parts(table_id: str, files: Iterable[LakeFile], superseded: Mapping[TabletKey, Offsets]) -> Iterator[LakePart]:
+def lake_parts(
+    table_id: str, files: Iterable[LakeFile], superseded: Mapping[TabletKey, Offsets], lease: str | None = None
+) -> Iterator[LakePart]:
     """Files in order, cut where `LAKE_BYTES` are reached; each part with the superseded offsets of its tablets."""
     for group in _grouped(files, lambda f: f.size, LAKE_BYTES):
         tablets = {f.tablet for f in group if f.tablet is not None}
         mine = {k: _within(superseded[k], [f for f in group if f.tablet == k]) for k in tablets if k in superseded}
-        yield LakePart(table_id, tuple(group), mine)
+        yield LakePart(table_id, tuple(group), mine, lease)
 
 
 def _within(offsets: Offsets, files: Sequence[LakeFile]) -> Offsets:

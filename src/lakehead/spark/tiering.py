@@ -2,7 +2,9 @@
 
 One queue of tables by deadline. A table is due so long before its freshness runs out as its rounds have lately taken;
 a table without news costs one request at that time. Tasks run on executors, the commit in the driver. An error of one
-table delays that table alone; a table that a newer service has taken over is let go.
+table delays that table alone; a table that a newer service has taken over is let go. A server that is away, or has come
+back with another token, ends nothing: the service asks for it every `RELIST_SECONDS`, and goes on at once with all
+tables when it answers.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lakehead.api.connection import Connection
+from lakehead.api.connection import Connection, open_server
 from lakehead.api.lake import tier_table
 from lakehead.api.table import Table
 from lakehead.env.clock import Clock, SystemClock
 from lakehead.errors import (
+    AuthenticationError,
+    ClosedError,
     CommitConflictError,
     FencedError,
     LakeheadError,
@@ -31,7 +35,7 @@ from lakehead.errors import (
     TableNotFoundError,
     UnavailableError,
 )
-from lakehead.spark.connections import opened
+from lakehead.spark.connections import bind_session, opened
 from lakehead.spark.launch import attach_session, open_session
 from lakehead.spark.work import RemoteLog, guarded
 from lakehead.types import TabletKey
@@ -112,6 +116,8 @@ class TieringService:
         self._order = itertools.count()
         self._known: dict[str, _Entry] = {}
         self._fenced: set[str] = set()
+        self._listed = False
+        self._away = False
 
     def stop(self) -> None:
         """Make `run` return once the round under way is committed."""
@@ -126,6 +132,8 @@ class TieringService:
 
         Raises:
             MissingDependencyError: there is no Java 17+ runtime.
+            NoLakeError: a table was named that has no lake.
+            ClosedError: the connection was closed.
         """
         own = self._spark is None
         spark = self._spark or open_session(self._con, {"app_name": "lakehead tiering"})
@@ -143,12 +151,12 @@ class TieringService:
 
     def _serve(self, spark: SparkSession, end: float | None, ask: Callable[[], bool] | None) -> None:
         relist = self._clock.monotonic()
-        while not self._stopped.is_set() and not (ask is not None and ask()):
+        while not self._stopped.is_set() and not (ask is not None and self._says_so(ask)):
             now = self._clock.monotonic()
             if end is not None and now >= end:
                 return
             if now >= relist:
-                self._list_tables(now)
+                self._list_tables(spark, now)
                 relist = self._clock.monotonic() + RELIST_SECONDS
             if self._queue and self._queue[0][0] <= now:
                 _, _, entry = heapq.heappop(self._queue)
@@ -159,15 +167,32 @@ class TieringService:
             pause = max(min(times) - now, 0.0)
             self._stopped.wait(min(pause, ASK_SECONDS) if ask is not None else pause)
 
+    @staticmethod
+    def _says_so(ask: Callable[[], bool]) -> bool:
+        try:
+            return ask()
+        except (UnavailableError, AuthenticationError):
+            return False  # it could not look: asked again
+
     # ---- the queue ----------------------------------------------------------------------------------------------
 
-    def _list_tables(self, now: float) -> None:
+    def _list_tables(self, spark: SparkSession, now: float) -> None:
         """Take up tables that are new, let go of those that are gone."""
         try:
             names = set(self._con.tables())
-        except UnavailableError as e:
-            _log.warning("tables cannot be listed, trying again: %s", e)
+        except ClosedError:
+            raise
+        except LakeheadError as e:
+            if not self._away:
+                _log.warning("tables cannot be listed, trying every %g s: %s", RELIST_SECONDS, e)
+            self._away = True
+            if isinstance(e, AuthenticationError):
+                self._connect_again(spark)
             return
+        if self._away:
+            _log.warning("the server at %s answers again", self._con.uri)
+            self._away = False
+            self._all_due(now)
         if self._names is not None:
             names &= set(self._names)
         for name in self._known.keys() - names:
@@ -178,12 +203,35 @@ class TieringService:
                 table = self._con.table(name)
             except LakeheadError:
                 continue  # dropped since, or not reachable now: the next listing tells
-            if table._client.desc.lake is None and self._names is not None:
+            if table._client.desc.lake is None and self._names is not None and not self._listed:
                 raise NoLakeError(f"table {name} has no lake: create it with lake='iceberg'", table=name)
             entry = self._known[name] = _Entry(table, table._client.desc.properties.freshness_ms / 1000)
             entry.gone = table._client.desc.lake is None
             if not entry.gone:
                 self._push(entry, now)
+        self._listed = True
+
+    def _connect_again(self, spark: SparkSession) -> None:
+        """The server has another token than before: on its machine it stands in this user's files."""
+        try:
+            con = open_server(self._con.uri, token=None, tls_ca=self._con._given[1])
+        except LakeheadError:
+            return
+        if self._own_con:
+            self._con.close()
+        self._con, self._own_con = con, True
+        bind_session(spark, con)
+        # What is known of tables goes through the connection that is refused.
+        for entry in self._known.values():
+            entry.gone = True
+        self._known.clear()
+
+    def _all_due(self, now: float) -> None:
+        """Nothing waits any longer for a server that is back."""
+        waiting, self._queue = self._queue, []
+        for due, _, entry in waiting:
+            self._push(entry, min(due, now) if entry.failures else due)
+            entry.failures = 0
 
     def _push(self, entry: _Entry, due: float) -> None:
         heapq.heappush(self._queue, (due, next(self._order), entry))

@@ -27,6 +27,7 @@ from lakehead.lake.view import LakeView
 from lakehead.log.netchange import Offsets
 from lakehead.spark.dead import KEY_COLUMN, OFFSET_BITS, PARTITION_COLUMN, LakeParts, dead_table, split_files
 from lakehead.spark.floats import quoted, unprunable_floats
+from lakehead.spark.held import hold_pin
 from lakehead.spark.scratch import is_shared, scratch_frame, spark_path
 from lakehead.spark.types import spark_schema
 from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor
@@ -56,13 +57,16 @@ def union_frame(
         raise InvalidRequestError(f"tier={tier!r}: use 'union', 'hot' or 'lake'")
     client = table._client
     names = list(chosen_columns(client.desc, columns))
-    pinned = pin(client, tier=tier, snapshot=snapshot, held=False)
+    pinned = pin(client, tier=tier, snapshot=snapshot)
     read = UnionRead(client, Pin(None, pinned.ranges, pinned.lease), columns=names, system_columns=system_columns)
     superseded, hot = _hot_frame(spark, uri, table, read)
     parts = [*_lake_frames(spark, pinned.lake, superseded), *([hot] if hot is not None else [])]
     if not parts:
         return spark.createDataFrame([], spark_schema(read.schema))
-    return reduce(lambda a, b: a.unionByName(b), [p.select(*map(quoted, read.schema.names)) for p in parts])
+    frame = reduce(lambda a, b: a.unionByName(b), [p.select(*map(quoted, read.schema.names)) for p in parts])
+    if pinned.lake is not None or not is_shared(spark):
+        hold_pin(spark, client.leases, pinned, frame)
+    return frame
 
 
 # ---- hot ----------------------------------------------------------------------------------------------------------

@@ -32,17 +32,23 @@ class Client:
     logs: list[tuple[int, int]]
     desc: TableDescriptor = DESC
     asked: int = 0
+    kept: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
 
     def lake(self) -> LakeReply:
         location = str(min(self.asked, len(self.views) - 1))
         return LakeReply(metadata_location=location, catalog_name="", catalog_properties={}, storage_properties={})
 
-    def open_leases(self, tables: list[tuple[str, str | None]]) -> list[tuple[str, list[TabletState]]]:
+    def open_leases(
+        self, tables: list[tuple[str, str | None]], *, planned: bool
+    ) -> list[tuple[str, list[TabletState]]]:
         start, end = self.logs[min(self.asked, len(self.logs) - 1)]
         self.asked += 1
         state = TabletState(partition="", bucket=0, log_start=start, high_watermark=end, rows=0)
         return [(f"lease {self.asked}", [state])]
+
+    def keep_lease(self, lease: str) -> None:
+        self.kept.append(lease)
 
     def release_lease(self, lease: str) -> None:
         self.released.append(lease)
@@ -63,7 +69,7 @@ def pin(client: Client, monkeypatch: pytest.MonkeyPatch) -> union.Pin:
 def test_a_pin_that_a_round_and_a_trim_overtake_is_made_anew(first: View, monkeypatch: pytest.MonkeyPatch) -> None:
     client = Client([first, View(2, {TABLET: 9})], [(9, 12)])
     pinned = pin(client, monkeypatch)
-    assert pinned.ranges == {TABLET: (9, 12)} and pinned.lease == "lease 2"
+    assert pinned.ranges == {TABLET: (9, 12)} and pinned.lease == "lease 2" and client.kept == ["lease 2"]
     assert client.released == ["lease 1"]
 
 

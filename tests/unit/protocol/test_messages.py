@@ -44,6 +44,7 @@ REQUESTS: list[m.Request] = [
     m.TimestampsAt(table_id="t1", ranges=[RANGE]),
     m.Read(table_id="t1", ranges=[RANGE], columns=["søk", "__offset"], predicate=b"\x00\xff"),
     m.OpenLeases(tables=[m.LeasedTable(table_id="t1", lake_metadata=None)], release=["a" * 32]),
+    m.RenewLeases(leases=["a" * 32], release=[]),
     m.LeasedMetadata(table_id="t1"),
     m.ReadLive(table_id="t1", ranges=[RANGE], columns=[], predicate=None, lease="a" * 32),
     m.Subscribe(table_id="t1", starts=[RANGE], default="full", stops=None, columns=["søk"], predicate=None),

@@ -1,0 +1,88 @@
+"""Pins of DataFrames: held while anything in Spark can still read what was pinned, and as long as the session lives.
+
+A DataFrame made from another keeps nothing of it in Python; what they share are the relations in the JVM. So each pin
+is held with weak references to the relations that read under it, and is let go of when those are gone.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JError
+
+from lakehead.client.leases import LeaseKeeper, Occasion
+from lakehead.lake.union import Pin
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import DataFrame, SparkSession
+
+_LAKE_RELATION = "LogicalRelation"
+_SOURCE_RELATION = "DataSourceV2Relation"
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    pinned: Pin
+    relations: tuple[Any, ...]
+
+
+def hold_pin(spark: SparkSession, leases: LeaseKeeper, pinned: Pin, frame: DataFrame) -> None:
+    """Hold a pin while the relations that ``frame`` reads are reachable in the JVM and the session lives."""
+    relations = _relations(frame)
+    references = spark.sparkContext._jvm.java.lang.ref.WeakReference
+    context = spark.sparkContext
+    holder = next((h for h in leases.before if isinstance(h, _Holder) and h.context is context), None)
+    if holder is None:
+        holder = _Holder(context)
+        leases.before.append(holder)
+    holder.add(_Held(pinned, tuple(references(r) for r in relations)))
+
+
+class _Holder:
+    """Pins of one connection in one Spark application. Thread-safe."""
+
+    def __init__(self, context: SparkContext) -> None:
+        self.context = context
+        self._lock = threading.Lock()
+        self._held: list[_Held] = []
+
+    def add(self, held: _Held) -> None:
+        with self._lock:
+            self._held.append(held)
+
+    def __call__(self, occasion: Occasion) -> None:
+        """Let go of pins that nothing can read under any more; see `lakehead.client.leases.LeaseKeeper`."""
+        if self.context._jsc is None:  # stopped
+            self._held = []
+        elif occasion != "open":
+            over = self._over(collect=occasion == "full")
+            with self._lock:
+                self._held = [h for h in self._held if h not in over]
+
+    def _over(self, *, collect: bool) -> set[_Held]:
+        with self._lock:
+            held = list(self._held)
+        try:
+            if collect:
+                self.context._jvm.java.lang.System.gc()
+            return {h for h in held if all(r.refersTo(None) for r in h.relations)}
+        except (Py4JError, OSError, AttributeError):
+            # The JVM is gone, or going while the session stops.
+            return set(held)
+
+
+def _relations(frame: DataFrame) -> list[Any]:
+    """What all copies of a plan share of its reads: lists of lake files, and tables of the data source."""
+    found = []
+    leaves = frame._jdf.queryExecution().analyzed().collectLeaves().iterator()
+    while leaves.hasNext():
+        leaf = leaves.next()
+        kind = leaf.getClass().getSimpleName()
+        if kind == _LAKE_RELATION:
+            found.append(leaf.relation().location())
+        elif kind == _SOURCE_RELATION:
+            found.append(leaf.table())
+    return found

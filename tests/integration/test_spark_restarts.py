@@ -1,0 +1,79 @@
+"""A tiering service outlives its server: killed and started again, with the same token or another one."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+import lakehead as lh
+import lakehead.spark as lhs
+from lakehead.env.credentials import load_token, remove_token, save_token
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import ServerProcess
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema([("id", pa.int64())])
+
+
+@pytest.mark.parametrize("token", ["a token of the tests", "another token"], ids=["same token", "another token"])
+def test_a_service_goes_on_when_its_server_is_back(
+    server: ServerProcess,
+    token: str,
+    wait_until: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("lakehead.spark.tiering.RELIST_SECONDS", 0.2)
+    with server.connect() as con:
+        table = con.create_table("t.t", SCHEMA, lake="iceberg", freshness="200ms")
+        table.append([{"id": 1}])
+        reports: list[Any] = []
+        service = lhs.tiering_service(lhs.session(con), con, on_round=reports.append)
+        thread = threading.Thread(target=service.run)
+        with caplog.at_level(logging.WARNING, "lakehead.spark.tiering"):
+            thread.start()
+            wait_until(lambda: len(reports) == 1, 120)
+            server.kill()
+            wait_until(lambda: "cannot be listed" in caplog.text, 60)
+        server.token = token
+        server.start()
+        with server.connect() as other:
+            other.table("t.t").append([{"id": 2}])
+            wait_until(lambda: len(reports) == 2, 120)
+            assert thread.is_alive()
+            service.stop()
+            thread.join(60)
+            assert not thread.is_alive()
+            assert other.table("t.t").scan(tier="lake").count() == 2
+
+
+def test_a_token_that_was_given_reaches_workers_and_nothing_else(server: ServerProcess) -> None:
+    with server.connect() as con:
+        table = con.create_table("t.t", SCHEMA, lake="iceberg", freshness="200ms")
+        table.append([{"id": 1}])
+        spark = lhs.session(con)
+        remove_token(server.port, server.token)
+        assert load_token(server.port) is None, "workers find nothing in this user's files"
+        try:
+            source = spark.read.format("lakehead").options(uri=con.uri, table="t.t").load()
+            assert source.count() == lhs.table(spark, "t.t").count() == 1
+            reports: list[Any] = []
+            lhs.tiering_service(spark, con, on_round=reports.append).run(lambda: bool(reports))
+            assert table.scan(tier="lake").count() == 1
+            settings = str(spark.sparkContext.getConf().getAll()) + str(spark.conf.getAll)
+            plan = source._jdf.queryExecution().toString()
+            assert server.token not in settings + plan
+        finally:
+            save_token(server.port, server.token)
+
+
+def test_a_folder_is_no_server(tmp_path: Any) -> None:
+    with lh.connect(tmp_path / "data") as con:
+        assert con._given == (None, None)

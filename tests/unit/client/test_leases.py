@@ -1,0 +1,110 @@
+"""Leases are renewed exactly while somebody holds them, and let go of with the next request."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from lakehead.client.leases import LeaseKeeper
+from lakehead.errors import ClosedError, OverloadedError, UnavailableError
+from lakehead.protocol import messages as m
+
+
+class Server:
+    """Remembers what was asked; fails as often as it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.errors: list[Exception] = []
+        self.renewed = threading.Event()
+        self.seconds = 1000.0
+
+    def call(self, request: m.Request, attachments: Sequence[pa.Buffer] = ()) -> tuple[m.AnyReply, list[pa.Buffer]]:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.asked.append(request)
+        if isinstance(request, m.OpenLeases):
+            lease = m.Lease(lease=f"lease {len(self.asked)}", tablets=[])
+            return m.LeasesReply(leases=[lease], seconds=self.seconds), []
+        self.renewed.set()
+        return m.Done(), []
+
+    def stream(self, request: m.Request) -> m.Stream:
+        raise AssertionError
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+def opened(keeper: LeaseKeeper) -> str:
+    lease = keeper.open([("t", None)])[0].lease
+    keeper.keep(lease)
+    return lease
+
+
+def test_what_is_held_is_renewed_and_what_is_not_is_released(server: Server) -> None:
+    keeper = LeaseKeeper(server, renewing=False)
+    a, b = opened(keeper), opened(keeper)
+    assert keeper.renew()
+    keeper.release(a)
+    assert keeper.renew()
+    keeper.release(b)
+    assert not keeper.renew()
+    assert not keeper.renew()
+    renewals = [(r.leases, r.release) for r in server.asked if isinstance(r, m.RenewLeases)]
+    assert renewals == [([a, b], []), ([b], [a]), ([], [b])], "nothing to say is not said"
+
+
+def test_releases_go_with_the_next_lease(server: Server) -> None:
+    keeper = LeaseKeeper(server, renewing=False)
+    a = opened(keeper)
+    keeper.release(a)
+    opened(keeper)
+    assert server.asked[-1].release == [a]
+
+
+def test_a_lease_that_others_opened_is_renewed_while_it_is_used(server: Server) -> None:
+    keeper = LeaseKeeper(server, renewing=False)
+    with keeper.used("theirs"), keeper.used("theirs"), keeper.used(None):
+        keeper.renew()
+    assert not keeper.renew()
+    assert [(r.leases, r.release) for r in server.asked] == [(["theirs"], [])], "and is not ours to release"
+
+
+def test_the_thread_outlives_trouble_and_ends_with_the_last_lease(server: Server) -> None:
+    server.seconds = 0.01
+    keeper = LeaseKeeper(server, renewing=True)
+    assert keeper._thread is None, "a connection without scans has no thread"
+    lease = opened(keeper)
+    server.errors = [UnavailableError("away"), UnavailableError("still")]
+    assert server.renewed.wait(30)
+    thread = keeper._thread
+    assert thread is not None
+    keeper.release(lease)
+    thread.join(30)
+    assert not thread.is_alive() and server.asked[-1].release == [lease]
+    again = opened(keeper)
+    thread = keeper._thread
+    assert thread is not None, "and begins again with the next one"
+    server.errors = [ClosedError("closed")]
+    thread.join(30)
+    assert not thread.is_alive() and again
+
+
+def test_holders_are_asked_before_and_again_when_there_is_no_room(server: Server) -> None:
+    keeper = LeaseKeeper(server, renewing=False)
+    occasions: list[str] = []
+    keeper.before.append(occasions.append)
+    server.errors = [OverloadedError("full")]
+    opened(keeper)
+    keeper.renew()
+    assert occasions == ["open", "full", "renew"]
+    server.errors = [OverloadedError("full"), OverloadedError("full")]
+    with pytest.raises(OverloadedError):
+        opened(keeper)

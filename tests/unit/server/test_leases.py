@@ -1,0 +1,62 @@
+"""Leases end soon after nobody renews them; those of plans give way and never keep readers out."""
+
+from __future__ import annotations
+
+import pytest
+
+from lakehead.config import Limits
+from lakehead.env import SystemRandomness
+from lakehead.env.clock import SystemClock
+from lakehead.errors import OverloadedError
+from lakehead.server.leases import Leases
+
+
+class Clock(SystemClock):
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def leases(clock: Clock) -> Leases:
+    limits = Limits(leases_max=3, lease_seconds=100, planned_lease_seconds=500)
+    return Leases(clock, SystemRandomness(), limits)
+
+
+def test_a_lease_lasts_while_it_is_renewed_or_used(leases: Leases, clock: Clock) -> None:
+    renewed, used, left = (leases.open("t", {}, name) for name in ("renewed", "used", "left"))
+    for clock.now in (60.0, 120.0, 180.0):
+        leases.renew([renewed, "unknown"])
+        leases.views("t", used)
+    assert leases.lake_metadata("t") == ["renewed", "used"]
+    leases.renew([left])
+    assert leases.lake_metadata("t") == ["renewed", "used"], "what is over stays over"
+    clock.now = 281.0
+    assert leases.lake_metadata("t") == []
+
+
+def test_a_plan_lasts_longer(leases: Leases, clock: Clock) -> None:
+    leases.open("t", {}, "plan", planned=True)
+    clock.now = 499.0
+    assert leases.lake_metadata("t") == ["plan"]
+    clock.now = 501.0
+    assert leases.lake_metadata("t") == []
+
+
+def test_plans_give_way_and_held_leases_do_not(leases: Leases, clock: Clock) -> None:
+    first, second = (leases.open("t", {}, name, planned=True) for name in ("first", "second"))
+    clock.now = 1.0
+    leases.views("t", first)
+    for i in range(3):
+        leases.open("t", {}, f"held {i}")
+    assert leases.lake_metadata("t") == ["held 0", "held 1", "held 2"]
+    assert leases.views("t", second) == {}
+    for planned in (False, True):
+        with pytest.raises(OverloadedError, match="pinned reads"):
+            leases.open("t", {}, None, planned=planned)
