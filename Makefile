@@ -8,7 +8,7 @@ STAMP := .venv/.lakehead-$(shell cat requirements/dev.lock pyproject.toml | cksu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java demo test check bench lock clean crash soak sim sim-long mutants
+.PHONY: help setup java demo test check bench lock clean crash soak sim sim-long fuzz mutants
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -37,6 +37,10 @@ sim: $(STAMP)  ## simulate a whole deployment with faults from one seed (SEED=n)
 
 sim-long: $(STAMP)  ## thousands of seeds on all cores, until one fails (SEED=first, SEEDS=how many)
 	@$(BIN)/python -m lakehead.testing.simulation $(or $(SEED),0) --seeds $(or $(SEEDS),5000)
+
+fuzz: $(STAMP)  ## ask log, lake and DuckDB the same (SEED=first, CASES=how many or MINUTES=n)
+	@$(BIN)/python -m tests.properties.predicate_fuzz $(SEED) $(if $(CASES),--cases $(CASES)) \
+		$(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
 check: $(STAMP)  ## lint, format, types and layers
 	$(BIN)/ruff check .

@@ -119,3 +119,27 @@ def test_many_threads(con: lh.Connection) -> None:
     for t in threads:
         t.join()
     assert counts == [(990,)] * 8
+
+
+def test_a_timestamp_without_a_zone_is_utc_beside_one_with_a_zone(con: lh.Connection) -> None:
+    table = con.create_table("shop.seen", pa.schema([("time", pa.timestamp("us", "Asia/Tokyo"))]), lake="iceberg")
+    table.append(pa.table({"time": pa.array([0, 3_600_000_000], pa.timestamp("us", "Asia/Tokyo"))}))
+    assert con.sql("select current_setting('TimeZone')").fetchone() == ("UTC",)
+    where = "time > '1970-01-01 00:30:00'"
+    assert con.sql(f"select count(*) from shop.seen where {where}").fetchone() == (table.scan(where=where).count(),)
+
+
+def test_a_table_of_names_that_sql_takes_for_one_opens_and_sql_refuses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older, lh.connect(tmp_path / "data") as con:
+        older.setattr("lakehead.format.schema.twin_names", lambda schema: None)
+        made = con.create_table("t", pa.schema([("a", pa.int64()), ("A", pa.int64())]), lake="iceberg")
+        made.append([{"a": 1, "A": 2}])
+    with lh.connect(tmp_path / "data") as con:
+        table = con.table("t")
+        con.tier("t")
+        table.append([{"a": 3, "A": 4}])
+        assert table.scan(where="A = 2 or a = 3").to_arrow().to_pylist() == [{"a": 1, "A": 2}, {"a": 3, "A": 4}]
+        with pytest.raises(lh.SqlError, match="cannot tell columns 'a' and 'A' apart"):
+            con.sql("select A from t")

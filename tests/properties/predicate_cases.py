@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import operator
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any, TypeAlias
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
 KEY = "k"
 """The column that tells rows apart: 0, 1, 2, ... over all chunks."""
@@ -220,6 +222,59 @@ def sql(condition: Condition, write: Callable[[Value], str] = literal, quote: st
             return f"({sql(condition.left, write, quote)}) {condition.op} ({sql(condition.right, write, quote)})"
         case Is():
             return f"({sql(condition.inner, write, quote)}) is {condition.what}"
+
+
+def arrow(condition: Condition, schema: pa.Schema) -> pc.Expression | None:
+    """The condition with Arrow's own operators, whose NaN is unequal to all; None where they have no such form."""
+    match condition:
+        case Compare(Field() as left, op, Lit(value)) if op in _ARROW and value is not None:
+            scalar = _scalar(value, _type_of(left, schema))
+            return None if scalar is None else _ARROW[op](pc.field(*left.path), pc.scalar(scalar))
+        case In():
+            scalars = [_scalar(m.value, _type_of(condition.field, schema)) for m in condition.members]
+            if None in scalars:
+                return None
+            found = pc.field(*condition.field.path).isin(pa.array([s.as_py() for s in scalars], scalars[0].type))
+            return ~found if condition.negated else found
+        case IsNull():
+            x = pc.field(*condition.field.path)
+            return x.is_valid() if condition.negated else x.is_null()
+        case Holds():
+            return pc.field(*condition.field.path)
+        case Not():
+            inner = arrow(condition.inner, schema)
+            return None if inner is None else ~inner
+        case Join():
+            left, right = arrow(condition.left, schema), arrow(condition.right, schema)
+            return None if left is None or right is None else left & right if condition.op == "and" else left | right
+    return None
+
+
+_ARROW: dict[str, Callable[[pc.Expression, pc.Expression], pc.Expression]] = {
+    "=": operator.eq,
+    "<>": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def _type_of(field: Field, schema: pa.Schema) -> pa.DataType:
+    t = schema.field(field.path[0]).type
+    for part in field.path[1:]:
+        t = t.field(part).type
+    return t
+
+
+def _scalar(value: Value, t: pa.DataType) -> pa.Scalar | None:
+    """The value in a column's type, None where that changes it."""
+    try:
+        scalar = pa.scalar(value, t)
+        same = scalar.as_py()
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        return None
+    return scalar if value is not None and (same == value or (same != same and value != value)) else None
 
 
 # -- values ---------------------------------------------------------------------------------------------------------
@@ -470,8 +525,10 @@ class Oracle:
         self._con.register("chunk", empty)
         self._con.execute("create table plain as select * from chunk")
 
-    def add(self, chunk: pa.Table) -> None:
+    def put(self, chunk: pa.Table) -> None:
+        """Take rows in; those of the same key go."""
         self._con.register("chunk", chunk)
+        self._con.execute(f"delete from plain where {KEY} in (select {KEY} from chunk)")
         self._con.execute("insert into plain select * from chunk")
 
     def keys(self, condition: Condition) -> list[int] | None:

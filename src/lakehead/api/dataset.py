@@ -9,6 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from lakehead.errors import SqlError
+from lakehead.format.schema import twin_names
+
 ReadRows = Callable[[list[str] | None, "pc.Expression | None"], Iterator[pa.RecordBatch]]
 
 
@@ -18,9 +21,17 @@ class PushdownDataset(ds.Dataset):
     Args:
         schema: all columns.
         read: rows of these columns for which this expression is true; may be called any number of times.
+
+    Raises:
+        SqlError: names of columns or fields are equal but for case, as they can be in tables of the first releases.
     """
 
     def __init__(self, schema: pa.Schema, read: ReadRows) -> None:
+        twins = twin_names(schema)
+        if twins is not None and twins[0] != twins[1]:
+            raise SqlError(
+                f"SQL cannot tell columns {twins[0]!r} and {twins[1]!r} apart: read this table with table.scan()"
+            )
         self._all = schema
         self._read = read
 

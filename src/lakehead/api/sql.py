@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.api.dataset import PushdownDataset
+from lakehead.api.pushdown import as_duckdb_means
 from lakehead.api.relation import Reading, Relation, as_duckdb
 from lakehead.api.statement import NamedTable, Statement, read_statement
 from lakehead.api.subscription import named_changes
@@ -49,11 +50,11 @@ class SqlEngine:
         self._left: deque[str] = deque()
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
-        """Something to run one statement on. It sees no variable of Python's."""
+        """Something to run one statement on."""
         with self._lock:
             while self._left:
                 self._root.execute(f"detach {self._left.popleft()}")
-            return _without_variables(self._root.cursor())
+            return _alike_everywhere(self._root.cursor())
 
     def catalog(self, cursor: duckdb.DuckDBPyConnection) -> str:
         """The name of an empty catalog that lasts as long as the cursor, about 1 ms."""
@@ -65,8 +66,9 @@ class SqlEngine:
         return name
 
 
-def _without_variables(cursor: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
-    return cursor.execute("set python_enable_replacements = false")
+def _alike_everywhere(cursor: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
+    """A statement sees no variable of Python's; beside a timestamp with a zone one without is UTC, as in `scan`."""
+    return cursor.execute("set python_enable_replacements = false; set TimeZone = 'UTC'")
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def run_sql(
     cursor = engine.cursor()
     statement = read_statement(cursor, query)
     if statement.catalog:  # of statements that ask what there is, each sees its own alone, for another 15 ms
-        cursor, catalog = _without_variables(duckdb.connect(":memory:")), "memory"
+        cursor, catalog = _alike_everywhere(duckdb.connect(":memory:")), "memory"
     else:
         catalog = engine.catalog(cursor)
     tables = con.tables()
@@ -254,7 +256,7 @@ def _dataset(table: Table, pinned: Pin, reading: Reading) -> PushdownDataset:
     user = client.desc.schema
 
     def read(columns: list[str] | None, where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
-        predicate = None if where is None else parse_predicate(where, user)
+        predicate = None if where is None else parse_predicate(as_duckdb_means(where, user), user)
         yield from UnionRead(client, pinned, columns=columns or [], predicate=predicate).batches()
 
     return PushdownDataset(pa.schema([*user]), reading.noted(read))
@@ -269,14 +271,10 @@ def _changelog(table: Table, pinned: Pin, reading: Reading) -> PushdownDataset:
         wanted = schema.names if columns is None else columns
         names = schema.names if where is not None else wanted
         projected = pa.schema([schema.field(c) for c in wanted])
+        predicate = None if where is None else parse_predicate(as_duckdb_means(where, schema), schema)
         for _, batch in client.read_ranges(pinned.log, names or ["__offset"], lease=pinned.lease):
             rows = named_changes(batch)
-            if where is not None:
-                rows = pa.Table.from_batches([rows]).filter(where)
-                for part in rows.to_batches():
-                    yield _project(part, projected)
-            else:
-                yield _project(rows, projected)
+            yield _project(rows if predicate is None else predicate.filter(rows), projected)
 
     return PushdownDataset(schema, reading.noted(read))
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NoReturn
 
 import pyarrow as pa
@@ -44,8 +44,8 @@ def normalize_schema(schema: object) -> pa.Schema:
     Column order and nullability stay.
 
     Raises:
-        InvalidSchemaError: it is not a schema; it has no columns; a name is empty, reserved or used twice; a type is
-            nested too deep, or is not supported (the message says what to use instead).
+        InvalidSchemaError: it is not a schema; it has no columns; a name is empty, reserved or used twice, if only
+            but for case; a type is nested too deep, or is not supported (the message says what to use instead).
     """
     arrow = _to_arrow_schema(schema)
     if not len(arrow):
@@ -56,7 +56,14 @@ def normalize_schema(schema: object) -> pa.Schema:
                 f"column {name!r}: names that start with '__' are reserved for system columns; rename it", column=name
             )
     _check_names(arrow.names, "the schema")
-    return pa.schema([pa.field(f.name, _canonical(f.type, f.name), f.nullable) for f in arrow])
+    canonical = pa.schema([pa.field(f.name, _canonical(f.type, f.name), f.nullable) for f in arrow])
+    if (twins := twin_names(canonical)) is not None:
+        one, other = twins
+        alike = f"the full name {one!r} twice" if one == other else f"{one!r} and {other!r}, equal but for case"
+        raise InvalidSchemaError(
+            f"the schema has {alike}: SQL, Iceberg and Spark cannot tell them apart; rename one", column=other
+        )
+    return canonical
 
 
 def validate_definition(
@@ -114,6 +121,32 @@ def validate_definition(
     required = {*primary, *partition, *bucket}
     fields = [f.with_nullable(False) if f.name in required else f for f in arrow]
     return pa.schema(fields), primary, partition, bucket
+
+
+def twin_names(schema: pa.Schema) -> tuple[str, str] | None:
+    """Two columns or fields that a reader who ignores case takes for one, by their full names; None without such."""
+    seen: dict[str, str] = {}
+    for name in _full_names(schema):
+        # Unicode's caseless form; and the i of Turkish, which Java takes for the other.
+        folded = name.replace("\u0130", "i").replace("\u0131", "i").casefold()
+        if folded in seen:
+            return seen[folded], name
+        seen[folded] = name
+    return None
+
+
+def _full_names(fields: Iterable[pa.Field], path: str = "") -> Iterator[str]:
+    """Names of columns and of all that is in them, as Iceberg spells them."""
+    for f in fields:
+        name = path + f.name
+        yield name
+        t = f.type
+        if pa.types.is_struct(t):
+            yield from _full_names([t.field(i) for i in range(t.num_fields)], f"{name}.")
+        elif pa.types.is_list(t) or pa.types.is_large_list(t):
+            yield from _full_names([t.value_field.with_name("element")], f"{name}.")
+        elif pa.types.is_map(t):
+            yield from _full_names([t.key_field.with_name("key"), t.item_field.with_name("value")], f"{name}.")
 
 
 def lake_type(t: pa.DataType) -> pa.DataType:

@@ -330,6 +330,7 @@ class _DataFile:
         self._path = tools.locations.new_data_location(name)
         dictionary = _repeating_columns(first.slice(0, _SAMPLE_ROWS))
         self._out = tools.io.new_output(self._path).create()
+        self._nans: dict[str, int] = {}
         try:
             self._writer = pq.ParquetWriter(
                 self._out,
@@ -354,6 +355,9 @@ class _DataFile:
 
     def write(self, rows: pa.Table) -> None:
         self._writer.write_table(rows, row_group_size=ROW_GROUP_ROWS[1])
+        for f in rows.schema:
+            if pa.types.is_floating(f.type):
+                self._nans[f.name] = self._nans.get(f.name, 0) + (pc.sum(pc.is_nan(rows[f.name])).as_py() or 0)
 
     def finish(self, partition: tuple[object, ...]) -> WrittenFile:
         self._writer.close()
@@ -361,6 +365,9 @@ class _DataFile:
         self._out.close()
         metadata = self._writer.writer.metadata
         statistics = _statistics(metadata, self._tools)
+        # Parquet's footer does not tell of NaN, which no bounds enclose.
+        find = self._tools.schema.find_field
+        statistics["nan_value_counts"] = {find(name).field_id: count for name, count in self._nans.items()}
         return WrittenFile(self._path, size, metadata.num_rows, self._tools.spec.spec_id, partition, statistics)
 
     def abandon(self) -> None:

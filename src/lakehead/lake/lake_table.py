@@ -36,6 +36,7 @@ class LakeFile:
         null_offsets: rows that others added, without identity; None when the manifest does not say.
         delete_files: addresses of the position-delete files that apply.
         partition: values as Iceberg holds them.
+        without_nan: float columns of which the manifest says that no row holds NaN.
     """
 
     path: str
@@ -46,6 +47,7 @@ class LakeFile:
     null_offsets: int | None
     delete_files: tuple[str, ...]
     partition: tuple[object, ...]
+    without_nan: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)

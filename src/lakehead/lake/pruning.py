@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Sequence
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import pyiceberg.expressions as ice
@@ -41,6 +42,7 @@ _COMPARE: dict[str, Any] = {
     ">=": ice.GreaterThanOrEqual,
 }
 _IN: Any = ice.In
+_IS_NAN: Any = ice.IsNaN
 _NULL_TESTS: dict[str, Any] = {"is_null": ice.IsNull, "not_null": ice.NotNull}
 _EPOCH = dt.datetime(1970, 1, 1)
 _MICROSECOND = dt.timedelta(microseconds=1)
@@ -76,12 +78,12 @@ def _condition(bound: Bound, schema: Schema) -> ice.BooleanExpression | None:
     if value is None:
         return None
     if isinstance(t, FloatType | DoubleType):
-        # NaN is greater than every number here, and no file's bounds tell of it.
-        if op in (">", ">="):
-            return None
-        # A double rounded down to a float may be a value that is still less.
-        op = "<=" if op == "<" else op
+        # A double rounded to a float may be a value that the other is still less, or greater, than.
+        op = {"<": "<=", ">": ">="}.get(op, op)
     condition: ice.BooleanExpression = _COMPARE[op](bound.column, value)
+    if isinstance(t, FloatType | DoubleType) and op == ">=":
+        # NaN is greater than every number here, and lies in no bounds: files count it.
+        condition = ice.Or(condition, _IS_NAN(bound.column))
     return condition
 
 
@@ -103,8 +105,9 @@ def _literal(value: object, t: IcebergType) -> Any:
     if isinstance(t, IntegerType | LongType):
         return LongLiteral(value) if isinstance(value, int) and -(1 << 63) <= value < 1 << 63 else None
     if isinstance(t, FloatType | DoubleType):
-        number = float(value) if isinstance(value, int | float) else None
-        return DoubleLiteral(number) if number is not None and number == number else None
+        # PyIceberg takes infinity for a value that no float reaches.
+        fits = isinstance(value, int | float) and (isinstance(t, DoubleType) or abs(value) <= FloatType.max)
+        return DoubleLiteral(float(value)) if fits and value == value else None  # type: ignore[arg-type]
     if isinstance(t, StringType):
         return literal(value) if isinstance(value, str) else None
     if isinstance(t, BinaryType) or (isinstance(t, FixedType) and isinstance(value, bytes) and len(value) == len(t)):
@@ -115,8 +118,9 @@ def _literal(value: object, t: IcebergType) -> Any:
 def _decimal(value: Decimal, t: DecimalType) -> Any:
     if not value.is_finite():
         return None
-    _, digits, exponent = value.as_tuple()
-    assert isinstance(exponent, int), value
-    if -exponent > t.scale or len(digits) + exponent > t.precision - t.scale:
+    # By digits: arithmetic of decimals rounds to the thread's context.
+    scaled = Fraction(value) * 10**t.scale
+    if scaled.denominator != 1 or abs(scaled) >= 10**t.precision:
         return None
-    return DecimalLiteral(value.quantize(Decimal(1).scaleb(-t.scale)))
+    sign, digits, _ = Decimal(scaled.numerator).as_tuple()
+    return DecimalLiteral(Decimal((sign, digits, -t.scale)))

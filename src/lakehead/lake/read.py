@@ -7,30 +7,29 @@ rows that others added are read by position. Rows come in the table's own types,
 
 from __future__ import annotations
 
-import operator
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 
 from lakehead.errors import LakeStateError
-from lakehead.format.predicate import Bound, Predicate
-from lakehead.format.schema import lake_schema, lake_type
+from lakehead.format.predicate import Predicate
+from lakehead.format.schema import lake_schema
 from lakehead.lake.columns import FileColumns, plain_files
 from lakehead.lake.file_io import lake_files, locate_file
 from lakehead.lake.files import lake_arrow_schema
 from lakehead.lake.inspect import files_table, snapshots_table
 from lakehead.lake.positions import deleted_positions, find_offsets, offsets_at
 from lakehead.lake.read_plan import LakeFile, plan_files, superseded_in
+from lakehead.lake.row_groups import row_group_filter
 from lakehead.log.netchange import NO_OFFSETS, Offsets, between, contains, union
 from lakehead.types import OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor, TabletKey
 
@@ -42,13 +41,6 @@ _BATCH_ROWS = 128 << 10
 _SMALL_FILE_BYTES = 16 << 20
 _THREADS = 4
 _AT_ONCE = 16
-_COMPARE: dict[str, Callable[[Any, Any], pc.Expression]] = {
-    "==": operator.eq,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
 
 
 def read_lake(
@@ -155,7 +147,7 @@ class _Reader:
         self._names = list(names)
         self._out = pa.schema([own.field(n) for n in names])
         self._predicate = predicate
-        self._pushed = predicate is not None and all(_same_values(own.field(c).type) for c in predicate.columns)
+        self._columns = frozenset(predicate.columns if predicate else ())
 
     def scan(self, files: Sequence[LakeFile], *, extra: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
         """All rows of files that match the filter, with extra columns at the end."""
@@ -165,29 +157,30 @@ class _Reader:
                 batch = batch if self._predicate is None else self._predicate.filter(batch)
                 if batch.num_rows:
                     yield batch.select([*self._names, *extra])
-        filesystems: dict[int, tuple[pafs.FileSystem, list[str]]] = {}
-        for f in files:
-            fs, path = locate_file(self._io, f.path)
-            filesystems.setdefault(id(fs), (fs, []))[1].append(path)
-        form = ds.ParquetFileFormat()
         names = [*self._names, *extra]
-        read, condition, own = names, None, self._own
-        if self._predicate is not None and self._pushed:
-            condition = self._predicate.arrow
-        elif self._predicate is not None:
-            read = list(dict.fromkeys([*names, *self._predicate.columns]))
-            own = lake_schema(self._own)
-            condition = _necessary(self._predicate.bounds, own)
+        read = list(dict.fromkeys([*names, *self._columns]))
         schema = pa.schema([self._own.field(n) for n in read])
-        for fs, paths in filesystems.values():
-            fragments = [form.make_fragment(p, fs) for p in paths]
-            dataset = ds.FileSystemDataset(fragments, own, form, fs)
+        for dataset, condition in self._datasets(files):
             for batch in dataset.scanner(columns=read, filter=condition, batch_size=_BATCH_ROWS).to_batches():
+                if not batch.num_rows:
+                    continue
                 batch = _conform(batch, schema)
-                if self._predicate is not None and not self._pushed:
+                if self._predicate is not None:
                     batch = self._predicate.filter(batch).select(names)
                 if batch.num_rows:
                     yield batch
+
+    def _datasets(self, files: Sequence[LakeFile]) -> Iterator[tuple[ds.Dataset, pc.Expression | None]]:
+        """The files in order, neighbours of which the same may be skipped together."""
+        form, lake = ds.ParquetFileFormat(), lake_schema(self._own)
+        placed = [(*locate_file(self._io, f.path), f.without_nan & self._columns) for f in files]
+        for _, group in itertools.groupby(placed, key=lambda p: (id(p[0]), p[2])):
+            same = list(group)
+            fs, _, without_nan = same[0]
+            condition = None
+            if self._predicate is not None:
+                condition = row_group_filter(self._predicate, self._own, without_nan=without_nan)
+            yield ds.FileSystemDataset([form.make_fragment(p, fs) for _, p, _ in same], lake, form, fs), condition
 
     def scan_partial(self, parts: Sequence[_Partial]) -> Iterator[pa.RecordBatch]:
         """Rows of files that are still there; small files several at a time."""
@@ -269,27 +262,6 @@ def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         column = batch.column(f.name)
         columns.append(column if column.type == f.type else column.cast(f.type))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _same_values(t: pa.DataType) -> bool:
-    """Whether Arrow can apply a filter on this type to the lake's form of it, statistics of row groups included."""
-    return lake_type(t) == t or pa.types.is_large_string(t) or pa.types.is_large_binary(t)
-
-
-def _necessary(bounds: Sequence[Bound], schema: pa.Schema) -> pc.Expression | None:
-    """A condition, on the lake's types, that every row within the bounds meets."""
-    whole = None
-    for bound in bounds:
-        t = schema.field(bound.column).type
-        if bound.op not in _COMPARE or pa.types.is_floating(t):
-            continue
-        try:
-            value = pa.scalar(bound.value, t)
-        except (pa.ArrowInvalid, OverflowError):
-            continue  # beyond the type's range: the exact filter will tell
-        part = _COMPARE[bound.op](pc.field(bound.column), value)
-        whole = part if whole is None else whole & part
-    return whole
 
 
 def _listed(read: Callable[[_Partial], Iterator[pa.RecordBatch]]) -> Callable[[_Partial], list[pa.RecordBatch]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pyiceberg.table import Table
+from pyiceberg.types import DoubleType, FloatType
 
 from lakehead.errors import LakeStateError
 from lakehead.format.predicate import Bound
@@ -45,6 +46,7 @@ def plan_files(table: Table, snapshot_id: int | None = None, bounds: Sequence[Bo
     """
     schema, spec, specs = table.schema(), table.spec(), table.specs()
     offset_id = schema.find_field(OFFSET_COLUMN).field_id
+    floats = {f.field_id: f.name for f in schema.fields if isinstance(f.field_type, FloatType | DoubleType)}
     scan = table.scan(row_filter=row_filter(bounds, schema), snapshot_id=snapshot_id)
     try:
         with lake_files():
@@ -69,6 +71,7 @@ def plan_files(table: Table, snapshot_id: int | None = None, bounds: Sequence[Bo
                 (f.null_value_counts or {}).get(offset_id),
                 tuple(sorted(d.file_path for d in task.delete_files)),
                 tuple(f.partition[i] for i in range(len(f.partition))),
+                frozenset(floats[i] for i, nans in (f.nan_value_counts or {}).items() if nans == 0 and i in floats),
             )
         )
     return sorted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pyarrow as pa
@@ -371,3 +372,27 @@ def test_nesting_ends_before_what_can_be_read_does(wrap: str) -> None:
             normalize_schema(pa.schema([("c", nested(pa.int8(), levels, wrap))]))
     with pytest.raises(InvalidSchemaError, match="deep"):
         parse_schema_text("c " + "list<" * 5000 + "int" + ">" * 5000)
+
+
+@pytest.mark.parametrize(
+    ("fields", "twin"),
+    [
+        ([("a", pa.int64()), ("A", pa.int64())], "'a' and 'A'"),
+        ([("stra\u00dfe", pa.int64()), ("STRASSE", pa.int64())], "equal but for case"),
+        ([("i", pa.int64()), ("\u0130", pa.int64())], "equal but for case"),
+        ([("p", pa.struct([("x", pa.int64()), ("X", pa.int64())]))], "'p.x' and 'p.X'"),
+        ([("l", pa.list_(pa.struct([("x", pa.int64()), ("X", pa.int64())])))], "'l.element.x'"),
+        ([("a", pa.struct([("b", pa.int64())])), ("a.b", pa.int64())], "'a.b' twice"),
+        ([("m", pa.map_(pa.string(), pa.int64())), ("m.value", pa.int64())], "'m.value' twice"),
+    ],
+)
+def test_names_that_sql_takes_for_one_are_refused(fields: list[tuple[str, pa.DataType]], twin: str) -> None:
+    with pytest.raises(InvalidSchemaError, match=re.escape(twin)):
+        normalize_schema(pa.schema(fields))
+
+
+def test_names_that_differ_by_more_than_case_are_fine() -> None:
+    inner = pa.struct([("x", pa.int64()), ("y", pa.int64())])
+    normalize_schema(
+        pa.schema([("x", pa.int64()), ("p", inner), ("q", inner), ("p_x", pa.int64()), ("\u00e9", pa.int64())])
+    )

@@ -155,6 +155,16 @@ def test_bounds_of_one_row_group_are_not_taken_for_the_file(tmp_path: Path, monk
     assert 1 not in written.statistics["upper_bounds"] and 2 not in written.statistics["upper_bounds"]
 
 
+def test_a_file_counts_its_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "ROW_GROUP_ROWS", (1, 1))
+    desc = describe(pa.schema([("f", pa.float64()), ("g", pa.float32()), ("s", pa.string())]))
+    spec = LakeWriteSpec.of(LakeCatalog(LakeConfig(), str(tmp_path)).create_table(desc), target_file_bytes=1 << 20)
+    rows = [{"f": float("nan"), "g": 1.0}, {"f": float("nan"), "g": None}, {"f": 1.0, "g": None}]
+    batches = [pa.RecordBatch.from_pylist([r], desc.schema) for r in rows]
+    (written,) = write_data_files(spec, batches, (0,))
+    assert written.statistics["nan_value_counts"] == {1: 2, 2: 0}
+
+
 def test_position_deletes_name_one_file(spec: LakeWriteSpec) -> None:
     import numpy as np
 

@@ -1,0 +1,162 @@
+"""Bounds of a filter: conditions on single columns that every matching row meets, by which data can be skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Literal, TypeAlias
+
+import pyarrow as pa
+
+from lakehead.format.predicate_literals import DOUBLE_EXACT_MAX, is_bytes, is_text
+from lakehead.format.predicate_tree import Call, Field, Node, Scalar
+
+BoundOp: TypeAlias = Literal["==", "<", "<=", ">", ">=", "in", "is_null", "not_null"]
+
+_BOUND_OPS: dict[str, BoundOp] = {
+    "equal": "==",
+    "less": "<",
+    "less_equal": "<=",
+    "greater": ">",
+    "greater_equal": ">=",
+}
+_FLIPPED: dict[BoundOp, BoundOp] = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "=="}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A condition on one top-level column that every matching row satisfies.
+
+    ``value`` is a Python value of the column's type, a tuple of them for "in", None for the two null tests. Among
+    floats NaN is greater than every number: ``>`` and ``>=`` may not skip data that can hold NaN.
+    """
+
+    column: str
+    op: BoundOp
+    value: object
+
+
+def bounds_of(tree: Node, schema: pa.Schema) -> tuple[Bound, ...]:
+    """What a condition demands of single columns, as far as it is plain to see."""
+    return tuple(bound for part in _conjuncts(tree) for bound in _bounds_of(part, schema))
+
+
+def _conjuncts(tree: Node) -> Iterator[Node]:
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, Call) and node.function in ("and_kleene", "and"):
+            pending += reversed(node.arguments)
+        else:
+            yield node
+
+
+def _bounds_of(node: Node, schema: pa.Schema) -> Iterator[Bound]:
+    """What a conjunct demands of one column; nothing where that is not plain to see."""
+    if isinstance(node, Field):
+        yield from _bound(node, "==", True, schema)
+    if not isinstance(node, Call) or not node.arguments:
+        return
+    name, first = node.function, node.arguments[0]
+    second = node.arguments[1] if len(node.arguments) == 2 else None
+    if name in _BOUND_OPS and second is not None:
+        op = _BOUND_OPS[name]
+        if isinstance(first, Scalar):
+            first, second, op = second, first, _FLIPPED[op]
+        if isinstance(first, Field) and isinstance(second, Scalar):
+            yield from _bound(first, op, value_for(second.value, _column_type(first, schema)), schema)
+    elif name in ("or", "or_kleene") and isinstance(second, Call) and second.function == "is_nan":
+        # "x > 3 or x is NaN" is SQL's x > 3; NaN is above every number for bounds too.
+        for bound in _bounds_of(first, schema):
+            if bound.op in (">", ">=") and second.arguments == [Field((bound.column,))]:
+                yield bound
+    elif name == "is_valid" or (name == "invert" and isinstance(first, Call) and first.function == "is_null"):
+        field = first if name == "is_valid" else first.arguments[0] if isinstance(first, Call) else first
+        if isinstance(field, Field):
+            yield from _bound(field, "not_null", None, schema)
+    elif name == "is_null" and isinstance(first, Field) and node.option("nan_is_null") is False:
+        yield from _bound(first, "is_null", None, schema)
+    elif name == "invert" and isinstance(first, Field):
+        yield from _bound(first, "==", False, schema)
+    elif name == "is_in" and isinstance(first, Field) and node.options is not None:
+        yield from _bound(first, "in", members_of(node.options, _column_type(first, schema)), schema)
+    elif name in ("starts_with", "match_like") and isinstance(first, Field):
+        prefix = _prefix(node)
+        if prefix and is_text(_column_type(first, schema)):
+            yield from _bound(first, ">=", prefix, schema)
+            yield from _bound(first, "<", _after_prefix(prefix), schema)
+
+
+def _bound(field: Field, op: BoundOp, value: object, schema: pa.Schema) -> Iterator[Bound]:
+    known = len(field.path) == 1 and schema.get_field_index(field.path[0]) >= 0
+    if known and (value is not None or op in ("is_null", "not_null")):
+        yield Bound(field.path[0], op, value)
+
+
+def _column_type(field: Field, schema: pa.Schema) -> pa.DataType:
+    index = schema.get_field_index(field.path[0])
+    return schema.field(index).type if index >= 0 and len(field.path) == 1 else pa.null()
+
+
+def value_for(scalar: pa.Scalar, column: pa.DataType) -> object:
+    """The scalar as a Python value of a column's type; None where the two do not compare exactly as those."""
+    own = scalar.type
+    types = pa.types
+    if not scalar.is_valid or "ns" in (getattr(column, "unit", None), getattr(own, "unit", None)):
+        return None
+    try:
+        value: object = scalar.as_py()
+    except (ValueError, OverflowError, pa.ArrowException):
+        return None
+    if isinstance(value, float) and value != value:
+        return None
+    if own == column or (is_text(own) and is_text(column)) or (is_bytes(own) and is_bytes(column)):
+        return None if types.is_nested(column) or types.is_dictionary(column) else value
+    if types.is_timestamp(own) and types.is_timestamp(column) and (own.tz is None) is (column.tz is None):
+        return value
+    if types.is_integer(own) and types.is_integer(column):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < DOUBLE_EXACT_MAX:
+        if types.is_floating(column):
+            return float(value)
+        if types.is_integer(column) and value == int(value):
+            return int(value)
+    if types.is_decimal(column) and isinstance(value, int | Decimal) and not isinstance(value, bool):
+        return Decimal(value)
+    return None
+
+
+def members_of(options: pa.Scalar, column: pa.DataType) -> tuple[object, ...] | None:
+    """Values of ``is_in``, as `value_for` has them; None where one is not comparable, or null is a member."""
+    members = options["value_set"].values
+    matches_null = options["null_matching_behavior"].as_py() == 0
+    if members is None or (members.null_count and matches_null):
+        return None
+    values = [value_for(member, column) for member in members if member.is_valid]
+    return None if any(v is None for v in values) else tuple(values)
+
+
+def _prefix(call: Call) -> str | None:
+    """Text with which every match of a LIKE or starts_with begins."""
+    pattern = call.option("pattern")
+    if isinstance(pattern, bytes):
+        pattern = pattern.decode(errors="replace")
+    if not isinstance(pattern, str) or call.option("ignore_case") is not False or "\ufffd" in pattern:
+        return None
+    if call.function == "starts_with":
+        return pattern
+    for i, c in enumerate(pattern):
+        if c in "%_\\":
+            return pattern[:i]
+    return pattern
+
+
+def _after_prefix(prefix: str) -> str | None:
+    """The least text, in code point order, above everything that starts with the prefix."""
+    while prefix:
+        following = ord(prefix[-1]) + 1
+        if following <= 0x10FFFF:
+            return prefix[:-1] + chr(0xE000 if 0xD800 <= following <= 0xDFFF else following)
+        prefix = prefix[:-1]
+    return None

@@ -1,0 +1,44 @@
+"""What DuckDB pushes down means what DuckDB means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from lakehead.api.pushdown import as_duckdb_means
+from lakehead.errors import SqlError
+
+NAN = float("nan")
+VALUES = [1.0, 9.0, NAN, -0.0, 0.0, None]
+ROWS = pa.table({"f": VALUES, "p": [{"g": v} for v in VALUES], "i": range(6)})
+F, G = pc.field("f"), pc.field("p", "g")
+
+
+@pytest.mark.parametrize(
+    ("where", "wanted"),
+    [
+        (F > 7.0, [1, 2]),
+        (F >= 7.0, [1, 2]),
+        (G > 7.0, [1, 2]),
+        (F < 9.0, [0, 3, 4]),
+        (F != 1.0, [1, 2, 3, 4]),
+        (F.isin([0.0, 1.0]), [0, 3, 4]),
+        (G.isin([-0.0, NAN]), [2, 3, 4]),
+        (F.is_nan(), [2]),
+        (~F.is_nan(), [0, 1, 3, 4]),
+        (F.is_null() | (F > 7.0), [1, 2, 5]),
+        (F.is_valid() & (pc.field("i") > 1), [2, 3, 4]),
+        (pc.field("i") > 4, [5]),
+    ],
+)
+def test_floats_are_in_duckdbs_order(where: Any, wanted: list[int]) -> None:
+    found = ROWS.filter(as_duckdb_means(where, ROWS.schema))
+    assert found["i"].to_pylist() == wanted
+
+
+def test_what_is_not_known_is_refused_by_name() -> None:
+    with pytest.raises(SqlError, match="pushed down 'abs"):
+        as_duckdb_means(pc.abs(F) > 1.0, ROWS.schema)
