@@ -525,7 +525,7 @@ class Oracle:
         self._con.register("chunk", empty)
         self._con.execute("create table plain as select * from chunk")
 
-    def put(self, chunk: pa.Table) -> None:
+    def add(self, chunk: pa.Table) -> None:
         """Take rows in; those of the same key go."""
         self._con.register("chunk", chunk)
         self._con.execute(f"delete from plain where {KEY} in (select {KEY} from chunk)")

@@ -119,7 +119,7 @@ class _Run:
 
     def _write(self, chunk: pa.Table) -> None:
         (self._table.upsert if self._keyed else self._table.append)(chunk)
-        self._oracle.put(chunk)
+        self._oracle.add(chunk)
         old = self._rows.filter(pc.invert(pc.is_in(self._rows[KEY], value_set=chunk[KEY])))
         self._rows = pa.concat_tables([old, chunk])
 

@@ -15,7 +15,7 @@ def test_a_condition_keeps_the_rows_duckdb_keeps(seed: int) -> None:
     case = make_case(seed)
     oracle = Oracle(case)
     for chunk in case.chunks:
-        oracle.put(chunk)
+        oracle.add(chunk)
     whole = pa.concat_tables(case.chunks)
     for condition in case.conditions:
         wanted = oracle.keys(condition)
