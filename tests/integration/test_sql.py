@@ -143,3 +143,12 @@ def test_a_table_of_names_that_sql_takes_for_one_opens_and_sql_refuses_it(
         assert table.scan(where="A = 2 or a = 3").to_arrow().to_pylist() == [{"a": 1, "A": 2}, {"a": 3, "A": 4}]
         with pytest.raises(lh.SqlError, match="cannot tell columns 'a' and 'A' apart"):
             con.sql("select A from t")
+
+
+def test_conditions_that_duckdb_cannot_push_down_are_answered_all_the_same(con: lh.Connection) -> None:
+    native = duckdb.connect()
+    native.from_arrow(ROWS).create("orders")
+    for where in ("price is not distinct from 2.5 or price > 249", "(city is distinct from 'Oslo') or city > 'P'"):
+        plain = native.sql(f"select count(*) from orders where {where}").fetchone()
+        assert plain is not None and con.sql(f"select count(*) from shop.orders where {where}").fetchone() == plain
+        assert con.sql(f"select * from shop.orders where {where}").to_arrow_table().num_rows == plain[0]

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from lakehead.errors import SqlError
-from lakehead.format.schema import twin_names
+from lakehead.format.schema import map_children, twin_names
 
 ReadRows = Callable[[list[str] | None, "pc.Expression | None"], Iterator[pa.RecordBatch]]
 
@@ -19,7 +19,8 @@ class PushdownDataset(ds.Dataset):
     """Looks like a `pyarrow.dataset.Dataset` to engines that ask it for a scanner.
 
     Args:
-        schema: all columns.
+        schema: all columns. The engine sees instants in microseconds, because DuckDB has no others: it would round its
+            own values to a column's seconds.
         read: rows of these columns for which this expression is true; may be called any number of times.
 
     Raises:
@@ -32,7 +33,7 @@ class PushdownDataset(ds.Dataset):
             raise SqlError(
                 f"SQL cannot tell columns {twins[0]!r} and {twins[1]!r} apart: read this table with table.scan()"
             )
-        self._all = schema
+        self._all = pa.schema([f.with_type(_in_microseconds(f.type)) for f in schema])
         self._read = read
 
     @property
@@ -44,7 +45,22 @@ class PushdownDataset(ds.Dataset):
     ) -> PushdownScanner:
         """What the engine reads: ``columns`` in this order, rows for which ``filter`` is true."""
         names = self._all.names if columns is None else list(columns)
-        return PushdownScanner(pa.schema([self._all.field(c) for c in names]), lambda: self._read(names, filter))
+        schema = pa.schema([self._all.field(c) for c in names])
+        return PushdownScanner(schema, lambda: (_cast(b, schema) for b in self._read(names, filter)))
+
+
+def _in_microseconds(t: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(t) and t.tz is not None:
+        return pa.timestamp("us", t.tz)
+    return map_children(t, lambda child, _: _in_microseconds(child))
+
+
+def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    if not len(schema) or batch.schema.equals(schema):
+        return batch
+    return pa.RecordBatch.from_arrays(
+        [c.cast(f.type) for c, f in zip(batch.columns, schema, strict=True)], schema=schema
+    )
 
 
 class PushdownScanner:

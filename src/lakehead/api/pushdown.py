@@ -1,8 +1,8 @@
-"""Filters that DuckDB pushes into a scan, in the order that DuckDB gives to floats.
+"""Filters that DuckDB pushes into a scan, in DuckDB's own meaning.
 
 DuckDB hands over an Arrow expression and does not filter again. But it writes its ``f > 7`` as Arrow's, which NaN does
-not meet, and its ``f in (0.0)`` as Arrow's, which ``-0.0`` does not. So where floats are compared the expression is
-built again as DuckDB means it.
+not meet, and its ``f in (0.0)`` as Arrow's, which ``-0.0`` does not; and its instants are microseconds, whatever the
+column's are. Where such columns are compared, the expression is built again as DuckDB means it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.errors import SqlError
-from lakehead.format.predicate import parse_predicate
-from lakehead.format.predicate_literals import COMPARE, compare_floats
+from lakehead.format.predicate import tree_of
+from lakehead.format.predicate_literals import (
+    COMPARE,
+    FLIPPED,
+    Literal,
+    TimestampLiteral,
+    compare_floats,
+    compare_literal,
+    in_literals,
+)
 from lakehead.format.predicate_tree import COMPARISONS, Call, Field, Node, Scalar, walk
 
 
@@ -24,18 +32,23 @@ def as_duckdb_means(where: pc.Expression, schema: pa.Schema) -> pc.Expression:
     Raises:
         SqlError: DuckDB pushed a filter of a form that is not known here.
     """
-    tree = parse_predicate(where, schema).tree
+    tree = tree_of(where)
     fields = [node for node in walk(tree) if isinstance(node, Field)]
-    if not any(pa.types.is_floating(_type(field, schema)) for field in fields):
-        return where
-    return _build(tree, schema)
+    other = any(pa.types.is_floating(t) or _is_coarse(t) for t in (_type(field, schema) for field in fields))
+    return _build(tree, schema) if other else where
 
 
-def _type(field: Field, schema: pa.Schema) -> pa.DataType:
+def _type(field: Node, schema: pa.Schema) -> pa.DataType:
+    if not isinstance(field, Field):
+        return pa.null()
     t = schema.field(field.path[0]).type
     for part in field.path[1:]:
         t = t.field(part).type
     return t
+
+
+def _is_coarse(t: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(t) and t.tz is not None and t.unit != "us")
 
 
 def _build(node: Node, schema: pa.Schema) -> pc.Expression:
@@ -48,9 +61,8 @@ def _build(node: Node, schema: pa.Schema) -> pc.Expression:
         return reduce(pc.and_kleene if name == "and_kleene" else pc.or_kleene, arguments)
     if name in COMPARISONS:
         return _compare(COMPARISONS[name], node.arguments, arguments, schema)
-    first = node.arguments[0] if node.arguments else None
-    if name == "is_in" and isinstance(first, Field):
-        return _is_in(node, arguments[0], pa.types.is_floating(_type(first, schema)))
+    if name == "is_in" and node.options is not None and isinstance(node.arguments[0], Field):
+        return _is_in(node, node.options, arguments[0], schema)
     if name == "is_null" and node.option("nan_is_null") is False:
         return arguments[0].is_null()
     simple = {"is_valid": pc.is_valid, "is_nan": pc.is_nan, "invert": pc.invert}.get(name)
@@ -60,18 +72,31 @@ def _build(node: Node, schema: pa.Schema) -> pc.Expression:
 
 
 def _compare(op: str, nodes: list[Node], sides: list[pc.Expression], schema: pa.Schema) -> pc.Expression:
-    left, right = nodes
-    if not any(isinstance(n, Field) and pa.types.is_floating(_type(n, schema)) for n in nodes):
+    if isinstance(nodes[0], Scalar):
+        nodes, sides, op = nodes[::-1], sides[::-1], FLIPPED[op]
+    t, literal = _type(nodes[0], schema), nodes[1]
+    if _is_coarse(t) and isinstance(literal, Scalar) and literal.value.is_valid:
+        return compare_literal(op, sides[0], t, _instant(literal.value), truth=False)
+    if not pa.types.is_floating(t):
         return COMPARE[op](*sides)
-    known = isinstance(left, Field) and isinstance(right, Scalar) and right.value.is_valid
-    nan = right.value.as_py() != right.value.as_py() if known and isinstance(right, Scalar) else None
+    known = isinstance(literal, Scalar) and literal.value.is_valid
+    nan = literal.value.as_py() != literal.value.as_py() if known and isinstance(literal, Scalar) else None
     return compare_floats(op, *sides, nan_right=nan)
 
 
-def _is_in(call: Call, x: pc.Expression, floats: bool) -> pc.Expression:
-    if call.options is None or call.options["value_set"].values is None:
+def _is_in(call: Call, options: pa.Scalar, x: pc.Expression, schema: pa.Schema) -> pc.Expression:
+    members, t = options["value_set"].values, _type(call.arguments[0], schema)
+    if members is None:
         raise SqlError("DuckDB pushed down a list that this version cannot read: use table.scan(where=...)")
-    members = call.options["value_set"].values
-    if floats and pc.any(pc.equal(members, pa.scalar(0.0, members.type))).as_py():
+    if _is_coarse(t):
+        found = in_literals(x, t, [_instant(m) for m in members if m.is_valid], truth=True)
+        assert found is not None, "instants compare exactly"
+        return found
+    if pa.types.is_floating(t) and pc.any(pc.equal(members, pa.scalar(0.0, members.type))).as_py():
         members = pa.concat_arrays([members, pa.array([0.0, -0.0], members.type)])
     return pc.is_in(x, value_set=members, skip_nulls=True)
+
+
+def _instant(scalar: pa.Scalar) -> Literal:
+    microseconds = scalar.cast(pa.timestamp("us", scalar.type.tz)).value
+    return TimestampLiteral(microseconds * 1000, zoned=True)

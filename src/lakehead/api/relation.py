@@ -23,7 +23,7 @@ class Reading:
         held: kept alive as long as anything of the statement is: its cursor, its pins.
     """
 
-    def __init__(self, held: object) -> None:
+    def __init__(self, held: duckdb.DuckDBPyConnection) -> None:
         self.held = held
         self._failures: list[LakeheadError] = []
 
@@ -50,11 +50,23 @@ class Reading:
         import duckdb
 
         try:
-            return call()
+            return self._pushing_less(call)
         except (duckdb.Error, pa.ArrowException) as e:
             if self._failures:
                 raise self._failures.pop() from e
             raise SqlError(str(e)) from e
+
+    def _pushing_less(self, call: Callable[[], T]) -> T:
+        """Call; once more without push-down where DuckDB plans to push a condition down that it then cannot push."""
+        import duckdb
+
+        try:
+            return call()
+        except duckdb.NotImplementedException as e:
+            if "Pushdown Filter" not in str(e):
+                raise
+            self.held.execute("set disabled_optimizers = 'filter_pushdown'")
+            return call()
 
     def batches(self, reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
         """The same stream with these errors."""

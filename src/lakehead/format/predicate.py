@@ -23,7 +23,7 @@ from lakehead.errors import InvalidPredicateError
 from lakehead.format.predicate_bounds import Bound, bounds_of
 from lakehead.format.predicate_tree import Field, Node, first_line, read_tree, walk
 
-__all__ = ["Bound", "Predicate", "parse_predicate"]
+__all__ = ["Bound", "Predicate", "parse_predicate", "tree_of"]
 
 PREDICATE_BYTES_MAX = 16 << 20
 _Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
@@ -107,7 +107,16 @@ def parse_predicate(where: str | pc.Expression, schema: pa.Schema) -> Predicate:
         raise InvalidPredicateError(
             f"a filter is SQL text or a pyarrow.compute expression, not a {type(where).__name__}"
         )
-    return _bind(arrow, read_tree(_serialize(arrow)), schema)
+    return _bind(arrow, tree_of(arrow), schema)
+
+
+def tree_of(arrow: pc.Expression) -> Node:
+    """The tree of an expression.
+
+    Raises:
+        InvalidPredicateError: columns are not given by name, or it uses functions that filters may not.
+    """
+    return read_tree(_serialize(arrow))
 
 
 def _serialize(arrow: pc.Expression) -> pa.Buffer:

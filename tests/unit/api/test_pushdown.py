@@ -39,6 +39,27 @@ def test_floats_are_in_duckdbs_order(where: Any, wanted: list[int]) -> None:
     assert found["i"].to_pylist() == wanted
 
 
+INSTANTS = pa.table({"z": pa.array([0, -1, 5, None], pa.timestamp("s", "+05:30")), "i": range(4)})
+Z = pc.field("z")
+
+
+@pytest.mark.parametrize(
+    ("where", "wanted"),
+    [
+        (lambda at: at(-1) >= Z, [1]),  # a microsecond before the first row
+        (lambda at: at(1) > Z, [0, 1]),
+        (lambda at: at(1) == Z, []),
+        (lambda at: at(5_000_000) != Z, [0, 1]),
+        (lambda at: Z.isin(pa.array([5_000_000, 1], pa.timestamp("us", "UTC"))), [2]),
+    ],
+)
+def test_instants_are_not_rounded_to_the_columns_seconds(where: Any, wanted: list[int]) -> None:
+    def at(microseconds: int) -> pc.Expression:
+        return pc.scalar(pa.scalar(microseconds, pa.timestamp("us", "UTC")))
+
+    assert INSTANTS.filter(as_duckdb_means(where(at), INSTANTS.schema))["i"].to_pylist() == wanted
+
+
 def test_what_is_not_known_is_refused_by_name() -> None:
     with pytest.raises(SqlError, match="pushed down 'abs"):
         as_duckdb_means(pc.abs(F) > 1.0, ROWS.schema)
