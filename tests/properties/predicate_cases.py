@@ -398,14 +398,31 @@ _NUMERIC = ("i8", "i16", "i32", "i64", "f", "g", "d9", "d18")
 # -- cases ----------------------------------------------------------------------------------------------------------
 
 
+PARTITIONS: tuple[Column, ...] = (
+    Column("part", pa.string(), ("", "a", "A", "a=b&c/%", "\U0010ffff"), (None, "b")),
+    Column("part", pa.int8(), (-128, 0, 127), _NUMBERS),
+    Column("part", pa.bool_(), (True, False)),
+    Column("part", pa.decimal128(38, 10), (_BIG, _BIG.copy_negate(), Decimal("0.5")), (0, None, Decimal("0.1"))),
+    Column("part", pa.date32(), (dt.date(1969, 12, 31), dt.date(2026, 1, 1)), (None, "2026-01-01", *_MICROS)),
+    Column("part", pa.timestamp("us"), _MICROS[1:4], (None, "2026-01-01", dt.date(2026, 1, 1))),
+    Column("part", pa.binary(), (b"\0", b"\xff" * 20, b"a"), (None, b"b")),
+)
+"""What tables may be partitioned by; no row of them is null."""
+
+
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Rows in chunks of one schema, and conditions on them."""
+    """Rows in chunks of one schema, and conditions on them.
+
+    Attributes:
+        partition: one of PARTITIONS that is a column, too.
+    """
 
     seed: int
     schema: pa.Schema
     chunks: tuple[pa.Table, ...]
     conditions: tuple[Condition, ...]
+    partition: Column | None = None
 
 
 def make_case(
@@ -416,6 +433,7 @@ def make_case(
     chunks: int = 4,
     rows: int = 24,
     conditions: int = 100,
+    partition: Column | None = None,
 ) -> Case:
     """The case of a seed.
 
@@ -423,19 +441,24 @@ def make_case(
         columns: those it may draw from.
         width: how many of them.
         rows: of the largest chunk.
+        partition: a column of this kind is there, too, without nulls.
     """
     rng = random.Random(seed)
     chosen = sorted(rng.sample(list(columns), min(width, len(columns))), key=lambda c: c.name)
     schema = pa.schema([pa.field(KEY, pa.int64(), False), *(pa.field(c.name, c.type) for c in chosen)])
+    if partition is not None:
+        schema = schema.append(pa.field(partition.name, partition.type, False))
     tables, done = [], 0
     for _ in range(chunks):
         size = rng.randint(1, rows)
         arrays = [pa.array(range(done, done + size), pa.int64())]
         arrays += [pa.array(_chunk_values(rng, c, size), c.type) for c in chosen]
+        if partition is not None:
+            arrays.append(pa.array([rng.choice(partition.values) for _ in range(size)], partition.type))
         tables.append(pa.Table.from_arrays(arrays, schema=schema))
         done += size
-    asked = tuple(_condition(rng, chosen) for _ in range(conditions))
-    return Case(seed, schema, tuple(tables), asked)
+    asked = tuple(_condition(rng, chosen + [partition] * (partition is not None)) for _ in range(conditions))
+    return Case(seed, schema, tuple(tables), asked, partition)
 
 
 def _chunk_values(rng: random.Random, column: Column, size: int) -> list[Any]:

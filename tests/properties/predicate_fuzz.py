@@ -1,8 +1,8 @@
 """One statement has one answer: from log, lake and both, through `scan` and `con.sql`, before and after rounds.
 
-A seed makes a table (with or without a key, of one or two buckets), writes a case's chunks into it with rounds between
-them, through real Parquet in row groups of a few rows, and asks conditions at every stage. The answer is DuckDB's on
-the plain rows; for the same condition as an Arrow expression it is Arrow's on the plain rows.
+A seed makes a table (with or without a key, a partition, a second bucket), writes a case's chunks into it with rounds
+between them, through real Parquet in row groups of a few rows, and asks conditions at every stage. The answer is
+DuckDB's on the plain rows; for the same condition as an Arrow expression it is Arrow's on the plain rows.
 
     python -m tests.properties.predicate_fuzz SEED --cases 100      (make fuzz SEED=... CASES=...)
 """
@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tests.properties.predicate_cases import (
     KEY,
+    PARTITIONS,
     Case,
     Condition,
     Oracle,
@@ -66,7 +67,8 @@ def run_case(seed: int, asked: Asked, *, conditions: int = 300) -> None:
     Raises:
         Disagreement: a statement has two answers.
     """
-    case = make_case(seed, conditions=conditions)
+    rng = random.Random(f"partition of {seed}")
+    case = make_case(seed, conditions=conditions, partition=rng.choice((None, None, *PARTITIONS)))
     folder = tempfile.mkdtemp(prefix="lakehead-fuzz-")
     try:
         # Row groups of a few rows: what is skipped by their bounds is what goes wrong.
@@ -85,10 +87,12 @@ class _Run:
         self._asked = asked
         self._rng = rng
         self._keyed = rng.random() < 0.5
+        partition = [case.partition.name] if case.partition else []
         self._table: Table = con.create_table(
             NAME,
             case.schema,
-            primary_key=[KEY] if self._keyed else None,
+            primary_key=[*partition, KEY] if self._keyed else None,
+            partition_by=partition,
             buckets=rng.choice((1, 1, 2)),
             lake="iceberg",
         )
@@ -114,8 +118,11 @@ class _Run:
 
     def _replacing(self, chunk: pa.Table) -> pa.Table:
         """The chunk's rows under keys that are there."""
-        keys = self._rng.sample(self._rows[KEY].to_pylist(), chunk.num_rows)
-        return chunk.set_column(0, self._case.schema.field(0), [pa.array(keys, pa.int64())])
+        old = self._rows.take(self._rng.sample(range(self._rows.num_rows), chunk.num_rows))
+        for name in self._table.primary_key:
+            at = chunk.schema.get_field_index(name)
+            chunk = chunk.set_column(at, chunk.schema.field(at), old[name])
+        return chunk
 
     def _write(self, chunk: pa.Table) -> None:
         (self._table.upsert if self._keyed else self._table.append)(chunk)
