@@ -274,7 +274,7 @@ class KeyedWriter(Actor):
         client = self.table._client
         if self._sender is None:
             self._sender = BatchWriter(
-                client.desc, client._endpoint, client._clock, writer_id=self.random.randbytes(16), retry_seconds=0.0
+                client.desc, client._endpoint, client.clock, writer_id=self.random.randbytes(16), retry_seconds=0.0
             )
         rows = change.table()
         names = list(client.desc.primary_key) if change.kind == "delete" else rows.column_names

@@ -6,29 +6,28 @@ import atexit
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from lakehead.api.display import Displayed
-from lakehead.api.embedded import host_folder
+from lakehead.api.folder import AttachedEndpoint, forget_folders, open_folder, release_folder, wait_stopped
 from lakehead.api.lake import TieringResult
 from lakehead.api.table import Table
 from lakehead.client.closable import ClosableEndpoint
 from lakehead.client.leases import LeaseKeeper
+from lakehead.client.patience import ask
 from lakehead.client.table import TableClient
-from lakehead.config import LakeConfig, ServerConfig, TableProperties
+from lakehead.config import LakeConfig, TableProperties
 from lakehead.env import SystemClock, SystemRandomness
 from lakehead.env.credentials import load_token
-from lakehead.env.folder_lock import FolderLock, read_announcement
 from lakehead.errors import (
     InvalidPropertyError,
-    InvalidRequestError,
     InvalidUriError,
     LakeheadError,
     TableNotFoundError,
-    UnavailableError,
 )
 from lakehead.format.schema import normalize_schema, validate_definition
 from lakehead.protocol import messages as m
@@ -38,16 +37,10 @@ if TYPE_CHECKING:
     import duckdb
 
     from lakehead.api.sql import SqlEngine
-    from lakehead.server.host import ServerHost
 
 _SCHEME = "lakehead://"
-_ATTACH_SECONDS = 10.0
 _EXIT_SECONDS = 2.0
 
-_hosts: dict[str, tuple[ServerHost, int]] = {}
-_hosts_lock = threading.RLock()
-_closed_hosts: list[ServerHost] = []
-_inherited: list[object] = []
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
@@ -62,7 +55,8 @@ def connect(
 
     Args:
         target: a folder, served by this process unless a live process serves it already, to which the connection then
-            attaches; or ``"lakehead://host:port"``.
+            attaches: when that process ends, this one serves the folder, or attaches to the one that does; or
+            ``"lakehead://host:port"``.
         token: what the server asks for. On one machine a client takes it from the files of this user.
         tls_ca: PEM file of the authority that signed the server's certificate; makes the connection use TLS.
         lake: where a folder's lake tables live; read when this process becomes the folder's server.
@@ -80,13 +74,17 @@ def connect(
         raise InvalidUriError(f"cannot connect to {target!r}: give a folder or 'lakehead://host:port'")
     if "://" in text:
         return open_server(text, token=token, tls_ca=Path(tls_ca).read_bytes() if tls_ca is not None else None)
-    return _open_folder(os.path.realpath(os.path.expanduser(text)), lake or LakeConfig())
+    folder, lake = os.path.realpath(os.path.expanduser(text)), lake or LakeConfig()
+    reached = open_folder(folder, lake)
+    if reached.owner is None:
+        return Connection(reached.endpoint, reached.uri, folder)
+    return Connection(AttachedEndpoint(folder, lake, reached), reached.uri, None)
 
 
 def open_server(uri: str, *, token: str | None, tls_ca: bytes | None) -> Connection:
     """See `connect`; ``tls_ca`` is what the PEM file holds."""
     host, port = parse_uri(uri)
-    endpoint = _flight(host, port, token=token or load_token(port), tls_ca=tls_ca)
+    endpoint = _flight(host, port, token=token or partial(load_token, port), tls_ca=tls_ca)
     try:
         endpoint.call(m.Hello())
     except LakeheadError:
@@ -112,66 +110,19 @@ def parse_uri(uri: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _flight(host: str, port: int, *, token: str | None, tls_ca: bytes | None = None) -> m.Endpoint:
+def _flight(host: str, port: int, *, token: str | Callable[[], str | None], tls_ca: bytes | None = None) -> m.Endpoint:
     from lakehead.client.flight import FlightEndpoint
 
     return FlightEndpoint(host, port, token=token, tls_ca=tls_ca)
 
 
-def _open_folder(folder: str, lake: LakeConfig) -> Connection:
-    clock = SystemClock()
-    deadline = clock.monotonic() + _ATTACH_SECONDS
-    with _hosts_lock:
-        while True:
-            if folder in _hosts:
-                host, users = _hosts[folder]
-                _hosts[folder] = (host, users + 1)
-                return Connection(host.service, host.uri, folder)
-            lock = FolderLock.try_acquire(folder)
-            if lock is not None:
-                host = host_folder(folder, lock, ServerConfig(lake=lake))
-                _hosts[folder] = (host, 1)
-                return Connection(host.service, host.uri, folder)
-            attached = _attach(folder)
-            if attached is not None:
-                return attached
-            if clock.monotonic() > deadline:
-                raise UnavailableError(
-                    f"another process holds {folder} but does not answer: stop it, or wait and connect again",
-                    path=folder,
-                )
-            clock.sleep(0.05)
-
-
-def _attach(folder: str) -> Connection | None:
-    note = read_announcement(folder)
-    if note is None:
-        return None
-    host, port = parse_uri(note["uri"])
-    endpoint = _flight(host, port, token=load_token(port))
-    try:
-        reply, _ = endpoint.call(m.Hello())
-    except (UnavailableError, InvalidRequestError):
-        endpoint.close()
-        return None
-    if not isinstance(reply, m.HelloReply) or reply.folder_id != note["folder_id"]:
-        endpoint.close()
-        return None
-    return Connection(endpoint, note["uri"], None)
-
-
 class Connection(Displayed):
-    """A connection to Lakehead. Thread-safe; also a context manager.
-
-    Attributes:
-        uri: ``lakehead://host:port`` of the server behind it, also of an embedded connection, so that other processes
-            and Spark executors can reach it.
-    """
+    """A connection to Lakehead. Thread-safe; also a context manager."""
 
     def __init__(self, endpoint: m.Endpoint, uri: str, folder: str | None) -> None:
         self._server = endpoint
         self._door = ClosableEndpoint(endpoint)
-        self.uri = uri
+        self._uri = uri
         self._folder = folder
         # Token and authority that `connect` was given: other processes of this job may need them.
         self._given: tuple[str | None, bytes | None] = (None, None)
@@ -192,16 +143,18 @@ class Connection(Displayed):
         }
 
     @property
+    def uri(self) -> str:
+        """``lakehead://host:port`` of the server behind it, also of an embedded connection, so that other processes and
+        Spark executors can reach it; another one after the owner of a folder has changed."""
+        return self._server.uri if isinstance(self._server, AttachedEndpoint) else self._uri
+
+    @property
     def _endpoint(self) -> m.Endpoint:
         self._door.require_open()
         return self._door
 
-    def _ask(self, request: m.Request) -> m.AnyReply:
-        """A call that may be repeated: once more at once, for a pooled stream that broke while it was idle."""
-        try:
-            return self._endpoint.call(request)[0]
-        except UnavailableError:
-            return self._endpoint.call(request)[0]
+    def _ask(self, request: m.Request, *, once: bool = False) -> m.AnyReply:
+        return ask(self._endpoint, self._clock, request, once=once)[0]
 
     # ---- tables -----------------------------------------------------------------------------------------------
 
@@ -264,7 +217,7 @@ class Connection(Displayed):
             properties=TableProperties.from_user({"freshness": freshness, **properties}),
         )
         request = m.CreateTable(info=m.TableInfo.of(desc), if_not_exists=if_not_exists)
-        return self._opened(self._endpoint.call(request)[0])
+        return self._opened(self._ask(request, once=not if_not_exists))
 
     def table(self, name: str) -> Table:
         """Open a table.
@@ -310,7 +263,7 @@ class Connection(Displayed):
             TableNotFoundError: there is none of that name.
         """
         path = TablePath.parse(name)
-        self._endpoint.call(m.DropTable(database=path.database, table=path.table, purge=purge))
+        self._ask(m.DropTable(database=path.database, table=path.table, purge=purge), once=True)
 
     # ---- lake and SQL -----------------------------------------------------------------------------------------
 
@@ -368,15 +321,7 @@ class Connection(Displayed):
         if self._folder is None:
             self._server.close()
             return
-        with _hosts_lock:
-            host, users = _hosts[self._folder]
-            if users > 1:
-                _hosts[self._folder] = (host, users - 1)
-                return
-            del _hosts[self._folder]
-            _closed_hosts[:] = [h for h in _closed_hosts if not h.wait_stopped(0)]
-            _closed_hosts.append(host)
-            host.close()
+        release_folder(self._folder)
 
     def __enter__(self) -> Connection:
         return self
@@ -397,25 +342,15 @@ def _close_all() -> None:
             connection.close()
         except LakeheadError:
             continue
-    for host in _closed_hosts:
-        host.wait_stopped(_EXIT_SECONDS)
+    wait_stopped(_EXIT_SECONDS)
 
 
 def _after_fork() -> None:
-    """A child shares nothing: its inherited connections are closed and hold no lock.
-
-    Nothing inherited is let go of: to destroy a Flight server or client is to wait for threads that a child does not
-    have. Most children run another program at once and never get to it.
-    """
-    global _hosts_lock
-    _inherited.extend((_hosts.copy(), _closed_hosts.copy()))
-    _hosts_lock = threading.RLock()
+    """A child shares nothing: its inherited connections are closed and hold no lock. Most children run another program
+    at once and never get to it."""
     for connection in list(_connections):
         connection._door.forget()
-    for host, _ in _hosts.values():
-        host.forget()
-    _hosts.clear()
-    _closed_hosts.clear()
+    forget_folders()
 
 
 atexit.register(_close_all)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import queue
 import sys
-import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,11 +15,6 @@ from lakehead.errors import InvalidRequestError, SqlError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from lakehead.api.subscription import Subscription
-
-_WAKE_SECONDS = 0.2
-_QUEUED_MAX = 16
 
 
 def register(app: typer.Typer) -> None:
@@ -53,8 +46,8 @@ def tail(
         origin: Any = parse_start(start)
         with opened.subscribe(origin, columns=names, where=where, stop="now" if stop_now else None) as subscription:
             left = limit
-            for rows in _interruptible(subscription):
-                rows = rows if left is None else rows.slice(0, left)
+            for batch in subscription:
+                rows = batch.rows if left is None else batch.rows.slice(0, left)
                 if session.json:
                     write_rows_json(rows)
                 else:
@@ -72,47 +65,6 @@ def _lines(rows: pa.RecordBatch) -> Iterator[str]:
         at = f"{time:%Y-%m-%d %H:%M:%S.%f}"[:-3] if time is not None else " " * 23
         head = f"{at}  {bucket}/{offset if offset is not None else '-'}  {change + '  ' if change else ''}"
         yield head + "  ".join(f"{k}={cell_text(v)}" for k, v in row.items()) + "\n"
-
-
-def _interruptible(subscription: Subscription) -> Iterator[pa.RecordBatch]:
-    """The rows of a subscription, received by a thread: Ctrl-C does not end a wait inside Arrow, but one in Python."""
-    received: queue.Queue[pa.RecordBatch | BaseException | None] = queue.Queue(_QUEUED_MAX)
-    ended = threading.Event()
-
-    def put(item: pa.RecordBatch | BaseException | None) -> None:
-        while not ended.is_set():
-            try:
-                return received.put(item, timeout=_WAKE_SECONDS)
-            except queue.Full:
-                continue
-
-    def receive() -> None:
-        try:
-            for batch in subscription:
-                put(batch.rows)
-                if ended.is_set():
-                    return
-            put(None)
-        except BaseException as e:
-            put(e)
-
-    thread = threading.Thread(target=receive, name="lakehead-tail", daemon=True)
-    thread.start()
-    try:
-        while True:
-            try:
-                item = received.get(timeout=_WAKE_SECONDS)
-            except queue.Empty:
-                continue
-            if item is None:
-                return
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        ended.set()
-        subscription.close()
-        thread.join(1.0)
 
 
 def sql(session: Session, query: Annotated[str, typer.Argument(help="One statement; - reads standard input.")]) -> None:

@@ -1,29 +1,32 @@
 """The Flight transport: an `Endpoint` whose server is in another process.
 
-Each call borrows a long-lived exchange stream from a pool, so that concurrent callers do not wait for one another. A
-broken stream is dropped and the call fails with `UnavailableError`; whoever retries gets a new one. Streams idle for a
+Each call borrows a long-lived exchange stream from a pool, so that concurrent callers do not wait for one another. It
+always ends: with an answer, with `UnavailableError` when the connection broke, with `RequestTimeoutError` when the
+server is silent. Whoever tries again after that gets a new stream, after silence a new connection. Streams idle for a
 second are closed, because a server cannot end while a client holds one.
 """
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from lakehead.client import channel as ch
 from lakehead.errors import (
     AuthenticationError,
     ClosedError,
     LakeheadError,
+    RequestTimeoutError,
     UnavailableError,
     error_from_code,
 )
-from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, unwrap, wrap
 from lakehead.protocol.messages import (
     AnyReply,
     ErrorReply,
@@ -31,102 +34,163 @@ from lakehead.protocol.messages import (
     StreamHeader,
     decode_reply,
     decode_stream_header,
-    encode,
 )
+
+CALL_SECONDS = 120.0
+"""How long one answer is waited for while the server lives."""
 
 _IDLE_STREAMS_MAX = 16
 _IDLE_SECONDS = 1.0
-# gRPC waits up to two minutes between attempts to reconnect, and fails calls meanwhile: longer than writers retry. The
-# least one is no wait, whatever its name says: an attempt that is not answered is given so much time.
-_RECONNECT = [
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 5000),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-]
+_CLOSE_SECONDS = 0.5
 
 
 class FlightEndpoint:
-    """A server at an address. Thread-safe."""
+    """A server at an address. Thread-safe.
 
-    def __init__(self, host: str, port: int, *, token: str | None, tls_ca: bytes | None = None) -> None:
+    Args:
+        token: what the server asks for; a function is asked again for each connection, as a server that was restarted
+            may have another one.
+    """
+
+    def __init__(
+        self, host: str, port: int, *, token: str | Callable[[], str | None] | None, tls_ca: bytes | None = None
+    ) -> None:
         self._address = f"{host}:{port}"
         scheme = "grpc" if tls_ca is None else "grpc+tls"
-        options: dict[str, Any] = {} if tls_ca is None else {"tls_root_certs": tls_ca}
-        self._client = fl.connect(f"{scheme}://{host}:{port}", generic_options=_RECONNECT, **options)
-        headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
-        self._options = fl.FlightCallOptions(headers=headers)
-        self._idle: list[_IdleStream] = []
+        self._location = f"{scheme}://{host}:{port}"
+        self._token = token
+        self._tls_ca = tls_ca
+        self._idle: list[ch.Exchange] = []
         self._lock = threading.Lock()
         self._reaper: threading.Thread | None = None
         self._closed = False
         self._closing = threading.Event()
+        self._channels: weakref.WeakSet[ch.Channel] = weakref.WeakSet()
+        self._channel = self._connected()
+
+    def _connected(self) -> ch.Channel:
+        token = self._token() if callable(self._token) else self._token
+        channel = ch.Channel(self._location, token=token, tls_ca=self._tls_ca)
+        self._channels.add(channel)
+        return channel
 
     def call(self, request: Request, attachments: Sequence[pa.Buffer] = ()) -> tuple[AnyReply, list[pa.Buffer]]:
-        writer, reader = self._borrow()
+        channel, exchange = self._borrow()
         try:
-            for batch, metadata in wrap(encode(request), attachments):
-                writer.write_with_metadata(batch, metadata)
-            data, out = unwrap(reader.read_chunk)
-        except (fl.FlightError, pa.ArrowException, StopIteration, OSError) as e:
-            with self._lock:
+            exchange.ask(request, attachments)
+            answer = self._next(channel, exchange, CALL_SECONDS)
+        except BaseException as e:
+            exchange.cancel()
+            if isinstance(e, ch.BROKEN):
                 # What broke this stream broke the others: whoever tries again must get a new one.
-                self._idle.clear()
-            raise self._failure(e) from e
-        with self._lock:
-            keep = not self._closed and len(self._idle) < _IDLE_STREAMS_MAX
-            if keep:
-                self._idle.append(_IdleStream(writer, reader, time.monotonic()))
-                if self._reaper is None:
-                    self._reaper = threading.Thread(target=self._reap, name="lakehead-idle", daemon=True)
-                    self._reaper.start()
-        if not keep:
-            _finish(writer)
+                self._drop_idle()
+                raise self._failure(e, channel) from e
+            if not isinstance(e, LakeheadError):
+                # What was sent may still wait for room in this connection's window: others must not wait behind it.
+                self._leave(channel)
+            raise
+        if not self._give_back(channel, exchange):
+            exchange.finish()
+        data, out = answer
         reply = decode_reply(data)
         if isinstance(reply, ErrorReply):
             raise error_from_code(reply.code, reply.message, reply.context)
         return reply, out
 
-    def _borrow(self) -> tuple[Any, Any]:
+    def _next(self, channel: ch.Channel, wait: ch.Wait, seconds: float | None) -> Any:
+        """The next item of a stream; what it ended with is raised.
+
+        Args:
+            seconds: how long it is waited for at most; None as long as the server lives.
+
+        Raises:
+            RequestTimeoutError: nothing came in time.
+        """
+        end = None if seconds is None else time.monotonic() + seconds
+        while True:
+            try:
+                item = wait.items.get(timeout=ch.SILENCE_SECONDS)
+            except queue.Empty:
+                if not channel.lives():
+                    self._leave(channel)
+                    channel.cancel()
+                    raise self._timeout(
+                        "does not answer any more: it is stopped, or the connection leads nowhere"
+                    ) from None
+                if end is not None and time.monotonic() > end:
+                    raise self._timeout(f"lives, but gave no answer within {seconds:g} s") from None
+                continue
+            if isinstance(item, BaseException):
+                raise item
+            return item
+
+    def _timeout(self, why: str) -> LakeheadError:
+        if self._closed:
+            return ClosedError("the connection is closed: connect again")
+        return RequestTimeoutError(
+            f"the server at {self._address} {why}; what was asked may or may not have been done",
+            address=self._address,
+            gone=True,
+        )
+
+    def _leave(self, channel: ch.Channel) -> None:
+        """Let those who call from now on have another connection."""
+        with self._lock:
+            if self._channel is not channel or self._closed:
+                return
+            self._channel = self._connected()
+        self._drop_idle()
+
+    def _drop_idle(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for exchange in idle:
+            exchange.cancel()
+
+    def _borrow(self) -> tuple[ch.Channel, ch.Exchange]:
         with self._lock:
             if self._closed:
                 raise ClosedError("the connection is closed: connect again")
-            if self._idle:
-                stream = self._idle.pop()
-                return stream.writer, stream.reader
-        try:
-            writer, reader = self._client.do_exchange(fl.FlightDescriptor.for_command(b"calls"), self._options)
-            writer.begin(ATTACHMENT_SCHEMA)
-        except (fl.FlightError, pa.ArrowException, OSError) as e:
-            raise self._failure(e) from e
-        return writer, reader
+            while self._idle:
+                exchange = self._idle.pop()
+                if not exchange.broken:
+                    return self._channel, exchange
+            return self._channel, ch.Exchange(self._channel)
+
+    def _give_back(self, channel: ch.Channel, exchange: ch.Exchange) -> bool:
+        with self._lock:
+            if self._closed or channel is not self._channel or len(self._idle) >= _IDLE_STREAMS_MAX:
+                return False
+            exchange.idle_since = time.monotonic()
+            self._idle.append(exchange)
+            if self._reaper is None:
+                self._reaper = threading.Thread(target=self._reap, name="lakehead-idle", daemon=True)
+                self._reaper.start()
+            return True
 
     def _reap(self) -> None:
         while not self._closing.wait(_IDLE_SECONDS / 2):
             with self._lock:
                 oldest = time.monotonic() - _IDLE_SECONDS
-                stale = [s for s in self._idle if s.since < oldest]
-                self._idle = [s for s in self._idle if s.since >= oldest]
+                stale = [s for s in self._idle if s.idle_since < oldest]
+                self._idle = [s for s in self._idle if s.idle_since >= oldest]
                 if not self._idle:
                     self._reaper = None
-            for stream in stale:
-                _finish(stream.writer)
+            for exchange in stale:
+                exchange.finish()
             if self._reaper is not threading.current_thread():
                 return
 
     def stream(self, request: Request) -> FlightStream:
-        if self._closed:
-            raise ClosedError("the connection is closed: connect again")
-        try:
-            reader = self._client.do_get(fl.Ticket(encode(request)), self._options)
-            return FlightStream(self, reader)
-        except (fl.FlightError, pa.ArrowException, OSError) as e:
-            raise self._failure(e) from e
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the connection is closed: connect again")
+            channel = self._channel
+        return FlightStream(self, channel, ch.Inflow(channel, request))
 
-    def _failure(self, e: BaseException) -> LakeheadError:
+    def _failure(self, e: BaseException, channel: ch.Channel) -> LakeheadError:
         if isinstance(e, fl.FlightUnauthenticatedError):
-            return AuthenticationError(
-                f"the server at {self._address} refused the token: pass token= or run as the user that started it"
-            )
+            return self._refused(channel)
         info = getattr(e, "extra_info", None)
         if info:
             try:
@@ -139,7 +203,22 @@ class FlightEndpoint:
             return ClosedError("the connection is closed: connect again")
         detail = (str(e).splitlines() or [type(e).__name__])[0][:200]
         return UnavailableError(
-            f"no Lakehead server answers at {self._address}: is it running? ({detail})", address=self._address
+            f"no Lakehead server answers at {self._address}: is it running? ({detail})",
+            address=self._address,
+            gone=True,
+            unsent="failed to connect" in detail,
+        )
+
+    def _refused(self, channel: ch.Channel) -> LakeheadError:
+        if callable(self._token) and self._token() != channel.token:
+            self._leave(channel)
+            return UnavailableError(
+                f"the server at {self._address} was started anew, with another token: call again",
+                address=self._address,
+                gone=True,
+            )
+        return AuthenticationError(
+            f"the server at {self._address} refused the token: pass token= or run as the user that started it"
         )
 
     def close(self) -> None:
@@ -147,50 +226,56 @@ class FlightEndpoint:
             if self._closed:
                 return
             self._closed = True
-            idle, self._idle = self._idle, []
+            self._idle.clear()
+            channels = list(self._channels)
         self._closing.set()
-        for stream in idle:
-            _finish(stream.writer)
-        self._client.close()
-
-
-@dataclass(frozen=True)
-class _IdleStream:
-    writer: Any
-    reader: Any
-    since: float
-
-
-def _finish(writer: Any) -> None:
-    try:
-        writer.done_writing()
-        writer.close()
-    except (fl.FlightError, pa.ArrowException, OSError):
-        return
+        for channel in channels:
+            channel.cancel()
+        for channel in channels:
+            channel.join(_CLOSE_SECONDS)
 
 
 class FlightStream:
     """A stream from a server in another process; see `lakehead.protocol.messages.Stream`."""
 
-    def __init__(self, endpoint: FlightEndpoint, reader: Any) -> None:
+    def __init__(self, endpoint: FlightEndpoint, channel: ch.Channel, inflow: ch.Inflow) -> None:
+        """Open it.
+
+        Raises:
+            LakeheadError: the server refused, or does not answer.
+        """
         self._endpoint = endpoint
-        self._reader = reader
+        self._channel = channel
+        self._inflow = inflow
         self._closed = False
-        self.schema: pa.Schema = reader.schema
+        try:
+            self.schema: pa.Schema = self._next(CALL_SECONDS)
+        except BaseException as e:
+            inflow.cancel()
+            if isinstance(e, ch.BROKEN):
+                raise endpoint._failure(e, channel) from e
+            raise
+
+    def _next(self, seconds: float | None) -> Any:
+        return self._endpoint._next(self._channel, self._inflow, seconds)
 
     def __iter__(self) -> Iterator[tuple[StreamHeader, pa.RecordBatch]]:
         while True:
             try:
-                chunk = self._reader.read_chunk()
-            except StopIteration:
-                return
-            except (fl.FlightError, pa.ArrowException, OSError) as e:
-                if self._closed:
+                chunk = self._next(None)
+            except ch.BROKEN as e:
+                if self._closed or (isinstance(e, StopIteration) and not self._inflow.cancelled):
                     return
-                raise self._endpoint._failure(e) from e
+                raise self._endpoint._failure(e, self._channel) from e
+            self._inflow.taken()
             yield decode_stream_header(chunk.app_metadata.to_pybytes()), chunk.data
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._reader.cancel()
+            self._inflow.cancel()
+
+    def __del__(self) -> None:
+        inflow: ch.Inflow | None = getattr(self, "_inflow", None)
+        if inflow is not None:
+            inflow.cancel()

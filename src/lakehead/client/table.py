@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from lakehead.client.leases import LeaseKeeper
+from lakehead.client.patience import Patience, ask
 from lakehead.client.routing import route
 from lakehead.client.writer import BatchWriter, WriteKind
 from lakehead.env.clock import Clock
@@ -47,18 +48,14 @@ class TableClient:
         """``leases`` are those of all clients of a connection: some do not live to let go of theirs."""
         self.desc = desc
         self._endpoint = endpoint
-        self._clock = clock
+        self.clock = clock
         self._randomness = randomness
         self._writers: list[BatchWriter] = []
         self.leases = LeaseKeeper(endpoint, renewing=False) if leases is None else leases
         self._lock = threading.Lock()
 
     def _ask(self, request: m.Request, attachments: Sequence[pa.Buffer] = ()) -> tuple[m.AnyReply, list[pa.Buffer]]:
-        """A call that may be repeated: once more at once, for a pooled stream that broke while it was idle."""
-        try:
-            return self._endpoint.call(request, attachments)
-        except UnavailableError:
-            return self._endpoint.call(request, attachments)
+        return ask(self._endpoint, self.clock, request, attachments)
 
     @property
     def open(self) -> bool:
@@ -114,12 +111,12 @@ class TableClient:
 
     def named_writer(self, name: str) -> BatchWriter:
         """Take over a named writer; see `BatchWriter.resume`."""
-        return BatchWriter.resume(self.desc, self._endpoint, self._clock, name)
+        return BatchWriter.resume(self.desc, self._endpoint, self.clock, name)
 
     def anonymous_writer(self) -> BatchWriter:
         """A writer that nobody resumes."""
         writer_id = bytes.fromhex(self._randomness.uuid_hex())
-        return BatchWriter(self.desc, self._endpoint, self._clock, writer_id=writer_id)
+        return BatchWriter(self.desc, self._endpoint, self.clock, writer_id=writer_id)
 
     # ---- lookup -----------------------------------------------------------------------------------------------
 
@@ -216,35 +213,75 @@ class TableClient:
         *,
         live: bool = False,
         lease: str | None = None,
+        skip: int = 0,
     ) -> Iterator[tuple[TabletKey, pa.RecordBatch]]:
         """Rows of several ranges, tablet by tablet, each in offset order.
 
+        When the server goes away meanwhile, the rest is read from the next one, which holds the same rows at the same
+        offsets unless they were trimmed.
+
         Args:
             live: instead, of a keyed table, the rows that are live at exactly the end of each range.
-            lease: from `open_leases`.
+            lease: from `open_leases`; over when its server is.
+            skip: rows of the first range to leave out.
         """
-        request = (m.ReadLive if live else m.Read)(
+        patience = Patience.bounded(self.clock, f"reading {self.desc.path}")
+        left = {k: (s, e) for k, (s, e) in ranges.items() if s < e}
+        while left:
+            stream = None
+            try:
+                behind = skip
+                stream = self._endpoint.stream(self._read_request(left, columns, predicate, live=live, lease=lease))
+                for header, batch in stream:
+                    patience.progress()
+                    key = TabletKey(header.partition, header.bucket)
+                    while (first := next(iter(left))) != key:
+                        del left[first]
+                        behind = skip = 0
+                    if live:
+                        # The rows that are live at one offset are the same ones whenever they are asked for.
+                        batch, behind = batch.slice(behind), max(0, behind - batch.num_rows)
+                        skip += batch.num_rows
+                    else:
+                        assert header.end_offset is not None
+                        left[key] = header.end_offset, left[key][1]
+                    if batch.num_rows:
+                        yield key, batch
+                return
+            except UnavailableError as e:
+                patience.wait(e)
+            finally:
+                if stream is not None:
+                    stream.close()
+
+    def _read_request(
+        self,
+        ranges: Mapping[TabletKey, tuple[int, int]],
+        columns: Sequence[str],
+        predicate: Predicate | None,
+        *,
+        live: bool,
+        lease: str | None,
+    ) -> m.Request:
+        return (m.ReadLive if live else m.Read)(
             table_id=self.desc.table_id,
-            ranges=[_range(k, s, e) for k, (s, e) in ranges.items() if s < e],
+            ranges=[_range(k, s, e) for k, (s, e) in ranges.items()],
             columns=list(columns),
             predicate=None if predicate is None else predicate.to_bytes(),
             lease=lease,
         )
-        if not request.ranges:
-            return
-        stream = self._endpoint.stream(request)
-        try:
-            for header, batch in stream:
-                yield TabletKey(header.partition, header.bucket), batch
-        finally:
-            stream.close()
 
     def open_leases(
         self, tables: Sequence[tuple[str, str | None]], *, planned: bool = False
     ) -> list[tuple[str, list[m.TabletState]]]:
         """Pin what all tablets of these tables of one connection hold at one moment, and the files of a lake metadata
         file of each; see `protocol.messages.OpenLeases`."""
-        return [(held.lease, held.tablets) for held in self.leases.open(tables, planned=planned)]
+        patience = Patience.bounded(self.clock, f"pinning {self.desc.path}")
+        while True:
+            try:
+                return [(held.lease, held.tablets) for held in self.leases.open(tables, planned=planned)]
+            except UnavailableError as e:
+                patience.wait(e)
 
     def keep_lease(self, lease: str) -> None:
         """Renew a lease until it is released."""

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lakehead.client import patience
 from lakehead.client.routing import route
 from lakehead.env.clock import Clock
 from lakehead.errors import (
@@ -59,7 +60,7 @@ class BatchWriter:
 
     Args:
         writer_id: 16 bytes that no other live writer uses.
-        retry_seconds: how long a batch is sent again while the server cannot be reached.
+        retry_seconds: how long a batch is sent again while the server cannot be reached; None as long as reads are.
 
     Attributes:
         acked_through: sequence of the last batch that was answered.
@@ -75,7 +76,7 @@ class BatchWriter:
         writer_id: bytes,
         epoch: int = 0,
         last_sequence: int = -1,
-        retry_seconds: float = 10.0,
+        retry_seconds: float | None = None,
         batch_bytes_max: int = 256 << 20,
     ) -> None:
         self._desc = desc
@@ -88,7 +89,7 @@ class BatchWriter:
         self._next = last_sequence + 1
         self._previous: dict[TabletKey, int] = {}
         self.acked_through = last_sequence
-        self._retry_seconds = retry_seconds
+        self._retry_seconds = patience.PATIENCE_SECONDS if retry_seconds is None else retry_seconds
         self._batch_bytes_max = batch_bytes_max
         self._failed = False
         self.sent_again = False
@@ -218,5 +219,7 @@ class BatchWriter:
 
 def _leaves_open(e: LakeheadError) -> bool:
     """Whether a batch may have landed, in some of its tablets at least, in spite of this error."""
-    known = type(e) not in (UnavailableError, RequestTimeoutError, OutcomeUnknownError)
+    known = (
+        type(e) not in (UnavailableError, RequestTimeoutError, OutcomeUnknownError) or e.context.get("unsent") is True
+    )
     return not known or (e.retryable and "acknowledged" in e.context)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lakehead.client.table import TableClient
-from lakehead.errors import LakeStateError, NoLakeError
+from lakehead.errors import LakeStateError, NoLakeError, OffsetOutOfRangeError, UnavailableError
 from lakehead.format.predicate import Predicate
 from lakehead.lake.view import LakeView
 from lakehead.log.netchange import net_change
@@ -212,7 +212,15 @@ class UnionRead:
     ) -> Iterator[tuple[TabletKey, pa.RecordBatch]]:
         """What the server sends of the pinned ranges: records; of a keyed table without a lake, live rows."""
         live = self._desc.keyed and self._desc.lake is None
-        return self._client.read_ranges(self.pinned.ranges, columns, predicate, live=live, lease=self.pinned.lease)
+        pinned = self.pinned
+        try:
+            yield from self._client.read_ranges(pinned.ranges, columns, predicate, live=live, lease=pinned.lease)
+        except OffsetOutOfRangeError as e:
+            raise UnavailableError(
+                f"what a read of {self._desc.path} was pinned to is no longer held, because its server was started"
+                f" again or the read rested for too long, and was trimmed since: read again ({e})",
+                table=str(self._desc.path),
+            ) from e
 
     def _lake_rows(self, superseded: Superseded) -> Iterator[pa.RecordBatch]:
         view = self.pinned.lake

@@ -375,12 +375,15 @@ class Subscribe(Request, frozen=True, kw_only=True):
 class StreamHeader(Message, frozen=True, kw_only=True):
     """What a streamed batch is: its tablet, and the offset up to which the tablet has now been sent.
 
-    ``end_offset`` is None inside a tablet's initial rows of a ``full`` subscription.
+    ``end_offset`` is None inside a tablet's initial rows of a ``full`` subscription; these are the rows live at
+    ``live_at``. Of a subscription, an empty batch of neither says that the server lives, one with an ``end_offset``
+    alone that nothing up to there was wanted.
     """
 
     partition: str
     bucket: Int64
     end_offset: Int64 | None
+    live_at: Int64 | None = None
 
 
 # ---- lake ---------------------------------------------------------------------------------------------------------

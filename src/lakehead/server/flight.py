@@ -85,7 +85,7 @@ class FlightServer(fl.FlightServerBase):
     def _error(self, e: BaseException) -> ErrorReply:
         if isinstance(e, ClosedError) and self._service.closing:
             # Whoever closed here was not this client: it may try again, the folder's next server will answer.
-            e = UnavailableError("the server was stopped: connect again, or wait until it is back")
+            e = UnavailableError("the server was stopped: connect again, or wait until it is back", gone=True)
         return _error_reply(e)
 
     def do_exchange(

@@ -20,6 +20,8 @@ from lakehead.types import ChangeType, TabletKey
 Item = tuple[StreamHeader, pa.RecordBatch]
 Views = Mapping[TabletKey, LogView]
 _TURN_ROWS = 1 << 18
+HEARTBEAT_SECONDS = 4.0
+"""An idle subscription says so often that its server lives; less than its client waits until it asks."""
 
 
 class ServerStream:
@@ -59,8 +61,8 @@ def _predicate(data: bytes | None, table: LiveTable) -> Predicate | None:
     return None if data is None else Predicate.from_bytes(data, table.desc.schema)
 
 
-def _header(key: TabletKey, end: int | None) -> StreamHeader:
-    return StreamHeader(partition=key.partition, bucket=key.bucket, end_offset=end)
+def _header(key: TabletKey, end: int | None, live_at: int | None = None) -> StreamHeader:
+    return StreamHeader(partition=key.partition, bucket=key.bucket, end_offset=end, live_at=live_at)
 
 
 def open_read(table: LiveTable, request: Read, leased: Views) -> ServerStream:
@@ -152,9 +154,9 @@ def _initial(key: TabletKey, tablet: Tablet, projection: Projection) -> Iterator
         batch = projection.live(offsets, None, rows, key.bucket, ChangeType.INSERT)
         last = i == len(parts) - 1
         if batch.num_rows or last:
-            yield _header(key, end if last else None), batch
+            yield _header(key, end if last else None, live_at=end), batch
     if not parts:
-        yield _header(key, end), _empty(projection)
+        yield _header(key, end, live_at=end), _empty(projection)
 
 
 def _empty(projection: Projection) -> pa.RecordBatch:
@@ -211,6 +213,7 @@ class _Subscription:
         self._table = table
         self._projection = projection
         self._positions = positions
+        self._told = dict(positions)
         self._initial = initial
         self._stops = stops
 
@@ -221,8 +224,10 @@ class _Subscription:
             tablet = self._table.tablets[key]
             for header, batch in _initial(key, tablet, self._projection):
                 if header.end_offset is not None:
-                    self._positions[key] = header.end_offset
+                    self._positions[key] = self._told[key] = header.end_offset
                 yield header, batch
+        clock = self._table.clock
+        spoke = clock.monotonic()
         while not closed():
             version = self._table.version
             sent = False
@@ -234,8 +239,23 @@ class _Subscription:
                         return
             if self._done():
                 return
-            if not sent:
-                self._table.wait_for_progress(version, closed)
+            now = clock.monotonic()
+            if sent:
+                spoke = now
+            elif now >= spoke + HEARTBEAT_SECONDS:
+                yield from self._heartbeat()
+                spoke = now
+            else:
+                self._table.wait_for_progress(version, closed, spoke + HEARTBEAT_SECONDS - now)
+
+    def _heartbeat(self) -> Iterator[Item]:
+        """Say that the server lives, and how far the subscription has come where no row was wanted."""
+        silent = {k: p for k, p in self._positions.items() if p != self._told.get(k)}
+        for key, position in silent.items():
+            self._told[key] = position
+            yield _header(key, position), _empty(self._projection)
+        if not silent:
+            yield _header(TabletKey("", 0), None), _empty(self._projection)
 
     def _turn(self, key: TabletKey, tablet: Tablet) -> Iterator[Item]:
         start = self._positions.get(key, 0)
@@ -245,6 +265,7 @@ class _Subscription:
         if start >= end:
             return
         for position, batch in coalesce(_log_rows(tablet, self._projection, start, end)):
+            self._told[key] = position
             yield _header(key, position), batch
         self._positions[key] = end
 

@@ -110,6 +110,11 @@ class LiveTable:
         )
 
     @property
+    def clock(self) -> Clock:
+        """The server's."""
+        return self._clock
+
+    @property
     def tablets(self) -> dict[TabletKey, Tablet]:
         """All tablets; a snapshot that is never changed in place."""
         return self._tablets
@@ -153,15 +158,22 @@ class LiveTable:
         """Grows with every progress of any tablet; read it before looking, then `wait_for_progress`."""
         return self._version
 
-    def wait_for_progress(self, version: int, gone: Callable[[], bool], check_seconds: float = 1.0) -> None:
-        """Return once there was progress since ``version``, or ``gone()``, which is asked now and then.
+    def wait_for_progress(
+        self, version: int, gone: Callable[[], bool], seconds: float, check_seconds: float = 1.0
+    ) -> None:
+        """Return once there was progress since ``version``, after that time, or on ``gone()``, which is asked now and
+        then.
 
         Raises:
             ClosedError: the server is closing, or the table was dropped.
         """
+        end = self._clock.monotonic() + seconds
         with self._progress:
             while self._version == version and self._closed is None and not gone():
-                self._progress.wait(check_seconds)
+                left = end - self._clock.monotonic()
+                if left <= 0:
+                    break
+                self._progress.wait(min(left, check_seconds))
         if self._closed is not None:
             raise self._closed
 

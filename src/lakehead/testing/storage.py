@@ -128,7 +128,7 @@ class MemoryStorage:
     def sync_folder(self, path: str) -> None:
         self._sync_names(path)
         self._synced = {n: f for n, f in self._synced.items() if os.path.dirname(n) != path}
-        self._synced |= {n: f for n, f in self._files.items() if os.path.dirname(n) == path}
+        self._synced |= {n: f for n, f in list(self._files.items()) if os.path.dirname(n) == path}
 
     def _sync_names(self, folder: str) -> None:
         with storage_errors(folder, "sync"):

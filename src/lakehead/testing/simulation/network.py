@@ -87,7 +87,7 @@ class _Serving:
     def __enter__(self) -> RunningServer:
         server = self._network.server
         if server is None:
-            raise UnavailableError("no server answers")
+            raise UnavailableError("no server answers", gone=True)
         self._server = server
         self._inside = self._network.scheduler.inside(server.process)
         self._inside.__enter__()
@@ -97,7 +97,7 @@ class _Serving:
         self._inside.__exit__(None, None, None)
         if not self._server.process.alive and not isinstance(error, GeneratorExit):
             self._network.scheduler.check_alive()
-            raise UnavailableError("the connection was reset") from error
+            raise UnavailableError("the connection was reset", gone=True) from error
 
 
 class NetworkEndpoint:
@@ -116,12 +116,12 @@ class NetworkEndpoint:
         if fate < faults.lost:
             network.note(self._name, "request lost", type(request).__name__)
             network.delay(0.02)
-            raise UnavailableError("no answer")
+            raise UnavailableError("no answer", gone=True)
         if fate < faults.lost + faults.broken:
             network.note(self._name, "connection broken", type(request).__name__)
             network.deliver_late(request, attachments, 0.05)
             network.delay(0.05)
-            raise UnavailableError("the connection broke")
+            raise UnavailableError("the connection broke", gone=True)
         if draws.random() < faults.repeated:
             network.note(self._name, "request repeated", type(request).__name__)
             network.deliver_late(request, attachments, draws.choice([0.01, 1.0, 20.0]))
@@ -152,7 +152,7 @@ class NetworkStream:
         network = self._network
         while True:
             if network.server is not self._server:
-                raise UnavailableError("the connection was reset")
+                raise UnavailableError("the connection was reset", gone=True)
             with _Serving(network):
                 try:
                     header, batch = next(items)
@@ -160,7 +160,7 @@ class NetworkStream:
                     return
             network.delay()
             if network.scheduler.draws.random() < network.faults.lost:
-                raise UnavailableError("the connection broke")
+                raise UnavailableError("the connection broke", gone=True)
             yield m.decode_stream_header(m.encode(header)), batch
 
     def close(self) -> None:

@@ -315,7 +315,9 @@ class UnionReader(Actor):
             read = SimulatedUnionRead(self.client, pinned, columns=self.desc.schema.names, system_columns=True)
             try:
                 rows = [row for batch in read.batches() for row in rows_of(batch)]
-            except OffsetOutOfRangeError as e:
+            except UnavailableError as e:
+                if not isinstance(e.__cause__, OffsetOutOfRangeError):
+                    raise
                 require(starts != self.deployment.starts, f"{self.name}: a leased union read finds its range gone: {e}")
                 self.note("union too late")
                 return
@@ -440,6 +442,8 @@ class Subscriber(Actor):
             for header, batch in stream:
                 if self._cuts() != cuts:
                     raise ClosedError("the power was cut")
+                if header.end_offset is None and header.live_at is None:
+                    continue
                 key = TabletKey(header.partition, header.bucket)
                 self._take(positions, key, header.end_offset, rows_of(batch))
         finally:

@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakehead.api import subscription
+from lakehead.api import feed
+from lakehead.env import SystemClock
 from lakehead.errors import OffsetOutOfRangeError
 from lakehead.protocol.messages import StreamHeader, TabletState
 from lakehead.types import TableDescriptor, TablePath, TabletKey
@@ -37,13 +38,14 @@ class Client:
 
     log_starts: list[int]
     desc: TableDescriptor = DESC
+    clock: SystemClock = field(default_factory=SystemClock)
     asked: int = 0
     opened: list[Mapping[TabletKey, int]] = field(default_factory=list)
 
     def _log_start(self) -> int:
         return self.log_starts[min(self.asked, len(self.log_starts) - 1)]
 
-    def tablets(self) -> list[TabletState]:
+    def tablets(self, **_: object) -> list[TabletState]:
         start = self._log_start()
         self.asked += 1
         return [TabletState(partition="", bucket=0, log_start=start, high_watermark=12, rows=0)]
@@ -65,9 +67,9 @@ def test_trims_at_any_moment_leave_no_gap(before: int, between: int, monkeypatch
         yield rows(start, end)
 
     view = SimpleNamespace(offsets={TABLET: 9})
-    monkeypatch.setattr(subscription, "LakeView", SimpleNamespace(current=lambda desc, info: view))
-    monkeypatch.setattr(subscription, "read_history", history)
+    monkeypatch.setattr(feed, "LakeView", SimpleNamespace(current=lambda desc, info: view))
+    monkeypatch.setattr(feed, "read_history", history)
     client: Any = Client([0] * before + [5] * between + [9])
-    stream = subscription._OverLake(client, "earliest", None, ["__offset"], None)
+    stream = feed.Feed(client, "earliest", {TABLET: 12}, ["__offset"], None)
     seen = [o for _, batch in stream for o in batch.column(0).to_pylist()]
     assert seen == list(range(12)), client.opened

@@ -1,0 +1,238 @@
+"""One gRPC connection to a server, and the streams on it, each with a thread of its own that waits inside gRPC.
+
+Whoever asks waits on a queue: a wait that Ctrl-C ends and that has a deadline, which waits inside gRPC do not have. A
+server that is silent is asked on the same connection whether it lives: a slow answer is waited for, a stopped server or
+a connection that leads nowhere is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, unwrap, wrap
+from lakehead.protocol.messages import Hello, Request, encode
+
+SILENCE_SECONDS = 5.0
+"""After so long without a word on a connection, the server is asked whether it lives."""
+PROBE_SECONDS = 10.0
+"""How long it may take to say so."""
+BROKEN = (fl.FlightError, pa.ArrowException, StopIteration, OSError)
+"""What a stream that broke, or was ended by the server, raises."""
+
+_INLINE_BYTES = 1 << 15
+_AHEAD_BATCHES = 2
+_CALLS = b"calls"
+# gRPC waits up to two minutes between attempts to reconnect, and fails calls meanwhile: longer than writers retry. The
+# least one is no wait, whatever its name says: an attempt that is not answered is given so much time.
+_RECONNECT = [
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # Each channel has a connection of its own: a new one is made because the old one leads nowhere.
+    ("grpc.use_local_subchannel_pool", 1),
+    # Servers refuse pings that come more often than every five minutes, so that these only end what nobody waits for
+    # any more. The timeout is the kernel's as well, for bytes that the other side does not acknowledge.
+    ("grpc.keepalive_time_ms", 330_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+]
+
+
+class Channel:
+    """A connection to one address, made when it is first used. Thread-safe."""
+
+    def __init__(self, location: str, *, token: str | None, tls_ca: bytes | None) -> None:
+        options: dict[str, Any] = {} if tls_ca is None else {"tls_root_certs": tls_ca}
+        self.token = token
+        self.client = fl.connect(location, generic_options=_RECONNECT, **options)
+        headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
+        self.options = fl.FlightCallOptions(headers=headers)
+        self.heard_at = time.monotonic()
+        self._probing = threading.Lock()
+        self._waits: weakref.WeakSet[Wait] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._cancelled = False
+
+    def add(self, wait: Wait) -> None:
+        """Have a wait cancelled with the channel."""
+        with self._lock:
+            self._waits.add(wait)
+            cancelled = self._cancelled
+        if cancelled:
+            wait.cancel()
+
+    def cancel(self) -> None:
+        """End everything that waits on this connection."""
+        with self._lock:
+            self._cancelled = True
+            waits = list(self._waits)
+        for wait in waits:
+            wait.cancel()
+
+    def join(self, seconds: float) -> None:
+        """Wait until what was cancelled has ended: the threads of a process that ends must not be inside gRPC."""
+        deadline = time.monotonic() + seconds
+        with self._lock:
+            waits = list(self._waits)
+        for wait in waits:
+            wait.join(deadline)
+
+    def lives(self) -> bool:
+        """Whether anything was heard from the server lately, or it answers when it is asked."""
+        with self._probing:
+            if time.monotonic() - self.heard_at < SILENCE_SECONDS:
+                return True
+            probe = Exchange(self)
+            try:
+                probe.ask(Hello())
+                return not isinstance(probe.items.get(timeout=PROBE_SECONDS), BaseException)
+            except queue.Empty:
+                return False
+            finally:
+                probe.cancel()
+
+
+class Wait:
+    """A stream whose thread waits inside gRPC.
+
+    Attributes:
+        items: what came, in order; an exception, one of `BROKEN` as a rule, is the last.
+        cancelled: whether this side ended it.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._reader: Any = None
+        self.cancelled = False
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        channel.add(self)
+
+    def _start(self, run: Callable[[], None], name: str) -> None:
+        def report() -> None:
+            try:
+                run()
+            except BaseException as e:
+                self.items.put(e)
+
+        thread = threading.Thread(target=report, name=name, daemon=True)
+        self._threads = [t for t in self._threads if t.is_alive()] + [thread]
+        thread.start()
+
+    def join(self, deadline: float) -> None:
+        """Wait until the stream's threads have ended, up to a time of the monotonic clock."""
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _began(self, reader: Any) -> None:
+        with self._lock:
+            self._reader = reader
+            cancelled = self.cancelled
+        if cancelled:
+            reader.cancel()
+
+    def _heard(self, item: Any) -> None:
+        self._channel.heard_at = time.monotonic()
+        self.items.put(item)
+
+    def cancel(self) -> None:
+        """End the stream at once, at both ends; whoever waits for its items gets `StopIteration`. Never waits."""
+        with self._lock:
+            if self.cancelled:
+                return
+            self.cancelled = True
+            reader = self._reader
+        self.items.put(StopIteration())
+        if reader is not None:
+            reader.cancel()
+
+
+class Exchange(Wait):
+    """An exchange stream: asks one thing at a time; the answers, ``(message, attachments)``, are its items.
+
+    Attributes:
+        idle_since: when its last answer was taken.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(channel)
+        self._writer: Any = None
+        self.idle_since = 0.0
+
+    def ask(self, request: Request, attachments: Sequence[pa.Buffer] = ()) -> None:
+        """Send a request. What does not fit into gRPC's windows is sent by a thread, as sending it may wait, too."""
+        messages = list(wrap(encode(request), attachments))
+        if self._writer is None:
+            self._start(lambda: self._converse(messages), "lakehead-calls")
+        elif sum(a.size for a in attachments) > _INLINE_BYTES:
+            self._start(lambda: self._send(messages), "lakehead-send")
+        else:
+            self._send(messages)
+
+    def _converse(self, messages: list[tuple[pa.RecordBatch, pa.Buffer]]) -> None:
+        writer, reader = self._channel.client.do_exchange(
+            fl.FlightDescriptor.for_command(_CALLS), self._channel.options
+        )
+        self._began(reader)
+        try:
+            writer.begin(ATTACHMENT_SCHEMA)
+            self._writer = writer
+            self._send(messages)
+            while True:
+                self._heard(unwrap(reader.read_chunk))
+        finally:
+            _close(writer)
+
+    def _send(self, messages: list[tuple[pa.RecordBatch, pa.Buffer]]) -> None:
+        for batch, metadata in messages:
+            self._writer.write_with_metadata(batch, metadata)
+
+    @property
+    def broken(self) -> bool:
+        """True when it ended while nobody waited for an answer."""
+        return not self.items.empty()
+
+    def finish(self) -> None:
+        """Let the server end the stream."""
+        with contextlib.suppress(*BROKEN):
+            self._writer.done_writing()
+
+
+class Inflow(Wait):
+    """A stream of batches: its items are the schema, then a few chunks ahead of who takes them with `take`."""
+
+    def __init__(self, channel: Channel, request: Request) -> None:
+        super().__init__(channel)
+        self._room = threading.Semaphore(_AHEAD_BATCHES)
+        ticket = fl.Ticket(encode(request))
+        self._start(lambda: self._receive(ticket), "lakehead-stream")
+
+    def _receive(self, ticket: Any) -> None:
+        reader = self._channel.client.do_get(ticket, self._channel.options)
+        self._began(reader)
+        self._heard(reader.schema)
+        while not self.cancelled:
+            self._heard(reader.read_chunk())
+            self._room.acquire()
+
+    def taken(self) -> None:
+        """Make room for one more chunk."""
+        self._room.release()
+
+    def cancel(self) -> None:
+        super().cancel()
+        self._room.release()
+
+
+def _close(writer: Any) -> None:
+    with contextlib.suppress(*BROKEN):
+        writer.close()
