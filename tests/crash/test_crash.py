@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from tests.crash.history import LOG_SCHEMA, log_rows
-from tests.crash.processes import Server
+from tests.crash.processes import Server, wait_until
 from tests.crash.suite import Player, Step
 from tests.crash.workload import Load
 
@@ -57,3 +59,48 @@ def test_a_drop_that_was_cut_off_leaves_all_of_a_table_or_nothing(tmp_path: Path
             assert counts in ([], [9])
     finally:
         server.kill()
+
+
+def killed_at(command: list[str], folder: Path, files: int) -> None:
+    """Run a command and kill it once it has written so many files, if it takes that long."""
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+    def far_enough() -> bool:
+        return child.poll() is not None or sum(p.is_file() for p in folder.rglob("*")) >= files
+
+    try:
+        assert wait_until(far_enough, 120)
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.xdist_group("crash")
+@pytest.mark.timeout(600)
+def test_backups_that_are_killed_are_made_again_and_restored(tmp_path: Path) -> None:
+    server, backup, restored = Server(tmp_path), tmp_path / "backup", tmp_path / "restored"
+    server.start()
+    with server.connect() as con:
+        table = con.create_table("t", LOG_SCHEMA, partition_by="p", lake="iceberg")
+        for n in range(0, 90, 30):
+            table.append(log_rows(1, range(n, n + 30)))
+            con.tier("t")
+        table.append(log_rows(1, range(90, 120)))
+    lakehead = [sys.executable, "-m", "lakehead.cli.main"]
+    save = [*lakehead, "--uri", str(server.folder), "backup", str(backup)]
+    for files in (1, 6):
+        killed_at(save, backup, files)
+    if not (backup / "backup.json").exists():
+        subprocess.run(save, check=True, stdout=subprocess.DEVNULL, timeout=120)
+    server.kill()
+    back = [*lakehead, "restore", str(backup), str(restored)]
+    killed_at(back, tmp_path / "restored.restoring", 4)
+    if not restored.exists():
+        subprocess.run(back, check=True, stdout=subprocess.DEVNULL, timeout=120)
+    expected = list(range(120))
+    for folder in (restored, server.folder):
+        with lh.connect(folder) as con:
+            table = con.table("t")
+            assert sorted(table.scan(["n"]).to_arrow()["n"].to_pylist()) == expected
+            assert con.tier("t").rows == 30
+            assert sorted(table.scan(["n"], tier="lake").to_arrow()["n"].to_pylist()) == expected

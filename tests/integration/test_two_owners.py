@@ -16,7 +16,7 @@ from lakehead.config import ServerConfig
 from lakehead.env.folder_lock import read_announcement
 from lakehead.env.storage import LocalStorage
 from lakehead.errors import FencedError, LakeheadError
-from lakehead.log.segment import Segment
+from lakehead.log.segment import Segment, SegmentId
 from lakehead.server.service import Service
 
 SCHEMA = pa.schema([("who", pa.string()), ("n", pa.int64())])
@@ -39,7 +39,9 @@ def remove_lock_and_word(folder: Path) -> None:
 def epochs(folder: Path) -> list[int]:
     found = []
     for path in sorted(folder.glob("tables/*/*/*/*.log")):
-        segment = Segment(LocalStorage(), str(path.parent), int(path.stem))
+        name = SegmentId.of_name(path.name)
+        assert name is not None
+        segment = Segment(LocalStorage(), str(path.parent), name)
         found += [frame.epoch for _, frame in segment.scan()]
         segment.close()
     return found

@@ -107,6 +107,20 @@ class TableLake(Displayed):
         offsets = {self._client.desc.tablet_id(k): o for k, o in result.offsets.items()}
         return TieringResult(result.snapshot_id, result.rows, result.deletes, result.files, offsets)
 
+    def adopt(self) -> bool:
+        """Take the lake table over from the data folder that this one is a copy of, which must be given up: from then
+        on that one is refused. A lake inside the folder needs none of this, each copy has its own.
+
+        Returns:
+            False when it was this folder's already.
+
+        Raises:
+            NoLakeError: the table has no lake.
+            FolderCopiedError: another copy has committed since the copy was made; its rows are not of this log.
+            LakeStateError: the lake holds more than this log.
+        """
+        return self._client.adopt_lake()
+
     def remove_orphans(self, older_than: str | float = "1d", *, dry_run: bool = False) -> pa.Table:
         """Remove files in the table's lake folder that no lake snapshot names: crashes and lost commits leave some.
 

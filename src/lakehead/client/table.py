@@ -326,6 +326,12 @@ class TableClient:
         assert isinstance(reply, m.LakeReply)
         return reply
 
+    def adopt_lake(self) -> bool:
+        """See `lakehead.api.lake.TableLake.adopt`."""
+        reply, _ = self._ask(m.AdoptLake(table_id=self.desc.table_id))
+        assert isinstance(reply, m.NamesReply)
+        return bool(reply.names)
+
     def report_tiered(self) -> None:
         """Tell the server that a round was committed, so that it may trim at once. A hint: it looks at the lake."""
         self._ask(m.ReportTiered(table_id=self.desc.table_id))

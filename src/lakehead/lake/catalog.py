@@ -18,7 +18,7 @@ from lakehead.config import LakeConfig
 from lakehead.env.storage import LocalStorage
 from lakehead.errors import InvalidUriError, LakeStateError, UnavailableError
 from lakehead.format.schema import lake_schema
-from lakehead.lake.marks import TABLE_ID
+from lakehead.lake.marks import OWNER, TABLE_ID
 from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, SYSTEM_FIELDS, TIMESTAMP_COLUMN, TableDescriptor
 
 if TYPE_CHECKING:
@@ -77,8 +77,11 @@ class LakeCatalog:
             _hold_no_sqlite_connections(catalog)
             return catalog
 
-    def create_table(self, desc: TableDescriptor) -> Table:
+    def create_table(self, desc: TableDescriptor, *, owner: str = "") -> Table:
         """Create the lake table of a table; nothing happens when it exists with this table id.
+
+        Args:
+            owner: the incarnation that it belongs to.
 
         Raises:
             LakeStateError: another table has that name in the lake.
@@ -106,7 +109,7 @@ class LakeCatalog:
                     location=self._location(desc),
                     partition_spec=partition_spec(desc, schema),
                     sort_order=SortOrder(SortField(offset, IdentityTransform())),
-                    properties={**_TABLE_PROPERTIES, TABLE_ID: desc.table_id},
+                    properties={**_TABLE_PROPERTIES, TABLE_ID: desc.table_id, **({OWNER: owner} if owner else {})},
                 )
             except TableAlreadyExistsError:
                 return _checked(self.iceberg.load_table(identifier), desc)

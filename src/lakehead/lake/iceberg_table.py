@@ -13,7 +13,13 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import AssertCurrentSchemaId, AssertDefaultSpecId, AssertTableUUID, TableRequirement
 
 from lakehead.env.randomness import SystemRandomness
-from lakehead.errors import CommitConflictError, LakeFileMissingError, LakeheadError, UnavailableError
+from lakehead.errors import (
+    CommitConflictError,
+    FolderCopiedError,
+    LakeFileMissingError,
+    LakeheadError,
+    UnavailableError,
+)
 from lakehead.lake.catalog import LakeCatalog
 from lakehead.lake.census import Census
 from lakehead.lake.contract import LakeContract, check_contract
@@ -21,7 +27,7 @@ from lakehead.lake.file_io import lake_files
 from lakehead.lake.files import LakeWriteSpec, WrittenFile, discard_files, write_position_deletes
 from lakehead.lake.lake_table import CommitAnswer, Hit, LakeChange, LakeFile, Outcome
 from lakehead.lake.live_rows import count_rows
-from lakehead.lake.marks import CLEANUP, LakeMark, LakeVersion, lake_version
+from lakehead.lake.marks import CLEANUP, INCARNATION, OWNER, LakeMark, LakeVersion, lake_version
 from lakehead.lake.positions import find_offsets
 from lakehead.lake.proof import require_files
 from lakehead.lake.read_plan import plan_files
@@ -40,11 +46,13 @@ class IcebergLakeTable:
     Args:
         load_table: loads it anew from its catalog.
         desc: the table whose rows it holds.
+        incarnation: whose log is tiered, which commits say; none for tables of no folder.
     """
 
-    def __init__(self, load_table: Callable[[], Table], desc: TableDescriptor) -> None:
+    def __init__(self, load_table: Callable[[], Table], desc: TableDescriptor, incarnation: str = "") -> None:
         self._load = load_table
         self._desc = desc
+        self._incarnation = incarnation
         self._loaded: Table | None = None
 
     def load(self) -> LakeVersion:
@@ -114,7 +122,8 @@ class IcebergLakeTable:
         table = Table(loaded.name(), loaded.metadata, loaded.metadata_location, loaded.io, loaded.catalog)
         transaction = _Transaction(table)
         mark = LakeMark(0, change.table_id, change.epoch, change.round_id, change.offsets, rows=change.rows)
-        delta = RowDelta(transaction, mark.to_summary())
+        who = {INCARNATION: self._incarnation} if self._incarnation else {}
+        delta = RowDelta(transaction, mark.to_summary() | who)
         try:
             for file in change.data:
                 delta.append_data_file(to_data_file(file))
@@ -125,7 +134,8 @@ class IcebergLakeTable:
             number = table.metadata.next_sequence_number()
             mark = dataclasses.replace(mark, snapshot_id=delta.snapshot_id, sequence_number=number)
             contract = LakeContract.of(table, self._desc)
-            transaction.set_properties({**mark.to_properties(), **contract.to_properties()})
+            owner = {OWNER: self._incarnation, **who} if who else {}
+            transaction.set_properties({**mark.to_properties(), **contract.to_properties(), **owner})
         except BaseException:
             delta.discard()
             raise
@@ -175,7 +185,7 @@ def open_lake_table(desc: TableDescriptor, info: LakeReply) -> IcebergLakeTable:
 
     def load() -> Table:
         try:
-            return catalog.load(desc)
+            table = catalog.load(desc)
         except LakeheadError:
             raise
         except Exception as e:
@@ -184,8 +194,10 @@ def open_lake_table(desc: TableDescriptor, info: LakeReply) -> IcebergLakeTable:
                 " it can be, or configure a catalog that both reach",
                 table=str(desc.path),
             ) from e
+        _require_owner(table, info)
+        return table
 
-    return IcebergLakeTable(load, desc)
+    return IcebergLakeTable(load, desc, info.incarnation)
 
 
 def announce_cleanup(load_table: Callable[[], Table]) -> None:
@@ -212,6 +224,19 @@ def announce_cleanup(load_table: Callable[[], Table]) -> None:
         except Exception as e:
             raise UnavailableError(f"the lake's catalog did not take the announcement of a clean-up: {e}") from e
     raise CommitConflictError("others keep changing the lake table while orphans are to be removed: try again")
+
+
+def _require_owner(table: Table, info: LakeReply) -> None:
+    """That nobody else has taken the lake table over since the server knew it for its own."""
+    found = table.properties.get(OWNER, "")
+    if found in (info.owner, info.incarnation):
+        return
+    name = ".".join(table.name())
+    if found.split("/")[0] == info.incarnation.split("/")[0]:
+        raise CommitConflictError(f"the server of lake table {name} was started anew: run the round again", table=name)
+    raise FolderCopiedError(
+        f"lake table {name} was taken over by another copy of the data folder ({found}): stop writing here", table=name
+    )
 
 
 class _Transaction(Transaction):

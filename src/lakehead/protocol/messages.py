@@ -401,14 +401,25 @@ class ReportTiered(Request, frozen=True, kw_only=True):
     table_id: str
 
 
+class AdoptLake(Request, frozen=True, kw_only=True):
+    """Take the table's lake over from the folder that this one is a copy of; `NamesReply` of what was taken over."""
+
+    table_id: str
+
+
 class LakeReply(Reply, frozen=True, kw_only=True):
     """``metadata_location`` is the current Iceberg metadata file; the catalog's name and properties open it for
-    writing, the storage properties for reading."""
+    writing, the storage properties for reading.
+
+    A commit may follow one of ``owner``, who is known to be the server's folder, or of ``incarnation``, the server.
+    """
 
     metadata_location: str
     catalog_name: str
     catalog_properties: dict[str, str]
     storage_properties: dict[str, str]
+    incarnation: str = ""
+    owner: str = ""
 
 
 class ErrorReply(Reply, frozen=True, kw_only=True):
@@ -423,6 +434,7 @@ AnyRequest = (
     Hello | CreateTable | GetTable | ListTables | ListDatabases | DropTable | Write | OpenWriter | CloseWriter | Lookup
     | Watermarks
     | TimestampsAt | OpenLeases | RenewLeases | LeasedMetadata | Read | ReadLive | Subscribe | LakeInfo | ReportTiered
+    | AdoptLake
 )  # fmt: skip
 AnyReply = (
     HelloReply | TableReply | NamesReply | Done | WriteReply | WriterReply | LookupReply | WatermarksReply

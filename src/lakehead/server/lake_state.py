@@ -6,11 +6,37 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from lakehead.protocol.messages import LakeReply
-from lakehead.types import TableDescriptor, TabletKey
+from lakehead.types import Incarnation, TableDescriptor, TabletKey
+
+
+class LakeOwner(Protocol):
+    """Who a server is to its lake tables."""
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """This start."""
+        ...
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the folder is a copy of another."""
+        ...
+
+    def is_own(self, incarnation: str) -> bool:
+        """Whether the text names a start of this very folder."""
+        ...
+
+    def is_ancestor(self, incarnation: str) -> bool:
+        """Whether it names one of this folder, or of the one it is a copy of, before it was copied."""
+        ...
 
 
 class LakeState(Protocol):
     """The lake tables of one server. Thread-safe."""
+
+    def serve(self, owner: LakeOwner) -> None:
+        """Told once, before all else: whose lake tables are asked for."""
+        ...
 
     def create(self, desc: TableDescriptor) -> None:
         """Create the lake table; nothing happens when it exists with this table id.
@@ -22,15 +48,34 @@ class LakeState(Protocol):
         ...
 
     def drop(self, desc: TableDescriptor, *, purge: bool) -> None:
-        """Remove the lake table from its catalog; with ``purge`` its files too."""
+        """Remove the lake table from its catalog; with ``purge`` its files too. One that belongs to another copy of the
+        folder stays as it is.
+
+        Raises:
+            FolderCopiedError: the files of such a one were to be purged.
+        """
         ...
 
     def info(self, desc: TableDescriptor) -> LakeReply:
-        """Where the lake table stands now, read from its catalog."""
+        """Where the lake table stands now, read from its catalog.
+
+        Raises:
+            FolderCopiedError: it belongs to another copy of the folder.
+        """
         ...
 
     def tiered_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
-        """Exclusive end of what the lake holds, per tablet, read from the lake."""
+        """Exclusive end of what the lake holds, per tablet, read from the lake; nothing where it is another's."""
+        ...
+
+    def adopt(self, desc: TableDescriptor, ends: Mapping[TabletKey, int]) -> bool:
+        """Take a lake table over from the folder that this one is a copy of, whose logs end there; False when it is
+        this folder's already.
+
+        Raises:
+            FolderCopiedError: another copy has committed since; its rows are not of this log.
+            LakeStateError: the lake holds more than the log.
+        """
         ...
 
     def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:

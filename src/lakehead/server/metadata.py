@@ -154,6 +154,11 @@ class MetadataStore:
             self._closed = True
             self._db.close()
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether the folder is a copy of another, as far as anyone saw."""
+        return bool(self._rows("select 1 from incarnations where not own limit 1"))
+
     def is_own(self, incarnation: str) -> bool:
         """Whether that text names a start of this very folder, not of one that it is a copy of."""
         return bool(self._rows("select 1 from incarnations where id = ? and own", incarnation))

@@ -89,6 +89,8 @@ class Service:
         self._lake = lake
         self._fence = fence
         self._metadata = MetadataStore(f"{folder}/metadata.db", randomness, place=place, fence=fence)
+        if lake is not None:
+            lake.serve(self._metadata)
         self._pool = ThreadPoolExecutor(8, thread_name_prefix="lakehead-write")
         self._tables = LiveTables(
             metadata=self._metadata,
@@ -126,6 +128,7 @@ class Service:
             m.LeasedMetadata: self._leased_metadata,
             m.LakeInfo: self._lake_info,
             m.ReportTiered: self._report_tiered,
+            m.AdoptLake: self._adopt_lake,
         }
         if maintenance_seconds is not None:
             self._maintenance.start(maintenance_seconds)
@@ -515,6 +518,13 @@ class Service:
     def _lake_info(self, request: m.LakeInfo, _: Sequence[pa.Buffer]) -> _Answer:
         self._fence()
         return self._lake_state().info(self._lake_table(request.table_id)), []
+
+    def _adopt_lake(self, request: m.AdoptLake, _: Sequence[pa.Buffer]) -> _Answer:
+        self._fence()
+        table = self._tables.get(self._lake_table(request.table_id).table_id)
+        ends = {key: tablet.sync() for key, tablet in table.tablets.items()}
+        adopted = self._lake_state().adopt(table.desc, ends)
+        return m.NamesReply(names=[str(table.desc.path)] if adopted else []), []
 
 
 def _common_stamp(request: m.Write, bodies: Sequence[FrameBody]) -> WriterStamp | None:

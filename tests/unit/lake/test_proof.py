@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from lakehead.config import LakeConfig
+from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import LakeFileMissingError
 from lakehead.lake.proof import MissingFile, manifest_paths, missing_files, require_files
 from lakehead.lake.state import CatalogLakeState
+from lakehead.server.metadata import MetadataStore
 from lakehead.types import TabletKey
 
 
@@ -76,6 +78,7 @@ def test_files_of_a_change_are_required(keyed: Any) -> None:
 
 def test_a_server_is_told_what_is_proven(keyed: Any) -> None:
     state = CatalogLakeState(LakeConfig(), str(keyed.folder))
+    state.serve(MetadataStore(str(keyed.folder / "metadata.db"), SystemRandomness()))
     assert state.proven_offsets(keyed.desc) == {}
     history(keyed)
     known = {TabletKey("", 0): 5}

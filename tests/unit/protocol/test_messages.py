@@ -49,6 +49,7 @@ REQUESTS: list[m.Request] = [
     m.ReadLive(table_id="t1", ranges=[RANGE], columns=[], predicate=None, lease="a" * 32),
     m.Subscribe(table_id="t1", starts=[RANGE], default="full", stops=None, columns=["søk"], predicate=None),
     m.LakeInfo(table_id="t1"),
+    m.AdoptLake(table_id="t"),
     m.ReportTiered(table_id="t1"),
 ]
 REPLIES: list[m.Reply] = [
@@ -63,6 +64,14 @@ REPLIES: list[m.Reply] = [
     m.TimestampsReply(now_us=1, timestamps_us=[None, 2]),
     m.LeasesReply(leases=[m.Lease(lease="a" * 32, tablets=[])]),
     m.LakeReply(metadata_location="file:/x", catalog_name="c", catalog_properties={"a": "b"}, storage_properties={}),
+    m.LakeReply(
+        metadata_location="x",
+        catalog_name="c",
+        catalog_properties={},
+        storage_properties={},
+        incarnation="f/1/s",
+        owner="o",
+    ),
     m.ErrorReply(code=1001, message="é", context={"table": "a", "n": 1, "f": 0.5, "b": True, "none": None}),
 ]
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 from lakehead.config import Limits, TableProperties
 from lakehead.env import LocalStorage, SystemClock, SystemRandomness
 from lakehead.protocol import messages as m
+from lakehead.server.lake_state import LakeOwner
 from lakehead.server.service import Service
 from lakehead.types import TableDescriptor, TablePath, TabletKey
 
@@ -21,6 +22,12 @@ class _SilentLake:
 
     def __init__(self) -> None:
         self.asked, self.answers = threading.Event(), threading.Event()
+
+    def serve(self, owner: LakeOwner) -> None:
+        return
+
+    def adopt(self, desc: TableDescriptor, ends: Mapping[TabletKey, int]) -> bool:
+        raise NotImplementedError
 
     def create(self, desc: TableDescriptor) -> None:
         return

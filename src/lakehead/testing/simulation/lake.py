@@ -22,6 +22,7 @@ from lakehead.lake.lake_table import LakeChange
 from lakehead.lake.marks import LakeMark, LakeVersion, mark_of
 from lakehead.lake.union import Superseded, UnionRead
 from lakehead.protocol.messages import LakeReply
+from lakehead.server.lake_state import LakeOwner
 from lakehead.testing.lake import Fault, MemoryLake, Row
 from lakehead.testing.simulation.history import History, require
 from lakehead.testing.simulation.scheduler import Process, Scheduler
@@ -199,6 +200,13 @@ class SimulatedLakes:
         self.by_table: dict[str, SimulatedLake] = {}
         self.versions: dict[str, LakeVersion] = {}
         self._make = make
+
+    def serve(self, owner: LakeOwner) -> None:
+        """See `LakeState.serve`."""
+
+    def adopt(self, desc: TableDescriptor, ends: Mapping[TabletKey, int]) -> bool:
+        """See `LakeState.adopt`."""
+        raise NotImplementedError
 
     def create(self, desc: TableDescriptor) -> None:
         """See `LakeState.create`."""

@@ -1,0 +1,388 @@
+"""Backups of a data folder, also while it is served, and what is made of them.
+
+Every part of a backup is a state that a crash could have left, and together they fit: the lake of a table is copied as
+of one of its versions, then the table's log, which is never behind it, then the metadata. What is acknowledged before
+the backup begins is in it. The owner serves on; it notices nothing but leases.
+
+A backup is a folder with ``data``, a data folder, and ``backup.json``, which names each file with its size and checksum
+and is written last: without it a backup is not one. It says that it is a copy, so whatever is made of it is a folder of
+its own, and leaves a lake outside the folder alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from lakehead.api.connection import Connection
+from lakehead.api.table import Table
+from lakehead.env import LocalStorage
+from lakehead.env.storage import storage_errors, sync_file
+from lakehead.errors import (
+    ChecksumError,
+    CorruptionError,
+    InvalidRequestError,
+    LakeFileMissingError,
+    StorageError,
+    TableNotFoundError,
+    UnavailableError,
+    UnsupportedFormatError,
+)
+from lakehead.log import LogTablet
+from lakehead.protocol import messages as m
+from lakehead.server.incarnations import disown
+
+FORMAT = 1
+"""Version of ``backup.json``."""
+_MANIFEST = "backup.json"
+_UNFINISHED = "backup.unfinished"
+_DATA = "data"
+_LOG_FILES = (".log", ".checkpoint", ".start")
+_ATTEMPTS = 20
+_ANY_EPOCH = 2**32 - 1
+"""Whichever start of the owner wrote a log: nothing is written to its copy."""
+_CHUNK = 1 << 20
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Backup:
+    """A finished backup.
+
+    Attributes:
+        path: its folder.
+        tables: names of the tables in it.
+        lakes_outside: those whose lake lies outside the data folder, and is not in the backup.
+        files: bytes of each file, by its path in the data folder.
+    """
+
+    path: str
+    tables: tuple[str, ...]
+    lakes_outside: tuple[str, ...]
+    files: Mapping[str, int]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.files.values())
+
+
+def back_up(con: Connection, folder: str, destination: str, report: Report = lambda _: None) -> Backup:
+    """Copy a data folder of this machine, to which ``con`` is a connection, while it may be written to.
+
+    Args:
+        destination: a folder that does not exist, is empty, or holds a backup that was not finished.
+        report: called with the name of each table before it is copied.
+
+    Raises:
+        InvalidRequestError: the destination is in use, or inside the folder.
+        LakeStateError, CorruptionError: the folder or its lake is damaged.
+        StorageError: the disk refused; make the backup again.
+    """
+    folder, destination = os.path.realpath(folder), os.path.realpath(destination)
+    data = _begin(folder, destination)
+    before = _writers_acked(folder)
+    inside: dict[str, str] = {}
+    outside: list[str] = []
+    names: list[str] = []
+    for name in con.tables():
+        report(name)
+        with contextlib.suppress(TableNotFoundError):
+            table = con.table(name)
+            pointer = _copy_table(table, folder, data)
+            names.append(name)
+            if pointer is not None:
+                inside[name] = pointer
+            elif table.describe()["lake"]:
+                outside.append(name)
+    ids = _copy_metadata(folder, data, before)
+    _keep_tables(data, ids)
+    _copy_catalog(folder, data, inside)
+    kept = tuple(n for n in names if n in ids.values())
+    return _finish(destination, kept, tuple(n for n in outside if n in kept))
+
+
+def restore(backup: str, folder: str) -> Backup:
+    """Make a data folder of a backup, every byte of it checked.
+
+    It is another folder than the one that was backed up: both may be served, and neither touches the other's lake.
+
+    Args:
+        folder: does not exist, or is empty. It appears when all is in it.
+
+    Raises:
+        InvalidRequestError: there is no finished backup, or the folder is in use.
+        UnsupportedFormatError: a newer version made the backup.
+        ChecksumError, CorruptionError: a file of the backup is not what was written; nothing was made.
+        StorageError: the disk refused; restore again.
+    """
+    backup, folder = os.path.realpath(backup), os.path.realpath(folder)
+    made, checksums = _read_manifest(backup)
+    if os.path.lexists(folder) and (not os.path.isdir(folder) or os.listdir(folder)):
+        raise InvalidRequestError(f"{folder} is in use: restore to a folder that is new or empty", path=folder)
+    staging = f"{folder}.restoring"
+    if os.path.lexists(staging) and set(os.listdir(staging)) - {_DATA}:
+        raise InvalidRequestError(f"{staging} is in the way: move it", path=staging)
+    LocalStorage().remove_tree(staging)
+    LocalStorage().make_folder(os.path.join(staging, _DATA))
+    for name, size in made.files.items():
+        source, target = os.path.join(backup, _DATA, name), os.path.join(staging, _DATA, name)
+        if not os.path.isfile(source):
+            raise CorruptionError(f"the backup lacks {source}: use another one", path=source)
+        if _copy(source, target) != (size, checksums[name]):
+            raise ChecksumError(f"{source} of the backup is not what was written: use another one", path=source)
+        sync_file(target)
+    LocalStorage().rename(os.path.join(staging, _DATA), folder)
+    LocalStorage().remove_tree(staging)
+    return made
+
+
+# ---- the steps of a backup ----------------------------------------------------------------------------------------
+
+
+def _begin(folder: str, destination: str) -> str:
+    """An empty ``data`` folder; what a backup that was not finished has left goes."""
+    if destination == folder or destination.startswith(f"{folder}{os.sep}"):
+        raise InvalidRequestError(f"{destination} lies in the data folder itself: name another place", path=destination)
+    marker, data = os.path.join(destination, _UNFINISHED), os.path.join(destination, _DATA)
+    with storage_errors(destination, "look at"):
+        found = set(os.listdir(destination)) if os.path.lexists(destination) else set()
+    if found and (_UNFINISHED not in found or _MANIFEST in found):
+        raise InvalidRequestError(f"{destination} is in use: name a folder that is new or empty", path=destination)
+    LocalStorage().make_folder(destination)
+    LocalStorage().write_atomic(marker, b"")
+    LocalStorage().remove_tree(data)
+    LocalStorage().make_folder(data)
+    return data
+
+
+def _copy_table(table: Table, folder: str, data: str) -> str | None:
+    """Lake first, then log, so that the log is never behind; the lake's metadata file, None for a lake outside.
+
+    Files that the owner removes meanwhile, as it trims and cleans up, make it begin anew.
+    """
+    client = table._client
+    last: Exception | None = None
+    for _ in range(_ATTEMPTS):
+        _remove_table(data, table)
+        try:
+            pointer = _copy_lake(table, folder, data)
+            client.watermarks()
+            for tablet in _tablet_folders(folder, table):
+                _copy_tablet(os.path.join(folder, tablet), os.path.join(data, tablet), table)
+            return pointer
+        except (FileNotFoundError, LakeFileMissingError) as e:
+            last = e
+            client.watermarks()  # it may have been dropped
+    if isinstance(last, LakeFileMissingError):
+        raise last
+    raise UnavailableError(f"files of {table.name} keep going while they are copied ({last}): try again") from last
+
+
+def _table_folder(table: Table) -> str:
+    desc = table._client.desc
+    return f"tables/{desc.path}-{desc.table_id[:8]}"
+
+
+def _lake_folder(table: Table) -> str:
+    desc = table._client.desc
+    return f"lake/{desc.path.database}/{desc.path.table}-{desc.table_id}"
+
+
+def _remove_table(data: str, table: Table) -> None:
+    for part in (_table_folder(table), _lake_folder(table)):
+        LocalStorage().remove_tree(os.path.join(data, part))
+
+
+def _tablet_folders(folder: str, table: Table) -> list[str]:
+    base = os.path.join(folder, _table_folder(table))
+    found = []
+    for at, folders, files in os.walk(base):
+        folders.sort()
+        if any(f.endswith(_LOG_FILES) for f in files):
+            found.append(os.path.relpath(at, folder))
+    return found
+
+
+def _copy_tablet(source: str, target: str, table: Table) -> None:
+    """The files of a log as they are listed at one moment, each up to some byte: what a crash could have left. Opening
+    them once cuts the batch that was being written, checks what is there, and notes how far it goes."""
+    for name in sorted(os.listdir(source)):
+        if name.endswith(_LOG_FILES):
+            _copy(os.path.join(source, name), os.path.join(target, name))
+    segment_bytes = table._client.desc.properties.segment_bytes
+    LogTablet(LocalStorage(), target, segment_bytes=segment_bytes, epoch=_ANY_EPOCH).close()
+
+
+def _copy_lake(table: Table, folder: str, data: str) -> str | None:
+    """All that one version of the lake table leads to; the version's metadata file. None when it lies outside."""
+    client = table._client
+    if client.desc.lake is None:
+        return None
+    info = client.lake()
+    inside = f"file://{folder}/lake/"
+    if not info.metadata_location.startswith(inside) or os.path.realpath(f"{folder}/lake") != f"{folder}/lake":
+        return None
+    from lakehead.lake.inventory import inventory
+
+    lease, _ = client.open_leases([(client.desc.table_id, info.metadata_location)])[0]
+    try:
+        for address, needed in inventory(info):
+            if not address.startswith(inside):
+                continue
+            name = address.removeprefix(f"file://{folder}/")
+            try:
+                _copy(os.path.join(folder, name), os.path.join(data, name))
+            except FileNotFoundError:
+                if needed:
+                    raise
+    finally:
+        client.release_lease(lease)
+    return info.metadata_location
+
+
+def _copy_metadata(folder: str, data: str, acked: Mapping[tuple[str, bytes], int]) -> dict[str, str]:
+    """The metadata of the tables that were copied; their names by id.
+
+    Epochs of writers are those of now, not lower than any in a log; what the writers had seen answered is as of before
+    the logs were copied, so that no log lacks it.
+    """
+    target = os.path.join(data, "metadata.db")
+    _copy_database(os.path.join(folder, "metadata.db"), target)
+    with _database(target) as db:
+        stored = [msgspec.msgpack.decode(info, type=m.TableInfo) for (info,) in db.execute("select info from tables")]
+        copied = [i for i in stored if os.path.isdir(f"{data}/tables/{i.database}.{i.table}-{i.table_id[:8]}")]
+        for gone in {i.table_id for i in stored} - {i.table_id for i in copied}:
+            for name in ("tables", "schemas", "partitions", "writers"):
+                db.execute(f"delete from {name} where table_id = ?", (gone,))
+        for table_id, writer_id in db.execute("select table_id, writer_id from writers").fetchall():
+            db.execute(
+                "update writers set acked_through = ? where table_id = ? and writer_id = ?",
+                (acked.get((table_id, writer_id), -1), table_id, writer_id),
+            )
+        db.execute("delete from dropped")
+        disown(db)
+    return {i.table_id: f"{i.database}.{i.table}" for i in copied}
+
+
+def _writers_acked(folder: str) -> dict[tuple[str, bytes], int]:
+    with _database(os.path.join(folder, "metadata.db")) as db:
+        rows = db.execute("select table_id, writer_id, acked_through from writers").fetchall()
+    return {(str(table_id), bytes(writer_id)): int(acked) for table_id, writer_id, acked in rows}
+
+
+def _keep_tables(data: str, ids: Mapping[str, str]) -> None:
+    """Remove what was copied of tables that were dropped meanwhile."""
+    kept = {f"{name}-{table_id[:8]}" for table_id, name in ids.items()}
+    for name in LocalStorage().list_files(os.path.join(data, "tables")):
+        if name not in kept:
+            LocalStorage().remove_tree(os.path.join(data, "tables", name))
+
+
+def _copy_catalog(folder: str, data: str, pointers: Mapping[str, str]) -> None:
+    """The catalog of the lake tables that were copied, at the versions that were."""
+    if not pointers:
+        return
+    target = os.path.join(data, "lake", "catalog.db")
+    _copy_database(os.path.join(folder, "lake", "catalog.db"), target)
+    with _database(target) as db:
+        for database, table in db.execute("select table_namespace, table_name from iceberg_tables").fetchall():
+            where = (database, table)
+            if (pointer := pointers.get(f"{database}.{table}")) is None:
+                db.execute("delete from iceberg_tables where table_namespace = ? and table_name = ?", where)
+                continue
+            db.execute(
+                "update iceberg_tables set metadata_location = ?, previous_metadata_location = null"
+                " where table_namespace = ? and table_name = ?",
+                (pointer, *where),
+            )
+
+
+def _finish(destination: str, tables: tuple[str, ...], outside: tuple[str, ...]) -> Backup:
+    data = os.path.join(destination, _DATA)
+    files: dict[str, tuple[int, str]] = {}
+    for at, _, names in os.walk(data):
+        for name in names:
+            path = os.path.join(at, name)
+            sync_file(path)
+            files[os.path.relpath(path, data)] = _digest(path)
+    values = {
+        "format": FORMAT,
+        "tables": list(tables),
+        "lakes_outside": list(outside),
+        "files": {name: list(found) for name, found in sorted(files.items())},
+    }
+    LocalStorage().write_atomic(os.path.join(destination, _MANIFEST), json.dumps(values, indent=1).encode())
+    LocalStorage().remove(os.path.join(destination, _UNFINISHED))
+    return Backup(destination, tables, outside, {name: size for name, (size, _) in files.items()})
+
+
+def _read_manifest(backup: str) -> tuple[Backup, dict[str, str]]:
+    path = os.path.join(backup, _MANIFEST)
+    data = LocalStorage().read_file(path)
+    if data is None:
+        raise InvalidRequestError(f"{backup} holds no finished backup: there is no {_MANIFEST} in it", path=backup)
+    try:
+        values: dict[str, Any] = json.loads(data)
+        if int(values["format"]) > FORMAT:
+            raise UnsupportedFormatError(
+                f"{path} has format {values['format']}, this version reads up to {FORMAT}: upgrade Lakehead", path=path
+            )
+        files = {str(name): (int(size), str(checksum)) for name, (size, checksum) in values["files"].items()}
+        tables, outside = tuple(map(str, values["tables"])), tuple(map(str, values["lakes_outside"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise CorruptionError(f"{path} cannot be read ({e}): use another backup", path=path) from e
+    if any(os.path.isabs(name) or ".." in name.split(os.sep) for name in files):
+        raise CorruptionError(f"{path} names files outside the backup: use another one", path=path)
+    made = Backup(backup, tables, outside, {name: size for name, (size, _) in files.items()})
+    return made, {name: checksum for name, (_, checksum) in files.items()}
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def _copy(source: str, target: str) -> tuple[int, str]:
+    """Copy what a file holds now, unsynced; size and checksum of the copy.
+
+    Raises:
+        FileNotFoundError: the source is gone.
+    """
+    size, checksum = 0, hashlib.sha256()
+    with open(source, "rb") as read, storage_errors(target, "write"):
+        LocalStorage().make_folder(os.path.dirname(target))
+        with open(target, "wb") as write:
+            while part := read.read(_CHUNK):
+                write.write(part)
+                checksum.update(part)
+                size += len(part)
+    return size, checksum.hexdigest()
+
+
+def _digest(path: str) -> tuple[int, str]:
+    with storage_errors(path, "read"), open(path, "rb") as f:
+        return os.fstat(f.fileno()).st_size, hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _copy_database(source: str, target: str) -> None:
+    """One state of an SQLite database that others may be writing to, as a single file."""
+    LocalStorage().make_folder(os.path.dirname(target))
+    with _database(source) as read, _database(target) as write:
+        read.backup(write)
+    with _database(target) as db:
+        db.execute("pragma journal_mode=delete")
+
+
+@contextlib.contextmanager
+def _database(path: str) -> Iterator[sqlite3.Connection]:
+    try:
+        with contextlib.closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as db:
+            yield db
+    except sqlite3.Error as e:
+        raise StorageError(f"cannot copy the database {path}: {e}", path=path) from e

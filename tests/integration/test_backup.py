@@ -1,0 +1,354 @@
+"""A backup, also of a folder in use, is one state of it; what is restored goes on by itself."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.integration.test_copies import SOME_KINDS, Model, outside, refused, state
+
+import lakehead as lh
+from lakehead.api import backup as backups
+from lakehead.api.backup import back_up, restore
+from lakehead.cli.main import main
+from lakehead.errors import (
+    ChecksumError,
+    CorruptionError,
+    InvalidRequestError,
+    LakeheadError,
+    TableNotFoundError,
+    UnsupportedFormatError,
+)
+from lakehead.server.service import Service
+
+assert outside is not None  # a fixture
+
+NUMBERS = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+KEYS = 40
+
+
+@SOME_KINDS
+def test_a_restored_folder_goes_on_and_the_original_too(tmp_path: Path, kind: str) -> None:
+    model = Model(kind)
+    with lh.connect(tmp_path / "a") as con:
+        model.fill(con)
+        made = back_up(con, str(tmp_path / "a"), str(tmp_path / "backup"))
+        assert (made.tables, made.lakes_outside) == (("shop.t",), ())
+        saved = model.fork()
+        model.put(con, range(500, 520), "later")
+        model.tier(con)
+    before, kept = state(tmp_path / "a"), state(tmp_path / "backup")
+    for name in ("one", "two"):
+        restored = saved.fork()
+        assert restore(str(tmp_path / "backup"), str(tmp_path / name)).files == made.files
+        restored.go_on(tmp_path / name, name)
+        with lh.connect(tmp_path / name) as con:
+            con.drop_table("shop.t", purge=True)
+    assert state(tmp_path / "a") == before and state(tmp_path / "backup") == kept
+    shutil.rmtree(tmp_path / "a")
+    (tmp_path / "a").mkdir()
+    restore(str(tmp_path / "backup"), str(tmp_path / "a"))
+    saved.go_on(tmp_path / "a", "again")
+
+
+class Load:
+    """Writers, rounds, maintenance and clean-up, until told to stop; each writer counts what was acknowledged."""
+
+    def __init__(self, con: lh.Connection) -> None:
+        self.con = con
+        self.acknowledged = {"log": 0, "keyed": 0, "named": 0}
+        self._stop = threading.Event()
+        self._progress = threading.Condition()
+        self._errors: list[BaseException] = []
+        for name in self.acknowledged:
+            keyed = {"primary_key": ["k"]} if name == "keyed" else {}
+            con.create_table(name, NUMBERS, lake="iceberg", hot_retention="0s", segment_bytes=4096, **keyed)
+
+    def write(self, name: str) -> None:
+        table = self.con.table(name)
+        writer = table.writer("job") if name == "named" else None
+        while not self._stop.is_set():
+            n = self.acknowledged[name]
+            rows = [{"k": i if name != "keyed" else i % KEYS, "v": i} for i in range(n, n + 7)]
+            if writer is not None:
+                writer.append(rows)
+                writer.flush()
+            elif name == "keyed":
+                table.upsert(rows)
+            else:
+                table.append(rows)
+            with self._progress:
+                self.acknowledged[name] = n + 7
+                self._progress.notify_all()
+
+    def wait_for(self, least: int) -> None:
+        """Return once each writer has been acknowledged so many rows."""
+        with self._progress:
+            assert self._progress.wait_for(lambda: min(self.acknowledged.values()) >= least or self._errors, 120)
+        assert not self._errors, self._errors
+
+    def _run(self, work: Callable[[str], None], name: str) -> None:
+        try:
+            work(name)
+        except BaseException as e:
+            self._errors.append(e)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        threads = [threading.Thread(target=self._run, args=(self.write, n)) for n in self.acknowledged]
+        threads.append(threading.Thread(target=self._tier_all))
+        for t in threads:
+            t.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            for t in threads:
+                t.join()
+        assert not self._errors, self._errors
+
+    def _tier_all(self) -> None:
+        while not self._stop.is_set():
+            for name in self.acknowledged:
+                self._run_once(name)
+
+    def _run_once(self, name: str) -> None:
+        try:
+            server = self.con._server
+            assert isinstance(server, Service)
+            self.con.tier(name)
+            server.maintain()
+            self.con.create_table("passing", NUMBERS, lake="iceberg").append([{"k": 1, "v": 1}])
+            self.con.drop_table("passing", purge=True)
+        except BaseException as e:
+            self._errors.append(e)
+
+
+def after(n: int, name: str) -> list[tuple[int, int]]:
+    """What a table holds once ``n`` rows were written."""
+    if name != "keyed":
+        return [(i, i) for i in range(n)]
+    return sorted({i % KEYS: i for i in range(n)}.items())
+
+
+def test_a_backup_under_load_is_a_state_that_was(tmp_path: Path) -> None:
+    floors = []
+    with lh.connect(tmp_path / "a") as con:
+        load = Load(con)
+        with load.running():
+            for n in range(2):
+                load.wait_for(60 * (n + 1))
+                floors.append(dict(load.acknowledged))
+                back_up(con, str(tmp_path / "a"), str(tmp_path / f"backup{n}"))
+    for n, floor in enumerate(floors):
+        restore(str(tmp_path / f"backup{n}"), str(tmp_path / f"r{n}"))
+        with lh.connect(tmp_path / f"r{n}") as con:
+            assert set(con.tables()) - {"default.passing"} == {f"default.{x}" for x in floor}
+            for _ in range(2):
+                for name, least in floor.items():
+                    table = con.table(name)
+                    rows = sorted((r["k"], r["v"]) for r in table.scan().to_arrow().to_pylist())
+                    count = max((v for _, v in rows), default=-1) + 1
+                    assert count >= least and rows == after(count, name)
+                    con.tier(name)
+                    assert table.scan(tier="lake").count() == len(rows)
+            with con.table("named").writer("job") as writer:
+                last, rows_before = writer.last_sequence, con.table("named").scan().count()
+                assert last is None or (last + 1) * 7 <= rows_before
+                writer.append([{"k": rows_before, "v": rows_before}])
+            assert con.table("named").scan().count() == rows_before + 1
+    with lh.connect(tmp_path / "a") as con:
+        for name, count in load.acknowledged.items():
+            rows = sorted((r["k"], r["v"]) for r in con.table(name).scan().to_arrow().to_pylist())
+            assert rows == after(count, name)
+
+
+@SOME_KINDS
+def test_a_lake_outside_is_not_in_the_backup(tmp_path: Path, outside: lh.LakeConfig, kind: str) -> None:
+    model = Model(kind)
+    with lh.connect(tmp_path / "a", lake=outside) as con:
+        model.fill(con)
+        made = back_up(con, str(tmp_path / "a"), str(tmp_path / "backup"))
+    assert made.lakes_outside == ("shop.t",) and not any(f.startswith("lake") for f in made.files)
+    restore(str(tmp_path / "backup"), str(tmp_path / "b"))
+    with lh.connect(tmp_path / "b", lake=outside) as con:
+        refused(con)
+        assert con.table("shop.t").lake.adopt()
+        model.check(con)
+        model.tier(con)
+        model.check(con)
+
+
+class Stopped(BaseException):
+    """Plays the end of the process."""
+
+
+@pytest.mark.parametrize("step", ["backup", "restore"])
+def test_what_was_cut_off_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    model = Model("trimmed")
+    with lh.connect(tmp_path / "a") as con:
+        model.fill(con)
+    calls = ("_copy", "_copy_database", "_digest", "sync_file")
+    real = {name: getattr(backups, name) for name in calls}
+    if step == "restore":
+        with lh.connect(tmp_path / "a") as con:
+            back_up(con, str(tmp_path / "a"), str(tmp_path / "backup"))
+    n = 0
+    while True:
+        n = 2 * n + 3
+        left = iter(range(n))
+
+        def counted(name: str, left: Iterator[int] = left) -> Callable[..., Any]:
+            def call(*args: Any) -> Any:
+                if next(left, None) is None:
+                    raise Stopped
+                return real[name](*args)
+
+            return call
+
+        for name in calls:
+            monkeypatch.setattr(backups, name, counted(name))
+        try:
+            if step == "backup":
+                with lh.connect(tmp_path / "a") as con:
+                    back_up(con, str(tmp_path / "a"), str(tmp_path / "backup"))
+            else:
+                restore(str(tmp_path / "backup"), str(tmp_path / "r"))
+            break
+        except Stopped:
+            assert not (tmp_path / "r").exists()
+            if step == "backup" and not (tmp_path / "backup" / "backup.json").exists():
+                with pytest.raises(InvalidRequestError, match="no finished backup"):
+                    restore(str(tmp_path / "backup"), str(tmp_path / "r"))
+            elif step == "backup":
+                break
+    assert n > 10
+    monkeypatch.undo()
+    if step == "backup":
+        restore(str(tmp_path / "backup"), str(tmp_path / "r"))
+    model.go_on(tmp_path / "r", "r")
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [flip, Path.unlink, lambda p: p.write_bytes(p.read_bytes()[:-1])])
+def test_a_damaged_backup_is_told(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    with lh.connect(tmp_path / "a") as con:
+        Model("keyed").fill(con)
+        back_up(con, str(tmp_path / "a"), str(tmp_path / "backup"))
+    for pattern in ("data/**/*.log", "data/**/*.parquet", "data/metadata.db", "data/**/*.avro"):
+        shutil.copytree(tmp_path / "backup", tmp_path / "damaged")
+        file = sorted((tmp_path / "damaged").glob(pattern))[0]
+        damage(file)
+        with pytest.raises(CorruptionError, match=file.name):
+            restore(str(tmp_path / "damaged"), str(tmp_path / "r"))
+        assert not (tmp_path / "r").exists()
+        shutil.rmtree(tmp_path / "damaged")
+        shutil.rmtree(tmp_path / "r.restoring")
+
+
+def manifest(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def apply(backup: Path) -> None:
+        values = json.loads((backup / "backup.json").read_text())
+        change(values)
+        (backup / "backup.json").write_text(json.dumps(values))
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("damage", "error"),
+    [
+        (lambda b: (b / "backup.json").unlink(), InvalidRequestError),
+        (lambda b: (b / "backup.json").write_text("{"), CorruptionError),
+        (manifest(lambda v: v.pop("files")), CorruptionError),
+        (manifest(lambda v: v.update(format=2)), UnsupportedFormatError),
+        (manifest(lambda v: v["files"].update({"../outside": [0, ""]})), CorruptionError),
+        (manifest(lambda v: v["files"].update({"metadata.db": [0, ""]})), ChecksumError),
+    ],
+)
+def test_a_backup_that_makes_no_sense(
+    tmp_path: Path, damage: Callable[[Path], None], error: type[LakeheadError]
+) -> None:
+    with lh.connect(tmp_path / "a") as con:
+        back_up(con, str(tmp_path / "a"), str(tmp_path / "backup"))
+    damage(tmp_path / "backup")
+    with pytest.raises(error):
+        restore(str(tmp_path / "backup"), str(tmp_path / "r"))
+    assert not (tmp_path / "r").exists() and not (tmp_path / "outside").exists()
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    with lh.connect(tmp_path / "a") as con:
+        Model("log").fill(con)
+        (tmp_path / "used").mkdir()
+        (tmp_path / "used" / "mine").write_text("mine")
+        for place in (tmp_path / "used", tmp_path / "a", tmp_path / "a" / "inside"):
+            with pytest.raises(InvalidRequestError, match=r"in use|itself"):
+                back_up(con, str(tmp_path / "a"), str(place))
+        back_up(con, str(tmp_path / "a"), str(tmp_path / "backup"))
+        with pytest.raises(InvalidRequestError, match="in use"):
+            back_up(con, str(tmp_path / "a"), str(tmp_path / "backup"))
+        for place in (tmp_path / "used", tmp_path / "a", tmp_path / "used" / "mine"):
+            with pytest.raises(InvalidRequestError, match="in use"):
+                restore(str(tmp_path / "backup"), str(place))
+        (tmp_path / "r.restoring").mkdir()
+        (tmp_path / "r.restoring" / "mine").write_text("mine")
+        with pytest.raises(InvalidRequestError, match="in the way"):
+            restore(str(tmp_path / "backup"), str(tmp_path / "r"))
+    assert (tmp_path / "used" / "mine").read_text() == "mine"
+
+
+def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = Model("keyed")
+    with lh.connect(tmp_path / "a") as con:
+        model.fill(con)
+        assert main(["--uri", str(tmp_path / "a"), "backup", str(tmp_path / "b")]) == 0
+        model.check(con)
+    assert main(["restore", str(tmp_path / "b"), str(tmp_path / "r"), "-o", "json"]) == 0
+    assert main(["--uri", str(tmp_path / "r"), "adopt", "-o", "json"]) == 0
+    text, restored = capsys.readouterr().out.split("\n", 1)
+    assert text.startswith(f"{tmp_path / 'b'}: 1 table, ")
+    assert '"lakes_outside":[]' in restored and '"adopted":false' in restored
+    assert main(["--uri", "lakehead://127.0.0.1:1", "backup", str(tmp_path / "c")]) == 2
+    assert main(["restore", str(tmp_path / "a"), str(tmp_path / "d")]) == 2
+    model.go_on(tmp_path / "r", "r")
+
+
+def test_a_table_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropped after its name was read, or while it was copied."""
+    with lh.connect(tmp_path / "a") as con:
+        for name in ("one", "two", "three"):
+            con.create_table(name, NUMBERS).append([{"k": 1, "v": 1}])
+        copy = backups._copy_tablet
+
+        def drop_and_copy(source: str, target: str, table: lh.Table) -> None:
+            if table.name == "default.one":
+                con.drop_table("three")
+                with pytest.raises(TableNotFoundError):
+                    con.table("three")
+            if table.name == "default.two":
+                copy(source, target, table)
+                con.drop_table("two")
+                return
+            copy(source, target, table)
+
+        monkeypatch.setattr(backups, "_copy_tablet", drop_and_copy)
+        made = back_up(con, str(tmp_path / "a"), str(tmp_path / "backup"))
+    assert made.tables == ("default.one",)
+    assert not any("two" in f or "three" in f for f in made.files)
+    restore(str(tmp_path / "backup"), str(tmp_path / "r"))
+    with lh.connect(tmp_path / "r") as con:
+        assert con.tables() == ["default.one"]
+        assert con.table("one").scan().count() == 1
