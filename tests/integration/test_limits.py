@@ -68,14 +68,14 @@ def test_writes_beyond_what_a_server_works_on_wait_their_turn(con: lh.Connection
     table = con.create_table("a.t", KV)
     server = service(con)
     server._write_bytes = Bounded("write_bytes_max", "bytes of writes", 1000)
-    server._write_bytes.take(900)
+    held = server._write_bytes.take(900)
     done = threading.Event()
     refused = threading.Event()
     take = server._write_bytes.take
 
-    def counted(amount: int) -> None:
+    def counted(amount: int) -> int:
         try:
-            take(amount)
+            return take(amount)
         except lh.OverloadedError:
             refused.set()
             raise
@@ -89,10 +89,10 @@ def test_writes_beyond_what_a_server_works_on_wait_their_turn(con: lh.Connection
     thread = threading.Thread(target=write)
     thread.start()
     assert refused.wait(30) and not done.is_set()
-    server._write_bytes.give_back(900)
+    server._write_bytes.give_back(held)
     assert done.wait(30), "the client tries again"
     thread.join()
-    assert table.scan().count() == 50 and server._write_bytes._held == 0
+    assert table.scan().count() == 50 and not server._write_bytes._held
 
 
 def test_reads(con: lh.Connection) -> None:

@@ -200,9 +200,9 @@ def test_more_subscriptions_than_allowed_are_refused(tmp_path: Path, wait_until:
             here.close()
             there.close()
             del third
-            wait_until(lambda: service._subscriptions._held == 0)
+            wait_until(lambda: not service._subscriptions._held)
             more = [table.subscribe() for _ in range(3)]
-            assert service._subscriptions._held == 3
+            assert len(service._subscriptions._held) == 3
             for feed in more:
                 feed.close()
 

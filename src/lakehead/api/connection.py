@@ -23,6 +23,7 @@ from lakehead.client.table import TableClient
 from lakehead.config import LakeConfig, TableProperties
 from lakehead.env import SystemClock, SystemRandomness
 from lakehead.env.credentials import load_token
+from lakehead.env.interrupts import shielded
 from lakehead.errors import (
     InvalidPropertyError,
     InvalidUriError,
@@ -74,7 +75,11 @@ def connect(
         raise InvalidUriError(f"cannot connect to {target!r}: give a folder or 'lakehead://host:port'")
     if "://" in text:
         return open_server(text, token=token, tls_ca=Path(tls_ca).read_bytes() if tls_ca is not None else None)
-    folder, lake = os.path.realpath(os.path.expanduser(text)), lake or LakeConfig()
+    folder, how = os.path.realpath(os.path.expanduser(text)), lake or LakeConfig()
+    return shielded(lambda: _connect_folder(folder, how), undo=Connection.close)
+
+
+def _connect_folder(folder: str, lake: LakeConfig) -> Connection:
     reached = open_folder(folder, lake)
     if reached.owner is None:
         return Connection(reached.endpoint, reached.uri, folder)
@@ -313,6 +318,9 @@ class Connection(Displayed):
         Raises:
             StorageError: a last sync failed (``durability="os"``); all is closed.
         """
+        shielded(self._close)
+
+    def _close(self) -> None:
         with self._lock:
             if self._door.closed or self._pid != os.getpid():
                 return

@@ -12,11 +12,13 @@ import pyarrow as pa
 from lakehead.api.display import Displayed
 from lakehead.client.writer import BatchWriter, WriteKind
 from lakehead.config import Limits
+from lakehead.env.interrupts import Changes, shielded
 from lakehead.errors import ClosedError, LakeheadError, WrongTableKindError
 from lakehead.format.joins import join
 from lakehead.types import TableDescriptor
 
 _REQUEST_ROWS_MAX = 1 << 16
+_LOOK_AGAIN_SECONDS = 1.0
 
 
 class Writer(Displayed):
@@ -34,19 +36,21 @@ class Writer(Displayed):
         self._named = named
         self._limits = Limits()
         self._pending: deque[tuple[WriteKind, pa.RecordBatch]] = deque()
-        self._unacknowledged = 0
-        self._unacknowledged_bytes = 0
-        self._changed = threading.Condition()
+        self._under_way = 0
+        # Bytes that were ever given and, by the thread alone, that were acknowledged.
+        self._taken_bytes = 0
+        self._sent_bytes = 0
+        self._changed = Changes()
         self._error: BaseException | None = None
-        self._closed = False
+        self._closed = self._ended = False
         self._thread = threading.Thread(target=self._run, name="lakehead-writer", daemon=True)
-        self._thread.start()
+        shielded(self._thread.start, undo=lambda _: self._stop())
 
     def _facts(self) -> Mapping[str, object]:
         return {
             "table": repr(str(self._desc.path)),
             "named": self._named,
-            "unacknowledged": self._unacknowledged,
+            "unacknowledged": len(self._pending) + self._under_way,
             "state": "closed" if self._closed else None,
         }
 
@@ -77,8 +81,8 @@ class Writer(Displayed):
         Raises:
             LakeheadError: a batch failed; it and all after it were not written.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: not self._unacknowledged or self._error is not None)
+        self._changed.notify_all()
+        self._changed.wait_for(lambda: self._idle() or self._error is not None)
         self._raise()
 
     @property
@@ -90,14 +94,17 @@ class Writer(Displayed):
 
     def close(self) -> None:
         """Flush and stop. Raises as `flush` does."""
-        if self._closed:
+        if self._ended:
             return
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        self._stop()
         self._thread.join()
+        self._ended = True
         self._raise()
         self._batches.close()
+
+    def _stop(self) -> None:
+        self._closed = True
+        self._changed.notify_all()
 
     def __enter__(self) -> Writer:
         return self
@@ -126,19 +133,24 @@ class Writer(Displayed):
         chunks = rows.to_batches()
         batch = join(chunks) if chunks else _empty(rows.schema)
         size = batch.nbytes
-        with self._changed:
-            self._changed.wait_for(lambda: self._has_room(size) or self._error is not None)
-            self._raise()
-            self._pending.append((kind, batch))
-            self._unacknowledged += 1
-            self._unacknowledged_bytes += size
-            self._changed.notify_all()
+        self._changed.wait_for(lambda: self._has_room(size) or self._error is not None)
+        self._raise()
+        if self._idle():
+            self._taken_bytes = self._sent_bytes
+        # One step: whatever interrupts this call, the batch is queued whole or not at all.
+        self._taken_bytes += size
+        self._pending.append((kind, batch))
+        self._changed.notify_all()
+
+    def _idle(self) -> bool:
+        # In this order: the thread says that it is busy before it takes what is pending.
+        return not (self._pending or self._under_way)
 
     def _has_room(self, size: int) -> bool:
-        if not self._unacknowledged:
+        if self._idle():
             return True
-        room = self._unacknowledged_bytes + size <= self._limits.writer_bytes_max
-        return room and self._unacknowledged < self._limits.writer_batches_max
+        room = self._taken_bytes - self._sent_bytes + size <= self._limits.writer_bytes_max
+        return room and len(self._pending) + self._under_way < self._limits.writer_batches_max
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -146,24 +158,24 @@ class Writer(Displayed):
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._pending or self._closed)
-                if not self._pending:
-                    return
-                kind, group = self._take()
+            # An interrupt may keep a caller from waking this thread.
+            self._changed.wait_for(lambda: bool(self._pending or self._closed), _LOOK_AGAIN_SECONDS)
+            if not self._pending:
+                return
+            self._under_way = 1
+            kind, group = self._take()
+            self._under_way = len(group)
             try:
                 batch = join(group)
                 self._batches.send(self._batches.prepare(kind, batch))
             except BaseException as e:
-                with self._changed:
-                    self._error = e
-                    self._pending.clear()
-                    self._changed.notify_all()
-                return
-            with self._changed:
-                self._unacknowledged -= len(group)
-                self._unacknowledged_bytes -= sum(b.nbytes for b in group)
+                self._error = e
+                self._pending.clear()
                 self._changed.notify_all()
+                return
+            self._sent_bytes += sum(b.nbytes for b in group)
+            self._under_way = 0
+            self._changed.notify_all()
 
     def _take(self) -> tuple[WriteKind, list[pa.RecordBatch]]:
         """The next request: one batch, or for unnamed writers the following ones of the same kind and columns too."""

@@ -21,35 +21,38 @@ class Bounded:
         self._name = name
         self._what = what
         self._limit = limit
-        self._held = 0
+        self._held: dict[int, int] = {}
+        self._next = 0
         # Reentrant, as the garbage collector may close a forgotten stream at any point of any thread.
         self._lock = threading.RLock()
 
-    def take(self, amount: int = 1) -> None:
-        """Hold so much, until `give_back`. One holder alone may exceed the limit.
+    def take(self, amount: int = 1) -> int:
+        """Hold so much; returns what `give_back` asks for. One holder alone may exceed the limit.
 
         Raises:
             OverloadedError: others hold too much.
         """
         with self._lock:
-            if self._held and self._held + amount > self._limit:
+            held = sum(self._held.values())
+            if held and held + amount > self._limit:
                 raise OverloadedError(
-                    f"{self._held:,} {self._what} at once are the limit of this server ({self._name}={self._limit:,}):"
+                    f"{held:,} {self._what} at once are the limit of this server ({self._name}={self._limit:,}):"
                     " try again, or hold fewer",
                     **{self._name: self._limit},
                 )
-            self._held += amount
+            self._next += 1
+            self._held[self._next] = amount
+            return self._next
 
-    def give_back(self, amount: int = 1) -> None:
-        """Hold so much less."""
-        with self._lock:
-            self._held -= amount
+    def give_back(self, taken: int) -> None:
+        """Hold no more what `take` returned; nothing happens the second time."""
+        self._held.pop(taken, None)
 
     @contextmanager
     def held(self, amount: int) -> Iterator[None]:
         """Hold so much inside; see `take`."""
-        self.take(amount)
+        taken = self.take(amount)
         try:
             yield
         finally:
-            self.give_back(amount)
+            self.give_back(taken)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from lakehead.config import Limits
 from lakehead.errors import InvalidRequestError, WriterFencedError
 from lakehead.format.frame import WRITER_ID_BYTES, Content, WriterStamp
 from lakehead.log.writers import Answer, sequence_conflict
@@ -33,9 +32,8 @@ class _Name:
 class NamedWriters:
     """Thread-safe."""
 
-    def __init__(self, metadata: MetadataStore, limits: Limits) -> None:
+    def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
-        self._limits = limits
         self._names: dict[tuple[str, bytes], _Name] = {}
         self._changed = threading.Condition()
 
@@ -83,7 +81,7 @@ class NamedWriters:
                         self._names[key] = fresh
         return known
 
-    def open(self, table: LiveTable, request: OpenWriter) -> WriterReply:
+    def open(self, table: LiveTable, request: OpenWriter, *, writers_max: int) -> WriterReply:
         """Fence whoever writes under a name, and say what a successor goes on after: the last batch that is in every
         tablet it went to.
 
@@ -95,9 +93,7 @@ class NamedWriters:
         writer_id = request.writer_id
         if len(writer_id) != WRITER_ID_BYTES:
             raise InvalidRequestError(f"a writer id has {WRITER_ID_BYTES} bytes, this one {len(writer_id)}")
-        epoch = self._metadata.next_writer_epoch(
-            request.table_id, writer_id, writers_max=self._limits.named_writers_max
-        )
+        epoch = self._metadata.next_writer_epoch(request.table_id, writer_id, writers_max=writers_max)
         with self._changed:
             name = self._names.setdefault((request.table_id, writer_id), _Name(epoch))
             # Of two that open at once either may come here first: what was given out last stays.

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from lakehead.config import Limits
 from lakehead.env.clock import Clock, SteadyClock
+from lakehead.env.interrupts import shielded
 from lakehead.env.place import Place
 from lakehead.env.randomness import Randomness
 from lakehead.env.storage import Storage
@@ -105,7 +106,7 @@ class Service:
         self._leases = Leases(clock, randomness, limits)
         self._maintenance = Maintenance(self._tables, self._leases, lake, clock)
         self._create_lock = threading.Lock()
-        self._writers = NamedWriters(self._metadata, limits)
+        self._writers = NamedWriters(self._metadata)
         self._subscriptions = Bounded("subscriptions_max", "subscriptions", limits.subscriptions_max)
         self._reads = Bounded("reads_max", "reads", limits.reads_max)
         self._write_bytes = Bounded("write_bytes_max", "bytes of writes", limits.write_bytes_max)
@@ -144,9 +145,22 @@ class Service:
         return self._metadata.incarnation
 
     def call(self, request: m.Request, attachments: Sequence[pa.Buffer] = ()) -> _Answer:
-        return self._handlers[type(request)](request, attachments)
+        """Answer a request, whatever interrupts the caller: nothing here ends half done.
+
+        Raises:
+            LakeheadError: it was refused, or failed.
+        """
+        handler = self._handlers[type(request)]
+        if type(request) is m.Lookup and self._tables.is_open(request.table_id):
+            # It changes nothing, holds one plain lock, and is quicker than another thread is woken.
+            return handler(request, attachments)
+        return shielded(lambda: handler(request, attachments))
 
     def stream(self, request: m.Request) -> ServerStream:
+        """Open a stream; errors as in `call`."""
+        return shielded(lambda: self._stream(request), undo=ServerStream.close)
+
+    def _stream(self, request: m.Request) -> ServerStream:
         if isinstance(request, m.Subscribe):
             return self._counted(
                 self._subscriptions, lambda: open_subscription(self._tables.get(request.table_id), request)
@@ -373,7 +387,8 @@ class Service:
         return offsets
 
     def _open_writer(self, request: m.OpenWriter, _: Sequence[pa.Buffer]) -> _Answer:
-        return self._writers.open(self._tables.get(request.table_id), request), []
+        table = self._tables.get(request.table_id)
+        return self._writers.open(table, request, writers_max=self._limits.named_writers_max), []
 
     def _close_writer(self, request: m.CloseWriter, _: Sequence[pa.Buffer]) -> _Answer:
         self._writers.close(request)
@@ -489,13 +504,13 @@ class Service:
 
     @staticmethod
     def _counted(bounded: Bounded, open_stream: Callable[[], ServerStream]) -> ServerStream:
-        bounded.take()
+        held = bounded.take()
         try:
             stream = open_stream()
         except BaseException:
-            bounded.give_back()
+            bounded.give_back(held)
             raise
-        stream.on_close(bounded.give_back)
+        stream.on_close(lambda: bounded.give_back(held))
         return stream
 
     # ---- lake -------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 
 import pyarrow as pa
@@ -29,28 +29,28 @@ class ServerStream:
 
     def __init__(self, schema: pa.Schema, open_items: Callable[[Callable[[], bool]], Iterator[Item]]) -> None:
         self.schema = schema
-        self._closed = threading.Event()
-        self._close_lock = threading.RLock()
+        self._closed = False
         self._open_items = open_items
         self._on_close: list[Callable[[], None]] = []
 
     def __iter__(self) -> Iterator[Item]:
-        return self._open_items(self._closed.is_set)
+        return self._open_items(lambda: self._closed)
 
     def items(self, gone: Callable[[], bool]) -> Iterator[Item]:
         """Iterate until closed or until ``gone()``, which is asked now and then."""
-        return self._open_items(lambda: self._closed.is_set() or gone())
+        return self._open_items(lambda: self._closed or gone())
 
     def on_close(self, call: Callable[[], None]) -> None:
-        """Have something done when the stream is closed."""
+        """Have something done when the stream is closed: twice, perhaps, if that is interrupted."""
         self._on_close.append(call)
 
     def close(self) -> None:
-        with self._close_lock:
-            calls, self._on_close = self._on_close, []
-            self._closed.set()
-        for call in calls:
+        self._closed = True
+        # Gone only when it is done: who is interrupted here closes again, at the latest when this is collected.
+        for call in list(self._on_close):
             call()
+            with contextlib.suppress(ValueError):
+                self._on_close.remove(call)
 
     def __del__(self) -> None:
         # A client that goes before its first batch leaves an iterator that never ran, and so never closes this.

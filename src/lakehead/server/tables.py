@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from lakehead.env.clock import Clock
+from lakehead.env.interrupts import Changes
 from lakehead.env.storage import Storage
 from lakehead.errors import (
     ClosedError,
@@ -43,7 +44,9 @@ class LiveTable:
         self.folder = folder
         self._open_lock = threading.Lock()
         self._tablets: dict[TabletKey, Tablet] = {}
-        self._progress = threading.Condition()
+        self._progress = Changes()
+        # Reentrant, as the garbage collector may close a forgotten subscription at any point of any thread.
+        self._version_lock = threading.RLock()
         self._version = 0
         self._closed: LakeheadError | None = None
         try:
@@ -149,9 +152,9 @@ class LiveTable:
 
     def notify(self) -> None:
         """Wake everyone who waits for progress."""
-        with self._progress:
+        with self._version_lock:
             self._version += 1
-            self._progress.notify_all()
+        self._progress.notify_all()
 
     @property
     def version(self) -> int:
@@ -168,12 +171,10 @@ class LiveTable:
             ClosedError: the server is closing, or the table was dropped.
         """
         end = self._clock.monotonic() + seconds
-        with self._progress:
-            while self._version == version and self._closed is None and not gone():
-                left = end - self._clock.monotonic()
-                if left <= 0:
-                    break
-                self._progress.wait(min(left, check_seconds))
+        self._progress.wait_for(
+            lambda: self._version != version or self._closed is not None or gone() or self._clock.monotonic() >= end,
+            min(seconds, check_seconds),
+        )
         if self._closed is not None:
             raise self._closed
 
@@ -274,6 +275,10 @@ class LiveTables:
             if opening is not None:
                 with opening:
                     continue
+
+    def is_open(self, table_id: str) -> bool:
+        """Whether `get` has nothing to open."""
+        return table_id in self._live
 
     def open_tables(self) -> list[LiveTable]:
         """The tables that were used since the start."""

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 from unittest import mock
 
-from lakehead.server import service
+from lakehead.server import service, tables
 from lakehead.server.tablet import PendingWrite
 from lakehead.testing.simulation.scheduler import Scheduler, Task
 
@@ -120,6 +120,21 @@ class TaskCondition:
         self._scheduler.wake(self._waiters)
 
 
+class TaskChanges:
+    """`lakehead.env.interrupts.Changes`."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._waiters: list[Task] = []
+
+    def notify_all(self) -> None:
+        self._scheduler.wake(self._waiters)
+
+    def wait_for(self, reached: Callable[[], bool], check_seconds: float | None = None) -> None:
+        while not reached():
+            self._scheduler.wait(self._waiters, "a change", check_seconds)
+
+
 class TaskThread:
     """`threading.Thread`: a task of the process that starts it."""
 
@@ -207,4 +222,5 @@ def simulated_threads(scheduler: Scheduler) -> Iterator[None]:
                 stack.enter_context(mock.patch.object(module, "threading", threads))
         stack.enter_context(mock.patch.object(service, "ThreadPoolExecutor", lambda *_, **__: Pool(scheduler)))
         stack.enter_context(mock.patch.object(service, "PendingWrite", pending))
+        stack.enter_context(mock.patch.object(tables, "Changes", lambda: TaskChanges(scheduler)))
         yield

@@ -1,0 +1,175 @@
+"""Ctrl-C may raise `KeyboardInterrupt` between any two instructions of the main thread, and of no other.
+
+What must not end half done runs `shielded`: in another thread, while the main thread waits. And what the main thread
+waits for does it with plain locks, which are taken and given back in one step: `threading.Event` and `Condition` are
+written in Python, and an interrupt inside of them leaves a lock behind that nobody gives back.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+_IDLE_WORKERS_MAX = 2
+_NOTICE_SECONDS = 1.0
+
+
+class Latch:
+    """Opened once, by any thread; to wait for it may be interrupted, and leaves nothing behind."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def open(self) -> None:
+        """Let whoever waits go on; nothing happens the second time."""
+        with contextlib.suppress(RuntimeError):
+            self._lock.release()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Return once it is open, or after that time; True in the first case. One thread, once."""
+        if seconds is not None:
+            return self._lock.acquire(timeout=seconds)
+        # A signal that comes just before the wait begins does not end it; it is noticed at the next.
+        while not self._lock.acquire(timeout=_NOTICE_SECONDS):
+            continue
+        return True
+
+
+class Changes:
+    """Wakes those who wait for what others change, as `threading.Condition` does, also where interrupts land."""
+
+    def __init__(self) -> None:
+        # Reentrant, as the garbage collector may close a forgotten stream at any point of any thread.
+        self._lock = threading.RLock()
+        self._waiting: list[Latch] = []
+
+    def notify_all(self) -> None:
+        """Let all who wait look again; call it after the state was changed."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for latch in waiting:
+            latch.open()
+
+    def wait_for(self, reached: Callable[[], bool], check_seconds: float | None = None) -> None:
+        """Return once ``reached()``, which is asked after each change, and after so many seconds without one."""
+        while not reached():
+            latch = Latch()
+            with self._lock:
+                self._waiting.append(latch)
+            # Asked once more: the change may have come before anybody knew of this one who waits.
+            if reached() or not latch.wait(check_seconds):
+                with self._lock, contextlib.suppress(ValueError):
+                    self._waiting.remove(latch)
+
+
+class _Task(Generic[T]):
+    """Work that another thread does. Who gave it may leave before it has ended: then what it made is undone."""
+
+    def __init__(self, work: Callable[[], T], undo: Callable[[T], object] | None) -> None:
+        self._work = work
+        self._undo = undo
+        self._lock = threading.Lock()
+        self._left = self._ended = False
+        self.latch = Latch()
+        self.result: T | None = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.result = self._work()
+        except BaseException as e:
+            self.error = e
+        with self._lock:
+            self._ended = True
+            left = self._left
+        if left:
+            self.clean_up()
+
+    def leave(self) -> bool:
+        """Nobody takes the result; True when `clean_up` is left to the caller."""
+        with self._lock:
+            self._left = True
+            return self._ended
+
+    def clean_up(self) -> None:
+        if self._undo is not None and self.error is None:
+            self._undo(self.result)  # type: ignore[arg-type]
+
+
+class _Workers:
+    """Threads that do the main thread's work. It starts them by the bare call, which interrupts cannot cut in two."""
+
+    def __init__(self) -> None:
+        self._tasks: SimpleQueue[tuple[Callable[[], None], Latch | None]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+
+    def give(self, work: Callable[[], None], done: Latch | None) -> None:
+        self._tasks.put((work, done))
+        if not self._idle:
+            _thread.start_new_thread(self._serve, ())
+
+    def _serve(self) -> None:
+        with self._lock:
+            self._idle += 1
+        while True:
+            work, done = self._tasks.get()
+            with self._lock:
+                self._idle -= 1
+                alone = not self._idle
+            if alone and not self._tasks.empty():
+                # Given before this one was known to be busy: it must not wait for what may take long.
+                _thread.start_new_thread(self._serve, ())
+            work()
+            with self._lock:
+                self._idle += 1
+                enough = self._idle > _IDLE_WORKERS_MAX
+                self._idle -= enough
+            if done is not None:
+                done.open()
+            del work, done
+            if enough:
+                return
+
+
+_workers = _Workers()
+
+
+def shielded(work: Callable[[], T], *, undo: Callable[[T], object] | None = None) -> T:
+    """Call ``work`` where no interrupt lands, and return or raise what it does.
+
+    That is here, or for the main thread another one. An interrupt of the main thread ends its waiting, and the work
+    goes on to its end; then ``undo`` is called with its result.
+    """
+    if threading.get_ident() != threading.main_thread().ident:
+        return work()
+    task = _Task(work, undo)
+    try:
+        _workers.give(task.run, task.latch)
+        task.latch.wait()
+    except BaseException:
+        if task.leave():
+            _workers.give(task.clean_up, None)
+        raise
+    if task.error is not None:
+        try:
+            raise task.error
+        finally:
+            task.error = None
+    return task.result  # type: ignore[return-value]
+
+
+def _after_fork() -> None:
+    """A child has none of the threads."""
+    global _workers
+    _workers = _Workers()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,152 @@
+"""Work that no interrupt cuts in two, and waiting that leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
+
+import pytest
+
+from lakehead.env.interrupts import Changes, Latch, shielded
+
+
+def here() -> threading.Thread:
+    return threading.current_thread()
+
+
+def interrupted(call: Callable[[], object], when: Latch) -> None:
+    """Make the call in this thread and interrupt it once ``when`` is open."""
+
+    def interrupt() -> None:
+        assert when.wait(30)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    thread.join()
+
+
+def test_the_main_threads_work_is_done_elsewhere_and_that_of_others_where_they_are() -> None:
+    assert here() is threading.main_thread()
+    assert shielded(here) is not here()
+    with ThreadPoolExecutor(1) as pool:
+        there, done_in = pool.submit(lambda: (here(), shielded(here))).result(30)
+        assert there is done_in
+
+
+def test_errors_come_back_as_they_are() -> None:
+    def fail() -> None:
+        raise ValueError("mine")
+
+    for _ in range(3):
+        with pytest.raises(ValueError, match="mine"):
+            shielded(fail)
+
+
+def test_work_goes_on_when_the_wait_for_it_is_interrupted_and_is_undone() -> None:
+    began, go_on, undone = Latch(), threading.Event(), threading.Event()
+    done: list[object] = []
+
+    def work() -> str:
+        began.open()
+        assert go_on.wait(30)
+        done.append("work")
+        return "result"
+
+    def undo(result: str) -> None:
+        done.append(result)
+        undone.set()
+
+    interrupted(lambda: shielded(work, undo=undo), began)
+    assert not done
+    assert shielded(lambda: 7) == 7, "others do not wait for it"
+    go_on.set()
+    assert undone.wait(30) and done == ["work", "result"]
+
+
+def test_many_that_were_left_do_not_keep_threads() -> None:
+    go_on = threading.Event()
+    for _ in range(10):
+        began = Latch()
+
+        def work(began: Latch = began) -> None:
+            began.open()
+            assert go_on.wait(30)
+
+        interrupted(lambda work=work: shielded(work), began)  # type: ignore[misc]
+    go_on.set()
+    deadline = time.monotonic() + 30
+    while (count := _serving()) > 4:
+        assert time.monotonic() < deadline, count
+        shielded(here)
+
+
+def _serving() -> int:
+    """Threads that do the main thread's work, or wait for some."""
+    found = 0
+    for frame in sys._current_frames().values():
+        at: FrameType | None = frame
+        while at is not None:
+            found += at.f_code.co_name == "_serve"
+            at = at.f_back
+    return found
+
+
+def test_a_wait_ends_with_a_change_of_another_thread() -> None:
+    changes, state = Changes(), [0]
+
+    def count() -> None:
+        for _ in range(1000):
+            state[0] += 1
+            changes.notify_all()
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    for n in range(1, 1001, 7):
+        changes.wait_for(lambda n=n: state[0] >= n)  # type: ignore[misc]
+    thread.join()
+
+
+def test_a_wait_that_is_interrupted_leaves_the_others_alone() -> None:
+    changes, state = Changes(), [0]
+    began = Latch()
+
+    def reached() -> bool:
+        began.open()
+        return state[0] > 0
+
+    interrupted(lambda: changes.wait_for(reached), began)
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(changes.wait_for, lambda: state[0] > 0) for _ in range(2)]
+        state[0] = 1
+        pool.submit(changes.notify_all)
+        for w in waiting:
+            w.result(30)
+
+
+def test_without_a_change_it_is_looked_again_and_nothing_piles_up() -> None:
+    changes, asked = Changes(), [0]
+
+    def reached() -> bool:
+        asked[0] += 1
+        return asked[0] > 20
+
+    changes.wait_for(reached, 0.0001)
+    assert asked[0] > 20 and not changes._waiting
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_gets_threads_of_its_own() -> None:
+    shielded(here)
+    child = os.fork()
+    if child == 0:
+        os._exit(shielded(lambda: 7))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
