@@ -139,6 +139,16 @@ def test_heavy_modules_load_when_first_needed(module: str) -> None:
     assert not loaded, f"import {module} loads {loaded}"
 
 
+@each([p for p in MODULES if layer_of(p) not in ("testing", "cli", "format")])
+def test_what_guards_data_is_alive_without_assertions(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Assert):
+            test = node.test
+            narrows = isinstance(test, ast.Call) and isinstance(test.func, ast.Name) and test.func.id == "isinstance"
+            narrows |= isinstance(test, ast.Compare) and [type(op) for op in test.ops] == [ast.IsNot]
+            assert narrows, f"{path}:{node.lineno}: python -O drops this check: raise a typed error"
+
+
 @each(MODULES)
 def test_module_says_what_it_is(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"

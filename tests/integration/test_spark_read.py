@@ -209,8 +209,8 @@ def test_source(spark: SparkSession, con: lh.Connection, log: lh.Table, keyed: l
         read("shop.missing")
 
 
-def test_rows_deleted_and_updated_by_others(spark: SparkSession, con: lh.Connection) -> None:
-    """An engine deletes by position, and updates as Spark does: the new row keeps the old one's offset."""
+def test_rows_moved_and_updated_by_others(spark: SparkSession, con: lh.Connection) -> None:
+    """An engine moves rows to another file, and updates as Spark does: the new row keeps the old one's offset."""
     t = con.create_table("foreign.log", SCHEMA, lake="iceberg")
     t.append(events(0, 1000))
     con.tier("foreign.log")
@@ -243,17 +243,91 @@ def test_rows_deleted_and_updated_by_others(spark: SparkSession, con: lh.Connect
         tx.commit_transaction()
 
     commit(None, {first: [0, 1, 999]})
-    want = pa.concat_tables([events(2, 999), events(1000, 2500)])
-    same(lhs.table(spark, "foreign.log"), want, "id")
+    with pytest.raises(lh.LakeStateError, match="roll it back"):
+        lhs.table(spark, "foreign.log")
+    marked = t.lake.snapshots()["snapshot_id"].to_pylist()[1]
+    t.lake.iceberg().manage_snapshots().set_current_snapshot(marked).commit()
+    moved = pq.read_table(first.file_path.removeprefix("file://"), partitioning=None).take([0, 1, 999])
+    commit(moved, {first: [0, 1, 999]})
+    same(lhs.table(spark, "foreign.log"), events(0, 2500), "id")
     assert "LeftAnti" in lhs.table(spark, "foreign.log")._jdf.queryExecution().executedPlan().toString()
 
     old = pq.read_table(second.file_path.removeprefix("file://"), partitioning=None).slice(10, 5)
     kept = old.set_column(old.schema.get_field_index("kind"), "kind", pa.array(["changed"] * 5))
     commit(kept, {second: list(range(10, 15))})
     changed = events(1010, 1015).set_column(1, SCHEMA.field("kind"), pa.array(["changed"] * 5))
-    want = pa.concat_tables([events(2, 999), events(1000, 1010), changed, events(1015, 2500)])
+    want = pa.concat_tables([events(0, 1010), changed, events(1015, 2500)])
     same(lhs.table(spark, "foreign.log"), want, "id")
     same(spark.read.format("lakehead").options(uri=con.uri, table="foreign.log").load(), want, "id")
+
+
+def test_columns_of_lake_files_are_found_by_id(spark: SparkSession, con: lh.Connection) -> None:
+    """Names were swapped, also in a struct, files written, and names swapped back."""
+    inner = pa.struct([("x", pa.int64()), ("y", pa.int64())])
+    schema = pa.schema([("a", pa.int64()), ("b", pa.int64()), ("c", pa.string()), ("s", inner), ("l", pa.list_(inner))])
+
+    def rows(start: int, end: int) -> pa.Table:
+        listed = [
+            {"a": i, "b": -i, "c": str(i), "s": {"x": i, "y": -i}, "l": [{"x": i, "y": -i}]} for i in range(start, end)
+        ]
+        return pa.Table.from_pylist(listed, schema)
+
+    t = con.create_table("foreign.odd", schema, lake="iceberg")
+    for start in (0, 100):
+        t.append(rows(start, start + 100))
+        con.tier("foreign.odd")
+    t.append(rows(200, 300))
+    turns = [("a", "t"), ("b", "a"), ("c", "b"), ("t", "c"), ("s.x", "t"), ("s.y", "x"), ("s.t", "y")]
+    for old, new in turns:
+        with t.lake.iceberg().update_schema() as update:
+            update.rename_column(old, new)
+    files = t.lake.iceberg().inspect.files()["file_path"].to_pylist()
+    first, second = (Path(p.removeprefix("file://")) for p in files)
+    held = pq.read_table(first, partitioning=None)
+    pq.write_table(renamed(held, {"a": "c", "b": "a", "c": "b", "x": "y", "y": "x"}), first)
+    with pytest.raises(lh.LakeStateError, match="rename it back"):
+        lhs.table(spark, "foreign.odd")
+    for old, new in [("s.y", "t"), ("s.x", "y"), ("s.t", "x"), ("c", "t"), ("b", "c"), ("a", "b"), ("t", "a")]:
+        with t.lake.iceberg().update_schema() as update:
+            update.rename_column(old, new)
+    same(lhs.table(spark, "foreign.odd"), rows(0, 300), "a")
+    assert t.scan().to_arrow().sort_by("a") == rows(0, 300)
+    for where, found in [
+        ("a > 90", 209),
+        ("b < -90", 209),
+        ("c = '7'", 1),
+        ("s.x between 5 and 8", 4),
+        ("s.y = -9", 1),
+    ]:
+        assert lhs.table(spark, "foreign.odd").where(where).count() == found
+    second.unlink()
+    with pytest.raises(lh.LakeFileMissingError) as e:
+        lhs.table(spark, "foreign.odd")
+    assert Path(str(e.value.context["path"])).name == second.name
+
+
+def renamed(rows: pa.Table, names: dict[str, str]) -> pa.Table:
+    """The same rows with other names, inside structs and lists too."""
+
+    def field(f: pa.Field) -> pa.Field:
+        return pa.field(names.get(f.name, f.name), inside(f.type), f.nullable, f.metadata)
+
+    def inside(t: pa.DataType) -> pa.DataType:
+        if pa.types.is_struct(t):
+            return pa.struct([field(t.field(i)) for i in range(t.num_fields)])
+        return pa.list_(field(t.value_field)) if pa.types.is_list(t) else t
+
+    schema = pa.schema([field(f) for f in rows.schema])
+
+    def spelled(value: object, t: pa.DataType) -> object:
+        if isinstance(value, dict):
+            return {names.get(k, k): v for k, v in value.items()}
+        return [spelled(v, t) for v in value] if isinstance(value, list) else value
+
+    return pa.Table.from_arrays(
+        [pa.array([spelled(v, f.type) for v in rows.column(i).to_pylist()], f.type) for i, f in enumerate(schema)],
+        schema=schema,
+    )
 
 
 def test_executors_that_share_no_files(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, index_name_by_id
 from pyiceberg.types import (
     DecimalType,
     DoubleType,
@@ -95,6 +95,17 @@ def check_contract(table: Table, desc: TableDescriptor) -> LakeContract:
             table=str(desc.path),
         )
     return contract
+
+
+def names_are_lasting(table: Table) -> bool:
+    """Whether every name in the table, inside structs too, has meant the same field since its creation, surely."""
+    schemas = table.metadata.schemas
+    if sorted(s.schema_id for s in schemas) != list(range(len(schemas))):
+        return False
+    names = index_name_by_id(table.schema())
+    ids = {name: i for i, name in names.items()}
+    said = (item for s in schemas for item in index_name_by_id(s).items())
+    return all(names.get(i, name) == name and ids.get(name, i) == i for i, name in said)
 
 
 def same_tablets(a: PartitionSpec, b: PartitionSpec) -> bool:

@@ -17,7 +17,13 @@ import pyarrow as pa
 
 from lakehead.env.clock import Clock
 from lakehead.env.randomness import Randomness, SystemRandomness
-from lakehead.errors import CommitConflictError, LakeStateError, OffsetOutOfRangeError, TieringFencedError
+from lakehead.errors import (
+    CommitConflictError,
+    CorruptionError,
+    LakeStateError,
+    OffsetOutOfRangeError,
+    TieringFencedError,
+)
 from lakehead.lake.census import check_rows
 from lakehead.lake.commit import CommitResult, commit_round
 from lakehead.lake.files import WrittenFile
@@ -173,7 +179,13 @@ def _live_batches(task: TieringTask, source: HotSource) -> Iterator[pa.RecordBat
     for batch in source.read(task.tablet, task.start, task.end):
         offsets = _numbers(batch, OFFSET_COLUMN)
         dense = len(offsets) == 0 or (offsets[0] == at and offsets[-1] - offsets[0] == len(offsets) - 1)
-        assert dense, f"tablet {task.tablet}: offsets {offsets[:1]} to {offsets[-1:]} where {at} is next"
+        if not dense:
+            raise CorruptionError(
+                f"the log of tablet {task.tablet} returned {len(offsets)} records, {offsets[0]} to {offsets[-1]},"
+                f" where {at} is next: restore it",
+                tablet=str(task.tablet),
+                offset=at,
+            )
         at += len(offsets)
         if task.keyed:
             live = live_rows(_numbers(batch, CHANGE_TYPE_COLUMN), offsets, task.superseded)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from lakehead.errors import LakeStateError
+from lakehead.errors import InvalidRequestError, LakeStateError
 from lakehead.lake.marks import LakeMark
 from lakehead.lake.tablets import partition_values
 from lakehead.log.netchange import NO_OFFSETS, Offsets, between
@@ -112,7 +112,8 @@ def plan_round(
     Raises:
         LakeStateError: the lake holds more than the log, or the log no longer reaches back to where the lake ends.
     """
-    assert rows_per_task > 0, rows_per_task
+    if rows_per_task <= 0:
+        raise InvalidRequestError(f"rows_per_task={rows_per_task}: a task has at least one row")
     base = dict(mark.offsets) if mark else {}
     ranges: dict[TabletKey, tuple[int, int]] = {}
     for tablet, (log_start, high_watermark) in sorted(watermarks.items()):

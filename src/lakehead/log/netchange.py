@@ -18,6 +18,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from lakehead.errors import CorruptionError
 from lakehead.types import ChangeType
 
 Offsets: TypeAlias = npt.NDArray[np.int64]
@@ -60,9 +61,14 @@ def net_change(change_types: npt.NDArray[np.int8], offsets: Offsets, prev_offset
 
 
 def superseded_offsets(change_types: npt.NDArray[np.int8], prev_offsets: Offsets) -> Offsets:
-    """Offsets of the rows that these records replace, in the range or before it; sorted, each once."""
+    """Offsets of the rows that these records replace, in the range or before it; sorted, each once.
+
+    Raises:
+        CorruptionError: a record replaces a row and does not say which.
+    """
     replaced = prev_offsets[_REPLACES[change_types]]
-    assert not len(replaced) or replaced.min() >= 0, "a +U or -D without prev_offset"
+    if len(replaced) and replaced.min() < 0:
+        raise CorruptionError("a log record replaces a row and does not say which: restore the log")
     return _sorted_once(replaced)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lakehead.errors import LimitExceededError
 from lakehead.lake.positions import deleted_positions, offsets_at
 from lakehead.lake.read_plan import LakeFile, superseded_in
 from lakehead.lake.tablets import require_tablet
@@ -88,7 +89,12 @@ def dead_table(desc: TableDescriptor, dead: Mapping[TabletKey, Offsets]) -> pa.T
     schema = pa.schema(fields)
     batches = []
     for tablet, offsets in dead.items():
-        assert tablet.bucket < 1 << 15 and (not len(offsets) or offsets[-1] < 1 << OFFSET_BITS), tablet
+        if tablet.bucket >= 1 << 15 or (len(offsets) and offsets[-1] >= 1 << OFFSET_BITS):
+            raise LimitExceededError(
+                f"tablet {tablet} has offsets or a bucket beyond what one number holds in Spark: read it with scan()",
+                tablet=str(tablet),
+                limit=f"offsets below 2**{OFFSET_BITS}, buckets below 2**15",
+            )
         key = (np.int64(tablet.bucket) << OFFSET_BITS) | offsets
         values = parse_partition_name(tablet.partition, types)
         repeated = [pa.repeat(pa.scalar(v, t), len(offsets)) for v, t in zip(values, types, strict=True)]

@@ -8,7 +8,7 @@ from pyspark.sql import types as st
 from lakehead.errors import InvalidSchemaError
 
 _ARROW_ID = b"PARQUET:field_id"
-_SPARK_ID = "parquet.field.id"
+SPARK_ID = "parquet.field.id"
 
 
 def spark_schema(schema: pa.Schema, lake: pa.Schema | None = None) -> st.StructType:
@@ -30,7 +30,7 @@ def _named(fields: pa.Schema | pa.StructType | None, name: str) -> pa.Field | No
 def _struct_field(f: pa.Field, lake: pa.Field | None) -> st.StructField:
     metadata = None
     if lake is not None and lake.metadata and _ARROW_ID in lake.metadata:
-        metadata = {_SPARK_ID: int(lake.metadata[_ARROW_ID])}
+        metadata = {SPARK_ID: int(lake.metadata[_ARROW_ID])}
     return st.StructField(f.name, spark_type(f.type, lake.type if lake is not None else None), f.nullable, metadata)
 
 

@@ -19,22 +19,21 @@ from pyspark.sql import functions as F
 from lakehead.api.subscription import chosen_columns
 from lakehead.api.table import Table
 from lakehead.errors import InvalidRequestError
-from lakehead.lake.files import lake_arrow_schema
 from lakehead.lake.read import plan_files
 from lakehead.lake.read_plan import LakeFile
 from lakehead.lake.union import Pin, Superseded, UnionRead, pin
 from lakehead.lake.view import LakeView
 from lakehead.log.netchange import Offsets
 from lakehead.spark.dead import KEY_COLUMN, OFFSET_BITS, PARTITION_COLUMN, LakeParts, dead_table, split_files
-from lakehead.spark.floats import quoted, unprunable_floats
+from lakehead.spark.floats import quoted
 from lakehead.spark.held import hold_pin
-from lakehead.spark.scratch import is_shared, scratch_frame, spark_path
+from lakehead.spark.lake_files import LakeScan
+from lakehead.spark.scratch import is_shared, scratch_frame
 from lakehead.spark.types import spark_schema
-from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor
+from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, TableDescriptor
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 BROADCAST_ROWS_MAX = 8 << 20
 """Larger sets of dead offsets are joined as Spark sees fit."""
@@ -97,20 +96,15 @@ def _lake_frames(spark: SparkSession, view: LakeView | None, superseded: Superse
         return []
     files = plan_files(view.table, view.snapshot_id)
     parts = split_files(view, files, superseded)
-    own = pa.schema([*view.desc.schema, *SYSTEM_FIELDS])
-    schema = spark_schema(own, lake_arrow_schema(view.table.schema()))
-    frames = [_scan(spark, schema, parts.whole)] if parts.whole else []
+    scan = LakeScan(spark, view)
+    frames = [scan(parts.whole)] if parts.whole else []
     dead = _dead_frame(spark, view.desc, parts)
     if parts.by_offset:
-        frames.append(_without_offsets(_scan(spark, schema, parts.by_offset), view.desc, dead))
+        frames.append(_without_offsets(scan(parts.by_offset), view.desc, dead))
     for some in _uniquely_named(parts.by_position):
-        rows = _without_positions(spark, schema, some)
+        rows = _without_positions(spark, scan, some)
         frames.append(_without_offsets(rows, view.desc, dead) if dead is not None else rows)
     return frames
-
-
-def _scan(spark: SparkSession, schema: StructType, files: Iterable[LakeFile]) -> DataFrame:
-    return unprunable_floats(spark.read.schema(schema).parquet(*(spark_path(f.path) for f in files)))
 
 
 def _dead_frame(spark: SparkSession, desc: TableDescriptor, parts: LakeParts) -> DataFrame | None:
@@ -130,8 +124,7 @@ def _without_offsets(rows: DataFrame, desc: TableDescriptor, dead: DataFrame | N
     return rows.join(dead, same, "left_anti")
 
 
-def _without_positions(spark: SparkSession, schema: StructType, files: Sequence[tuple[LakeFile, Offsets]]) -> DataFrame:
-    rows = _scan(spark, schema, (f for f, _ in files))
+def _without_positions(spark: SparkSession, scan: LakeScan, files: Sequence[tuple[LakeFile, Offsets]]) -> DataFrame:
     batches = [
         pa.RecordBatch.from_arrays(
             [pa.repeat(posixpath.basename(f.path), len(positions)), pa.array(positions)], schema=_DEAD_POSITIONS
@@ -140,9 +133,9 @@ def _without_positions(spark: SparkSession, schema: StructType, files: Sequence[
     ]
     dead = scratch_frame(spark, _DEAD_POSITIONS, batches)
     if dead is None:
-        return rows
-    rows = rows.withColumn(_FILE + "_of_row", F.col("_metadata.file_name"))
-    rows = rows.withColumn(_POSITION + "_of_row", F.col("_metadata.row_index"))
+        return scan(f for f, _ in files)
+    place = {_FILE + "_of_row": F.col("_metadata.file_name"), _POSITION + "_of_row": F.col("_metadata.row_index")}
+    rows = scan((f for f, _ in files), place)
     same = (rows[_FILE + "_of_row"] == dead[_FILE]) & (rows[_POSITION + "_of_row"] == dead[_POSITION])
     return rows.join(F.broadcast(dead), same, "left_anti")
 

@@ -1,0 +1,110 @@
+"""Native Parquet scans of lake files in Spark, with columns by field id, whatever a file calls them.
+
+Spark reads columns by id, but takes filters to a file by name: where a name once stood for another column, it skips the
+wrong rows, and its vectorised reader stumbles over types. Files that may be such are read by the names they use.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as F
+from pyspark.sql import types as st
+
+from lakehead.lake.columns import FileColumns, plain_files
+from lakehead.lake.contract import names_are_lasting
+from lakehead.lake.file_io import lake_files, locate_file, missing_file
+from lakehead.lake.files import lake_arrow_schema
+from lakehead.lake.read_plan import LakeFile
+from lakehead.lake.view import LakeView
+from lakehead.spark.floats import quoted, unprunable_floats
+from lakehead.spark.scratch import spark_path
+from lakehead.spark.types import SPARK_ID, spark_schema
+from lakehead.types import SYSTEM_FIELDS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_ARROW_ID = b"PARQUET:field_id"
+
+
+class LakeScan:
+    """Scans files of one lake snapshot as a table's own and system columns."""
+
+    def __init__(self, spark: SparkSession, view: LakeView) -> None:
+        self._spark = spark
+        self._io = view.table.io
+        lake = lake_arrow_schema(view.table.schema())
+        self._columns = None if names_are_lasting(view.table) else FileColumns(lake)
+        self._schema = spark_schema(pa.schema([*view.desc.schema, *SYSTEM_FIELDS]), lake)
+
+    def __call__(self, files: Iterable[LakeFile], extra: Mapping[str, Column] | None = None) -> DataFrame:
+        """All rows of these files, at least one.
+
+        Args:
+            extra: more columns, of Spark's metadata of files and rows.
+
+        Raises:
+            LakeFileMissingError: a file is gone.
+        """
+        plain: list[LakeFile] = list(files)
+        others: list[LakeFile] = []
+        if self._columns is not None:
+            plain, others = plain_files(self._io, plain, self._columns)
+        named: dict[str, tuple[st.StructType, list[LakeFile]]] = {}
+        for f in others:
+            schema = self._schema_in(f)
+            named.setdefault(schema.json(), (schema, []))[1].append(f)
+        groups = [(self._schema, plain)] if plain else []
+        frames = [self._read(schema, some, extra or {}) for schema, some in (*groups, *named.values())]
+        return reduce(lambda a, b: a.unionByName(b), frames)
+
+    def _read(self, schema: st.StructType, files: Sequence[LakeFile], extra: Mapping[str, Column]) -> DataFrame:
+        try:
+            rows = self._spark.read.schema(schema).parquet(*(spark_path(f.path) for f in files))
+        except AnalysisException as e:
+            if e.getCondition() != "PATH_NOT_FOUND":
+                raise
+            gone = str((e.getMessageParameters() or {}).get("path", e))
+            raise missing_file(next((f.path for f in files if posixpath.basename(f.path) in gone), gone)) from e
+        for name, column in extra.items():
+            rows = rows.withColumn(name, column)
+        if schema is not self._schema:
+            both = zip(self._schema, schema, strict=True)
+            own = [F.col(quoted(there.name)).cast(f.dataType).alias(f.name) for f, there in both]
+            rows = rows.select(*own, *extra)
+        return unprunable_floats(rows)
+
+    def _schema_in(self, file: LakeFile) -> st.StructType:
+        fs, path = locate_file(self._io, file.path)
+        with lake_files(file.path):
+            return _named_as(self._schema, pq.read_schema(path, filesystem=fs))
+
+
+def _named_as(schema: st.StructType, physical: Iterable[pa.Field]) -> st.StructType:
+    """The columns with the names that a file has for their ids; those that it lacks with a name that nothing has."""
+    there = {int(f.metadata[_ARROW_ID]): f for f in physical if f.metadata and _ARROW_ID in f.metadata}
+    fields = []
+    for f in schema.fields:
+        found = there.get(f.metadata[SPARK_ID])
+        name = f"__missing_{f.metadata[SPARK_ID]}" if found is None else found.name
+        t = f.dataType if found is None else _type_named_as(f.dataType, found.type)
+        fields.append(st.StructField(name, t, f.nullable, f.metadata))
+    return st.StructType(fields)
+
+
+def _type_named_as(t: st.DataType, physical: pa.DataType) -> st.DataType:
+    if isinstance(t, st.StructType):
+        return _named_as(t, [physical.field(i) for i in range(physical.num_fields)])
+    if isinstance(t, st.ArrayType):
+        return st.ArrayType(_type_named_as(t.elementType, physical.value_type), t.containsNull)
+    if isinstance(t, st.MapType):
+        key, value = (_type_named_as(*p) for p in ((t.keyType, physical.key_type), (t.valueType, physical.item_type)))
+        return st.MapType(key, value, t.valueContainsNull)
+    return t
