@@ -59,6 +59,7 @@ def test_whoever_needs_a_file_that_is_gone_is_told_its_name(tmp_path: Path, kind
             "pinned": lambda: pinned.to_arrow(),
             "where": lambda: table.scan(where="v >= 0").count(),
             "lake": lambda: table.scan(tier="lake").to_arrow(),
+            "sql": lambda: con.sql("select sum(v) from t").fetchone(),
         }
         if kind in ("manifests", "lists", "metadata"):
             calls["files"] = table.lake.files
