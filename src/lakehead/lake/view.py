@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -93,7 +93,7 @@ def checked_mark(table: IcebergTable, desc: TableDescriptor, snapshot_id: int | 
     from lakehead.lake.live_rows import count_rows
     from lakehead.lake.marks import lake_version, mark_of
 
-    version = lake_version(table)
+    version = replace(lake_version(table), name=str(desc.path))
     mark = mark_of(version, snapshot_id)
     check_contract(table, desc)
     check_rows(version, mark, lambda: count_rows(table, snapshot_id), keyed=desc.keyed, snapshot_id=snapshot_id)
