@@ -6,6 +6,7 @@ is held with weak references to the relations that read under it, and is let go 
 
 from __future__ import annotations
 
+import gc
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,8 @@ class _Holder:
             held = list(self._held)
         try:
             if collect:
+                # What Python has dropped but not collected is still reachable in the JVM.
+                gc.collect()
                 self.context._jvm.java.lang.System.gc()
             return {h for h in held if all(r.refersTo(None) for r in h.relations)}
         except (Py4JError, OSError, AttributeError):
