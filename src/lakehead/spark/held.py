@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
+_PATIENCE, _PAUSE_SECONDS = 10, 0.3
+"""How often a collection is tried again when there is no room for another lease."""
 _LAKE_RELATION = "LogicalRelation"
 _SOURCE_RELATION = "DataSourceV2Relation"
 
@@ -60,6 +62,12 @@ class _Holder:
             self._held = []
         elif occasion != "open":
             over = self._over(collect=occasion == "full")
+            for _ in range(_PATIENCE if occasion == "full" else 0):
+                if over:
+                    break
+                # Py4J tells the JVM in a thread of its own what Python has dropped.
+                threading.Event().wait(_PAUSE_SECONDS)
+                over = self._over(collect=True)
             with self._lock:
                 self._held = [h for h in self._held if h not in over]
 
