@@ -152,3 +152,15 @@ def test_conditions_that_duckdb_cannot_push_down_are_answered_all_the_same(con: 
         plain = native.sql(f"select count(*) from orders where {where}").fetchone()
         assert plain is not None and con.sql(f"select count(*) from shop.orders where {where}").fetchone() == plain
         assert con.sql(f"select * from shop.orders where {where}").to_arrow_table().num_rows == plain[0]
+
+
+def test_frames_are_filtered_as_duckdb_means_it(con: lh.Connection) -> None:
+    rows = pa.table({"k": [1, 2, 3, 4], "f": [1.0, 9.0, float("nan"), -0.0]})
+    for where, keys in {"f > 7": [2, 3], "f in (0.0, 1.0)": [1, 4], "not (f <= 40)": [3], "k > 3": [4]}.items():
+        for frame in (rows, rows.to_pylist()):
+            frames = {"frame": frame}
+            found = con.sql(f"select k from frame where {where} order by k", frames=frames).fetchall()
+            assert [k for (k,) in found] == keys
+            assert con.sql(f"select count(*) from frame where {where}", frames=frames).fetchone() == (len(keys),)
+    assert con.sql("select count(*), max(f) from frame", frames={"frame": rows}).fetchone()[0] == 4  # type: ignore[index]
+    assert con.sql("select count(*) from frame", frames={"frame": rows}).fetchone() == (4,)

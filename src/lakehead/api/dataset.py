@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from lakehead.api.pushdown import as_duckdb_means
 from lakehead.errors import SqlError
 from lakehead.format.schema import map_children, twin_names
 
@@ -47,6 +48,18 @@ class PushdownDataset(ds.Dataset):
         names = self._all.names if columns is None else list(columns)
         schema = pa.schema([self._all.field(c) for c in names])
         return PushdownScanner(schema, lambda: (_cast(b, schema) for b in self._read(names, filter)))
+
+
+class FrameDataset(PushdownDataset):
+    """A table in memory, whose rows are filtered as DuckDB means it too."""
+
+    def __init__(self, table: pa.Table) -> None:
+        def read(names: list[str] | None, where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+            rows = table if where is None else table.filter(as_duckdb_means(where, table.schema))
+            yield from rows.select(names or []).to_batches()
+
+        self._all = table.schema
+        self._read = read
 
 
 def _in_microseconds(t: pa.DataType) -> pa.DataType:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakehead.api.dataset import PushdownDataset
+from lakehead.api.dataset import FrameDataset, PushdownDataset
 from lakehead.api.pushdown import as_duckdb_means
 from lakehead.api.relation import Reading, Relation, as_duckdb
 from lakehead.api.statement import NamedTable, Statement, read_statement
@@ -198,8 +198,10 @@ def _register(cursor: duckdb.DuckDBPyConnection, name: object, rows: object, tab
         rows = pa.table(rows)
     elif isinstance(rows, list):
         rows = _table_of(name, rows)
+    elif type(rows).__module__.startswith("polars.") and hasattr(rows, "to_arrow"):
+        rows = rows.to_arrow()
     try:
-        cursor.register(name, rows)
+        cursor.register(name, FrameDataset(rows) if isinstance(rows, pa.Table) else rows)
     except (duckdb.Error, TypeError) as e:
         raise InvalidRequestError(
             f"frames: {name!r} is a {type(rows).__name__}, which has no rows that DuckDB can read: give Arrow data,"
