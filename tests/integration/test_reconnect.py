@@ -236,16 +236,18 @@ def test_reads_wait_for_a_server_that_is_started_again(server: Any) -> None:
 def test_a_server_that_stays_away_is_an_error_for_reads_and_none_for_subscriptions(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "PATIENCE_SECONDS", 0.1)
     con = server.connect()
     table = con.create_table("t", KV)
     table.append([{"k": 1, "a": "x"}])
-    feed, bounded = table.subscribe(), table.subscribe("earliest", stop={TabletId((), 0): 5})
-    assert next(bounded).rows.num_rows == 1
-    server.stop()
-    for call in (con.tables, table.scan, table.status, table.subscribe, lambda: next(bounded)):
-        with pytest.raises(lh.UnavailableError):
-            call()
+    feed = table.subscribe()
+    with monkeypatch.context() as impatient:
+        impatient.setattr(patience, "PATIENCE_SECONDS", 0.1)
+        bounded = table.subscribe("earliest", stop={TabletId((), 0): 5})
+        assert next(bounded).rows.num_rows == 1
+        server.stop()
+        for call in (con.tables, table.scan, table.status, table.subscribe, lambda: next(bounded)):
+            with pytest.raises(lh.UnavailableError):
+                call()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(next, feed)
         server.start()
