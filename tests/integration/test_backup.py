@@ -18,15 +18,20 @@ import lakehead as lh
 from lakehead.api import backup as backups
 from lakehead.api.backup import back_up, restore
 from lakehead.cli.main import main
+from lakehead.client.table import TableClient
+from lakehead.env import SystemClock, SystemRandomness
 from lakehead.errors import (
     ChecksumError,
     CorruptionError,
+    FolderCopiedError,
     InvalidRequestError,
     LakeheadError,
+    OffsetOutOfRangeError,
     TableNotFoundError,
     UnsupportedFormatError,
 )
 from lakehead.server.service import Service
+from lakehead.types import TabletId, TabletKey
 
 assert outside is not None  # a fixture
 
@@ -352,3 +357,30 @@ def test_a_table_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with lh.connect(tmp_path / "r") as con:
         assert con.tables() == ["default.one"]
         assert con.table("one").scan().count() == 1
+
+
+def test_offsets_of_one_folder_mean_nothing_in_another(tmp_path: Path) -> None:
+    """A client of the original comes to an address where what was restored is served, grown past its positions."""
+    with lh.connect(tmp_path / "a") as one:
+        one.create_table("t", NUMBERS).append([{"k": 1, "v": 1}])
+        back_up(one, str(tmp_path / "a"), str(tmp_path / "backup"))
+        one.table("t").append([{"k": 2, "v": 2}])
+        restore(str(tmp_path / "backup"), str(tmp_path / "b"))
+        with lh.connect(tmp_path / "b") as two:
+            two.table("t").append([{"k": n, "v": -n} for n in range(5)])
+            own = one.table("t")._client
+            astray = TableClient(
+                own.desc, two._server, SystemClock(), SystemRandomness(), folder_id=one._server.folder_id
+            )
+            ranges = {TabletKey("", 0): (0, 2)}
+            assert sum(b.num_rows for _, b in own.read_ranges(ranges, ["k"])) == 2
+            with pytest.raises(FolderCopiedError, match="another copy"):
+                list(astray.read_ranges(ranges, ["k"]))
+            for default in ("latest", "earliest"):
+                with pytest.raises(FolderCopiedError, match="another copy"):
+                    astray.subscribe(
+                        starts={TabletKey("", 0): 2}, default=default, stops=None, columns=["k"], predicate=None
+                    )
+            assert two.table("t").scan().count() == 6 and one.table("t").scan().count() == 2
+            with pytest.raises(OffsetOutOfRangeError):
+                next(iter(two.table("t").subscribe(start={TabletId(): 1000})))

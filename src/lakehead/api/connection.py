@@ -247,7 +247,8 @@ class Connection(Displayed):
     def _opened(self, reply: m.AnyReply) -> Table:
         assert isinstance(reply, m.TableReply)
         desc = reply.info.descriptor()
-        return Table(TableClient(desc, self._endpoint, self._clock, self._randomness, self._leases))
+        client = TableClient(desc, self._endpoint, self._clock, self._randomness, self._leases, reply.folder_id)
+        return Table(client)
 
     def tables(self, database: str | None = None) -> list[str]:
         """Names ``database.table`` of one database or of all, sorted."""

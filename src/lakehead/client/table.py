@@ -44,8 +44,11 @@ class TableClient:
         clock: Clock,
         randomness: Randomness,
         leases: LeaseKeeper | None = None,
+        folder_id: str = "",
     ) -> None:
-        """``leases`` are those of all clients of a connection: some do not live to let go of theirs."""
+        """``leases`` are those of all clients of a connection: some do not live to let go of theirs. ``folder_id`` is
+        the folder that offsets are of: a server of another copy refuses them."""
+        self._folder_id = folder_id
         self.desc = desc
         self._endpoint = endpoint
         self.clock = clock
@@ -268,6 +271,7 @@ class TableClient:
             ranges=[_range(k, s, e) for k, (s, e) in ranges.items()],
             columns=list(columns),
             predicate=None if predicate is None else predicate.to_bytes(),
+            folder_id=self._folder_id,
             lease=lease,
         )
 
@@ -314,6 +318,7 @@ class TableClient:
                 default=default,
                 stops=None if stops is None else [_range(k, o, o) for k, o in stops.items()],
                 columns=list(columns),
+                folder_id=self._folder_id,
                 predicate=None if predicate is None else predicate.to_bytes(),
             )
         )

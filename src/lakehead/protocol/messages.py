@@ -148,7 +148,10 @@ class GetTable(Request, frozen=True, kw_only=True):
 
 
 class TableReply(Reply, frozen=True, kw_only=True):
+    """A table, and the folder whose log its offsets are those of."""
+
     info: TableInfo
+    folder_id: str = ""
 
 
 class ListTables(Request, frozen=True, kw_only=True):
@@ -335,7 +338,8 @@ class Read(Request, frozen=True, kw_only=True):
     over reads what there is now.
 
     ``columns`` may name user columns and ``__bucket``, ``__offset``, ``__timestamp``, ``__change_type`` (int8) and
-    ``__prev_offset`` (int64, -1 for none). ``predicate`` is a serialised Arrow expression over user columns.
+    ``__prev_offset`` (int64, -1 for none). ``predicate`` is a serialised Arrow expression over user columns. Offsets
+    mean something in the log of one folder: with another ``folder_id`` than the server's, the request is refused.
     """
 
     table_id: str
@@ -343,6 +347,7 @@ class Read(Request, frozen=True, kw_only=True):
     columns: list[str]
     predicate: bytes | None
     lease: str | None = None
+    folder_id: str = ""
 
 
 class ReadLive(Request, frozen=True, kw_only=True):
@@ -354,6 +359,7 @@ class ReadLive(Request, frozen=True, kw_only=True):
     columns: list[str]
     predicate: bytes | None
     lease: str | None = None
+    folder_id: str = ""
 
 
 class Subscribe(Request, frozen=True, kw_only=True):
@@ -361,7 +367,7 @@ class Subscribe(Request, frozen=True, kw_only=True):
 
     ``starts`` are explicit offsets; tablets not named start at ``default``; tablets created later start at 0.
     ``full`` sends a keyed tablet's live rows as +I first. ``stops`` end a tablet at an offset; the stream ends when all
-    of them are reached. Columns as in `Read`.
+    of them are reached. Columns and folder as in `Read`.
     """
 
     table_id: str
@@ -370,6 +376,7 @@ class Subscribe(Request, frozen=True, kw_only=True):
     stops: list[TabletRange] | None
     columns: list[str]
     predicate: bytes | None
+    folder_id: str = ""
 
 
 class StreamHeader(Message, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from lakehead.env.randomness import Randomness
 from lakehead.env.storage import Storage
 from lakehead.errors import (
     CorruptionError,
+    FolderCopiedError,
     InvalidRequestError,
     LakeheadError,
     LimitExceededError,
@@ -161,6 +162,8 @@ class Service:
         return shielded(lambda: self._stream(request), undo=ServerStream.close)
 
     def _stream(self, request: m.Request) -> ServerStream:
+        if isinstance(request, m.Subscribe | m.Read | m.ReadLive):
+            self._require_same_folder(request.folder_id)
         if isinstance(request, m.Subscribe):
             return self._counted(
                 self._subscriptions, lambda: open_subscription(self._tables.get(request.table_id), request)
@@ -168,6 +171,15 @@ class Service:
         if isinstance(request, m.Read | m.ReadLive):
             return self._counted(self._reads, lambda: self._read(request))
         raise InvalidRequestError(f"{type(request).__name__} is not a stream request")
+
+    def _require_same_folder(self, folder_id: str) -> None:
+        if folder_id not in ("", self.folder_id):
+            raise FolderCopiedError(
+                "this server serves another copy of the data folder than the one that the offsets are of: open the"
+                " table again, and read it from its beginning",
+                folder_id=self.folder_id,
+                expected=folder_id,
+            )
 
     def close(self) -> None:
         """End subscriptions, close all tablets cleanly, release the files."""
@@ -231,10 +243,9 @@ class Service:
                 except BaseException:
                     self._tables.drop(desc)
                     raise
-        return m.TableReply(info=m.TableInfo.of(desc)), []
+        return m.TableReply(info=m.TableInfo.of(desc), folder_id=self.folder_id), []
 
-    @staticmethod
-    def _existing(existing: TableDescriptor, asked: TableDescriptor, *, if_not_exists: bool) -> _Answer:
+    def _existing(self, existing: TableDescriptor, asked: TableDescriptor, *, if_not_exists: bool) -> _Answer:
         if not if_not_exists:
             raise TableExistsError(
                 f"table {asked.path} exists already: pass if_not_exists=True or drop it first", table=str(asked.path)
@@ -244,11 +255,11 @@ class Service:
                 f"table {asked.path} exists already with other columns or keys: see table.describe()",
                 table=str(asked.path),
             )
-        return m.TableReply(info=m.TableInfo.of(existing)), []
+        return m.TableReply(info=m.TableInfo.of(existing), folder_id=self.folder_id), []
 
     def _get_table(self, request: m.GetTable, _: Sequence[pa.Buffer]) -> _Answer:
         desc = self._metadata.table(TablePath(request.database, request.table))
-        return m.TableReply(info=m.TableInfo.of(desc)), []
+        return m.TableReply(info=m.TableInfo.of(desc), folder_id=self.folder_id), []
 
     def _list_tables(self, request: m.ListTables, _: Sequence[pa.Buffer]) -> _Answer:
         return m.NamesReply(names=[str(t.path) for t in self._metadata.tables(request.database)]), []
