@@ -421,16 +421,15 @@ class LogTablet:
         for name in self._files(".tmp"):
             self._storage.remove(f"{self._folder}/{name}")
         self._open_checkpoint()
-        covered = self.checkpoint_offset
         ids = self._segment_ids()
-        mark = max(self._stop_record(), covered)
+        mark = max(self._stop_record(), self.checkpoint_offset)
         for id, following in zip(ids, [*ids[1:], None], strict=True):
             if self._segments and id != (due := self._segments[-1].id.after(self._segments[-1].end_offset)):
                 raise self._missing(due, f"{id.name} follows where")
             sealed = following.base_offset if following is not None and following <= self._uncovered else None
             self._segments.append(Segment(self._storage, self._folder, id, sealed))
             if sealed is None:
-                mark = self._recover_segment(self._segments[-1], covered, mark, last=following is None)
+                mark = self._recover_segment(self._segments[-1], mark, last=following is None)
                 if following is not None:
                     self._segments[-1].seal()
         if self.log_end_offset < mark:
@@ -493,13 +492,12 @@ class LogTablet:
         text = f"{what} segment {id.name} must be: restore the missing file"
         return CorruptionError(f"{self._folder}: {text.strip()}", path=self._folder)
 
-    def _recover_segment(self, segment: Segment, covered: int, mark: int, *, last: bool) -> int:
+    def _recover_segment(self, segment: Segment, mark: int, *, last: bool) -> int:
         position = 0
         try:
             for at, frame in segment.scan(self._last_epoch):
                 mark = max(mark, frame.synced_end)
-                if frame.base_offset >= covered:
-                    self.writers.apply(frame)
+                self.writers.apply(frame)
                 self.last_timestamp_us = max(self.last_timestamp_us, frame.timestamp_us)
                 self._last_epoch = frame.epoch
                 position = at + frame.length

@@ -477,16 +477,14 @@ class Service:
         self._leases.release(request.release)
         self._fence()
         tables = [sorted(self._tables.get(t.table_id).tablets.items()) for t in request.tables]
-        with self._tables.moment:
+        with self._tables.moment:  # no watermark moves: each lies within its view
             seen = [{key: (t.view(), t.high_watermark) for key, t in tablets} for tablets in tables]
         opened: list[m.Lease] = []
         try:
             for asked, tablets, views in zip(request.tables, tables, seen, strict=True):
                 held = {key: view for key, (view, _) in views.items()}
                 lease = self._leases.open(asked.table_id, held, asked.lake_metadata, planned=request.planned)
-                # A view that was taken just before a new segment was begun does not grow any more.
-                ends = {key: min(end, view.log_end_offset) for key, (view, end) in views.items()}
-                states = [self._tablet_state(k, t, held[k].log_start_offset, ends[k]) for k, t in tablets]
+                states = [self._tablet_state(k, t, held[k].log_start_offset, views[k][1]) for k, t in tablets]
                 opened.append(m.Lease(lease=lease, tablets=states))
         except OverloadedError:
             self._leases.release([held.lease for held in opened])

@@ -8,9 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from lakehead.client.table import TableClient
 from lakehead.client.writer import BatchWriter, writer_bytes
+from lakehead.env.randomness import SeededRandomness
 from lakehead.errors import (
     ClosedError,
+    LakeheadError,
     LimitExceededError,
     NullKeyError,
     OutcomeUnknownError,
@@ -186,3 +189,31 @@ def test_resuming_goes_on_where_the_server_says() -> None:
 def test_names_become_different_ids() -> None:
     assert len({writer_bytes(n) for n in ("", "a", "b", "etl-7", "é")}) == 5
     assert all(len(writer_bytes(n)) == 16 for n in ("", "a"))
+
+
+@pytest.mark.parametrize("acknowledged", [False, True])
+def test_a_forgotten_writer_begins_anew_only_when_nothing_of_its_batch_can_be_there(acknowledged: bool) -> None:
+    endpoint, clock = Answers(), ManualClock()
+    client = TableClient(table(), endpoint, clock, SeededRandomness(1))
+    client.write("append", pa.Table.from_batches([rows(1)]))
+    context = {"acknowledged": "bucket 1: (0, 1)"} if acknowledged else {}
+    endpoint.fail = lambda attempt: SequenceGapError("who are you?", **context) if attempt == 2 else None
+    if acknowledged:
+        with pytest.raises(SequenceGapError):
+            client.write("append", pa.Table.from_batches([rows(2)]))
+        assert len(endpoint.sent) == 2
+    else:
+        client.write("append", pa.Table.from_batches([rows(2)]))
+        writers = [bodies[0].stamp.writer_id for _, bodies in endpoint.sent]
+        assert len(writers) == 3 and writers[0] == writers[1] != writers[2]
+
+
+def test_a_gap_after_an_answer_that_was_lost_does_not_make_the_batch_anew() -> None:
+    endpoint, clock = Answers(), ManualClock()
+    client = TableClient(table(), endpoint, clock, SeededRandomness(1))
+    client.write("append", pa.Table.from_batches([rows(1)]))
+    errors = {2: UnavailableError("down"), 3: SequenceGapError("who are you?")}
+    endpoint.fail = errors.get
+    with pytest.raises(LakeheadError):
+        client.write("append", pa.Table.from_batches([rows(2)]))
+    assert len({bodies[0].stamp.writer_id for _, bodies in endpoint.sent}) == 1, "it may have landed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pytest
 from lakehead.errors import ChecksumError, CorruptionError, OffsetOutOfRangeError, StorageError, UnsupportedFormatError
 from lakehead.format.frame import FrameBody, WriterStamp, encode_body
 from lakehead.log import tablet as tablet_module
-from lakehead.log.checkpoint import live_at, write_checkpoint
+from lakehead.log.checkpoint import Checkpoint, live_at, write_checkpoint
 from lakehead.log.tablet import LogTablet
 from lakehead.testing.storage import FaultyStorage
 
@@ -73,6 +74,39 @@ def test_what_readers_hold_stays_readable() -> None:
     assert log.trim(300) == 300
     assert sum(f.body.row_count for f in reading) == 290
     assert sum(f.body.row_count for f in view.frames(0, 300)) == 300
+
+
+class InstalledWhileLooked(LogTablet):
+    """A log where something happens after a reader has looked at the checkpoint, and before he looks at segments."""
+
+    between: Callable[[], None] | None = None
+    _checkpoint: Checkpoint | None = None
+
+    @property  # type: ignore[override]
+    def checkpoint(self) -> Checkpoint | None:
+        found, between, self.between = self._checkpoint, self.between, None
+        if between is not None:
+            between()
+        return found
+
+    @checkpoint.setter
+    def checkpoint(self, made: Checkpoint | None) -> None:
+        self._checkpoint = made
+
+
+def test_a_view_has_no_hole_between_its_checkpoint_and_its_segments() -> None:
+    storage = FaultyStorage()
+    log = InstalledWhileLooked(storage, FOLDER, segment_bytes=1000)
+    append(log, 0, 10)
+
+    def install_and_trim() -> None:
+        checkpoint(log, storage)
+        log.trim(100)
+
+    log.between = install_and_trim
+    view = log.view()
+    covered = 0 if view.checkpoint is None else view.checkpoint.offset
+    assert view.log_start_offset <= covered == 100
 
 
 def test_state_survives_restart_and_trimming() -> None:
@@ -255,6 +289,7 @@ def test_rows_live_at_an_offset() -> None:
     live: dict[int, int] = {}  # key -> offset
     rng = np.random.default_rng(3)
     history: dict[int, dict[int, int]] = {}
+    committed: dict[int, int] = {}  # offset -> time
     made = None
     for sequence in range(40):
         types: list[int] = []
@@ -283,7 +318,8 @@ def test_rows_live_at_an_offset() -> None:
                 batch, schema_id=0, stamp=WriterStamp(WRITER, sequence, sequence - 1),
                 change_types=np.array(types, np.int8), prev_offsets=np.array(previous, np.int64),
             )
-        ], 5)  # fmt: skip
+        ], sequence)  # fmt: skip
+        committed |= dict.fromkeys(range(end, log.log_end_offset), sequence)
         history[log.log_end_offset] = dict(live)
         if sequence in (15, 30):
             footer = log.take_checkpoint(0)
@@ -297,6 +333,8 @@ def test_rows_live_at_an_offset() -> None:
             found = list(live_at(log.checkpoint, log.frames, end, SCHEMA))
             offsets = [o for b in found for o in b.offsets.tolist()]
             keys = [k for b in found for k in b.rows.column(0).to_pylist()]
+            times = [t for b in found for t in b.timestamps.cast(pa.int64()).to_pylist()]
+            assert times == [committed[o] for o in offsets]
             assert dict(zip(keys, offsets, strict=True)) == expected and offsets == sorted(offsets)
 
 

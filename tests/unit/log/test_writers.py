@@ -48,6 +48,13 @@ def test_answers_are_kept_for_more_batches_than_may_be_in_flight() -> None:
         table.answer(WriterStamp(A, 9, 8))
 
 
+def test_a_late_repeat_of_each_of_the_last_64_batches_is_answered() -> None:
+    table = WriterTable()
+    for i in range(80):
+        table.note(WriterStamp(A, i, i - 1), i, i + 1)
+    assert all(table.answer(WriterStamp(A, i, i - 1)) == (i, i + 1) for i in range(16, 80))
+
+
 def test_an_older_epoch_is_fenced_even_with_a_repeat() -> None:
     table = WriterTable()
     table.note(WriterStamp(A, 0, epoch=1), 0, 1)

@@ -8,7 +8,11 @@ from lakehead.config import Limits
 from lakehead.env import SystemRandomness
 from lakehead.env.clock import SystemClock
 from lakehead.errors import OverloadedError
+from lakehead.log import LogView
 from lakehead.server.leases import Leases
+from lakehead.types import TabletKey
+
+TABLET = TabletKey("", 0)
 
 
 class Clock(SystemClock):
@@ -60,3 +64,12 @@ def test_plans_give_way_and_held_leases_do_not(leases: Leases, clock: Clock) -> 
     for planned in (False, True):
         with pytest.raises(OverloadedError, match="pinned reads"):
             leases.open("t", {}, None, planned=planned)
+
+
+def test_a_lease_holds_the_views_of_its_table_until_it_is_released(leases: Leases) -> None:
+    view = LogView((), None)
+    held = leases.open("t", {TABLET: view}, None)
+    assert leases.views("t", held) == {TABLET: view}
+    assert leases.views("other", held) == leases.views("t", None) == {}
+    leases.release([held])
+    assert leases.views("t", held) == {}

@@ -195,6 +195,29 @@ def test_a_batch_without_rows_is_no_batch_that_landed_in_part(deployment: Deploy
     assert deployment.writer(desc).acked_through == writer.acked_through
 
 
+@pytest.mark.parametrize("closed", [False, True])
+def test_what_a_writer_had_seen_answered_when_it_closed_counts(deployment: Deployment, closed: bool) -> None:
+    """Older clients do not say to how many tablets a batch goes: of their last one only they know that it is whole."""
+    desc = deployment.table()
+    name = writer_bytes("etl")
+    opened, _ = deployment.service.call(m.OpenWriter(table_id=desc.table_id, writer_id=name))
+    assert isinstance(opened, m.WriterReply)
+    for sequence in range(2):
+        stamp = WriterStamp(name, sequence, sequence - 1, sequence - 1, opened.epoch)
+        body = encode_body(batch(sequence), schema_id=0, stamp=stamp, with_statistics=False)
+        ref = m.TabletRef(partition="", bucket=0)
+        request = m.Write(
+            table_id=desc.table_id, kind="upsert", tablets=[ref], checksums=[body.crc], columns=SCHEMA.names
+        )
+        deployment.service.call(request, [body.buffer])
+    if closed:
+        deployment.service.call(
+            m.CloseWriter(table_id=desc.table_id, writer_id=name, epoch=opened.epoch, acked_through=1)
+        )
+    deployment.restart()
+    assert deployment.writer(desc).acked_through == (1 if closed else 0)
+
+
 def test_a_successor_is_told_nothing_while_a_predecessors_batch_is_under_way(deployment: Deployment) -> None:
     desc = deployment.table()
     first = deployment.writer(desc)

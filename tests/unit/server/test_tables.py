@@ -8,12 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from lakehead.config import Limits, TableProperties
 from lakehead.env import LocalStorage, SystemClock, SystemRandomness
+from lakehead.errors import LakeStateError
+from lakehead.log import LogView
 from lakehead.protocol import messages as m
 from lakehead.server.lake_state import LakeOwner
 from lakehead.server.service import Service
+from lakehead.server.tablet import Tablet
 from lakehead.types import TableDescriptor, TablePath, TabletKey
 
 
@@ -85,3 +89,46 @@ def test_a_table_whose_lake_does_not_answer_keeps_no_other_waiting(tmp_path: Pat
             lake.answers.set()
         waiting.result(30)
     service.close()
+
+
+class _LakeAhead(_SilentLake):
+    """A lake that holds rows that the log does not have."""
+
+    def tiered_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
+        return {TabletKey("", 0): 1}
+
+
+def test_a_log_that_ends_before_its_lake_is_not_served(tmp_path: Path) -> None:
+    service = Service(
+        str(tmp_path), storage=LocalStorage(), clock=SystemClock(), randomness=SystemRandomness(), limits=Limits(),
+        lake=_LakeAhead(),
+    )  # fmt: skip
+    try:
+        table, other = _create(service, "a.t", "iceberg"), _create(service, "a.u", None)
+        with pytest.raises(LakeStateError, match="restore the log") as refused:
+            service.call(m.Watermarks(table_id=table, sync=False))
+        assert refused.value.context == {"table": "a.t", "tablet": str(TabletKey("", 0))}
+        service.call(m.Watermarks(table_id=other, sync=False))
+    finally:
+        service.close()
+
+
+def test_what_leases_pin_is_looked_at_in_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service(
+        str(tmp_path), storage=LocalStorage(), clock=SystemClock(), randomness=SystemRandomness(), limits=Limits(),
+        lake=None,
+    )  # fmt: skip
+    moment, looked = service._tables.moment, []
+    view = Tablet.view
+
+    def seen(tablet: Tablet) -> LogView:
+        looked.append(moment.locked())
+        return view(tablet)
+
+    monkeypatch.setattr(Tablet, "view", seen)
+    try:
+        tables = [m.LeasedTable(table_id=_create(service, name, None), lake_metadata=None) for name in ("a.t", "a.u")]
+        service.call(m.OpenLeases(tables=tables, release=[]))
+        assert looked == [True, True], "watermarks move under this lock: they lie within the views"
+    finally:
+        service.close()

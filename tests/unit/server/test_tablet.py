@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -401,3 +402,48 @@ def test_lookups_beside_writes_see_whole_writes() -> None:
     with ThreadPoolExecutor(3) as pool:
         for future in [pool.submit(write, 0), pool.submit(read, 1), pool.submit(read, 2)]:
             future.result(60)
+
+
+def test_a_checkpoint_of_what_readers_may_not_see_yet_is_not_installed() -> None:
+    t = Opened(keyed=True)
+    t.write((1, "a"))
+    synced = threading.Event()
+    t.storage.before = lambda action, path: synced.set() if action == "sync" else None
+    with ThreadPoolExecutor(1) as pool:
+        with t.tablet._moment:
+            writing = pool.submit(t.write, (1, "b"))
+            assert synced.wait(60)
+            t.storage.before = None
+            t.tablet.checkpoint()  # holds both writes; the second is on the disk, and not shown
+            assert t.tablet.high_watermark == 1
+            live = list(t.tablet.live_at(1, [0, 1]))
+            assert [row["v"] for batch in live for row in batch.rows.to_pylist()] == ["a"]
+        assert writing.result(60) == (1, 3)
+    t.tablet.checkpoint()
+    assert [row["v"] for batch in t.tablet.live_at(3, [0, 1]) for row in batch.rows.to_pylist()] == ["b"]
+
+
+class ThenWrites:
+    """A lock; when it is let go for the first time, something happens at once."""
+
+    def __init__(self, then: Callable[[], object]) -> None:
+        self._lock = threading.Lock()
+        self._then: Callable[[], object] | None = then
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        then, self._then = self._then, None
+        if then is not None:
+            then()
+
+
+def test_live_rows_are_those_of_the_watermark_that_comes_with_them() -> None:
+    t = Opened(keyed=True)
+    t.write((1, "a"))
+    t.tablet._state_lock = ThenWrites(lambda: t.write((2, "b")))  # type: ignore[assignment]
+    end, live = t.tablet.live_rows([0])
+    assert (end, [o for offsets, _ in live for o in offsets.tolist()]) == (1, [0])
+    assert t.tablet.high_watermark == 2
