@@ -13,6 +13,7 @@ from lakehead.env import SystemRandomness
 from lakehead.errors import CorruptionError, LakeFileMissingError, UnavailableError
 from lakehead.format.frame import WriterStamp, encode_body
 from lakehead.protocol import messages as m
+from lakehead.server.lake_state import LakeOwner
 from lakehead.server.scrub import PAUSE_SECONDS, Scrub
 from lakehead.server.service import Service
 from lakehead.testing.storage import FaultyStorage
@@ -42,6 +43,9 @@ class Lake:
 
     def __init__(self) -> None:
         self.error: Exception | None = None
+
+    def serve(self, owner: LakeOwner) -> None:
+        return
 
     def create(self, desc: TableDescriptor) -> None:
         return
