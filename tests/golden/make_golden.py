@@ -6,10 +6,12 @@ script wrote them (not as the program read them), and the log with the offsets t
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import tarfile
@@ -338,9 +340,19 @@ def main() -> None:
             if name == "killed":
                 tear(folder)
             relocate(folder, str(folder), PLACEHOLDER)
+            _forget_place(folder)
             with tarfile.open(target / f"{name}.tar.gz", "w:gz") as archive:
                 archive.add(folder, arcname=".", filter=_anonymous)
             (target / f"{name}.json").write_bytes((folder.parent / "expected.json").read_bytes())
+
+
+def _forget_place(folder: Path) -> None:
+    """Name no path and no machine: wherever the folder is unpacked, it is a copy."""
+    place = json.dumps({"path": PLACEHOLDER, "inode": 1, "device": 1, "machine": ""})
+    with contextlib.closing(sqlite3.connect(folder / "metadata.db")) as store:
+        assert store.execute("update meta set value = ? where key = 'place'", [place]).rowcount == 1
+        store.commit()
+        store.execute("vacuum")
 
 
 def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
