@@ -350,7 +350,7 @@ def _forget_place(folder: Path) -> None:
     """Name no path and no machine: wherever the folder is unpacked, it is a copy."""
     place = json.dumps({"path": PLACEHOLDER, "inode": 1, "device": 1, "machine": ""})
     with contextlib.closing(sqlite3.connect(folder / "metadata.db")) as store:
-        assert store.execute("update meta set value = ? where key = 'place'", [place]).rowcount == 1
+        assert store.execute("update meta set value = ? where name = 'place'", [place]).rowcount == 1
         store.commit()
         store.execute("vacuum")
 
