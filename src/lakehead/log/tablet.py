@@ -54,9 +54,6 @@ class LogView:
         """Offset after the last row, readable or not."""
         return self.segments[-1].end_offset
 
-    def __len__(self) -> int:
-        return self.log_end_offset - self.log_start_offset
-
     def frames(self, start: int, end: int) -> Iterator[Frame]:
         """Frames that hold rows of ``[start, end)``, in offset order; the first and last may hold rows outside it.
 
@@ -251,7 +248,8 @@ class LogTablet:
                     if self._committed_by.time_us(frame.end_offset, frame.timestamp_us) >= timestamp_us:
                         at = frame.base_offset
                         return None if at == view.log_start_offset and self._trimmed_after(timestamp_us) else at
-        return None if not len(view) and self._trimmed_after(timestamp_us) else view.log_end_offset
+        empty = view.log_start_offset == view.log_end_offset
+        return None if empty and self._trimmed_after(timestamp_us) else view.log_end_offset
 
     def _trimmed_after(self, timestamp_us: int) -> bool:
         """Whether a frame that was trimmed may have been committed at or after this time."""

@@ -447,3 +447,11 @@ def test_live_rows_are_those_of_the_watermark_that_comes_with_them() -> None:
     end, live = t.tablet.live_rows([0])
     assert (end, [o for offsets, _ in live for o in offsets.tolist()]) == (1, [0])
     assert t.tablet.high_watermark == 2
+
+
+def test_a_view_of_an_empty_log_is_a_view() -> None:
+    t = Opened(keyed=True)
+    view = t.tablet.view()
+    t.write((1, "a"))
+    t.tablet.checkpoint()
+    assert list(t.tablet.live_at(0, [0], view)) == []

@@ -67,6 +67,7 @@ class Deployment:
         )
         self.starts = 0
         self.damaged: tuple[str, int] | None = None
+        self._restored_us = -1_000_000
         self.calm = False
         self.metadata: MetadataStore | None = None
 
@@ -163,8 +164,13 @@ class Deployment:
         path, position = self.damaged
         if self.disk.present(path) and self.disk.holds(path, position + 1):
             self.disk.flip_bit(path, position)
-        self.damaged = None
+        self.damaged, self._restored_us = None, self.scheduler.now_us
         self.note("disk", "restored")
+
+    @property
+    def tells_damage(self) -> bool:
+        """Whether somebody may be told of damage now, or is on his way with what he was told."""
+        return self.damaged is not None or self.scheduler.now_us < self._restored_us + 100_000
 
     # ---- tables and clients -------------------------------------------------------------------------------------
 

@@ -14,6 +14,8 @@ from lakehead.testing.simulation.scheduler import Process, Scheduler
 from lakehead.testing.storage import FaultyStorage
 
 OnAppend = Callable[[str, bytes, int], None]
+_SECONDS = {"append": 0.0, "rename": 0.0, "sync": 0.004, "write_atomic": 0.002, "sync_folder": 0.002}
+"""How long each kind of call takes at most; others take no time."""
 
 
 @dataclass
@@ -38,14 +40,34 @@ class Disk(FaultyStorage):
         self.faults = DiskFaults()
         self.on_append = on_append
         self.on_remove = on_remove
+        self.before = self._work
         self._removed: set[str] = set()
+
+    def _work(self, action: str, path: str) -> None:
+        """Take time, then perhaps refuse. What a call does, it does when this returns, at once; so what is appended
+        while the disk syncs need not be on it after that, and a name that is new or gone is so before it is synced."""
+        seconds = _SECONDS.get(action)
+        if seconds is None:
+            return
+        if seconds:
+            self.scheduler.sleep(self.scheduler.draws.random() * seconds)
+        else:
+            self.scheduler.pause()
+        self.scheduler.check_alive()
+        faults, draws = self.faults, self.scheduler.draws
+        if action in ("sync", "sync_folder") and faults.sync_fails and draws.random() < faults.sync_fails:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        if action in ("append", "write_atomic") and faults.refused and draws.random() < faults.refused:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
     def holds(self, path: str, size: int, *, durably: bool = False) -> bool:
         """Whether a file has these many bytes (that a power cut would spare), or had them when it was removed."""
         file = self._files.get(path)
         if file is None:
             return path in self._removed
-        return (file.synced if durably else len(file.data)) >= size
+        if durably:
+            return self._synced.get(path) is file and file.synced >= size
+        return len(file.data) >= size
 
     def present(self, path: str) -> bool:
         """Whether there is such a file now."""
@@ -56,6 +78,14 @@ class Disk(FaultyStorage):
             self.on_remove(path)
             self._removed.add(path)
         super().remove(path)
+
+    def remove_tree(self, path: str) -> None:
+        self._removed |= {name for name in self._files if name.startswith(f"{path}/")}
+        super().remove_tree(path)
+
+    def crash(self, *, torn_bytes: int = 0) -> None:
+        super().crash(torn_bytes=torn_bytes)
+        self.before = self._work
 
     def paths(self) -> list[str]:
         """All files, sorted."""
@@ -69,19 +99,6 @@ class MountedDisk:
         self._disk = disk
         self._process = process
         self._scheduler = disk.scheduler
-
-    def _work(self, action: str, path: str, seconds: float) -> None:
-        """Take time, then perhaps refuse. What a call does, it does when this returns, at once."""
-        if seconds:
-            self._scheduler.sleep(self._scheduler.draws.random() * seconds)
-        else:
-            self._scheduler.pause()
-        self._scheduler.check_alive()
-        faults, draws = self._disk.faults, self._scheduler.draws
-        if action == "sync" and faults.sync_fails and draws.random() < faults.sync_fails:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-        if action in ("append", "write_atomic") and faults.refused and draws.random() < faults.refused:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
     def open_log(self, path: str) -> LogFile:
         self._scheduler.check_alive()
@@ -105,7 +122,6 @@ class MountedDisk:
         self._disk.remove(path)
 
     def rename(self, path: str, to: str) -> None:
-        self._scheduler.pause()
         self._scheduler.check_alive()
         self._disk.rename(path, to)
 
@@ -114,7 +130,7 @@ class MountedDisk:
         self._disk.remove_tree(path)
 
     def write_atomic(self, path: str, data: bytes) -> None:
-        self._disk.before = lambda action, at: self._work(action, at, 0.002)
+        self._scheduler.check_alive()
         self._disk.write_atomic(path, data)
 
     def read_file(self, path: str) -> bytes | None:
@@ -123,7 +139,6 @@ class MountedDisk:
 
     def read_range(self, path: str, start: int, length: int) -> pa.Buffer | None:
         self._scheduler.check_alive()
-        self._disk.before = None
         return self._disk.read_range(path, start, length)
 
     def version(self, path: str) -> tuple[int, ...] | None:
@@ -143,13 +158,10 @@ class _MountedFile:
 
     def append(self, parts: Sequence[object]) -> None:
         disk = self._mounted._disk
-        disk.before = lambda action, at: self._mounted._work(action, at, 0.0)
         self._file.append(parts)
         disk.on_append(self._path, b"".join(bytes(memoryview(p)) for p in parts), self._file.size)  # type: ignore[arg-type]
 
     def sync(self) -> None:
-        # What is appended while the disk is at it need not be on the disk after it.
-        self._mounted._disk.before = lambda action, at: self._mounted._work(action, at, 0.004)
         self._file.sync()
 
     def truncate(self, size: int) -> None:

@@ -16,6 +16,7 @@ from lakehead.testing.simulation.deployment import Deployment, scratch_folder
 from lakehead.testing.simulation.disk import DiskFaults
 from lakehead.testing.simulation.history import require
 from lakehead.testing.simulation.lake import LakeFaults, SimulatedLake, simulated_views
+from lakehead.testing.simulation.lines import Lines
 from lakehead.testing.simulation.network import NetworkFaults
 from lakehead.testing.simulation.scheduler import Process, Task
 from lakehead.testing.simulation.threads import simulated_threads
@@ -30,6 +31,9 @@ from lakehead.testing.simulation.workload import (
     UnionReader,
 )
 from lakehead.types import TableDescriptor
+
+LINES_EVERY = 10
+"""Of so many seeds one has tasks that are switched at any line."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,9 @@ class Simulation:
         self._sources: dict[str, int] = {}
         self._tiering: dict[str, Task] = {}
         self._services = 0
+        self._lines = Lines(self.deployment.scheduler, seed + 3, every=100)
+        if seed % LINES_EVERY == 5:
+            self.deployment.scheduler.on_task = self._lines.watch
 
     def carry_out(self) -> str | None:
         """Run to the end; returns what went wrong."""

@@ -11,6 +11,7 @@ whatever they wait for while they unwind raises it again.
 from __future__ import annotations
 
 import heapq
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,12 +51,17 @@ class Task:
 
 
 class Scheduler:
-    """Runs tasks to their end. Used by its own tasks only, but for `run`."""
+    """Runs tasks to their end. Used by its own tasks only, but for `run`.
+
+    Attributes:
+        on_task: called first in the thread of each task.
+    """
 
     def __init__(self, seed: int) -> None:
         self.draws = SeededRandomness(seed).draws
         self.now_us = 0
         self.pause_chance = 0.2
+        self.on_task: Callable[[], None] = lambda: None
         self._current: Task | None = None
         self._ready: list[Task] = []
         self._waiting: dict[Task, None] = {}
@@ -132,6 +138,16 @@ class Scheduler:
         elif chance < 1:
             self._ready.append(task)
             self._switch("a pause")
+
+    def give_way(self, seconds: float) -> None:
+        """Let others go first: those who are ready, and those of so much time. Code that unwinds goes on at once."""
+        if self._current is None or not self._current.process.alive or self._ending:
+            return
+        if seconds:
+            self.sleep(seconds)
+        else:
+            self._ready.append(self._current)
+            self._switch("a line")
 
     def sleep(self, seconds: float) -> None:
         """Return after that time on the virtual clock."""
@@ -227,11 +243,13 @@ class Scheduler:
     def _carry_out(self, worker: _Worker, task: Task) -> None:
         try:
             if task.process.alive and not self._ending:
+                self.on_task()
                 task.body()
         except Killed:
             pass
         except BaseException as e:
             self._end(e)
+        sys.settrace(None)
         task.done = True
         self._idle.append(worker)
         self._give(self._next())

@@ -62,7 +62,7 @@ class Actor:
     @property
     def expected(self) -> tuple[type[LakeheadError], ...]:
         """What may go wrong at any time, and is to be tried again."""
-        damaged = self.deployment.damaged is not None
+        damaged = self.deployment.tells_damage
         always = (UnavailableError, OutcomeUnknownError, ClosedError)
         return (*always, CorruptionError) if damaged else always
 
