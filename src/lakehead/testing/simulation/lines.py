@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import functools
 import sys
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-import lakehead
 from lakehead.env.randomness import SeededRandomness
 from lakehead.testing.simulation.scheduler import Scheduler
 
-_ROOT = lakehead.__path__[0]
+_ROOT = Path(__file__).parents[2]
 _WATCHED = tuple(f"{_ROOT}/{part}/" for part in ("server", "client", "log", "kv", "lake"))
 _ATOMIC = {
     *(f"{_ROOT}/testing/simulation/{name}.py" for name in ("history", "observer", "lake", "disk")),
