@@ -28,6 +28,7 @@ PROBE_SECONDS = 10.0
 BROKEN = (fl.FlightError, pa.ArrowException, StopIteration, OSError)
 """What a stream that broke, or was ended by the server, raises."""
 
+_Message = tuple[pa.RecordBatch, pa.Buffer]
 _INLINE_BYTES = 1 << 15
 _AHEAD_BATCHES = 2
 _CALLS = b"calls"
@@ -166,6 +167,10 @@ class Exchange(Wait):
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel)
         self._writer: Any = None
+        self._large: queue.SimpleQueue[list[_Message] | None] | None = None
+        # An answer may come before the write of its request has returned, and gRPC aborts the process over a second
+        # write, or an end of writing, beside the first.
+        self._writing = threading.Lock()
         self.idle_since = 0.0
 
     def ask(self, request: Request, attachments: Sequence[pa.Buffer] = ()) -> None:
@@ -174,11 +179,14 @@ class Exchange(Wait):
         if self._writer is None:
             self._start(lambda: self._converse(messages), "lakehead-calls")
         elif sum(a.size for a in attachments) > _INLINE_BYTES:
-            self._start(lambda: self._send(messages), "lakehead-send")
+            if self._large is None:
+                large = self._large = queue.SimpleQueue()
+                self._start(lambda: self._send_all(large), "lakehead-send")
+            self._large.put(messages)
         else:
             self._send(messages)
 
-    def _converse(self, messages: list[tuple[pa.RecordBatch, pa.Buffer]]) -> None:
+    def _converse(self, messages: list[_Message]) -> None:
         writer, reader = self._channel.client.do_exchange(
             fl.FlightDescriptor.for_command(_CALLS), self._channel.options
         )
@@ -190,11 +198,26 @@ class Exchange(Wait):
             while True:
                 self._heard(unwrap(reader.read_chunk))
         finally:
-            _close(writer)
+            self._end_sending()
+            with self._writing, contextlib.suppress(*BROKEN):
+                writer.close()
 
-    def _send(self, messages: list[tuple[pa.RecordBatch, pa.Buffer]]) -> None:
-        for batch, metadata in messages:
-            self._writer.write_with_metadata(batch, metadata)
+    def _send(self, messages: list[_Message]) -> None:
+        with self._writing:
+            for batch, metadata in messages:
+                self._writer.write_with_metadata(batch, metadata)
+
+    def _send_all(self, large: queue.SimpleQueue[list[_Message] | None]) -> None:
+        while (messages := large.get()) is not None:
+            self._send(messages)
+
+    def _end_sending(self) -> None:
+        if self._large is not None:
+            self._large.put(None)
+
+    def cancel(self) -> None:
+        super().cancel()
+        self._end_sending()
 
     @property
     def broken(self) -> bool:
@@ -203,7 +226,8 @@ class Exchange(Wait):
 
     def finish(self) -> None:
         """Let the server end the stream."""
-        with contextlib.suppress(*BROKEN):
+        self._end_sending()
+        with self._writing, contextlib.suppress(*BROKEN):
             self._writer.done_writing()
 
 
@@ -231,8 +255,3 @@ class Inflow(Wait):
     def cancel(self) -> None:
         super().cancel()
         self._room.release()
-
-
-def _close(writer: Any) -> None:
-    with contextlib.suppress(*BROKEN):
-        writer.close()

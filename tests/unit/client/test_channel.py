@@ -1,0 +1,74 @@
+"""What a stream does to gRPC: one write at a time, as it aborts the process over two."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from lakehead.client.channel import Exchange
+from lakehead.protocol import messages as m
+
+LARGE = pa.py_buffer(bytes(1 << 20))
+
+
+class Channel:
+    """No connection at all."""
+
+    heard_at = 0.0
+
+    def add(self, wait: object) -> None:
+        return
+
+
+class Writer:
+    """Writes end when they are told to; two at once are an error."""
+
+    def __init__(self) -> None:
+        self.inside = threading.Lock()
+        self.entered, self.leave = threading.Semaphore(0), threading.Semaphore(0)
+        self.calls: list[str] = []
+        self.collisions = 0
+
+    def _use(self, what: str) -> None:
+        if not self.inside.acquire(blocking=False):
+            self.collisions += 1
+            return
+        try:
+            self.entered.release()
+            assert self.leave.acquire(timeout=10)
+            self.calls.append(what)
+        finally:
+            self.inside.release()
+
+    def write_with_metadata(self, batch: object, metadata: object) -> None:
+        self._use("write")
+
+    def done_writing(self) -> None:
+        self._use("done")
+
+
+@pytest.mark.parametrize("then", ["small", "large", "finish"])
+def test_nothing_is_written_beside_a_write_that_has_not_returned(then: str) -> None:
+    channel: Any = Channel()
+    writer = Writer()
+    exchange = Exchange(channel)
+    exchange._writer = writer
+    exchange.ask(m.Hello(), [LARGE])
+    assert writer.entered.acquire(timeout=10)  # its answer comes now, while the write is still inside gRPC
+
+    steps = {
+        "small": lambda: exchange.ask(m.Hello()),
+        "large": lambda: exchange.ask(m.Hello(), [LARGE]),
+        "finish": exchange.finish,
+    }
+    after = threading.Thread(target=steps[then])
+    after.start()
+    while after.is_alive() or len(writer.calls) < 2:
+        writer.leave.release()
+        after.join(0.01)
+    exchange.cancel()
+    assert writer.collisions == 0
+    assert writer.calls[-1] == ("done" if then == "finish" else "write")
