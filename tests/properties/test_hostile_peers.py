@@ -118,6 +118,7 @@ def requests(log: str, keyed: str) -> list[tuple[m.Request, list[pa.Buffer]]]:
         (m.LeasedMetadata(table_id=log), []),
         (m.ReportTiered(table_id=log), []),
         (m.LakeInfo(table_id=log), []),
+        (m.AdoptLake(table_id=log), []),
     ]
 
 
