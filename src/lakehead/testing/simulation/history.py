@@ -41,6 +41,10 @@ class Part:
     rows: tuple[Row, ...]
 
 
+Batch = dict[TabletKey, Part]
+"""What one write asks of all its tablets."""
+
+
 @dataclass(frozen=True)
 class Logged:
     """One frame: where it lies on the disk and in the log."""
@@ -63,6 +67,7 @@ class TabletHistory:
         self.timestamps: list[int] = []
         self.frames: list[Logged] = []
         self.offsets: dict[Writer, tuple[int, int]] = {}
+        self.versions: dict[Writer, frozenset[int]] = {}
         self.acked: set[Writer] = set()
         self.floor = 0
         self.log_start = 0
@@ -146,16 +151,15 @@ class TabletHistory:
             images[live[key]] = row
         return records
 
-    def append(self, path: str, size_after: int, frame: Frame, part: Part | None) -> None:
-        """Take note of a frame that was written.
+    def append(self, path: str, size_after: int, frame: Frame, parts: Mapping[int, Part]) -> None:
+        """Take note of a frame that was written; ``parts`` are what was sent under its number, by version.
 
         Raises:
             AssertionError: it is not what must come next.
         """
         stamp = frame.body.stamp
         batch = (stamp.writer_id, stamp.sequence)
-        require(part is not None, f"{self.name} logs a batch {_short(batch)} that nobody sent")
-        assert part is not None
+        require(bool(parts), f"{self.name} logs a batch {_short(batch)} that nobody sent")
         require(batch not in self.offsets, f"{self.name} logs batch {_short(batch)} twice")
         require(frame.base_offset == self.end, f"{self.name} goes on at {frame.base_offset}, its end is {self.end}")
         previous = self._last_sequence.get(stamp.writer_id, -1)
@@ -165,8 +169,11 @@ class TabletHistory:
         )
         before = self.timestamps[-1] if self.timestamps else 0
         require(frame.timestamp_us >= before, f"{self.name}: the commit time goes back at {self.end}")
-        found, wanted = records_of(frame, self.desc), self.expected(part)
-        require(found == wanted, f"{self.name} logs at {self.end}\n  {found}\nfor {part}, must be\n  {wanted}")
+        found = records_of(frame, self.desc)
+        fits = frozenset(version for version, part in parts.items() if self.expected(part) == found)
+        wanted = [self.expected(part) for part in parts.values()]
+        require(bool(fits), f"{self.name} logs at {self.end}\n  {found}\nfor {parts}, must be of\n  {wanted}")
+        self.versions[batch] = fits
         self.frames.append(Logged(path, size_after, self.end, frame.end_offset, batch, frame.synced_end))
         self.offsets[batch] = (frame.base_offset, frame.end_offset)
         self._last_sequence[stamp.writer_id] = stamp.sequence
@@ -189,7 +196,7 @@ class TabletHistory:
         for frame in lost:
             promised = self.desc.properties.durability == "sync" and frame.batch in self.acked
             require(not promised, f"{self.name} lost the acknowledged batch {_short(frame.batch)} in a power cut")
-            del self.offsets[frame.batch]
+            del self.offsets[frame.batch], self.versions[frame.batch]
             self.acked.discard(frame.batch)
         end, rows = lost[0].start, self.end - lost[0].start
         del self.records[end:], self.timestamps[end:]
@@ -250,14 +257,20 @@ def rows_of(batch: pa.RecordBatch | pa.Table) -> list[Row]:
 
 @dataclass
 class History:
-    """All tables of a deployment: what was sent, and the tablets' logs."""
+    """All tables of a deployment: what was sent, and the tablets' logs.
+
+    Attributes:
+        sent_batches: what was sent under each number; more than one only by writers that are `divergent`.
+        epochs: the newest of each named writer, by table.
+    """
 
     disk: Disk
     partition_names: Callable[[str], Mapping[int, str]]
     tables: dict[str, TableDescriptor] = field(default_factory=dict)
     tablets: dict[tuple[str, TabletKey], TabletHistory] = field(default_factory=dict)
-    parts: dict[tuple[str, TabletKey, Writer], Part] = field(default_factory=dict)
-    epochs: dict[str, int] = field(default_factory=dict)
+    sent_batches: dict[tuple[str, Writer], list[Batch]] = field(default_factory=dict)
+    divergent: set[bytes] = field(default_factory=set)
+    epochs: dict[str, dict[bytes, int]] = field(default_factory=dict)
     lakes: dict[str, Callable[[], Mapping[TabletKey, int]]] = field(default_factory=dict)
 
     def of(self, table_id: str) -> Iterator[TabletHistory]:
@@ -276,15 +289,68 @@ class History:
         """A writer is about to send this, for the first time or again.
 
         Raises:
-            AssertionError: it sent something else under the same number before.
+            AssertionError: it sent something else under the same number before, and is none that does.
         """
+        self.version(request, bodies)
+
+    def version(self, request: m.Write, bodies: Sequence[pa.Buffer]) -> int:
+        """Which of the batches that were sent under its number this one is; see `sent`."""
         desc = self.tables[request.table_id]
         schema = pa.schema([desc.schema.field(c) for c in request.columns])
+        batch: Batch = {}
         for ref, buffer in zip(request.tablets, bodies, strict=True):
             body = decode_body(buffer)
-            part = Part(request.kind, tuple(request.columns), tuple(rows_of(body.rows(schema))))
-            at = (request.table_id, ref.key, (body.stamp.writer_id, body.stamp.sequence))
-            require(self.parts.setdefault(at, part) == part, f"{_short(at[2])} is sent with other rows than before")
+            batch[ref.key] = Part(request.kind, tuple(request.columns), tuple(rows_of(body.rows(schema))))
+        number = (body.stamp.writer_id, body.stamp.sequence)
+        known = self.sent_batches.setdefault((request.table_id, number), [])
+        if batch not in known:
+            again = bool(known) and number[0] not in self.divergent
+            require(not again, f"{_short(number)} is sent with other rows than before")
+            known.append(batch)
+        return known.index(batch)
+
+    def landed(self, table_id: str, number: Writer) -> frozenset[int] | None:
+        """Which versions of a batch may be what is in the log, None while no tablet has any.
+
+        Raises:
+            AssertionError: tablets have parts of different ones.
+        """
+        found = [t.versions[number] for t in self.of(table_id) if number in t.versions]
+        if not found:
+            return None
+        common = frozenset.intersection(*found)
+        require(bool(common), f"parts of different batches landed as {_short(number)}")
+        return common
+
+    def missing(self, table_id: str, number: Writer) -> list[TabletKey]:
+        """Tablets that lack their part of a batch, of the version that landed if any has."""
+        sent = self.sent_batches[table_id, number]
+        landed = self.landed(table_id, number)
+        lacks = [
+            [k for k in batch if number not in self.tablet(table_id, k).offsets]
+            for version, batch in enumerate(sent)
+            if landed is None or version in landed
+        ]
+        return min(lacks, key=len)
+
+    def opened(self, request: m.OpenWriter, reply: m.WriterReply) -> None:
+        """A writer was opened: its successor goes on after the last batch that is in every tablet it went to.
+
+        Raises:
+            AssertionError: it is told something else.
+        """
+        table_id, writer_id, last = request.table_id, request.writer_id, reply.last_sequence
+        tablets = list(self.of(table_id))
+        lossy = any(t.cuts for t in tablets) and self.tables[table_id].properties.durability == "os"
+        if lossy or reply.epoch <= self.epochs.get(table_id, {}).get(writer_id, 0):
+            return
+        newest = max((b[1] for t in tablets for b in t.offsets if b[0] == writer_id), default=-1)
+        require(last <= newest, f"a writer is to go on after {last}, its newest batch is {newest}")
+        if newest >= 0 and not self.missing(table_id, (writer_id, newest)):
+            require(last == newest, f"a writer is to go on after {last}, but {newest} is in every tablet")
+        for n in range(last + 1):
+            lacks = self.missing(table_id, (writer_id, n)) if (table_id, (writer_id, n)) in self.sent_batches else []
+            require(not lacks, f"a writer is to go on after {last}, but {lacks} lack their part of {n}")
 
     def answered(self, request: m.Write, bodies: Sequence[pa.Buffer], reply: m.WriteReply) -> None:
         """The server acknowledged this; the answer may still get lost.
@@ -292,6 +358,7 @@ class History:
         Raises:
             AssertionError: it is not, or not yet durably, in the log.
         """
+        version = self.version(request, bodies)
         for ref, buffer, offsets in zip(request.tablets, bodies, reply.offsets, strict=True):
             stamp = decode_body(buffer).stamp
             batch = (stamp.writer_id, stamp.sequence)
@@ -301,6 +368,7 @@ class History:
                 logged == tuple(offsets),
                 f"{tablet.name} answers that batch {_short(batch)} has offsets {offsets}; it has {logged}",
             )
+            require(version in tablet.versions[batch], f"{tablet.name} acknowledges other rows than it has: {batch}")
             readable = tablet.readable_end
             require(
                 offsets[1] <= readable,
@@ -312,9 +380,10 @@ class History:
     def unwritten(self, writer_id: bytes) -> list[str]:
         """Parts of a writer's batches that are in no log."""
         return [
-            f"{self.tablet(table_id, key).name} {_short(batch)}"
-            for (table_id, key, batch) in self.parts
-            if batch[0] == writer_id and batch not in self.tablet(table_id, key).offsets
+            f"{key} {_short(number)}"
+            for table_id, number in self.sent_batches
+            if number[0] == writer_id
+            for key in self.missing(table_id, number)
         ]
 
     def written(self, path: str, data: bytes, size_after: int) -> None:
@@ -328,8 +397,11 @@ class History:
             frame = decode_frame(buffer.slice(at), check=True)
             at += frame.length
             stamp = frame.body.stamp
-            part = self.parts.get((table_id, key, (stamp.writer_id, stamp.sequence)))
-            tablet.append(path, size_after - len(data) + at, frame, part)
+            number = (stamp.writer_id, stamp.sequence)
+            sent = self.sent_batches.get((table_id, number), [])
+            parts = {version: batch[key] for version, batch in enumerate(sent) if key in batch}
+            tablet.append(path, size_after - len(data) + at, frame, parts)
+            self.landed(table_id, number)
 
     def removed(self, path: str) -> None:
         """A file is about to be removed; a segment only when nobody needs it any more.

@@ -23,11 +23,11 @@ class Seen:
 
     Attributes:
         floors: what readers of the table had been shown.
-        epoch: the newest epoch of the table's named writer.
+        epochs: the newest epochs of the table's named writers.
     """
 
     floors: Floors
-    epoch: int
+    epochs: Mapping[bytes, int]
 
 
 class Observer:
@@ -49,7 +49,7 @@ class Observer:
         if isinstance(request, m.OpenLeases):
             (table_id,) = {t.table_id for t in request.tables}
         floors = self._history.floors(table_id) if table_id in self._history.tables else {}
-        return Seen(floors, self._history.epochs.get(table_id or "", 0))
+        return Seen(floors, dict(self._history.epochs.get(table_id or "", {})))
 
     def after(
         self,
@@ -63,14 +63,16 @@ class Observer:
         floors = seen.floors
         with self._scheduler.judging():
             if isinstance(request, m.Write) and isinstance(reply, m.WriteReply):
-                epochs = {decode_body(b).stamp.epoch for b in attachments}
-                late = [e for e in epochs if 0 < e < seen.epoch]
-                require(not late, f"a write of epoch {late} is acknowledged, {seen.epoch} was there when it came")
+                stamps = [decode_body(b).stamp for b in attachments]
+                late = [s.epoch for s in stamps if 0 < s.epoch < seen.epochs.get(s.writer_id, 0)]
+                require(not late, f"a write of epoch {late} is acknowledged, {seen.epochs} were there when it came")
                 self._history.answered(request, attachments, reply)
             elif isinstance(request, m.OpenWriter) and isinstance(reply, m.WriterReply):
-                newest = self._history.epochs.get(request.table_id, 0)
-                require(reply.epoch > seen.epoch, f"epoch {reply.epoch} was given after {seen.epoch}")
-                self._history.epochs[request.table_id] = max(newest, reply.epoch)
+                writer, epochs = request.writer_id, self._history.epochs.setdefault(request.table_id, {})
+                before = seen.epochs.get(writer, 0)
+                require(reply.epoch > before, f"epoch {reply.epoch} was given after {before}")
+                self._history.opened(request, reply)
+                epochs[writer] = max(epochs.get(writer, 0), reply.epoch)
             elif isinstance(request, m.Watermarks) and isinstance(reply, m.WatermarksReply):
                 self._watermarks(request.table_id, reply.tablets, floors, synced=request.sync)
             elif isinstance(request, m.OpenLeases) and isinstance(reply, m.LeasesReply):
