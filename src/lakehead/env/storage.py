@@ -290,11 +290,11 @@ class LocalStorage:
 
     def remove_tree(self, path: str) -> None:
         with storage_errors(path, "remove"):
-            try:
+            with suppress(FileNotFoundError):
                 shutil.rmtree(path)
-            except FileNotFoundError:
-                return
-            _sync_folder(os.path.dirname(path))
+            # Also when it is gone: whoever removed it may have died before that was safe.
+            if os.path.isdir(os.path.dirname(path)):
+                _sync_folder(os.path.dirname(path))
 
     def write_atomic(self, path: str, data: bytes) -> None:
         temporary = f"{path}.tmp"

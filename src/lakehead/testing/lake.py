@@ -318,12 +318,20 @@ class MemoryLake:
 
     def clean_up(self) -> None:
         """Remove orphans, however young."""
+        self.announce_cleanup()
+        self.remove_orphans(self.stored())
+
+    def announce_cleanup(self) -> None:
+        """From now on no round that was planned before commits."""
         values = {CLEANUP: self._randomness.uuid_hex()}
         content = self._known().content
         self._add_snapshot(replace(content, manifests=(*content.manifests, self._put("manifest", None))), values)
         self._known().properties.update(values)
-        for path in self.stored() - self.reachable():
-            del self._files[path]
+
+    def remove_orphans(self, listed: set[str]) -> None:
+        """Remove those of these files that no snapshot names."""
+        for path in listed - self.reachable():
+            self._files.pop(path, None)
 
     def roll_back(self, snapshot_id: int) -> None:
         """Make an older snapshot the current one."""
@@ -331,6 +339,11 @@ class MemoryLake:
 
     def _foreign(self, content: _Content) -> int:
         return self._add_snapshot(replace(content, manifests=(self._put("manifest", None),)), {})
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether the catalog has no such table."""
+        return self._state is None
 
     # ---- what there is ------------------------------------------------------------------------------------------
 

@@ -153,10 +153,9 @@ class MemoryStorage:
             del self._files[name]
         gone = {f for f in self._folders if f == path or f.startswith(f"{path}/")}
         self._folders -= gone
-        if gone:
-            self._sync_names(os.path.dirname(path))
-            self._synced = {n: f for n, f in self._synced.items() if not n.startswith(f"{path}/")}
-            self._synced_folders -= gone
+        self._sync_names(os.path.dirname(path))
+        self._synced = {n: f for n, f in self._synced.items() if not n.startswith(f"{path}/")}
+        self._synced_folders = {f for f in self._synced_folders if f != path and not f.startswith(f"{path}/")}
 
     def write_atomic(self, path: str, data: bytes) -> None:
         with storage_errors(path, "write"):

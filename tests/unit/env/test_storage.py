@@ -113,6 +113,14 @@ def test_names_of_folders_are_synced_once_by_whoever_comes_upon_them(tmp_path: P
     assert synced == [str(tmp_path / "a"), str(tmp_path / "a"), str(tmp_path / "a/b")]
 
 
+def test_a_folder_that_somebody_else_removed_is_safely_gone(tmp_path: Path, synced: list[str]) -> None:
+    storage = LocalStorage()
+    storage.remove_tree(str(tmp_path / "a"))  # by a process that died before it synced that
+    assert synced == [str(tmp_path)]
+    storage.remove_tree(str(tmp_path / "b/c"))
+    assert synced == [str(tmp_path)]
+
+
 def test_a_new_file_whose_name_could_not_be_synced_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synced: list[str]
 ) -> None:

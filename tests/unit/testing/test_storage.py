@@ -32,6 +32,21 @@ def test_crash_takes_what_was_not_synced() -> None:
     assert storage.unsynced_bytes() == 0
 
 
+def test_a_folder_whose_removal_was_not_synced_comes_back_unless_it_is_removed_again() -> None:
+    for again in (False, True):
+        storage = FaultyStorage()
+        storage.make_folder("/d/e")
+        storage.open_log("/d/e/a").close()
+        storage.sync_fails = True
+        with pytest.raises(StorageError):
+            storage.remove_tree("/d/e")
+        storage.sync_fails = False
+        if again:
+            storage.remove_tree("/d/e")
+        storage.crash()
+        assert storage.list_files("/d/e") == ([] if again else ["a"])
+
+
 def test_full_disk_refuses_and_adds_nothing() -> None:
     storage = FaultyStorage()
     storage.make_folder("/d")

@@ -194,10 +194,14 @@ class Deployment:
             reply, _ = server.service.call(m.CreateTable(info=m.TableInfo.of(asked), if_not_exists=False))
         assert isinstance(reply, m.TableReply)
         desc = reply.info.descriptor()
-        self.history.tables[desc.table_id] = desc
-        if lake:
-            self.history.lakes[desc.table_id] = self.lakes.by_table[desc.table_id].offsets
+        self.took(desc)
         return desc
+
+    def took(self, desc: TableDescriptor) -> None:
+        """A table was created."""
+        self.history.tables[desc.table_id] = desc
+        if desc.lake is not None:
+            self.history.lakes[desc.table_id] = self.lakes.by_table[desc.table_id].offsets
 
 
 @contextlib.contextmanager

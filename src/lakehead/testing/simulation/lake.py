@@ -61,9 +61,17 @@ class SimulatedLake:
         self._refused: set[str] = set()
         self._seen: dict[int, list[Row]] = {}
         self._quiet = False
+        self._offsets_at_drop: Mapping[TabletKey, int] = {}
+
+    def drop(self) -> None:
+        """The table goes from its catalog."""
+        self._offsets_at_drop = self.offsets()
+        self.table.drop()
 
     def offsets(self) -> Mapping[TabletKey, int]:
-        """What the lake holds now, as the model of it knows without asking the catalog."""
+        """What the lake holds now, or did when it was dropped, as the model of it knows without asking the catalog."""
+        if self.table.is_dropped:
+            return self._offsets_at_drop
         self._quiet = True
         try:
             mark = mark_of(self.table.load())
@@ -108,7 +116,11 @@ class SimulatedLake:
 
     def inspect(self) -> None:
         """Check the snapshots that are new."""
+        if self.table.is_dropped:
+            return
         with self._scheduler.judging():
+            gone = self.table.reachable() - self.table.stored()
+            require(not gone, f"{self.desc.path}: the lake names files that are gone: {sorted(gone)}")
             version = self.table._known()
             for snapshot_id in self.table.snapshot_ids():
                 if snapshot_id not in self._seen:
@@ -172,7 +184,9 @@ class SimulatedLake:
     def disturb(self) -> str:
         """Have another engine change the table; says what it did."""
         draws, table = self._scheduler.draws, self.table
-        what = draws.choice(["append", "compact", "compact", "expire"])
+        if table.is_dropped:
+            return "nothing"
+        what = draws.choice(["append", "compact", "compact", "expire", "orphans"])
         if what == "append" and not self.desc.keyed:
             table.append_foreign([{"who": "foreign", "n": self.foreign_rows, "text": None}], bucket=0)
             self.foreign_rows += 1
@@ -182,10 +196,24 @@ class SimulatedLake:
             if not old:
                 return "nothing"
             table.expire(*old[: draws.randint(1, len(old))], files=True)
+        elif what == "orphans":
+            self._remove_orphans()
         elif table.snapshot_ids():
             table.rewrite_foreign(backwards=draws.random() < 0.5)
         self.inspect()
         return what
+
+    def _remove_orphans(self) -> None:
+        """As `lakehead.lake.orphans` does, by a clock that is years ahead: files of any age count as old. Between its
+        steps rounds go on."""
+        listed = self.table.stored()
+        self._scheduler.sleep(self._scheduler.draws.random() * 0.05)
+        if listed <= self.table.reachable():
+            return
+        self.table.announce_cleanup()
+        self.inspect()
+        self._scheduler.sleep(self._scheduler.draws.random() * 0.05)
+        self.table.remove_orphans(listed)
 
 
 def tablet_of_row(desc: TableDescriptor, row: Mapping[str, Any]) -> TabletKey:
@@ -210,11 +238,13 @@ class SimulatedLakes:
 
     def create(self, desc: TableDescriptor) -> None:
         """See `LakeState.create`."""
-        self.by_table[desc.table_id] = self._make(desc)
+        if desc.table_id not in self.by_table:
+            self.by_table[desc.table_id] = self._make(desc)
 
     def drop(self, desc: TableDescriptor, *, purge: bool) -> None:
         """See `LakeState.drop`."""
-        raise NotImplementedError
+        if desc.table_id in self.by_table:
+            self.by_table[desc.table_id].drop()
 
     def info(self, desc: TableDescriptor) -> LakeReply:
         """See `LakeState.info`. The address stands for the version; its snapshot does not expire until `release`."""

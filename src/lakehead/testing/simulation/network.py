@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from lakehead.errors import UnavailableError
+from lakehead.errors import RequestTimeoutError, UnavailableError
 from lakehead.protocol import messages as m
 from lakehead.server.service import Service
+from lakehead.testing.simulation.history import require
 from lakehead.testing.simulation.observer import Observer
 from lakehead.testing.simulation.scheduler import Process, Scheduler
 from lakehead.testing.simulation.trace import Trace
 
+CALL_SECONDS = 1.0
+"""How long a client waits for an answer."""
 Answer = tuple[m.AnyReply, list[pa.Buffer]]
 
 
@@ -25,11 +28,13 @@ class NetworkFaults:
         lost: it never arrives.
         broken: the connection breaks; it may have arrived, or arrive after what is sent next.
         repeated: it arrives again some time later.
+        silent: nobody answers, and nobody says so; it may have arrived.
     """
 
     lost: float = 0.0
     broken: float = 0.0
     repeated: float = 0.0
+    silent: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,18 @@ class Network:
         self.observer = observer
         self.faults = NetworkFaults()
         self.server: RunningServer | None = None
+        self.silent_until_us = 0
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing gets through now, and nobody says so."""
+        return self.scheduler.now_us < self.silent_until_us
+
+    def time_out(self, who: str, request: m.Request) -> RequestTimeoutError:
+        """Wait as long as a client does for an answer that does not come."""
+        self.note(who, "request unanswered", type(request).__name__)
+        self.scheduler.sleep(CALL_SECONDS)
+        return RequestTimeoutError("no answer in time")
 
     def delay(self, seconds: float = 0.002) -> None:
         self.scheduler.sleep(self.scheduler.draws.random() * seconds)
@@ -113,6 +130,10 @@ class NetworkEndpoint:
         network.observer.sending(request, attachments)
         network.delay()
         fate, faults = draws.random(), network.faults
+        if network.silent or fate > 1 - faults.silent:
+            if draws.random() < 0.5:
+                network.deliver_late(request, attachments, 2 * CALL_SECONDS)
+            raise network.time_out(self._name, request)
         if fate < faults.lost:
             network.note(self._name, "request lost", type(request).__name__)
             network.delay(0.02)
@@ -125,8 +146,14 @@ class NetworkEndpoint:
         if draws.random() < faults.repeated:
             network.note(self._name, "request repeated", type(request).__name__)
             network.deliver_late(request, attachments, draws.choice([0.01, 1.0, 20.0]))
+        begun = network.scheduler.now_us
         answer = network.deliver(request, attachments)
+        took = (network.scheduler.now_us - begun) / 1e6
+        with network.scheduler.judging():
+            require(took < CALL_SECONDS, f"{type(request).__name__} took the server {took} seconds")
         network.delay()
+        if network.silent:
+            raise network.time_out(self._name, request)
         return answer
 
     def stream(self, request: m.Request) -> NetworkStream:
@@ -142,6 +169,7 @@ class NetworkStream:
 
     def __init__(self, network: Network, request: m.Request) -> None:
         self._network = network
+        self._request = request
         with _Serving(network) as server:
             self._stream = server.service.stream(request)
             self._server = server
@@ -153,6 +181,8 @@ class NetworkStream:
         while True:
             if network.server is not self._server:
                 raise UnavailableError("the connection was reset", gone=True)
+            if network.silent:
+                raise network.time_out("stream", self._request)
             with _Serving(network):
                 try:
                     header, batch = next(items)

@@ -18,6 +18,7 @@ from lakehead.testing.simulation.history import require
 from lakehead.testing.simulation.lake import LakeFaults, SimulatedLake, simulated_views
 from lakehead.testing.simulation.lines import Lines
 from lakehead.testing.simulation.network import NetworkFaults
+from lakehead.testing.simulation.rare import DivergentWriter, Dropper
 from lakehead.testing.simulation.scheduler import Process, Task
 from lakehead.testing.simulation.threads import simulated_threads
 from lakehead.testing.simulation.workload import (
@@ -32,8 +33,8 @@ from lakehead.testing.simulation.workload import (
 )
 from lakehead.types import TableDescriptor
 
-LINES_EVERY = 10
-"""Of so many seeds one has tasks that are switched at any line."""
+RARE_EVERY = 10
+"""Of so many seeds one has each of the rare kinds: see `Simulation._add_rare`; in 5 tasks are switched at lines."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,10 @@ class Simulation:
         self._tiering: dict[str, Task] = {}
         self._services = 0
         self._lines = Lines(self.deployment.scheduler, seed + 3, every=100)
-        if seed % LINES_EVERY == 5:
+        self._seed = seed
+        self._troubles: list[Callable[[], None]] = []
+        self._dropper: Dropper | None = None
+        if seed % RARE_EVERY == 5:
             self.deployment.scheduler.on_task = self._lines.watch
 
     def carry_out(self) -> str | None:
@@ -103,10 +107,14 @@ class Simulation:
         d.disk.faults = DiskFaults(sync_fails=draws.choice([0.0, 0.0, 0.03]), refused=draws.choice([0.0, 0.02]))
         for desc in tables:
             self._populate(desc)
+        self._add_rare(tables)
         self._trouble()
         self._heal()
         for desc in tables:
             self._check_all(desc)
+        if self._dropper is not None:
+            left = self._dropper.leftovers()
+            require(not left, f"dropped tables have left {left}")
 
     def _create(self, name: str, *, keyed: bool) -> TableDescriptor:
         draws = self.draws
@@ -127,6 +135,28 @@ class Simulation:
             partition_by=("p",) if keyed and draws.random() < 0.3 else (),
             lake=draws.random() < 0.7,
         )
+
+    def _add_rare(self, tables: list[TableDescriptor]) -> None:
+        """Who and what only some seeds have."""
+        d, draws = self.deployment, self.draws
+        match self._seed % RARE_EVERY:
+            case 1:
+                for desc in tables:
+                    other = DivergentWriter(d, desc, f"{desc.path.table}-divergent")
+                    self._writers.append(self._spawn(other.name, functools.partial(other.run, draws.randint(3, 8))))
+            case 3:
+                d.network.faults.silent = 0.03
+                self._troubles += [self._silence, self._silence]
+            case 7:
+                dropper = self._dropper = Dropper(d, self._spawn)
+                self._writers.append(self._spawn("dropper", functools.partial(dropper.run, draws.randint(2, 4))))
+
+    def _silence(self) -> None:
+        """Nothing gets through for a while, and nobody is told."""
+        d = self.deployment
+        d.network.silent_until_us = d.scheduler.now_us + self.draws.randint(100_000, 3_000_000)
+        d.note("network", "silent")
+        self._wait(3.0)
 
     def _populate(self, desc: TableDescriptor) -> None:
         d, table = self.deployment, desc.path.table
@@ -171,6 +201,7 @@ class Simulation:
 
     def _trouble(self) -> None:
         troubles = [self._kill, self._power, self._stop, self._clock, self._full, self._flip, self._tiering_killed]
+        troubles += self._troubles
         for _ in range(self.draws.randint(0, 8)):
             self._wait(self.draws.choice([0.02, 0.3]))
             self.draws.choice([*troubles, self._flip, self._engine])()
@@ -245,6 +276,7 @@ class Simulation:
         """Nothing goes wrong any more: all writers must get through."""
         d = self.deployment
         d.network.faults, d.disk.faults = NetworkFaults(), DiskFaults()
+        d.network.silent_until_us = 0
         for lake in d.lakes.by_table.values():
             lake.faults = LakeFaults()
         d.note("run", "healed")
