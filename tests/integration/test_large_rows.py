@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import lakehead as lh
-from lakehead.api import connection
+from lakehead.api import folder
 from lakehead.api.embedded import serve
 from lakehead.config import ServerConfig
 from lakehead.format import joins
@@ -59,7 +59,7 @@ def con(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def tablets(con: lh.Connection) -> list[Tablet]:
-    ((host, *_),) = connection._hosts.values()
+    ((host, *_),) = folder._hosts.values()
     return [t for table in host.service._tables.open_tables() for t in table.tablets.values()]
 
 

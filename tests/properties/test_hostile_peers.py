@@ -194,7 +194,7 @@ def fuzz(seed: int, count: int) -> dict[str, int]:
             try:
                 send(server, request, attachments)
             except LakeheadError as e:
-                assert isinstance(request, m.DropTable | m.LakeInfo | m.ReportTiered), e
+                assert isinstance(request, m.DropTable | m.LakeInfo | m.ReportTiered | m.AdoptLake), e
         for case in range(seed, seed + count):
             r = random.Random(case)
             request, attachments = r.choice(good)
