@@ -28,10 +28,10 @@ class ServerStream:
     """A stream being served in this process; see `lakehead.protocol.messages.Stream`."""
 
     def __init__(self, schema: pa.Schema, open_items: Callable[[Callable[[], bool]], Iterator[Item]]) -> None:
-        self.schema = schema
+        self._on_close: list[Callable[[], None]] = []  # first: one that is interrupted here is collected, too
         self._closed = False
         self._open_items = open_items
-        self._on_close: list[Callable[[], None]] = []
+        self.schema = schema
 
     def __iter__(self) -> Iterator[Item]:
         return self._open_items(lambda: self._closed)

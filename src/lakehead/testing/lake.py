@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from lakehead.env.randomness import Randomness
-from lakehead.errors import CommitConflictError, LakeStateError
+from lakehead.errors import LakeStateError
 from lakehead.lake.census import Census
 from lakehead.lake.file_io import missing_file
 from lakehead.lake.files import WrittenFile
@@ -186,8 +186,6 @@ class MemoryLake:
     def commit(self, base: LakeVersion, change: LakeChange) -> CommitAnswer:
         """See `LakeTable.commit`."""
         self.on_step("commit")
-        if gone := {f.path for f in (*change.data, *change.deletes)} - self._files.keys():
-            raise CommitConflictError(f"{gone} were removed before the round that wrote them committed")
         fault = self.fault(change)
         snapshot_id = self._new_snapshot_id()
         manifest = self._put("manifest", None)
