@@ -42,8 +42,9 @@ def test_create_list_describe_drop(con: lh.Connection, name: str) -> None:
     assert same.describe()["table_id"] == table.describe()["table_id"]
     with pytest.raises(lh.TableExistsError):
         con.create_table(name, KV, primary_key="k", buckets=3)
-    with pytest.raises(lh.TableExistsError, match="definition"):
-        con.create_table(name, KV, primary_key="k", buckets=4, if_not_exists=True)
+    assert con.create_table(name, KV, primary_key="k", buckets=4, if_not_exists=True).buckets == 3
+    with pytest.raises(lh.TableExistsError, match="columns or keys"):
+        con.create_table(name, KV, if_not_exists=True)
     table.upsert([{"k": 1, "a": "x", "b": 1}])
     con.drop_table(name)
     assert name not in con.tables()
@@ -106,7 +107,7 @@ def test_upsert_partial_delete(con: lh.Connection, name: str, compression: str, 
     table.upsert([{"k": 1, "b": 9}, {"k": 3, "b": 7}])
     table.upsert(pa.table({"k": [2], "a": ["new"], "b": [100]}), columns=["k", "a"])
     assert sorted(rows_of(table)) == [(1, "z", 9), (2, "new", 2), (3, None, 7)]
-    assert table.delete([1, 99]).rows == 2
+    assert table.delete([1, 99]).rows == 1
     table.delete([{"k": 3}])
     assert rows_of(table) == [(2, "new", 2)] and table.get(1) is None and table.scan().count() == 1
     state: dict[int, Any] = {}

@@ -28,6 +28,7 @@ from lakehead.protocol import messages as m
 from lakehead.protocol.attachments import unwrap, wrap
 from lakehead.types import TIMESTAMP_TYPE, TableDescriptor, TablePath, TabletKey, parse_partition_name, partition_name
 
+FLOAT = st.floats(allow_nan=False)
 INT64 = st.integers(-(2**63), 2**63 - 1)
 NAMES = st.text(min_size=1, max_size=8).filter(lambda s: s.strip() and not s.startswith("__"))
 UNITS = ("s", "ms", "us")
@@ -234,7 +235,7 @@ def of_type(t: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(args)
     if args:
         return st.one_of(*(of_type(a) for a in args))
-    plain = {str: st.text(max_size=9), int: INT64, bool: st.booleans(), bytes: st.binary(max_size=20)}
+    plain = {str: st.text(max_size=9), int: INT64, bool: st.booleans(), bytes: st.binary(max_size=20), float: FLOAT}
     return st.none() if t is type(None) else plain[t]
 
 
