@@ -53,8 +53,8 @@ class ServerStream:
                 self._on_close.remove(call)
 
     def __del__(self) -> None:
-        # A client that goes before its first batch leaves an iterator that never ran, and so never closes this. What was
-        # interrupted while it was made has nothing to close.
+        # A client that goes before its first batch leaves an iterator that never ran, and so never closes this. What
+        # was interrupted while it was made has nothing to close.
         if hasattr(self, "_on_close"):
             self.close()
 
