@@ -8,7 +8,7 @@ STAMP := .venv/.lakehead-$(shell cat requirements/dev.lock pyproject.toml | cksu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java demo test check bench lock clean crash soak sim sim-long fuzz mutants
+.PHONY: help setup java demo test check bench lock clean crash soak sim sim-long fuzz mutants mutants-auto
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -55,6 +55,9 @@ mutants: $(STAMP)  ## break central lines one at a time, see that tests notice
 fuzz-spark: $(STAMP) java  ## ask Spark the same of log, union and lake, local and cluster (CASES=how many)
 	LAKEHEAD_SPARK_CASES=$(or $(CASES),10) LAKEHEAD_SPARK_CONDITIONS=40 \
 		$(BIN)/python -m pytest -q tests/properties/test_spark_predicates.py --timeout 3600 $(ARGS)
+
+mutants-auto: $(STAMP)  ## break lines at random, count what tests notice (ARGS="log --count 50 --seed 2"; hours)
+	$(BIN)/python -m tests.mutation.auto $(ARGS)
 
 bench: $(STAMP)  ## measure throughput and latency on this machine
 	$(BIN)/python -m lakehead.cli.main bench $(ARGS)

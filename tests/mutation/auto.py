@@ -1,0 +1,174 @@
+"""Break lines at random and count what the tests notice: `make mutants-auto`.
+
+Cosmic Ray knows where Python can be broken and how; a seed chooses some of these places. Each mutant is one change in a
+copy of the package. First the tests of its module run against it, then those of its folder. What none of them notices
+is printed with its change: it stands for a test that is missing, or changes nothing that anyone could see.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import parso  # before Cosmic Ray, whose modules import each other in a circle otherwise
+from cosmic_ray import plugins
+from cosmic_ray.commands.init import _all_work_items
+from cosmic_ray.mutating import mutate_code
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "lakehead"
+FOLDERS = {
+    "log": "tests/unit/log tests/properties/test_netchange.py tests/properties/test_durable_names.py",
+    "kv": "tests/unit/kv tests/unit/server/test_tablet.py",
+    "server": "tests/unit/server tests/integration/test_both_transports.py tests/integration/test_trimmed.py",
+    "lake": "tests/unit/lake tests/properties/test_lake_rounds.py tests/integration/test_lake_round.py",
+}
+SECONDS_MAX = 300
+assert parso
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one module."""
+
+    path: Path
+    line: int
+    operator: str
+    occurrence: int
+
+    def code(self) -> str:
+        """The module with the change in it."""
+        operator = plugins.get_operator(self.operator)()
+        changed: str = mutate_code(self.path.read_bytes(), operator, self.occurrence)
+        return changed
+
+    def diff(self) -> str:
+        """The lines that differ."""
+        lines = difflib.unified_diff(self.path.read_text().splitlines(), self.code().splitlines(), lineterm="", n=0)
+        return "\n".join(x for x in lines if x[:1] in "+-" and x[:3] not in ("+++", "---"))
+
+
+def sample(folder: str, count: int, draws: random.Random) -> Iterator[Mutant]:
+    """Mutants of a folder: a module by its length, a place in it, and a change of that place."""
+    modules = [p for p in sorted((SOURCE / folder).glob("*.py")) if p.name != "__init__.py"]
+    sizes = [len(p.read_bytes()) for p in modules]
+    places: dict[Path, dict[tuple[int, int], list[Mutant]]] = {}
+    seen: set[Mutant] = set()
+    while len(seen) < count:
+        (module,) = draws.choices(modules, sizes)
+        known = places.setdefault(module, {}) or places.setdefault(module, {})
+        if not known:
+            known.update(_places(module))
+        if not known:
+            continue
+        mutant = draws.choice(known[draws.choice(sorted(known))])
+        if mutant not in seen:
+            seen.add(mutant)
+            yield mutant
+
+
+def _places(module: Path) -> dict[tuple[int, int], list[Mutant]]:
+    unseen = _unseen(module)
+    found: dict[tuple[int, int], list[Mutant]] = {}
+    for item in _all_work_items([module], {}):
+        (spec,) = item.mutations
+        if not any(start <= spec.start_pos < end for start, end in unseen):
+            mutant = Mutant(module, spec.start_pos[0], spec.operator_name, spec.occurrence)
+            found.setdefault(spec.start_pos, []).append(mutant)
+    return found
+
+
+def _unseen(module: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Where types stand, which do nothing, and the values of constants, which are tuned and not proven."""
+    spans = []
+    tree = ast.parse(module.read_text())
+    constants = [n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]).isupper()]
+    for node in (*ast.walk(tree), *constants):
+        parts: list[ast.expr | None] = [node] if node in constants and isinstance(node, ast.expr) else []
+        if isinstance(node, ast.AnnAssign):
+            parts = [node.annotation]
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            arguments = node.args
+            every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+            parts = [node.returns, *(a.annotation for a in every if a is not None)]
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            parts = [node.test]
+        for part in parts:
+            if part is not None and part.end_lineno is not None and part.end_col_offset is not None:
+                spans.append(((part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)))
+    return spans
+
+
+def survives(mutant: Mutant | None, folder: str, copy: Path) -> bool:
+    """Whether all tests pass with the mutant in a copy of the package, or without one."""
+    if mutant is None:
+        return all(_pass(tests, copy) for tests in FOLDERS[folder].split())
+    changed = copy / mutant.path.relative_to(ROOT / "src")
+    changed.write_text(mutant.code())
+    try:
+        own = ROOT / "tests" / "unit" / folder / f"test_{mutant.path.name}"
+        return (not own.exists() or _pass(str(own), copy)) and _pass(FOLDERS[folder], copy)
+    finally:
+        shutil.copy2(mutant.path, changed)
+
+
+def _pass(tests: str, copy: Path) -> bool:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:randomly",
+        *tests.split(),
+    ]
+    environ = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, timeout=SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("folders", nargs="*", default=list(FOLDERS), help=f"of {', '.join(FOLDERS)}")
+    parser.add_argument("--count", type=int, default=25, help="mutants of each folder")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    counts: Counter[tuple[str, bool]] = Counter()
+    with tempfile.TemporaryDirectory() as temporary:
+        copy = Path(temporary, "src")
+        shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__"))
+        for folder in options.folders:
+            if not survives(None, folder, copy):
+                sys.exit(f"the tests of {folder} fail without any mutant")
+            for mutant in sample(folder, options.count, random.Random(f"{options.seed} {folder}")):
+                alive = survives(mutant, folder, copy)
+                counts[folder, alive] += 1
+                where = f"{mutant.path.relative_to(SOURCE)}:{mutant.line}"
+                print(f"{'SURVIVED' if alive else 'killed':<9} {where:<32} {mutant.operator}", flush=True)
+                if alive:
+                    print(mutant.diff(), flush=True)
+    for folder in options.folders:
+        killed = counts[folder, False]
+        print(f"{folder:<8} {killed} of {killed + counts[folder, True]} killed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
