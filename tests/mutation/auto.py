@@ -1,8 +1,9 @@
 """Break lines at random and count what the tests notice: `make mutants-auto`.
 
 Cosmic Ray knows where Python can be broken and how; a seed chooses some of these places. Each mutant is one change in a
-copy of the package. First the tests of its module run against it, then those of its folder. What none of them notices
-is printed with its change: it stands for a test that is missing, or changes nothing that anyone could see.
+copy of the package. First the tests of its module run against it, then those of its folder, then some seeds of the
+simulation. What none of them notices is printed with its change: it stands for a test that is missing, or changes
+nothing that anyone could see.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ from cosmic_ray.mutating import mutate_code
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "lakehead"
 FOLDERS = {
-    "log": "tests/unit/log tests/properties/test_netchange.py tests/properties/test_durable_names.py",
-    "kv": "tests/unit/kv tests/unit/server/test_tablet.py",
+    "log": "tests/unit/log tests/unit/server tests/properties/test_netchange.py tests/properties/test_log_damage.py"
+    " tests/properties/test_durable_names.py tests/integration/test_trimmed.py",
+    "kv": "tests/unit/kv tests/unit/server/test_tablet.py tests/properties/test_table_model.py",
     "server": "tests/unit/server tests/integration/test_both_transports.py tests/integration/test_trimmed.py",
     "lake": "tests/unit/lake tests/properties/test_lake_rounds.py tests/integration/test_lake_round.py",
 }
 SECONDS_MAX = 300
+SEEDS = 12
 assert parso
 
 
@@ -118,25 +121,23 @@ def survives(mutant: Mutant | None, folder: str, copy: Path) -> bool:
     changed.write_text(mutant.code())
     try:
         own = ROOT / "tests" / "unit" / folder / f"test_{mutant.path.name}"
-        return (not own.exists() or _pass(str(own), copy)) and _pass(FOLDERS[folder], copy)
+        stages = [str(own)] if own.exists() else []
+        return all(_pass(tests, copy) for tests in (*stages, FOLDERS[folder])) and _simulates(copy)
     finally:
         shutil.copy2(mutant.path, changed)
 
 
 def _pass(tests: str, copy: Path) -> bool:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:randomly",
-        *tests.split(),
-    ]
+    return _succeeds(["pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", *tests.split()], copy)
+
+
+def _simulates(copy: Path) -> bool:
+    return _succeeds(["lakehead.testing.simulation", "0", "--seeds", str(SEEDS)], copy)
+
+
+def _succeeds(module: list[str], copy: Path) -> bool:
     environ = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", *module]
     try:
         done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, timeout=SECONDS_MAX)
     except subprocess.TimeoutExpired:
