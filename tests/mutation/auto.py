@@ -38,6 +38,8 @@ FOLDERS = {
 }
 SECONDS_MAX = 300
 SEEDS = 12
+_CLASS_GUARDS = ("frozen", "slots")
+_HASTES = ("_jit", "njit", "functools.lru_cache", "functools.cache")
 assert parso
 
 
@@ -93,24 +95,62 @@ def _places(module: Path) -> dict[tuple[int, int], list[Mutant]]:
 
 
 def _unseen(module: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Where types stand, which do nothing, and the values of constants, which are tuned and not proven."""
+    """Where a change says nothing about the tests:
+
+    - types, which do nothing at run time, and aliases of types;
+    - values of constants, which are tuned and not proven;
+    - what an error carries beside its text (keywords of a raised error), which is for whoever looks into it;
+    - guards against mistakes that no caller makes: ``frozen``, ``slots``, ``strict`` of `zip`;
+    - decorators that make the same answer come sooner: compilers and caches.
+    """
     spans = []
-    tree = ast.parse(module.read_text())
-    constants = [n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]).isupper()]
-    for node in (*ast.walk(tree), *constants):
-        parts: list[ast.expr | None] = [node] if node in constants and isinstance(node, ast.expr) else []
-        if isinstance(node, ast.AnnAssign):
-            parts = [node.annotation]
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            arguments = node.args
-            every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
-            parts = [node.returns, *(a.annotation for a in every if a is not None)]
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            parts = [node.test]
-        for part in parts:
+    for node in ast.walk(ast.parse(module.read_text())):
+        for part in (*_types(node), *_constants(node), *_contexts(node), *_guards(node), *_hastes(node)):
             if part is not None and part.end_lineno is not None and part.end_col_offset is not None:
-                spans.append(((part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)))
+                # One column early: a decorator begins with its sign.
+                spans.append(((part.lineno, part.col_offset - 1), (part.end_lineno, part.end_col_offset)))
     return spans
+
+
+def _types(node: ast.AST) -> list[ast.expr | None]:
+    if isinstance(node, ast.AnnAssign):
+        return [node.annotation, node.value if "TypeAlias" in ast.unparse(node.annotation) else None]
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        taken = node.args
+        every = [*taken.posonlyargs, *taken.args, *taken.kwonlyargs, taken.vararg, taken.kwarg]
+        return [node.returns, *(a.annotation for a in every if a is not None)]
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+        return [node.test]
+    return []
+
+
+def _constants(node: ast.AST) -> list[ast.expr | None]:
+    if not isinstance(node, ast.Module):
+        return []
+    assigned = [(n.targets[0], n.value) for n in node.body if isinstance(n, ast.Assign)]
+    noted = [(n.target, n.value) for n in node.body if isinstance(n, ast.AnnAssign)]
+    return [value for target, value in (*assigned, *noted) if ast.unparse(target).isupper()]
+
+
+def _contexts(node: ast.AST) -> list[ast.expr | None]:
+    if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+        return [k.value for k in node.exc.keywords]
+    return []
+
+
+def _guards(node: ast.AST) -> list[ast.expr | None]:
+    if isinstance(node, ast.ClassDef):
+        calls = [d for d in node.decorator_list if isinstance(d, ast.Call)]
+        return [k.value for k in (*node.keywords, *(k for c in calls for k in c.keywords)) if k.arg in _CLASS_GUARDS]
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "zip":
+        return [k.value for k in node.keywords if k.arg == "strict"]
+    return []
+
+
+def _hastes(node: ast.AST) -> list[ast.expr | None]:
+    if isinstance(node, ast.FunctionDef):
+        return [d for d in node.decorator_list if ast.unparse(d).split("(")[0] in _HASTES]
+    return [node] if isinstance(node, ast.Call) and ast.unparse(node.func) == "njit" else []
 
 
 def survives(mutant: Mutant | None, folder: str, copy: Path) -> bool:
@@ -137,6 +177,7 @@ def _simulates(copy: Path) -> bool:
 
 def _succeeds(module: list[str], copy: Path) -> bool:
     environ = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    environ["NUMBA_BOUNDSCHECK"] = "1"  # what compiled code reads beside its arrays is an error, and no matter of luck
     command = [sys.executable, "-m", *module]
     try:
         done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, timeout=SECONDS_MAX)

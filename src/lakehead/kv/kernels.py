@@ -111,13 +111,12 @@ def probe(entries: Any, shift: Any, seed: Any, keys: Any, exact: Any, offsets: A
 
 @_jit
 def link_duplicates(keys: Any, exact: Any, offsets: Any, data: Any, table: Any, shift: Any, seed: Any,
-                    prior: Any) -> Any:  # fmt: skip
-    """For each row the latest earlier row with the same key, or -1; returns how many have one.
+                    prior: Any) -> None:  # fmt: skip
+    """For each row the latest earlier row with the same key, or -1.
 
     ``table`` is scratch: zeros, a power of two long, at least twice the rows.
     """
     mask = table.shape[0] - 1
-    found = 0
     for i in range(keys.shape[0]):
         p = np.int64(mix(keys[i], seed) >> shift)
         prior[i] = -1
@@ -127,11 +126,9 @@ def link_duplicates(keys: Any, exact: Any, offsets: Any, data: Any, table: Any, 
                 n = offsets[i + 1] - offsets[i]
                 if exact or (offsets[j + 1] - offsets[j] == n and _same(data, offsets[i], data, offsets[j], n)):
                     prior[i] = j
-                    found += 1
                     break
             p = (p + 1) & mask
         table[p] = i + 1
-    return found
 
 
 @_jit

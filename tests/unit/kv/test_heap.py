@@ -78,11 +78,14 @@ def test_equals_a_list(t: pa.DataType, make: Callable[[int], Any], monkeypatch: 
 def test_nothing_asked_nothing_stored(t: pa.DataType) -> None:
     column = heap_column(t)
     assert column.gather(np.zeros(0, np.int64)).type == t
+    assert column.gather(np.array([-1])).to_pylist() == [None]
     column.resize(4)
     assert column.gather(np.array([-1, -1])).to_pylist() == [None, None]
     column.scatter(np.zeros(0, np.int64), pa.array([], t))
     assert len(column.gather(np.zeros(0, np.int64))) == 0
     assert column.gather(np.array([-1, -1])).null_count == 2
+    column.scatter(np.array([2]), pa.nulls(1, t))
+    assert column.gather(np.array([-1])).to_pylist() == column.gather(np.array([2])).to_pylist() == [None]
 
 
 def test_dead_values_give_their_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,14 @@ def test_hash_collisions_are_told_apart_by_their_bytes() -> None:
     assert index.live_offsets[found[1::2]].tolist() == rows[1::2]
 
 
+def test_only_hashed_keys_take_memory_for_their_bytes() -> None:
+    for keys, hashed in ((INTS, False), (STRINGS, True)):
+        index = KeyIndex(SEED)
+        index.apply(batch(keys, list(range(3000))), np.zeros(3000, np.bool_), np.arange(3000))
+        assert len(index) == 3000 <= index.capacity
+        assert len(index._lengths) == len(index._starts) == (index.capacity if hashed else 0)
+
+
 def test_an_empty_index_and_empty_batches() -> None:
     index = KeyIndex(SEED)
     assert index.probe(batch(INTS, [0, 1])).tolist() == [-1, -1]

@@ -63,6 +63,44 @@ def test_nothing_is_trimmed_beyond_the_checkpoint() -> None:
         log.frames(99, 110)
 
 
+def test_a_trim_of_nothing_touches_no_file() -> None:
+    storage = FaultyStorage()
+    log = open_log(storage)
+    append(log, 0, 20)
+    checkpoint(log, storage)
+    before = storage.list_files(FOLDER)
+    assert log.trim(0) == 0 and storage.list_files(FOLDER) == before
+    assert log.trim(200) == 200
+    before = storage.list_files(FOLDER)
+    assert log.trim(200) == 200 and storage.list_files(FOLDER) == before
+
+
+def test_the_last_segment_is_left_once_it_began_long_ago() -> None:
+    storage = FaultyStorage()
+    log = open_log(storage, segment_bytes=1 << 20)
+    log.roll_if_older(100)
+    append(log, 0, 1, at=10)
+    append(log, 1, 1, at=20)
+    log.roll_if_older(9)
+    assert len(log.view().segments) == 1
+    log.roll_if_older(10)
+    assert [s.base_offset for s in log.view().segments] == [0, 20]
+    log.roll_if_older(100)
+    assert len(log.view().segments) == 2
+
+
+def test_a_checkpoint_that_a_crash_left_beside_a_newer_one_goes_at_the_next_start() -> None:
+    storage = FaultyStorage()
+    log = open_log(storage)
+    for first in (0, 5):
+        append(log, first, 5)
+        write_checkpoint(storage, FOLDER, log.take_checkpoint(0), SCHEMA, ())
+    assert len([n for n in storage.list_files(FOLDER) if n.endswith(".checkpoint")]) == 2
+    log.abandon()
+    assert open_log(storage).checkpoint_offset == 100
+    assert [n for n in storage.list_files(FOLDER) if n.endswith(".checkpoint")] == [f"{100:020d}.checkpoint"]
+
+
 def test_what_readers_hold_stays_readable() -> None:
     storage = FaultyStorage()
     log = open_log(storage)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from lakehead.log.netchange import NO_OFFSETS, net_change, union
+from lakehead.errors import CorruptionError
+from lakehead.log.netchange import NO_OFFSETS, contains, net_change, superseded_offsets, union
 
 
 def test_an_example() -> None:
@@ -18,3 +20,17 @@ def test_an_example() -> None:
 
 def test_nothing_is_shared_and_writable() -> None:
     assert not NO_OFFSETS.flags.writeable and len(union()) == 0
+
+
+def test_a_record_that_does_not_say_what_it_replaces_is_damage() -> None:
+    for replaces in (3, 4):
+        with pytest.raises(CorruptionError, match="does not say which"):
+            superseded_offsets(np.array([1, replaces], np.int8), np.array([-1, -1], np.int64))
+    assert superseded_offsets(np.array([3, 4], np.int8), np.array([0, 0], np.int64)).tolist() == [0]
+
+
+def test_nothing_contains_nothing_and_is_contained_in_nothing() -> None:
+    some = np.array([3, 5], np.int64)
+    assert contains(NO_OFFSETS, some).tolist() == [False, False]
+    assert contains(some, NO_OFFSETS).tolist() == contains(NO_OFFSETS, NO_OFFSETS).tolist() == []
+    assert contains(some, np.array([2, 3, 4, 5, 6])).tolist() == [False, True, False, True, False]

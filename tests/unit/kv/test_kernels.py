@@ -1,0 +1,74 @@
+"""The loops of the key index by example."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from lakehead.kv import kernels
+from lakehead.kv.keys import encode_keys
+
+SEED = np.uint64(0xFEDCBA9876543210)
+
+
+def ints(*values: int) -> Any:
+    return np.array(values, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["ab", "a", "ab", "", "a", "abc", ""], [-1, -1, 0, -1, 1, -1, 3]),
+        (["a"] * 9, [-1, *range(8)]),
+        (["b", "a", "c"], [-1, -1, -1]),
+        ([], []),
+    ],
+)
+def test_rows_of_one_key_are_linked_by_their_bytes_when_all_hashes_are_equal(
+    words: list[str], expected: list[int]
+) -> None:
+    offsets, data = np.cumsum([0, *map(len, words)]), np.frombuffer("".join(words).encode(), np.uint8)
+    prior = np.full(len(words), 7, np.int64)
+    keys, table = np.full(len(words), 42, np.int64), np.zeros(32, np.int64)
+    kernels.link_duplicates(keys, False, offsets, data, table, np.uint64(59), SEED, prior)
+    assert prior.tolist() == expected
+
+
+def test_exact_keys_are_linked_by_themselves() -> None:
+    keys = encode_keys([pa.array([5, 0, 5, -1, 0, 5])], SEED)
+    prior = np.full(6, 7, np.int64)
+    kernels.link_duplicates(
+        keys.keys, keys.exact, keys.offsets, keys.data, np.zeros(16, np.int64), np.uint64(60), SEED, prior
+    )
+    assert keys.exact and prior.tolist() == [-1, -1, 0, -1, 1, 2]
+
+
+def test_an_upsert_is_planned() -> None:
+    """Rows: a new key, a live one in slot 0, a live one in slot 2, the new one again, slot 2 again."""
+    slots, prior = ints(-1, 0, 2, -1, 2), ints(-1, -1, -1, 0, 2)
+    change, prev, image, under, ends = (np.full(10, 99, np.int64) for _ in range(5))
+    k = kernels.plan_upsert(slots, prior, ints(11, 12, 13), 100, change, prev, image, under, ends)
+    assert k == 9
+    assert change[:k].tolist() == [1, 2, 3, 2, 3, 2, 3, 2, 3]
+    assert prev[:k].tolist() == [-1, 11, 11, 13, 13, 100, 100, 104, 104]
+    assert image[:k].tolist() == [~0, 0, ~1, 2, ~2, ~0, ~3, ~2, ~4]
+    assert under[:k].tolist() == [-1, 0, 0, 2, 2, -1, -1, 2, 2]
+    assert ends[:5].tolist() == [1, 3, 5, 7, 9]
+
+
+def test_a_delete_is_planned() -> None:
+    """Keys: slot 0, none, slot 2, slot 0 again."""
+    change, prev, image, ends = (np.full(4, 99, np.int64) for _ in range(4))
+    k = kernels.plan_delete(ints(0, -1, 2, 0), ints(-1, -1, -1, 0), ints(11, 12, 13), change, prev, image, ends)
+    assert (k, change[:k].tolist(), prev[:k].tolist()) == (2, [4, 4], [11, 13])
+    assert image[:k].tolist() == [0, 2] and ends.tolist() == [1, 1, 2, 2]
+
+
+def test_key_bytes_of_live_slots_move_together() -> None:
+    arena = np.frombuffer(b"xxaabbbc", np.uint8)
+    starts, lengths, out = ints(2, 4, 7, 0), ints(2, 3, 1, 0), np.zeros(3, np.uint8)
+    assert kernels.compact_arena(arena, starts, lengths, ints(5, -1, 6, 7), 4, out) == 3
+    assert out.tobytes() == b"aac" and [starts[i] for i in (0, 2, 3)] == [0, 2, 3]
