@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
+import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
@@ -11,15 +13,17 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from lakehead.config import Limits, TableProperties
+from lakehead.env.place import Place
 from lakehead.env.randomness import SeededRandomness
 from lakehead.errors import StorageError
 from lakehead.protocol import messages as m
+from lakehead.server.lake_state import LakeState
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.service import Service
 from lakehead.testing.simulation.disk import Disk, MountedDisk
-from lakehead.testing.simulation.history import History
+from lakehead.testing.simulation.history import History, require
 from lakehead.testing.simulation.lake import SimulatedLake, SimulatedLakes
-from lakehead.testing.simulation.network import Network, RunningServer
+from lakehead.testing.simulation.network import FolderLock, Network, RunningServer
 from lakehead.testing.simulation.observer import Observer
 from lakehead.testing.simulation.scheduler import Process, Scheduler
 from lakehead.testing.simulation.trace import Trace
@@ -70,18 +74,30 @@ class Deployment:
         self._restored_us = -1_000_000
         self.calm = False
         self.metadata: MetadataStore | None = None
+        self._lake: LakeState | None = self.lakes
+        self._place = Place("data", 1, 1, "machine")
+        self._copies = 0
+        self._folder_id = ""
+        self._first_ended_us = -1_000_000
 
     def note(self, who: str, what: str, detail: object = "") -> None:
         self.trace.add(self.scheduler.now_us, who, what, detail)
 
     def _appended(self, path: str, data: bytes, size_after: int) -> None:
         with self.scheduler.judging():
+            self._require_owner("writes to")
             self.history.written(path, data, size_after)
 
     def _removed(self, path: str) -> None:
         with self.scheduler.judging():
+            self._require_owner("removes")
             self.history.removed(path)
         self.note("server", f"removes {os.path.splitext(path)[1]}")
+
+    def _require_owner(self, does: str) -> None:
+        first = self.network.first
+        mine = first is None or self.scheduler.current.process is not first.process
+        require(mine, f"the first owner {does} a log after the second has opened it")
 
     def _partition_names(self, table_id: str) -> dict[int, str]:
         """Past the store's lock: nothing may come between a write and its being noted."""
@@ -102,6 +118,7 @@ class Deployment:
             LakeheadError: it does not start.
         """
         self.starts += 1
+        lock = FolderLock()
         process = Process(f"server {self.starts}")
         with self.scheduler.inside(process):
             service = Service(
@@ -110,11 +127,15 @@ class Deployment:
                 clock=self.clock,
                 randomness=self.randomness,
                 limits=Limits(),
-                lake=self.lakes,
-                maintenance_seconds=0.05,
+                lake=self._lake,
+                maintenance_seconds=None if self._lake is None else 0.05,
+                place=self._place,
+                fence=lock.require_held,
             )
         self.metadata = service._metadata
-        self.network.server = RunningServer(process, service)
+        self.network.server = RunningServer(process, service, lock)
+        self._folder_id = self._folder_id or service.folder_id
+        require(service.folder_id == self._folder_id, "the folder has become another one")
         self.note("server", "start")
 
     def stop(self) -> None:
@@ -132,9 +153,68 @@ class Deployment:
         server, self.network.server = self.network.server, None
         assert server is not None
         self.note("server", "kill")
+        self._end(server)
+
+    def _end(self, server: RunningServer) -> None:
         self.scheduler.kill(server.process)
         with contextlib.suppress(sqlite3.Error):
             server.service._metadata._db.close()
+
+    def let_second_in(self) -> None:
+        """Take the lock from under the server that runs, and start another on its folder. Both answer until
+        `end_first`. Nobody may be between looking at the lock and writing."""
+        first = self.network.server
+        assert first is not None
+        first.lock.removed = True
+        self.network.first, self.network.server = first, None
+        self.note("server", "lock removed")
+        self.start()
+
+    def end_first(self) -> None:
+        """End the server whose lock was removed."""
+        first, self.network.first = self.network.first, None
+        assert first is not None
+        self.note("server", "first owner killed")
+        self._end(first)
+        self._first_ended_us = self.scheduler.now_us
+
+    @property
+    def tells_second_owner(self) -> bool:
+        """Whether somebody may be told now, or is on his way with having been told, that the folder has another."""
+        return self.network.first is not None or self.scheduler.now_us < self._first_ended_us + 100_000
+
+    # ---- copies -------------------------------------------------------------------------------------------------
+
+    def copied(self) -> Deployment:
+        """A copy of the folder, with clients of its own and no lake; no server may run."""
+        assert not self.running
+        self._copies += 1
+        folder = f"{self.folder}/copy{self._copies}"
+        os.mkdir(folder)
+        for name in self._metadata_files():
+            shutil.copy(f"{self.folder}/{name}", folder)
+
+        def moved(path: str) -> str:
+            return folder + path.removeprefix(self.folder)
+
+        made = copy.copy(self)
+        made.disk = self.disk.copied(made._appended, made._removed, moved)
+        made.history = self.history.copied(made.disk, made._partition_names, moved)
+        made.network = Network(self.scheduler, self.trace, Observer(self.scheduler, made.history))
+        made.folder, made.metadata, made._lake, made._folder_id = folder, None, None, ""
+        made._place = Place("copy", 1 + self._copies, 1, "machine")
+        return made
+
+    def contents(self) -> dict[str, bytes]:
+        """All bytes of the folder; no server may run."""
+        found = {path: self.disk.read_file(path) or b"" for path in self.disk.paths()}
+        for name in self._metadata_files():
+            with open(f"{self.folder}/{name}", "rb") as f:
+                found[name] = f.read()
+        return found
+
+    def _metadata_files(self) -> list[str]:
+        return sorted(n for n in os.listdir(self.folder) if n.startswith("metadata.db") and not n.endswith("-shm"))
 
     def cut_power(self) -> None:
         """Kill the server and take from the disk what was not synced, except for the start of the last write."""

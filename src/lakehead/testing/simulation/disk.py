@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from lakehead.env.storage import LogFile
 from lakehead.testing.simulation.scheduler import Process, Scheduler
-from lakehead.testing.storage import FaultyStorage
+from lakehead.testing.storage import FaultyStorage, _Bytes
 
 OnAppend = Callable[[str, bytes, int], None]
 _SECONDS = {"append": 0.0, "rename": 0.0, "sync": 0.004, "write_atomic": 0.002, "sync_folder": 0.002}
@@ -68,6 +68,15 @@ class Disk(FaultyStorage):
         if durably:
             return self._synced.get(path) is file and file.synced >= size
         return len(file.data) >= size
+
+    def copied(self, on_append: OnAppend, on_remove: Callable[[str], None], moved: Callable[[str], str]) -> Disk:
+        """Another disk, with all that is on this one now, under other names, and synced."""
+        made = Disk(self.scheduler, on_append, on_remove)
+        made._files = {moved(path): _Bytes(bytes(file.data)) for path, file in self._files.items()}
+        made._folders = {moved(path) for path in self._folders}
+        made._removed = {moved(path) for path in self._removed}
+        made._synced, made._synced_folders = dict(made._files), set(made._folders)
+        return made
 
     def present(self, path: str) -> bool:
         """Whether there is such a file now."""

@@ -6,9 +6,10 @@ logged for that batch. So the logs kept here are right by construction, and ever
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -76,6 +77,15 @@ class TabletHistory:
         self._live: dict[Key, int] = {}
         self._last_sequence: dict[bytes, int] = {}
         self._key_at = [desc.schema.get_field_index(c) for c in desc.primary_key]
+
+    def copied(self, disk: Disk, moved: Callable[[str], str]) -> TabletHistory:
+        """The same log in a copy of the folder, which goes on by itself."""
+        made = copy.copy(self)
+        for name in ("records", "timestamps", "offsets", "versions", "acked", "_live", "_last_sequence"):
+            setattr(made, name, copy.copy(getattr(self, name)))
+        made._disk = disk
+        made.frames = [replace(frame, path=moved(frame.path)) for frame in self.frames]
+        return made
 
     @property
     def name(self) -> str:
@@ -272,6 +282,20 @@ class History:
     divergent: set[bytes] = field(default_factory=set)
     epochs: dict[str, dict[bytes, int]] = field(default_factory=dict)
     lakes: dict[str, Callable[[], Mapping[TabletKey, int]]] = field(default_factory=dict)
+
+    def copied(
+        self, disk: Disk, partition_names: Callable[[str], Mapping[int, str]], moved: Callable[[str], str]
+    ) -> History:
+        """That of a copy of the folder, without lakes."""
+        return History(
+            disk,
+            partition_names,
+            dict(self.tables),
+            {at: tablet.copied(disk, moved) for at, tablet in self.tablets.items()},
+            {number: list(batches) for number, batches in self.sent_batches.items()},
+            set(self.divergent),
+            {table_id: dict(epochs) for table_id, epochs in self.epochs.items()},
+        )
 
     def of(self, table_id: str) -> Iterator[TabletHistory]:
         """Tablets of a table that were written to, by key."""

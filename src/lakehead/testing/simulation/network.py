@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from lakehead.errors import RequestTimeoutError, UnavailableError
+from lakehead.errors import FencedError, RequestTimeoutError, UnavailableError
 from lakehead.protocol import messages as m
 from lakehead.server.service import Service
 from lakehead.testing.simulation.history import require
-from lakehead.testing.simulation.observer import Observer
+from lakehead.testing.simulation.observer import Observer, Seen
 from lakehead.testing.simulation.scheduler import Process, Scheduler
 from lakehead.testing.simulation.trace import Trace
 
@@ -37,16 +37,32 @@ class NetworkFaults:
     silent: float = 0.0
 
 
+class FolderLock:
+    """What a server looks at to know that the folder is its own."""
+
+    removed = False
+
+    def require_held(self) -> None:
+        """See `lakehead.env.folder_lock.FolderLock.require_held`."""
+        if self.removed:
+            raise FencedError("the lock was removed")
+
+
 @dataclass(frozen=True)
 class RunningServer:
     """A server process that answers."""
 
     process: Process
     service: Service
+    lock: FolderLock
 
 
 class Network:
-    """Reaches the server that runs now, if there is one."""
+    """Reaches the server that runs now, if there is one.
+
+    Attributes:
+        first: one that was let run on after another has opened its folder; writers reach it until it refuses them.
+    """
 
     def __init__(self, scheduler: Scheduler, trace: Trace, observer: Observer) -> None:
         self.scheduler = scheduler
@@ -54,6 +70,7 @@ class Network:
         self.observer = observer
         self.faults = NetworkFaults()
         self.server: RunningServer | None = None
+        self.first: RunningServer | None = None
         self.silent_until_us = 0
 
     @property
@@ -70,12 +87,21 @@ class Network:
     def delay(self, seconds: float = 0.002) -> None:
         self.scheduler.sleep(self.scheduler.draws.random() * seconds)
 
-    def deliver(self, request: m.Request, attachments: Sequence[pa.Buffer]) -> Answer:
-        """Have the server answer a request, in the caller's task."""
-        with _Serving(self) as server:
-            seen = self.observer.before(request)
+    def deliver(
+        self, request: m.Request, attachments: Sequence[pa.Buffer], server: RunningServer | None = None
+    ) -> Answer:
+        """Have a server, the one that runs now if none is named, answer a request, in the caller's task."""
+        with _Serving(self, server or self.server) as server:
+            seen, fenced = self.observer.before(request), server.lock.removed
+            if fenced:
+                seen = Seen(seen.floors, {})  # what writers its successor has opened it cannot know
             reply, out = server.service.call(request, attachments)
             self.scheduler.check_alive()
+            if fenced:
+                # Of a batch that it wrote while it was the owner, a repeat may have the answer once more.
+                self.note("first owner", "repeats an answer", type(request).__name__)
+                with self.scheduler.judging():
+                    require(isinstance(request, m.Write), "an owner opens a writer after another has opened the folder")
             self.observer.after(request, attachments, reply, out, seen)
             return reply, out
 
@@ -98,11 +124,12 @@ class Network:
 class _Serving:
     """The current task runs in the server's process; when that is killed, the caller's connection is reset."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, server: RunningServer | None) -> None:
         self._network = network
+        self._reached = server
 
     def __enter__(self) -> RunningServer:
-        server = self._network.server
+        server = self._reached
         if server is None:
             raise UnavailableError("no server answers", gone=True)
         self._server = server
@@ -123,6 +150,7 @@ class NetworkEndpoint:
     def __init__(self, network: Network, name: str) -> None:
         self._network = network
         self._name = name
+        self._left: RunningServer | None = None
 
     def call(self, request: m.Request, attachments: Sequence[pa.Buffer] = ()) -> Answer:
         network, draws = self._network, self._network.scheduler.draws
@@ -147,7 +175,7 @@ class NetworkEndpoint:
             network.note(self._name, "request repeated", type(request).__name__)
             network.deliver_late(request, attachments, draws.choice([0.01, 1.0, 20.0]))
         begun = network.scheduler.now_us
-        answer = network.deliver(request, attachments)
+        answer = self._deliver(request, attachments)
         took = (network.scheduler.now_us - begun) / 1e6
         with network.scheduler.judging():
             require(took < CALL_SECONDS, f"{type(request).__name__} took the server {took} seconds")
@@ -155,6 +183,18 @@ class NetworkEndpoint:
         if network.silent:
             raise network.time_out(self._name, request)
         return answer
+
+    def _deliver(self, request: m.Request, attachments: Sequence[pa.Buffer]) -> Answer:
+        """Writes go to the first of two owners until it refuses one: then the client connects to the other."""
+        first = self._network.first
+        if first is None or first is self._left or not isinstance(request, m.Write | m.OpenWriter):
+            return self._network.deliver(request, attachments)
+        try:
+            return self._network.deliver(request, attachments, first)
+        except FencedError as e:
+            self._network.note(self._name, "leaves the first owner", type(e).__name__)
+            self._left = first
+            raise
 
     def stream(self, request: m.Request) -> NetworkStream:
         self._network.delay()
@@ -170,7 +210,7 @@ class NetworkStream:
     def __init__(self, network: Network, request: m.Request) -> None:
         self._network = network
         self._request = request
-        with _Serving(network) as server:
+        with _Serving(network, network.server) as server:
             self._stream = server.service.stream(request)
             self._server = server
         self.schema: pa.Schema = self._stream.schema
@@ -183,7 +223,7 @@ class NetworkStream:
                 raise UnavailableError("the connection was reset", gone=True)
             if network.silent:
                 raise network.time_out("stream", self._request)
-            with _Serving(network):
+            with _Serving(network, self._server):
                 try:
                     header, batch = next(items)
                 except StopIteration:

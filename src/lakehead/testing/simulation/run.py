@@ -18,6 +18,7 @@ from lakehead.testing.simulation.history import require
 from lakehead.testing.simulation.lake import LakeFaults, SimulatedLake, simulated_views
 from lakehead.testing.simulation.lines import Lines
 from lakehead.testing.simulation.network import NetworkFaults
+from lakehead.testing.simulation.owners import exchange_owners, open_copy
 from lakehead.testing.simulation.rare import DivergentWriter, Dropper
 from lakehead.testing.simulation.scheduler import Process, Task
 from lakehead.testing.simulation.threads import simulated_threads
@@ -150,6 +151,8 @@ class Simulation:
             case 7:
                 dropper = self._dropper = Dropper(d, self._spawn)
                 self._writers.append(self._spawn("dropper", functools.partial(dropper.run, draws.randint(2, 4))))
+            case 9:
+                self._troubles += [self._second_owner, self._copy] * 4
 
     def _silence(self) -> None:
         """Nothing gets through for a while, and nobody is told."""
@@ -226,6 +229,16 @@ class Simulation:
             self._clock()
         self._wait(0.1)
         self.deployment.start()
+
+    def _second_owner(self) -> None:
+        exchange_owners(self.deployment, lambda: self._wait(0.3))
+
+    def _copy(self) -> None:
+        """After a power cut or a stop in good order, somebody opens a copy."""
+        d = self.deployment
+        self.draws.choice([d.cut_power, d.stop])()
+        open_copy(d)
+        self._start_again()
 
     def _clock(self) -> None:
         clock = self.deployment.clock

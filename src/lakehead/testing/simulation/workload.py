@@ -16,6 +16,7 @@ from lakehead.errors import (
     CommitConflictError,
     CommitUnknownError,
     CorruptionError,
+    FencedError,
     LakeheadError,
     OffsetOutOfRangeError,
     OutcomeUnknownError,
@@ -62,9 +63,10 @@ class Actor:
     @property
     def expected(self) -> tuple[type[LakeheadError], ...]:
         """What may go wrong at any time, and is to be tried again."""
-        damaged = self.deployment.tells_damage
-        always = (UnavailableError, OutcomeUnknownError, ClosedError)
-        return (*always, CorruptionError) if damaged else always
+        now: tuple[type[LakeheadError], ...] = (UnavailableError, OutcomeUnknownError, ClosedError)
+        if self.deployment.tells_damage:
+            now = (*now, CorruptionError)
+        return (*now, FencedError) if self.deployment.tells_second_owner else now
 
     def lossy(self) -> bool:
         """Whether acknowledged rows may have been lost, as ``durability="os"`` allows."""
@@ -242,6 +244,7 @@ class Reader(Actor):
             require(found == wanted, f"{tablet.name} holds at {end}\n  {found}\nmust be\n  {wanted}")
 
     def _pin(self, *, leased: bool) -> Pinned:
+        starts = self.deployment.starts
         lease, states = None, self.client.tablets(sync=self.draws.random() < 0.3)
         if leased:
             table = m.LeasedTable(table_id=self.desc.table_id, lake_metadata=None)
@@ -250,7 +253,7 @@ class Reader(Actor):
             lease, states = reply.leases[0].lease, reply.leases[0].tablets
         history = self.deployment.history
         ranges = {history.tablet(self.desc.table_id, s.key): (s.log_start, s.high_watermark) for s in states}
-        return Pinned(ranges, lease, {t: t.cuts for t in ranges}, self.deployment.starts)
+        return Pinned(ranges, lease, {t: t.cuts for t in ranges}, starts)
 
     def _rows(self, request: m.Read | m.ReadLive, pinned: Pinned) -> Iterator[tuple[TabletHistory, list[Row]]]:
         """The rows of each tablet whose log was not cut since it was pinned."""
