@@ -154,12 +154,13 @@ class ChunkedColumn:
     def scatter(self, slots: Slots, values: pa.Array) -> None:
         if len(slots) == 0:
             return
-        self._bury(self._rows[slots])
+        self.clear(slots)
         self._rows[slots] = self._append(values)
 
     def clear(self, slots: Slots) -> None:
-        self._bury(self._rows[slots])
-        self._rows[slots] = -1
+        rows = self._rows[slots]
+        self._rows[slots] = -1  # first: what slots refer to outlives a rewrite
+        self._bury(rows)
 
     def sizes(self, slots: Slots) -> Slots:
         rows = np.where(slots < 0, -1, self._rows[slots])

@@ -11,7 +11,8 @@ _SLOTS_MIN = 1024
 _NEXT, _FREE, _ARENA_END, _ARENA_DEAD, _LIVE = range(5)
 
 
-def _shift(capacity: int) -> np.uint64:
+def home_shift(capacity: int) -> np.uint64:
+    """How far a mixed key is shifted to its place among a power of two of them."""
     return np.uint64(64 - (capacity.bit_length() - 1))
 
 
@@ -58,7 +59,7 @@ class KeyIndex:
         out = np.empty(len(keys.keys), np.int64)
         kernels.probe(
             self._entries,
-            _shift(len(self._entries)),
+            home_shift(len(self._entries)),
             self._seed,
             keys.keys,
             keys.exact,
@@ -81,7 +82,7 @@ class KeyIndex:
         out = np.empty(len(keys.keys), np.int64)
         kernels.apply_changes(
             self._entries,
-            _shift(len(self._entries)),
+            home_shift(len(self._entries)),
             self._seed,
             keys.keys,
             keys.exact,
@@ -124,7 +125,7 @@ class KeyIndex:
             entries *= 2
         if entries != len(self._entries):
             new = np.zeros((entries, 2), np.int64)
-            kernels.rehash(self._entries, new, _shift(entries), self._seed)
+            kernels.rehash(self._entries, new, home_shift(entries), self._seed)
             self._entries = new
         end = int(self._state[_ARENA_END])
         if end + key_bytes > len(self._arena):

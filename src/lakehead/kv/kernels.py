@@ -35,7 +35,7 @@ def mix(key: Any, seed: Any) -> Any:
 @_jit
 def hash_keys(offsets: Any, data: Any, seed: Any, out: Any) -> None:
     """64-bit hashes of the encoded keys ``data[offsets[i]:offsets[i + 1]]``."""
-    for i in range(out.shape[0]):
+    for i in range(len(out)):
         h = np.uint64(offsets[i + 1] - offsets[i])
         word = np.uint64(0)
         filled = 0
@@ -53,7 +53,7 @@ def hash_keys(offsets: Any, data: Any, seed: Any, out: Any) -> None:
 def scatter_fixed(out: Any, starts: Any, values: Any) -> None:
     """Copy row i of the byte matrix ``values`` to ``out`` at ``starts[i]``, and move the start behind it."""
     width = values.shape[1]
-    for i in range(starts.shape[0]):
+    for i in range(len(starts)):
         s = starts[i]
         for j in range(width):
             out[s + j] = values[i, j]
@@ -63,7 +63,7 @@ def scatter_fixed(out: Any, starts: Any, values: Any) -> None:
 @_jit
 def scatter_bytes(out: Any, starts: Any, offsets: Any, data: Any) -> None:
     """Copy value i, with a 4-byte length before it, to ``out`` at ``starts[i]``, and move the start behind it."""
-    for i in range(starts.shape[0]):
+    for i in range(len(starts)):
         s = starts[i]
         n = offsets[i + 1] - offsets[i]
         for b in range(4):
@@ -87,7 +87,7 @@ def _same(a: Any, a_at: Any, b: Any, b_at: Any, n: Any) -> Any:
 def _find(entries: Any, shift: Any, seed: Any, key: Any, exact: Any, offsets: Any, data: Any, i: Any, starts: Any,
           lengths: Any, arena: Any) -> Any:  # fmt: skip
     """Position of key i in the index, or of the empty entry where it belongs."""
-    mask = entries.shape[0] - 1
+    mask = len(entries) - 1
     p = np.int64(mix(key, seed) >> shift)
     while entries[p, 1] != 0:
         if entries[p, 0] == key:
@@ -105,7 +105,7 @@ def _find(entries: Any, shift: Any, seed: Any, key: Any, exact: Any, offsets: An
 def probe(entries: Any, shift: Any, seed: Any, keys: Any, exact: Any, offsets: Any, data: Any, starts: Any,
           lengths: Any, arena: Any, out: Any) -> None:  # fmt: skip
     """Slot of each key, -1 when it is not in the index."""
-    for i in range(keys.shape[0]):
+    for i in range(len(keys)):
         out[i] = entries[_find(entries, shift, seed, keys[i], exact, offsets, data, i, starts, lengths, arena), 1] - 1
 
 
@@ -116,8 +116,8 @@ def link_duplicates(keys: Any, exact: Any, offsets: Any, data: Any, table: Any, 
 
     ``table`` is scratch: zeros, a power of two long, at least twice the rows.
     """
-    mask = table.shape[0] - 1
-    for i in range(keys.shape[0]):
+    mask = len(table) - 1
+    for i in range(len(keys)):
         p = np.int64(mix(keys[i], seed) >> shift)
         prior[i] = -1
         while table[p] != 0:
@@ -140,9 +140,9 @@ def plan_upsert(slots: Any, prior: Any, live_offsets: Any, base: Any, change: An
     that its other columns come from, -1 for null. ``ends[i]`` is the number of records after row i.
     """
     k = 0
-    latest = np.empty(slots.shape[0], np.int64)
-    below = np.empty(slots.shape[0], np.int64)
-    for i in range(slots.shape[0]):
+    latest = np.empty(len(slots), np.int64)
+    below = np.empty(len(slots), np.int64)
+    for i in range(len(slots)):
         j = prior[i]
         if j < 0 and slots[i] < 0:
             change[k] = 1
@@ -175,7 +175,7 @@ def plan_upsert(slots: Any, prior: Any, live_offsets: Any, base: Any, change: An
 def plan_delete(slots: Any, prior: Any, live_offsets: Any, change: Any, prev: Any, image: Any, ends: Any) -> Any:
     """Records that deleting these keys makes; returns how many. Keys without a live row make none."""
     k = 0
-    for i in range(slots.shape[0]):
+    for i in range(len(slots)):
         if prior[i] < 0 and slots[i] >= 0:
             change[k] = 4
             prev[k] = live_offsets[slots[i]]
@@ -187,7 +187,7 @@ def plan_delete(slots: Any, prior: Any, live_offsets: Any, change: Any, prev: An
 
 @_jit
 def _remove(entries: Any, shift: Any, seed: Any, p: Any) -> None:
-    mask = entries.shape[0] - 1
+    mask = len(entries) - 1
     hole = p
     q = (p + 1) & mask
     while entries[q, 1] != 0:
@@ -211,7 +211,7 @@ def apply_changes(entries: Any, shift: Any, seed: Any, keys: Any, exact: Any, of
     ``state`` = [next unused slot, number of free slots, arena end, arena garbage, live rows], updated in place;
     ``out[i]`` is the slot of record i, -1 for a delete of an absent key.
     """
-    for i in range(keys.shape[0]):
+    for i in range(len(keys)):
         p = _find(entries, shift, seed, keys[i], exact, offsets, data, i, starts, lengths, arena)
         slot = entries[p, 1] - 1
         if deleted[i]:
@@ -249,8 +249,8 @@ def apply_changes(entries: Any, shift: Any, seed: Any, keys: Any, exact: Any, of
 @_jit
 def rehash(old: Any, new: Any, shift: Any, seed: Any) -> None:
     """Move all entries of a full index into a larger, empty one."""
-    mask = new.shape[0] - 1
-    for q in range(old.shape[0]):
+    mask = len(new) - 1
+    for q in range(len(old)):
         if old[q, 1] != 0:
             p = np.int64(mix(old[q, 0], seed) >> shift)
             while new[p, 1] != 0:

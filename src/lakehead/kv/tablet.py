@@ -23,7 +23,7 @@ from lakehead.format import joins
 from lakehead.format.frame import Frame
 from lakehead.format.joins import join, within_bytes
 from lakehead.kv.heap import HeapColumn, Slots, heap_column
-from lakehead.kv.index import KeyIndex
+from lakehead.kv.index import KeyIndex, home_shift
 from lakehead.kv.keys import KeyBatch, encode_keys
 from lakehead.types import ChangeType
 
@@ -129,7 +129,7 @@ class KvTablet:
             keys.offsets,
             keys.data,
             np.zeros(size, np.int64),
-            np.uint64(64 - (size.bit_length() - 1)),
+            home_shift(size),
             self._seed,
             prior,
         )

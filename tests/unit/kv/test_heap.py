@@ -99,6 +99,21 @@ def test_dead_values_give_their_memory_back(monkeypatch: pytest.MonkeyPatch) -> 
     assert column.gather(slots).to_pylist() == [f"199 {s}" for s in slots]
 
 
+@pytest.mark.parametrize(("rows", "dead", "left"), [(16, 15, 16), (17, 8, 17), (17, 9, 8), (18, 9, 18), (18, 10, 8)])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_large_chunks_are_rewritten_once_most_is_dead(
+    rows: int, dead: int, left: int, at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heap, "_GATHER_ROWS", 8)
+    column = heap.ChunkedColumn(pa.string())
+    column.resize(rows)
+    column.scatter(np.arange(rows), pa.array([str(i) for i in range(rows)]))
+    for slots in [np.arange(dead)] if at_once else np.arange(dead).reshape(-1, 1):
+        column.clear(slots)
+    assert sum(len(chunk) for chunk in column._chunks) == left
+    assert column.gather(np.arange(rows)).to_pylist() == [None] * dead + [str(i) for i in range(dead, rows)]
+
+
 def test_small_writes_do_not_pile_up_chunks() -> None:
     column = heap.ChunkedColumn(pa.string())
     column.resize(2000)
