@@ -319,6 +319,9 @@ def test_offset_at_says_when_the_answer_was_trimmed() -> None:
     assert [log.offset_at(t, 10**9) for t in (10, 35, 45, 50, 51, 60, 61)] == [None, None, 40, 40, 50, 50, 60]
     log.trim(50)
     assert [log.offset_at(t, 10**9) for t in (50, 51, 60, 61)] == [None, 50, 50, 60]
+    checkpoint(log, storage)
+    assert log.trim(60) == log.log_end_offset == 60
+    assert [log.offset_at(t, 10**9) for t in (50, 60, 61)] == [None, None, 60]
 
 
 def test_rows_live_at_an_offset() -> None:
