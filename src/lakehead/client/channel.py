@@ -165,13 +165,13 @@ class Exchange(Wait):
     """
 
     def __init__(self, channel: Channel) -> None:
-        super().__init__(channel)
         self._writer: Any = None
         self._large: queue.SimpleQueue[list[_Message] | None] | None = None
         # An answer may come before the write of its request has returned, and gRPC aborts the process over a second
         # write, or an end of writing, beside the first.
         self._writing = threading.Lock()
         self.idle_since = 0.0
+        super().__init__(channel)  # which cancels it at once when the channel is cancelled
 
     def ask(self, request: Request, attachments: Sequence[pa.Buffer] = ()) -> None:
         """Send a request. What does not fit into gRPC's windows is sent by a thread, as sending it may wait, too."""
@@ -235,8 +235,8 @@ class Inflow(Wait):
     """A stream of batches: its items are the schema, then a few chunks ahead of who takes them with `take`."""
 
     def __init__(self, channel: Channel, request: Request) -> None:
-        super().__init__(channel)
         self._room = threading.Semaphore(_AHEAD_BATCHES)
+        super().__init__(channel)
         ticket = fl.Ticket(encode(request))
         self._start(lambda: self._receive(ticket), "lakehead-stream")
 

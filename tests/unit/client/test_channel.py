@@ -50,6 +50,19 @@ class Writer:
         self._use("done")
 
 
+class Cancelled(Channel):
+    """A connection that ended while the stream was made."""
+
+    def add(self, wait: Any) -> None:
+        wait.cancel()
+
+
+def test_a_stream_on_a_connection_that_has_ended_is_cancelled_at_once() -> None:
+    channel: Any = Cancelled()
+    exchange = Exchange(channel)
+    assert exchange.cancelled and isinstance(exchange.items.get(timeout=10), StopIteration)
+
+
 @pytest.mark.parametrize("then", ["small", "large", "finish"])
 def test_nothing_is_written_beside_a_write_that_has_not_returned(then: str) -> None:
     channel: Any = Channel()
