@@ -18,10 +18,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from tests.crash.deployment import Counts
+from tests.crash.deployment import PATIENCE_SECONDS, Counts
 from tests.crash.history import WrongDataError
 from tests.crash.quiet import quiet_stderr
 from tests.crash.suite import Player, deck, missed_points, spark_deck
+
+from lakehead.client import patience
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-spark", action="store_true", help="leave out what needs Java")
     parser.add_argument("--folder", type=Path, help="for the data; default: a new temporary one")
     given = parser.parse_args(arguments)
+    patience.PATIENCE_SECONDS = PATIENCE_SECONDS
     seed = random.SystemRandom().randrange(1_000_000) if given.seed is None else given.seed
     root = given.folder or Path(tempfile.mkdtemp(prefix="lakehead-crash-"))
     root.mkdir(parents=True, exist_ok=True)

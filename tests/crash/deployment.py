@@ -26,11 +26,10 @@ from tests.crash.processes import Rounds, Server, wait_until
 from tests.crash.workload import Actor, Gate, KeyedWriter, Load, LogAppender, NamedAppender, Scanner
 
 import lakehead as lh
-from lakehead.client import patience
 
 FOLLOW_SECONDS = 60.0
-# Servers are killed on purpose here, and start again only once their clients were told.
-patience.PATIENCE_SECONDS = 1.0
+PATIENCE_SECONDS = 1.0
+"""Servers are killed on purpose here, and start again only once their clients were told."""
 LAKE_TABLES = ("t.log_lake", "t.kv_lake")
 PROPERTIES: dict[str, dict[str, Any]] = {
     "t.log_sync": {"buckets": 2, "durability": "sync"},

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import psutil
-from tests.crash.deployment import LAKE_TABLES, Counts, Deployment
+from tests.crash.deployment import LAKE_TABLES, PATIENCE_SECONDS, Counts, Deployment
 from tests.crash.deployment import PROPERTIES as TABLES
 from tests.crash.history import WrongDataError
 from tests.crash.processes import SparkTiering, wait_until
@@ -29,6 +29,7 @@ from tests.crash.quiet import quiet_stderr
 from tests.crash.workload import Load
 
 import lakehead as lh
+from lakehead.client import patience
 
 SAMPLE_SECONDS = 10.0
 WARM_SECONDS = 60.0
@@ -303,6 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="for data and samples; default: a new temporary one")
     given = parser.parse_args(arguments)
+    patience.PATIENCE_SECONDS = PATIENCE_SECONDS
     folder = given.folder or Path(tempfile.mkdtemp(prefix="lakehead-soak-"))
     folder.mkdir(parents=True, exist_ok=True)
     print(f"soak of {given.minutes:g} minutes, seed {given.seed}, in {folder} (pid {os.getpid()})", flush=True)

@@ -7,12 +7,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.crash.deployment import PATIENCE_SECONDS
 from tests.crash.history import LOG_SCHEMA, log_rows
 from tests.crash.processes import Server, wait_until
 from tests.crash.suite import Player, Step
 from tests.crash.workload import Load
 
 import lakehead as lh
+from lakehead.client import patience
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "PATIENCE_SECONDS", PATIENCE_SECONDS)
+
 
 SAMPLE = [
     Step("server", "log-start.create.after"),

@@ -59,7 +59,7 @@ def con(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def tablets(con: lh.Connection) -> list[Tablet]:
-    ((host, *_),) = folder._hosts.values()
+    host, _ = folder._hosts[next(path for path in folder._hosts if path in repr(con))]
     return [t for table in host.service._tables.open_tables() for t in table.tablets.values()]
 
 
