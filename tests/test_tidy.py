@@ -25,6 +25,7 @@ LAYERS = (
     ("config",),
     ("types",),
     ("env",),
+    ("predicate",),
     ("format",),
     ("log",),
     ("kv",),
@@ -38,11 +39,11 @@ LAYERS = (
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # Layers that use less than what lies below them.
-NARROW = {"protocol": {"errors", "config", "types", "format", "protocol"}}
+NARROW = {"protocol": {"errors", "config", "types", "predicate", "format", "protocol"}}
 
 OWNERS = {"pyiceberg": {"lake"}, "pyspark": {"spark"}, "pyarrow.flight": {"server", "client"}}
 IMPURE = {"asyncio", "concurrent", "multiprocessing", "random", "secrets", "socket", "threading", "time"}
-PURE_LAYERS = {"errors", "config", "types", "format", "log", "kv", "protocol"}
+PURE_LAYERS = {"errors", "config", "types", "predicate", "format", "log", "kv", "protocol"}
 PLANNER = re.compile(r"lake/(netchange|.*plan.*)\.py")
 HEAVY = ("duckdb", "numba", "pandas", "polars", "pyiceberg", "pyspark", "sqlglot")
 LIGHT = ["lakehead", *(["lakehead.cli.main"] if (PACKAGE / "cli" / "main.py").exists() else [])]
@@ -139,7 +140,7 @@ def test_heavy_modules_load_when_first_needed(module: str) -> None:
     assert not loaded, f"import {module} loads {loaded}"
 
 
-@each([p for p in MODULES if layer_of(p) not in ("testing", "cli", "format")])
+@each([p for p in MODULES if layer_of(p) not in ("testing", "cli", "format", "predicate")])
 def test_what_guards_data_is_alive_without_assertions(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Assert):

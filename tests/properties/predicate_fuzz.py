@@ -38,8 +38,8 @@ from tests.properties.predicate_cases import (
 import lakehead as lh
 from lakehead.api.table import Table
 from lakehead.errors import InvalidPredicateError, LakeheadError
-from lakehead.format.predicate import Predicate, parse_predicate
 from lakehead.lake.union import Pin, UnionRead, pin
+from lakehead.predicate import Predicate, parse_predicate
 
 NAME = "fuzz.t"
 STAGES = ("log", "lake", "union", "lake, many files")

@@ -20,7 +20,7 @@ from lakehead.env import SystemClock
 from lakehead.env.randomness import SeededRandomness
 from lakehead.errors import InvalidRequestError, LakeheadError
 from lakehead.format.frame import WriterStamp, encode_body
-from lakehead.format.predicate import parse_predicate
+from lakehead.predicate import parse_predicate
 from lakehead.protocol import messages as m
 from lakehead.server.service import Service
 from lakehead.testing.storage import MemoryStorage

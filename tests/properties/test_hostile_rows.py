@@ -18,8 +18,8 @@ from tests.golden.make_golden import EVERY_TYPE, every_type
 
 from lakehead.errors import LakeheadError
 from lakehead.format.frame import BODY_HEADER_BYTES, FrameBody, WriterStamp, decode_body, encode_body
-from lakehead.format.predicate import parse_predicate
 from lakehead.format.statistics import may_match
+from lakehead.predicate import parse_predicate
 
 BYTES_MAX = 1 << 20
 ODD = [0, 1, -1, 64, 128, 1000, 2**31 - 1, -(2**31), 2**32 - 1, 2**62, -(2**63), 2**63 - 1]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakehead.errors import InvalidPredicateError
-from lakehead.format.predicate import Predicate, parse_predicate
+from lakehead.predicate import Predicate, parse_predicate
 
 COLUMNS: dict[str, tuple[pa.DataType, list[object], list[str]]] = {
     "i8": (pa.int8(), [None, -128, -1, 0, 1, 2, 127], ["0", "1", "-1", "127", "1.5", "1e0", "300", "null"]),

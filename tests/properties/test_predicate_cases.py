@@ -7,7 +7,7 @@ import pytest
 from tests.properties.predicate_cases import KEY, Oracle, make_case, sql
 from tests.properties.predicate_fuzz import Asked, run_case
 
-from lakehead.format.predicate import Predicate, parse_predicate
+from lakehead.predicate import Predicate, parse_predicate
 
 
 @pytest.mark.parametrize("seed", range(20))

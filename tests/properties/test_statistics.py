@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakehead.errors import CorruptionError
-from lakehead.format.predicate import Bound, parse_predicate
 from lakehead.format.statistics import encode_statistics, may_match
+from lakehead.predicate import Bound, parse_predicate
 
 FLOATS = [0.0, -0.0, 0.1, 1.0, 1.5, -2.0, 3e38, 1e300, float("inf"), float("-inf"), float("nan")]
 TEXTS = [

@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 from lakehead.client.patience import Patience
 from lakehead.client.table import TableClient
 from lakehead.errors import LakeStateError, OffsetOutOfRangeError, UnavailableError
-from lakehead.format.predicate import Predicate
 from lakehead.lake.history import read_history
 from lakehead.lake.view import LakeView
+from lakehead.predicate import Predicate
 from lakehead.protocol.messages import Stream, StreamHeader, TabletState
 from lakehead.types import CHANGE_TYPE_COLUMN, OFFSET_COLUMN, SYSTEM_FIELDS, TIMESTAMP_COLUMN, TIMESTAMP_TYPE, TabletKey
 

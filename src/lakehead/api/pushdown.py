@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.errors import SqlError
-from lakehead.format.predicate import tree_of
-from lakehead.format.predicate_literals import (
+from lakehead.predicate import tree_of
+from lakehead.predicate.literals import (
     COMPARE,
     FLIPPED,
     Literal,
@@ -23,7 +23,7 @@ from lakehead.format.predicate_literals import (
     compare_literal,
     in_literals,
 )
-from lakehead.format.predicate_tree import COMPARISONS, Call, Field, Node, Scalar, walk
+from lakehead.predicate.tree import COMPARISONS, Call, Field, Node, Scalar, walk
 
 
 def as_duckdb_means(where: pc.Expression, schema: pa.Schema) -> pc.Expression:

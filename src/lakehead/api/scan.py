@@ -13,8 +13,8 @@ from lakehead.api.display import Displayed
 from lakehead.api.subscription import chosen_columns
 from lakehead.client.table import TableClient
 from lakehead.errors import InvalidRequestError
-from lakehead.format.predicate import parse_predicate
 from lakehead.lake.union import UnionRead, pin
+from lakehead.predicate import parse_predicate
 
 if TYPE_CHECKING:
     import pandas

@@ -24,8 +24,8 @@ from lakehead.api.statement import NamedTable, Statement, read_statement
 from lakehead.api.subscription import named_changes
 from lakehead.api.table_names import SUFFIXES
 from lakehead.errors import InvalidRequestError, SqlError, TableNotFoundError
-from lakehead.format.predicate import parse_predicate
 from lakehead.lake.union import Pin, UnionRead, pin_together
+from lakehead.predicate import parse_predicate
 from lakehead.types import CHANGE_TYPE_COLUMN, SYSTEM_FIELDS
 
 if TYPE_CHECKING:

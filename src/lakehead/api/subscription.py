@@ -16,8 +16,8 @@ from lakehead.api.display import Displayed
 from lakehead.api.feed import Feed, FeedStart
 from lakehead.client.table import TableClient
 from lakehead.errors import ColumnNotFoundError, InvalidRequestError
-from lakehead.format.predicate import Predicate, parse_predicate
 from lakehead.format.schema import nearest_name
+from lakehead.predicate import Predicate, parse_predicate
 from lakehead.protocol.messages import Stream, StreamHeader
 from lakehead.types import (
     BUCKET_COLUMN,

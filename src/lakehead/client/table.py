@@ -25,8 +25,8 @@ from lakehead.errors import (
     UnavailableError,
 )
 from lakehead.format.joins import table_batches
-from lakehead.format.predicate import Predicate
 from lakehead.format.values import check_valid
+from lakehead.predicate import Predicate
 from lakehead.protocol import messages as m
 from lakehead.types import TableDescriptor, TabletKey
 

@@ -38,7 +38,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from lakehead.errors import CorruptionError
-from lakehead.format.predicate import Bound
+from lakehead.predicate import Bound
 
 PREFIX_BYTES = 16
 TEXT_ROWS_MAX = 1024

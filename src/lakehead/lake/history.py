@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.format.joins import taken
-from lakehead.format.predicate import Predicate
 from lakehead.lake.view import LakeView
+from lakehead.predicate import Predicate
 from lakehead.types import OFFSET_COLUMN, TabletKey
 
 if TYPE_CHECKING:

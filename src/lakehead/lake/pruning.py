@@ -31,7 +31,7 @@ from pyiceberg.types import (
     TimeType,
 )
 
-from lakehead.format.predicate import Bound
+from lakehead.predicate import Bound
 
 # PyIceberg's own type hints describe the models' fields, not their constructors.
 _COMPARE: dict[str, Any] = {

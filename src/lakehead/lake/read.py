@@ -21,7 +21,6 @@ from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 
 from lakehead.errors import LakeStateError
-from lakehead.format.predicate import Predicate
 from lakehead.format.schema import lake_schema
 from lakehead.lake.columns import FileColumns, plain_files
 from lakehead.lake.file_io import lake_files, locate_file
@@ -31,6 +30,7 @@ from lakehead.lake.positions import deleted_positions, find_offsets, offsets_at
 from lakehead.lake.read_plan import LakeFile, plan_files, superseded_in
 from lakehead.lake.row_groups import row_group_filter
 from lakehead.log.netchange import NO_OFFSETS, Offsets, between, contains, union
+from lakehead.predicate import Predicate
 from lakehead.types import OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor, TabletKey
 
 __all__ = ["LakeFile", "count_lake", "files_table", "plan_files", "read_lake", "snapshots_table"]

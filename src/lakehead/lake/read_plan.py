@@ -8,7 +8,6 @@ from pyiceberg.table import Table
 from pyiceberg.types import DoubleType, FloatType
 
 from lakehead.errors import LakeStateError
-from lakehead.format.predicate import Bound
 from lakehead.lake.contract import same_tablets
 from lakehead.lake.file_io import lake_files
 from lakehead.lake.lake_table import LakeFile
@@ -16,6 +15,7 @@ from lakehead.lake.positions import offset_bounds, with_offsets
 from lakehead.lake.pruning import row_filter
 from lakehead.lake.tablets import require_tablet, tablet_of
 from lakehead.log.netchange import NO_OFFSETS, Offsets, between
+from lakehead.predicate import Bound
 from lakehead.types import OFFSET_COLUMN, TabletKey
 
 __all__ = ["LakeFile", "plan_files", "superseded_in"]

@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakehead.format.predicate import Predicate
-from lakehead.format.predicate_bounds import members_of, value_for
-from lakehead.format.predicate_tree import COMPARISONS, Call, Field, Node, Scalar
 from lakehead.format.schema import lake_type
+from lakehead.predicate import Predicate
+from lakehead.predicate.bounds import members_of, value_for
+from lakehead.predicate.tree import COMPARISONS, Call, Field, Node, Scalar
 
 _Condition: TypeAlias = pc.Expression | bool
 """What no matching row fails; True where nothing is known, False where nothing matches."""

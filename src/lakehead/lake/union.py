@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from lakehead.client.table import TableClient
 from lakehead.errors import LakeStateError, NoLakeError, OffsetOutOfRangeError, UnavailableError
-from lakehead.format.predicate import Predicate
 from lakehead.lake.view import LakeView
 from lakehead.log.netchange import net_change
+from lakehead.predicate import Predicate
 from lakehead.protocol.messages import TabletState
 from lakehead.types import (
     CHANGE_TYPE_COLUMN,

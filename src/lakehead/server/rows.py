@@ -11,8 +11,8 @@ import pyarrow as pa
 from lakehead.errors import ColumnNotFoundError, InvalidRequestError
 from lakehead.format.frame import Frame
 from lakehead.format.joins import gathered, join
-from lakehead.format.predicate import Predicate
 from lakehead.format.statistics import may_match
+from lakehead.predicate import Predicate
 from lakehead.types import (
     BUCKET_COLUMN,
     CHANGE_TYPE_COLUMN,

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from lakehead.errors import InvalidRequestError, OffsetOutOfRangeError, WrongTableKindError
 from lakehead.format.frame import COMPRESSED
-from lakehead.format.predicate import Predicate
 from lakehead.log import LogView
+from lakehead.predicate import Predicate
 from lakehead.protocol.messages import Read, ReadLive, StreamHeader, Subscribe
 from lakehead.server.rows import Projection, coalesce
 from lakehead.server.tables import LiveTable

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from lakehead.errors import CorruptionError
-from lakehead.format.predicate import Bound, parse_predicate
 from lakehead.format.statistics import TEXT_ROWS_MAX, decode_statistics, encode_statistics, may_match
+from lakehead.predicate import Bound, parse_predicate
 
 
 def _one(array: pa.Array) -> tuple[object, object, object]:

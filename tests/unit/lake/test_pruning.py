@@ -27,8 +27,8 @@ from pyiceberg.types import (
     TimeType,
 )
 
-from lakehead.format.predicate import Bound
 from lakehead.lake.pruning import row_filter
+from lakehead.predicate import Bound
 
 FIELDS = {
     "i": IntegerType(),

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lakehead.errors import LakeStateError
-from lakehead.format.predicate import parse_predicate
 from lakehead.lake.read import count_lake, files_table, plan_files, read_lake, snapshots_table
+from lakehead.predicate import parse_predicate
 from lakehead.types import TabletKey
 
 TABLET = TabletKey("", 0)

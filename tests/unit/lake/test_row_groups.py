@@ -12,8 +12,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from lakehead.format.predicate import parse_predicate
 from lakehead.lake.row_groups import row_group_filter
+from lakehead.predicate import parse_predicate
 
 POINT = pa.struct([("n", pa.int64()), ("x", pa.float64())])
 SCHEMA = pa.schema(

@@ -11,7 +11,7 @@ import pytest
 
 from lakehead.errors import ColumnNotFoundError
 from lakehead.format.frame import Frame, WriterStamp, encode_body
-from lakehead.format.predicate import Predicate, parse_predicate
+from lakehead.predicate import Predicate, parse_predicate
 from lakehead.server.rows import Projection, coalesce
 from lakehead.types import ChangeType
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from lakehead.errors import InvalidPredicateError
-from lakehead.format.predicate import Predicate, parse_predicate
+from lakehead.predicate import Predicate, parse_predicate
 
 NAN = float("nan")
 UTC = dt.UTC

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from lakehead.errors import InvalidPredicateError
-from lakehead.format.predicate import Bound, Predicate, parse_predicate
+from lakehead.predicate import Bound, Predicate, parse_predicate
 
 SCHEMA = pa.schema(
     [

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.errors import InvalidPredicateError
-from lakehead.format import predicate_literals as lit
-from lakehead.format.predicate_literals import Literal
+from lakehead.predicate import literals as lit
+from lakehead.predicate.literals import Literal
 
 CAST_TYPES = {
     "TINYINT": pa.int8(),

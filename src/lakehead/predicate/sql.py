@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.errors import InvalidPredicateError
-from lakehead.format import predicate_literals as lit
-from lakehead.format import predicate_types as types
-from lakehead.format.predicate_literals import COMPARE, FLIPPED, NULL_BOOLEAN, Literal
+from lakehead.predicate import literals as lit
+from lakehead.predicate import types
+from lakehead.predicate.literals import COMPARE, FLIPPED, NULL_BOOLEAN, Literal
 
 if TYPE_CHECKING:
     from sqlglot import exp

@@ -1,7 +1,7 @@
 """Filters: one exact Arrow expression, the columns it reads, and bounds by which data can be skipped.
 
-A predicate comes from SQL text (`predicate_sql`) or from a ``pyarrow.compute`` expression. On the wire it is Arrow's
-own serialization of the expression, never a pickle; its tree is read (`predicate_tree`) for both kinds of input, to
+A predicate comes from SQL text (`sql`) or from a ``pyarrow.compute`` expression. On the wire it is Arrow's
+own serialization of the expression, never a pickle; its tree is read (`tree`) for both kinds of input, to
 find columns and bounds. It is for messages between peers of one version, not for storage.
 
 `Predicate.filter` alone decides which rows match, wherever they come from. Whoever skips data by statistics asks for a
@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from pyarrow import _acero as acero
 
 from lakehead.errors import InvalidPredicateError
-from lakehead.format.predicate_bounds import Bound, bounds_of
-from lakehead.format.predicate_tree import Field, Node, first_line, read_tree, walk
+from lakehead.predicate.bounds import Bound, bounds_of
+from lakehead.predicate.tree import Field, Node, first_line, read_tree, walk
 
 __all__ = ["Bound", "Predicate", "parse_predicate", "tree_of"]
 
@@ -98,7 +98,7 @@ def parse_predicate(where: str | pc.Expression, schema: pa.Schema) -> Predicate:
             condition.
     """
     if isinstance(where, str):
-        from lakehead.format.predicate_sql import translate
+        from lakehead.predicate.sql import translate
 
         arrow = translate(where, schema)
     elif isinstance(where, pc.Expression):
