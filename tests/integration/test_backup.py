@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -384,3 +385,76 @@ def test_offsets_of_one_folder_mean_nothing_in_another(tmp_path: Path) -> None:
             assert two.table("t").scan().count() == 6 and one.table("t").scan().count() == 2
             with pytest.raises(OffsetOutOfRangeError):
                 next(iter(two.table("t").subscribe(start={TabletId(): 1000})))
+
+
+class Killed(BaseException):
+    pass
+
+
+class Kills:
+    """Ends what this thread does to files below a folder at the n-th step, as a kill would: nothing is tidied up."""
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._folder = ""
+        self._thread = 0
+        sys.addaudithook(self._step)
+
+    def _step(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self._left or event.split(".")[0] not in ("open", "os", "shutil") or event == "os.listdir":
+            return
+        if threading.get_ident() == self._thread and any(str(a).startswith(self._folder) for a in arguments):
+            self._left -= 1
+            if not self._left:
+                raise Killed
+
+    @contextmanager
+    def at(self, step: int, folder: Path) -> Iterator[None]:
+        self._left, self._folder, self._thread = step, str(folder), threading.get_ident()
+        try:
+            yield
+        finally:
+            self._left = 0
+
+
+KILLS = Kills()
+
+
+def test_backup_and_restore_that_were_killed_at_any_step_are_made_again(tmp_path: Path) -> None:
+    with lh.connect(tmp_path / "data") as con:
+        table = con.create_table("t", NUMBERS, lake="iceberg")
+        table.append([{"k": 1, "v": 1}])
+        con.tier("t")
+        table.append([{"k": 2, "v": 2}])
+        killed, steps = True, 0
+        while killed:
+            steps += 1 if steps < 20 else 5
+            backup, killed = tmp_path / f"backup-{steps}", False
+            try:
+                with KILLS.at(steps, backup):
+                    back_up(con, str(tmp_path / "data"), str(backup))
+            except Killed:
+                killed = True
+            if not (backup / "backup.json").exists():
+                back_up(con, str(tmp_path / "data"), str(backup))
+            assert sorted(restore(str(backup), str(tmp_path / f"of-{steps}")).files)
+            assert {n.split("/")[0] for n in restored_files(tmp_path / f"of-{steps}")} >= {"tables", "lake"}
+    assert steps > 30
+    killed, steps = True, 0
+    while killed:
+        steps += 1 if steps < 20 else 5
+        folder, killed = tmp_path / f"restored-{steps}", False
+        try:
+            with KILLS.at(steps, folder):
+                restore(str(backup), str(folder))
+        except Killed:
+            killed = True
+        if not folder.exists():
+            restore(str(backup), str(folder))
+        assert restored_files(folder) == restored_files(tmp_path / "of-1")
+        assert not folder.with_name(f"{folder.name}.restoring").exists() or killed
+    assert steps > 30
+
+
+def restored_files(folder: Path) -> set[str]:
+    return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}

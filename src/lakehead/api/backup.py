@@ -154,7 +154,8 @@ def _begin(folder: str, destination: str) -> str:
     marker, data = os.path.join(destination, _UNFINISHED), os.path.join(destination, _DATA)
     with storage_errors(destination, "look at"):
         found = set(os.listdir(destination)) if os.path.lexists(destination) else set()
-    if found and (_UNFINISHED not in found or _MANIFEST in found):
+    ours = found <= {f"{_UNFINISHED}.tmp"} or _UNFINISHED in found
+    if not ours or _MANIFEST in found:
         raise InvalidRequestError(f"{destination} is in use: name a folder that is new or empty", path=destination)
     LocalStorage().make_folder(destination)
     LocalStorage().write_atomic(marker, b"")
