@@ -33,10 +33,10 @@ soak: $(STAMP) java  ## mixed load with kills, every process watched (MINUTES=60
 	$(BIN)/python -m tests.crash.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 sim: $(STAMP)  ## simulate a whole deployment with faults from one seed (SEED=n)
-	@$(BIN)/python -m lakehead.testing.simulation $(or $(SEED),0)
+	@$(BIN)/python -m tests.simulation $(or $(SEED),0)
 
 sim-long: $(STAMP)  ## thousands of seeds on all cores, until one fails (SEED=first, SEEDS=how many)
-	@$(BIN)/python -m lakehead.testing.simulation $(or $(SEED),0) --seeds $(or $(SEEDS),5000)
+	@$(BIN)/python -m tests.simulation $(or $(SEED),0) --seeds $(or $(SEEDS),5000)
 
 fuzz: $(STAMP)  ## ask log, lake and DuckDB the same (SEED=first, CASES=how many or MINUTES=n)
 	@$(BIN)/python -m tests.properties.predicate_fuzz $(SEED) $(if $(CASES),--cases $(CASES)) \

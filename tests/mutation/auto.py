@@ -172,7 +172,7 @@ def _pass(tests: str, copy: Path) -> bool:
 
 
 def _simulates(copy: Path) -> bool:
-    return _succeeds(["lakehead.testing.simulation", "0", "--seeds", str(SEEDS)], copy)
+    return _succeeds(["tests.simulation", "0", "--seeds", str(SEEDS)], copy)
 
 
 def _succeeds(module: list[str], copy: Path) -> bool:

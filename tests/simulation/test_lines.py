@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from tests.simulation.lines import Lines
+from tests.simulation.scheduler import Process, Scheduler
+
 from lakehead.format.frame import WriterStamp
 from lakehead.log.writers import WriterTable
-from lakehead.testing.simulation.lines import Lines
-from lakehead.testing.simulation.scheduler import Process, Scheduler
 
 
 def order_of(seed: int, *, every: int | None) -> str:
@@ -22,7 +25,7 @@ def order_of(seed: int, *, every: int | None) -> str:
             out.append(name)
 
     def main() -> None:
-        tasks = [scheduler.spawn(n, Process(n), lambda n=n: work(n)) for n in "ab"]
+        tasks = [scheduler.spawn(n, Process(n), partial(work, n)) for n in "ab"]
         while not all(t.done for t in tasks):
             scheduler.sleep(0.1)
 

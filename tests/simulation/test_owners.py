@@ -6,8 +6,7 @@ import logging
 from collections import Counter
 
 import pytest
-
-from lakehead.testing.simulation.run import RARE_EVERY, simulate
+from tests.simulation.run import RARE_EVERY, simulate
 
 SEEDS_MAX = 20
 WANTED = {"lock removed", "leaves the first owner", "gone"}

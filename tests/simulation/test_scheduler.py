@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
+from functools import partial
 
-from lakehead.testing.simulation.scheduler import Killed, Process, Scheduler
-from lakehead.testing.simulation.threads import Threads
+import pytest
+from tests.simulation.scheduler import Killed, Process, Scheduler
+from tests.simulation.threads import Threads
 
 
 def order_of(seed: int) -> list[str]:
@@ -20,7 +21,7 @@ def order_of(seed: int) -> list[str]:
             out.append(f"{name}{step}")
 
     def main() -> None:
-        tasks = [scheduler.spawn(n, Process(n), lambda n=n: work(n)) for n in "abc"]
+        tasks = [scheduler.spawn(n, Process(n), partial(work, n)) for n in "abc"]
         while not all(t.done for t in tasks):
             scheduler.sleep(0.1)
 

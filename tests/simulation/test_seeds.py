@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from tests.simulation.__main__ import main, report
+from tests.simulation.run import simulate
 
-from lakehead.testing.simulation.__main__ import main, report
-from lakehead.testing.simulation.run import simulate
-
+ROOT = Path(__file__).parents[2]
 SEEDS = 200
 SEEDS_PER_TEST = 20
 
@@ -40,7 +41,7 @@ def test_a_seed_has_one_history(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["7"]) == 0
     here = capsys.readouterr().out
     env = {**os.environ, "PYTHONHASHSEED": "4711"}
-    command = [sys.executable, "-m", "lakehead.testing.simulation", "7"]
-    assert subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout == here
+    command = [sys.executable, "-m", "tests.simulation", "7"]
+    assert subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout == here
     assert main(["8"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] != here.splitlines()[-1]

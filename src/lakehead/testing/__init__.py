@@ -1,1 +1,1 @@
-"""Shipped fakes and the suites that real implementations and fakes both pass."""
+"""What the author of a lake format or a storage tests it with: fakes, and suites that real ones and fakes both pass."""

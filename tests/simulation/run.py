@@ -9,20 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from unittest import mock
 
-from lakehead.client.writer import writer_bytes
-from lakehead.config import TableProperties
-from lakehead.log import tablet as log_tablet
-from lakehead.testing.simulation.deployment import Deployment, scratch_folder
-from lakehead.testing.simulation.disk import DiskFaults
-from lakehead.testing.simulation.history import require
-from lakehead.testing.simulation.lake import LakeFaults, SimulatedLake, simulated_views
-from lakehead.testing.simulation.lines import Lines
-from lakehead.testing.simulation.network import NetworkFaults
-from lakehead.testing.simulation.owners import exchange_owners, open_copy
-from lakehead.testing.simulation.rare import DivergentWriter, Dropper
-from lakehead.testing.simulation.scheduler import Process, Task
-from lakehead.testing.simulation.threads import simulated_threads
-from lakehead.testing.simulation.workload import (
+from tests.simulation.deployment import Deployment, scratch_folder
+from tests.simulation.disk import DiskFaults
+from tests.simulation.history import require
+from tests.simulation.lake import LakeFaults, SimulatedLake, simulated_views
+from tests.simulation.lines import Lines
+from tests.simulation.network import NetworkFaults
+from tests.simulation.owners import exchange_owners, open_copy
+from tests.simulation.rare import DivergentWriter, Dropper
+from tests.simulation.scheduler import Process, Task
+from tests.simulation.threads import simulated_threads
+from tests.simulation.workload import (
     KEYED_SCHEMA,
     LOG_SCHEMA,
     AnonymousWriter,
@@ -32,6 +29,10 @@ from lakehead.testing.simulation.workload import (
     TieringService,
     UnionReader,
 )
+
+from lakehead.client.writer import writer_bytes
+from lakehead.config import TableProperties
+from lakehead.log import tablet as log_tablet
 from lakehead.types import TableDescriptor
 
 RARE_EVERY = 10

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.simulation.deployment import Deployment
+from tests.simulation.history import require
+from tests.simulation.workload import AnonymousWriter, Reader
+
 from lakehead.errors import LakeheadError
 from lakehead.protocol import messages as m
 from lakehead.server.service import Service
-from lakehead.testing.simulation.deployment import Deployment
-from lakehead.testing.simulation.history import require
-from lakehead.testing.simulation.workload import AnonymousWriter, Reader
 
 _BATCHES = 3
 

@@ -14,13 +14,16 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from lakehead.env.randomness import SeededRandomness
-from lakehead.testing.simulation.scheduler import Scheduler
+from tests.simulation.scheduler import Scheduler
 
-_ROOT = Path(__file__).parents[2]
+import lakehead
+from lakehead.env.randomness import SeededRandomness
+
+_HERE = Path(__file__).parent
+_ROOT = Path(lakehead.__file__).parent
 _WATCHED = tuple(f"{_ROOT}/{part}/" for part in ("server", "client", "log", "kv", "lake"))
 _ATOMIC = {
-    *(f"{_ROOT}/testing/simulation/{name}.py" for name in ("history", "observer", "lake", "disk")),
+    *(f"{_HERE}/{name}.py" for name in ("history", "observer", "lake", "disk")),
     *(f"{_ROOT}/testing/{name}.py" for name in ("lake", "storage")),
     f"{_ROOT}/server/metadata.py",
     f"{_ROOT}/lake/positions.py",

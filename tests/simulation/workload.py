@@ -8,6 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+from tests.simulation.deployment import Deployment
+from tests.simulation.history import Row, TabletHistory, by_offset, require, rows_of
+from tests.simulation.lake import SimulatedLake, SimulatedUnionRead, SimulatedView, tablet_of_row
+from tests.simulation.network import NetworkEndpoint
 
 from lakehead.client.table import TableClient
 from lakehead.client.writer import BatchWriter, WriteKind
@@ -29,10 +33,6 @@ from lakehead.lake.marks import next_epoch
 from lakehead.lake.round import run_round
 from lakehead.lake.union import pin
 from lakehead.protocol import messages as m
-from lakehead.testing.simulation.deployment import Deployment
-from lakehead.testing.simulation.history import Row, TabletHistory, by_offset, require, rows_of
-from lakehead.testing.simulation.lake import SimulatedLake, SimulatedUnionRead, SimulatedView, tablet_of_row
-from lakehead.testing.simulation.network import NetworkEndpoint
 from lakehead.types import BUCKET_COLUMN, ChangeType, TableDescriptor, TabletKey
 
 LOG_SCHEMA = pa.schema([pa.field("who", pa.string(), False), pa.field("n", pa.int64(), False), ("text", pa.string())])

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+from tests.simulation.history import require
+from tests.simulation.observer import Observer, Seen
+from tests.simulation.scheduler import Process, Scheduler
+from tests.simulation.trace import Trace
 
 from lakehead.errors import FencedError, RequestTimeoutError, UnavailableError
 from lakehead.protocol import messages as m
 from lakehead.server.service import Service
-from lakehead.testing.simulation.history import require
-from lakehead.testing.simulation.observer import Observer, Seen
-from lakehead.testing.simulation.scheduler import Process, Scheduler
-from lakehead.testing.simulation.trace import Trace
 
 CALL_SECONDS = 1.0
 """How long a client waits for an answer."""

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+from tests.simulation.scheduler import Process, Scheduler
 
 from lakehead.env.storage import LogFile
-from lakehead.testing.simulation.scheduler import Process, Scheduler
 from lakehead.testing.storage import FaultyStorage, _Bytes
 
 OnAppend = Callable[[str, bytes, int], None]

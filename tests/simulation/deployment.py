@@ -11,6 +11,13 @@ import tempfile
 from collections.abc import Iterator
 
 import pyarrow as pa
+from tests.simulation.disk import Disk, MountedDisk
+from tests.simulation.history import History, require
+from tests.simulation.lake import SimulatedLake, SimulatedLakes
+from tests.simulation.network import FolderLock, Network, RunningServer
+from tests.simulation.observer import Observer
+from tests.simulation.scheduler import Process, Scheduler
+from tests.simulation.trace import Trace
 
 from lakehead.config import Limits, TableProperties
 from lakehead.env.place import Place
@@ -20,13 +27,6 @@ from lakehead.protocol import messages as m
 from lakehead.server.lake_state import LakeState
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.service import Service
-from lakehead.testing.simulation.disk import Disk, MountedDisk
-from lakehead.testing.simulation.history import History, require
-from lakehead.testing.simulation.lake import SimulatedLake, SimulatedLakes
-from lakehead.testing.simulation.network import FolderLock, Network, RunningServer
-from lakehead.testing.simulation.observer import Observer
-from lakehead.testing.simulation.scheduler import Process, Scheduler
-from lakehead.testing.simulation.trace import Trace
 from lakehead.types import TableDescriptor, TablePath
 
 _START_US = 1_700_000_000_000_000

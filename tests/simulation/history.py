@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+from tests.simulation.disk import Disk
 
 from lakehead.format.frame import Frame, decode_body, decode_frame
 from lakehead.protocol import messages as m
-from lakehead.testing.simulation.disk import Disk
 from lakehead.types import UNPARTITIONED, ChangeType, TableDescriptor, TabletKey
 
 Row = tuple[Any, ...]

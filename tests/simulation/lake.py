@@ -14,6 +14,8 @@ from typing import Any
 from unittest import mock
 
 import pyarrow as pa
+from tests.simulation.history import History, require
+from tests.simulation.scheduler import Process, Scheduler
 
 from lakehead.env.randomness import Randomness
 from lakehead.errors import UnavailableError
@@ -24,8 +26,6 @@ from lakehead.lake.union import Superseded, UnionRead
 from lakehead.protocol.messages import LakeReply
 from lakehead.server.lake_state import LakeOwner
 from lakehead.testing.lake import Fault, MemoryLake, Row
-from lakehead.testing.simulation.history import History, require
-from lakehead.testing.simulation.scheduler import Process, Scheduler
 from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN, TableDescriptor, TabletKey, partition_name
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

@@ -1,4 +1,4 @@
-"""``python -m lakehead.testing.simulation SEED`` runs one seed; with ``--seeds N``, so many from that one on, on all
+"""``python -m tests.simulation SEED`` runs one seed; with ``--seeds N``, so many from that one on, on all
 cores, until one fails."""
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-from lakehead.testing.simulation.run import Outcome, simulate_quietly
+from tests.simulation.run import Outcome, simulate_quietly
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 when all holds, 1 when it does not."""
-    parser = argparse.ArgumentParser(prog="python -m lakehead.testing.simulation", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("seed", type=int, nargs="?", default=0)
     parser.add_argument("--seeds", type=int, default=1, metavar="N")
     chosen = parser.parse_args(arguments)

@@ -7,6 +7,21 @@ import contextlib
 import functools
 from collections.abc import Callable
 
+from tests.simulation.deployment import Deployment
+from tests.simulation.history import require
+from tests.simulation.scheduler import Task
+from tests.simulation.workload import (
+    KEYED_SCHEMA,
+    LOG_SCHEMA,
+    Actor,
+    AnonymousWriter,
+    NamedWriter,
+    Reader,
+    Source,
+    Subscriber,
+    TieringService,
+)
+
 from lakehead.client.writer import BatchWriter, writer_bytes
 from lakehead.config import TableProperties
 from lakehead.errors import (
@@ -18,20 +33,6 @@ from lakehead.errors import (
     WriterFencedError,
 )
 from lakehead.protocol import messages as m
-from lakehead.testing.simulation.deployment import Deployment
-from lakehead.testing.simulation.history import require
-from lakehead.testing.simulation.scheduler import Task
-from lakehead.testing.simulation.workload import (
-    KEYED_SCHEMA,
-    LOG_SCHEMA,
-    Actor,
-    AnonymousWriter,
-    NamedWriter,
-    Reader,
-    Source,
-    Subscriber,
-    TieringService,
-)
 from lakehead.types import TableDescriptor, TablePath
 
 _VARIANTS = 3

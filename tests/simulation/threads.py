@@ -15,9 +15,10 @@ from types import TracebackType
 from typing import Any
 from unittest import mock
 
+from tests.simulation.scheduler import Scheduler, Task
+
 from lakehead.server import service, tables
 from lakehead.server.tablet import PendingWrite
-from lakehead.testing.simulation.scheduler import Scheduler, Task
 
 
 class TaskLock:

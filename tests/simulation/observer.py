@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from tests.simulation.history import History, TabletHistory, require, rows_of
+from tests.simulation.scheduler import Scheduler
 
 from lakehead.format.frame import decode_body
 from lakehead.protocol import messages as m
-from lakehead.testing.simulation.history import History, TabletHistory, require, rows_of
-from lakehead.testing.simulation.scheduler import Scheduler
 from lakehead.types import TabletKey
 
 Floors = Mapping[TabletKey, int]
