@@ -32,6 +32,10 @@ _Message = tuple[pa.RecordBatch, pa.Buffer]
 _INLINE_BYTES = 1 << 15
 _AHEAD_BATCHES = 2
 _CALLS = b"calls"
+# gRPC hands out bytes wherever they lie in its messages. Arrow's engine warns on the terminal of columns that are not
+# aligned to their type, and others refuse them, so those are copied. An attachment is bytes, in which columns may be.
+_STREAMED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.DataTypeSpecific)
+_ATTACHED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.At64Byte)
 # gRPC waits up to two minutes between attempts to reconnect, and fails calls meanwhile: longer than writers retry. The
 # least one is no wait, whatever its name says: an attempt that is not answered is given so much time.
 _RECONNECT = [
@@ -55,7 +59,8 @@ class Channel:
         self.token = token
         self.client = fl.connect(location, generic_options=_RECONNECT, **options)
         headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
-        self.options = fl.FlightCallOptions(headers=headers)
+        self.calls = fl.FlightCallOptions(headers=headers, read_options=_ATTACHED)
+        self.streams = fl.FlightCallOptions(headers=headers, read_options=_STREAMED)
         self.heard_at = time.monotonic()
         self._probing = threading.Lock()
         self._waits: weakref.WeakSet[Wait] = weakref.WeakSet()
@@ -187,9 +192,7 @@ class Exchange(Wait):
             self._send(messages)
 
     def _converse(self, messages: list[_Message]) -> None:
-        writer, reader = self._channel.client.do_exchange(
-            fl.FlightDescriptor.for_command(_CALLS), self._channel.options
-        )
+        writer, reader = self._channel.client.do_exchange(fl.FlightDescriptor.for_command(_CALLS), self._channel.calls)
         self._began(reader)
         try:
             writer.begin(ATTACHMENT_SCHEMA)
@@ -241,7 +244,7 @@ class Inflow(Wait):
         self._start(lambda: self._receive(ticket), "lakehead-stream")
 
     def _receive(self, ticket: Any) -> None:
-        reader = self._channel.client.do_get(ticket, self._channel.options)
+        reader = self._channel.client.do_get(ticket, self._channel.streams)
         self._began(reader)
         self._heard(reader.schema)
         while not self.cancelled:
