@@ -14,11 +14,11 @@ import pyarrow as pa
 import pytest
 
 import lakehead as lh
-from lakehead.cli import demo, demo_feed
-from lakehead.cli.demo_data import load
+from lakehead.demo import feed, run
+from lakehead.demo.data import load
 
 ROWS = 20_000
-RUN = "import sys; from lakehead.cli.demo import run_demo; sys.exit(run_demo(sys.argv[1], rows=20_000, output='json'))"
+RUN = "import sys; from lakehead.demo.run import run_demo; sys.exit(run_demo(sys.argv[1], rows=20_000, output='json'))"
 
 pytestmark = pytest.mark.spark
 
@@ -101,15 +101,15 @@ def test_the_folder_remains_for_its_user(finished: dict[str, Any]) -> None:
 def test_a_row_written_twice_is_told_and_fails_the_demo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    once = demo_feed.Feed._append
+    once = feed.Feed._append
 
-    def twice(self: demo_feed.Feed, size: int) -> None:
+    def twice(self: feed.Feed, size: int) -> None:
         if self.flights.sent == 1_001:
             self._tables["nyc.flights"].append(self._data.flights.slice(0, 1))
         once(self, size)
 
-    monkeypatch.setattr(demo_feed.Feed, "_append", twice)
-    assert demo.run_demo(str(tmp_path / "data"), rows=ROWS, output="text") == 1
+    monkeypatch.setattr(feed.Feed, "_append", twice)
+    assert run.run_demo(str(tmp_path / "data"), rows=ROWS, output="text") == 1
     assert "nyc.flights: 1 rows were read twice" in capsys.readouterr().out
 
 

@@ -24,7 +24,7 @@ def demo(
     fresh: Annotated[bool, typer.Option("--fresh", help="Replace an earlier demo even if it was changed.")] = False,
 ) -> None:
     """Run the main job end to end on real data."""
-    from lakehead.cli.demo import run_demo
+    from lakehead.demo.run import run_demo
 
     _exit(run_demo(folder, rows=rows, fresh=fresh, output=session.output.value))
 
@@ -39,7 +39,7 @@ def bench(
     ] = None,
 ) -> None:
     """Measure the published figures on this machine."""
-    from lakehead.cli.bench import run_bench
+    from lakehead.benchmarks.run import run_bench
 
     _exit(run_bench(rows=rows, output=session.output.value, folder=folder, only=only or ()))
 

@@ -35,7 +35,7 @@ class Child:
 
     def __init__(self, module: str, arguments: list[str], *, log_path: str, clock: Clock) -> None:
         """Start ``python -m module arguments``; what it writes to standard error goes to ``log_path``."""
-        self._name, self._log_path, self._clock = module.rpartition(".")[2], log_path, clock
+        self._name, self._log_path, self._clock = f"demo-{module.rpartition('.')[2]}", log_path, clock
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue(10_000)
         self._unread: deque[dict[str, Any]] = deque(maxlen=10_000)
         with storage_errors(log_path, "write"), open(log_path, "wb") as log:
@@ -47,7 +47,7 @@ class Child:
                 text=True,
                 start_new_session=True,
             )
-        threading.Thread(target=self._listen, name=f"demo-{self._name}", daemon=True).start()
+        threading.Thread(target=self._listen, name=self._name, daemon=True).start()
 
     @property
     def pid(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakehead.cli.demo_child import Parent
+from lakehead.demo.child import Parent
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from lakehead.api.connection import connect
 from lakehead.api.subscription import Batch, Subscription
-from lakehead.cli.demo_child import Parent
+from lakehead.demo.child import Parent
 from lakehead.env import SystemClock
 from lakehead.types import TabletId
 

@@ -7,7 +7,7 @@ import os
 import shutil
 from typing import Any
 
-from lakehead.cli.demo_feed import TABLES
+from lakehead.demo.feed import TABLES
 from lakehead.env import LocalStorage
 from lakehead.env.folder_lock import FolderLock
 from lakehead.env.storage import storage_errors

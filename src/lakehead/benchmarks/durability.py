@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 
 import lakehead as lh
-from lakehead.cli.bench import Figure
+from lakehead.benchmarks.run import Figure
 
 WRITERS = (1, 8, 64)
 _WRITES = 2000
@@ -22,7 +22,7 @@ _WRITES = 2000
 _LOAD = """
 import sys
 import lakehead as lh
-from lakehead.cli.bench import event_batches
+from lakehead.benchmarks.run import event_batches
 con = lh.connect(sys.argv[1])
 batches = event_batches(int(sys.argv[2]))
 table = con.create_table("bench.keyed", batches[0].schema, primary_key=["event_id"], buckets=2, durability="os")
@@ -83,7 +83,8 @@ def restart(base: str, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:
     folder = f"{base}/restart"
     command = [sys.executable, "-c", _LOAD, folder, str(rows)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdin is not None
     try:
         if process.stdout.readline().strip() != "loaded":
             raise lh.LakeheadError("the process that loads rows ended early")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lakehead.cli.demo_folder import prepare_folder, write_marker
+from lakehead.demo.folder import prepare_folder, write_marker
 from lakehead.env.folder_lock import FolderLock
 from lakehead.errors import InvalidRequestError
 

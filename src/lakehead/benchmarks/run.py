@@ -71,7 +71,7 @@ def run_bench(
     Raises:
         InvalidRequestError: there is no such part.
     """
-    from lakehead.cli.bench_durability import concurrent_writers, restart
+    from lakehead.benchmarks.durability import concurrent_writers, restart
 
     parts = dict(zip(PARTS, (_embedded, _loopback, _push, _lake, concurrent_writers, restart), strict=True))
     if unknown := [p for p in only if p not in parts]:

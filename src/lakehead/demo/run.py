@@ -15,13 +15,13 @@ import pyarrow.compute as pc
 
 from lakehead.api.connection import Connection, connect
 from lakehead.api.table import Table
-from lakehead.cli.demo_check import Checker, Seen
-from lakehead.cli.demo_child import Child
-from lakehead.cli.demo_data import DemoData, load
-from lakehead.cli.demo_feed import TABLES, Feed, Pace
-from lakehead.cli.demo_folder import prepare_folder, write_marker
-from lakehead.cli.demo_questions import Answer, ask_all, decoded
-from lakehead.cli.demo_screen import Screen, print_answer, print_summary
+from lakehead.demo.check import Checker, Seen
+from lakehead.demo.child import Child
+from lakehead.demo.data import DemoData, load
+from lakehead.demo.feed import TABLES, Feed, Pace
+from lakehead.demo.folder import prepare_folder, write_marker
+from lakehead.demo.questions import Answer, ask_all, decoded
+from lakehead.demo.screen import Screen, print_answer, print_summary
 from lakehead.env import SystemClock
 from lakehead.errors import UnavailableError
 
@@ -30,8 +30,8 @@ _READY_SECONDS = 60.0
 _REPORT_SECONDS = 60.0
 _ANSWER_SECONDS = 120.0
 _TIERED_SECONDS = 90.0
-_SPARK_MODULE = "lakehead.cli.demo_spark"
-_SUBSCRIBER_MODULE = "lakehead.cli.demo_subscriber"
+_SPARK_MODULE = "lakehead.demo.spark"
+_SUBSCRIBER_MODULE = "lakehead.demo.subscriber"
 _INTERRUPTED = 130
 
 

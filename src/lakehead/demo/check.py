@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.api.connection import Connection
-from lakehead.cli.demo_data import STATUS, WEATHER, DemoData
-from lakehead.cli.demo_feed import TABLES, Feed
+from lakehead.demo.data import STATUS, WEATHER, DemoData
+from lakehead.demo.feed import TABLES, Feed
 
 if TYPE_CHECKING:
     import pandas

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from lakehead.cli.demo_questions import Answer
+from lakehead.demo.questions import Answer
 from lakehead.env import Clock
 
 _LINE_SECONDS = 5.0

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.api.connection import Connection
-from lakehead.cli.demo_data import (
+from lakehead.demo.data import (
     AIRLINES,
     AIRPORTS,
     ARRIVAL_COLUMNS,

@@ -1,0 +1,1 @@
+"""The published figures, measured on the machine at hand."""
