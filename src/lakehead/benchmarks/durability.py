@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 
 import lakehead as lh
-from lakehead.benchmarks.run import Figure
+from lakehead.benchmarks.events import Figure
 
 WRITERS = (1, 8, 64)
 _WRITES = 2000
@@ -22,7 +22,7 @@ _WRITES = 2000
 _LOAD = """
 import sys
 import lakehead as lh
-from lakehead.benchmarks.run import event_batches
+from lakehead.benchmarks.events import event_batches
 con = lh.connect(sys.argv[1])
 batches = event_batches(int(sys.argv[2]))
 table = con.create_table("bench.keyed", batches[0].schema, primary_key=["event_id"], buckets=2, durability="os")

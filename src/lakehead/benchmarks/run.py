@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import numpy as np
 import pyarrow as pa
@@ -26,40 +26,10 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 import lakehead as lh
+from lakehead.benchmarks.durability import concurrent_writers, restart
+from lakehead.benchmarks.events import BATCH_ROWS, Figure, event_batches
 
-BATCH_ROWS = 10_000
 PARTS = ("embedded", "loopback", "push", "lake", "writers", "restart")
-_ACTIONS = np.array(["view", "cart", "buy", "return", "share"])
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One measured figure; ``beside`` says what it is compared with, ``ratio`` is figure / limit where it has one."""
-
-    name: str
-    value: str
-    beside: str = ""
-    ratio: float | None = None
-
-
-def event_batches(rows: int) -> list[pa.RecordBatch]:
-    """Deterministic events in batches of `BATCH_ROWS`; ``event_id`` counts from 0."""
-    r = np.random.default_rng(1)
-    ids = np.arange(rows)
-    start = np.datetime64("2026-01-01", "us")
-    table = pa.table(
-        {
-            "event_id": ids,
-            "user_id": r.integers(0, 50_000, rows),
-            "item_id": r.integers(0, 9_000, rows).astype(np.int32),
-            "ts": start + ids.astype("timedelta64[ms]"),
-            "action": _ACTIONS[r.integers(0, 5, rows)],
-            "price": np.round(r.gamma(2.0, 20.0, rows), 2),
-            "qty": r.integers(1, 9, rows).astype(np.int32),
-            "session": pc.utf8_lpad(pc.cast(pa.array(r.integers(0, 1 << 40, rows)), pa.string()), 16, "0"),
-        }
-    )
-    return [b for b in table.combine_chunks().to_batches(max_chunksize=BATCH_ROWS)]
 
 
 def run_bench(
@@ -71,8 +41,6 @@ def run_bench(
     Raises:
         InvalidRequestError: there is no such part.
     """
-    from lakehead.benchmarks.durability import concurrent_writers, restart
-
     parts = dict(zip(PARTS, (_embedded, _loopback, _push, _lake, concurrent_writers, restart), strict=True))
     if unknown := [p for p in only if p not in parts]:
         raise lh.InvalidRequestError(f"there is no part {unknown[0]!r} of the benchmark: {', '.join(PARTS)}")
