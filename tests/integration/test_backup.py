@@ -20,7 +20,7 @@ from lakehead.api import backup as backups
 from lakehead.api.backup import back_up, restore
 from lakehead.cli.main import main
 from lakehead.client.table import TableClient
-from lakehead.env import SystemClock, SystemRandomness
+from lakehead.env import Env
 from lakehead.errors import (
     ChecksumError,
     CorruptionError,
@@ -370,9 +370,7 @@ def test_offsets_of_one_folder_mean_nothing_in_another(tmp_path: Path) -> None:
         with lh.connect(tmp_path / "b") as two:
             two.table("t").append([{"k": n, "v": -n} for n in range(5)])
             own = one.table("t")._client
-            astray = TableClient(
-                own.desc, two._server, SystemClock(), SystemRandomness(), folder_id=one._server.folder_id
-            )
+            astray = TableClient(own.desc, two._server, Env.system(), folder_id=one._server.folder_id)
             ranges = {TabletKey("", 0): (0, 2)}
             assert sum(b.num_rows for _, b in own.read_ranges(ranges, ["k"])) == 2
             with pytest.raises(FolderCopiedError, match="another copy"):

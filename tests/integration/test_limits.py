@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import lakehead as lh
+from lakehead.env import SystemThreads
 from lakehead.server.admission import Bounded
 
 KV = pa.schema([("k", pa.int64()), ("p", pa.string())])
@@ -67,7 +68,7 @@ def test_lookups_are_cut_by_the_client_and_refused_by_the_server(
 def test_writes_beyond_what_a_server_works_on_wait_their_turn(con: lh.Connection) -> None:
     table = con.create_table("a.t", KV)
     server = service(con)
-    server._write_bytes = Bounded("write_bytes_max", "bytes of writes", 1000)
+    server._write_bytes = Bounded(SystemThreads(), "write_bytes_max", "bytes of writes", 1000)
     held = server._write_bytes.take(900)
     done = threading.Event()
     refused = threading.Event()
@@ -99,7 +100,7 @@ def test_reads(con: lh.Connection) -> None:
     table = con.create_table("a.t", KV)
     table.append([{"k": 1, "p": "x"}])
     server = service(con)
-    server._reads = Bounded("reads_max", "reads", 2)
+    server._reads = Bounded(SystemThreads(), "reads_max", "reads", 2)
     open_reads = [table.scan().to_batches() for _ in range(2)]
     for reading in open_reads:
         next(iter(reading))

@@ -16,7 +16,7 @@ import lakehead as lh
 from lakehead.api.subscription import subscribe
 from lakehead.client import patience
 from lakehead.client.table import TableClient
-from lakehead.env import SystemClock, SystemRandomness
+from lakehead.env import Env
 from lakehead.errors import UnavailableError
 from lakehead.protocol import messages as m
 from lakehead.types import TabletId
@@ -66,7 +66,7 @@ class _BreakingStream:
 
 def over(con: lh.Connection, name: str, breaks: Sequence[int], meanwhile: Callable[[], object]) -> TableClient:
     endpoint = Breaking(con._server, breaks, meanwhile)
-    return TableClient(con.table(name)._desc, endpoint, SystemClock(), SystemRandomness())
+    return TableClient(con.table(name)._desc, endpoint, Env.system())
 
 
 BREAKS = [[0], [1], [2], [1, 1, 0, 2], [5, 0, 0, 1]]

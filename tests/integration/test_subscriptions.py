@@ -15,6 +15,7 @@ import pytest
 import lakehead as lh
 from lakehead import TabletId
 from lakehead.client import patience
+from lakehead.env import SystemThreads
 from lakehead.server.admission import Bounded
 
 KV = pa.schema([("k", pa.int64()), ("a", pa.string())])
@@ -190,7 +191,7 @@ def test_more_subscriptions_than_allowed_are_refused(tmp_path: Path, wait_until:
     with lh.connect(tmp_path / "data") as con:
         table = con.create_table("t", KV)
         service: Any = con._server
-        service._subscriptions = Bounded("subscriptions_max", "subscriptions", 3)
+        service._subscriptions = Bounded(SystemThreads(), "subscriptions_max", "subscriptions", 3)
         with lh.connect(con.uri) as remote:
             here, there = table.subscribe(), remote.table("t").subscribe()
             third = table.subscribe()

@@ -24,7 +24,7 @@ from lakehead.api.table import Table
 from lakehead.client.table import TableClient
 from lakehead.client.writer import PreparedWrite, WriteKind
 from lakehead.config import LakeConfig, Limits, TableProperties
-from lakehead.env import SystemRandomness
+from lakehead.env import Env, SystemRandomness, SystemThreads
 from lakehead.errors import OutcomeUnknownError, StorageError
 from lakehead.format.schema import validate_definition
 from lakehead.lake.files import LakeWriteSpec, write_data_files
@@ -72,6 +72,7 @@ class Deployed(RuleBasedStateMachine):
         self.folder = tempfile.mkdtemp(prefix="lakehead-model-")
         self.storage = FaultyStorage()
         self.clock = ManualClock()
+        self.env = Env(self.clock, self.storage, SystemRandomness(), SystemThreads())
         self.service: Service | None = None
         self.pins: list[tuple[Any, Rows]] = []
         self.sent: list[tuple[PreparedWrite, Any]] = []
@@ -125,9 +126,7 @@ class Deployed(RuleBasedStateMachine):
     def start(self) -> None:
         self.service = Service(
             self.folder,
-            storage=self.storage,
-            clock=self.clock,
-            randomness=SystemRandomness(),
+            env=self.env,
             limits=Limits(lease_seconds=1e9),
             lake=CatalogLakeState(LakeConfig(), self.folder),
         )
@@ -136,7 +135,7 @@ class Deployed(RuleBasedStateMachine):
         assert self.service is not None
         reply, _ = self.service.call(m.GetTable(database="m", table="t"))
         assert isinstance(reply, m.TableReply)
-        client = TableClient(reply.info.descriptor(), self.service, self.clock, SystemRandomness())
+        client = TableClient(reply.info.descriptor(), self.service, self.env)
         self.table = Table(client)
 
     def stop(self, *, dead: bool = False) -> None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from lakehead.config import TableProperties
+from lakehead.env import Env, SystemRandomness, SystemThreads
 from lakehead.env.clock import SteadyClock
 from lakehead.errors import ClosedError
 from lakehead.format.frame import WriterStamp, encode_body
@@ -71,7 +72,8 @@ class Machine:
 
         self.steady = SteadyClock(self.clock)
         return Tablet(
-            desc, TabletKey("", 0), storage=self.storage, folder="/t", clock=self.steady,
+            desc, TabletKey("", 0), folder="/t",
+            env=Env(self.steady, self.storage, SystemRandomness(), SystemThreads()),
             on_progress=lambda: None, run_in_background=none_beside, seed=1, moment=threading.Lock(),
         )  # fmt: skip
 
@@ -79,7 +81,7 @@ class Machine:
         at = len(self.written)
         batch = pa.RecordBatch.from_pydict({"n": [at]}, schema=SCHEMA)
         body = encode_body(batch, schema_id=0, stamp=WriterStamp(at.to_bytes(16, "little"), 0))
-        write = PendingWrite("append", body, None)
+        write = PendingWrite("append", body, None, threading.Event())
         if self.tablet.submit(write):
             self.tablet.drive()
         assert write.wait() == (at, at + 1)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from lakehead.config import Limits, TableProperties
-from lakehead.env import SystemClock
+from lakehead.env import Env, SystemClock, SystemThreads
 from lakehead.env.randomness import SeededRandomness
 from lakehead.errors import InvalidRequestError, LakeheadError
 from lakehead.format.frame import WriterStamp, encode_body
@@ -46,9 +46,7 @@ def service() -> Iterator[Service]:
     with tempfile.TemporaryDirectory() as folder:
         made = Service(
             folder,
-            storage=MemoryStorage(),
-            clock=SystemClock(),
-            randomness=SeededRandomness(1),
+            env=Env(SystemClock(), MemoryStorage(), SeededRandomness(1), SystemThreads()),
             limits=Limits(batch_bytes_max=1 << 20),
             lake=None,
         )

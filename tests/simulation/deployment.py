@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import os
 import shutil
 import sqlite3
@@ -17,12 +18,15 @@ from tests.simulation.lake import SimulatedLake, SimulatedLakes
 from tests.simulation.network import FolderLock, Network, RunningServer
 from tests.simulation.observer import Observer
 from tests.simulation.scheduler import Process, Scheduler
+from tests.simulation.threads import TaskThreads
 from tests.simulation.trace import Trace
 
 from lakehead.config import Limits, TableProperties
+from lakehead.env import Env
 from lakehead.env.place import Place
 from lakehead.env.randomness import SeededRandomness
 from lakehead.errors import StorageError
+from lakehead.log.checkpoint import CheckpointPolicy
 from lakehead.protocol import messages as m
 from lakehead.server.lake_state import LakeState
 from lakehead.server.metadata import MetadataStore
@@ -64,7 +68,8 @@ class Deployment:
         self.history = History(self.disk, self._partition_names)
         self.network = Network(self.scheduler, self.trace, Observer(self.scheduler, self.history))
         self.clock = VirtualClock(self.scheduler)
-        self.randomness = SeededRandomness(seed + 1)
+        self.env = Env(self.clock, self.disk, SeededRandomness(seed + 1), TaskThreads(self.scheduler))
+        self.checkpoint_policy = CheckpointPolicy()
         self.folder = folder
         self.lakes = SimulatedLakes(
             lambda desc: SimulatedLake(self.scheduler, self.history, desc, SeededRandomness(seed + 2))
@@ -123,13 +128,12 @@ class Deployment:
         with self.scheduler.inside(process):
             service = Service(
                 self.folder,
-                storage=MountedDisk(self.disk, process),
-                clock=self.clock,
-                randomness=self.randomness,
+                env=dataclasses.replace(self.env, storage=MountedDisk(self.disk, process)),
                 limits=Limits(),
                 lake=self._lake,
                 maintenance_seconds=None if self._lake is None else 0.05,
                 place=self._place,
+                checkpoint_policy=self.checkpoint_policy,
                 fence=lock.require_held,
             )
         self.metadata = service._metadata

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tests.simulation.deployment import Deployment
 from tests.simulation.history import require
+from tests.simulation.threads import TaskLock
 from tests.simulation.workload import AnonymousWriter, Reader
 
 from lakehead.errors import LakeheadError
@@ -43,7 +44,7 @@ def _is_between_writes(service: Service) -> bool:
     locks = [table._open_lock for table in tables]
     for tablet in (tablet for table in tables for tablet in table.tablets.values()):
         locks += [tablet._log_lock, tablet._maintenance_lock]
-    return not any(lock.locked() for lock in locks)
+    return not any(isinstance(lock, TaskLock) and lock.held for lock in locks)
 
 
 def open_copy(deployment: Deployment) -> None:

@@ -7,7 +7,6 @@ import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from unittest import mock
 
 from tests.simulation.deployment import Deployment, scratch_folder
 from tests.simulation.disk import DiskFaults
@@ -18,7 +17,6 @@ from tests.simulation.network import NetworkFaults
 from tests.simulation.owners import exchange_owners, open_copy
 from tests.simulation.rare import DivergentWriter, Dropper
 from tests.simulation.scheduler import Process, Task
-from tests.simulation.threads import simulated_threads
 from tests.simulation.workload import (
     KEYED_SCHEMA,
     LOG_SCHEMA,
@@ -32,7 +30,7 @@ from tests.simulation.workload import (
 
 from lakehead.client.writer import writer_bytes
 from lakehead.config import TableProperties
-from lakehead.log import tablet as log_tablet
+from lakehead.log.checkpoint import CheckpointPolicy
 from lakehead.types import TableDescriptor
 
 RARE_EVERY = 10
@@ -77,6 +75,7 @@ class Simulation:
     def __init__(self, seed: int, folder: str) -> None:
         self.deployment = Deployment(seed, folder)
         self.draws = self.deployment.draws
+        self.deployment.checkpoint_policy = CheckpointPolicy(log_bytes=self.draws.choice([1000, 4000]))
         self._writers: list[Task] = []
         self._subscribers: list[Subscriber] = []
         self._sources: dict[str, int] = {}
@@ -91,8 +90,7 @@ class Simulation:
 
     def carry_out(self) -> str | None:
         """Run to the end; returns what went wrong."""
-        small = mock.patch.object(log_tablet, "CHECKPOINT_BYTES", self.draws.choice([1000, 4000]))
-        with small, simulated_views(self.deployment.lakes), simulated_threads(self.deployment.scheduler):
+        with simulated_views(self.deployment.lakes):
             try:
                 self.deployment.scheduler.run(self._main)
             except Exception as e:

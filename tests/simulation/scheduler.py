@@ -39,7 +39,7 @@ class Task:
         process: the one that it runs in now: a server's while that answers it.
     """
 
-    def __init__(self, name: str, process: Process, body: Callable[[], None]) -> None:
+    def __init__(self, name: str, process: Process, body: Callable[[], object]) -> None:
         self.name = name
         self.home = process
         self.process = process
@@ -72,7 +72,7 @@ class Scheduler:
         self._ending = False
         self._failure: BaseException | None = None
 
-    def run(self, body: Callable[[], None]) -> None:
+    def run(self, body: Callable[[], object]) -> None:
         """Run a first task, and those it spawns, until the first one ends; the others are killed then.
 
         Raises:
@@ -104,7 +104,7 @@ class Scheduler:
         assert self._current is not None, "no task is running"
         return self._current
 
-    def spawn(self, name: str, process: Process, body: Callable[[], None]) -> Task:
+    def spawn(self, name: str, process: Process, body: Callable[[], object]) -> Task:
         """Start a task; it runs when it is drawn."""
         task = Task(name, process, body)
         self._ready.append(task)

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 from tests.simulation.scheduler import Killed, Process, Scheduler
-from tests.simulation.threads import Threads
+from tests.simulation.threads import TaskLock, TaskThreads
 
 
 def order_of(seed: int) -> list[str]:
@@ -55,19 +55,19 @@ def test_sleeping_costs_no_time_and_keeps_its_order() -> None:
 
 def test_locks_exclude_and_a_deadlock_is_named() -> None:
     scheduler = Scheduler(0)
-    threads = Threads(scheduler)
-    first, second = threads.Lock(), threads.Lock()
+    threads = TaskThreads(scheduler)
+    first, second = threads.lock(), threads.lock()
 
-    def take(one: object, other: object) -> None:
-        with one:  # type: ignore[attr-defined]
+    def take(one: TaskLock, other: TaskLock) -> None:
+        with one:
             scheduler.sleep(1)
-            with other:  # type: ignore[attr-defined]
+            with other:
                 pass
 
     def main() -> None:
         scheduler.spawn("a", Process("a"), lambda: take(first, second))
         scheduler.spawn("b", Process("b"), lambda: take(second, first))
-        threads.Event().wait()
+        threads.event().wait()
 
     with pytest.raises(AssertionError, match=r"nobody can go on: .*a waits for a lock that b holds"):
         scheduler.run(main)
@@ -75,13 +75,13 @@ def test_locks_exclude_and_a_deadlock_is_named() -> None:
 
 def test_a_killed_process_unwinds_and_goes_no_further() -> None:
     scheduler = Scheduler(0)
-    threads = Threads(scheduler)
+    threads = TaskThreads(scheduler)
     seen: list[str] = []
     server = Process("server")
 
     def serve() -> None:
         try:
-            threads.Event().wait()
+            threads.event().wait()
         except Killed:
             seen.append("killed")
             try:

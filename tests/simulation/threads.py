@@ -1,38 +1,34 @@
 """Threads, locks and events of the server and the client, on the simulation's scheduler.
 
-The modules under test say ``threading.Lock()``; while a simulation runs, their ``threading`` is `Threads`. So real
-group commits, waits and background work happen, one step at a time.
+The code under test is handed `TaskThreads` as its `lakehead.env.threads.Threads`. So real group commits, waits and
+background work happen, one step at a time.
 """
 
 from __future__ import annotations
 
-import functools
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any
-from unittest import mock
 
 from tests.simulation.scheduler import Scheduler, Task
 
-from lakehead.server import service, tables
-from lakehead.server.tablet import PendingWrite
-
 
 class TaskLock:
-    """`threading.Lock` and, as ``reentrant``, `threading.RLock`. Whoever takes a plain one may have to let others go
-    first; a reentrant one is also taken by destructors, which run anywhere."""
+    """A `Lock`. Whoever takes a plain one may have to let others go first; a ``reentrant`` one is also taken by
+    destructors, which run anywhere."""
 
-    def __init__(self, scheduler: Scheduler, *, reentrant: bool = False) -> None:
+    def __init__(self, scheduler: Scheduler, *, reentrant: bool) -> None:
         self._scheduler = scheduler
         self._reentrant = reentrant
         self._owner: Task | None = None
         self._depth = 0
         self._waiters: list[Task] = []
 
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+    @property
+    def held(self) -> bool:
+        """Whether somebody has it."""
+        return self._owner is not None
+
+    def __enter__(self) -> bool:
         if self._scheduler.over:
             self._depth += 1
             return True
@@ -41,41 +37,27 @@ class TaskLock:
         task = self._scheduler.current
         if not (self._reentrant and self._owner is task):
             while self._owner is not None:
-                if not blocking:
-                    return False
                 self._scheduler.wait(self._waiters, f"a lock that {self._owner.name} holds")
         self._owner = task
         self._depth += 1
         return True
 
-    def release(self) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
         self._depth -= 1
         if self._depth == 0:
             self._owner = None
             self._scheduler.wake(self._waiters)
 
-    def locked(self) -> bool:
-        return self._owner is not None
-
-    def __enter__(self) -> bool:
-        return self.acquire()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
-
 
 class TaskEvent:
-    """`threading.Event`."""
+    """An `Event`."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._set = False
         self._waiters: list[Task] = []
-
-    def is_set(self) -> bool:
-        return self._set
 
     def set(self) -> None:
         self._set = True
@@ -84,8 +66,8 @@ class TaskEvent:
     def clear(self) -> None:
         self._set = False
 
-    def wait(self, timeout: float | None = None) -> bool:
-        end_us = None if timeout is None else self._scheduler.now_us + timeout * 1e6
+    def wait(self, seconds: float | None = None, /) -> bool:
+        end_us = None if seconds is None else self._scheduler.now_us + seconds * 1e6
         while not self._set:
             left = None if end_us is None else (end_us - self._scheduler.now_us) / 1e6
             if left is not None and left <= 0:
@@ -95,133 +77,79 @@ class TaskEvent:
 
 
 class TaskCondition:
-    """`threading.Condition`."""
+    """A `Condition`."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._lock = TaskLock(scheduler, reentrant=True)
-        self._waiters: list[Task] = []
-
-    def __enter__(self) -> bool:
-        return self._lock.acquire()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.release()
-
-    def wait(self, timeout: float | None = None) -> None:
-        self._lock.release()
-        try:
-            self._scheduler.wait(self._waiters, "a condition", timeout)
-        finally:
-            self._lock.acquire()
-
-    def notify_all(self) -> None:
-        self._scheduler.wake(self._waiters)
-
-
-class TaskChanges:
-    """`lakehead.env.interrupts.Changes`."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+        self._changes = 0
         self._waiters: list[Task] = []
 
     def notify_all(self) -> None:
+        self._changes += 1
         self._scheduler.wake(self._waiters)
 
     def wait_for(self, reached: Callable[[], bool], check_seconds: float | None = None) -> None:
+        seen = self._changes
         while not reached():
-            self._scheduler.wait(self._waiters, "a change", check_seconds)
+            if seen == self._changes:  # else there was one while `reached` was asked
+                self._scheduler.wait(self._waiters, "a change", check_seconds)
+            seen = self._changes
 
 
 class TaskThread:
-    """`threading.Thread`: a task of the process that starts it."""
+    """A task of the process that starts it, as a thread."""
 
-    def __init__(
-        self, target: Callable[..., None], name: str = "thread", args: tuple[Any, ...] = (), daemon: bool = True
-    ) -> None:
-        self._call = lambda: target(*args)
-        self.name = name
-        self._ended: TaskEvent | None = None
+    def __init__(self, scheduler: Scheduler, work: Callable[[], object], name: str) -> None:
+        self._ended = TaskEvent(scheduler)
+        self._work = work
+        scheduler.spawn(name, scheduler.current.process, self._run)
 
-    def start(self) -> None:
-        scheduler = self._scheduler
-        self._ended = ended = TaskEvent(scheduler)
+    def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            self._ended.set()
 
-        def body() -> None:
-            try:
-                self._call()
-            finally:
-                ended.set()
-
-        scheduler.spawn(self.name, scheduler.current.process, body)
-
-    def join(self, timeout: float | None = None) -> None:
-        if self._ended is not None:
-            self._ended.wait(timeout)
-
-    def is_alive(self) -> bool:
-        return self._ended is not None and not self._ended.is_set()
-
-    _scheduler: Scheduler
+    def join(self) -> None:
+        self._ended.wait()
 
 
-class Pool:
-    """`ThreadPoolExecutor`, as far as work is only handed over."""
+class TaskPool:
+    """A `Pool` that begins a task for all that it is given."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._closed = False
 
-    def submit(self, call: Callable[[], None]) -> None:
+    def submit(self, work: Callable[[], object], /) -> None:
         if self._closed:
             raise RuntimeError("cannot schedule new futures after shutdown")
-        self._scheduler.spawn("background", self._scheduler.current.process, call)
+        self._scheduler.spawn("background", self._scheduler.current.process, work)
 
-    def shutdown(self, wait: bool = True) -> None:
+    def shutdown(self) -> None:
         self._closed = True
 
 
-class Threads:
-    """What the modules under test find under the name ``threading``; all that is not here is the real thing."""
+class TaskThreads:
+    """A `lakehead.env.threads.Threads` whose threads are tasks."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self.Thread = type("Thread", (TaskThread,), {"_scheduler": scheduler})
 
-    def Lock(self) -> TaskLock:
-        return TaskLock(self._scheduler)
+    def lock(self) -> TaskLock:
+        return TaskLock(self._scheduler, reentrant=False)
 
-    def RLock(self) -> TaskLock:
+    def reentrant_lock(self) -> TaskLock:
         return TaskLock(self._scheduler, reentrant=True)
 
-    def Event(self) -> TaskEvent:
+    def event(self) -> TaskEvent:
         return TaskEvent(self._scheduler)
 
-    def Condition(self) -> TaskCondition:
+    def condition(self) -> TaskCondition:
         return TaskCondition(self._scheduler)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(threading, name)
+    def start(self, work: Callable[[], object], name: str) -> TaskThread:
+        return TaskThread(self._scheduler, work, name)
 
-
-@contextmanager
-def simulated_threads(scheduler: Scheduler) -> Iterator[None]:
-    """Give the server's and the client's modules the scheduler's threads."""
-    threads = Threads(scheduler)
-
-    def pending(*args: Any) -> PendingWrite:
-        # The dataclass holds on to the real Event.
-        done: Any = threads.Event()
-        return functools.partial(PendingWrite, done=done)(*args)
-
-    with ExitStack() as stack:
-        for name, module in sorted(sys.modules.items()):
-            if name.startswith(("lakehead.server.", "lakehead.client.")) and hasattr(module, "threading"):
-                stack.enter_context(mock.patch.object(module, "threading", threads))
-        stack.enter_context(mock.patch.object(service, "ThreadPoolExecutor", lambda *_, **__: Pool(scheduler)))
-        stack.enter_context(mock.patch.object(service, "PendingWrite", pending))
-        stack.enter_context(mock.patch.object(tables, "Changes", lambda: TaskChanges(scheduler)))
-        yield
+    def pool(self, threads_max: int, name: str) -> TaskPool:
+        return TaskPool(self._scheduler)

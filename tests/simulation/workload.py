@@ -52,7 +52,7 @@ class Actor:
         self.name = name
         self.draws = deployment.draws
         self.endpoint = NetworkEndpoint(deployment.network, name)
-        self.client = TableClient(desc, self.endpoint, deployment.clock, deployment.randomness)
+        self.client = TableClient(desc, self.endpoint, deployment.env)
 
     def note(self, what: str, detail: object = "") -> None:
         self.deployment.note(self.name, what, detail)
@@ -371,7 +371,7 @@ class TieringService(Actor):
 
     def _round(self, lake: SimulatedLake, epoch: int) -> bool:
         """One round; False when a newer service has taken over."""
-        round_id = self.deployment.randomness.uuid_hex()
+        round_id = self.deployment.env.randomness.uuid_hex()
         try:
             result = run_round(
                 lake.table,
@@ -381,7 +381,7 @@ class TieringService(Actor):
                 round_id=round_id,
                 rows_per_task=self.draws.choice([5, 1000]),
                 clock=self.deployment.clock,
-                randomness=self.deployment.randomness,
+                randomness=self.deployment.env.randomness,
             )
         except CommitUnknownError:
             self.note("round unknown")

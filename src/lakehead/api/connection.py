@@ -21,7 +21,7 @@ from lakehead.client.leases import LeaseKeeper
 from lakehead.client.patience import ask
 from lakehead.client.table import TableClient
 from lakehead.config import LakeConfig, TableProperties
-from lakehead.env import SystemClock, SystemRandomness
+from lakehead.env import Env
 from lakehead.env.credentials import load_token
 from lakehead.env.interrupts import shielded
 from lakehead.errors import (
@@ -131,9 +131,8 @@ class Connection(Displayed):
         self._folder = folder
         # Token and authority that `connect` was given: other processes of this job may need them.
         self._given: tuple[str | None, bytes | None] = (None, None)
-        self._clock = SystemClock()
-        self._randomness = SystemRandomness()
-        self._leases = LeaseKeeper(self._door, renewing=True)
+        self._env = Env.system()
+        self._leases = LeaseKeeper(self._door, self._env.threads, renewing=True)
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._sql: SqlEngine | None = None
@@ -159,7 +158,7 @@ class Connection(Displayed):
         return self._door
 
     def _ask(self, request: m.Request, *, once: bool = False) -> m.AnyReply:
-        return ask(self._endpoint, self._clock, request, once=once)[0]
+        return ask(self._endpoint, self._env.clock, request, once=once)[0]
 
     # ---- tables -----------------------------------------------------------------------------------------------
 
@@ -247,7 +246,7 @@ class Connection(Displayed):
     def _opened(self, reply: m.AnyReply) -> Table:
         assert isinstance(reply, m.TableReply)
         desc = reply.info.descriptor()
-        client = TableClient(desc, self._endpoint, self._clock, self._randomness, self._leases, reply.folder_id)
+        client = TableClient(desc, self._endpoint, self._env, self._leases, reply.folder_id)
         return Table(client)
 
     def tables(self, database: str | None = None) -> list[str]:

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from lakehead.config import ServerConfig
+from lakehead.env import Env
 from lakehead.env.folder_lock import FolderLock, read_announcement
 from lakehead.errors import UnavailableError
 
@@ -18,7 +19,7 @@ def host_folder(folder: str, lock: FolderLock, config: ServerConfig) -> ServerHo
     from lakehead.lake.state import CatalogLakeState
     from lakehead.server.host import ServerHost
 
-    return ServerHost(folder, lock, config, lambda f: CatalogLakeState(config.lake, f))
+    return ServerHost(folder, lock, config, Env.system(), lambda f: CatalogLakeState(config.lake, f))
 
 
 def serve(folder: str | os.PathLike[str], config: ServerConfig) -> ServerHost:

@@ -6,13 +6,13 @@ per connection renews; it runs only while there is something to renew.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, TypeAlias
 
 from lakehead.config import LEASE_SECONDS
+from lakehead.env.threads import Started, Threads
 from lakehead.errors import ClosedError, LakeheadError, OverloadedError, UnavailableError
 from lakehead.protocol import messages as m
 
@@ -27,16 +27,17 @@ _SHARE = 4
 class LeaseKeeper:
     """Thread-safe; the garbage collector may call `release` at any time."""
 
-    def __init__(self, endpoint: m.Endpoint, *, renewing: bool) -> None:
+    def __init__(self, endpoint: m.Endpoint, threads: Threads, *, renewing: bool) -> None:
         """``renewing`` starts the thread when there is something to renew."""
         self._endpoint = endpoint
         self._renewing = renewing
         self._kept: Counter[str] = Counter()
         self._released: deque[str] = deque()
         self._seconds = 0.0
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._closing = threading.Event()
+        self._threads = threads
+        self._lock = threads.lock()
+        self._thread: Started | None = None
+        self._closing = threads.event()
         self.before: list[Callable[[Occasion], None]] = []
 
     def open(self, tables: Sequence[tuple[str, str | None]], *, planned: bool = False) -> list[m.Lease]:
@@ -73,8 +74,7 @@ class LeaseKeeper:
         with self._lock:
             self._kept[lease] += 1
             if self._renewing and self._thread is None and self._seconds > 0:
-                self._thread = threading.Thread(target=self._run, name="lakehead-leases", daemon=True)
-                self._thread.start()
+                self._thread = self._threads.start(self._run, "lakehead-leases")
 
     def release(self, lease: str) -> None:
         """Let a lease go with the next request about leases. Sends nothing and takes no lock."""

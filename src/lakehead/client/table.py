@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
@@ -14,8 +13,7 @@ from lakehead.client.leases import LeaseKeeper
 from lakehead.client.patience import Patience, ask
 from lakehead.client.routing import route
 from lakehead.client.writer import BatchWriter, WriteKind
-from lakehead.env.clock import Clock
-from lakehead.env.randomness import Randomness
+from lakehead.env import Env
 from lakehead.errors import (
     InvalidRequestError,
     LakeheadError,
@@ -41,8 +39,7 @@ class TableClient:
         self,
         desc: TableDescriptor,
         endpoint: m.Endpoint,
-        clock: Clock,
-        randomness: Randomness,
+        env: Env,
         leases: LeaseKeeper | None = None,
         folder_id: str = "",
     ) -> None:
@@ -51,11 +48,11 @@ class TableClient:
         self._folder_id = folder_id
         self.desc = desc
         self._endpoint = endpoint
-        self.clock = clock
-        self._randomness = randomness
+        self.clock = env.clock
+        self._randomness = env.randomness
         self._writers: list[BatchWriter] = []
-        self.leases = LeaseKeeper(endpoint, renewing=False) if leases is None else leases
-        self._lock = threading.Lock()
+        self.leases = LeaseKeeper(endpoint, env.threads, renewing=False) if leases is None else leases
+        self._lock = env.threads.lock()
 
     def _ask(self, request: m.Request, attachments: Sequence[pa.Buffer] = ()) -> tuple[m.AnyReply, list[pa.Buffer]]:
         return ask(self._endpoint, self.clock, request, attachments)

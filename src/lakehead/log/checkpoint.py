@@ -50,6 +50,22 @@ Frames = Callable[[int, int], Iterator[Frame]]
 """Frames that hold rows of ``[start, end)``, in offset order."""
 
 
+@dataclass(frozen=True)
+class CheckpointPolicy:
+    """When a tablet makes a checkpoint.
+
+    Attributes:
+        log_bytes: log after which one is due, unless the checkpoint itself is larger.
+        small_bytes: up to this size one is made for whatever could be trimmed after it.
+    """
+
+    log_bytes: int = 64 << 20
+    small_bytes: int = 1 << 20
+
+
+USUAL_CHECKPOINTS = CheckpointPolicy()
+
+
 class Footer(msgspec.Struct, frozen=True):
     """What a checkpoint says beside its rows.
 

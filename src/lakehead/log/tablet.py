@@ -24,16 +24,20 @@ from lakehead.env.storage import Storage
 from lakehead.errors import CorruptionError, OffsetOutOfRangeError, StorageError, UnsupportedFormatError
 from lakehead.format.frame import UNKNOWN_CONTENT, Content, Frame, FrameBody, encode_header
 from lakehead.log import checkpoint as checkpoints
-from lakehead.log.checkpoint import Checkpoint, Footer, checkpoint_name, open_checkpoint
+from lakehead.log.checkpoint import (
+    USUAL_CHECKPOINTS,
+    Checkpoint,
+    CheckpointPolicy,
+    Footer,
+    checkpoint_name,
+    open_checkpoint,
+)
 from lakehead.log.committed_by import CommittedBy
 from lakehead.log.segment import Segment, SegmentId
 from lakehead.log.writers import WriterTable
 
 _STOP_FILE = "stopped.json"
 _START_SUFFIX = ".start"
-CHECKPOINT_BYTES = 64 << 20
-"""Log after which a checkpoint is due, unless the checkpoint itself is larger."""
-SMALL_CHECKPOINT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +87,20 @@ class LogView:
 class LogTablet:
     """Frames of offsets ``[log_start_offset, log_end_offset)`` of one tablet."""
 
-    def __init__(self, storage: Storage, folder: str, *, segment_bytes: int, epoch: int = 0) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        folder: str,
+        *,
+        segment_bytes: int,
+        epoch: int = 0,
+        checkpoint_policy: CheckpointPolicy = USUAL_CHECKPOINTS,
+    ) -> None:
         """Open the tablet's folder, creating it when it is missing, and recover.
 
         Args:
             epoch: which start of the owner this is; it grows with each, and frames say which wrote them.
+            checkpoint_policy: what `wants_checkpoint` goes by.
 
         Raises:
             CorruptionError: a synced frame or the checkpoint is damaged, or a later start of the owner has written
@@ -98,6 +111,7 @@ class LogTablet:
         self._folder = folder
         self._segment_bytes = segment_bytes
         self._epoch = epoch
+        self._checkpoint_policy = checkpoint_policy
         self._last_epoch = 0
         self.writers = WriterTable()
         self.last_timestamp_us = 0
@@ -298,7 +312,7 @@ class LogTablet:
         """Whether a restart would have much to replay, or what lies below ``keep`` could be trimmed after one."""
         size = self.checkpoint.size_bytes if self.checkpoint is not None else 0
         fresh = [s for s in self._segments if s.id >= self._uncovered]
-        if sum(s.size_bytes for s in fresh) >= max(CHECKPOINT_BYTES, size):
+        if sum(s.size_bytes for s in fresh) >= max(self._checkpoint_policy.log_bytes, size):
             return True
         # A checkpoint holds all rows of a keyed tablet: a large one is not written for a little, and none for frames
         # without rows that are still coming.
@@ -306,7 +320,8 @@ class LogTablet:
         to_trim = sum(
             s.size_bytes for s in fresh if s.end_offset <= keep and (s is not last or s.end_offset > s.base_offset)
         )
-        return to_trim > 0 and (size <= SMALL_CHECKPOINT_BYTES or to_trim >= min(CHECKPOINT_BYTES, size // 4))
+        policy = self._checkpoint_policy
+        return to_trim > 0 and (size <= policy.small_bytes or to_trim >= min(policy.log_bytes, size // 4))
 
     def take_checkpoint(self, schema_id: int) -> Footer:
         """Sync, and say what a checkpoint at the log's end must say; its rows are `live_at` that offset.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from lakehead.env.threads import Threads
 from lakehead.errors import OverloadedError
 
 
@@ -17,14 +17,14 @@ class Bounded:
         what: what is counted, for messages.
     """
 
-    def __init__(self, name: str, what: str, limit: int) -> None:
+    def __init__(self, threads: Threads, name: str, what: str, limit: int) -> None:
         self._name = name
         self._what = what
         self._limit = limit
         self._held: dict[int, int] = {}
         self._next = 0
         # Reentrant, as the garbage collector may close a forgotten stream at any point of any thread.
-        self._lock = threading.RLock()
+        self._lock = threads.reentrant_lock()
 
     def take(self, amount: int = 1) -> int:
         """Hold so much; returns what `give_back` asks for. One holder alone may exceed the limit.

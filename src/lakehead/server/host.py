@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 
 from lakehead.config import ServerConfig
-from lakehead.env import LocalStorage, SystemClock, SystemRandomness
+from lakehead.env import Env
 from lakehead.env.credentials import remove_token, save_token
 from lakehead.env.folder_lock import FolderLock
 from lakehead.env.place import Place
@@ -21,7 +21,12 @@ class ServerHost:
     """Serves one data folder in this process until `close`."""
 
     def __init__(
-        self, folder: str, lock: FolderLock, config: ServerConfig, make_lake: Callable[[str], LakeState | None]
+        self,
+        folder: str,
+        lock: FolderLock,
+        config: ServerConfig,
+        env: Env,
+        make_lake: Callable[[str], LakeState | None],
     ) -> None:
         """Open the folder that ``lock`` owns and listen; the lock is released by `close`, and when this fails.
 
@@ -31,14 +36,11 @@ class ServerHost:
             InvalidRequestError: the address cannot be listened on.
         """
         self._lock = lock
-        randomness = SystemRandomness()
-        self.token = config.token or randomness.token()
+        self.token = config.token or env.randomness.token()
         try:
             self.service = Service(
                 folder,
-                storage=LocalStorage(),
-                clock=SystemClock(),
-                randomness=randomness,
+                env=env,
                 limits=config.limits,
                 lake=make_lake(folder),
                 maintenance_seconds=_MAINTENANCE_SECONDS,

@@ -8,13 +8,11 @@ room, the one that was not used the longest gives way, so that plans never keep 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from lakehead.config import Limits
-from lakehead.env.clock import Clock
-from lakehead.env.randomness import Randomness
+from lakehead.env import Env
 from lakehead.errors import OverloadedError
 from lakehead.log import LogView
 from lakehead.types import TabletKey
@@ -32,11 +30,11 @@ class _Lease:
 class Leases:
     """The leases of one server. Thread-safe."""
 
-    def __init__(self, clock: Clock, randomness: Randomness, limits: Limits) -> None:
-        self._clock = clock
-        self._randomness = randomness
+    def __init__(self, env: Env, limits: Limits) -> None:
+        self._clock = env.clock
+        self._randomness = env.randomness
         self._limits = limits
-        self._lock = threading.Lock()
+        self._lock = env.threads.lock()
         self._open: dict[str, _Lease] = {}
 
     def open(

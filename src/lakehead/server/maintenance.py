@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lakehead.env.clock import Clock
+from lakehead.env import Env
+from lakehead.env.threads import Started
 from lakehead.errors import ClosedError, CorruptionError, LakeheadError
 from lakehead.server.lake_state import LakeState
 from lakehead.server.leases import Leases
@@ -43,23 +43,23 @@ _NEVER = _Tiered({}, 0, float("-inf"))
 class Maintenance:
     """The maintenance of one server's tables."""
 
-    def __init__(self, tables: LiveTables, leases: Leases, lake: LakeState | None, clock: Clock) -> None:
+    def __init__(self, tables: LiveTables, leases: Leases, lake: LakeState | None, env: Env) -> None:
         self._tables = tables
         self._leases = leases
         self._lake = lake
-        self._clock = clock
-        self._scrub = Scrub(tables, lake, clock)
+        self._clock = env.clock
+        self._threads = env.threads
+        self._scrub = Scrub(tables, lake, env.clock)
         self._tiered: dict[str, _Tiered] = {}
         self._reports: Counter[str] = Counter()
-        self._one_run = threading.Lock()
-        self._wake = threading.Event()
+        self._one_run = env.threads.lock()
+        self._wake = env.threads.event()
         self._stopped = False
-        self._thread: threading.Thread | None = None
+        self._thread: Started | None = None
 
     def start(self, seconds: float) -> None:
         """Have a thread `run` every so many seconds, and when a round is reported."""
-        self._thread = threading.Thread(target=self._loop, args=(seconds,), name="lakehead-maintenance", daemon=True)
-        self._thread.start()
+        self._thread = self._threads.start(lambda: self._loop(seconds), "lakehead-maintenance")
 
     def _loop(self, seconds: float) -> None:
         while not self._stopped:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
+from lakehead.env import Env
 from lakehead.env.place import Place
-from lakehead.env.randomness import Randomness
 from lakehead.errors import (
     ClosedError,
     FencedError,
@@ -58,7 +57,7 @@ class MetadataStore:
     def __init__(
         self,
         path: str,
-        randomness: Randomness,
+        env: Env,
         *,
         place: Place | None = None,
         fence: Callable[[], None] = unfenced,
@@ -73,7 +72,7 @@ class MetadataStore:
             UnsupportedFormatError: the folder was written by a newer version.
             StorageError: the file cannot be opened or written.
         """
-        self._lock = threading.Lock()
+        self._lock = env.threads.lock()
         self._path = path
         self._closed = False
         try:
@@ -91,7 +90,7 @@ class MetadataStore:
             newer = "update meta set value = ?1 where name = 'format' and value != ?1"
             db.execute(newer, (str(FORMAT_VERSION),))
             db.execute("insert or ignore into databases values ('default')")
-            self.incarnation = begin_incarnation(db, place, randomness)
+            self.incarnation = begin_incarnation(db, place, env.randomness)
         self._number = self.incarnation.number
 
     def _check_version(self) -> None:

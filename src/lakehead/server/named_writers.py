@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from lakehead.env.threads import Threads
 from lakehead.errors import InvalidRequestError, WriterFencedError
 from lakehead.format.frame import WRITER_ID_BYTES, Content, WriterStamp
 from lakehead.log.writers import Answer, sequence_conflict
@@ -32,10 +32,11 @@ class _Name:
 class NamedWriters:
     """Thread-safe."""
 
-    def __init__(self, metadata: MetadataStore) -> None:
+    def __init__(self, metadata: MetadataStore, threads: Threads) -> None:
         self._metadata = metadata
         self._names: dict[tuple[str, bytes], _Name] = {}
-        self._changed = threading.Condition()
+        self._lock = threads.lock()
+        self._ended = threads.condition()
 
     @contextmanager
     def writing(self, table: LiveTable, stamp: WriterStamp, content: Content) -> Iterator[None]:
@@ -47,7 +48,7 @@ class NamedWriters:
             SequenceConflictError: the batch that landed under its number, in any tablet, was another one.
         """
         name = self._name(table, stamp.writer_id)
-        with self._changed:
+        with self._lock:
             if stamp.epoch < name.epoch:
                 raise WriterFencedError(
                     f"a newer writer (epoch {name.epoch}) with the same writer_id has taken over: stop this one",
@@ -64,16 +65,16 @@ class NamedWriters:
                 _check_repeat(table, stamp, content)
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 name.under_way[stamp.epoch] -= 1
-                self._changed.notify_all()
+            self._ended.notify_all()
 
     def _name(self, table: LiveTable, writer_id: bytes) -> _Name:
         key = (table.desc.table_id, writer_id)
         known = self._names.get(key)
         if known is None:
             fresh = _Name(self._metadata.writer_epoch(*key), _newest(table, writer_id))
-            with self._changed:
+            with self._lock:
                 known = self._names.get(key)
                 if known is None:
                     known = fresh
@@ -94,16 +95,16 @@ class NamedWriters:
         if len(writer_id) != WRITER_ID_BYTES:
             raise InvalidRequestError(f"a writer id has {WRITER_ID_BYTES} bytes, this one {len(writer_id)}")
         epoch = self._metadata.next_writer_epoch(request.table_id, writer_id, writers_max=writers_max)
-        with self._changed:
+        with self._lock:
             name = self._names.setdefault((request.table_id, writer_id), _Name(epoch))
             # Of two that open at once either may come here first: what was given out last stays.
             name.epoch = max(name.epoch, epoch)
-            while any(n for e, n in name.under_way.items() if e < epoch):
-                self._changed.wait()
+        self._ended.wait_for(lambda: not self._is_writing(name, before=epoch))
+        with self._lock:
             for old in [e for e in name.under_way if e < epoch]:
                 del name.under_way[old]
         newest = _newest(table, writer_id)
-        with self._changed:
+        with self._lock:
             name.newest = max(name.newest, newest)
         through = max(newest if _landed(table, writer_id, newest) else -1, self._acknowledged(table, writer_id))
         last = {k: t.writers.last_sequence(writer_id, through) for k, t in table.tablets.items()}
@@ -114,6 +115,10 @@ class NamedWriters:
             tablets=[TabletRef.of(k) for k in known],
             sequences=list(known.values()),
         )
+
+    def _is_writing(self, name: _Name, *, before: int) -> bool:
+        with self._lock:
+            return any(n for epoch, n in name.under_way.items() if epoch < before)
 
     def _acknowledged(self, table: LiveTable, writer_id: bytes) -> int:
         told = [t.writers.acked_through(writer_id) for t in table.tablets.values()]

@@ -5,20 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import crc32c
 import pyarrow as pa
 
 from lakehead.config import Limits
-from lakehead.env.clock import Clock, SteadyClock
+from lakehead.env import Env
+from lakehead.env.clock import SteadyClock
 from lakehead.env.interrupts import shielded
 from lakehead.env.place import Place
-from lakehead.env.randomness import Randomness
-from lakehead.env.storage import Storage
 from lakehead.errors import (
     CorruptionError,
     FolderCopiedError,
@@ -40,6 +37,7 @@ from lakehead.format.ipc_message import read_received
 from lakehead.format.joins import require_answer
 from lakehead.format.schema import validate_definition
 from lakehead.format.values import check_storable
+from lakehead.log.checkpoint import USUAL_CHECKPOINTS, CheckpointPolicy
 from lakehead.protocol import messages as m
 from lakehead.server.admission import Bounded
 from lakehead.server.incarnations import unfenced
@@ -63,19 +61,19 @@ class Service:
         self,
         folder: str,
         *,
-        storage: Storage,
-        clock: Clock,
-        randomness: Randomness,
+        env: Env,
         limits: Limits,
         lake: LakeState | None,
         maintenance_seconds: float | None = None,
         place: Place | None = None,
+        checkpoint_policy: CheckpointPolicy = USUAL_CHECKPOINTS,
         fence: Callable[[], None] = unfenced,
     ) -> None:
         """Open the data folder, which the caller has locked.
 
         Args:
             place: where the folder lies, so that a copy is noticed; None does not look.
+            checkpoint_policy: when tablets make one.
             fence: raises `FencedError` once the folder may have another owner.
             maintenance_seconds: how often a thread calls `maintain`; None leaves that to the caller.
 
@@ -83,34 +81,33 @@ class Service:
             UnsupportedFormatError: it was written by a newer version.
             StorageError: it cannot be written.
         """
-        storage.make_folder(folder)
-        clock = SteadyClock(clock)
-        self._clock = clock
-        self._randomness = randomness
+        env = dataclasses.replace(env, clock=SteadyClock(env.clock))
+        env.storage.make_folder(folder)
+        self._env = env
         self._limits = limits
         self._lake = lake
         self._fence = fence
-        self._metadata = MetadataStore(f"{folder}/metadata.db", randomness, place=place, fence=fence)
+        self._metadata = MetadataStore(f"{folder}/metadata.db", env, place=place, fence=fence)
         if lake is not None:
             lake.serve(self._metadata)
-        self._pool = ThreadPoolExecutor(8, thread_name_prefix="lakehead-write")
+        self._pool = env.threads.pool(8, "lakehead-write")
         self._tables = LiveTables(
             metadata=self._metadata,
-            storage=storage,
-            clock=clock,
+            env=env,
             folder=f"{folder}/tables",
             lake=lake,
             run_in_background=self._pool.submit,
-            seed=int(randomness.uuid_hex()[:16], 16),
+            seed=int(env.randomness.uuid_hex()[:16], 16),
+            checkpoint_policy=checkpoint_policy,
         )
         self._tables.remove_dropped()
-        self._leases = Leases(clock, randomness, limits)
-        self._maintenance = Maintenance(self._tables, self._leases, lake, clock)
-        self._create_lock = threading.Lock()
-        self._writers = NamedWriters(self._metadata)
-        self._subscriptions = Bounded("subscriptions_max", "subscriptions", limits.subscriptions_max)
-        self._reads = Bounded("reads_max", "reads", limits.reads_max)
-        self._write_bytes = Bounded("write_bytes_max", "bytes of writes", limits.write_bytes_max)
+        self._leases = Leases(env, limits)
+        self._maintenance = Maintenance(self._tables, self._leases, lake, env)
+        self._create_lock = env.threads.lock()
+        self._writers = NamedWriters(self._metadata, env.threads)
+        self._subscriptions = Bounded(env.threads, "subscriptions_max", "subscriptions", limits.subscriptions_max)
+        self._reads = Bounded(env.threads, "reads_max", "reads", limits.reads_max)
+        self._write_bytes = Bounded(env.threads, "write_bytes_max", "bytes of writes", limits.write_bytes_max)
         self.closing = False
         self._handlers: dict[type[m.Request], Callable[[Any, Sequence[pa.Buffer]], _Answer]] = {
             m.Hello: self._hello,
@@ -215,7 +212,7 @@ class Service:
         )
         desc = dataclasses.replace(
             asked,
-            table_id=self._randomness.uuid_hex(),
+            table_id=self._env.randomness.uuid_hex(),
             schema=schema,
             primary_key=primary_key,
             partition_by=partition_by,
@@ -313,7 +310,11 @@ class Service:
         kind = WRITE_KINDS[request.kind]
         writes = [
             PendingWrite(
-                request.kind, body, rows if table.desc.keyed else None, content or Content(body.crc or 1, kind)
+                request.kind,
+                body,
+                rows if table.desc.keyed else None,
+                self._env.threads.event(),
+                content or Content(body.crc or 1, kind),
             )
             for body, rows in parts
         ]
@@ -502,7 +503,7 @@ class Service:
     def _timestamps_at(self, request: m.TimestampsAt, _: Sequence[pa.Buffer]) -> _Answer:
         tablets = self._tables.get(request.table_id).tablets
         times = [tablets[r.key].timestamp_at(r.start) if r.key in tablets else None for r in request.ranges]
-        return m.TimestampsReply(now_us=self._clock.now_us(), timestamps_us=times), []
+        return m.TimestampsReply(now_us=self._env.clock.now_us(), timestamps_us=times), []
 
     def _read(self, request: m.Read | m.ReadLive) -> ServerStream:
         leased = self._leases.views(request.table_id, request.lease)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+from lakehead.env import Env
 from lakehead.env.clock import Clock
-from lakehead.env.interrupts import Changes
-from lakehead.env.storage import Storage
+from lakehead.env.threads import Event, Lock, Threads
 from lakehead.errors import (
     ClosedError,
     InvalidRequestError,
@@ -18,6 +17,7 @@ from lakehead.errors import (
     StorageError,
     TableNotFoundError,
 )
+from lakehead.log.checkpoint import CheckpointPolicy
 from lakehead.server.lake_state import LakeState
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.tablet import Tablet
@@ -30,23 +30,23 @@ class LiveTable:
     """One table: its tablets, opened when the table is first used and when partitions are first written."""
 
     def __init__(
-        self, desc: TableDescriptor, *, metadata: MetadataStore, storage: Storage, clock: Clock, folder: str,
+        self, desc: TableDescriptor, *, metadata: MetadataStore, env: Env, folder: str,
         lake: LakeState | None, run_in_background: Callable[[Callable[[], None]], object], seed: int,
-        moment: threading.Lock,
+        moment: Lock, checkpoint_policy: CheckpointPolicy,
     ) -> None:  # fmt: skip
         self.desc = desc
         self._moment = moment
         self._seed = seed
         self._run_in_background = run_in_background
         self._metadata = metadata
-        self._storage = storage
-        self._clock = clock
+        self._env = env
+        self._checkpoint_policy = checkpoint_policy
         self.folder = folder
-        self._open_lock = threading.Lock()
+        self._open_lock = env.threads.lock()
         self._tablets: dict[TabletKey, Tablet] = {}
-        self._progress = Changes()
+        self._progress = env.threads.condition()
         # Reentrant, as the garbage collector may close a forgotten subscription at any point of any thread.
-        self._version_lock = threading.RLock()
+        self._version_lock = env.threads.reentrant_lock()
         self._version = 0
         self._closed: LakeheadError | None = None
         try:
@@ -76,7 +76,7 @@ class LiveTable:
         opened: dict[TabletKey, Tablet] = {}
         errors: list[BaseException] = []
         left = iter(keys)
-        next_lock = threading.Lock()
+        next_lock = self._env.threads.lock()
 
         def open_some() -> None:
             while not errors:
@@ -89,7 +89,7 @@ class LiveTable:
                 except BaseException as e:
                     errors.append(e)
 
-        run_beside(self._run_in_background, open_some, min(len(keys), _OPEN_AT_ONCE) - 1)
+        run_beside(self._env.threads, self._run_in_background, open_some, min(len(keys), _OPEN_AT_ONCE) - 1)
         if errors:
             reason = ClosedError("the table could not be opened")
             _close_all(partial(tablet.close, reason) for tablet in opened.values())
@@ -101,13 +101,13 @@ class LiveTable:
         return Tablet(
             self.desc,
             key,
-            storage=self._storage,
+            env=self._env,
             folder=f"{self.folder}/partition-{partition_number}/bucket-{key.bucket}",
-            clock=self._clock,
             on_progress=self.notify,
             moment=self._moment,
             run_in_background=self._run_in_background,
             seed=self._seed,
+            checkpoint_policy=self._checkpoint_policy,
             incarnation=self._metadata.incarnation.number,
             fence=self._metadata.fence,
         )
@@ -115,7 +115,7 @@ class LiveTable:
     @property
     def clock(self) -> Clock:
         """The server's."""
-        return self._clock
+        return self._env.clock
 
     @property
     def tablets(self) -> dict[TabletKey, Tablet]:
@@ -170,9 +170,10 @@ class LiveTable:
         Raises:
             ClosedError: the server is closing, or the table was dropped.
         """
-        end = self._clock.monotonic() + seconds
+        clock = self._env.clock
+        end = clock.monotonic() + seconds
         self._progress.wait_for(
-            lambda: self._version != version or self._closed is not None or gone() or self._clock.monotonic() >= end,
+            lambda: self._version != version or self._closed is not None or gone() or clock.monotonic() >= end,
             min(seconds, check_seconds),
         )
         if self._closed is not None:
@@ -199,27 +200,27 @@ class LiveTables:
         self,
         *,
         metadata: MetadataStore,
-        storage: Storage,
-        clock: Clock,
+        env: Env,
         folder: str,
         lake: LakeState | None,
         run_in_background: Callable[[Callable[[], None]], object],
         seed: int,
+        checkpoint_policy: CheckpointPolicy,
     ) -> None:
         """``seed`` is 64 secret bits that keys are hashed with in memory."""
         self._seed = seed
         self._run_in_background = run_in_background
         self._metadata = metadata
-        self._storage = storage
-        self._clock = clock
+        self._env = env
+        self._checkpoint_policy = checkpoint_policy
         self._folder = folder
         self._lake = lake
-        self._lock = threading.Lock()
-        self._opening: dict[str, threading.Lock] = {}
+        self._lock = env.threads.lock()
+        self._opening: dict[str, Lock] = {}
         self._live: dict[str, LiveTable] = {}
         self._dropped: set[str] = set()
         self._closed = False
-        self.moment = threading.Lock()
+        self.moment = env.threads.lock()
         """Held while watermarks move: who holds it sees those of all tables as they are at one moment."""
 
     def get(self, table_id: str) -> LiveTable:
@@ -247,7 +248,7 @@ class LiveTables:
             table.close(ClosedError(gone.message))
             raise gone
 
-    def _opening_lock(self, table_id: str) -> threading.Lock:
+    def _opening_lock(self, table_id: str) -> Lock:
         """Held while a table is opened.
 
         Raises:
@@ -257,7 +258,7 @@ class LiveTables:
             gone = self._gone(table_id)
             if gone is not None:
                 raise gone
-            return self._opening.setdefault(table_id, threading.Lock())
+            return self._opening.setdefault(table_id, self._env.threads.lock())
 
     def _gone(self, table_id: str) -> LakeheadError | None:
         """Why a table may not be opened."""
@@ -289,13 +290,13 @@ class LiveTables:
         return LiveTable(
             desc,
             metadata=self._metadata,
-            storage=self._storage,
-            clock=self._clock,
+            env=self._env,
             folder=f"{self._folder}/{self._folder_name(desc)}",
             lake=self._lake,
             run_in_background=self._run_in_background,
             seed=self._seed,
             moment=self.moment,
+            checkpoint_policy=self._checkpoint_policy,
         )
 
     @staticmethod
@@ -327,7 +328,7 @@ class LiveTables:
         """Delete the logs of tables that were dropped; those that cannot be now, at the next call."""
         for folder in self._metadata.dropped_folders():
             with contextlib.suppress(StorageError):
-                self._storage.remove_tree(f"{self._folder}/{folder}")
+                self._env.storage.remove_tree(f"{self._folder}/{folder}")
                 self._metadata.folder_removed(folder)
 
     def close(self) -> None:
@@ -342,19 +343,22 @@ class LiveTables:
 
 
 def run_beside(
-    run_in_background: Callable[[Callable[[], None]], object], work: Callable[[], None], others: int
+    threads: Threads,
+    run_in_background: Callable[[Callable[[], None]], object],
+    work: Callable[[], None],
+    others: int,
 ) -> None:
     """Call ``work`` here and in up to so many background threads; return when all that began have ended."""
-    begun: list[threading.Event] = []
+    begun: list[Event] = []
 
-    def run(done: threading.Event) -> None:
+    def run(done: Event) -> None:
         try:
             work()
         finally:
             done.set()
 
     for _ in range(others):
-        done = threading.Event()
+        done = threads.event()
         try:
             run_in_background(partial(run, done))
         except RuntimeError:  # the server is closing, its background threads have ended

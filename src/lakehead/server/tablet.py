@@ -6,17 +6,16 @@ serves all of it. There is no timer: a lone write goes at once, in its caller's 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from lakehead.env.clock import Clock
-from lakehead.env.storage import Storage
+from lakehead.env import Env
+from lakehead.env.threads import Event, Lock
 from lakehead.errors import (
     ClosedError,
     CorruptionError,
@@ -31,7 +30,7 @@ from lakehead.format.frame import UNKNOWN_CONTENT, Content, Frame, FrameBody, en
 from lakehead.format.joins import join
 from lakehead.kv import Change, KvTablet
 from lakehead.log import LogTablet, LogView
-from lakehead.log.checkpoint import LiveBatch, live_at, write_checkpoint
+from lakehead.log.checkpoint import USUAL_CHECKPOINTS, CheckpointPolicy, LiveBatch, live_at, write_checkpoint
 from lakehead.log.writers import WriterTable
 from lakehead.server.incarnations import unfenced
 from lakehead.types import TableDescriptor, TabletKey
@@ -51,8 +50,8 @@ class PendingWrite:
     kind: WriteKind
     body: FrameBody
     rows: pa.RecordBatch | None
+    done: Event
     content: Content = UNKNOWN_CONTENT
-    done: threading.Event = field(default_factory=threading.Event)
     result: tuple[int, int] | None = None
     error: BaseException | None = None
 
@@ -78,13 +77,13 @@ class Tablet:
         desc: TableDescriptor,
         key: TabletKey,
         *,
-        storage: Storage,
+        env: Env,
         folder: str,
-        clock: Clock,
         on_progress: Callable[[], None],
         run_in_background: Callable[[Callable[[], None]], object],
         seed: int,
-        moment: threading.Lock,
+        moment: Lock,
+        checkpoint_policy: CheckpointPolicy = USUAL_CHECKPOINTS,
         incarnation: int = 0,
         fence: Callable[[], None] = unfenced,
     ) -> None:
@@ -93,32 +92,39 @@ class Tablet:
         Args:
             seed: 64 secret bits that keys are hashed with.
             moment: held around each move of the high watermark.
+            checkpoint_policy: when one is due.
             incarnation: number of this start of the folder's owner, which frames carry.
             fence: raises `FencedError` once the folder may have another owner.
         """
         self._fence = fence
         self.key = key
         self._seed = seed
-        self._storage = storage
+        self._env = env
         self._folder = folder
         self._desc = desc
-        self._clock = clock
+        self._clock = env.clock
         self._on_progress = on_progress
         self._moment = moment
         self._run_in_background = run_in_background
         self._queue: list[PendingWrite] = []
-        self._queue_lock = threading.Lock()
+        self._queue_lock = env.threads.lock()
         self._busy = False
-        self._idle: threading.Event | None = None
+        self._idle: Event | None = None
         self._broken: LakeheadError | None = None
         self._closed: LakeheadError | None = None
-        self._state_lock = threading.Lock()
-        self._log = LogTablet(storage, folder, segment_bytes=desc.properties.segment_bytes, epoch=incarnation)
+        self._state_lock = env.threads.lock()
+        self._log = LogTablet(
+            env.storage,
+            folder,
+            segment_bytes=desc.properties.segment_bytes,
+            epoch=incarnation,
+            checkpoint_policy=checkpoint_policy,
+        )
         self._kv: KvTablet | None = None
         # Held around what moves the log's end or syncs it: of two syncs at once the kernel tells only one of a failure.
-        self._log_lock = threading.Lock()
+        self._log_lock = env.threads.lock()
         # Held around checkpoints and trims, of which one runs at a time.
-        self._maintenance_lock = threading.Lock()
+        self._maintenance_lock = env.threads.lock()
         if desc.keyed:
             try:
                 self._kv = self._restored()
@@ -523,7 +529,7 @@ class Tablet:
         rows: Iterable[LiveBatch] = ()
         if self._kv is not None:
             rows = self._until_closed(live_at(view.checkpoint, view.frames, footer.offset, self._desc.schema))
-        made = write_checkpoint(self._storage, self._folder, footer, self._desc.schema, rows)
+        made = write_checkpoint(self._env.storage, self._folder, footer, self._desc.schema, rows)
         with self._log_lock:
             self._require_owned()
             # What was synced but is not applied yet, readers may not see: then the next one is installed.
@@ -547,7 +553,7 @@ class Tablet:
         with self._queue_lock:
             broken, self._closed = self._broken, reason
             self._broken = broken or reason
-            idle = self._idle = threading.Event()
+            idle = self._idle = self._env.threads.event()
             if not self._busy:
                 idle.set()
         idle.wait()

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from lakehead.client.leases import LeaseKeeper
+from lakehead.env import SystemThreads
 from lakehead.errors import ClosedError, OverloadedError, UnavailableError
 from lakehead.protocol import messages as m
 
@@ -49,7 +50,7 @@ def opened(keeper: LeaseKeeper) -> str:
 
 
 def test_what_is_held_is_renewed_and_what_is_not_is_released(server: Server) -> None:
-    keeper = LeaseKeeper(server, renewing=False)
+    keeper = LeaseKeeper(server, SystemThreads(), renewing=False)
     a, b = opened(keeper), opened(keeper)
     assert keeper.renew()
     keeper.release(a)
@@ -62,7 +63,7 @@ def test_what_is_held_is_renewed_and_what_is_not_is_released(server: Server) -> 
 
 
 def test_releases_go_with_the_next_lease(server: Server) -> None:
-    keeper = LeaseKeeper(server, renewing=False)
+    keeper = LeaseKeeper(server, SystemThreads(), renewing=False)
     a = opened(keeper)
     keeper.release(a)
     opened(keeper)
@@ -70,7 +71,7 @@ def test_releases_go_with_the_next_lease(server: Server) -> None:
 
 
 def test_a_lease_that_others_opened_is_renewed_while_it_is_used(server: Server) -> None:
-    keeper = LeaseKeeper(server, renewing=False)
+    keeper = LeaseKeeper(server, SystemThreads(), renewing=False)
     with keeper.used("theirs"), keeper.used("theirs"), keeper.used(None):
         keeper.renew()
     assert not keeper.renew()
@@ -79,7 +80,7 @@ def test_a_lease_that_others_opened_is_renewed_while_it_is_used(server: Server) 
 
 def test_the_thread_outlives_trouble_and_ends_with_the_last_lease(server: Server) -> None:
     server.seconds = 0.01
-    keeper = LeaseKeeper(server, renewing=True)
+    keeper = LeaseKeeper(server, SystemThreads(), renewing=True)
     assert keeper._thread is None, "a connection without scans has no thread"
     lease = opened(keeper)
     server.errors = [UnavailableError("away"), UnavailableError("still")]
@@ -98,7 +99,7 @@ def test_the_thread_outlives_trouble_and_ends_with_the_last_lease(server: Server
 
 
 def test_holders_are_asked_before_and_again_when_there_is_no_room(server: Server) -> None:
-    keeper = LeaseKeeper(server, renewing=False)
+    keeper = LeaseKeeper(server, SystemThreads(), renewing=False)
     occasions: list[str] = []
     keeper.before.append(occasions.append)
     server.errors = [OverloadedError("full")]

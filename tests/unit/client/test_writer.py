@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from lakehead.client.table import TableClient
 from lakehead.client.writer import BatchWriter, writer_bytes
+from lakehead.env import Env
 from lakehead.env.randomness import SeededRandomness
 from lakehead.errors import (
     ClosedError,
@@ -194,7 +196,9 @@ def test_names_become_different_ids() -> None:
 @pytest.mark.parametrize("acknowledged", [False, True])
 def test_a_forgotten_writer_begins_anew_only_when_nothing_of_its_batch_can_be_there(acknowledged: bool) -> None:
     endpoint, clock = Answers(), ManualClock()
-    client = TableClient(table(), endpoint, clock, SeededRandomness(1))
+    client = TableClient(
+        table(), endpoint, dataclasses.replace(Env.system(), clock=clock, randomness=SeededRandomness(1))
+    )
     client.write("append", pa.Table.from_batches([rows(1)]))
     context = {"acknowledged": "bucket 1: (0, 1)"} if acknowledged else {}
     endpoint.fail = lambda attempt: SequenceGapError("who are you?", **context) if attempt == 2 else None
@@ -210,7 +214,9 @@ def test_a_forgotten_writer_begins_anew_only_when_nothing_of_its_batch_can_be_th
 
 def test_a_gap_after_an_answer_that_was_lost_does_not_make_the_batch_anew() -> None:
     endpoint, clock = Answers(), ManualClock()
-    client = TableClient(table(), endpoint, clock, SeededRandomness(1))
+    client = TableClient(
+        table(), endpoint, dataclasses.replace(Env.system(), clock=clock, randomness=SeededRandomness(1))
+    )
     client.write("append", pa.Table.from_batches([rows(1)]))
     errors = {2: UnavailableError("down"), 3: SequenceGapError("who are you?")}
     endpoint.fail = errors.get

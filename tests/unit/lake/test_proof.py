@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lakehead.config import LakeConfig
-from lakehead.env.randomness import SystemRandomness
+from lakehead.env import Env
 from lakehead.errors import LakeFileMissingError
 from lakehead.lake.proof import MissingFile, manifest_paths, missing_files, require_files
 from lakehead.lake.state import CatalogLakeState
@@ -78,7 +78,7 @@ def test_files_of_a_change_are_required(keyed: Any) -> None:
 
 def test_a_server_is_told_what_is_proven(keyed: Any) -> None:
     state = CatalogLakeState(LakeConfig(), str(keyed.folder))
-    state.serve(MetadataStore(str(keyed.folder / "metadata.db"), SystemRandomness()))
+    state.serve(MetadataStore(str(keyed.folder / "metadata.db"), Env.system()))
     assert state.proven_offsets(keyed.desc) == {}
     history(keyed)
     known = {TabletKey("", 0): 5}

@@ -11,8 +11,7 @@ import pytest
 
 from lakehead.errors import ChecksumError, CorruptionError, OffsetOutOfRangeError, StorageError, UnsupportedFormatError
 from lakehead.format.frame import FrameBody, WriterStamp, encode_body
-from lakehead.log import tablet as tablet_module
-from lakehead.log.checkpoint import Checkpoint, live_at, write_checkpoint
+from lakehead.log.checkpoint import USUAL_CHECKPOINTS, Checkpoint, CheckpointPolicy, live_at, write_checkpoint
 from lakehead.log.tablet import LogTablet
 from lakehead.testing.storage import FaultyStorage
 
@@ -21,8 +20,10 @@ FOLDER = "/t/bucket-0"
 WRITER = b"w" * 16
 
 
-def open_log(storage: FaultyStorage, segment_bytes: int = 1000) -> LogTablet:
-    return LogTablet(storage, FOLDER, segment_bytes=segment_bytes)
+def open_log(
+    storage: FaultyStorage, segment_bytes: int = 1000, policy: CheckpointPolicy = USUAL_CHECKPOINTS
+) -> LogTablet:
+    return LogTablet(storage, FOLDER, segment_bytes=segment_bytes, checkpoint_policy=policy)
 
 
 def body(sequence: int, numbers: list[int], writer: bytes = WRITER, epoch: int = 0) -> FrameBody:
@@ -419,10 +420,9 @@ def test_batches_without_rows_roll_are_trimmed_and_still_known() -> None:
     assert numbers(log) == list(range(10, 20))
 
 
-def test_a_checkpoint_counts_what_came_after_it_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tablet_module, "CHECKPOINT_BYTES", 3000)
+def test_a_checkpoint_counts_what_came_after_it_and_nothing_else() -> None:
     storage = FaultyStorage()
-    log = open_log(storage)
+    log = open_log(storage, policy=CheckpointPolicy(log_bytes=3000))
     append(log, 0, 1)
     taken, batches = 0, 400
     for sequence in range(1, batches):

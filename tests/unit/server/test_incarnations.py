@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from lakehead.env import Env
 from lakehead.env.place import Place
-from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import FencedError
 from lakehead.server.incarnations import disown
 from lakehead.server.metadata import MetadataStore
@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> str:
 
 
 def start(path: str, place: Place | None = HERE) -> Incarnation:
-    store = MetadataStore(path, SystemRandomness(), place=place)
+    store = MetadataStore(path, Env.system(), place=place)
     store.close()
     return store.incarnation
 
@@ -43,7 +43,7 @@ def test_a_copy_is_another_folder_that_knows_its_ancestors(path: str) -> None:
     copied = start(path, COPY)
     assert copied.folder_id != first.folder_id
     assert copied.number == 2, "frames of the copy come after those that were copied"
-    store = MetadataStore(path, SystemRandomness(), place=COPY)
+    store = MetadataStore(path, Env.system(), place=COPY)
     assert store.incarnation.folder_id == copied.folder_id
     assert [store.is_own(str(s)) for s in (first, copied, store.incarnation)] == [False, True, True]
     assert [store.is_ancestor(str(s)) for s in (first, copied, store.incarnation)] == [True, True, True]
@@ -67,9 +67,9 @@ def test_folders_that_say_no_place_are_taken_as_they_are(path: str) -> None:
 
 
 def test_a_former_owner_changes_no_metadata(path: str) -> None:
-    former = MetadataStore(path, SystemRandomness(), place=HERE)
+    former = MetadataStore(path, Env.system(), place=HERE)
     assert former.create_partition("t", "p=1") == 1
-    newer = MetadataStore(path, SystemRandomness(), place=HERE)
+    newer = MetadataStore(path, Env.system(), place=HERE)
     for change in (
         lambda: former.create_partition("t", "p=2"),
         lambda: former.next_writer_epoch("t", b"w", writers_max=9),
@@ -89,7 +89,7 @@ def test_a_fence_stops_changes_before_they_begin(path: str) -> None:
         if fenced:
             raise FencedError("LOCK was removed")
 
-    store = MetadataStore(path, SystemRandomness(), fence=fence)
+    store = MetadataStore(path, Env.system(), fence=fence)
     fenced = True
     with pytest.raises(FencedError, match="LOCK"):
         store.create_partition("t", "p=1")

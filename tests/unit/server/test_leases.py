@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from lakehead.config import Limits
-from lakehead.env import SystemRandomness
+from lakehead.env import Env
 from lakehead.env.clock import SystemClock
 from lakehead.errors import OverloadedError
 from lakehead.log import LogView
@@ -30,7 +32,7 @@ def clock() -> Clock:
 @pytest.fixture
 def leases(clock: Clock) -> Leases:
     limits = Limits(leases_max=3, lease_seconds=100, planned_lease_seconds=500)
-    return Leases(clock, SystemRandomness(), limits)
+    return Leases(dataclasses.replace(Env.system(), clock=clock), limits)
 
 
 def test_a_lease_lasts_while_it_is_renewed_or_used(leases: Leases, clock: Clock) -> None:

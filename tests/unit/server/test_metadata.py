@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from lakehead.config import TableProperties
+from lakehead.env import Env
 from lakehead.env.randomness import SeededRandomness
 from lakehead.errors import ClosedError, StorageError, TableExistsError, TableNotFoundError, UnsupportedFormatError
 from lakehead.server.metadata import FORMAT_VERSION, MetadataStore
@@ -34,19 +35,23 @@ def named(name: str, table_id: str) -> TableDescriptor:
     return dataclasses.replace(DESC, table_id=table_id, path=TablePath.parse(name))
 
 
+def env(seed: int) -> Env:
+    return dataclasses.replace(Env.system(), randomness=SeededRandomness(seed))
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     return str(tmp_path / "metadata.db")
 
 
 def test_tables_come_back_as_they_were_given(path: str) -> None:
-    store = MetadataStore(path, SeededRandomness(1))
+    store = MetadataStore(path, env(1))
     store.create_table(DESC)
     store.create_table(named("shop.a", "t2"))
     store.create_table(named("b", "t3"))
     folder = store.incarnation.folder_id
     store.close()
-    store = MetadataStore(path, SeededRandomness(2))
+    store = MetadataStore(path, env(2))
     assert store.incarnation.folder_id == folder and len(folder) == 32
     assert store.databases() == ["default", "shop"]
     assert [str(t.path) for t in store.tables("shop")] == ["shop.a", "shop.orders"]
@@ -57,7 +62,7 @@ def test_tables_come_back_as_they_were_given(path: str) -> None:
 
 
 def test_names_are_unique_and_errors_change_nothing(path: str) -> None:
-    store = MetadataStore(path, SeededRandomness(1))
+    store = MetadataStore(path, env(1))
     store.create_table(DESC)
     with pytest.raises(TableExistsError, match=r"shop\.orders"):
         store.create_table(dataclasses.replace(DESC, table_id="t2"))
@@ -70,7 +75,7 @@ def test_names_are_unique_and_errors_change_nothing(path: str) -> None:
 
 
 def test_dropping_forgets_partitions_and_writers(path: str) -> None:
-    store = MetadataStore(path, SeededRandomness(1))
+    store = MetadataStore(path, env(1))
     store.create_table(DESC)
     first = store.create_partition("t1", "day=1")
     assert store.create_partition("t1", "day=1") == first != store.create_partition("t1", "day=2")
@@ -91,7 +96,7 @@ def test_dropping_forgets_partitions_and_writers(path: str) -> None:
 
 
 def test_threads_share_it(path: str) -> None:
-    store = MetadataStore(path, SeededRandomness(1))
+    store = MetadataStore(path, env(1))
     store.create_table(DESC)
     epochs: list[int] = []
     threads = [
@@ -107,26 +112,26 @@ def test_threads_share_it(path: str) -> None:
 
 
 def test_a_newer_format_is_refused_and_left_alone(path: str) -> None:
-    MetadataStore(path, SeededRandomness(1)).close()
+    MetadataStore(path, env(1)).close()
     with sqlite3.connect(path) as db:
         db.execute("update meta set value = ? where name = 'format'", (str(FORMAT_VERSION + 1),))
     db.close()
     before = Path(path).read_bytes()
     with pytest.raises(UnsupportedFormatError, match="upgrade"):
-        MetadataStore(path, SeededRandomness(1))
+        MetadataStore(path, env(1))
     assert Path(path).read_bytes() == before
 
 
 def test_what_is_no_store(tmp_path: Path, path: str) -> None:
     with pytest.raises(StorageError, match="may write"):
-        MetadataStore(str(tmp_path / "missing" / "metadata.db"), SeededRandomness(1))
+        MetadataStore(str(tmp_path / "missing" / "metadata.db"), env(1))
     Path(path).write_bytes(b"hello, this is no database at all" * 100)
     with pytest.raises(StorageError, match="not a database"):
-        MetadataStore(path, SeededRandomness(1))
+        MetadataStore(path, env(1))
 
 
 def test_after_close_it_says_so(path: str) -> None:
-    store = MetadataStore(path, SeededRandomness(1))
+    store = MetadataStore(path, env(1))
     store.close()
     with pytest.raises(ClosedError):
         store.tables(None)
@@ -135,7 +140,7 @@ def test_after_close_it_says_so(path: str) -> None:
 
 
 def test_a_store_that_another_process_has_locked(path: str) -> None:
-    store = MetadataStore(path, SeededRandomness(1))
+    store = MetadataStore(path, env(1))
     store._db.execute("pragma busy_timeout = 0")
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("begin immediate")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import threading
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ import pytest
 from lakehead.client.table import TableClient
 from lakehead.client.writer import BatchWriter, WriteKind, writer_bytes
 from lakehead.config import Limits
-from lakehead.env import SystemClock
+from lakehead.env import Env, SystemClock, SystemThreads
 from lakehead.env.randomness import SeededRandomness
 from lakehead.errors import (
     InvalidRequestError,
@@ -42,13 +43,11 @@ class Deployment:
         self.folder = folder
         self.storage = FaultyStorage()
         self.clock = SystemClock()
+        self.env = Env(self.clock, self.storage, SeededRandomness(1), SystemThreads())
         self.service = self.start()
 
     def start(self) -> Service:
-        return Service(
-            str(self.folder), storage=self.storage, clock=self.clock, randomness=SeededRandomness(1), limits=Limits(),
-            lake=None,
-        )  # fmt: skip
+        return Service(str(self.folder), env=self.env, limits=Limits(), lake=None)
 
     def restart(self) -> None:
         self.service.close()
@@ -343,7 +342,7 @@ def test_a_write_whose_outcome_was_unknown_lands_once_when_its_writer_sends_it_a
     deployment: Deployment, named: bool, buckets: int
 ) -> None:
     desc, endpoint = deployment.table(buckets=buckets), Restarting(deployment)
-    client = TableClient(desc, endpoint, deployment.clock, SeededRandomness(2))
+    client = TableClient(desc, endpoint, dataclasses.replace(deployment.env, randomness=SeededRandomness(2)))
     writer = client.named_writer("etl") if named else client.anonymous_writer()
     for n in range(3):
         deployment.storage.sync_fails = n == 1

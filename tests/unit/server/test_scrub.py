@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 
 from lakehead.config import Limits, TableProperties
-from lakehead.env import SystemRandomness
+from lakehead.env import Env, SystemRandomness, SystemThreads
 from lakehead.errors import CorruptionError, LakeFileMissingError, UnavailableError
 from lakehead.format.frame import WriterStamp, encode_body
+from lakehead.log.checkpoint import CheckpointPolicy
 from lakehead.protocol import messages as m
 from lakehead.server.lake_state import LakeOwner
 from lakehead.server.scrub import PAUSE_SECONDS, Scrub
@@ -71,8 +72,8 @@ class Served:
     def __init__(self) -> None:
         self.storage, self.clock, self.lake = FaultyStorage(), Hands(), Lake()
         self.service = Service(
-            "/data", storage=self.storage, clock=self.clock, randomness=SystemRandomness(), limits=Limits(),
-            lake=self.lake,
+            "/data", env=Env(self.clock, self.storage, SystemRandomness(), SystemThreads()), limits=Limits(),
+            lake=self.lake, checkpoint_policy=CheckpointPolicy(log_bytes=2000),
         )  # fmt: skip
         self.tables = [self.create("a.one", None), self.create("a.two", "iceberg")]
         self.scrub = Scrub(self.service._tables, self.lake, self.clock)
@@ -183,10 +184,7 @@ def test_damage_or_a_lake_without_answer_keeps_no_tablet_from_its_checkpoint(ser
         [tablet] = served.service._tables.get(table).tablets.values()
         assert tablet._log.checkpoint is None
     served.clock.sleep(10 * 3600)
-    tablet_module = "lakehead.log.tablet.CHECKPOINT_BYTES"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tablet_module, 2000)
-        served.service.maintain()
+    served.service.maintain()
     for table in served.tables:
         [tablet] = served.service._tables.get(table).tablets.values()
         assert tablet._log.checkpoint is not None

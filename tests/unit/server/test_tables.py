@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from lakehead.config import Limits, TableProperties
-from lakehead.env import LocalStorage, SystemClock, SystemRandomness
+from lakehead.env import Env
 from lakehead.errors import LakeStateError
 from lakehead.log import LogView
 from lakehead.protocol import messages as m
@@ -73,9 +73,7 @@ def test_a_table_whose_lake_does_not_answer_keeps_no_other_waiting(tmp_path: Pat
     lake = _SilentLake()
     service = Service(
         str(tmp_path),
-        storage=LocalStorage(),
-        clock=SystemClock(),
-        randomness=SystemRandomness(),
+        env=Env.system(),
         limits=Limits(),
         lake=lake,
     )
@@ -100,7 +98,7 @@ class _LakeAhead(_SilentLake):
 
 def test_a_log_that_ends_before_its_lake_is_not_served(tmp_path: Path) -> None:
     service = Service(
-        str(tmp_path), storage=LocalStorage(), clock=SystemClock(), randomness=SystemRandomness(), limits=Limits(),
+        str(tmp_path), env=Env.system(), limits=Limits(),
         lake=_LakeAhead(),
     )  # fmt: skip
     try:
@@ -115,7 +113,7 @@ def test_a_log_that_ends_before_its_lake_is_not_served(tmp_path: Path) -> None:
 
 def test_what_leases_pin_is_looked_at_in_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service(
-        str(tmp_path), storage=LocalStorage(), clock=SystemClock(), randomness=SystemRandomness(), limits=Limits(),
+        str(tmp_path), env=Env.system(), limits=Limits(),
         lake=None,
     )  # fmt: skip
     moment, looked = service._tables.moment, []

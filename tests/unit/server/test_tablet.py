@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from lakehead.config import TableProperties
+from lakehead.env import Env, SystemRandomness, SystemThreads
 from lakehead.env.clock import SystemClock
 from lakehead.errors import (
     ClosedError,
@@ -51,9 +52,8 @@ class Opened:
             self.desc,
             KEY,
             moment=threading.Lock(),
-            storage=self.storage,
+            env=Env(SystemClock(), self.storage, SystemRandomness(), SystemThreads()),
             folder="/t",
-            clock=SystemClock(),
             on_progress=self._moved,
             run_in_background=self.pool.submit,
             seed=7,
@@ -100,7 +100,8 @@ def pending(
     made = [dict(zip(SCHEMA.names, r, strict=True)) for r in rows]
     batch = pa.RecordBatch.from_pylist([{c: r[c] for c in names} for r in made], schema=schema)
     stamp = WriterStamp(number.to_bytes(16, "little"), sequence, previous, epoch=epoch)
-    return PendingWrite(kind, encode_body(batch, schema_id=0, stamp=stamp), None if kind == "append" else batch)
+    body = encode_body(batch, schema_id=0, stamp=stamp)
+    return PendingWrite(kind, body, None if kind == "append" else batch, threading.Event())
 
 
 def put(tablet: Tablet, write: PendingWrite) -> tuple[int, int]:

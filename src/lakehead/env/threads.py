@@ -1,0 +1,123 @@
+"""Threads and what they wait on, as one injectable thing.
+
+Whoever shares state between threads asks `Threads` for locks, events and threads and does not name the ``threading``
+module. So a simulation can run the same code one step at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Protocol
+
+from lakehead.env.interrupts import Changes
+
+
+class Lock(Protocol):
+    """`threading.Lock`, held inside ``with``."""
+
+    def __enter__(self) -> bool: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+
+class Event(Protocol):
+    """`threading.Event`."""
+
+    def set(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def wait(self, seconds: float | None = None, /) -> bool: ...
+
+
+class Condition(Protocol):
+    """Wakes those who wait for what others change; `Changes` is the real one."""
+
+    def notify_all(self) -> None:
+        """Let all who wait look again; call it after the state was changed."""
+        ...
+
+    def wait_for(self, reached: Callable[[], bool], check_seconds: float | None = None) -> None:
+        """Return once ``reached()``, which is asked after each change, and after so many seconds without one."""
+        ...
+
+
+class Started(Protocol):
+    """A thread that runs."""
+
+    def join(self) -> None:
+        """Return once it has ended."""
+        ...
+
+
+class Pool(Protocol):
+    """A few threads that do what they are given."""
+
+    def submit(self, work: Callable[[], object], /) -> object:
+        """Have a thread do this as soon as one is free.
+
+        Raises:
+            RuntimeError: the pool was shut down.
+        """
+        ...
+
+    def shutdown(self) -> None:
+        """Take no more work, and return once all that was given is done."""
+        ...
+
+
+class Threads(Protocol):
+    """Where locks, events and threads come from."""
+
+    def lock(self) -> Lock:
+        """One that its holder may not take again."""
+        ...
+
+    def reentrant_lock(self) -> Lock:
+        """One that its holder may take again: for what destructors may take, which run at any point of any thread."""
+        ...
+
+    def event(self) -> Event:
+        """One that is not set."""
+        ...
+
+    def condition(self) -> Condition:
+        """One that nobody waits for."""
+        ...
+
+    def start(self, work: Callable[[], object], name: str) -> Started:
+        """Begin a thread, which does not keep the process from ending."""
+        ...
+
+    def pool(self, threads_max: int, name: str) -> Pool:
+        """A pool of so many threads at most, begun when they are needed."""
+        ...
+
+
+class SystemThreads:
+    """The operating system's threads."""
+
+    def lock(self) -> Lock:
+        return threading.Lock()
+
+    def reentrant_lock(self) -> Lock:
+        return threading.RLock()
+
+    def event(self) -> Event:
+        return threading.Event()
+
+    def condition(self) -> Condition:
+        return Changes()
+
+    def start(self, work: Callable[[], object], name: str) -> Started:
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def pool(self, threads_max: int, name: str) -> Pool:
+        return ThreadPoolExecutor(threads_max, thread_name_prefix=name)
