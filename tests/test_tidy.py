@@ -65,6 +65,11 @@ def layer_of(path: Path) -> str:
     return "" if first == "__init__" else first
 
 
+def module_name(path: Path) -> str:
+    """The dotted name that imports the module."""
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
 def imports(path: Path) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of every import, those inside functions and ``TYPE_CHECKING`` blocks too.
 
@@ -106,6 +111,25 @@ def test_imports_point_downward(path: Path) -> None:
         assert RANK[target] < RANK[own], f"{path}:{line}: {own} imports {target}, which is not below it"
         assert own not in NARROW or target in NARROW[own], f"{path}:{line}: {own} may not use {target}"
         assert target != "testing", f"{path}:{line}: product code imports lakehead.testing"
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    # Those that stand inside functions or are for type checkers alone count, too: they only hide a circle.
+    paths = {module_name(path): path for path in MODULES}
+    known: dict[str, set[str]] = {}
+    for name, path in paths.items():
+        found = [(line, n) for line, n in imports(path) if n in paths]
+        # From a package that is named along with its module only the module is wanted.
+        known[name] = {n for line, n in found if not any(o[0] == line and o[1].startswith(f"{n}.") for o in found)}
+    while free := [name for name, below in known.items() if not below & known.keys()]:
+        for name in free:
+            del known[name]
+    way: list[str] = []
+    here = min(known, default="")
+    while here and here not in way:
+        way.append(here)
+        here = min(known[here] & known.keys())
+    assert not known, " imports ".join([*way[way.index(here) :], here])
 
 
 @each(MODULES)

@@ -12,16 +12,18 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.api.dataset import FrameDataset, PushdownDataset
+from lakehead.api.lake import no_lake
 from lakehead.api.pushdown import as_duckdb_means
 from lakehead.api.relation import Reading, Relation, as_duckdb
 from lakehead.api.statement import NamedTable, Statement, read_statement
 from lakehead.api.subscription import named_changes
+from lakehead.api.table import Table
 from lakehead.api.table_names import SUFFIXES
 from lakehead.errors import InvalidRequestError, SqlError, TableNotFoundError
 from lakehead.lake.union import Pin, UnionRead, pin_together
@@ -31,10 +33,17 @@ from lakehead.types import CHANGE_TYPE_COLUMN, SYSTEM_FIELDS
 if TYPE_CHECKING:
     import duckdb
 
-    from lakehead.api.connection import Connection
-    from lakehead.api.table import Table
-
 _DEFAULT = "default"
+
+
+class Tables(Protocol):
+    """What a statement asks of the connection that runs it."""
+
+    def tables(self) -> list[str]: ...
+
+    def databases(self) -> list[str]: ...
+
+    def table(self, name: str) -> Table: ...
 
 
 class SqlEngine:
@@ -88,7 +97,7 @@ class _View:
 
 
 def run_sql(
-    con: Connection, engine: SqlEngine, query: object, params: object, frames: Mapping[str, object] | None
+    con: Tables, engine: SqlEngine, query: object, params: object, frames: Mapping[str, object] | None
 ) -> duckdb.DuckDBPyRelation:
     """See `Connection.sql`."""
     import duckdb
@@ -144,7 +153,7 @@ def _not_found(text: str, statement: Statement, tables: Sequence[str]) -> TableN
     return TableNotFoundError(f"{text} {' '.join(near) or known}")
 
 
-def _shown(con: Connection, what: str, tables: Sequence[str]) -> pa.Table:
+def _shown(con: Tables, what: str, tables: Sequence[str]) -> pa.Table:
     if what == "tables":
         return pa.table({"name": pa.array(tables, pa.string())})
     column = "database_name" if what == "databases" else "schema_name"
@@ -224,7 +233,7 @@ def _make_view(cursor: duckdb.DuckDBPyConnection, catalog: str, view: _View, row
     cursor.from_arrow(rows).create_view(view.name)
 
 
-def _contents(con: Connection, views: set[_View], reading: Reading) -> dict[_View, object]:
+def _contents(con: Tables, views: set[_View], reading: Reading) -> dict[_View, object]:
     """What each view reads, all as of one moment.
 
     Raises:
@@ -242,8 +251,6 @@ def _rows(table: Table, suffix: str, pinned: Pin, reading: Reading) -> object:
     if suffix:
         view = pinned.lake
         if view is None:
-            from lakehead.api.lake import no_lake
-
             raise no_lake(table._desc)
         if suffix == "lake$snapshots":
             return view.snapshots()

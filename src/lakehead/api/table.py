@@ -11,15 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.api.display import Displayed
+from lakehead.api.input import in_partitions, rows_for_append, rows_for_delete, rows_for_upsert
 from lakehead.api.lake import TableLake, TieringResult, no_lake
 from lakehead.api.scan import Scan
 from lakehead.api.status import status_table
 from lakehead.api.subscription import Subscription, subscribe
 from lakehead.api.writer import Writer
 from lakehead.client.table import TableClient, slices
-from lakehead.errors import ColumnNotFoundError, InvalidRequestError, SchemaMismatchError, WrongTableKindError
-from lakehead.format.rows import conform, filled, to_arrow_table, to_key_table
-from lakehead.format.values import check_partition_values
+from lakehead.errors import InvalidRequestError, SchemaMismatchError, WrongTableKindError
+from lakehead.format.rows import to_key_table
 from lakehead.types import TableDescriptor, TabletId
 
 
@@ -160,7 +160,7 @@ class Table(Displayed):
         parts = self._client.write(kind, rows)
         # The records of a delete are the rows that it took away.
         changed = sum(end - start for _, (start, end) in parts) if kind == "delete" else rows.num_rows
-        return write_result(self._desc, changed, parts)
+        return _write_result(self._desc, changed, parts)
 
     def _require(self, *, keyed: bool, verb: str, use: str | None) -> None:
         if self._desc.keyed != keyed:
@@ -187,7 +187,7 @@ class Table(Displayed):
         self._require(keyed=True, verb="look up", use="scan")
         what = f"keys of {self.name}"
         asked = to_key_table(keys, self._key_schema(), what=what)
-        parts = [self._client.lookup(batch) for batch in slices(_in_partitions(self._desc, asked, what))]
+        parts = [self._client.lookup(batch) for batch in slices(in_partitions(self._desc, asked, what))]
         return parts[0] if len(parts) == 1 else pa.concat_tables(parts)
 
     def get(self, key: object) -> dict[str, Any] | None:
@@ -218,7 +218,7 @@ class Table(Displayed):
         schema = pa.schema([desc.schema.field(c) for c in desc.primary_key if c in asked])
         what = f"prefixes of {self.name}"
         prefixes = to_key_table(prefix, schema, what=what)
-        return self._client.prefix_lookup(_one_batch(_in_partitions(desc, prefixes, what)))
+        return self._client.prefix_lookup(_one_batch(in_partitions(desc, prefixes, what)))
 
     def _key_schema(self) -> pa.Schema:
         return pa.schema([self._desc.schema.field(c) for c in self._desc.primary_key])
@@ -308,48 +308,7 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
     )
 
 
-def rows_for_append(desc: TableDescriptor, data: object) -> pa.Table:
-    """User's rows as the table's columns; see `Table.append` for errors."""
-    what = f"rows for {desc.path}"
-    required = [f.name for f in desc.schema if not f.nullable]
-    given = to_arrow_table(data, desc.schema, what=what, fill=True)
-    table = filled(conform(given, desc.schema, columns_required=required, what=what), desc.schema)
-    return _in_partitions(desc, table, what)
-
-
-def rows_for_upsert(desc: TableDescriptor, data: object, columns: Sequence[str] | None) -> pa.Table:
-    """User's rows as all or some of the table's columns, the non-null ones among them; see `Table.upsert`."""
-    what = f"rows for {desc.path}"
-    table = to_arrow_table(data, desc.schema, what=what)
-    if columns is not None:
-        missing = [c for c in columns if c not in table.column_names]
-        if missing:
-            raise ColumnNotFoundError(f"columns={list(columns)}: the data has no {missing}", column=missing[0])
-        table = table.select(list(columns))
-    required = [f.name for f in desc.schema if not f.nullable]
-    lacking = [c for c in required if c not in table.column_names]
-    if lacking:
-        raise SchemaMismatchError(
-            f"{what}: an upsert must hold the non-null columns {required}; {lacking} missing", columns=str(lacking)
-        )
-    return _in_partitions(desc, conform(table, desc.schema, columns_required=required, what=what), what)
-
-
-def rows_for_delete(desc: TableDescriptor, keys: object) -> pa.Table:
-    """User's keys as the table's key columns; see `Table.delete`."""
-    schema = pa.schema([desc.schema.field(c) for c in desc.primary_key])
-    what = f"keys of {desc.path}"
-    return _in_partitions(desc, to_key_table(keys, schema, what=what, allow_extra=True), what)
-
-
-def _in_partitions(desc: TableDescriptor, table: pa.Table, what: str) -> pa.Table:
-    """The table, once every row of it has a partition; see `check_partition_values`."""
-    columns = [table.column(c) for c in desc.partition_by]
-    check_partition_values(columns, [desc.schema.field(c) for c in desc.partition_by], what)
-    return table
-
-
-def write_result(desc: TableDescriptor, rows: int, parts: Sequence[tuple[Any, tuple[int, int]]]) -> WriteResult:
+def _write_result(desc: TableDescriptor, rows: int, parts: Sequence[tuple[Any, tuple[int, int]]]) -> WriteResult:
     """Join the parts of a write per tablet."""
     ranges: dict[TabletId, tuple[int, int]] = {}
     for key, (start, end) in parts:

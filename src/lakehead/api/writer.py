@@ -10,6 +10,7 @@ from types import TracebackType
 import pyarrow as pa
 
 from lakehead.api.display import Displayed
+from lakehead.api.input import rows_for_append, rows_for_delete, rows_for_upsert
 from lakehead.client.writer import BatchWriter, WriteKind
 from lakehead.config import Limits
 from lakehead.env.interrupts import Changes, shielded
@@ -56,22 +57,16 @@ class Writer(Displayed):
 
     def append(self, data: object) -> None:
         """Queue rows for a log table; see `Table.append` for what is accepted and refused."""
-        from lakehead.api.table import rows_for_append
-
         self._check_kind(keyed=False, verb="append")
         self._put("append", rows_for_append(self._desc, data))
 
     def upsert(self, data: object, *, columns: Sequence[str] | None = None) -> None:
         """Queue an upsert, full or partial; see `Table.upsert`."""
-        from lakehead.api.table import rows_for_upsert
-
         self._check_kind(keyed=True, verb="upsert")
         self._put("upsert", rows_for_upsert(self._desc, data, columns))
 
     def delete(self, keys: object) -> None:
         """Queue deletes by primary key; see `Table.delete`."""
-        from lakehead.api.table import rows_for_delete
-
         self._check_kind(keyed=True, verb="delete")
         self._put("delete", rows_for_delete(self._desc, keys))
 

@@ -1,0 +1,53 @@
+"""What users give to a table, in any form, becomes exactly its columns, or an error before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from lakehead.errors import ColumnNotFoundError, SchemaMismatchError
+from lakehead.format.rows import conform, filled, to_arrow_table, to_key_table
+from lakehead.format.values import check_partition_values
+from lakehead.types import TableDescriptor
+
+
+def rows_for_append(desc: TableDescriptor, data: object) -> pa.Table:
+    """User's rows as the table's columns; see `Table.append` for errors."""
+    what = f"rows for {desc.path}"
+    required = [f.name for f in desc.schema if not f.nullable]
+    given = to_arrow_table(data, desc.schema, what=what, fill=True)
+    table = filled(conform(given, desc.schema, columns_required=required, what=what), desc.schema)
+    return in_partitions(desc, table, what)
+
+
+def rows_for_upsert(desc: TableDescriptor, data: object, columns: Sequence[str] | None) -> pa.Table:
+    """User's rows as all or some of the table's columns, the non-null ones among them; see `Table.upsert`."""
+    what = f"rows for {desc.path}"
+    table = to_arrow_table(data, desc.schema, what=what)
+    if columns is not None:
+        missing = [c for c in columns if c not in table.column_names]
+        if missing:
+            raise ColumnNotFoundError(f"columns={list(columns)}: the data has no {missing}", column=missing[0])
+        table = table.select(list(columns))
+    required = [f.name for f in desc.schema if not f.nullable]
+    lacking = [c for c in required if c not in table.column_names]
+    if lacking:
+        raise SchemaMismatchError(
+            f"{what}: an upsert must hold the non-null columns {required}; {lacking} missing", columns=str(lacking)
+        )
+    return in_partitions(desc, conform(table, desc.schema, columns_required=required, what=what), what)
+
+
+def rows_for_delete(desc: TableDescriptor, keys: object) -> pa.Table:
+    """User's keys as the table's key columns; see `Table.delete`."""
+    schema = pa.schema([desc.schema.field(c) for c in desc.primary_key])
+    what = f"keys of {desc.path}"
+    return in_partitions(desc, to_key_table(keys, schema, what=what, allow_extra=True), what)
+
+
+def in_partitions(desc: TableDescriptor, table: pa.Table, what: str) -> pa.Table:
+    """The table, once every row of it has a partition; see `check_partition_values`."""
+    columns = [table.column(c) for c in desc.partition_by]
+    check_partition_values(columns, [desc.schema.field(c) for c in desc.partition_by], what)
+    return table
