@@ -32,6 +32,7 @@ LAYERS = (
     ("protocol",),
     ("server", "client"),
     ("lake",),
+    ("iceberg", "tiering"),
     ("testing",),
     ("api",),
     ("spark", "rest"),

@@ -1,0 +1,394 @@
+"""Which table gets what, and when: all that a tiering service decides, without a clock, thread, connection or engine.
+
+`TieringQueue.handle` takes what happened and the time, and returns what is to be done now; a shell does it
+(`lakehead.tiering.service`) and says how it ended. Tables are known by id: one that is dropped and created again under
+its name is another table. It holds that
+
+- a table is due so long before its freshness runs out as its rounds have lately taken;
+- whoever is due longest goes next, so that nobody waits for more than one turn of each other table;
+- nothing is done to a table while something else is;
+- an error of one table delays that table alone;
+- a table that a newer service has taken over never comes back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from lakehead.types import TabletKey
+
+RELIST_SECONDS = 2.0
+"""How soon a table that is created joins the queue, and how often a server that is away is asked for."""
+LOOKUPS_MAX = 100
+"""So many tables whose names are known are looked up again with each listing."""
+RETRY_SECONDS = (0.5, 60.0)
+"""Delay after the first failure of a table, doubled with each until the greatest."""
+IDLE_SHARE = 0.2
+"""Least part of a table's freshness between the starts of two rounds, however long they take."""
+MAINTENANCE_SECONDS = 60.0
+"""From the first round that moved rows to the maintenance that looks at what it and those after it made."""
+
+
+@dataclass(frozen=True)
+class ListedTable:
+    """A table as the server defines it.
+
+    Attributes:
+        freshness: seconds.
+        has_lake: those without are not tiered.
+        maintained: whether it gets maintenance beside rounds.
+    """
+
+    table_id: str
+    name: str
+    freshness: float
+    has_lake: bool
+    maintained: bool
+
+
+# ---- what happens ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Woken:
+    """Time has passed."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """The end of `ListTables`.
+
+    Attributes:
+        names: of all tables there are.
+        tables: those that were looked up; a name that could not be is left out, and looked up again next time.
+    """
+
+    names: frozenset[str]
+    tables: tuple[ListedTable, ...]
+
+
+@dataclass(frozen=True)
+class ServerAway:
+    """The end of `ListTables`: nobody answered, or not us."""
+
+
+@dataclass(frozen=True)
+class Watermarks:
+    """The end of `AskWatermarks`: where the logs of the table's tablets end."""
+
+    table_id: str
+    ends: Mapping[TabletKey, int]
+
+
+@dataclass(frozen=True)
+class RoundEnded:
+    """The end of `RunRound`.
+
+    Attributes:
+        offsets: what the lake holds now, per tablet.
+        moved: whether there was something to move.
+    """
+
+    table_id: str
+    offsets: Mapping[TabletKey, int]
+    moved: bool
+
+
+@dataclass(frozen=True)
+class MaintenanceEnded:
+    """The end of `RunMaintenance`."""
+
+    table_id: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What was being done to the table failed; a later try may succeed."""
+
+    table_id: str
+
+
+@dataclass(frozen=True)
+class Fenced:
+    """A newer service tiers the table."""
+
+    table_id: str
+
+
+@dataclass(frozen=True)
+class Gone:
+    """No table has this id any more."""
+
+    table_id: str
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """Nothing more is to begin."""
+
+
+TurnEnded: TypeAlias = Watermarks | RoundEnded | MaintenanceEnded | Failed | Fenced | Gone
+Event: TypeAlias = Woken | Listed | ServerAway | TurnEnded | Stopped
+
+
+# ---- what is to be done ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ListTables:
+    """Ask which tables there are, and look up all but the settled ones; ends with `Listed` or `ServerAway`."""
+
+    settled: frozenset[str]
+
+
+@dataclass(frozen=True)
+class AskWatermarks:
+    """Ask where the table's logs end; ends as any `TurnEnded`."""
+
+    table_id: str
+
+
+@dataclass(frozen=True)
+class RunRound:
+    """Run one tiering round; ends as any `TurnEnded`."""
+
+    table_id: str
+
+
+@dataclass(frozen=True)
+class RunMaintenance:
+    """Compact and expire what the table's lake has gathered; ends as any `TurnEnded`."""
+
+    table_id: str
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Come back with `Woken` at this time, or with anything that happens before."""
+
+    until: float
+
+
+@dataclass(frozen=True)
+class End:
+    """Nothing is under way, and nothing will be."""
+
+
+Turn: TypeAlias = AskWatermarks | RunRound | RunMaintenance
+Instruction: TypeAlias = ListTables | Turn | Wait | End
+
+
+@dataclass(eq=False)
+class QueuedTable:
+    """A table in the queue, for others to read.
+
+    Attributes:
+        due: when its next turn begins, if nobody is due longer.
+        maintain_at: when maintenance does; None while there is nothing to look at.
+        offsets: what the lake held after the last round; None: not known.
+        expected: seconds that its rounds have lately taken.
+        failures: in a row.
+    """
+
+    table: ListedTable
+    due: float
+    maintain_at: float | None = None
+    offsets: Mapping[TabletKey, int] | None = None
+    expected: float = 0.0
+    failures: int = 0
+
+
+class TieringQueue:
+    """The queue of one tiering service; used by one thread at a time.
+
+    Args:
+        turns_at_once: so many tables are worked on at the same time.
+    """
+
+    def __init__(self, *, turns_at_once: int = 1) -> None:
+        self._turns_at_once = turns_at_once
+        self._tables: dict[str, QueuedTable] = {}
+        # Table ids by name, of all tables, what was looked up longest ago first.
+        self._names: dict[str, str] = {}
+        self._fenced: set[str] = set()
+        self._under_way: dict[str, tuple[Turn, float]] = {}
+        self._listing: ListTables | None = None
+        self._list_at = -math.inf
+        self._away = False
+        self._stopped = False
+
+    @property
+    def tables(self) -> Mapping[str, QueuedTable]:
+        """Tables that are tiered, by id."""
+        return self._tables
+
+    @property
+    def fenced(self) -> frozenset[str]:
+        """Ids of tables that were left to newer services."""
+        return frozenset(self._fenced)
+
+    @property
+    def away(self) -> bool:
+        """Whether the last listing failed."""
+        return self._away
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """Take in what happened, and decide.
+
+        Args:
+            now: seconds on a clock that never goes back.
+
+        Returns:
+            What to begin now, in this order, and last `Wait`, which replaces the one before, or `End`.
+        """
+        instructions: list[Instruction] = []
+        match event:
+            case Woken():
+                pass
+            case Stopped():
+                self._stopped = True
+            case Listed():
+                self._listed(event, now)
+            case ServerAway():
+                self._away = True
+                self._listing, self._list_at = None, now + RELIST_SECONDS
+            case _:
+                instructions += self._turn_ended(event, now)
+        return [*instructions, *self._due(now), self._wait()]
+
+    # ---- tables -------------------------------------------------------------------------------------------------
+
+    def _listed(self, event: Listed, now: float) -> None:
+        settled = self._listing.settled if self._listing is not None else frozenset()
+        self._listing, self._list_at = None, now + RELIST_SECONDS
+        if self._away:
+            self._away = False
+            self._server_back(now)
+        for name in list(self._names):
+            if name not in event.names:
+                del self._names[name]
+            elif name not in settled:
+                self._names[name] = self._names.pop(name)
+        for table in event.tables:
+            self._names[table.name] = table.table_id
+            self._take_up(table, now)
+        for table_id in self._tables.keys() - set(self._names.values()):
+            del self._tables[table_id]
+
+    def _server_back(self, now: float) -> None:
+        """Nobody waits any longer for a server that answers again."""
+        for queued in self._tables.values():
+            if queued.failures:
+                queued.due, queued.failures = min(queued.due, now), 0
+
+    def _take_up(self, table: ListedTable, now: float) -> None:
+        queued = self._tables.get(table.table_id)
+        if queued is not None:
+            if table.freshness < queued.table.freshness:
+                queued.due = min(queued.due, now + budget(table.freshness, queued.expected))
+            queued.table = table
+        elif table.has_lake and table.table_id not in self._fenced:
+            self._tables[table.table_id] = QueuedTable(table, now)
+
+    # ---- turns --------------------------------------------------------------------------------------------------
+
+    def _turn_ended(self, event: TurnEnded, now: float) -> list[Instruction]:
+        """Take in how a turn ended; what it leads to at once is another turn of the same table."""
+        turn, began = self._under_way.pop(event.table_id, (None, now))
+        if isinstance(event, Fenced):
+            self._fenced.add(event.table_id)
+        if isinstance(event, Fenced | Gone):
+            self._tables.pop(event.table_id, None)
+        if isinstance(event, Gone):
+            # Whatever has the name now is looked up with the next listing.
+            self._names = {name: i for name, i in self._names.items() if i != event.table_id}
+        queued = self._tables.get(event.table_id)
+        if turn is None or queued is None:
+            return []  # let go while it was under way
+        match event:
+            case Failed() if isinstance(turn, RunMaintenance):
+                queued.maintain_at = now + MAINTENANCE_SECONDS
+            case Failed():
+                queued.failures += 1
+                queued.offsets = None
+                queued.due = now + _delay(queued.failures)
+            case MaintenanceEnded():
+                queued.maintain_at = None
+            case Watermarks() if not self._stopped and _has_news(queued, event):
+                return [self._begin(RunRound(event.table_id), began)]
+            case RoundEnded():
+                self._round_ended(queued, event, began, now)
+            case _:
+                queued.failures = 0
+                queued.due = began + budget(queued.table.freshness, queued.expected)
+        return []
+
+    @staticmethod
+    def _round_ended(queued: QueuedTable, event: RoundEnded, began: float, now: float) -> None:
+        queued.failures = 0
+        queued.offsets = event.offsets
+        if event.moved:
+            took = now - began
+            queued.expected = took if took > queued.expected else (queued.expected + took) / 2
+            if queued.table.maintained and queued.maintain_at is None:
+                queued.maintain_at = now + MAINTENANCE_SECONDS
+        queued.due = began + budget(queued.table.freshness, queued.expected)
+
+    def _begin(self, turn: Turn, began: float) -> Turn:
+        self._under_way[turn.table_id] = (turn, began)
+        return turn
+
+    # ---- what is due --------------------------------------------------------------------------------------------
+
+    def _due(self, now: float) -> list[Instruction]:
+        out: list[Instruction] = []
+        if self._stopped:
+            return out
+        if self._listing is None and self._list_at <= now:
+            self._listing = ListTables(frozenset(list(self._names)[LOOKUPS_MAX:]))
+            out.append(self._listing)
+        while (following := self._next()) is not None and following[0] <= now:
+            out.append(self._begin(following[1], now))
+        return out
+
+    def _next(self) -> tuple[float, Turn] | None:
+        """The turn that is due first, of tables that have none; None when no more may be under way."""
+        if len(self._under_way) >= self._turns_at_once:
+            return None
+        return min(
+            (turn for i, q in self._tables.items() if i not in self._under_way for turn in _turns(i, q)),
+            key=lambda turn: turn[0],
+            default=None,
+        )
+
+    def _wait(self) -> Wait | End:
+        if self._stopped:
+            return Wait(math.inf) if self._under_way or self._listing is not None else End()
+        following = self._next()
+        listing = self._list_at if self._listing is None else math.inf
+        return Wait(min(listing, math.inf if following is None else following[0]))
+
+
+def _turns(table_id: str, queued: QueuedTable) -> list[tuple[float, Turn]]:
+    turn: Turn = RunRound(table_id) if queued.offsets is None else AskWatermarks(table_id)
+    turns = [(queued.due, turn)]
+    return turns if queued.maintain_at is None else [*turns, (queued.maintain_at, RunMaintenance(table_id))]
+
+
+def _has_news(queued: QueuedTable, event: Watermarks) -> bool:
+    known = queued.offsets or {}
+    return any(end > known.get(tablet, 0) for tablet, end in event.ends.items())
+
+
+def _delay(failures: int) -> float:
+    first, greatest = RETRY_SECONDS
+    return min(first * 2.0 ** min(failures - 1, 16), greatest)
+
+
+def budget(freshness: float, expected: float) -> float:
+    """Seconds from the start of a round to that of the next, so that a row which the first just missed is in the lake
+    before it is ``freshness`` old, if the next takes half as long again as ``expected``."""
+    return max(freshness - 1.5 * expected - 0.1 * freshness, IDLE_SHARE * freshness)
