@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.integration.test_copies import SOME_KINDS, Model, outside, refused, state
+from tests.integration.test_copies import SOME_KINDS, Model, filled, outside, refused, state
 
 import lakehead as lh
 from lakehead.api import backup as backups
@@ -187,9 +187,7 @@ def test_a_lake_outside_is_not_in_the_backup(tmp_path: Path, outside: lh.LakeCon
     with lh.connect(tmp_path / "b", lake=outside) as con:
         refused(con)
         assert con.table("shop.t").lake.adopt()
-        model.check(con)
-        model.tier(con)
-        model.check(con)
+        model.check_around_a_round(con)
 
 
 class Stopped(BaseException):
@@ -198,9 +196,7 @@ class Stopped(BaseException):
 
 @pytest.mark.parametrize("step", ["backup", "restore"])
 def test_what_was_cut_off_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    model = Model("trimmed")
-    with lh.connect(tmp_path / "a") as con:
-        model.fill(con)
+    model = filled(tmp_path / "a", "trimmed")
     calls = ("_copy", "_copy_database", "_digest", "sync_file")
     real = {name: getattr(backups, name) for name in calls}
     if step == "restore":

@@ -96,6 +96,11 @@ class Model:
         with lh.connect(folder) as con:
             self.check(con)
 
+    def check_around_a_round(self, con: lh.Connection) -> None:
+        self.check(con)
+        self.tier(con)
+        self.check(con)
+
     def check_lake(self, con: lh.Connection, folder: Path) -> None:
         """What other engines see, and that nothing in it leads elsewhere."""
         lake = con.table("shop.t").lake
@@ -121,6 +126,14 @@ class Model:
         assert lake.remove_orphans(older_than=0).num_rows == 0, "nothing is left over"
 
 
+def filled(folder: Path, kind: str, lake: lh.LakeConfig | None = None) -> Model:
+    """Make a folder with a filled table, which nobody serves any more; what the table must hold."""
+    model = Model(kind)
+    with lh.connect(folder, lake=lake) as con:
+        model.fill(con)
+    return model
+
+
 def state(folder: Path) -> dict[str, str]:
     """Every file of a folder that nobody serves, and what is in it."""
     return {
@@ -132,9 +145,7 @@ def state(folder: Path) -> dict[str, str]:
 
 @EVERY_KIND
 def test_a_moved_folder_goes_on(tmp_path: Path, kind: str) -> None:
-    model = Model(kind)
-    with lh.connect(tmp_path / "a") as con:
-        model.fill(con)
+    model = filled(tmp_path / "a", kind)
     (tmp_path / "deeper" / "down").mkdir(parents=True)
     at = tmp_path / "a"
     for place in ("deeper/down/here", "a"):
@@ -144,9 +155,7 @@ def test_a_moved_folder_goes_on(tmp_path: Path, kind: str) -> None:
 
 @EVERY_KIND
 def test_a_copy_leaves_the_original_alone(tmp_path: Path, kind: str) -> None:
-    model = Model(kind)
-    with lh.connect(tmp_path / "a") as con:
-        model.fill(con)
+    model = filled(tmp_path / "a", kind)
     shutil.copytree(tmp_path / "a", tmp_path / "copy")
     before = state(tmp_path / "a")
     copied = model.fork()
@@ -161,18 +170,14 @@ def test_a_copy_leaves_the_original_alone(tmp_path: Path, kind: str) -> None:
 
 @EVERY_KIND
 def test_a_copy_and_its_original_run_side_by_side(tmp_path: Path, kind: str) -> None:
-    model = Model(kind)
-    with lh.connect(tmp_path / "a") as con:
-        model.fill(con)
+    model = filled(tmp_path / "a", kind)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     copied = model.fork()
     with lh.connect(tmp_path / "a") as one, lh.connect(tmp_path / "b") as two:
         for n in range(2):
             for con, own, name in ((one, model, "a"), (two, copied, "b")):
                 own.put(con, range(20 * n, 20 * n + 40), f"{name}{n}")
-                own.check(con)
-                own.tier(con)
-                own.check(con)
+                own.check_around_a_round(con)
         model.check_lake(one, tmp_path / "a")
         copied.check_lake(two, tmp_path / "b")
     model.go_on(tmp_path / "a", "x")
@@ -181,9 +186,7 @@ def test_a_copy_and_its_original_run_side_by_side(tmp_path: Path, kind: str) -> 
 
 @SOME_KINDS
 def test_a_folder_restored_over_itself_goes_on(tmp_path: Path, kind: str) -> None:
-    model = Model(kind)
-    with lh.connect(tmp_path / "a") as con:
-        model.fill(con)
+    model = filled(tmp_path / "a", kind)
     shutil.copytree(tmp_path / "a", tmp_path / "kept")
     model.fork().go_on(tmp_path / "a", "lost")
     shutil.rmtree(tmp_path / "a")
@@ -235,9 +238,7 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, n: int) -> list[str]:
 
 
 def test_a_relocation_that_is_cut_short_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Model("partitioned")
-    with lh.connect(tmp_path / "a") as con:
-        model.fill(con)
+    model = filled(tmp_path / "a", "partitioned")
     before = state(tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     n = 0
@@ -289,9 +290,7 @@ def refused(con: lh.Connection) -> None:
 
 @SOME_KINDS
 def test_a_lake_outside_stays_the_originals(tmp_path: Path, outside: lh.LakeConfig, kind: str) -> None:
-    model = Model(kind)
-    with lh.connect(tmp_path / "a", lake=outside) as con:
-        model.fill(con)
+    model = filled(tmp_path / "a", kind, outside)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     before = state(tmp_path / "warehouse")
     copied = model.fork()
@@ -328,18 +327,14 @@ def _definition(con: lh.Connection) -> dict[str, Any]:
 
 @SOME_KINDS
 def test_adopt_takes_the_lake_over(tmp_path: Path, outside: lh.LakeConfig, kind: str) -> None:
-    model = Model(kind)
-    with lh.connect(tmp_path / "a", lake=outside) as con:
-        model.fill(con)
+    model = filled(tmp_path / "a", kind, outside)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     copied = model.fork()
     with lh.connect(tmp_path / "b", lake=outside) as con:
         copied.put(con, range(300, 310), "hot")
         assert con.table("shop.t").lake.adopt()
         assert not con.table("shop.t").lake.adopt()
-        copied.check(con)
-        copied.tier(con)
-        copied.check(con)
+        copied.check_around_a_round(con)
     with lh.connect(tmp_path / "a", lake=outside) as con:
         refused(con)
         with pytest.raises(FolderCopiedError, match="two histories"):
@@ -349,38 +344,28 @@ def test_adopt_takes_the_lake_over(tmp_path: Path, outside: lh.LakeConfig, kind:
 
 
 def test_adopt_may_be_taken_back_while_nothing_was_committed(tmp_path: Path, outside: lh.LakeConfig) -> None:
-    model = Model("keyed")
-    with lh.connect(tmp_path / "a", lake=outside) as con:
-        model.fill(con)
+    model = filled(tmp_path / "a", "keyed", outside)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     with lh.connect(tmp_path / "b", lake=outside) as con:
         assert con.table("shop.t").lake.adopt()
     with lh.connect(tmp_path / "a", lake=outside) as con:
         refused(con)
         assert con.table("shop.t").lake.adopt()
-        model.check(con)
-        model.tier(con)
-        model.check(con)
+        model.check_around_a_round(con)
 
 
 def test_a_moved_folder_keeps_its_lake_outside(tmp_path: Path, outside: lh.LakeConfig) -> None:
-    model = Model("keyed")
-    with lh.connect(tmp_path / "a", lake=outside) as con:
-        model.fill(con)
+    model = filled(tmp_path / "a", "keyed", outside)
     (tmp_path / "a").rename(tmp_path / "b")
     with lh.connect(tmp_path / "b", lake=outside) as con:
-        model.check(con)
-        model.tier(con)
-        model.check(con)
+        model.check_around_a_round(con)
 
 
 def test_a_clone_that_nobody_can_see_to_be_one(
     tmp_path: Path, outside: lh.LakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two machines from one image: the same path, the same inode. The first to commit has the lake."""
-    model = Model("keyed")
-    with lh.connect(tmp_path / "a", lake=outside) as con:
-        model.fill(con)
+    model = filled(tmp_path / "a", "keyed", outside)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     from lakehead.env.place import Place
 
@@ -403,9 +388,7 @@ def test_a_link_to_a_lake_elsewhere_is_not_inside(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "big").mkdir()
     (tmp_path / "a" / "lake").symlink_to(tmp_path / "big")
-    model = Model("keyed")
-    with lh.connect(tmp_path / "a") as con:
-        model.fill(con)
+    model = filled(tmp_path / "a", "keyed")
     shutil.copytree(tmp_path / "a", tmp_path / "b", symlinks=True)
     before = state(tmp_path / "big")
     with lh.connect(tmp_path / "b") as con:
@@ -413,17 +396,13 @@ def test_a_link_to_a_lake_elsewhere_is_not_inside(tmp_path: Path) -> None:
     assert state(tmp_path / "big") == before
     (tmp_path / "a").rename(tmp_path / "c")
     with lh.connect(tmp_path / "c") as con:
-        model.check(con)
-        model.tier(con)
-        model.check(con)
+        model.check_around_a_round(con)
 
 
 def test_a_lake_of_an_unknown_place_is_left_alone(tmp_path: Path) -> None:
     import sqlite3
 
-    model = Model("keyed")
-    with lh.connect(tmp_path / "a") as con:
-        model.fill(con)
+    filled(tmp_path / "a", "keyed")
     with sqlite3.connect(tmp_path / "a" / "lake" / "catalog.db") as db:
         db.execute("update iceberg_tables set metadata_location = 'file:///elsewhere/x.metadata.json'")
     db.close()
