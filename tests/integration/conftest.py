@@ -8,10 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import lakehead as lh
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _SERVE = """
 import sys
@@ -85,6 +89,14 @@ def con(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     with process.connect() as made:
         yield made
     process.kill()
+
+
+@pytest.fixture
+def spark(con: lh.Connection) -> SparkSession:
+    """A Spark session on the test's connection."""
+    from lakehead.spark import session
+
+    return session(con)
 
 
 @pytest.fixture

@@ -23,17 +23,23 @@ def start_offset(table: lh.Table) -> int:
     return found
 
 
+def tiered(con: lh.Connection, keyed: bool) -> lh.Table:
+    """A table with rows 0 to 49 in its lake; its log is trimmed as soon as it may be."""
+    options: Any = {"primary_key": ["k"]} if keyed else {}
+    table = con.create_table("t", KV, lake="iceberg", hot_retention="0s", **options)
+    (table.upsert if keyed else table.append)(rows(0, 50))
+    con.tier("t")
+    return table
+
+
 KINDS = ["data", "manifests", "lists", "metadata"]
 
 
 @pytest.mark.parametrize(("kind", "keyed"), [("deletes", True), *((k, e) for k in KINDS for e in (True, False))])
 def test_whoever_needs_a_file_that_is_gone_is_told_its_name(tmp_path: Path, kind: str, keyed: bool) -> None:
     with lh.connect(tmp_path / "data") as con:
-        options: Any = {"primary_key": ["k"]} if keyed else {}
-        table = con.create_table("t", KV, lake="iceberg", hot_retention="0s", **options)
+        table = tiered(con, keyed)
         write = table.upsert if keyed else table.append
-        write(rows(0, 50))
-        con.tier("t")
         write(rows(0, 10, v=1))
         con.tier("t")
         if not keyed:
@@ -78,11 +84,8 @@ def test_whoever_needs_a_file_that_is_gone_is_told_its_name(tmp_path: Path, kind
 @pytest.mark.parametrize("keyed", [True, False])
 def test_a_log_is_not_trimmed_while_the_lake_lacks_a_file(tmp_path: Path, keyed: bool) -> None:
     with lh.connect(tmp_path / "data") as con:
-        options: Any = {"primary_key": ["k"]} if keyed else {}
-        table = con.create_table("t", KV, lake="iceberg", hot_retention="0s", **options)
+        table = tiered(con, keyed)
         write = table.upsert if keyed else table.append
-        write(rows(0, 50))
-        con.tier("t")
         (path,) = (tmp_path / "data" / "lake").rglob("*.parquet")
         kept = path.read_bytes()
         for damaged in (None, kept[:-1]):

@@ -32,11 +32,6 @@ def con(tmp_path: Path) -> Iterator[lh.Connection]:
 
 
 @pytest.fixture
-def spark(con: lh.Connection) -> SparkSession:
-    return lhs.session(con)
-
-
-@pytest.fixture
 def table(con: lh.Connection) -> lh.Table:
     t = con.create_table("s.t", SCHEMA, primary_key="k", lake="iceberg")
     t.upsert([{"k": i, "v": "lake"} for i in range(100)])

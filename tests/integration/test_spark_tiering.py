@@ -32,11 +32,6 @@ def con(tmp_path: Path) -> Iterator[lh.Connection]:
         yield con
 
 
-@pytest.fixture
-def spark(con: lh.Connection) -> SparkSession:
-    return lhs.session(con)
-
-
 def rows(start: int, end: int, v: str = "a") -> list[dict[str, object]]:
     return [{"id": i, "v": v} for i in range(start, end)]
 

@@ -7,9 +7,8 @@ otherwise than we do: comparisons of single fields with values, joined by and an
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Collection
-from typing import Any, TypeAlias
+from collections.abc import Collection
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,20 +16,12 @@ import pyarrow.compute as pc
 from lakehead.format.schema import lake_type
 from lakehead.predicate import Predicate
 from lakehead.predicate.bounds import members_of, value_for
+from lakehead.predicate.literals import COMPARE, FLIPPED
 from lakehead.predicate.tree import COMPARISONS, Call, Field, Node, Scalar
 
 _Condition: TypeAlias = pc.Expression | bool
 """What no matching row fails; True where nothing is known, False where nothing matches."""
 
-_COMPARE: dict[str, Callable[[Any, Any], pc.Expression]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-_FLIPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", "<=": ">", ">": "<=", ">=": "<"}
 
 
@@ -58,7 +49,7 @@ class _Necessary:
             return bool(node.value.is_valid and pa.types.is_boolean(node.value.type) and node.value.as_py() is true)
         if isinstance(node, Field):
             return (
-                _COMPARE["=="](pc.field(*node.path), pc.scalar(true)) if pa.types.is_boolean(self._type(node)) else True
+                COMPARE["=="](pc.field(*node.path), pc.scalar(true)) if pa.types.is_boolean(self._type(node)) else True
             )
         name, arguments = node.function, node.arguments
         if name in ("and_kleene", "and", "or_kleene", "or"):
@@ -80,7 +71,7 @@ class _Necessary:
 
     def _comparison(self, op: str, left: Node, right: Node, true: bool) -> _Condition:
         if isinstance(left, Scalar):
-            left, right, op = right, left, _FLIPPED[op]
+            left, right, op = right, left, FLIPPED[op]
         if not isinstance(left, Field) or not isinstance(right, Scalar):
             return True
         if not right.value.is_valid:
@@ -100,7 +91,7 @@ class _Necessary:
             return True  # beyond the type's range: the exact filter will tell
         if pa.types.is_floating(t) and scalar.as_py() != value:
             return True
-        return _COMPARE[op](pc.field(*field.path), pc.scalar(scalar))
+        return COMPARE[op](pc.field(*field.path), pc.scalar(scalar))
 
     def _has_no_nan(self, field: Field) -> bool:
         return len(field.path) == 1 and field.path[0] in self._without_nan

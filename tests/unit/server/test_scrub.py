@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 import pytest
+from tests.unit.server.empty_lake import EmptyLake
 
 from lakehead.config import Limits, TableProperties
 from lakehead.env import Env, SystemRandomness, SystemThreads
@@ -14,7 +15,6 @@ from lakehead.errors import CorruptionError, LakeFileMissingError, UnavailableEr
 from lakehead.format.frame import WriterStamp, encode_body
 from lakehead.log.checkpoint import CheckpointPolicy
 from lakehead.protocol import messages as m
-from lakehead.server.lake_state import LakeOwner
 from lakehead.server.scrub import PAUSE_SECONDS, Scrub
 from lakehead.server.service import Service
 from lakehead.testing.storage import FaultyStorage
@@ -39,26 +39,11 @@ class Hands:
         self.seconds += seconds
 
 
-class Lake:
+class Lake(EmptyLake):
     """A lake that answers with an error, if it has one."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
-
-    def serve(self, owner: LakeOwner) -> None:
-        return
-
-    def create(self, desc: TableDescriptor) -> None:
-        return
-
-    def drop(self, desc: TableDescriptor, *, purge: bool) -> None:
-        return
-
-    def info(self, desc: TableDescriptor) -> m.LakeReply:
-        raise NotImplementedError
-
-    def tiered_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
-        return {}
 
     def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
         if self.error is not None:

@@ -9,41 +9,23 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.unit.server.empty_lake import EmptyLake
 
 from lakehead.config import Limits, TableProperties
 from lakehead.env import Env
 from lakehead.errors import LakeStateError
 from lakehead.log import LogView
 from lakehead.protocol import messages as m
-from lakehead.server.lake_state import LakeOwner
 from lakehead.server.service import Service
 from lakehead.server.tablet import Tablet
 from lakehead.types import TableDescriptor, TablePath, TabletKey
 
 
-class _SilentLake:
+class _SilentLake(EmptyLake):
     """A lake whose catalog does not answer until it is told to."""
 
     def __init__(self) -> None:
         self.asked, self.answers = threading.Event(), threading.Event()
-
-    def serve(self, owner: LakeOwner) -> None:
-        return
-
-    def adopt(self, desc: TableDescriptor, ends: Mapping[TabletKey, int]) -> bool:
-        raise NotImplementedError
-
-    def create(self, desc: TableDescriptor) -> None:
-        return
-
-    def drop(self, desc: TableDescriptor, *, purge: bool) -> None:
-        return
-
-    def info(self, desc: TableDescriptor) -> m.LakeReply:
-        raise NotImplementedError
-
-    def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
-        return self.tiered_offsets(desc)
 
     def tiered_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
         self.asked.set()

@@ -1,0 +1,34 @@
+"""A lake for tests of the server: tests say what theirs does otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lakehead.protocol import messages as m
+from lakehead.server.lake_state import LakeOwner
+from lakehead.types import TableDescriptor, TabletKey
+
+
+class EmptyLake:
+    """A `LakeState` that holds nothing."""
+
+    def serve(self, owner: LakeOwner) -> None:
+        return
+
+    def adopt(self, desc: TableDescriptor, ends: Mapping[TabletKey, int]) -> bool:
+        raise NotImplementedError
+
+    def create(self, desc: TableDescriptor) -> None:
+        return
+
+    def drop(self, desc: TableDescriptor, *, purge: bool) -> None:
+        return
+
+    def info(self, desc: TableDescriptor) -> m.LakeReply:
+        raise NotImplementedError
+
+    def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
+        return self.tiered_offsets(desc)
+
+    def tiered_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
+        return {}
