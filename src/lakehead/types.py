@@ -1,19 +1,22 @@
-"""The values every layer speaks of: table paths, tablet ids, change types, partition names, table descriptors."""
+"""The values every layer speaks of: table paths, tablet ids, change types, partition names, schemas, descriptors."""
 
 from __future__ import annotations
 
 import datetime as dt
 import decimal
+import itertools
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from typing import NewType, TypeAlias
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
 
 from lakehead.config import TableProperties
-from lakehead.errors import InvalidRequestError
+from lakehead.errors import CorruptionError, InvalidRequestError
 
 Offset = NewType("Offset", int)
 """Dense position of a row in one tablet, from 0."""
@@ -34,6 +37,8 @@ SYSTEM_FIELDS = (
     pa.field(TIMESTAMP_COLUMN, TIMESTAMP_TYPE),
 )
 """System columns in the order they follow the user's columns, in every read and in the lake."""
+FIELD_ID = b"PARQUET:field_id"
+"""Metadata of an Arrow field: its id, spelled as in the files of a lake."""
 UNPARTITIONED = ""
 """Partition name of tables without ``partition_by``."""
 
@@ -131,6 +136,129 @@ class Incarnation:
         return f"{self.folder_id}/{self.number}/{self.start_id}"
 
 
+@dataclass(frozen=True, eq=False)
+class TableSchema:
+    """One definition of a table's columns.
+
+    A field keeps its id when it is renamed, moved or widened, and no other field of the table ever has it, so that
+    rows can be read under another definition than the one they were written under (`lakehead.format.read_as`).
+
+    Attributes:
+        id: by which frames and checkpoints name what they were written under.
+        fields: the columns; they and all fields inside have their id as metadata `FIELD_ID`.
+    """
+
+    id: int
+    fields: pa.Schema
+
+    @classmethod
+    def of(cls, schema_id: int, schema: pa.Schema) -> TableSchema:
+        """The definition that was stored as this Arrow schema.
+
+        Fields without ids get those that a lake table made for them has: columns are numbered from 1, system columns
+        go on from there, then come the fields inside of columns, level by level.
+
+        Raises:
+            CorruptionError: some fields have an id and others none, or two the same.
+        """
+        ids = list(_ids_in(list(schema)))
+        if not any(ids):
+            numbered = _numbered([*schema, *SYSTEM_FIELDS], itertools.count(1))
+            return cls(schema_id, pa.schema(numbered[: len(schema)]))
+        if None in ids or len(set(ids)) < len(ids):
+            raise CorruptionError(f"schema {schema_id} has fields without an id, or with the same: {ids}")
+        return cls(schema_id, schema.remove_metadata())
+
+    @cached_property
+    def columns(self) -> pa.Schema:
+        """The columns as rows have them: without ids."""
+        return pa.schema(_without_ids(list(self.fields)))
+
+    @cached_property
+    def stored(self) -> pa.Schema:
+        """What `of` makes the same definition of: without ids where they follow from the columns."""
+        return self.columns if TableSchema.of(self.id, self.columns) == self else self.fields
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TableSchema):
+            return NotImplemented
+        return self.id == other.id and bool(self.fields.equals(other.fields, check_metadata=True))
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.fields))
+
+
+def field_id(f: pa.Field) -> int | None:
+    """The id of an Arrow field; None for one without."""
+    found = (f.metadata or {}).get(FIELD_ID, b"")
+    return int(found) if found.isdigit() else None
+
+
+def children(t: pa.DataType) -> list[pa.Field]:
+    """The fields inside of a struct, the item of a list, key and value of a map; none of another type."""
+    return [t.key_field, t.item_field] if pa.types.is_map(t) else [t.field(i) for i in range(t.num_fields)]
+
+
+def with_children(t: pa.DataType, fields: Sequence[pa.Field]) -> pa.DataType:
+    """The type with other `children`."""
+    if pa.types.is_map(t):
+        return pa.map_(*fields)
+    if pa.types.is_struct(t):
+        return pa.struct(fields)
+    if pa.types.is_large_list(t):
+        return pa.large_list(*fields)
+    return pa.list_(*fields) if pa.types.is_list(t) else t
+
+
+def _numbered(fields: Sequence[pa.Field], ids: Iterator[int]) -> list[pa.Field]:
+    own = [next(ids) for _ in fields]
+    types = [with_children(f.type, _numbered(children(f.type), ids)) for f in fields]
+    whole = zip(fields, types, own, strict=True)
+    return [pa.field(f.name, t, f.nullable, {FIELD_ID: str(i)}) for f, t, i in whole]
+
+
+def _without_ids(fields: Sequence[pa.Field]) -> list[pa.Field]:
+    return [pa.field(f.name, with_children(f.type, _without_ids(children(f.type))), f.nullable) for f in fields]
+
+
+def _ids_in(fields: Sequence[pa.Field]) -> Iterator[int | None]:
+    for f in fields:
+        yield field_id(f)
+        yield from _ids_in(children(f.type))
+
+
+@dataclass(frozen=True)
+class Schemas:
+    """The definitions that rows of one table were written under, the one in force last."""
+
+    known: tuple[TableSchema, ...]
+
+    @classmethod
+    def only(cls, schema: pa.Schema, schema_id: int = 0) -> Schemas:
+        """Those of a table that never had another."""
+        return cls((TableSchema.of(schema_id, schema),))
+
+    @property
+    def current(self) -> TableSchema:
+        """What rows are written under, and read as."""
+        return self.known[-1]
+
+    def of(self, schema_id: int) -> TableSchema:
+        """The definition with this id.
+
+        Raises:
+            CorruptionError: there is none.
+        """
+        for schema in reversed(self.known):
+            if schema.id == schema_id:
+                return schema
+        raise CorruptionError(
+            f"rows were written under schema {schema_id}, the table has only {[s.id for s in self.known]}: its"
+            " metadata is older than its files, restore both from one backup",
+            schema_id=schema_id,
+        )
+
+
 @dataclass(frozen=True)
 class TableDescriptor:
     """Everything that defines a table; stored in the catalog and sent to clients.
@@ -141,14 +269,21 @@ class TableDescriptor:
 
     table_id: str
     path: TablePath
-    schema: pa.Schema
-    schema_id: int
+    schemas: Schemas
     primary_key: tuple[str, ...]
     partition_by: tuple[str, ...]
     bucket_key: tuple[str, ...]
     buckets: int
     lake: str | None
     properties: TableProperties = field(default_factory=TableProperties)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.schemas.current.columns
+
+    @property
+    def schema_id(self) -> int:
+        return self.schemas.current.id
 
     @property
     def keyed(self) -> bool:

@@ -14,9 +14,14 @@ from tests.golden.make_golden import clicks, every_type, in_order, log_of, order
 from tests.golden.relocation import PLACEHOLDER, padded, relocate
 
 import lakehead as lh
+from lakehead.config import LakeConfig
+from lakehead.env import Env
 from lakehead.errors import UnsupportedFormatError
-from lakehead.server.metadata import FORMAT_VERSION
+from lakehead.lake.catalog import LakeCatalog
+from lakehead.lake.files import lake_arrow_schema
+from lakehead.server.metadata import FORMAT_VERSION, MetadataStore
 from lakehead.server.service import Service
+from lakehead.types import children, field_id
 
 HERE = Path(__file__).parent
 
@@ -96,6 +101,19 @@ def test_rows_and_records_are_those_that_were_written(folder: Path, tables: dict
                 if table.describe()["lake"]:
                     tiers = [table.scan(tier=tier).to_arrow().num_rows for tier in ("lake", "hot")]
                     assert all(tiers)
+
+
+def test_fields_have_the_ids_that_lakes_gave_them(folder: Path, tables: dict[str, Any]) -> None:
+    def ids(fields: Any) -> list[Any]:
+        return [(field_id(f), ids(children(f.type))) for f in fields]
+
+    store = MetadataStore(str(folder / "metadata.db"), Env.system())
+    lakes = [desc for desc in store.tables(None) if desc.lake is not None]
+    store.close()
+    assert lakes and {str(desc.path) for desc in lakes} <= set(tables)
+    for desc in lakes:
+        lake = lake_arrow_schema(LakeCatalog(LakeConfig(), str(folder)).load(desc).schema())
+        assert ids(lake.field(n) for n in desc.schema.names) == ids(desc.schemas.current.fields)
 
 
 def test_old_rows_are_trimmed_and_still_there(folder: Path, tables: dict[str, Any]) -> None:

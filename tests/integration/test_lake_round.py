@@ -28,7 +28,7 @@ from lakehead.lake.read import count_lake, plan_files, read_lake
 from lakehead.lake.round import run_round
 from lakehead.predicate import parse_predicate
 from lakehead.testing.hot import MemoryHotSource
-from lakehead.types import OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor, TablePath, TabletKey
+from lakehead.types import OFFSET_COLUMN, SYSTEM_FIELDS, Schemas, TableDescriptor, TablePath, TabletKey
 
 SCHEMA = pa.schema(
     [
@@ -50,7 +50,9 @@ def describe(
     partition = ("region",) if partitioned else ()
     key = ("id", *partition) if keyed else ()
     own = bucket_key if bucket_key is not None else (("id",) if keyed else ())
-    return TableDescriptor("t1", TablePath("shop", "orders"), SCHEMA, 1, key, partition, own, buckets, "iceberg")
+    return TableDescriptor(
+        "t1", TablePath("shop", "orders"), Schemas.only(SCHEMA, 1), key, partition, own, buckets, "iceberg"
+    )
 
 
 def random_row(rng: random.Random, key: int) -> dict[str, Any]:
@@ -121,7 +123,7 @@ KINDS = {
 }
 # Two bucket columns must both be key columns.
 KINDS["keyed, two bucket columns"] = TableDescriptor(
-    "t1", TablePath("shop", "orders"), SCHEMA, 1, ("id", "region"), (), ("id", "region"), 3, "iceberg"
+    "t1", TablePath("shop", "orders"), Schemas.only(SCHEMA, 1), ("id", "region"), (), ("id", "region"), 3, "iceberg"
 )
 
 

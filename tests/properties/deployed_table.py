@@ -33,7 +33,7 @@ from lakehead.lake.state import CatalogLakeState
 from lakehead.protocol import messages as m
 from lakehead.server.service import Service
 from lakehead.testing.storage import FaultyStorage
-from lakehead.types import OFFSET_COLUMN, TableDescriptor, TablePath
+from lakehead.types import OFFSET_COLUMN, Schemas, TableDescriptor, TablePath
 
 Rows = list[dict[str, Any]]
 HOUR_US = 3_600_000_000
@@ -110,8 +110,7 @@ class Deployed(RuleBasedStateMachine):
         desc = TableDescriptor(
             table_id="",
             path=TablePath("m", "t"),
-            schema=schema,
-            schema_id=0,
+            schemas=Schemas.only(schema),
             primary_key=keys,
             partition_by=partitions,
             bucket_key=bucketing,

@@ -20,7 +20,7 @@ from lakehead.errors import ClosedError
 from lakehead.format.frame import WriterStamp, encode_body
 from lakehead.server.tablet import PendingWrite, Tablet
 from lakehead.testing.storage import FaultyStorage
-from lakehead.types import TableDescriptor, TablePath, TabletKey
+from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey
 
 SCHEMA = pa.schema([("n", pa.int64())])
 SECOND = 1_000_000
@@ -65,7 +65,7 @@ class Machine:
 
     def open(self) -> Tablet:
         properties = TableProperties(segment_bytes=1500, log_ttl_ms=RETENTION * 1000)
-        desc = TableDescriptor("t", TablePath("a", "t"), SCHEMA, 0, (), (), (), 1, None, properties)
+        desc = TableDescriptor("t", TablePath("a", "t"), Schemas.only(SCHEMA), (), (), (), 1, None, properties)
 
         def none_beside(work: Callable[[], None]) -> None:
             raise RuntimeError

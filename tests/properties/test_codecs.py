@@ -26,7 +26,15 @@ from lakehead.log.checkpoint import Footer, LiveBatch, open_checkpoint, write_ch
 from lakehead.log.writers import ANSWERS_KEPT, WriterTable
 from lakehead.protocol import messages as m
 from lakehead.protocol.attachments import unwrap, wrap
-from lakehead.types import TIMESTAMP_TYPE, TableDescriptor, TablePath, TabletKey, parse_partition_name, partition_name
+from lakehead.types import (
+    TIMESTAMP_TYPE,
+    Schemas,
+    TableDescriptor,
+    TablePath,
+    TabletKey,
+    parse_partition_name,
+    partition_name,
+)
 
 FLOAT = st.floats(allow_nan=False)
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -190,8 +198,7 @@ def test_definitions(schema: pa.Schema, key_types: list[pa.DataType], data: st.D
     desc = TableDescriptor(
         table_id="t" * 32,
         path=TablePath("a", "b"),
-        schema=plain,
-        schema_id=data.draw(st.integers(0, 2**31)),
+        schemas=Schemas.only(plain, data.draw(st.integers(0, 2**31))),
         primary_key=keys,
         partition_by=partitions,
         bucket_key=bucketing,

@@ -24,7 +24,7 @@ from lakehead.predicate import parse_predicate
 from lakehead.protocol import messages as m
 from lakehead.server.service import Service
 from lakehead.testing.storage import MemoryStorage
-from lakehead.types import TableDescriptor, TablePath
+from lakehead.types import Schemas, TableDescriptor, TablePath
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), ("s", pa.string()), ("l", pa.list_(pa.string()))])
 KEY = pa.schema([SCHEMA.field("k")])
@@ -59,8 +59,7 @@ def create(server: Service, name: str, **how: Any) -> str:
     desc = TableDescriptor(
         table_id="",
         path=TablePath("f", name),
-        schema=SCHEMA,
-        schema_id=0,
+        schemas=Schemas.only(SCHEMA),
         **{"primary_key": (), "partition_by": (), "bucket_key": (), "buckets": 2, "lake": None, **how},
         properties=TableProperties(durability="os"),
     )
@@ -121,7 +120,7 @@ def requests(log: str, keyed: str) -> list[tuple[m.Request, list[pa.Buffer]]]:
 
 
 def descriptor_of(schema: pa.Schema) -> TableDescriptor:
-    return TableDescriptor("", TablePath("f", "t"), schema, 0, (), (), (), 1, None)
+    return TableDescriptor("", TablePath("f", "t"), Schemas.only(schema), (), (), (), 1, None)
 
 
 def spoiled(value: Any, r: random.Random, chance: float) -> Any:

@@ -25,7 +25,7 @@ from lakehead.lake.marks import mark_of
 from lakehead.lake.round import run_round
 from lakehead.testing.hot import MemoryHotSource
 from lakehead.testing.lake import Fault, MemoryLake
-from lakehead.types import OFFSET_COLUMN, PREV_OFFSET_COLUMN, ChangeType, TableDescriptor, TablePath, TabletKey
+from lakehead.types import OFFSET_COLUMN, PREV_OFFSET_COLUMN, ChangeType, Schemas, TableDescriptor, TablePath, TabletKey
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), pa.field("code", pa.int64(), False), pa.field("v", pa.int64())])
 STEPS = ("commit", "write deletes", "load", "write data", "committed", "watermarks", "read")
@@ -78,7 +78,9 @@ class Rounds(RuleBasedStateMachine):
     @initialize(keyed=st.booleans(), buckets=st.integers(1, 2), late=st.booleans())
     def create(self, keyed: bool, buckets: int, late: bool) -> None:
         key = ("id", "code") if keyed else ()
-        self.desc = TableDescriptor("t1", TablePath("db", "t"), SCHEMA, 1, key, (), key, buckets, "iceberg")
+        self.desc = TableDescriptor(
+            "t1", TablePath("db", "t"), Schemas.only(SCHEMA, 1), key, (), key, buckets, "iceberg"
+        )
         self.log = Log(self.desc, batch_rows=4)
         self.log.on_step = self.step
         self.randomness = SeededRandomness(1)

@@ -31,7 +31,7 @@ from lakehead.protocol import messages as m
 from lakehead.server.lake_state import LakeState
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.service import Service
-from lakehead.types import TableDescriptor, TablePath
+from lakehead.types import Schemas, TableDescriptor, TablePath
 
 _START_US = 1_700_000_000_000_000
 
@@ -271,7 +271,7 @@ class Deployment:
     ) -> TableDescriptor:
         """Create a table, before anything goes wrong."""
         path, kind = TablePath("sim", name), "iceberg" if lake else None
-        asked = TableDescriptor("", path, schema, 0, key, partition_by, key[-1:], buckets, kind, properties)
+        asked = TableDescriptor("", path, Schemas.only(schema), key, partition_by, key[-1:], buckets, kind, properties)
         server = self.network.server
         assert server is not None
         with self.scheduler.inside(server.process):

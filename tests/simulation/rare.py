@@ -33,7 +33,7 @@ from lakehead.errors import (
     WriterFencedError,
 )
 from lakehead.protocol import messages as m
-from lakehead.types import TableDescriptor, TablePath
+from lakehead.types import Schemas, TableDescriptor, TablePath
 
 _VARIANTS = 3
 
@@ -134,7 +134,9 @@ class Dropper:
         schema, key = (KEYED_SCHEMA, ("p", "k")) if keyed else (LOG_SCHEMA, ())
         lake = "iceberg" if d.draws.random() < 0.5 else None
         properties = TableProperties(segment_bytes=600, hot_retention_ms=20, log_ttl_ms=20)
-        asked = TableDescriptor("", TablePath("sim", "temp"), schema, 0, key, (), key[-1:], 1, lake, properties)
+        asked = TableDescriptor(
+            "", TablePath("sim", "temp"), Schemas.only(schema), key, (), key[-1:], 1, lake, properties
+        )
         reply = self._ask(m.CreateTable(info=m.TableInfo.of(asked), if_not_exists=True))
         assert isinstance(reply, m.TableReply)
         desc = reply.info.descriptor()

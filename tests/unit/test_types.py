@@ -9,13 +9,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakehead.errors import InvalidRequestError
+from lakehead.errors import CorruptionError, InvalidRequestError
+from lakehead.format.schema import schema_from_bytes, schema_to_bytes
 from lakehead.types import (
     ChangeType,
+    Schemas,
     TableDescriptor,
     TablePath,
+    TableSchema,
     TabletId,
     TabletKey,
+    children,
+    field_id,
     parse_partition_name,
     partition_name,
 )
@@ -72,7 +77,7 @@ def test_table_paths() -> None:
 def test_descriptors_translate_tablets_and_know_their_prefix() -> None:
     schema = pa.schema([("day", pa.date32()), ("u", pa.int32()), ("n", pa.int32())])
     desc = TableDescriptor(
-        "t1", TablePath("a", "b"), schema, 0, ("day", "u", "n"), ("day",), ("u",), 4, None
+        "t1", TablePath("a", "b"), Schemas.only(schema), ("day", "u", "n"), ("day",), ("u",), 4, None
     )  # fmt: skip
     tablet = TabletId((dt.date(2024, 1, 2),), 3)
     assert desc.tablet_key(tablet) == TabletKey("day=2024-01-02", 3)
@@ -84,3 +89,53 @@ def test_descriptors_translate_tablets_and_know_their_prefix() -> None:
 
 def test_change_symbols() -> None:
     assert [c.symbol for c in ChangeType] == ["+A", "+I", "-U", "+U", "-D"]
+
+
+NESTED = pa.schema(
+    [
+        pa.field("id", pa.int64(), False),
+        ("s", pa.struct([("a", pa.int8()), ("b", pa.list_(pa.struct([("c", pa.string())])))])),
+        ("m", pa.map_(pa.string(), pa.large_list(pa.int16()))),
+        ("last", pa.float32()),
+    ]
+)
+
+
+def ids_in(fields: Any, path: str = "") -> dict[str, int | None]:
+    found = {}
+    for f in fields:
+        found[path + f.name] = field_id(f)
+        found |= ids_in(children(f.type), f"{path}{f.name}.")
+    return found
+
+
+def test_fields_without_ids_get_them_by_position() -> None:
+    schema = TableSchema.of(0, NESTED)
+    assert ids_in(schema.fields) == {
+        "id": 1, "s": 2, "m": 3, "last": 4,  # 5 to 7 are the system columns
+        "s.a": 8, "s.b": 9, "s.b.item": 10, "s.b.item.c": 11, "m.key": 12, "m.value": 13, "m.value.item": 14,
+    }  # fmt: skip
+    assert schema.columns.equals(NESTED, check_metadata=True)
+    assert schema.stored.equals(NESTED, check_metadata=True)
+    assert TableSchema.of(0, schema.fields) == schema == TableSchema.of(0, NESTED)
+    assert TableSchema.of(1, NESTED) != schema != TableSchema.of(0, NESTED.remove(0))
+    assert len({schema, TableSchema.of(0, NESTED)}) == 1 and schema != NESTED
+
+
+def test_ids_that_do_not_follow_from_the_position_are_stored() -> None:
+    moved = TableSchema.of(3, pa.schema([TableSchema.of(0, NESTED).fields.field(i) for i in (2, 0)]))
+    assert moved.columns.names == ["m", "id"] and not moved.columns.field(0).metadata
+    assert moved.stored.equals(moved.fields, check_metadata=True)
+    assert TableSchema.of(3, schema_from_bytes(schema_to_bytes(moved.stored))) == moved
+    for broken in ([("x", pa.int8())], [moved.fields.field(1).with_name("twin")]):
+        with pytest.raises(CorruptionError, match="schema 3 has fields without an id, or with the same"):
+            TableSchema.of(3, pa.schema([*moved.fields, *(pa.schema(broken))]))
+
+
+def test_a_schema_is_found_by_its_id() -> None:
+    one, two = TableSchema.of(0, NESTED), TableSchema.of(1, NESTED.remove(0))
+    schemas = Schemas((one, two))
+    assert (schemas.of(0), schemas.of(1), schemas.current) == (one, two, two)
+    with pytest.raises(CorruptionError, match=r"schema 7, the table has only \[0, 1\]") as e:
+        schemas.of(7)
+    assert e.value.context["schema_id"] == 7

@@ -32,7 +32,7 @@ from lakehead.errors import (
 )
 from lakehead.format.schema import normalize_schema, validate_definition
 from lakehead.protocol import messages as m
-from lakehead.types import TableDescriptor, TablePath
+from lakehead.types import Schemas, TableDescriptor, TablePath
 
 if TYPE_CHECKING:
     import duckdb
@@ -211,8 +211,7 @@ class Connection(Displayed):
         desc = TableDescriptor(
             table_id="",
             path=path,
-            schema=plain,
-            schema_id=0,
+            schemas=Schemas.only(plain),
             primary_key=key,
             partition_by=partitions,
             bucket_key=bucketing,

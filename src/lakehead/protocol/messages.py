@@ -18,7 +18,7 @@ import pyarrow as pa
 from lakehead.config import LEASE_SECONDS, TableProperties
 from lakehead.errors import InvalidPropertyError, InvalidRequestError
 from lakehead.format.schema import schema_from_bytes, schema_to_bytes
-from lakehead.types import TableDescriptor, TablePath, TabletKey
+from lakehead.types import Schemas, TableDescriptor, TablePath, TableSchema, TabletKey
 
 PROTOCOL_VERSION = 2
 
@@ -31,7 +31,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TableInfo(Message, frozen=True, kw_only=True):
-    """A `TableDescriptor` as it is stored and sent. ``schema`` is an Arrow IPC schema message, base64."""
+    """A `TableDescriptor` as it is stored and sent. ``schema`` is as `schema_to_text` makes it."""
 
     table_id: str
     database: str
@@ -51,7 +51,7 @@ class TableInfo(Message, frozen=True, kw_only=True):
             table_id=desc.table_id,
             database=desc.path.database,
             table=desc.path.table,
-            schema=base64.b64encode(schema_to_bytes(desc.schema)).decode(),
+            schema=schema_to_text(desc.schemas.current),
             schema_id=desc.schema_id,
             primary_key=desc.primary_key,
             partition_by=desc.partition_by,
@@ -61,16 +61,18 @@ class TableInfo(Message, frozen=True, kw_only=True):
             properties=dataclasses.asdict(desc.properties),
         )
 
-    def descriptor(self) -> TableDescriptor:
+    def descriptor(self, earlier: Sequence[TableSchema] = ()) -> TableDescriptor:
         """The table's definition.
 
+        Args:
+            earlier: schemas that older rows were written under, where rows are read as they were written.
+
         Raises:
-            InvalidRequestError: a name or a property is none.
+            InvalidRequestError: a name, a property or the schema's text is none.
             CorruptionError: the schema cannot be read.
         """
         try:
             properties = msgspec.convert(self.properties, TableProperties, strict=True)
-            schema = base64.b64decode(self.schema)
         except ValueError as e:
             raise InvalidRequestError(f"a table's definition cannot be read: {e}") from e
         if unknown := sorted(set(self.properties) - {f.name for f in dataclasses.fields(TableProperties)}):
@@ -78,8 +80,7 @@ class TableInfo(Message, frozen=True, kw_only=True):
         return TableDescriptor(
             table_id=self.table_id,
             path=TablePath.parse(f"{self.database}.{self.table}"),
-            schema=schema_from_bytes(schema),
-            schema_id=self.schema_id,
+            schemas=Schemas((*earlier, schema_from_text(self.schema_id, self.schema))),
             primary_key=self.primary_key,
             partition_by=self.partition_by,
             bucket_key=self.bucket_key,
@@ -87,6 +88,20 @@ class TableInfo(Message, frozen=True, kw_only=True):
             lake=self.lake,
             properties=properties,
         )
+
+
+def schema_to_text(schema: TableSchema) -> str:
+    """A definition as it is stored and sent, beside its id: an Arrow IPC schema message, base64."""
+    return base64.b64encode(schema_to_bytes(schema.stored)).decode()
+
+
+def schema_from_text(schema_id: int, text: str) -> TableSchema:
+    """Inverse of `schema_to_text`; for errors see `TableInfo.descriptor`."""
+    try:
+        data = base64.b64decode(text)
+    except ValueError as e:
+        raise InvalidRequestError(f"a table's definition cannot be read: {e}") from e
+    return TableSchema.of(schema_id, schema_from_bytes(data))
 
 
 class TabletRef(Message, frozen=True, kw_only=True):

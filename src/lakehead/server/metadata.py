@@ -24,7 +24,7 @@ from lakehead.errors import (
     TableNotFoundError,
     UnsupportedFormatError,
 )
-from lakehead.protocol.messages import TableInfo
+from lakehead.protocol.messages import TableInfo, schema_from_text, schema_to_text
 from lakehead.server.incarnations import begin_incarnation, unfenced
 from lakehead.types import TableDescriptor, TablePath
 
@@ -173,21 +173,26 @@ class MetadataStore:
         """Tables of one database, or of all, by name."""
         where, args = ("where database = ?", (database,)) if database is not None else ("", ())
         rows = self._rows(f"select info from tables {where} order by database, name", *args)
-        return [msgspec.msgpack.decode(r[0], type=TableInfo).descriptor() for r in rows]
+        return [self._descriptor(r[0]) for r in rows]
 
     def table(self, path: TablePath) -> TableDescriptor:
         """Raises: TableNotFoundError."""
         rows = self._rows("select info from tables where database = ? and name = ?", path.database, path.table)
         if not rows:
             raise TableNotFoundError(f"there is no table {path}: see con.tables() or create it", table=str(path))
-        return msgspec.msgpack.decode(rows[0][0], type=TableInfo).descriptor()
+        return self._descriptor(rows[0][0])
 
     def table_by_id(self, table_id: str) -> TableDescriptor:
         """Raises: TableNotFoundError."""
         rows = self._rows("select info from tables where table_id = ?", table_id)
         if not rows:
             raise TableNotFoundError("the table was dropped: open it again by name", table_id=table_id)
-        return msgspec.msgpack.decode(rows[0][0], type=TableInfo).descriptor()
+        return self._descriptor(rows[0][0])
+
+    def _descriptor(self, data: bytes) -> TableDescriptor:
+        info = msgspec.msgpack.decode(data, type=TableInfo)
+        sql = "select schema_id, schema from schemas where table_id = ? and schema_id != ? order by schema_id"
+        return info.descriptor([schema_from_text(*r) for r in self._rows(sql, info.table_id, info.schema_id)])
 
     def create_table(self, desc: TableDescriptor) -> None:
         """Raises: TableExistsError."""
@@ -204,7 +209,8 @@ class MetadataStore:
                 "insert into tables values (?, ?, ?, ?)",
                 (desc.table_id, path.database, path.table, msgspec.msgpack.encode(info)),
             )
-            db.execute("insert into schemas values (?, ?, ?)", (desc.table_id, desc.schema_id, info.schema))
+            rows = [(desc.table_id, s.id, schema_to_text(s)) for s in desc.schemas.known]
+            db.executemany("insert into schemas values (?, ?, ?)", rows)
 
     def drop_table(self, table_id: str, folder: str) -> None:
         """Forget a table; its folder is remembered until `folder_removed`."""

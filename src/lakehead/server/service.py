@@ -49,7 +49,7 @@ from lakehead.server.named_writers import NamedWriters
 from lakehead.server.streams import ServerStream, open_read, open_read_live, open_subscription
 from lakehead.server.tables import LiveTable, LiveTables
 from lakehead.server.tablet import PendingWrite, Tablet
-from lakehead.types import Incarnation, TableDescriptor, TablePath, TabletKey
+from lakehead.types import Incarnation, Schemas, TableDescriptor, TablePath, TabletKey
 
 _Answer = tuple[m.AnyReply, list[pa.Buffer]]
 
@@ -213,7 +213,7 @@ class Service:
         desc = dataclasses.replace(
             asked,
             table_id=self._env.randomness.uuid_hex(),
-            schema=schema,
+            schemas=Schemas.only(schema, asked.schema_id),
             primary_key=primary_key,
             partition_by=partition_by,
             bucket_key=bucket_key,

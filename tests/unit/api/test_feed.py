@@ -14,10 +14,12 @@ from lakehead.api import feed
 from lakehead.env import SystemClock
 from lakehead.errors import OffsetOutOfRangeError
 from lakehead.protocol.messages import StreamHeader, TabletState
-from lakehead.types import TableDescriptor, TablePath, TabletKey
+from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey
 
 TABLET = TabletKey("", 0)
-DESC = TableDescriptor("id", TablePath("d", "t"), pa.schema([("a", pa.int64())]), 0, (), (), (), 1, "iceberg")
+DESC = TableDescriptor(
+    "id", TablePath("d", "t"), Schemas.only(pa.schema([("a", pa.int64())])), (), (), (), 1, "iceberg"
+)
 OFFSETS = pa.schema([("__offset", pa.int64())])
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from lakehead.client.routing import SHARE_ROWS, partition_codes, route
 from lakehead.format.bucketing import bucket_ids
-from lakehead.types import TableDescriptor, TablePath, TabletKey, partition_name
+from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey, partition_name
 
 SCHEMA = pa.schema([("k", pa.int64()), ("s", pa.string()), ("p", pa.date32()), ("q", pa.bool_())])
 ROWS = 500
@@ -28,7 +28,7 @@ BATCH = pa.RecordBatch.from_pydict(
 
 
 def table(bucket_key: tuple[str, ...] = (), partition_by: tuple[str, ...] = (), buckets: int = 1) -> TableDescriptor:
-    return TableDescriptor("t", TablePath("a", "t"), SCHEMA, 0, (), partition_by, bucket_key, buckets, None)
+    return TableDescriptor("t", TablePath("a", "t"), Schemas.only(SCHEMA), (), partition_by, bucket_key, buckets, None)
 
 
 def placed(desc: TableDescriptor, batch: pa.RecordBatch, **how: Any) -> list[TabletKey]:
@@ -69,7 +69,7 @@ def test_rows_go_where_partition_and_hash_say(
 def test_a_large_batch_without_a_bucket_key_is_shared_by_buckets() -> None:
     rows = 3 * SHARE_ROWS + 5
     batch = pa.RecordBatch.from_pydict({"n": np.arange(rows)})
-    desc = dataclasses.replace(table(buckets=4), schema=batch.schema)
+    desc = dataclasses.replace(table(buckets=4), schemas=Schemas.only(batch.schema))
     found = placed(desc, batch, unkeyed_bucket=3)
     sizes = {key.bucket: found.count(key) for key in sorted(set(found))}
     assert set(sizes) == {3, 0, 1} and max(sizes.values()) - min(sizes.values()) <= 1 and sum(sizes.values()) == rows

@@ -28,7 +28,7 @@ from lakehead.errors import (
 )
 from lakehead.format.frame import FrameBody, decode_body
 from lakehead.protocol import messages as m
-from lakehead.types import TableDescriptor, TablePath
+from lakehead.types import Schemas, TableDescriptor, TablePath
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False)])
 
@@ -75,7 +75,9 @@ class Answers:
 
 
 def table(buckets: int = 1, **how: Any) -> TableDescriptor:
-    return TableDescriptor("t", TablePath("a", "t"), SCHEMA, 0, (), (), how.pop("bucket_key", ()), buckets, None)
+    return TableDescriptor(
+        "t", TablePath("a", "t"), Schemas.only(SCHEMA), (), (), how.pop("bucket_key", ()), buckets, None
+    )
 
 
 def writer(endpoint: Answers, clock: ManualClock, desc: TableDescriptor | None = None, **how: Any) -> BatchWriter:

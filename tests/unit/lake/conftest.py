@@ -30,7 +30,7 @@ from lakehead.lake.round import run_round
 from lakehead.lake.rowdelta import RowDelta, to_data_file
 from lakehead.testing.hot import MemoryHotSource
 from lakehead.testing.lake import Fault, MemoryLake
-from lakehead.types import OFFSET_COLUMN, TableDescriptor, TablePath
+from lakehead.types import OFFSET_COLUMN, Schemas, TableDescriptor, TablePath
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), pa.field("code", pa.int64(), False), pa.field("v", pa.int8())])
 
@@ -38,7 +38,7 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), False), pa.field("code", pa.int64
 def describe(*, keyed: bool = True, table_id: str = "t1", buckets: int = 1) -> TableDescriptor:
     """Partitioned by the identity of ``__bucket``, so that PyIceberg itself can write to it too."""
     key = ("id", "code") if keyed else ()
-    return TableDescriptor(table_id, TablePath("db", "t"), SCHEMA, 1, key, (), key, buckets, "iceberg")
+    return TableDescriptor(table_id, TablePath("db", "t"), Schemas.only(SCHEMA, 1), key, (), key, buckets, "iceberg")
 
 
 class InstantClock(SystemClock):

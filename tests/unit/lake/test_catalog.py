@@ -7,11 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from lakehead.config import LakeConfig
 from lakehead.errors import InvalidUriError, LakeStateError, UnavailableError
 from lakehead.lake.catalog import LakeCatalog, open_metadata
+from lakehead.lake.files import lake_arrow_schema
+from lakehead.types import SYSTEM_FIELDS, Schemas, TableDescriptor, TablePath, children, field_id
 
 
 def test_a_new_table_is_what_other_engines_need(keyed: Any) -> None:
@@ -30,6 +33,22 @@ def test_a_new_table_is_what_other_engines_need(keyed: Any) -> None:
         "__timestamp": False,
     }
     assert table.location().startswith("file:///")
+
+
+def test_a_lake_table_has_the_field_ids_of_its_table(tmp_path: Path) -> None:
+    point = pa.struct([pa.field("x", pa.float64(), False), ("tags", pa.large_list(pa.struct([("tag", pa.string())])))])
+    nested = pa.schema(
+        [pa.field("id", pa.int8(), False), ("s", point), ("m", pa.map_(pa.string(), point)), ("z", point)]
+    )
+    desc = TableDescriptor("t1", TablePath("db", "t"), Schemas.only(nested), (), (), (), 1, "iceberg")
+    table = LakeCatalog(LakeConfig(), str(tmp_path)).create_table(desc)
+    lake = {f.name: f for f in lake_arrow_schema(table.schema())}
+    assert ids_of(desc.schemas.current.fields) == ids_of(lake[f.name] for f in desc.schema)
+    assert [field_id(lake[f.name]) for f in SYSTEM_FIELDS] == [5, 6, 7]
+
+
+def ids_of(fields: Any) -> list[Any]:
+    return [(field_id(f), ids_of(children(f.type))) for f in fields]
 
 
 def test_another_process_opens_the_same_catalog(keyed: Any) -> None:

@@ -21,7 +21,7 @@ from lakehead.lake.files import LakeWriteSpec, write_data_files, write_position_
 from lakehead.lake.iceberg_table import IcebergLakeTable
 from lakehead.lake.round import run_round
 from lakehead.testing.hot import MemoryHotSource
-from lakehead.types import TableDescriptor, TablePath
+from lakehead.types import Schemas, TableDescriptor, TablePath
 
 TYPES: dict[str, tuple[pa.DataType, list[Any]]] = {
     "b": (pa.bool_(), [True, None]),
@@ -54,7 +54,7 @@ TYPES: dict[str, tuple[pa.DataType, list[Any]]] = {
 
 def describe(schema: pa.Schema, **options: Any) -> TableDescriptor:
     names = {"primary_key": (), "partition_by": (), "bucket_key": (), "buckets": 1, **options}
-    return TableDescriptor("t1", TablePath("db", "t"), schema, 1, lake="iceberg", **names)
+    return TableDescriptor("t1", TablePath("db", "t"), Schemas.only(schema, 1), lake="iceberg", **names)
 
 
 def test_every_type_comes_back(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from lakehead.config import TableProperties
 from lakehead.errors import LakeStateError, UnavailableError
 from lakehead.lake.avro_file import Branch, edit_avro
 from lakehead.lake.relocation import Move, local_path, relocate_table
-from lakehead.types import TableDescriptor, TablePath
+from lakehead.types import Schemas, TableDescriptor, TablePath
 
 SCHEMA: dict[str, Any] = {
     "type": "record",
@@ -118,8 +118,8 @@ def test_addresses_of_the_old_place_move_however_they_are_spelled() -> None:
 
 
 DESC = TableDescriptor(
-    table_id="f" * 32, path=TablePath("shop", "t"), schema=pa.schema([("k", pa.int64())]), schema_id=0, primary_key=(),
-    partition_by=(), bucket_key=(), buckets=1, lake="iceberg", properties=TableProperties(),
+    table_id="f" * 32, path=TablePath("shop", "t"), schemas=Schemas.only(pa.schema([("k", pa.int64())])),
+    primary_key=(), partition_by=(), bucket_key=(), buckets=1, lake="iceberg", properties=TableProperties(),
 )  # fmt: skip
 
 

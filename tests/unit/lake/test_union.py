@@ -10,10 +10,12 @@ import pytest
 from lakehead.errors import LakeStateError
 from lakehead.lake import union
 from lakehead.protocol.messages import LakeReply, TabletState
-from lakehead.types import TableDescriptor, TablePath, TabletKey
+from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey
 
 TABLET = TabletKey("", 0)
-DESC = TableDescriptor("id", TablePath("d", "t"), pa.schema([("a", pa.int64())]), 0, (), (), (), 1, "iceberg")
+DESC = TableDescriptor(
+    "id", TablePath("d", "t"), Schemas.only(pa.schema([("a", pa.int64())])), (), (), (), 1, "iceberg"
+)
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,14 @@ import pytest
 from lakehead.config import TableProperties
 from lakehead.errors import ERRORS_BY_CODE, LakeheadError, error_from_code
 from lakehead.protocol import messages as m
-from lakehead.types import TableDescriptor, TablePath, TabletKey
+from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey
 
 DESC = TableDescriptor(
     table_id="t1",
     path=TablePath("shop", "orders"),
-    schema=pa.schema([pa.field("søk", pa.int64(), False), ("tags", pa.map_(pa.string(), pa.list_(pa.float32())))]),
-    schema_id=3,
+    schemas=Schemas.only(
+        pa.schema([pa.field("søk", pa.int64(), False), ("tags", pa.map_(pa.string(), pa.list_(pa.float32())))]), 3
+    ),
     primary_key=("søk",),
     partition_by=(),
     bucket_key=("søk",),

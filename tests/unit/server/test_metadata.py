@@ -15,13 +15,12 @@ from lakehead.env import Env
 from lakehead.env.randomness import SeededRandomness
 from lakehead.errors import ClosedError, StorageError, TableExistsError, TableNotFoundError, UnsupportedFormatError
 from lakehead.server.metadata import FORMAT_VERSION, MetadataStore
-from lakehead.types import TableDescriptor, TablePath
+from lakehead.types import Schemas, TableDescriptor, TablePath, TableSchema
 
 DESC = TableDescriptor(
     table_id="t1",
     path=TablePath("shop", "orders"),
-    schema=pa.schema([pa.field("id", pa.int64(), False), ("tags", pa.list_(pa.string()))]),
-    schema_id=0,
+    schemas=Schemas.only(pa.schema([pa.field("id", pa.int64(), False), ("tags", pa.list_(pa.string()))])),
     primary_key=("id",),
     partition_by=(),
     bucket_key=("id",),
@@ -58,6 +57,18 @@ def test_tables_come_back_as_they_were_given(path: str) -> None:
     assert [str(t.path) for t in store.tables(None)] == ["default.b", "shop.a", "shop.orders"]
     assert store.tables("nope") == []
     assert store.table(DESC.path) == DESC == store.table_by_id("t1")
+    store.close()
+
+
+def test_a_table_knows_the_schemas_of_its_older_rows(path: str) -> None:
+    [old] = DESC.schemas.known
+    renamed = [f.with_name(f"{f.name}_2") for f in reversed(list(old.fields))]
+    desc = dataclasses.replace(DESC, schemas=Schemas((old, TableSchema.of(1, pa.schema(renamed)))))
+    store = MetadataStore(path, env(1))
+    store.create_table(desc)
+    store.create_table(named("b", "t3"))
+    assert store.table_by_id("t1") == store.table(DESC.path) == desc
+    assert store.tables(None) == [named("b", "t3"), desc]
     store.close()
 
 

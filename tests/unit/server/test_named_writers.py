@@ -30,7 +30,7 @@ from lakehead.protocol import messages as m
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.service import Service
 from lakehead.testing.storage import FaultyStorage
-from lakehead.types import TableDescriptor, TablePath
+from lakehead.types import Schemas, TableDescriptor, TablePath
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), ("v", pa.string())])
 BUCKETS = 4
@@ -55,7 +55,7 @@ class Deployment:
 
     def table(self, *, keyed: bool = True, buckets: int = BUCKETS) -> TableDescriptor:
         key = ("k",) if keyed else ()
-        desc = TableDescriptor("", TablePath("a", "t"), SCHEMA, 0, key, (), ("k",), buckets, None)
+        desc = TableDescriptor("", TablePath("a", "t"), Schemas.only(SCHEMA), key, (), ("k",), buckets, None)
         reply, _ = self.service.call(m.CreateTable(info=m.TableInfo.of(desc), if_not_exists=False))
         assert isinstance(reply, m.TableReply)
         return reply.info.descriptor()

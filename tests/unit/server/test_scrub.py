@@ -18,7 +18,7 @@ from lakehead.protocol import messages as m
 from lakehead.server.scrub import PAUSE_SECONDS, Scrub
 from lakehead.server.service import Service
 from lakehead.testing.storage import FaultyStorage
-from lakehead.types import TableDescriptor, TablePath, TabletKey
+from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -65,7 +65,7 @@ class Served:
 
     def create(self, name: str, lake: str | None) -> str:
         properties = TableProperties(segment_bytes=1500)
-        desc = TableDescriptor("", TablePath.parse(name), SCHEMA, 0, (), (), (), 1, lake, properties)
+        desc = TableDescriptor("", TablePath.parse(name), Schemas.only(SCHEMA), (), (), (), 1, lake, properties)
         reply, _ = self.service.call(m.CreateTable(info=m.TableInfo.of(desc), if_not_exists=False))
         assert isinstance(reply, m.TableReply)
         [tablet] = self.service._tables.get(reply.info.table_id).tablets.values()

@@ -18,7 +18,7 @@ from lakehead.log import LogView
 from lakehead.protocol import messages as m
 from lakehead.server.service import Service
 from lakehead.server.tablet import Tablet
-from lakehead.types import TableDescriptor, TablePath, TabletKey
+from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey
 
 
 class _SilentLake(EmptyLake):
@@ -37,8 +37,7 @@ def _create(service: Service, name: str, lake: str | None) -> str:
     desc = TableDescriptor(
         table_id="",
         path=TablePath.parse(name),
-        schema=pa.schema([("k", pa.int64())]),
-        schema_id=0,
+        schemas=Schemas.only(pa.schema([("k", pa.int64())])),
         primary_key=(),
         partition_by=(),
         bucket_key=(),

@@ -27,7 +27,7 @@ from lakehead.format import frame as frames
 from lakehead.format.frame import WriterStamp, encode_body
 from lakehead.server.tablet import PendingWrite, Tablet, WriteKind
 from lakehead.testing.storage import FaultyStorage
-from lakehead.types import TableDescriptor, TablePath, TabletKey
+from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), ("v", pa.string())])
 KEY = TabletKey("", 0)
@@ -41,8 +41,8 @@ class Opened:
         self.storage = storage or FaultyStorage()
         self.pool = ThreadPoolExecutor(2)
         self.desc = TableDescriptor(
-            "t1", TablePath("a", "t"), SCHEMA, 0, ("k",) if keyed else (), (), ("k",) if keyed else (), 1, None,
-            TableProperties(**properties),
+            "t1", TablePath("a", "t"), Schemas.only(SCHEMA), ("k",) if keyed else (), (), ("k",) if keyed else (), 1,
+            None, TableProperties(**properties),
         )  # fmt: skip
         self.progress = 0
         self.tablet = self.open()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from lakehead.config import TableProperties
 from lakehead.lake.read_plan import LakeFile
 from lakehead.spark.dead import dead_table, separate_files
-from lakehead.types import TableDescriptor, TablePath, TabletKey
+from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey
 
 A, B = TabletKey("", 0), TabletKey("", 1)
 
@@ -54,7 +53,7 @@ def test_rows_of_no_tablet_disqualify_all() -> None:
 def test_dead_table() -> None:
     schema = pa.schema([pa.field("day", pa.date32(), False), pa.field("id", pa.int64(), False)])
     desc = TableDescriptor(
-        "t", TablePath("d", "t"), schema, 0, ("day", "id"), ("day",), ("id",), 4, "iceberg", TableProperties()
+        "t", TablePath("d", "t"), Schemas.only(schema), ("day", "id"), ("day",), ("id",), 4, "iceberg"
     )
     got = dead_table(desc, {TabletKey("day=2026-01-02", 3): np.array([0, 7])})
     assert got.column(0).to_pylist() == [3 << 48, (3 << 48) | 7]
