@@ -259,10 +259,10 @@ MUTANTS = (
     ),
     Mutant(
         "rows with a wrong time",
-        "server/rows.py",
+        "server/projection.py",
         "np.full(count, frame.timestamp_us)",
         "np.full(count, 0)",
-        "tests/unit/server/test_rows.py",
+        "tests/unit/server/test_projection.py",
     ),
     Mutant(
         "leases end at once",

@@ -1,4 +1,4 @@
-"""`lakehead tail|sql`: rows as they come, and answers to questions."""
+"""`lakehead get|tail|sql`: one row by its key, rows as they come, and answers to questions."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lakehead.cli.output import cell_text, rows_of, write_arrow_table, write_line, write_rows_json
-from lakehead.cli.rows import TableArgument
-from lakehead.cli.session import Session, command
-from lakehead.errors import InvalidRequestError, SqlError
+from lakehead.cli.output import (
+    cell_text,
+    rows_of,
+    write_arrow_table,
+    write_json,
+    write_line,
+    write_rows_json,
+    write_table,
+)
+from lakehead.cli.session import EXIT_NOT_FOUND, Session, TableArgument, command
+from lakehead.errors import InvalidRequestError, SqlError, WrongTableKindError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,8 +26,42 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
+    command(app, "get")(get)
     command(app, "tail")(tail)
     command(app, "sql")(sql)
+
+
+def get(session: Session, table: TableArgument, key: Annotated[list[str], typer.Argument(metavar="KEY...")]) -> None:
+    """Print the row of a key.
+
+    One KEY for each key column, in order. Exit code 8 when there is no such row. Put -- before a key that
+    starts with a minus sign.
+    """
+    from lakehead.cli.values import parse_text
+    from lakehead.errors import SchemaMismatchError
+
+    with session.connect() as con:
+        opened = con.table(table)
+        names = opened.primary_key
+        if not names:
+            raise WrongTableKindError(f"{opened.name} is a log table: ask with lakehead sql", table=table)
+        if len(key) != len(names):
+            raise SchemaMismatchError(
+                f"the key of {opened.name} has {len(names)} column{'s' * (len(names) > 1)} ({', '.join(names)}), got"
+                f" {len(key)} value{'s' * (len(key) > 1)}"
+            )
+        fields: list[pa.Field] = [opened.schema.field(n) for n in names]
+        row = opened.get({f.name: parse_text(text, f) for f, text in zip(fields, key, strict=True)})
+    if row is None:
+        if session.json:
+            write_json(None)
+        else:
+            print(f"no row of {opened.name} has the key {', '.join(key)}", file=sys.stderr)
+        raise typer.Exit(EXIT_NOT_FOUND)
+    if session.json:
+        write_json(row)
+    else:
+        write_table(["column", "value"], [(k, cell_text(v)) for k, v in row.items()])
 
 
 def tail(

@@ -36,6 +36,7 @@ class Output(StrEnum):
     json = "json"
 
 
+TableArgument = Annotated[str, typer.Argument(metavar="TABLE", help="database.table")]
 UriOption = Annotated[
     str | None,
     typer.Option("--uri", help="A data folder or lakehead://host:port (LAKEHEAD_URI; else ./data).", metavar="URI"),

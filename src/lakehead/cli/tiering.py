@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lakehead.cli.output import count_text, seconds_text, write_json, write_line, write_table
-from lakehead.cli.rows import TableArgument
-from lakehead.cli.session import Session, command
+from lakehead.cli.session import Session, TableArgument, command
 from lakehead.cli.tables import table_states
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from lakehead.format.frame import COMPRESSED
 from lakehead.log import LogView
 from lakehead.predicate import Predicate
 from lakehead.protocol.messages import Read, ReadLive, StreamHeader, Subscribe
-from lakehead.server.rows import Projection, coalesce
+from lakehead.server.projection import Projection, coalesce
 from lakehead.server.tables import LiveTable
 from lakehead.server.tablet import Tablet
 from lakehead.types import ChangeType, TabletKey

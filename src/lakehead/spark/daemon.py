@@ -19,7 +19,7 @@ WORKING = (
     "pyspark.sql.pandas.serializers",
     "lakehead.lake.read",
     "lakehead.lake.round",
-    "lakehead.spark.work",
+    "lakehead.spark.worker",
 )
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def read_name(
     system_columns: bool = False,
 ) -> DataFrame:
     """See `lakehead.spark.table`."""
-    from lakehead.spark.union import union_frame
+    from lakehead.spark.union_frame import union_frame
 
     con = connection_of(spark)
     path, dollar, suffix = name.partition("$")

@@ -37,7 +37,7 @@ from lakehead.errors import (
 )
 from lakehead.spark.connections import bind_session, opened
 from lakehead.spark.launch import attach_session, open_session
-from lakehead.spark.work import RemoteLog, guarded
+from lakehead.spark.worker import RemoteLog, guarded
 from lakehead.types import TabletKey
 
 if TYPE_CHECKING:

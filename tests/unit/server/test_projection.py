@@ -12,7 +12,7 @@ import pytest
 from lakehead.errors import ColumnNotFoundError
 from lakehead.format.frame import Frame, WriterStamp, encode_body
 from lakehead.predicate import Predicate, parse_predicate
-from lakehead.server.rows import Projection, coalesce
+from lakehead.server.projection import Projection, coalesce
 from lakehead.types import ChangeType
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string()), ("f", pa.float64())])
@@ -95,7 +95,7 @@ def test_live_rows_look_freshly_written() -> None:
 
 
 def test_small_batches_are_joined_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lakehead.server.rows._JOIN_ROWS_MAX", 6)
+    monkeypatch.setattr("lakehead.server.projection._JOIN_ROWS_MAX", 6)
 
     def batches() -> Iterator[tuple[int, pa.RecordBatch, int]]:
         end = 0

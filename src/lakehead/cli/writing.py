@@ -1,4 +1,4 @@
-"""`lakehead append|upsert|delete|get`: rows in from files, one row out by key."""
+"""`lakehead append|upsert|delete`: rows from files into a table."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lakehead.cli.output import cell_text, count_text, write_json, write_line, write_table
-from lakehead.cli.session import EXIT_NOT_FOUND, Session, command
+from lakehead.cli.output import count_text, write_json, write_line
+from lakehead.cli.session import Session, TableArgument, command
 from lakehead.errors import LakeheadError, WrongTableKindError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from lakehead.api.table import Table
-    from lakehead.cli.files import Source
+    from lakehead.cli.input_files import Source
 
 _PROGRESS_BYTES_MIN = 16 << 20
 
@@ -32,7 +30,6 @@ class FileFormat(StrEnum):
     arrow = "arrow"
 
 
-TableArgument = Annotated[str, typer.Argument(metavar="TABLE", help="database.table")]
 FilesArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="[FILE]...", help="Files, folders or patterns; standard input when missing or -."),
@@ -47,7 +44,6 @@ def register(app: typer.Typer) -> None:
     command(app, "append")(append)
     command(app, "upsert")(upsert)
     command(app, "delete")(delete)
-    command(app, "get")(get)
 
 
 def append(
@@ -102,7 +98,7 @@ def _write(
     null: str | None,
     columns: str | None = None,
 ) -> None:
-    from lakehead.cli.files import input_files
+    from lakehead.cli.input_files import input_files
 
     with session.connect() as con:
         table = con.table(name)
@@ -125,7 +121,7 @@ def _write(
 def _batches(
     table: Table, verb: str, files: list[str | None], file_format: FileFormat | None, null: str | None
 ) -> Iterator[Any]:
-    from lakehead.cli.files import open_source
+    from lakehead.cli.input_files import open_source
 
     kind = file_format.value if file_format else None
     for path in files:
@@ -175,36 +171,3 @@ def _progress(source: Source, name: str) -> Iterator[Iterator[Any]]:
                 progress.update(task, completed=source.position())
 
         yield batches()
-
-
-def get(session: Session, table: TableArgument, key: Annotated[list[str], typer.Argument(metavar="KEY...")]) -> None:
-    """Print the row of a key.
-
-    One KEY for each key column, in order. Exit code 8 when there is no such row. Put -- before a key that
-    starts with a minus sign.
-    """
-    from lakehead.cli.values import parse_text
-    from lakehead.errors import SchemaMismatchError
-
-    with session.connect() as con:
-        opened = con.table(table)
-        names = opened.primary_key
-        if not names:
-            raise WrongTableKindError(f"{opened.name} is a log table: ask with lakehead sql", table=table)
-        if len(key) != len(names):
-            raise SchemaMismatchError(
-                f"the key of {opened.name} has {len(names)} column{'s' * (len(names) > 1)} ({', '.join(names)}), got"
-                f" {len(key)} value{'s' * (len(key) > 1)}"
-            )
-        fields: list[pa.Field] = [opened.schema.field(n) for n in names]
-        row = opened.get({f.name: parse_text(text, f) for f, text in zip(fields, key, strict=True)})
-    if row is None:
-        if session.json:
-            write_json(None)
-        else:
-            print(f"no row of {opened.name} has the key {', '.join(key)}", file=sys.stderr)
-        raise typer.Exit(EXIT_NOT_FOUND)
-    if session.json:
-        write_json(row)
-    else:
-        write_table(["column", "value"], [(k, cell_text(v)) for k, v in row.items()])

@@ -16,7 +16,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
-from lakehead.cli.files import open_source
+from lakehead.cli.input_files import open_source
 from lakehead.errors import InvalidFileError, SchemaMismatchError
 from lakehead.format.rows import conform, to_arrow_table
 

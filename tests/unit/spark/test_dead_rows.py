@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from lakehead.lake.read_plan import LakeFile
-from lakehead.spark.dead import dead_table, separate_files
+from lakehead.spark.dead_rows import dead_table, separate_files
 from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey
 
 A, B = TabletKey("", 0), TabletKey("", 1)

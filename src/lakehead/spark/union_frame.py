@@ -24,9 +24,9 @@ from lakehead.lake.read_plan import LakeFile
 from lakehead.lake.union import Pin, Superseded, UnionRead, pin
 from lakehead.lake.view import LakeView
 from lakehead.log.netchange import Offsets
-from lakehead.spark.dead import KEY_COLUMN, OFFSET_BITS, PARTITION_COLUMN, LakeParts, dead_table, split_files
+from lakehead.spark.dead_rows import KEY_COLUMN, OFFSET_BITS, PARTITION_COLUMN, LakeParts, dead_table, split_files
 from lakehead.spark.floats import quoted
-from lakehead.spark.held import hold_pin
+from lakehead.spark.held_pins import hold_pin
 from lakehead.spark.lake_files import LakeScan
 from lakehead.spark.scratch import is_shared, scratch_frame
 from lakehead.spark.types import spark_schema
