@@ -136,8 +136,8 @@ def install(plan: str) -> None:
                 "lakehead.server.service": functools.partial(_wrap_service, points),
                 "lakehead.server.maintenance": lambda m: points.around(m.Maintenance, "run", "maintain"),
                 "lakehead.client.table": functools.partial(_wrap_client, points),
-                "lakehead.lake.file_io": functools.partial(_wrap_lake_files, points),
-                "lakehead.lake.round": functools.partial(_wrap_round, points),
+                "lakehead.iceberg.file_io": functools.partial(_wrap_lake_files, points),
+                "lakehead.tiering.round": functools.partial(_wrap_round, points),
                 "pyiceberg.catalog.sql": functools.partial(_wrap_catalog, points),
             }
         ),

@@ -17,8 +17,8 @@ import lakehead as lh
 from lakehead.config import LakeConfig
 from lakehead.env import Env
 from lakehead.errors import UnsupportedFormatError
-from lakehead.lake.catalog import LakeCatalog
-from lakehead.lake.files import lake_arrow_schema
+from lakehead.iceberg.catalog import LakeCatalog
+from lakehead.iceberg.data_files import lake_arrow_schema
 from lakehead.server.metadata import FORMAT_VERSION, MetadataStore
 from lakehead.server.service import Service
 from lakehead.types import children, field_id

@@ -19,7 +19,7 @@ from tests.golden.test_golden import ARCHIVES, rows_of
 import lakehead as lh
 from lakehead.env.storage import LocalStorage
 from lakehead.errors import FolderCopiedError, LakeStateError, UnavailableError
-from lakehead.lake import relocation
+from lakehead.iceberg import relocation
 from lakehead.server.service import Service
 
 SCHEMA = pa.schema([("k", pa.int64()), ("p", pa.string()), ("v", pa.string())])

@@ -20,8 +20,9 @@ from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType
 
 import lakehead as lh
-from lakehead.lake.files import LakeWriteSpec, WrittenFile, write_data_files, write_position_deletes
-from lakehead.lake.rowdelta import RowDelta, to_data_file
+from lakehead.iceberg.data_files import LakeWriteSpec, write_data_files, write_position_deletes
+from lakehead.iceberg.rowdelta import RowDelta, to_data_file
+from lakehead.lake.lake_table import WrittenFile
 
 TABLE = pa.schema(
     [

@@ -21,13 +21,14 @@ from pyiceberg.table import Table
 import lakehead as lh
 from lakehead.config import LakeConfig
 from lakehead.errors import CommitConflictError, LakeStateError
-from lakehead.lake.catalog import LakeCatalog, open_metadata
-from lakehead.lake.iceberg_table import IcebergLakeTable
-from lakehead.lake.marks import lake_version, read_mark
-from lakehead.lake.read import count_lake, plan_files, read_lake
-from lakehead.lake.round import run_round
+from lakehead.iceberg.catalog import LakeCatalog, open_metadata
+from lakehead.iceberg.iceberg_table import IcebergLakeTable
+from lakehead.iceberg.planner import plan_files
+from lakehead.iceberg.reader import count_lake, read_lake
+from lakehead.iceberg.version import lake_version, read_mark
 from lakehead.predicate import parse_predicate
 from lakehead.testing.hot import MemoryHotSource
+from lakehead.tiering.round import run_round
 from lakehead.types import OFFSET_COLUMN, SYSTEM_FIELDS, Schemas, TableDescriptor, TablePath, TabletKey
 
 SCHEMA = pa.schema(

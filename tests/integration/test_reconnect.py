@@ -163,7 +163,7 @@ def test_current_rows_are_sent_once_and_the_changes_follow(
 @pytest.mark.parametrize("breaks", BREAKS, ids=str)
 @pytest.mark.parametrize("keyed", [False, True])
 def test_a_scan_under_way_goes_on(tmp_path: Path, breaks: list[int], keyed: bool) -> None:
-    from lakehead.lake.union import UnionRead, pin
+    from lakehead.lake.union_read import UnionRead, pin
 
     with lh.connect(tmp_path) as con:
         table = con.create_table(

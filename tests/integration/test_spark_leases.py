@@ -13,7 +13,7 @@ import pytest
 
 import lakehead as lh
 import lakehead.spark as lhs
-from lakehead.lake.union import pin
+from lakehead.lake.union_read import pin
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,8 +16,8 @@ from pyiceberg.table import Transaction
 
 import lakehead as lh
 import lakehead.spark as lhs
-from lakehead.lake.files import LakeWriteSpec, write_data_files, write_position_deletes
-from lakehead.lake.rowdelta import RowDelta, to_data_file
+from lakehead.iceberg.data_files import LakeWriteSpec, write_data_files, write_position_deletes
+from lakehead.iceberg.rowdelta import RowDelta, to_data_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

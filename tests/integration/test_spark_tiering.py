@@ -12,9 +12,9 @@ import pytest
 
 import lakehead as lh
 import lakehead.spark as lhs
-from lakehead.lake.iceberg_table import IcebergLakeTable
+from lakehead.iceberg.iceberg_table import IcebergLakeTable
 from lakehead.lake.marks import next_epoch
-from lakehead.lake.round import run_round
+from lakehead.tiering.round import run_round
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

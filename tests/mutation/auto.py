@@ -34,7 +34,10 @@ FOLDERS = {
     " tests/properties/test_durable_names.py tests/integration/test_trimmed.py",
     "kv": "tests/unit/kv tests/unit/server/test_tablet.py tests/properties/test_table_model.py",
     "server": "tests/unit/server tests/integration/test_both_transports.py tests/integration/test_trimmed.py",
-    "lake": "tests/unit/lake tests/properties/test_lake_rounds.py tests/integration/test_lake_round.py",
+    "lake": "tests/unit/lake tests/unit/tiering tests/properties/test_lake_rounds.py"
+    " tests/integration/test_lake_round.py",
+    "tiering": "tests/unit/lake tests/unit/tiering tests/properties/test_lake_rounds.py"
+    " tests/integration/test_lake_round.py",
 }
 SECONDS_MAX = 300
 SEEDS = 12

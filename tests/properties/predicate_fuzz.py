@@ -38,7 +38,7 @@ from tests.properties.predicate_cases import (
 import lakehead as lh
 from lakehead.api.table import Table
 from lakehead.errors import InvalidPredicateError, LakeheadError
-from lakehead.lake.union import Pin, UnionRead, pin
+from lakehead.lake.union_read import Pin, UnionRead, pin
 from lakehead.predicate import Predicate, parse_predicate
 
 NAME = "fuzz.t"
@@ -72,7 +72,7 @@ def run_case(seed: int, asked: Asked, *, conditions: int = 300) -> None:
     folder = tempfile.mkdtemp(prefix="lakehead-fuzz-")
     try:
         # Row groups of a few rows: what is skipped by their bounds is what goes wrong.
-        with mock.patch("lakehead.lake.files.ROW_GROUP_ROWS", (4, 6)), lh.connect(folder) as con:
+        with mock.patch("lakehead.iceberg.data_files.ROW_GROUP_ROWS", (4, 6)), lh.connect(folder) as con:
             _Run(case, con, asked).play()
         asked.cases += 1
     finally:

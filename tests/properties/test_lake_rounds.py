@@ -22,9 +22,9 @@ from lakehead.errors import (
     UnavailableError,
 )
 from lakehead.lake.marks import mark_of
-from lakehead.lake.round import run_round
 from lakehead.testing.hot import MemoryHotSource
 from lakehead.testing.lake import Fault, MemoryLake
+from lakehead.tiering.round import run_round
 from lakehead.types import OFFSET_COLUMN, PREV_OFFSET_COLUMN, ChangeType, Schemas, TableDescriptor, TablePath, TabletKey
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), pa.field("code", pa.int64(), False), pa.field("v", pa.int64())])

@@ -19,10 +19,10 @@ from tests.simulation.scheduler import Process, Scheduler
 
 from lakehead.env.randomness import Randomness
 from lakehead.errors import UnavailableError
-from lakehead.lake import union
+from lakehead.lake import union_read
 from lakehead.lake.lake_table import LakeChange
 from lakehead.lake.marks import LakeMark, LakeVersion, mark_of
-from lakehead.lake.union import Superseded, UnionRead
+from lakehead.lake.union_read import Superseded, UnionRead
 from lakehead.protocol.messages import LakeReply
 from lakehead.server.lake_state import LakeOwner
 from lakehead.testing.lake import Fault, MemoryLake, Row
@@ -204,8 +204,8 @@ class SimulatedLake:
         return what
 
     def _remove_orphans(self) -> None:
-        """As `lakehead.lake.orphans` does, by a clock that is years ahead: files of any age count as old. Between its
-        steps rounds go on."""
+        """As `lakehead.iceberg.orphans` does, by a clock that is years ahead: files of any age count as old. Between
+        its steps rounds go on."""
         listed = self.table.stored()
         self._scheduler.sleep(self._scheduler.draws.random() * 0.05)
         if listed <= self.table.reachable():
@@ -270,7 +270,7 @@ class SimulatedLakes:
 
 @dataclass(frozen=True)
 class SimulatedView:
-    """What union reads take for a `LakeView`."""
+    """What union reads take for a `PinnedLake`."""
 
     lake: SimulatedLake
     snapshot_id: int | None
@@ -278,7 +278,7 @@ class SimulatedView:
 
 
 def simulated_views(lakes: SimulatedLakes) -> mock._patch:  # type: ignore[type-arg]
-    """Have `lakehead.lake.union.pin` open versions of the simulated lakes."""
+    """Have `lakehead.lake.union_read.pin` open versions of the simulated lakes."""
 
     class Views:
         @staticmethod
@@ -287,7 +287,7 @@ def simulated_views(lakes: SimulatedLakes) -> mock._patch:  # type: ignore[type-
             mark = mark_of(version)
             return SimulatedView(lakes.by_table[desc.table_id], version.current_id, mark.offsets if mark else {})
 
-    return mock.patch.object(union, "LakeView", Views)
+    return mock.patch.object(union_read, "PinnedLake", Views)
 
 
 class SimulatedUnionRead(UnionRead):

@@ -30,9 +30,9 @@ from lakehead.errors import (
     WriterFencedError,
 )
 from lakehead.lake.marks import next_epoch
-from lakehead.lake.round import run_round
-from lakehead.lake.union import pin
+from lakehead.lake.union_read import pin
 from lakehead.protocol import messages as m
+from lakehead.tiering.round import run_round
 from lakehead.types import BUCKET_COLUMN, ChangeType, TableDescriptor, TabletKey
 
 LOG_SCHEMA = pa.schema([pa.field("who", pa.string(), False), pa.field("n", pa.int64(), False), ("text", pa.string())])

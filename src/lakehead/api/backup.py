@@ -231,7 +231,7 @@ def _copy_lake(table: Table, folder: str, data: str) -> str | None:
     inside = f"file://{folder}/lake/"
     if not info.metadata_location.startswith(inside) or os.path.realpath(f"{folder}/lake") != f"{folder}/lake":
         return None
-    from lakehead.lake.inventory import inventory
+    from lakehead.iceberg.inventory import inventory
 
     lease, _ = client.open_leases([(client.desc.table_id, info.metadata_location)])[0]
     try:

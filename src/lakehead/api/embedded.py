@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def host_folder(folder: str, lock: FolderLock, config: ServerConfig) -> ServerHost:
     """Serve the folder that ``lock`` owns until `ServerHost.close`; the lock is released when this fails."""
-    from lakehead.lake.state import CatalogLakeState
+    from lakehead.iceberg.state import CatalogLakeState
     from lakehead.server.host import ServerHost
 
     return ServerHost(folder, lock, config, Env.system(), lambda f: CatalogLakeState(config.lake, f))

@@ -18,7 +18,7 @@ from lakehead.client.patience import Patience
 from lakehead.client.table import TableClient
 from lakehead.errors import LakeStateError, OffsetOutOfRangeError, UnavailableError
 from lakehead.lake.history import read_history
-from lakehead.lake.view import LakeView
+from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.predicate import Predicate
 from lakehead.protocol.messages import Stream, StreamHeader, TabletState
 from lakehead.types import CHANGE_TYPE_COLUMN, OFFSET_COLUMN, SYSTEM_FIELDS, TIMESTAMP_COLUMN, TIMESTAMP_TYPE, TabletKey
@@ -224,7 +224,7 @@ class Feed:
                 )
 
     def _tablet_from_lake(self, key: TabletKey) -> Iterator[Item]:
-        view = LakeView.current(self._client.desc, self._client.lake())
+        view = PinnedLake.current(self._client.desc, self._client.lake())
         end = min(view.offsets.get(key, 0), self._stop(key))
         start = self._positions[key]
         for batch in read_history(view, key, start, end, columns=self._columns, predicate=self._predicate):

@@ -16,11 +16,11 @@ from lakehead.errors import LakeheadError, NoLakeError
 from lakehead.types import TIMESTAMP_TYPE, TableDescriptor, TabletId
 
 if TYPE_CHECKING:
-    from lakehead.lake.commit import CommitResult
+    from lakehead.iceberg.version import IcebergTable
     from lakehead.lake.lake_table import LakeTable
-    from lakehead.lake.round import MapTasks
-    from lakehead.lake.round_plan import HotSource
-    from lakehead.lake.view import IcebergTable
+    from lakehead.tiering.commit import CommitResult
+    from lakehead.tiering.round import MapTasks
+    from lakehead.tiering.round_plan import HotSource
 
 _ORPHANS_SCHEMA = pa.schema(
     [
@@ -75,32 +75,32 @@ class TableLake(Displayed):
 
     def iceberg(self) -> IcebergTable:
         """The table in PyIceberg, opened through its catalog."""
-        from lakehead.lake.view import open_for_writing
+        from lakehead.lake.pinned_lake import open_for_writing
 
         return open_for_writing(self._client.desc, self._client.lake())
 
     def offsets(self) -> dict[TabletId, int]:
         """Exclusive end of what the lake holds, per tablet."""
-        from lakehead.lake.view import LakeView
+        from lakehead.lake.pinned_lake import PinnedLake
 
-        view = LakeView.current(self._client.desc, self._client.lake())
+        view = PinnedLake.current(self._client.desc, self._client.lake())
         return {self._client.desc.tablet_id(k): o for k, o in view.offsets.items()}
 
     def snapshots(self) -> pa.Table:
         """Lake snapshots, oldest first."""
-        from lakehead.lake.view import lake_snapshots
+        from lakehead.lake.pinned_lake import lake_snapshots
 
         return lake_snapshots(self._client.lake())
 
     def files(self) -> pa.Table:
         """Data and delete files of the current lake snapshot."""
-        from lakehead.lake.view import LakeView
+        from lakehead.lake.pinned_lake import PinnedLake
 
-        return LakeView.current(self._client.desc, self._client.lake()).files()
+        return PinnedLake.current(self._client.desc, self._client.lake()).files()
 
     def tier(self) -> TieringResult:
         """One tiering round in this process; see `Connection.tier`."""
-        from lakehead.lake.iceberg_table import open_lake_table
+        from lakehead.iceberg.iceberg_table import open_lake_table
 
         lake = open_lake_table(self._client.desc, self._client.lake())
         result = tier_table(self._client, lake, self._client)
@@ -138,7 +138,7 @@ class TableLake(Displayed):
             UnavailableError: the catalog cannot be reached, or what a running read needs cannot be known now.
             CommitConflictError: others kept changing the table; nothing was removed, try again.
         """
-        from lakehead.lake.orphans import remove_orphans
+        from lakehead.iceberg.orphans import remove_orphans
 
         def leased() -> Iterator[str]:
             # Asked when the table was loaded: what is pinned from then on is in that.
@@ -163,7 +163,7 @@ def tier_table(
         source: the table's log, as the tasks reach it.
         map_tasks, epoch: see `run_round`, and there for errors too.
     """
-    from lakehead.lake.round import run_round
+    from lakehead.tiering.round import run_round
 
     result = run_round(lake, client.desc, source, map_tasks=map_tasks, epoch=epoch)
     if result.snapshot_id is not None:

@@ -13,7 +13,7 @@ from lakehead.api.display import Displayed
 from lakehead.api.subscription import chosen_columns
 from lakehead.client.table import TableClient
 from lakehead.errors import InvalidRequestError
-from lakehead.lake.union import UnionRead, pin
+from lakehead.lake.union_read import UnionRead, pin
 from lakehead.predicate import parse_predicate
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from lakehead.api.subscription import named_changes
 from lakehead.api.table import Table
 from lakehead.api.table_names import SUFFIXES
 from lakehead.errors import InvalidRequestError, SqlError, TableNotFoundError
-from lakehead.lake.union import Pin, UnionRead, pin_together
+from lakehead.lake.union_read import Pin, UnionRead, pin_together
 from lakehead.predicate import parse_predicate
 from lakehead.types import CHANGE_TYPE_COLUMN, SYSTEM_FIELDS
 

@@ -28,9 +28,9 @@ def status_table(client: TableClient) -> pa.Table:
     tablets = client.tablets()
     tiered = {}
     if client.desc.lake is not None:
-        from lakehead.lake.view import LakeView
+        from lakehead.lake.pinned_lake import PinnedLake
 
-        tiered = dict(LakeView.current(client.desc, client.lake()).offsets)
+        tiered = dict(PinnedLake.current(client.desc, client.lake()).offsets)
     now, times = client.timestamps_at({t.key: tiered.get(t.key, t.log_start) for t in tablets})
     rows = []
     for t in tablets:

@@ -1,4 +1,1 @@
-"""The lake: net change, tiering rounds, Iceberg commits, and reads of what they wrote.
-
-Modules here may load PyIceberg, which takes a second: import them where they are used.
-"""
+"""The lake: what lake tables promise, marks, and reads over lake and log. Knows no lake format."""

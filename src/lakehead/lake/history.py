@@ -10,16 +10,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.format.joins import taken
-from lakehead.lake.view import LakeView
+from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.predicate import Predicate
 from lakehead.types import OFFSET_COLUMN, TabletKey
 
 if TYPE_CHECKING:
-    from lakehead.lake.read_plan import LakeFile
+    from lakehead.lake.lake_table import LakeFile
 
 
 def read_history(
-    view: LakeView,
+    view: PinnedLake,
     tablet: TabletKey,
     start: int,
     end: int,
@@ -36,8 +36,8 @@ def read_history(
     """
     if view.snapshot_id is None or start >= end:
         return
-    from lakehead.lake.read import read_lake
-    from lakehead.lake.read_plan import plan_files
+    from lakehead.iceberg.planner import plan_files
+    from lakehead.iceberg.reader import read_lake
 
     at = start
     for files in _groups(plan_files(view.table, view.snapshot_id), tablet, start, end):

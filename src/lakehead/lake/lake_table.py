@@ -1,7 +1,7 @@
 """What a tiering round needs of a lake table: its versions, its files by offset, and one compare-and-swap.
 
-Whatever a round decides (`lakehead.lake.commit`, `lakehead.lake.round`) it decides against `LakeTable`. PyIceberg
-implements it in `lakehead.lake.iceberg_table`, a model in `lakehead.testing.lake`, and one contract test holds both.
+Whatever a round decides (`lakehead.tiering`) it decides against `LakeTable`. PyIceberg
+implements it in `lakehead.iceberg.iceberg_table`, a model in `lakehead.testing.lake`, and one contract test holds both.
 Nothing here tries again: an attempt ends in one of three ways, and what to do next is not the table's to say.
 """
 
@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import pyarrow as pa
 
+from lakehead.errors import LakeFileMissingError
 from lakehead.lake.census import Census
 from lakehead.lake.marks import LakeVersion
 from lakehead.log.netchange import Offsets
 from lakehead.types import TabletKey
-
-if TYPE_CHECKING:
-    from lakehead.lake.files import WrittenFile
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,31 @@ class LakeFile:
     delete_files: tuple[str, ...]
     partition: tuple[object, ...]
     without_nan: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """A file that is written and durable, but in no snapshot yet.
+
+    Attributes:
+        path: its full address.
+        size: bytes.
+        record_count: rows, or deleted positions.
+        spec_id: partition spec of ``partition``.
+        partition: values as Iceberg holds them, in the order of the spec.
+        statistics: what manifests keep about it, by the names of Iceberg's data file.
+        deletes_in: for position deletes, the data file; None for a data file.
+        tablet: whose rows they are; None when the writer was not told.
+    """
+
+    path: str
+    size: int
+    record_count: int
+    spec_id: int
+    partition: tuple[object, ...]
+    statistics: Mapping[str, Any] = field(repr=False)
+    deletes_in: str | None = None
+    tablet: TabletKey | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +132,7 @@ class CommitAnswer:
 class DataWriter(Protocol):
     """Writes data files of one table; picklable where tasks run in other processes."""
 
-    def write(self, batches: Iterable[pa.RecordBatch], partition: tuple[object, ...]) -> list[WrittenFile]:
+    def write(self, batches: Iterable[pa.RecordBatch], tablet: TabletKey) -> list[WrittenFile]:
         """Write rows of one tablet, in offset order, as durable files that no snapshot names yet.
 
         Returns:
@@ -182,3 +205,12 @@ class LakeTable(Protocol):
     def discard(self, paths: Iterable[str]) -> None:
         """Remove files that no snapshot names; what cannot be removed is left to orphan clean-up."""
         ...
+
+
+def missing_file(path: str) -> LakeFileMissingError:
+    """The error for a file that is gone."""
+    return LakeFileMissingError(
+        f"the lake file {path} is gone, though the lake table names it: restore it; if another engine expired the"
+        " snapshot while it was read, read again",
+        path=path,
+    )

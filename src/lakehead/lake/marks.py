@@ -13,13 +13,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lakehead.errors import LakeStateError, SnapshotNotFoundError
 from lakehead.types import TabletKey
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
 
 TABLE_ID = "lakehead.table-id"
 EPOCH = "lakehead.epoch"
@@ -138,27 +135,6 @@ class LakeVersion:
         while at is not None and (snapshot := self.snapshots.get(at)) is not None:
             yield snapshot
             at = snapshot.parent_id
-
-
-def lake_version(table: Table) -> LakeVersion:
-    """The version at which a PyIceberg table is loaded; its handle is the table."""
-    metadata = table.metadata
-    snapshots = {
-        s.snapshot_id: LakeSnapshot(
-            s.snapshot_id,
-            s.parent_snapshot_id,
-            s.sequence_number or 0,
-            s.summary.additional_properties if s.summary else {},
-        )
-        for s in metadata.snapshots
-    }
-    name, uuid = ".".join(table.name()), str(metadata.table_uuid)
-    return LakeVersion(name, uuid, metadata.current_snapshot_id, snapshots, metadata.properties, table)
-
-
-def read_mark(table: Table, snapshot_id: int | None = None) -> LakeMark | None:
-    """`mark_of` for a PyIceberg table as it is loaded."""
-    return mark_of(lake_version(table), snapshot_id)
 
 
 def mark_of(version: LakeVersion, snapshot_id: int | None = None) -> LakeMark | None:

@@ -17,8 +17,8 @@ what the first read of a session waits for."""
 WORKING = (
     *PLANNING,
     "pyspark.sql.pandas.serializers",
-    "lakehead.lake.read",
-    "lakehead.lake.round",
+    "lakehead.iceberg.reader",
+    "lakehead.tiering.round",
     "lakehead.spark.worker",
 )
 

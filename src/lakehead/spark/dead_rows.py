@@ -17,10 +17,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lakehead.errors import LimitExceededError
-from lakehead.lake.positions import deleted_positions, offsets_at
-from lakehead.lake.read_plan import LakeFile, superseded_in
-from lakehead.lake.tablets import require_tablet
-from lakehead.lake.view import LakeView
+from lakehead.iceberg.positions import deleted_positions, offsets_at
+from lakehead.lake.lake_table import LakeFile
+from lakehead.lake.pinned_lake import PinnedLake
+from lakehead.lake.superseded import require_tablet, superseded_in
 from lakehead.log.netchange import NO_OFFSETS, Offsets, union
 from lakehead.types import OFFSET_COLUMN, TableDescriptor, TabletKey, parse_partition_name
 
@@ -48,11 +48,11 @@ class LakeParts:
     dead: Mapping[TabletKey, Offsets]
 
 
-def split_files(view: LakeView, files: Sequence[LakeFile], superseded: Mapping[TabletKey, Offsets]) -> LakeParts:
+def split_files(view: PinnedLake, files: Sequence[LakeFile], superseded: Mapping[TabletKey, Offsets]) -> LakeParts:
     """Sort planned files of a lake snapshot by how their dead rows are found.
 
     Args:
-        files: all files of the snapshot that are read; see `lakehead.lake.read.plan_files`.
+        files: all files of the snapshot that are read; see `lakehead.iceberg.reader.plan_files`.
         superseded: offsets that the log replaces, sorted.
 
     Raises:
@@ -102,7 +102,7 @@ def dead_table(desc: TableDescriptor, dead: Mapping[TabletKey, Offsets]) -> pa.T
     return pa.Table.from_batches(batches, schema)
 
 
-def _resolve_all(view: LakeView, files: Sequence[LakeFile]) -> list[tuple[Offsets, Offsets | None]]:
+def _resolve_all(view: PinnedLake, files: Sequence[LakeFile]) -> list[tuple[Offsets, Offsets | None]]:
     wanted = [f for f in files if f.delete_files]
     if not wanted:
         return []
@@ -146,7 +146,7 @@ class _Deleted:
         self._lock = threading.Lock()
         self._known: dict[tuple[str, tuple[str, ...], bool], tuple[Offsets, Offsets | None]] = {}
 
-    def get(self, view: LakeView, f: LakeFile, *, by_offset: bool) -> tuple[Offsets, Offsets | None]:
+    def get(self, view: PinnedLake, f: LakeFile, *, by_offset: bool) -> tuple[Offsets, Offsets | None]:
         """Deleted positions of a file, and their offsets if those tell the file's rows apart."""
         key = (f.path, f.delete_files, by_offset)
         with self._lock:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from py4j.protocol import Py4JError
 
 from lakehead.client.leases import LeaseKeeper, Occasion
-from lakehead.lake.union import Pin
+from lakehead.lake.union_read import Pin
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

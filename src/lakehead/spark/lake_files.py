@@ -17,12 +17,12 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
-from lakehead.lake.columns import FileColumns, plain_files
-from lakehead.lake.contract import names_are_lasting
-from lakehead.lake.file_io import lake_files, locate_file, missing_file
-from lakehead.lake.files import lake_arrow_schema
-from lakehead.lake.read_plan import LakeFile
-from lakehead.lake.view import LakeView
+from lakehead.iceberg.columns import FileColumns, plain_files
+from lakehead.iceberg.contract import names_are_lasting
+from lakehead.iceberg.data_files import lake_arrow_schema
+from lakehead.iceberg.file_io import lake_files, locate_file
+from lakehead.lake.lake_table import LakeFile, missing_file
+from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.spark.floats import quoted, unprunable_floats
 from lakehead.spark.scratch import spark_path
 from lakehead.spark.types import SPARK_ID, spark_schema
@@ -37,7 +37,7 @@ _ARROW_ID = b"PARQUET:field_id"
 class LakeScan:
     """Scans files of one lake snapshot as a table's own and system columns."""
 
-    def __init__(self, spark: SparkSession, view: LakeView) -> None:
+    def __init__(self, spark: SparkSession, view: PinnedLake) -> None:
         self._spark = spark
         self._io = view.table.io
         lake = lake_arrow_schema(view.table.schema())

@@ -21,15 +21,15 @@ from lakehead.api.table import Table
 from lakehead.config import unknown_name
 from lakehead.errors import ColumnNotFoundError, InvalidPropertyError, LakeStateError
 from lakehead.format.schema import nearest_name
-from lakehead.lake.union import Pin, UnionRead, pin
-from lakehead.lake.view import LakeView
+from lakehead.lake.pinned_lake import PinnedLake
+from lakehead.lake.union_read import Pin, UnionRead, pin
 from lakehead.log.netchange import Offsets, between
 from lakehead.spark.connections import worker_table
 from lakehead.spark.types import spark_schema
 from lakehead.types import SYSTEM_FIELDS, TabletKey
 
 if TYPE_CHECKING:
-    from lakehead.lake.read_plan import LakeFile
+    from lakehead.lake.lake_table import LakeFile
 
 Ranges: TypeAlias = Mapping[TabletKey, tuple[int, int]]
 
@@ -171,7 +171,7 @@ class LakeheadReader(DataSourceReader):
         view = pinned.lake
         if view is not None and view.snapshot_id is not None:
             # Not at the top: the process that only answers for the schema starts a second sooner without PyIceberg.
-            from lakehead.lake.read_plan import plan_files
+            from lakehead.iceberg.planner import plan_files
 
             superseded: Mapping[TabletKey, Offsets] = {}
             if client.desc.keyed and pinned.ranges:
@@ -196,9 +196,9 @@ class LakeheadReader(DataSourceReader):
         target = _arrow_schema(self._schema)
         batches: Iterator[pa.RecordBatch]
         if isinstance(part, LakePart):
-            from lakehead.lake.read import read_lake
+            from lakehead.iceberg.reader import read_lake
 
-            lake = LakeView.current(client.desc, client.lake()).table
+            lake = PinnedLake.current(client.desc, client.lake()).table
             batches = read_lake(
                 lake, client.desc, part.files, columns=names, predicate=None, superseded=part.superseded
             )

@@ -279,7 +279,7 @@ class TieringService:
         return any(t.high_watermark > entry.offsets.get(t.key, 0) for t in entry.table._client.tablets())
 
     def _round(self, spark: SparkSession, entry: _Entry) -> RoundReport | None:
-        from lakehead.lake.iceberg_table import open_lake_table
+        from lakehead.iceberg.iceberg_table import open_lake_table
         from lakehead.lake.marks import next_epoch
 
         client = entry.table._client

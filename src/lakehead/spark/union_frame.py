@@ -19,10 +19,10 @@ from pyspark.sql import functions as F
 from lakehead.api.subscription import chosen_columns
 from lakehead.api.table import Table
 from lakehead.errors import InvalidRequestError
-from lakehead.lake.read import plan_files
-from lakehead.lake.read_plan import LakeFile
-from lakehead.lake.union import Pin, Superseded, UnionRead, pin
-from lakehead.lake.view import LakeView
+from lakehead.iceberg.planner import plan_files
+from lakehead.lake.lake_table import LakeFile
+from lakehead.lake.pinned_lake import PinnedLake
+from lakehead.lake.union_read import Pin, Superseded, UnionRead, pin
 from lakehead.log.netchange import Offsets
 from lakehead.spark.dead_rows import KEY_COLUMN, OFFSET_BITS, PARTITION_COLUMN, LakeParts, dead_table, split_files
 from lakehead.spark.floats import quoted
@@ -91,7 +91,7 @@ def _hot_frame(spark: SparkSession, uri: str, table: Table, read: UnionRead) -> 
 # ---- lake ---------------------------------------------------------------------------------------------------------
 
 
-def _lake_frames(spark: SparkSession, view: LakeView | None, superseded: Superseded) -> list[DataFrame]:
+def _lake_frames(spark: SparkSession, view: PinnedLake | None, superseded: Superseded) -> list[DataFrame]:
     if view is None or view.snapshot_id is None:
         return []
     files = plan_files(view.table, view.snapshot_id)

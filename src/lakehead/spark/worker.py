@@ -30,13 +30,13 @@ class RemoteLog:
         return self._client
 
     def watermarks(self) -> Mapping[TabletKey, tuple[int, int]]:
-        """See `lakehead.lake.round_plan.HotSource`."""
+        """See `lakehead.tiering.round_plan.HotSource`."""
         return self._opened().watermarks()
 
     def read(
         self, tablet: TabletKey, start: int, end: int, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """See `lakehead.lake.round_plan.HotSource`."""
+        """See `lakehead.tiering.round_plan.HotSource`."""
         return self._opened().read(tablet, start, end, columns)
 
 

@@ -38,7 +38,7 @@ class _Log:
 
 
 class MemoryHotSource:
-    """The log of one table, kept as Python rows; implements `lakehead.lake.round_plan.HotSource`.
+    """The log of one table, kept as Python rows; implements `lakehead.tiering.round_plan.HotSource`.
 
     Timestamps count microseconds from 1970, one per record.
     """

@@ -19,12 +19,10 @@ import pyarrow as pa
 from lakehead.env.randomness import Randomness
 from lakehead.errors import LakeStateError
 from lakehead.lake.census import Census
-from lakehead.lake.file_io import missing_file
-from lakehead.lake.files import WrittenFile
-from lakehead.lake.lake_table import CommitAnswer, Hit, LakeChange, LakeFile, Outcome
+from lakehead.lake.lake_table import CommitAnswer, Hit, LakeChange, LakeFile, Outcome, WrittenFile, missing_file
 from lakehead.lake.marks import CLEANUP, TABLE_ID, LakeMark, LakeSnapshot, LakeVersion
 from lakehead.log.netchange import NO_OFFSETS, Offsets, contains, union
-from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, TableDescriptor, TabletKey, partition_name
+from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, TableDescriptor, TabletKey
 
 Row = dict[str, Any]
 
@@ -398,14 +396,11 @@ class MemoryWriter:
 
     lake: MemoryLake
 
-    def write(self, batches: Iterable[pa.RecordBatch], partition: tuple[object, ...]) -> list[WrittenFile]:
+    def write(self, batches: Iterable[pa.RecordBatch], tablet: TabletKey) -> list[WrittenFile]:
         """See `lakehead.lake.lake_table.DataWriter`."""
         rows = [r for b in batches for r in b.to_pylist()]
         self.lake.on_step("write data")
         if not rows:
             return []
-        desc = self.lake.desc
-        values = tuple(rows[0][c] for c in desc.partition_by)
-        tablet = TabletKey(partition_name(desc.partition_by, values), rows[0][BUCKET_COLUMN])
-        path = self.lake._put("data", _Data(tablet, partition, tuple(rows)))
-        return [WrittenFile(path, len(rows), len(rows), 0, partition, {})]
+        path = self.lake._put("data", _Data(tablet, (tablet.partition, tablet.bucket), tuple(rows)))
+        return [WrittenFile(path, len(rows), len(rows), 0, (), {}, tablet=tablet)]

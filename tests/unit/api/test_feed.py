@@ -69,7 +69,7 @@ def test_trims_at_any_moment_leave_no_gap(before: int, between: int, monkeypatch
         yield rows(start, end)
 
     view = SimpleNamespace(offsets={TABLET: 9})
-    monkeypatch.setattr(feed, "LakeView", SimpleNamespace(current=lambda desc, info: view))
+    monkeypatch.setattr(feed, "PinnedLake", SimpleNamespace(current=lambda desc, info: view))
     monkeypatch.setattr(feed, "read_history", history)
     client: Any = Client([0] * before + [5] * between + [9])
     stream = feed.Feed(client, "earliest", {TABLET: 12}, ["__offset"], None)

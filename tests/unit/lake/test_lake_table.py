@@ -32,7 +32,7 @@ def rows(lake: Any, start: int, end: int) -> list[pa.RecordBatch]:
 
 def change(lake: Any, base: LakeVersion, round_id: str, start: int, end: int, *dead: int) -> LakeChange:
     """Add rows of these offsets, and delete older ones."""
-    data = lake.table.writer(base, target_file_bytes=1 << 20).write(rows(lake, start, end), (0,))
+    data = lake.table.writer(base, target_file_bytes=1 << 20).write(rows(lake, start, end), TABLET)
     hits = []
     for f in lake.table.files(base) if dead else ():
         ((positions, _),) = lake.table.find_offsets([(f, offsets(*dead))])

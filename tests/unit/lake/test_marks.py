@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from lakehead.errors import LakeStateError, SnapshotNotFoundError
+from lakehead.iceberg.version import read_mark
 from lakehead.lake.census import changed_by_others
-from lakehead.lake.marks import MARK, find_round, mark_of, next_epoch, read_mark
+from lakehead.lake.marks import MARK, find_round, mark_of, next_epoch
 from lakehead.types import TabletKey
 
 TABLET = TabletKey("", 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from lakehead.lake.read_plan import LakeFile
+from lakehead.lake.lake_table import LakeFile
 from lakehead.spark.dead_rows import dead_table, separate_files
 from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lakehead.errors import InvalidPropertyError
-from lakehead.lake.read_plan import LakeFile
+from lakehead.lake.lake_table import LakeFile
 from lakehead.spark.source import HOT_ROWS, LAKE_BYTES, ReadOptions, hot_parts, lake_parts
 from lakehead.types import TabletKey
 

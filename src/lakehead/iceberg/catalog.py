@@ -1,0 +1,247 @@
+"""The lake's catalog: creating, loading and dropping the Iceberg tables of Lakehead's tables.
+
+By default an SQLite catalog and a ``lake`` folder beside the data; any PyIceberg catalog by configuration. A lake table
+carries the id of the table whose rows it holds, and is never touched for a table with another id.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from lakehead.config import LakeConfig
+from lakehead.env.storage import LocalStorage
+from lakehead.errors import InvalidUriError, LakeStateError, UnavailableError
+from lakehead.format.schema import lake_schema
+from lakehead.lake.marks import OWNER, TABLE_ID
+from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, SYSTEM_FIELDS, TIMESTAMP_COLUMN, TableDescriptor
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+
+_TABLE_PROPERTIES = {
+    "format-version": "2",
+    "write.parquet.compression-codec": "zstd",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "50",
+    # Column statistics are kept for the first 100 columns only, and ours are the last.
+    **{f"write.metadata.metrics.column.{c}": "full" for c in (BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN)},
+}
+_NOT_IN_PATHS = "%?#"
+
+
+class LakeCatalog:
+    """The Iceberg catalog that holds the lake tables. Thread-safe; opened when first needed.
+
+    Attributes:
+        name: the catalog's name; engines that share an SQL catalog must use the same.
+        properties: all that another process needs to open the same catalog with `open`.
+    """
+
+    def __init__(self, config: LakeConfig, data_dir: str) -> None:
+        from lakehead.iceberg.file_io import PY_IO_IMPL, SYNCED_FILE_IO
+
+        self.name = config.name
+        self.properties: dict[str, str] = dict(config.catalog) or _local_catalog(os.path.abspath(data_dir))
+        self.properties.setdefault(PY_IO_IMPL, SYNCED_FILE_IO)
+
+    @classmethod
+    def open(cls, name: str, properties: Mapping[str, str]) -> LakeCatalog:
+        """The catalog of a name and complete `properties`."""
+        return cls(LakeConfig(name=name, catalog=dict(properties)), "")
+
+    @cached_property
+    def iceberg(self) -> Catalog:
+        """PyIceberg's catalog.
+
+        Raises:
+            UnavailableError: it cannot be reached.
+        """
+        from pyiceberg.catalog import load_catalog
+
+        uri = self.properties.get("uri", "")
+        if uri.startswith("sqlite:///"):
+            from sqlalchemy import make_url
+
+            if folder := os.path.dirname(make_url(uri).database or ""):
+                LocalStorage().make_folder(folder)
+        with _catalog_errors(self.name):
+            catalog = load_catalog(self.name, **self.properties)
+            _hold_no_sqlite_connections(catalog)
+            return catalog
+
+    def create_table(self, desc: TableDescriptor, *, owner: str = "") -> Table:
+        """Create the lake table of a table; nothing happens when it exists with this table id.
+
+        Args:
+            owner: the incarnation that it belongs to.
+
+        Raises:
+            LakeStateError: another table has that name in the lake.
+            UnavailableError: the catalog cannot be reached.
+        """
+        from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
+        from pyiceberg.table.sorting import SortField, SortOrder
+        from pyiceberg.transforms import IdentityTransform
+
+        from lakehead.iceberg.tablets import partition_spec
+
+        identifier = (desc.path.database, desc.path.table)
+        with _catalog_errors(self.name):
+            self.iceberg.create_namespace_if_not_exists(desc.path.database)
+            try:
+                return _checked(self.iceberg.load_table(identifier), desc)
+            except NoSuchTableError:
+                pass
+            schema = iceberg_schema(desc)
+            offset = schema.find_field(OFFSET_COLUMN).field_id
+            try:
+                return self.iceberg.create_table(
+                    identifier,
+                    schema,
+                    location=self._location(desc),
+                    partition_spec=partition_spec(desc, schema),
+                    sort_order=SortOrder(SortField(offset, IdentityTransform())),
+                    properties={**_TABLE_PROPERTIES, TABLE_ID: desc.table_id, **({OWNER: owner} if owner else {})},
+                )
+            except TableAlreadyExistsError:
+                return _checked(self.iceberg.load_table(identifier), desc)
+
+    def drop_table(self, desc: TableDescriptor, *, purge: bool) -> None:
+        """Remove the lake table from the catalog; with ``purge`` its files too. Nothing happens when it is missing.
+
+        Raises:
+            LakeStateError: the lake table of that name is another table's; it stays.
+            UnavailableError: the catalog or its storage cannot be reached.
+        """
+        from pyiceberg.exceptions import NoSuchTableError
+
+        from lakehead.iceberg.file_io import locate_file
+
+        identifier = (desc.path.database, desc.path.table)
+        with _catalog_errors(self.name):
+            try:
+                table = _checked(self.iceberg.load_table(identifier), desc)
+            except NoSuchTableError:
+                return
+            if purge and table.location() != self._location(desc):
+                self.iceberg.purge_table(identifier)
+                return
+            self.iceberg.drop_table(identifier)
+            if purge:
+                # The folder is this table's alone: what failed commits left there goes too.
+                fs, folder = locate_file(table.io, table.location())
+                fs.delete_dir(folder)
+
+    def load(self, desc: TableDescriptor) -> Table:
+        """The lake table as it is now.
+
+        Raises:
+            LakeStateError: it is missing, or another table's.
+            UnavailableError: the catalog cannot be reached.
+        """
+        from pyiceberg.exceptions import NoSuchTableError
+
+        try:
+            with _catalog_errors(self.name):
+                return _checked(self.iceberg.load_table((desc.path.database, desc.path.table)), desc)
+        except NoSuchTableError as e:
+            raise LakeStateError(
+                f"table {desc.path} has no table in lake catalog {self.name!r}: someone dropped it there; drop and"
+                " create the table again",
+                table=str(desc.path),
+            ) from e
+
+    def storage_properties(self, table: Table) -> dict[str, str]:
+        """What `open_metadata` needs, beside the metadata location, to read the table's files."""
+        return {str(k): str(v) for k, v in table.io.properties.items()}
+
+    def _location(self, desc: TableDescriptor) -> str | None:
+        """A folder of the table's own, so that a new table of the same name finds no files; None: the catalog's."""
+        warehouse = self.properties.get("warehouse", "")
+        if "://" not in warehouse:
+            return None
+        return f"{warehouse.rstrip('/')}/{desc.path.database}/{desc.path.table}-{desc.table_id}"
+
+
+def iceberg_schema(desc: TableDescriptor) -> Schema:
+    """The Iceberg schema of a table's lake: the user's columns, then the system columns, which are nullable."""
+    from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
+    from pyiceberg.schema import assign_fresh_schema_ids
+
+    arrow = pa.schema([*lake_schema(desc.schema), *SYSTEM_FIELDS])
+    return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(arrow))
+
+
+def _hold_no_sqlite_connections(catalog: Catalog) -> None:
+    """Have an SQLite catalog open its file for each operation: PyIceberg never closes the connections that it pools,
+    and a catalog is opened for many a short life, in rounds, clients and Spark drivers."""
+    from pyiceberg.catalog.sql import SqlCatalog
+    from sqlalchemy import NullPool, create_engine
+
+    if isinstance(catalog, SqlCatalog) and catalog.engine.dialect.name == "sqlite":
+        url = catalog.engine.url
+        catalog.engine.dispose()
+        catalog.engine = create_engine(url, poolclass=NullPool)
+
+
+def open_metadata(metadata_location: str, properties: Mapping[str, str]) -> Table:
+    """A lake table, for reading, from its metadata file and `LakeCatalog.storage_properties`, without a catalog.
+
+    Raises:
+        UnavailableError: the file cannot be read.
+    """
+    from pyiceberg.table import StaticTable
+
+    with _catalog_errors(metadata_location):
+        return StaticTable.from_metadata(metadata_location, dict(properties))
+
+
+def _local_catalog(data_dir: str) -> dict[str, str]:
+    from sqlalchemy import URL
+
+    if bad := [c for c in _NOT_IN_PATHS if c in data_dir]:
+        raise InvalidUriError(
+            f"the data folder {data_dir!r} has {bad[0]!r} in its path, which lake file addresses cannot hold: move it",
+            path=data_dir,
+        )
+    folder = os.path.join(data_dir, "lake")
+    uri = URL.create("sqlite", database=os.path.join(folder, "catalog.db")).render_as_string(hide_password=False)
+    return {"type": "sql", "uri": uri, "warehouse": f"file://{folder}"}
+
+
+def _checked(table: Table, desc: TableDescriptor) -> Table:
+    found = table.properties.get(TABLE_ID)
+    if found != desc.table_id:
+        raise LakeStateError(
+            f"lake table {desc.path} is not this table's: it belongs to "
+            + (f"a table with id {found}" if found else "someone else")
+            + "; rename or drop it in the lake, or use another name",
+            table=str(desc.path),
+            expected=desc.table_id,
+            found=found,
+        )
+    return table
+
+
+@contextmanager
+def _catalog_errors(name: str) -> Iterator[None]:
+    """Turn what catalogs and storage raise when they cannot be reached, or lack a file, into one error."""
+    from pyiceberg.exceptions import RESTError
+    from requests import RequestException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from lakehead.iceberg.file_io import lake_files
+
+    try:
+        with lake_files():
+            yield
+    except (SQLAlchemyError, RequestException, RESTError, OSError) as e:
+        raise UnavailableError(f"lake catalog {name!r} cannot be reached: {e}", catalog=name) from e

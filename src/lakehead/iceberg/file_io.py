@@ -1,0 +1,89 @@
+"""Lake files that survive a power cut once their writer has closed them.
+
+A commit may name a file only when its bytes are safe: otherwise a power cut right after it leaves a table that points
+at nothing. Object stores promise that by themselves; on local file systems this FileIO syncs the file and its folder.
+The catalog hands it to PyIceberg (``py-io-impl``), so manifests and metadata go through it too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+from pyarrow.fs import FileSystem, LocalFileSystem
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
+
+from lakehead.env.storage import LocalStorage, sync_file
+from lakehead.lake.lake_table import missing_file
+
+PY_IO_IMPL = "py-io-impl"
+_STORAGE = LocalStorage()
+
+
+class SyncedFileIO(PyArrowFileIO):
+    """PyIceberg's Arrow FileIO, with every local file synced when it is closed."""
+
+    def new_output(self, location: str) -> PyArrowFile:
+        """A file to write; it is durable once its stream was closed without an error."""
+        file = super().new_output(location)
+        if not isinstance(file._filesystem, LocalFileSystem):
+            return file
+        return _SyncedFile(location=location, path=file._path, fs=file._filesystem)
+
+
+class _SyncedFile(PyArrowFile):
+    def create(self, overwrite: bool = False) -> pa.NativeFile:
+        if not overwrite and os.path.exists(self._path):
+            raise FileExistsError(f"Cannot create file, already exists: {self.location}")
+        _STORAGE.make_folder(os.path.dirname(self._path))
+        return _SyncedStream(self._path, mode="w")
+
+
+class _SyncedStream(pa.OSFile):  # type: ignore[misc, name-defined, unused-ignore]
+    """An Arrow output stream over a local file that syncs on close."""
+
+    def __init__(self, path: str, mode: str) -> None:
+        self._synced_path = path
+
+    def close(self) -> None:
+        """Close and sync; a second call does nothing."""
+        if not self.closed:
+            super().close()
+            sync_file(self._synced_path)
+
+
+SYNCED_FILE_IO = f"{SyncedFileIO.__module__}.{SyncedFileIO.__name__}"
+
+
+def locate_file(io: FileIO, location: str) -> tuple[FileSystem, str]:
+    """The Arrow file system and the path in it of a lake file, through the credentials of the table's FileIO.
+
+    Any spelling of a local address will do: Java writes ``file:/x`` where PyIceberg writes ``file:///x``.
+    """
+    arrow_io = io if isinstance(io, PyArrowFileIO) else PyArrowFileIO(io.properties)
+    scheme, netloc, path = arrow_io.parse_location(location, arrow_io.properties)
+    return arrow_io.fs_by_scheme(scheme, netloc), path
+
+
+@contextmanager
+def lake_files(path: str | None = None) -> Iterator[None]:
+    """Have a lake file that is gone be an error that names it; ``path`` where the one at stake is known.
+
+    Raises:
+        LakeFileMissingError: what is done inside did not find a file.
+    """
+    try:
+        yield
+    except FileNotFoundError as e:
+        raise missing_file(path or _named_file(e)) from e
+
+
+def _named_file(e: FileNotFoundError) -> str:
+    if e.filename:
+        return str(e.filename)
+    quoted = re.search(r"'([^']+)'", str(e))
+    return quoted[1] if quoted else str(e)

@@ -1,0 +1,76 @@
+"""Counting the live rows of a lake snapshot: from manifests, and from delete files where there are some."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from pyiceberg.io import FileIO
+from pyiceberg.table import Table
+
+from lakehead.iceberg.planner import plan_files
+from lakehead.iceberg.positions import deleted_positions, iterate_offsets
+from lakehead.lake.census import Census
+from lakehead.lake.lake_table import LakeFile
+from lakehead.log.netchange import between
+from lakehead.types import OFFSET_COLUMN, TabletKey
+
+_THREADS = 4
+_KNOWN_MAX = 256
+_known: dict[tuple[str, int], Census] = {}
+"""By table and snapshot, which do not change."""
+_known_lock = threading.Lock()
+
+
+def count_rows(table: Table, snapshot_id: int | None = None) -> Census:
+    """Live rows of a lake snapshot, None for the current one.
+
+    Raises:
+        LakeFileMissingError: a manifest, a delete file or a file that has to be looked into is gone.
+    """
+    snapshot = snapshot_id if snapshot_id is not None else table.metadata.current_snapshot_id
+    if snapshot is None:
+        return Census({})
+    key = (str(table.metadata.table_uuid), snapshot)
+    with _known_lock:
+        found = _known.get(key)
+    if found is None:
+        found = _count(table, snapshot)
+        with _known_lock:
+            while len(_known) >= _KNOWN_MAX:
+                del _known[next(iter(_known))]
+            _known[key] = found
+    return found
+
+
+def _count(table: Table, snapshot_id: int) -> Census:
+    files = plan_files(table, snapshot_id)
+    field_id = table.schema().find_field(OFFSET_COLUMN).field_id
+    rows: Counter[TabletKey] = Counter()
+    strangers = 0
+    homeless = None
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for f, (known, others) in zip(files, pool.map(lambda f: _live(table.io, f, field_id), files), strict=True):
+            strangers += others
+            if f.tablet is not None:
+                rows[f.tablet] += known
+            elif known:
+                homeless = f.path
+    return Census({k: n for k, n in rows.items() if n}, strangers, homeless)
+
+
+def _live(io: FileIO, file: LakeFile, field_id: int) -> tuple[int, int]:
+    """Rows that are not deleted, with an offset and without."""
+    nulls = file.null_offsets or 0
+    dead = between(deleted_positions(io, file.path, file.delete_files), 0, file.record_count)
+    if nulls == file.record_count:
+        return 0, nulls - len(dead)
+    if not nulls or not len(dead):
+        return file.record_count - nulls - len(dead), nulls
+    known = 0
+    for start, offsets, valid in iterate_offsets(io, file.path, field_id):
+        at = between(dead, start, start + len(offsets)) - start
+        known += len(at) if valid is None else int(np.count_nonzero(valid[at]))
+    return file.record_count - nulls - known, nulls - (len(dead) - known)

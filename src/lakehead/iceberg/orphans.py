@@ -1,0 +1,217 @@
+"""Orphan clean-up: files in a lake table's folder that nothing names any more.
+
+A crash between writing a file and committing it leaves one, and so does a commit that lost, or whose outcome was never
+known. They cost room and nothing else, so this errs on the side of keeping. A file goes when it is of a kind that
+Iceberg tables are made of, lies in the table's folder and in no other table's, is older than any round may take, and
+when nothing reachable has even its name. Names are unique, addresses are not: ``file:/x`` is ``file:///x``.
+
+Age is judged by clocks, and a process may stand still for long. So before anything goes the clean-up is announced in
+the table, and a round that was planned before can no longer commit.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
+from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+
+from lakehead.env.clock import Clock, SystemClock
+from lakehead.env.storage import storage_errors
+from lakehead.errors import LakeStateError, UnavailableError
+from lakehead.iceberg.file_io import locate_file
+from lakehead.iceberg.iceberg_table import announce_cleanup
+
+if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
+    from pyiceberg.manifest import ManifestFile
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+
+_METADATA = (".metadata.json", ".metadata.json.gz")
+_KINDS = (".parquet", ".orc", ".avro", ".puffin", ".stats", *_METADATA)
+_THREADS = 4
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """A file that nothing names.
+
+    Attributes:
+        path: its address, spelled as the table's location is.
+        size: bytes.
+        modified: when it was last written, by the storage's clock; UTC.
+    """
+
+    path: str
+    size: int
+    modified: dt.datetime
+
+
+def remove_orphans(
+    load_table: Callable[[], Table],
+    *,
+    older_than_ms: int,
+    also_reachable: Iterable[str] = (),
+    dry_run: bool = False,
+    clock: Clock | None = None,
+) -> list[Orphan]:
+    """Remove the orphans of one lake table.
+
+    Args:
+        load_table: loads it anew from its catalog.
+        older_than_ms: age from which on a file may go; greater than the longest round of any engine that writes to it.
+        also_reachable: metadata files whose snapshots somebody still reads, though the table may have expired them.
+        dry_run: only say what would go.
+
+    Returns:
+        What was removed, by path.
+
+    Raises:
+        LakeStateError: the table lacks a file that it names, or a table that cannot be read shares its folder; nothing
+            was removed.
+        UnavailableError: what a running read needs cannot be known, or the catalog does not answer; nothing was
+            removed. Try again later.
+        CommitConflictError: others keep changing the table; nothing was removed.
+        StorageError, OSError: the storage refused; some may be removed.
+    """
+    table = load_table()
+    fs, folder = locate_file(table.io, table.location())
+    oldest = dt.datetime.fromtimestamp(((clock or SystemClock()).now_us() // 1000 - older_than_ms) / 1000, dt.UTC)
+    # Files first: what is committed after this look is reachable in the next.
+    listed = list(_list_files(fs, folder))
+    table = load_table()
+    reached = _Reached(table.io)
+    reached.add_metadata(table.metadata_location, table.metadata, may_lack=False)
+    for location in also_reachable:
+        reached.add_metadata(location, _read_metadata(table.io, location), may_lack=True)
+    others = list(_folders_of_others(table, fs, listed, reached))
+    orphans = []
+    for info in listed:
+        old = info.mtime is not None and info.mtime <= oldest
+        if old and info.base_name not in reached.names and not info.path.startswith(tuple(others)):
+            orphans.append(info)
+    if orphans and not dry_run:
+        # A round that was planned before cannot commit any more; what landed until now is reached.
+        announce_cleanup(load_table)
+        table = load_table()
+        reached.add_metadata(table.metadata_location, table.metadata, may_lack=False)
+        orphans = [i for i in orphans if i.base_name not in reached.names]
+        for info in orphans:
+            with storage_errors(info.path, "remove"):
+                try:
+                    fs.delete_file(info.path)
+                except FileNotFoundError:
+                    continue
+    base = table.location().rstrip("/")
+    start = len(folder.rstrip("/"))
+    return sorted((Orphan(base + i.path[start:], i.size, i.mtime) for i in orphans), key=lambda o: o.path)
+
+
+def _list_files(fs: FileSystem, folder: str) -> Iterator[FileInfo]:
+    for info in fs.get_file_info(FileSelector(folder, recursive=True, allow_not_found=True)):
+        if info.type == FileType.File and info.base_name.endswith(_KINDS):
+            yield info
+
+
+class _Reached:
+    """Names of all files that metadata leads to."""
+
+    def __init__(self, io: FileIO) -> None:
+        self._io = io
+        self.names: set[str] = set()
+        self._manifests: set[str] = set()
+
+    def _add(self, addresses: Iterable[str]) -> None:
+        for address in addresses:
+            name = address.rpartition("/")[2]
+            self.names |= {name, unquote(name)}
+
+    def add_metadata(self, location: str, metadata: TableMetadata, *, may_lack: bool) -> None:
+        """A metadata file, those before it, and all that its snapshots hold; ``may_lack`` passes over what is gone."""
+        self._add([location, *(entry.metadata_file for entry in metadata.metadata_log)])
+        self._add(s.statistics_path for s in (*metadata.statistics, *metadata.partition_statistics))
+        self._add(s.manifest_list for s in metadata.snapshots)
+        with ThreadPoolExecutor(_THREADS) as pool:
+            manifests: dict[str, ManifestFile] = {}
+            for found in pool.map(lambda s: self._read(s, self._list_manifests, may_lack), metadata.snapshots):
+                manifests |= {m.manifest_path: m for m in found}
+            new = [m for path, m in manifests.items() if path not in self._manifests]
+            self._add(m.manifest_path for m in new)
+            for paths in pool.map(lambda m: self._read(m, self._list_entries, may_lack), new):
+                self._add(paths)
+            self._manifests |= manifests.keys()
+
+    def _list_manifests(self, snapshot: Snapshot) -> list[Any]:
+        return list(snapshot.manifests(self._io))
+
+    def _list_entries(self, manifest: ManifestFile) -> list[Any]:
+        return [e.data_file.file_path for e in manifest.fetch_manifest_entry(self._io)]
+
+    def _read(self, what: Any, read: Callable[[Any], list[Any]], may_lack: bool) -> list[Any]:
+        try:
+            return read(what)
+        except FileNotFoundError as e:
+            if may_lack:
+                return []
+            raise LakeStateError(
+                f"the lake table lacks a file that a snapshot names ({e}): restore it, or expire that snapshot, before"
+                " orphans are removed"
+            ) from e
+
+
+def _read_metadata(io: FileIO, location: str) -> TableMetadata:
+    from pyiceberg.serializers import FromInputFile
+
+    try:
+        return FromInputFile.table_metadata(io.new_input(location))
+    except FileNotFoundError as e:
+        raise UnavailableError(
+            f"the metadata file {location}, at which somebody reads the lake table, is gone, so what he needs is not"
+            " known: remove orphans when the read has ended",
+            path=location,
+        ) from e
+
+
+def _folders_of_others(table: Table, fs: FileSystem, listed: Iterable[FileInfo], reached: _Reached) -> Iterator[str]:
+    """Folders inside the table's that are other tables'; what tables in the very same folder hold is marked reached.
+
+    A catalog may give a new table the folder of one that was dropped, and dropped tables can be registered again.
+    """
+    own = locate_file(table.io, table.location())[1].rstrip("/")
+    for info in listed:
+        if not info.base_name.endswith(_METADATA) or info.base_name in reached.names:
+            continue
+        values = _read_json(fs, info)
+        if not isinstance(values, dict) or values.get("table-uuid") == str(table.metadata.table_uuid):
+            continue
+        try:
+            metadata = TableMetadataUtil.parse_obj(values)
+        except Exception as e:
+            raise LakeStateError(
+                f"{info.path}, in the folder of lake table {'.'.join(table.name())}, is the metadata of a table of an"
+                f" unknown kind ({e}), so whose files are whose cannot be told: move one of them",
+                path=info.path,
+            ) from e
+        theirs = locate_file(table.io, metadata.location)[1].rstrip("/")
+        if theirs.startswith(f"{own}/"):
+            yield f"{theirs}/"
+        reached.add_metadata(info.path, metadata, may_lack=True)
+
+
+def _read_json(fs: FileSystem, info: FileInfo) -> object:
+    """What a metadata file says; None when its writer was stopped half-way, so that nobody can have committed it."""
+    with fs.open_input_stream(info.path, compression=None) as stream:
+        data = stream.read()
+    try:
+        return json.loads(gzip.decompress(data) if ".gz" in info.base_name else data)
+    except (ValueError, EOFError, gzip.BadGzipFile, zlib.error):
+        return None

@@ -1,0 +1,64 @@
+"""Which lake files a read needs, as plain values that Spark and workers can carry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyiceberg.table import Table
+from pyiceberg.types import DoubleType, FloatType
+
+from lakehead.errors import LakeStateError
+from lakehead.iceberg.contract import same_tablets
+from lakehead.iceberg.file_io import lake_files
+from lakehead.iceberg.positions import offset_bounds, with_offsets
+from lakehead.iceberg.pruning import row_filter
+from lakehead.iceberg.tablets import tablet_of
+from lakehead.lake.lake_table import LakeFile
+from lakehead.predicate import Bound
+from lakehead.types import OFFSET_COLUMN
+
+
+def plan_files(table: Table, snapshot_id: int | None = None, bounds: Sequence[Bound] = ()) -> list[LakeFile]:
+    """Data files of a lake snapshot that can hold rows within the bounds, in tablet and offset order.
+
+    Args:
+        snapshot_id: None reads the current one; the table may have none, which holds no files.
+        bounds: conditions that every wanted row meets; they only skip files, rows must be filtered still.
+
+    Raises:
+        LakeStateError: the snapshot has equality deletes, which tiering never writes.
+        LakeFileMissingError: a manifest is gone.
+    """
+    schema, spec, specs = table.schema(), table.spec(), table.specs()
+    offset_id = schema.find_field(OFFSET_COLUMN).field_id
+    floats = {f.field_id: f.name for f in schema.fields if isinstance(f.field_type, FloatType | DoubleType)}
+    scan = table.scan(row_filter=row_filter(bounds, schema), snapshot_id=snapshot_id)
+    try:
+        with lake_files():
+            tasks = list(scan.plan_files())
+    except ValueError as e:
+        if "equality delete" not in str(e):
+            raise
+        raise LakeStateError(
+            f"lake table {'.'.join(table.name())} has equality deletes, which cannot be read: compact it with the"
+            " engine that wrote them"
+        ) from e
+    files = []
+    for task in tasks:
+        f = task.file
+        files.append(
+            LakeFile(
+                f.file_path,
+                f.file_size_in_bytes,
+                f.record_count,
+                tablet_of(f.partition, specs[f.spec_id], schema) if same_tablets(specs[f.spec_id], spec) else None,
+                offset_bounds(f, offset_id),
+                (f.null_value_counts or {}).get(offset_id),
+                tuple(sorted(d.file_path for d in task.delete_files)),
+                tuple(f.partition[i] for i in range(len(f.partition))),
+                frozenset(floats[i] for i, nans in (f.nan_value_counts or {}).items() if nans == 0 and i in floats),
+            )
+        )
+    return sorted(
+        with_offsets(table.io, files, offset_id), key=lambda f: (str(f.tablet), f.offsets or (-1, -1), f.path)
+    )

@@ -1,0 +1,195 @@
+"""What a server knows of its lake tables, from their catalog: the server's `LakeState`.
+
+A lake table belongs to one folder: its property `lakehead.owner` names the start of the folder that claimed it last. A
+copy of the folder is not that folder. What lies inside the copy was copied with it, so it follows it (see
+`lakehead.iceberg.relocation`) and is the copy's own; what lies elsewhere is the original's until `adopt`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from lakehead.config import LakeConfig
+from lakehead.errors import FolderCopiedError, LakeStateError
+from lakehead.protocol.messages import LakeReply
+from lakehead.types import TableDescriptor, TabletKey
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from lakehead.iceberg.catalog import LakeCatalog
+    from lakehead.server.lake_state import LakeOwner
+
+
+class CatalogLakeState:
+    """Lake tables of one PyIceberg catalog, opened when the first one is used. Thread-safe."""
+
+    def __init__(self, config: LakeConfig, folder: str) -> None:
+        self._config = config
+        self._folder = os.path.abspath(folder)
+        self._lake = os.path.join(self._folder, "lake")
+        # A link to elsewhere is copied as a link: then two folders have one lake.
+        inside = os.path.realpath(self._lake) == os.path.join(os.path.realpath(folder), "lake")
+        self._inside = inside and not config.catalog
+        self._lock = threading.Lock()
+        self._catalog: LakeCatalog | None = None
+        self._proven: dict[str, frozenset[str]] = {}
+        self._owner: LakeOwner | None = None
+        self._in_place: set[str] = set()
+
+    def serve(self, owner: LakeOwner) -> None:
+        """See `LakeState.serve`."""
+        self._owner = owner
+
+    @property
+    def _me(self) -> LakeOwner:
+        assert self._owner is not None, "the server says who it is before it asks"
+        return self._owner
+
+    def _open(self) -> LakeCatalog:
+        from lakehead.iceberg.catalog import LakeCatalog
+
+        if self._catalog is None:
+            self._catalog = LakeCatalog(self._config, self._folder)
+        return self._catalog
+
+    def create(self, desc: TableDescriptor) -> None:
+        """See `LakeState.create`."""
+        with self._lock:
+            self._relocate(desc)
+            self._open().create_table(desc, owner=str(self._me.incarnation))
+
+    def drop(self, desc: TableDescriptor, *, purge: bool) -> None:
+        """See `LakeState.drop`."""
+        with self._lock:
+            try:
+                self._load_own(desc)
+            except FolderCopiedError:
+                if purge:
+                    raise
+                return
+            except LakeStateError:  # missing, or another table's: the catalog decides
+                pass
+            self._open().drop_table(desc, purge=purge)
+
+    def info(self, desc: TableDescriptor) -> LakeReply:
+        """See `LakeState.info`."""
+        from lakehead.lake.marks import OWNER
+
+        with self._lock:
+            table = self._load_own(desc)
+            catalog = self._open()
+        return LakeReply(
+            metadata_location=table.metadata_location,
+            catalog_name=self._config.name,
+            catalog_properties=catalog.properties,
+            storage_properties=catalog.storage_properties(table),
+            incarnation=str(self._me.incarnation),
+            owner=table.properties.get(OWNER, ""),
+        )
+
+    def tiered_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
+        """See `LakeState.tiered_offsets`."""
+        from lakehead.iceberg.version import read_mark
+
+        with self._lock:
+            try:
+                mark = read_mark(self._load_own(desc))
+            except FolderCopiedError:
+                return {}
+        return mark.offsets if mark else {}
+
+    def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
+        """See `LakeState.proven_offsets`."""
+        from lakehead.iceberg.proof import manifest_paths, missing_files
+        from lakehead.lake.lake_table import missing_file
+        from lakehead.lake.pinned_lake import checked_mark
+
+        with self._lock:
+            try:
+                table = self._load_own(desc)
+            except FolderCopiedError:
+                return {}
+        mark = checked_mark(table, desc)
+        if mark is None:
+            return {}
+        for missing in missing_files(table, proven=self._proven.get(desc.table_id, ())):
+            raise missing_file(missing.path)
+        self._proven[desc.table_id] = frozenset(manifest_paths(table))
+        return mark.offsets
+
+    def adopt(self, desc: TableDescriptor, ends: Mapping[TabletKey, int]) -> bool:
+        """See `LakeState.adopt`."""
+        from lakehead.lake.marks import INCARNATION, OWNER
+        from lakehead.lake.pinned_lake import checked_mark
+
+        me = self._me
+        with self._lock:
+            self._relocate(desc, adopt=True)
+            table = self._open().load(desc)
+            if self._is_own(table):
+                return False
+            last = table.properties.get(INCARNATION)
+            if last is not None and not me.is_ancestor(last):
+                raise FolderCopiedError(
+                    f"the lake table of {desc.path} holds rows of {last}, another copy of this folder, written after"
+                    " the copy was made, so it and this log are two histories: drop the table here without purge, or go"
+                    " on with that copy",
+                    table=str(desc.path),
+                    owner=last,
+                )
+            mark = checked_mark(table, desc)
+            for key, tiered in (mark.offsets if mark else {}).items():
+                if ends.get(key, 0) < tiered:
+                    raise LakeStateError(
+                        f"the log of {desc.path} tablet {key} ends at {ends.get(key, 0)}, but the lake holds rows up to"
+                        f" {tiered}, which are not of this log: drop the table here without purge, or go on with the"
+                        " folder that wrote them",
+                        table=str(desc.path),
+                        tablet=str(key),
+                    )
+            with table.transaction() as change:
+                change.set_properties({OWNER: str(me.incarnation)})
+        return True
+
+    # ---- whose it is --------------------------------------------------------------------------------------------
+
+    def _load_own(self, desc: TableDescriptor) -> Table:
+        self._relocate(desc)
+        table = self._open().load(desc)
+        if not self._is_own(table):
+            raise self._copied(desc)
+        return table
+
+    def _is_own(self, table: Table) -> bool:
+        from lakehead.lake.marks import OWNER
+
+        owner = table.properties.get(OWNER)
+        if self._inside:
+            return True
+        # Lakes of older versions name no owner: they are of the folder that has the table, if that is no copy.
+        return self._me.is_own(owner) if owner is not None else not self._me.is_copy
+
+    def _copied(self, desc: TableDescriptor) -> FolderCopiedError:
+        return FolderCopiedError(
+            f"the lake table of {desc.path} belongs to the folder that {self._folder} is a copy of, or to another copy"
+            " of it, so it is neither read nor changed from here: if that folder is given up, run"
+            f" 'lakehead adopt {desc.path} --uri {self._folder}'",
+            table=str(desc.path),
+            folder=self._folder,
+        )
+
+    def _relocate(self, desc: TableDescriptor, *, adopt: bool = False) -> None:
+        """Have a lake beside the data follow its folder."""
+        if self._config.catalog or desc.table_id in self._in_place:
+            return
+        from lakehead.iceberg.relocation import relocate_table
+
+        if not self._inside and self._me.is_copy and not adopt:
+            return
+        catalog_db, owner = os.path.join(self._lake, "catalog.db"), str(self._me.incarnation)
+        relocate_table(catalog_db, self._config.name, desc, self._lake, owner)
+        self._in_place.add(desc.table_id)

@@ -1,0 +1,323 @@
+"""The union read: lake rows at one snapshot, and the log from exactly the offsets where that snapshot ends.
+
+A read is pinned by `pin`: first the lake snapshot S, then the watermarks, so that per tablet the lake's
+``[0, offset(S))`` and the log's ``[offset(S), high watermark)`` join without gap or overlap. For keyed tables the hot
+range is reduced to its net change; what it supersedes is taken out of the lake rows by offset. Predicates and limits
+apply after that.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lakehead.client.table import TableClient
+from lakehead.errors import LakeStateError, NoLakeError, OffsetOutOfRangeError, UnavailableError
+from lakehead.lake.pinned_lake import PinnedLake
+from lakehead.log.netchange import net_change
+from lakehead.predicate import Predicate
+from lakehead.protocol.messages import TabletState
+from lakehead.types import (
+    CHANGE_TYPE_COLUMN,
+    OFFSET_COLUMN,
+    PREV_OFFSET_COLUMN,
+    SYSTEM_FIELDS,
+    TableDescriptor,
+    TabletKey,
+)
+
+Tier = Literal["union", "hot", "lake"]
+Moment = int | dt.datetime
+"""A lake snapshot's id, or a time."""
+Superseded = Mapping[TabletKey, npt.NDArray[np.int64]]
+_CHANGE_COLUMNS = (CHANGE_TYPE_COLUMN, PREV_OFFSET_COLUMN, OFFSET_COLUMN)
+
+
+@dataclass(frozen=True)
+class Pin:
+    """What a read covers.
+
+    Attributes:
+        lake: the lake snapshot to read; None for none.
+        ranges: log offsets ``[start, end)`` to read, per tablet; of a keyed table without a lake, the rows that are
+            live at each end.
+        lease: what the server holds it by.
+        log: all log offsets ``[start, end)`` that were readable, per tablet.
+        of: the pin that this one is a part of, and whose lease it reads under.
+    """
+
+    lake: PinnedLake | None
+    ranges: Mapping[TabletKey, tuple[int, int]]
+    lease: str | None = None
+    log: Mapping[TabletKey, tuple[int, int]] = field(default_factory=dict)
+    of: Pin | None = None
+
+    def of_lake(self) -> Pin:
+        """What the lake holds of it alone."""
+        return replace(self, ranges={}, of=self)
+
+
+def pin(
+    client: TableClient,
+    *,
+    tier: Tier = "union",
+    snapshot: Moment | None = None,
+    held: bool = True,
+    planned: bool = False,
+) -> Pin:
+    """Pin a read of a table as of now, under a lease: nothing is deleted under it.
+
+    Args:
+        held: the lease lasts as long as the `Pin`; False: until it is released, or some time after its last use.
+        planned: others carry the read out and nobody holds the lease: it lasts for a while after its last use, unless
+            the server has no room.
+
+    Raises:
+        NoLakeError: the lake is asked for and the table has none.
+        SnapshotNotFoundError: there is no such lake snapshot.
+        LakeStateError: the log no longer reaches back to where the lake ends.
+    """
+    desc = client.desc
+    if desc.lake is None and (tier == "lake" or snapshot is not None):
+        raise NoLakeError(f"table {desc.path} has no lake: create it with lake='iceberg'", table=str(desc.path))
+    (pinned,) = _pinned([client], snapshot, with_log=tier != "lake" and snapshot is None, planned=planned)
+    if tier == "hot":
+        pinned = replace(pinned, lake=None)
+    return _held(client, pinned) if held and not planned else pinned
+
+
+def pin_together(clients: Sequence[TableClient]) -> list[Pin]:
+    """Pin union reads of several tables of one connection as of one moment: who sees a write in one of them sees every
+    write that was acknowledged before it in the others.
+
+    Raises:
+        LakeStateError: as `pin`.
+    """
+    return [_held(c, p) for c, p in zip(clients, _pinned(clients, None, with_log=True), strict=True)]
+
+
+def _held(client: TableClient, pinned: Pin) -> Pin:
+    if pinned.lease is not None:
+        client.keep_lease(pinned.lease)
+        weakref.finalize(pinned, client.release_lease, pinned.lease).atexit = False
+    return pinned
+
+
+def _pinned(
+    clients: Sequence[TableClient], snapshot: Moment | None, *, with_log: bool, planned: bool = False
+) -> list[Pin]:
+    seen: list[list[int | None]] = []
+    while clients:
+        # The lake first: a round that commits in between only makes the log's part longer than needed.
+        infos = [c.lake() if c.desc.lake is not None else None for c in clients]
+        views = [None if i is None else PinnedLake.at(c.desc, i, snapshot) for c, i in zip(clients, infos, strict=True)]
+        leases = clients[0].open_leases(
+            [
+                (c.desc.table_id, None if i is None else i.metadata_location)
+                for c, i in zip(clients, infos, strict=True)
+            ],
+            planned=planned,
+        )
+        pins, gaps = [], []
+        for client, view, (lease, tablets) in zip(clients, views, leases, strict=True):
+            desc = client.desc
+            log = {t.key: (t.log_start, t.high_watermark) for t in tablets}
+            ranges = {t.key: (_hot_start(desc, view, t), t.high_watermark) for t in tablets} if with_log else {}
+            pins.append(Pin(view, ranges, lease, log))
+            if not desc.keyed or view is not None:
+                gaps += [(desc, key) for key, (start, _) in ranges.items() if start < log[key][0]]
+        if not gaps:
+            return pins
+        for client, (lease, _) in zip(clients, leases, strict=True):
+            client.release_lease(lease)
+        read = [None if v is None else v.snapshot_id for v in views]
+        if read in seen or not any(v is not None for v in views):
+            raise _gap(*gaps[0], pins[[c.desc for c in clients].index(gaps[0][0])])
+        # A round was committed and the log trimmed after we read the lake: once more.
+        seen.append(read)
+    return []
+
+
+def _gap(desc: TableDescriptor, key: TabletKey, pinned: Pin) -> LakeStateError:
+    return LakeStateError(
+        f"the log of {desc.path} tablet {key} begins at {pinned.log[key][0]}, but its lake ends at"
+        f" {pinned.ranges[key][0]}: rows between are in neither, restore the lake or the log",
+        table=str(desc.path),
+    )
+
+
+def _hot_start(desc: TableDescriptor, view: PinnedLake | None, tablet: TabletState) -> int:
+    if view is not None:
+        return view.offsets.get(tablet.key, 0)
+    return 0 if desc.keyed else tablet.log_start
+
+
+class UnionRead:
+    """Carries out a pinned read; may be repeated."""
+
+    def __init__(
+        self,
+        client: TableClient,
+        pinned: Pin,
+        *,
+        columns: Sequence[str],
+        predicate: Predicate | None = None,
+        limit: int | None = None,
+        system_columns: bool = False,
+    ) -> None:
+        self._client = client
+        self._desc = client.desc
+        self.pinned = pinned
+        self._columns = list(columns)
+        self._predicate = predicate
+        self._limit = limit
+        self._system = system_columns
+        fields = [self._desc.schema.field(c) for c in self._columns]
+        self.schema = pa.schema([*fields, *(SYSTEM_FIELDS if system_columns else ())])
+
+    # ---- rows -------------------------------------------------------------------------------------------------
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Rows with the columns of `schema`, the lake's first."""
+        left = self._limit
+        for batch in self._all_batches():
+            if left is not None:
+                batch = batch.slice(0, left)
+                left -= batch.num_rows
+            if batch.num_rows:
+                yield batch
+            if left == 0:
+                return
+
+    def _all_batches(self) -> Iterator[pa.RecordBatch]:
+        if not self._desc.keyed or self._desc.lake is None:
+            yield from self._lake_rows({})
+            yield from (b for _, b in self._log_rows(self.schema.names, self._predicate))
+            return
+        superseded, hot = self.hot_changes()
+        yield from self._lake_rows(superseded)
+        for _, batch in hot:
+            rows = batch if self._predicate is None else self._predicate.filter(batch)
+            yield rows.select(self.schema.names)
+
+    def _log_rows(
+        self, columns: Sequence[str], predicate: Predicate | None = None
+    ) -> Iterator[tuple[TabletKey, pa.RecordBatch]]:
+        """What the server sends of the pinned ranges: records; of a keyed table without a lake, live rows."""
+        live = self._desc.keyed and self._desc.lake is None
+        pinned = self.pinned
+        try:
+            yield from self._client.read_ranges(pinned.ranges, columns, predicate, live=live, lease=pinned.lease)
+        except OffsetOutOfRangeError as e:
+            raise UnavailableError(
+                f"what a read of {self._desc.path} was pinned to is no longer held, because its server was started"
+                f" again or the read rested for too long, and was trimmed since: read again ({e})",
+                table=str(self._desc.path),
+            ) from e
+
+    def _lake_rows(self, superseded: Superseded) -> Iterator[pa.RecordBatch]:
+        view = self.pinned.lake
+        if view is None or view.snapshot_id is None:
+            return
+        from lakehead.iceberg.planner import plan_files
+        from lakehead.iceberg.reader import read_lake
+
+        files = plan_files(view.table, view.snapshot_id, self._predicate.bounds if self._predicate else ())
+        yield from read_lake(
+            view.table,
+            self._desc,
+            files,
+            columns=self._columns,
+            predicate=self._predicate,
+            superseded=superseded,
+            system_columns=self._system,
+        )
+
+    def hot_changes(self) -> tuple[Superseded, list[tuple[TabletKey, pa.RecordBatch]]]:
+        """For keyed tables: lake offsets that the hot range supersedes, and the hot rows to add, unfiltered, with the
+        columns of `schema` and those of the predicate."""
+        extra = [c for c in (self._predicate.columns if self._predicate else ()) if c not in self._columns]
+        system = [c for c in self.schema.names if c not in self._columns and c not in _CHANGE_COLUMNS]
+        names = [*self._columns, *extra, *system, *_CHANGE_COLUMNS]
+        if self._desc.lake is None:
+            return {}, list(self._log_rows(names))
+        parts: dict[TabletKey, list[pa.RecordBatch]] = {}
+        for key, batch in self._log_rows(names):
+            parts.setdefault(key, []).append(batch)
+        superseded: dict[TabletKey, npt.NDArray[np.int64]] = {}
+        hot: list[tuple[TabletKey, pa.RecordBatch]] = []
+        for key, batches in parts.items():
+            types, prev, offsets = (
+                np.concatenate([b.column(c).to_numpy() for b in batches])
+                for c in (CHANGE_TYPE_COLUMN, PREV_OFFSET_COLUMN, OFFSET_COLUMN)
+            )
+            net = net_change(types, offsets, prev, self.pinned.ranges[key][0])
+            superseded[key] = net.superseded
+            done = 0
+            for batch in batches:
+                keep = net.keep[done : done + batch.num_rows]
+                done += batch.num_rows
+                if keep.any():
+                    hot.append((key, batch if keep.all() else batch.filter(pa.array(keep))))
+        return superseded, hot
+
+    # ---- counts -----------------------------------------------------------------------------------------------
+
+    def count(self) -> int:
+        """Number of rows that `batches` yields."""
+        if self._predicate is None:
+            total = self._count_all()
+        else:
+            narrow = UnionRead(self._client, self.pinned, columns=[], predicate=self._predicate, system_columns=True)
+            total = sum(b.num_rows for b in narrow.batches())
+        return total if self._limit is None else min(total, self._limit)
+
+    def _count_all(self) -> int:
+        superseded: Superseded = {}
+        if self._desc.keyed and self._desc.lake is None:
+            total = sum(b.num_rows for _, b in self._log_rows([OFFSET_COLUMN]))
+        elif self._desc.keyed:
+            narrow = UnionRead(self._client, self.pinned, columns=[])
+            superseded, hot = narrow.hot_changes()
+            total = sum(b.num_rows for _, b in hot)
+        else:
+            total = sum(end - start for start, end in self.pinned.ranges.values())
+        view = self.pinned.lake
+        if view is not None and view.snapshot_id is not None:
+            from lakehead.iceberg.planner import plan_files
+            from lakehead.iceberg.reader import count_lake
+
+            files = plan_files(view.table, view.snapshot_id, ())
+            total += count_lake(view.table, self._desc, files, superseded=superseded)
+        return total
+
+    def explain(self) -> str:
+        """What is read from where, as text."""
+        view = self.pinned.lake
+        hot = sum(end - start for start, end in self.pinned.ranges.values())
+        lines = [
+            f"union read of {self._desc.path} ({'primary-key' if self._desc.keyed else 'log'} table)",
+            f"  columns: {', '.join(self.schema.names) or '(none)'}",
+            f"  where:   {self._predicate.arrow if self._predicate else '(all rows)'}",
+        ]
+        if self._limit is not None:
+            lines.append(f"  limit:   {self._limit}")
+        if view is None:
+            lines.append("  lake:    not read")
+        elif view.snapshot_id is None:
+            lines.append("  lake:    empty (no round has committed)")
+        else:
+            from lakehead.iceberg.planner import plan_files
+
+            files = plan_files(view.table, view.snapshot_id, self._predicate.bounds if self._predicate else ())
+            lines.append(f"  lake:    snapshot {view.snapshot_id}, {len(files)} data files")
+        lines.append(f"  log:     {hot:,} records in {len(self.pinned.ranges)} tablets")
+        lines += [f"    {key}: [{start}, {end})" for key, (start, end) in sorted(self.pinned.ranges.items())]
+        return "\n".join(lines)

@@ -1,0 +1,366 @@
+"""The commit of a tiering round: position deletes for older rows, and one lake snapshot with everything.
+
+Each attempt is planned and checked on the version of the table that it lands on, and lands on no other: when anything
+came between, everything is decided again. What an attempt came to is never guessed. The answer "landed" is believed;
+after any other the lake is read, and the marks tell. Trying again is safe even while an earlier attempt may still be on
+its way, because both begin at the same version and only one can land on it.
+
+    landed, or found landed                      the outcome of the round
+    the table moved on, a catalog does not answer  decide again, a few times
+    fenced, marks moved, wrong table             typed error
+    still not known                              `CommitUnknownError`; all files stay
+
+Files are removed once it is proven that no snapshot names them and none ever will. All else is litter at worst, which
+orphan clean-up finds.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lakehead.env.clock import Clock, SystemClock
+from lakehead.errors import (
+    CommitConflictError,
+    CommitUnknownError,
+    LakeFileMissingError,
+    LakeStateError,
+    TieringFencedError,
+    UnavailableError,
+)
+from lakehead.lake.census import check_rows
+from lakehead.lake.lake_table import CommitAnswer, Hit, LakeChange, LakeFile, LakeTable, Outcome, WrittenFile
+from lakehead.lake.marks import (
+    CLEANUP,
+    TABLE_ID,
+    LakeMark,
+    LakeVersion,
+    descends_from,
+    find_round,
+    mark_of,
+)
+from lakehead.lake.superseded import require_tablet
+from lakehead.log.netchange import NO_OFFSETS, Offsets, between, union
+from lakehead.tiering.round_plan import RoundPlan
+from lakehead.types import TabletKey
+
+PAUSES_S = (0.0, 0.0, 0.1, 0.4, 1.6)
+"""Seconds to wait before each attempt."""
+
+
+@dataclass(frozen=True)
+class CommitResult:
+    """What a round did.
+
+    Attributes:
+        snapshot_id: the lake snapshot; None when there was nothing to tier.
+        rows: rows added.
+        deletes: older rows deleted.
+        files: data files added.
+        offsets: what the lake holds, per tablet.
+    """
+
+    snapshot_id: int | None
+    rows: int
+    deletes: int
+    files: int
+    offsets: Mapping[TabletKey, int]
+
+
+def commit_round(
+    lake: LakeTable, plan: RoundPlan, files: Sequence[WrittenFile], *, clock: Clock | None = None
+) -> CommitResult:
+    """Commit a resolved plan and the files its tasks wrote; a repeat of a round that landed returns its outcome.
+
+    A range whose rows are all gone again still commits, so that the mark advances. After any error but
+    `CommitUnknownError` the round's files are removed, if it is certain that nobody needs them.
+
+    Raises:
+        CommitConflictError, CommitUnknownError, TieringFencedError, LakeStateError: as `run_round`.
+        UnavailableError: the catalog cannot be reached or refuses; nothing landed.
+    """
+    if not plan.ranges:
+        return CommitResult(None, 0, 0, 0, plan.offsets)
+    return _Commit(lake, plan, files, clock or SystemClock()).run()
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One that was sent.
+
+    Attributes:
+        base: the version it can land on.
+        deletes: the delete files it names.
+    """
+
+    base: LakeVersion
+    deletes: tuple[WrittenFile, ...]
+    answer: CommitAnswer
+
+    @property
+    def paths(self) -> set[str]:
+        """Files that are its own, or those of attempts on the same base."""
+        return {*self.answer.leftovers, *(f.path for f in self.deletes)}
+
+
+class _Commit:
+    def __init__(self, lake: LakeTable, plan: RoundPlan, files: Sequence[WrittenFile], clock: Clock) -> None:
+        self._lake = lake
+        self._plan = plan
+        self._files = files
+        self._clock = clock
+        self._sent: list[_Attempt] = []
+        self._staged: tuple[int | None, tuple[WrittenFile, ...]] | None = None
+        self._seen: LakeVersion | None = None
+
+    def run(self) -> CommitResult:
+        try:
+            cause: Exception | None = None
+            for pause in PAUSES_S:
+                if pause:
+                    self._clock.sleep(pause)
+                try:
+                    version = self._load()
+                    if (landed := find_round(version, self._plan.round_id)) is not None:
+                        return self._landed(landed)
+                    check_plan(self._plan, version)
+                    change = self._change(version)
+                    deletes = change.deletes
+                    answer = self._lake.commit(version, change)
+                except (UnavailableError, LakeFileMissingError) as e:
+                    cause = e
+                    continue
+                self._sent.append(_Attempt(version, deletes, answer))
+                cause = answer.cause
+                if answer.outcome is Outcome.LANDED:
+                    return self._finish(answer.snapshot_id, self._plan.offsets)
+            return self._give_up(cause)
+        except CommitUnknownError:
+            raise
+        except Exception:
+            self._clean_up()
+            raise
+
+    def _load(self) -> LakeVersion:
+        self._seen = None
+        self._seen = self._lake.load()
+        return self._seen
+
+    def _change(self, version: LakeVersion) -> LakeChange:
+        plan, mark = self._plan, mark_of(version)
+        count = functools.partial(self._lake.census, version)
+        check_rows(version, mark, count, keyed=plan.keyed)
+        before = {} if mark is None else count().rows if mark.rows is None else mark.rows
+        rows = rows_after(plan, before, self._files)
+        deletes = self._stage(version)
+        return LakeChange(plan.table_id, plan.epoch, plan.round_id, plan.offsets, tuple(self._files), deletes, rows)
+
+    def _stage(self, version: LakeVersion) -> tuple[WrittenFile, ...]:
+        """The delete files of an attempt on this version; those of an attempt on the same snapshot do."""
+        if self._staged is None or self._staged[0] != version.current_id:
+            self._discard_staged()
+            hits = find_deleted_rows(self._lake, self._plan, version)
+            self._staged = version.current_id, tuple(self._lake.write_deletes(version, hits) if hits else ())
+        return self._staged[1]
+
+    def _discard_staged(self) -> None:
+        """Remove delete files that no attempt names."""
+        if self._staged is not None and not any(a.deletes is self._staged[1] for a in self._sent):
+            self._lake.discard(f.path for f in self._staged[1])
+        self._staged = None
+
+    # ---- how it ends --------------------------------------------------------------------------------------------
+
+    def _finish(self, snapshot_id: int, offsets: Mapping[TabletKey, int]) -> CommitResult:
+        """This snapshot is the round's: what other attempts wrote is not needed."""
+        self._discard_staged()
+        if self._seen is not None:
+            self._discard_dead([a for a in self._sent if a.answer.snapshot_id != snapshot_id], self._seen)
+        plan = self._plan
+        rows = sum(f.record_count for f in self._files)
+        return CommitResult(snapshot_id, rows, sum(map(len, plan.deletes.values())), len(self._files), offsets)
+
+    def _landed(self, mark: LakeMark) -> CommitResult:
+        """The round is in the lake: by one of these attempts, or by whoever ran it before, with files of his own."""
+        if self._seen is not None and not any(a.answer.snapshot_id == mark.snapshot_id for a in self._sent):
+            added = self._lake.added_paths(self._seen, mark.snapshot_id)
+            if added is not None:
+                self._discard_files(keep=added)
+        return self._finish(mark.snapshot_id, mark.offsets)
+
+    def _give_up(self, cause: Exception | None) -> CommitResult:
+        """No attempt is known to have landed.
+
+        Raises:
+            LakeheadError: always, unless one has after all.
+        """
+        name, round_id = self._lake_name(), self._plan.round_id
+        try:
+            version = self._load()
+        except UnavailableError as e:
+            if not self._sent:
+                raise
+            raise CommitUnknownError(
+                f"a round's commit to lake table {name} failed ({cause}), and reading the lake failed too ({e}):"
+                " run the round again once the catalog answers",
+                table=name,
+                round_id=round_id,
+            ) from e
+        if (landed := find_round(version, round_id)) is not None:
+            return self._landed(landed)
+        check_plan(self._plan, version)
+        if isinstance(cause, LakeFileMissingError):
+            raise cause
+        if not all(self._is_dead(a, version) for a in self._sent):
+            raise CommitUnknownError(
+                f"whether a round's commit to lake table {name} will land is not known ({cause}): run the round again",
+                table=name,
+                round_id=round_id,
+            ) from cause
+        if self._sent and self._sent[-1].answer.outcome is Outcome.REFUSED:
+            raise CommitConflictError(
+                f"other engines kept changing lake table {name} while a round committed: run the round again",
+                table=name,
+            ) from cause
+        raise UnavailableError(f"lake table {name} could not be committed to: {cause}", table=name) from cause
+
+    def _lake_name(self) -> str:
+        return self._seen.name if self._seen else self._sent[-1].base.name if self._sent else self._plan.table_id
+
+    # ---- files that nobody needs --------------------------------------------------------------------------------
+
+    def _clean_up(self) -> None:
+        """After an error: remove what no snapshot names or will ever name; without a version to prove it by, keep."""
+        self._discard_staged()
+        version = self._seen
+        if version is None:
+            return
+        if self._discard_dead(self._sent, version):
+            # Files that were given for the second time may be in the lake since the first.
+            try:
+                used = {f.path for f in self._lake.files(version)}
+            except Exception:  # the error that led here is the one to report
+                return
+            self._discard_files(keep=used)
+
+    def _discard_dead(self, attempts: Sequence[_Attempt], version: LakeVersion) -> bool:
+        """Remove what these attempts wrote and no other shares, where it is certain; whether it is for all."""
+        dead = [a for a in attempts if self._is_dead(a, version)]
+        needed = {p for a in self._sent if a not in dead for p in a.paths}
+        self._lake.discard({p for a in dead for p in a.paths} - needed)
+        return len(dead) == len(attempts)
+
+    def _discard_files(self, keep: frozenset[str] | set[str]) -> None:
+        self._lake.discard(f.path for f in self._files if f.path not in keep)
+
+    def _is_dead(self, attempt: _Attempt, version: LakeVersion) -> bool:
+        """Whether an attempt that this version's lineage does not show surely did not land and never will.
+
+        One that may be on its way still is not, even if the table has moved on: someone could roll it back to there.
+        """
+        if version.table_uuid != attempt.base.table_uuid:
+            return True
+        if attempt.answer.outcome is Outcome.UNKNOWN and self._lake.lands_late:
+            return False
+        landed = attempt.answer.snapshot_id in version.snapshots
+        return not landed and descends_from(version, attempt.base.current_id)
+
+
+def rows_after(plan: RoundPlan, before: Mapping[TabletKey, int], files: Iterable[WrittenFile]) -> dict[TabletKey, int]:
+    """Live rows per tablet once these files are added and what the plan deletes is gone."""
+    rows = Counter(before)
+    for f in files:
+        if f.tablet is not None:
+            rows[f.tablet] += f.record_count
+    for tablet, gone in plan.deletes.items():
+        rows[tablet] -= len(gone)
+    return {tablet: n for tablet, n in rows.items() if n}
+
+
+def check_plan(plan: RoundPlan, version: LakeVersion) -> None:
+    """That a version is exactly where a plan begins, and the plan's to change.
+
+    Raises:
+        LakeStateError: it is another table's, was rolled back, or has rows that cannot be replaced.
+        TieringFencedError: a newer job has taken over.
+        CommitConflictError: another round has committed, or orphans were removed.
+    """
+    name = version.name
+    found = version.properties.get(TABLE_ID)
+    mark = mark_of(version)
+    if found != plan.table_id or (mark and mark.table_id != plan.table_id):
+        raise LakeStateError(
+            f"lake table {name} now belongs to table id {found}, not to {plan.table_id}: it was replaced;"
+            " drop and create the table again",
+            table=name,
+        )
+    if mark and mark.epoch > plan.epoch:
+        raise TieringFencedError(
+            f"a tiering job with epoch {mark.epoch} has taken over table {name}; stop this one, whose epoch is"
+            f" {plan.epoch}",
+            table=name,
+            epoch=plan.epoch,
+            newer=mark.epoch,
+        )
+    if dict(mark.offsets if mark else {}) != dict(plan.base):
+        raise CommitConflictError(
+            f"another round has committed to lake table {name} since this one was planned: run the round again",
+            table=name,
+        )
+    if version.properties.get(CLEANUP) != plan.cleanup:
+        raise CommitConflictError(
+            f"orphans of lake table {name} were removed since this round was planned, its own files perhaps among them:"
+            " run the round again",
+            table=name,
+        )
+
+
+def find_deleted_rows(lake: LakeTable, plan: RoundPlan, version: LakeVersion) -> list[Hit]:
+    """Where the rows stand that a plan's range replaces or deletes.
+
+    Raises:
+        LakeStateError: the lake lacks some.
+        LakeFileMissingError: a file is gone: the table has moved on.
+    """
+    hits, found = locate(lake, version, plan.deletes)
+    wanted = sum(map(len, plan.deletes.values()))
+    if found < wanted:
+        raise LakeStateError(
+            f"lake table {version.name} lacks {wanted - found} of {wanted} rows that the log replaces: lake and log do"
+            " not belong together; restore one of them",
+            table=version.name,
+        )
+    return hits
+
+
+def locate(lake: LakeTable, version: LakeVersion, offsets: Mapping[TabletKey, Offsets]) -> tuple[list[Hit], int]:
+    """Find rows by (tablet, offset) in a version's current snapshot; deleted rows are found too.
+
+    Args:
+        offsets: sorted offsets per tablet.
+
+    Returns:
+        One hit per data file with any of them, and how many of the offsets were found.
+
+    Raises:
+        LakeStateError: a data file belongs to no tablet.
+        LakeFileMissingError: a data file is gone.
+    """
+    if not any(map(len, offsets.values())):
+        return [], 0
+    candidates: list[tuple[LakeFile, Offsets]] = []
+    for file in lake.files(version):
+        part = offsets.get(require_tablet(file.tablet, file.path, version.name), NO_OFFSETS)
+        if file.offsets is not None:
+            part = between(part, file.offsets[0], file.offsets[1] + 1)
+        if len(part):
+            candidates.append((file, part))
+    hits: list[Hit] = []
+    found: dict[TabletKey | None, list[Offsets]] = {}
+    for (file, _), (positions, values) in zip(candidates, lake.find_offsets(candidates), strict=True):
+        if len(positions):
+            hits.append(Hit(file, positions))
+            found.setdefault(file.tablet, []).append(values)
+    return hits, sum(len(union(*values)) for values in found.values())

@@ -1,0 +1,224 @@
+"""One tiering round: read a range of the log, write it as Parquet where tasks run, commit it to the lake once.
+
+`run_round` is the whole: plan, resolve what the range replaces, execute the tasks (through Spark's map or here), and
+commit. A round lands once or not at all: the commit carries the round's id and its end offsets, and is refused unless
+the newest mark is exactly where the plan begins. Whoever gets `CommitConflictError` plans anew.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from lakehead.env.clock import Clock
+from lakehead.env.randomness import Randomness, SystemRandomness
+from lakehead.errors import (
+    CommitConflictError,
+    CorruptionError,
+    LakeStateError,
+    OffsetOutOfRangeError,
+    TieringFencedError,
+)
+from lakehead.lake.census import check_rows
+from lakehead.lake.lake_table import DataWriter, LakeTable, WrittenFile
+from lakehead.lake.marks import CLEANUP, LakeVersion, mark_of
+from lakehead.log.netchange import Offsets, live_rows, superseded_offsets, union
+from lakehead.tiering.commit import CommitResult, commit_round
+from lakehead.tiering.round_plan import ROWS_PER_TASK, HotSource, RoundPlan, TieringTask, plan_round
+from lakehead.types import (
+    BUCKET_COLUMN,
+    CHANGE_TYPE_COLUMN,
+    OFFSET_COLUMN,
+    PREV_OFFSET_COLUMN,
+    TableDescriptor,
+    TabletKey,
+)
+
+MapTasks = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
+"""Applies a picklable function to each item, somewhere, and returns the results in order."""
+_PLANS_MAX = 4
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """Files that a task wrote, and the rows in them."""
+
+    rows: int
+    files: tuple[WrittenFile, ...]
+
+
+def run_round(
+    lake: LakeTable,
+    desc: TableDescriptor,
+    source: HotSource,
+    *,
+    map_tasks: MapTasks | None = None,
+    epoch: int | None = None,
+    round_id: str | None = None,
+    rows_per_task: int = ROWS_PER_TASK,
+    clock: Clock | None = None,
+    randomness: Randomness | None = None,
+) -> CommitResult:
+    """Tier what the log holds beyond the lake, as one lake commit; no commit when there is nothing.
+
+    Args:
+        map_tasks: where tasks run; None runs them here, one after the other. Must return or raise once all ended.
+        epoch: owner number of the job; None takes the lake's own, which fences nobody.
+        round_id: unique for ever, the same when a round is repeated; None makes a new one.
+
+    Raises:
+        CommitConflictError: another round or engine changed the lake first; run again.
+        CommitUnknownError: whether it landed cannot be known; running again is safe.
+        TieringFencedError: a newer job tiers this table; stop. Without an ``epoch`` it is a conflict like any other.
+        LakeStateError: lake and log contradict each other.
+        UnavailableError: the catalog cannot be reached; nothing landed.
+    """
+    version, plan = _plan(
+        lake,
+        desc,
+        source,
+        epoch=epoch,
+        round_id=round_id or (randomness or SystemRandomness()).uuid_hex(),
+        rows_per_task=rows_per_task,
+    )
+    if not plan.ranges:
+        return CommitResult(None, 0, 0, 0, plan.offsets)
+    writer = lake.writer(version, target_file_bytes=desc.properties.target_file_bytes)
+    try:
+        plan = resolve(plan, source, map_tasks)
+        execute = functools.partial(execute_task, source=source, writer=writer)
+        results = map_tasks(execute, plan.tasks) if map_tasks else _execute_here(lake, execute, plan.tasks)
+    except OffsetOutOfRangeError as e:
+        raise CommitConflictError(
+            f"the log of table {desc.path} was trimmed while a round read it, so another round has tiered that range:"
+            " run the round again",
+            table=str(desc.path),
+        ) from e
+    try:
+        return commit_round(lake, plan, [f for r in results for f in r.files], clock=clock)
+    except TieringFencedError as e:
+        if epoch is not None:
+            raise
+        raise CommitConflictError(
+            f"a tiering service took over table {desc.path} while a round ran: run the round again",
+            table=str(desc.path),
+        ) from e
+
+
+def _plan(
+    lake: LakeTable, desc: TableDescriptor, source: HotSource, *, epoch: int | None, round_id: str, rows_per_task: int
+) -> tuple[LakeVersion, RoundPlan]:
+    """Plan from the mark and, read after it, the watermarks.
+
+    Another round may commit between the two and the server trim what it tiered: only a mark that stands still tells
+    that lake and log do not meet.
+    """
+    version = lake.load()
+    for _ in range(_PLANS_MAX):
+        mark = mark_of(version)
+        check_rows(version, mark, functools.partial(lake.census, version), keyed=desc.keyed)
+        try:
+            plan = plan_round(
+                desc,
+                mark,
+                source.watermarks(),
+                epoch=epoch if epoch is not None else mark.epoch if mark else 1,
+                round_id=round_id,
+                rows_per_task=rows_per_task,
+            )
+            return version, replace(plan, cleanup=version.properties.get(CLEANUP))
+        except LakeStateError:
+            version = lake.load()
+            if mark_of(version) == mark:
+                raise
+    raise CommitConflictError(
+        f"other rounds kept committing to lake table {version.name} while this one was planned: run the round again",
+        table=version.name,
+    )
+
+
+def resolve(plan: RoundPlan, source: HotSource, map_tasks: MapTasks | None = None) -> RoundPlan:
+    """Read which rows the whole range replaces, so that tasks and deletes know; log tables replace none."""
+    if not plan.keyed:
+        return plan
+    read = functools.partial(read_superseded, source=source)
+    parts = map_tasks(read, plan.tasks) if map_tasks else [read(t) for t in plan.tasks]
+    by_tablet: dict[TabletKey, list[Offsets]] = {}
+    for task, part in zip(plan.tasks, parts, strict=True):
+        by_tablet.setdefault(task.tablet, []).append(part)
+    return plan.with_superseded({tablet: union(*parts) for tablet, parts in by_tablet.items()})
+
+
+def read_superseded(task: TieringTask, source: HotSource) -> Offsets:
+    """Offsets that the records of a task's range replace, sorted; reads two columns of the log."""
+    columns = (CHANGE_TYPE_COLUMN, PREV_OFFSET_COLUMN)
+    batches = list(source.read(task.tablet, task.start, task.end, columns))
+    _require_rows(task, sum(b.num_rows for b in batches))
+    return union(*(superseded_offsets(*(_numbers(b, c) for c in columns)) for b in batches))
+
+
+def execute_task(task: TieringTask, source: HotSource, writer: DataWriter) -> TaskResult:
+    """Write a task's live rows as data files. May run anywhere; a repeat writes other files.
+
+    Raises:
+        OffsetOutOfRangeError: the log no longer has the range.
+        LakeStateError: the log lacks part of the range, or the lake table's columns do not fit.
+    """
+    files = writer.write(_live_batches(task, source), task.tablet)
+    return TaskResult(sum(f.record_count for f in files), tuple(files))
+
+
+def _live_batches(task: TieringTask, source: HotSource) -> Iterator[pa.RecordBatch]:
+    at = task.start
+    for batch in source.read(task.tablet, task.start, task.end):
+        offsets = _numbers(batch, OFFSET_COLUMN)
+        dense = len(offsets) == 0 or (offsets[0] == at and offsets[-1] - offsets[0] == len(offsets) - 1)
+        if not dense:
+            raise CorruptionError(
+                f"the log of tablet {task.tablet} returned {len(offsets)} records, {offsets[0]} to {offsets[-1]},"
+                f" where {at} is next: restore it",
+                tablet=str(task.tablet),
+                offset=at,
+            )
+        at += len(offsets)
+        if task.keyed:
+            live = live_rows(_numbers(batch, CHANGE_TYPE_COLUMN), offsets, task.superseded)
+            batch = batch if live.all() else batch.filter(pa.array(live))
+        rows = batch.drop_columns([c for c in (CHANGE_TYPE_COLUMN, PREV_OFFSET_COLUMN) if c in batch.schema.names])
+        if BUCKET_COLUMN not in rows.schema.names:
+            rows = rows.append_column(BUCKET_COLUMN, pa.repeat(pa.scalar(task.tablet.bucket, pa.int32()), len(rows)))
+        yield rows
+    _require_rows(task, at - task.start)
+
+
+def _numbers(batch: pa.RecordBatch, column: str) -> Any:
+    return np.asarray(batch.column(column))
+
+
+def _require_rows(task: TieringTask, rows: int) -> None:
+    if rows != task.end - task.start:
+        raise LakeStateError(
+            f"the log of tablet {task.tablet} returned {rows} records of [{task.start}, {task.end}): it was cut while a"
+            " round read it; run the round again",
+            tablet=str(task.tablet),
+            start=task.start,
+            end=task.end,
+        )
+
+
+def _execute_here(
+    lake: LakeTable, execute: Callable[[TieringTask], TaskResult], tasks: Iterable[TieringTask]
+) -> list[TaskResult]:
+    results: list[TaskResult] = []
+    try:
+        for task in tasks:
+            results.append(execute(task))
+    except BaseException:
+        lake.discard(f.path for r in results for f in r.files)
+        raise
+    return results

@@ -1,0 +1,150 @@
+"""What a tiering round will do, as plain values: which offsets of which tablets, cut into tasks of similar size.
+
+Pure: marks and watermarks in, a plan out. Reading the log, writing files and the commit are `lakehead.tiering.round`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import pyarrow as pa
+
+from lakehead.errors import InvalidRequestError, LakeStateError
+from lakehead.lake.marks import LakeMark
+from lakehead.log.netchange import NO_OFFSETS, Offsets, between
+from lakehead.types import TableDescriptor, TabletKey
+
+ROWS_PER_TASK = 1 << 20
+
+
+class HotSource(Protocol):
+    """The log of one table, as rounds read it; picklable where tasks run in other processes."""
+
+    def watermarks(self) -> Mapping[TabletKey, tuple[int, int]]:
+        """``(log_start_offset, high_watermark)`` of every tablet; all below the watermark survives a power cut."""
+        ...
+
+    def read(
+        self, tablet: TabletKey, start: int, end: int, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Every record in ``[start, end)``, in offset order.
+
+        Args:
+            columns: user columns and ``__offset`` (int64), ``__timestamp``, ``__change_type`` (int8 code),
+                ``__prev_offset`` (int64, -1 for none); None for all of them.
+        """
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class TieringTask:
+    """Log offsets ``[start, end)`` of one tablet to write to the lake.
+
+    Attributes:
+        keyed: whether the log is a changelog.
+        superseded: offsets in ``[start, end)`` whose rows are replaced within the round; sorted.
+    """
+
+    tablet: TabletKey
+    start: int
+    end: int
+    keyed: bool
+    superseded: Offsets = field(default_factory=lambda: NO_OFFSETS)
+
+
+@dataclass(frozen=True, eq=False)
+class RoundPlan:
+    """One round of one table.
+
+    Attributes:
+        table_id, epoch, round_id: what the commit will be marked with.
+        keyed: whether the table has a primary key.
+        base: tiered offsets that the plan begins at, of all tablets that have any.
+        ranges: ``[start, end)`` per tablet with something to tier.
+        tasks: the ranges, cut.
+        deletes: offsets below the ranges whose rows are gone, per tablet; sorted. Filled in by `with_superseded`.
+        cleanup: the newest orphan clean-up that was announced before any file was written; None for none.
+    """
+
+    table_id: str
+    epoch: int
+    round_id: str
+    keyed: bool
+    base: Mapping[TabletKey, int]
+    ranges: Mapping[TabletKey, tuple[int, int]]
+    tasks: tuple[TieringTask, ...]
+    deletes: Mapping[TabletKey, Offsets]
+    cleanup: str | None = None
+
+    @property
+    def offsets(self) -> dict[TabletKey, int]:
+        """What the lake holds once the round is committed."""
+        return {**self.base, **{tablet: end for tablet, (_, end) in self.ranges.items()}}
+
+    def with_superseded(self, superseded: Mapping[TabletKey, Offsets]) -> RoundPlan:
+        """The plan with what each tablet's range replaces (sorted), in the range and before it."""
+        tasks = tuple(
+            replace(t, superseded=between(superseded.get(t.tablet, NO_OFFSETS), t.start, t.end)) for t in self.tasks
+        )
+        deletes = {k: between(superseded[k], 0, start) for k, (start, _) in self.ranges.items() if k in superseded}
+        return replace(self, tasks=tasks, deletes={k: v for k, v in deletes.items() if len(v)})
+
+
+def plan_round(
+    desc: TableDescriptor,
+    mark: LakeMark | None,
+    watermarks: Mapping[TabletKey, tuple[int, int]],
+    *,
+    epoch: int,
+    round_id: str,
+    rows_per_task: int = ROWS_PER_TASK,
+) -> RoundPlan:
+    """Plan to tier everything between the lake's mark and the watermarks.
+
+    Read the mark first, then the watermarks.
+
+    Raises:
+        LakeStateError: the lake holds more than the log, or the log no longer reaches back to where the lake ends.
+    """
+    if rows_per_task <= 0:
+        raise InvalidRequestError(f"rows_per_task={rows_per_task}: a task has at least one row")
+    base = dict(mark.offsets) if mark else {}
+    ranges: dict[TabletKey, tuple[int, int]] = {}
+    for tablet, (log_start, high_watermark) in sorted(watermarks.items()):
+        start = base.get(tablet, 0)
+        if start > high_watermark:
+            raise LakeStateError(
+                f"the lake of table {desc.path} holds tablet {tablet} up to {start}, but its log ends at"
+                f" {high_watermark}: the log was lost or replaced; restore it, or drop and create the table again",
+                table=str(desc.path),
+                tablet=str(tablet),
+                tiered=start,
+                end=high_watermark,
+            )
+        if log_start > start:
+            raise LakeStateError(
+                f"the log of table {desc.path} tablet {tablet} begins at {log_start}, but its lake ends at {start}:"
+                " the rows between are in neither; restore the lake or the log",
+                table=str(desc.path),
+                tablet=str(tablet),
+                tiered=start,
+                log_start=log_start,
+            )
+        if high_watermark > start:
+            ranges[tablet] = (start, high_watermark)
+    tasks = tuple(
+        TieringTask(tablet, at, until, desc.keyed)
+        for tablet, (start, end) in ranges.items()
+        for at, until in _cut(start, end, rows_per_task)
+    )
+    return RoundPlan(desc.table_id, epoch, round_id, desc.keyed, base, ranges, tasks, {})
+
+
+def _cut(start: int, end: int, rows: int) -> Iterator[tuple[int, int]]:
+    """Parts of similar size, none with more than so many rows."""
+    parts = -(-(end - start) // rows)
+    edges = [start + (end - start) * i // parts for i in range(parts + 1)]
+    return itertools.pairwise(edges)

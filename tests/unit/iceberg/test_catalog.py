@@ -1,0 +1,106 @@
+"""Lake tables in their catalog: created once, owned by one table id, gone when dropped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from lakehead.config import LakeConfig
+from lakehead.errors import InvalidUriError, LakeStateError, UnavailableError
+from lakehead.iceberg.catalog import LakeCatalog, open_metadata
+from lakehead.iceberg.data_files import lake_arrow_schema
+from lakehead.types import SYSTEM_FIELDS, Schemas, TableDescriptor, TablePath, children, field_id
+
+
+def test_a_new_table_is_what_other_engines_need(keyed: Any) -> None:
+    table = keyed.load()
+    assert table.metadata.format_version == 2
+    assert [f.name for f in table.spec().fields] == ["__bucket"]
+    (order,) = table.sort_order().fields
+    assert table.schema().find_column_name(order.source_id) == "__offset"
+    required = {f.name: f.required for f in table.schema().fields}
+    assert required == {
+        "id": True,
+        "code": True,
+        "v": False,
+        "__bucket": False,
+        "__offset": False,
+        "__timestamp": False,
+    }
+    assert table.location().startswith("file:///")
+
+
+def test_a_lake_table_has_the_field_ids_of_its_table(tmp_path: Path) -> None:
+    point = pa.struct([pa.field("x", pa.float64(), False), ("tags", pa.large_list(pa.struct([("tag", pa.string())])))])
+    nested = pa.schema(
+        [pa.field("id", pa.int8(), False), ("s", point), ("m", pa.map_(pa.string(), point)), ("z", point)]
+    )
+    desc = TableDescriptor("t1", TablePath("db", "t"), Schemas.only(nested), (), (), (), 1, "iceberg")
+    table = LakeCatalog(LakeConfig(), str(tmp_path)).create_table(desc)
+    lake = {f.name: f for f in lake_arrow_schema(table.schema())}
+    assert ids_of(desc.schemas.current.fields) == ids_of(lake[f.name] for f in desc.schema)
+    assert [field_id(lake[f.name]) for f in SYSTEM_FIELDS] == [5, 6, 7]
+
+
+def ids_of(fields: Any) -> list[Any]:
+    return [(field_id(f), ids_of(children(f.type))) for f in fields]
+
+
+def test_another_process_opens_the_same_catalog(keyed: Any) -> None:
+    code = (
+        "import sys, json; from lakehead.iceberg.catalog import LakeCatalog;"
+        "print(LakeCatalog.open(sys.argv[1], json.loads(sys.argv[2])).iceberg.list_tables('db'))"
+    )
+    import json
+
+    arguments = [keyed.catalog.name, json.dumps(keyed.catalog.properties)]
+    out = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[('db', 't')]"
+    reader = open_metadata(keyed.load().metadata_location, keyed.catalog.storage_properties(keyed.load()))
+    assert reader.schema() == keyed.load().schema()
+
+
+def test_a_table_belongs_to_one_table_id(keyed: Any, make_lake: Any) -> None:
+    keyed.catalog.create_table(keyed.desc)
+    with pytest.raises(LakeStateError, match="is not this table's"):
+        make_lake(table_id="t2")
+    other = type(keyed.desc)(**{**vars(keyed.desc), "table_id": "t2"})
+    with pytest.raises(LakeStateError):
+        keyed.catalog.load(other)
+    with pytest.raises(LakeStateError):
+        keyed.catalog.drop_table(other, purge=True)
+    keyed.load()
+
+
+@pytest.mark.parametrize("purge", [True, False])
+def test_dropping_removes_the_table_and_with_purge_its_files(keyed: Any, purge: bool) -> None:
+    keyed.write(1)
+    keyed.round()
+    leftover = next(Path(p) for p in keyed.data_files()).parent / "left-by-a-failed-commit.parquet"
+    leftover.write_bytes(b"")
+    keyed.catalog.drop_table(keyed.desc, purge=purge)
+    keyed.catalog.drop_table(keyed.desc, purge=purge)
+    assert bool(keyed.data_files()) is not purge
+    with pytest.raises(LakeStateError, match="dropped"):
+        keyed.load()
+    again = type(keyed.desc)(**{**vars(keyed.desc), "table_id": "t2"})
+    assert keyed.catalog.create_table(again).scan().to_arrow().num_rows == 0
+
+
+def test_paths_that_addresses_cannot_hold_are_refused(tmp_path: Path) -> None:
+    LakeCatalog(LakeConfig(), str(tmp_path / "with space")).iceberg.list_namespaces()
+    with pytest.raises(InvalidUriError, match="'#'"):
+        LakeCatalog(LakeConfig(), str(tmp_path / "a#b"))
+
+
+def test_a_catalog_out_of_reach_is_said_to_be(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"no database")
+    config = LakeConfig(catalog={"type": "sql", "uri": f"sqlite:///{file}", "warehouse": f"file://{tmp_path}"})
+    with pytest.raises(UnavailableError, match="cannot be reached"):
+        LakeCatalog(config, "").iceberg.list_namespaces()

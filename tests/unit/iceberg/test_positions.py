@@ -1,0 +1,57 @@
+"""Offsets to positions, in files of every kind that lakes may come to hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lakehead.iceberg.file_io import SyncedFileIO
+from lakehead.iceberg.positions import deleted_positions, find_offsets
+
+IO = SyncedFileIO()
+SORTED = [0, 1, 4, 5, 9, 12]
+FILES = {
+    "sorted": SORTED,
+    "unsorted": [5, 1, 12, 0, 9, 4],
+    "an offset twice": [1, 4, 4, 9],
+    "nulls": [None, 4, None, 9],
+    "only nulls": [None, None],
+    "empty": [],
+}
+NO_ID = 7  # these files have none, so that columns are found by name
+WANTED = [[], [4], [0, 12], [4, 5, 9], [2, 3], [100], [-1], [1, 2, 3, 4, 6, 7, 8, 9, 10, 11]]
+
+
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("group_rows", [2, 100])
+def test_every_position_of_an_offset_is_found(tmp_path: Path, kind: str, group_rows: int) -> None:
+    offsets = FILES[kind]
+    path = str(tmp_path / "__bucket=0" / "a.parquet")
+    (tmp_path / "__bucket=0").mkdir()
+    table = pa.table({"x": pa.nulls(len(offsets), pa.int8()), "__offset": pa.array(offsets, pa.int64())})
+    pq.write_table(table, path, row_group_size=group_rows)
+    for wanted in WANTED:
+        positions, values = find_offsets(IO, f"file:{path}", np.array(wanted, np.int64), NO_ID)
+        expected = [i for i, o in enumerate(offsets) if o in wanted]
+        assert positions.tolist() == expected and values.tolist() == [offsets[i] for i in expected], wanted
+
+
+def test_a_file_without_offsets_has_none(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "a.parquet")
+    assert len(find_offsets(IO, str(tmp_path / "a.parquet"), np.array([0], np.int64), NO_ID)[0]) == 0
+
+
+def test_delete_files_may_overlap_and_name_several_files(tmp_path: Path) -> None:
+    ours, theirs = f"file://{tmp_path}/a.parquet", f"file:{tmp_path}/b.parquet"
+    deletes = [[(ours, 1), (ours, 3)], [(theirs, 0), (f"file:{tmp_path}/a.parquet", 3), (ours, 7)], [(theirs, 5)]]
+    paths = []
+    for i, rows in enumerate(deletes):
+        paths.append(f"file://{tmp_path}/{i}.parquet")
+        pq.write_table(pa.table({"file_path": [p for p, _ in rows], "pos": [n for _, n in rows]}), paths[-1][7:])
+    assert deleted_positions(IO, ours, paths).tolist() == [1, 3, 7]
+    assert deleted_positions(IO, theirs, paths).tolist() == [0, 5]
+    assert deleted_positions(IO, ours, []).tolist() == []

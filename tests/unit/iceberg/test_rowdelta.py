@@ -1,0 +1,105 @@
+"""The snapshot producer: rewrites against concurrent deletes, and few manifests."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from pyiceberg.exceptions import ValidationException
+from pyiceberg.manifest import ManifestContent
+from pyiceberg.table import Table, Transaction, snapshots
+
+from lakehead.iceberg.data_files import LakeWriteSpec, write_data_files
+from lakehead.iceberg.planner import plan_files
+from lakehead.iceberg.reader import read_lake
+from lakehead.iceberg.rowdelta import MANIFESTS_MAX, RowDelta, to_data_file
+
+
+def rewrite(lake: Any, table: Table) -> Transaction:
+    """Stage a compaction of all files into one."""
+    spec = LakeWriteSpec.of(table, target_file_bytes=1 << 30)
+    rows = read_lake(table, lake.desc, plan_files(table), system_columns=True)
+    transaction = Transaction(table)
+    delta = RowDelta(transaction, {})
+    tasks = list(table.scan().plan_files())
+    for task in tasks:
+        delta.delete_data_file(task.file)
+    for file in {d for t in tasks for d in t.delete_files}:
+        delta.remove_deletes(file)
+    for written in write_data_files(spec, rows, (0,)):
+        delta.append_data_file(to_data_file(written))
+    delta.commit()
+    return transaction
+
+
+def test_a_rewrite_keeps_the_rows_and_drops_the_deletes(keyed: Any) -> None:
+    keyed.write(1, 2, 3)
+    keyed.round()
+    keyed.write(2, v=1)
+    keyed.delete(3)
+    keyed.round()
+    rewrite(keyed, keyed.load()).commit_transaction()
+    table = keyed.load()
+    assert keyed.ids() == [1, 2] and [f.delete_files for f in plan_files(table)] == [()]
+    summary = table.current_snapshot().summary.additional_properties
+    assert (summary["total-records"], summary["total-data-files"], summary["total-delete-files"]) == ("2", "1", "0")
+    keyed.write(2, v=2)
+    keyed.round()
+    assert keyed.ids() == [1, 2]
+
+
+@pytest.mark.parametrize("more_commits", [0, 1, 2])
+def test_a_rewrite_never_brings_deleted_rows_back(keyed: Any, more_commits: int) -> None:
+    keyed.write(1, 2, 3)
+    keyed.round()
+    staged = rewrite(keyed, keyed.load())
+    keyed.delete(2)
+    keyed.round()
+    for i in range(more_commits):
+        keyed.write(10 + i)
+        keyed.round()
+    with pytest.raises(ValidationException):
+        staged.commit_transaction()
+    assert keyed.ids() == keyed.model_ids()
+
+
+def test_a_rewrite_of_files_that_are_gone_is_refused(keyed: Any) -> None:
+    keyed.write(1, 2)
+    keyed.round()
+    ours, theirs = rewrite(keyed, keyed.load()), rewrite(keyed, keyed.load())
+    theirs.commit_transaction()
+    with pytest.raises(ValidationException):
+        ours.commit_transaction()
+    assert keyed.ids() == [1, 2]
+
+
+def test_a_clock_that_goes_back_does_not_take_the_history_with_it(keyed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, ahead = time.time, 365 * 86_400
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshots.time, "time", lambda: real() + ahead)
+        keyed.write(1)
+        keyed.round()
+    for key in (2, 3):
+        keyed.write(key)
+        keyed.round()
+    metadata = keyed.load().metadata
+    times = [entry.timestamp_ms for entry in metadata.snapshot_log]
+    assert len(times) == 3 and times[0] > (real() + ahead - 3600) * 1000
+    assert times == sorted(times) and metadata.last_updated_ms >= times[-1], "what Java asks of it"
+    assert keyed.ids() == [1, 2, 3]
+
+
+def test_small_manifests_are_folded(keyed: Any) -> None:
+    for i in range(3 * MANIFESTS_MAX):
+        keyed.write(i, max(i - 1, 0))
+        keyed.round()
+    table = keyed.load()
+    manifests = table.current_snapshot().manifests(table.io)
+    for content in (ManifestContent.DATA, ManifestContent.DELETES):
+        assert sum(m.content == content for m in manifests) <= MANIFESTS_MAX + 1
+    assert keyed.ids() == keyed.model_ids()
+    # Folding leaves each entry's own snapshot and order, by which deletes apply.
+    entries = [e for m in manifests for e in m.fetch_manifest_entry(table.io)]
+    assert len({e.snapshot_id for e in entries}) == 3 * MANIFESTS_MAX
+    assert len({e.sequence_number for e in entries}) == 3 * MANIFESTS_MAX
