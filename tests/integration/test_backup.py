@@ -411,10 +411,8 @@ class Kills:
             self._left = 0
 
 
-KILLS = Kills()
-
-
 def test_backup_and_restore_that_were_killed_at_any_step_are_made_again(tmp_path: Path) -> None:
+    kills = Kills()  # here: what Python calls at each event of a process is never taken away again
     with lh.connect(tmp_path / "data") as con:
         table = con.create_table("t", NUMBERS, lake="iceberg")
         table.append([{"k": 1, "v": 1}])
@@ -425,7 +423,7 @@ def test_backup_and_restore_that_were_killed_at_any_step_are_made_again(tmp_path
             steps += 1 if steps < 20 else 5
             backup, killed = tmp_path / f"backup-{steps}", False
             try:
-                with KILLS.at(steps, backup):
+                with kills.at(steps, backup):
                     back_up(con, str(tmp_path / "data"), str(backup))
             except Killed:
                 killed = True
@@ -439,7 +437,7 @@ def test_backup_and_restore_that_were_killed_at_any_step_are_made_again(tmp_path
         steps += 1 if steps < 20 else 5
         folder, killed = tmp_path / f"restored-{steps}", False
         try:
-            with KILLS.at(steps, folder):
+            with kills.at(steps, folder):
                 restore(str(backup), str(folder))
         except Killed:
             killed = True

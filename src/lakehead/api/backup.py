@@ -357,13 +357,21 @@ def _copy(source: str, target: str) -> tuple[int, str]:
     """
     size, checksum = 0, hashlib.sha256()
     with open(source, "rb") as read, storage_errors(target, "write"):
-        LocalStorage().make_folder(os.path.dirname(target))
+        _make_folder_of(target)
         with open(target, "wb") as write:
             while part := read.read(_CHUNK):
                 write.write(part)
                 checksum.update(part)
                 size += len(part)
     return size, checksum.hexdigest()
+
+
+def _make_folder_of(path: str) -> None:
+    """Make a file's folder, and its name durable. One that is there was made by this run, as what others left was
+    removed before: it need not be made durable for every file."""
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        LocalStorage().make_folder(folder)
 
 
 def _digest(path: str) -> tuple[int, str]:
@@ -373,7 +381,7 @@ def _digest(path: str) -> tuple[int, str]:
 
 def _copy_database(source: str, target: str) -> None:
     """One state of an SQLite database that others may be writing to, as a single file."""
-    LocalStorage().make_folder(os.path.dirname(target))
+    _make_folder_of(target)
     with _database(source) as read, _database(target) as write:
         read.backup(write)
     with _database(target) as db:
