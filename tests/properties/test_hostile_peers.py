@@ -52,7 +52,7 @@ def service() -> Iterator[Service]:
         )
         yield made
         made.close()
-        assert sorted(p.name for p in Path(folder).iterdir()) == ["metadata.db"]
+        assert not list(Path(folder).iterdir())
 
 
 def create(server: Service, name: str, **how: Any) -> str:

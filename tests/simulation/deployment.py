@@ -6,10 +6,6 @@ import contextlib
 import copy
 import dataclasses
 import os
-import shutil
-import sqlite3
-import tempfile
-from collections.abc import Iterator
 
 import pyarrow as pa
 from tests.simulation.disk import Disk, MountedDisk
@@ -60,7 +56,7 @@ class VirtualClock:
 class Deployment:
     """What the actors of a simulation share."""
 
-    def __init__(self, seed: int, folder: str) -> None:
+    def __init__(self, seed: int) -> None:
         self.scheduler = Scheduler(seed)
         self.draws = self.scheduler.draws
         self.trace = Trace()
@@ -70,7 +66,7 @@ class Deployment:
         self.clock = VirtualClock(self.scheduler)
         self.env = Env(self.clock, self.disk, SeededRandomness(seed + 1), TaskThreads(self.scheduler))
         self.checkpoint_policy = CheckpointPolicy()
-        self.folder = folder
+        self.folder = "/data"
         self.lakes = SimulatedLakes(
             lambda desc: SimulatedLake(self.scheduler, self.history, desc, SeededRandomness(seed + 2))
         )
@@ -117,30 +113,36 @@ class Deployment:
         return self.network.server is not None
 
     def start(self) -> None:
-        """Start a server on the disk as it is.
+        """Start a server on the disk as it is, again and again while the disk refuses."""
+        while not self._started():
+            self.scheduler.sleep(self.draws.random() * 0.1)
 
-        Raises:
-            LakeheadError: it does not start.
-        """
+    def _started(self) -> bool:
         self.starts += 1
         lock = FolderLock()
         process = Process(f"server {self.starts}")
-        with self.scheduler.inside(process):
-            service = Service(
-                self.folder,
-                env=dataclasses.replace(self.env, storage=MountedDisk(self.disk, process)),
-                limits=Limits(),
-                lake=self._lake,
-                maintenance_seconds=None if self._lake is None else 0.05,
-                place=self._place,
-                checkpoint_policy=self.checkpoint_policy,
-                fence=lock.require_held,
-            )
+        try:
+            with self.scheduler.inside(process):
+                service = Service(
+                    self.folder,
+                    env=dataclasses.replace(self.env, storage=MountedDisk(self.disk, process)),
+                    limits=Limits(),
+                    lake=self._lake,
+                    maintenance_seconds=None if self._lake is None else 0.05,
+                    place=self._place,
+                    checkpoint_policy=self.checkpoint_policy,
+                    fence=lock.require_held,
+                )
+        except StorageError:
+            self.note("server", "does not start")
+            self.scheduler.kill(process)
+            return False
         self.metadata = service._metadata
         self.network.server = RunningServer(process, service, lock)
         self._folder_id = self._folder_id or service.folder_id
         require(service.folder_id == self._folder_id, "the folder has become another one")
         self.note("server", "start")
+        return True
 
     def stop(self) -> None:
         """Stop the server in good order."""
@@ -161,8 +163,6 @@ class Deployment:
 
     def _end(self, server: RunningServer) -> None:
         self.scheduler.kill(server.process)
-        with contextlib.suppress(sqlite3.Error):
-            server.service._metadata._db.close()
 
     def let_second_in(self) -> None:
         """Take the lock from under the server that runs, and start another on its folder. Both answer until
@@ -193,10 +193,7 @@ class Deployment:
         """A copy of the folder, with clients of its own and no lake; no server may run."""
         assert not self.running
         self._copies += 1
-        folder = f"{self.folder}/copy{self._copies}"
-        os.mkdir(folder)
-        for name in self._metadata_files():
-            shutil.copy(f"{self.folder}/{name}", folder)
+        folder = f"/copy{self._copies}"
 
         def moved(path: str) -> str:
             return folder + path.removeprefix(self.folder)
@@ -211,14 +208,7 @@ class Deployment:
 
     def contents(self) -> dict[str, bytes]:
         """All bytes of the folder; no server may run."""
-        found = {path: self.disk.read_file(path) or b"" for path in self.disk.paths()}
-        for name in self._metadata_files():
-            with open(f"{self.folder}/{name}", "rb") as f:
-                found[name] = f.read()
-        return found
-
-    def _metadata_files(self) -> list[str]:
-        return sorted(n for n in os.listdir(self.folder) if n.startswith("metadata.db") and not n.endswith("-shm"))
+        return {path: self.disk.read_file(path) or b"" for path in self.disk.paths()}
 
     def cut_power(self) -> None:
         """Kill the server and take from the disk what was not synced, except for the start of the last write."""
@@ -286,11 +276,3 @@ class Deployment:
         self.history.tables[desc.table_id] = desc
         if desc.lake is not None:
             self.history.lakes[desc.table_id] = self.lakes.by_table[desc.table_id].offsets
-
-
-@contextlib.contextmanager
-def scratch_folder() -> Iterator[str]:
-    """A folder for the metadata store, which is SQLite and counts as durable: in memory where the machine has that."""
-    memory = "/dev/shm"
-    with tempfile.TemporaryDirectory(prefix="lakehead-", dir=memory if os.path.isdir(memory) else None) as folder:
-        yield folder

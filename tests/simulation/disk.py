@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 from tests.simulation.scheduler import Process, Scheduler
+from tests.simulation.threads import TaskLock
 
 from lakehead.env.storage import LogFile
 from lakehead.testing.storage import FaultyStorage, _Bytes
@@ -77,6 +79,9 @@ class Disk(FaultyStorage):
         made._removed = {moved(path) for path in self._removed}
         made._synced, made._synced_folders = dict(made._files), set(made._folders)
         return made
+
+    def _new_lock(self) -> TaskLock:
+        return TaskLock(self.scheduler, reentrant=False)
 
     def present(self, path: str) -> bool:
         """Whether there is such a file now."""
@@ -149,6 +154,10 @@ class MountedDisk:
     def read_range(self, path: str, start: int, length: int) -> pa.Buffer | None:
         self._scheduler.check_alive()
         return self._disk.read_range(path, start, length)
+
+    def open_database(self, path: str) -> sqlite3.Connection:
+        self._scheduler.check_alive()
+        return self._disk.open_database(path)
 
     def version(self, path: str) -> tuple[int, ...] | None:
         self._scheduler.check_alive()

@@ -24,11 +24,10 @@ _ROOT = Path(lakehead.__file__).parent
 _WATCHED = tuple(f"{_ROOT}/{part}/" for part in ("server", "client", "log", "kv", "lake", "tiering"))
 _ATOMIC = {
     *(f"{_HERE}/{name}.py" for name in ("history", "observer", "lake", "disk")),
-    *(f"{_ROOT}/testing/{name}.py" for name in ("lake", "storage")),
-    f"{_ROOT}/server/metadata.py",
+    *(f"{_ROOT}/testing/{name}.py" for name in ("database", "lake", "storage")),
     functools.__file__,
 }
-"""What is called from here happens at once: the model's checks, the simulated catalog and disk, SQLite; and what holds
+"""What is called from here happens at once: the model's checks, the simulated catalog and disk; and what holds
 real locks."""
 
 

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.simulation.deployment import Deployment, scratch_folder
+from tests.simulation.deployment import Deployment
 from tests.simulation.disk import DiskFaults
 from tests.simulation.history import require
 from tests.simulation.lake import LakeFaults, SimulatedLake, simulated_views
@@ -53,11 +53,10 @@ def simulate(seed: int) -> Outcome:
     collecting = gc.isenabled()
     gc.disable()  # destructors would run at times that the seed does not decide
     try:
-        with scratch_folder() as folder:
-            run = Simulation(seed, folder)
-            failure = run.carry_out()
-            trace = run.deployment.trace
-            return Outcome(seed, dict(sorted(trace.counts.items())), trace.digest, failure, tuple(trace.last))
+        run = Simulation(seed)
+        failure = run.carry_out()
+        trace = run.deployment.trace
+        return Outcome(seed, dict(sorted(trace.counts.items())), trace.digest, failure, tuple(trace.last))
     finally:
         if collecting:
             gc.enable()
@@ -72,8 +71,8 @@ def simulate_quietly(seed: int) -> Outcome:
 class Simulation:
     """The cast of one run."""
 
-    def __init__(self, seed: int, folder: str) -> None:
-        self.deployment = Deployment(seed, folder)
+    def __init__(self, seed: int) -> None:
+        self.deployment = Deployment(seed)
         self.draws = self.deployment.draws
         self.deployment.checkpoint_policy = CheckpointPolicy(log_bytes=self.draws.choice([1000, 4000]))
         self._writers: list[Task] = []
@@ -94,7 +93,7 @@ class Simulation:
             try:
                 self.deployment.scheduler.run(self._main)
             except Exception as e:
-                return f"{type(e).__name__}: {e}".replace(self.deployment.folder, "data")
+                return f"{type(e).__name__}: {e}"
         return None
 
     def _main(self) -> None:

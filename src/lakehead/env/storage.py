@@ -1,4 +1,4 @@
-"""Files as logs and checkpoints need them: append, sync, map, replace atomically.
+"""Files as logs, checkpoints and metadata need them: append, sync, map, replace atomically; SQLite databases.
 
 `LocalStorage` is the real one. Errors of the operating system become `StorageError` with the path and a hint, here and
 nowhere else.
@@ -10,6 +10,7 @@ import errno
 import mmap
 import os
 import shutil
+import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -82,7 +83,7 @@ class LogFile(Protocol):
 
 
 class Storage(Protocol):
-    """A file system, as far as logs and checkpoints need one."""
+    """A file system, as far as logs, checkpoints and the metadata need one."""
 
     def open_log(self, path: str) -> LogFile:
         """Open a file for appending and reading, creating it durably when it is missing."""
@@ -126,6 +127,16 @@ class Storage(Protocol):
 
         Raises:
             StorageError: the disk cannot read them.
+        """
+        ...
+
+    def open_database(self, path: str) -> sqlite3.Connection:
+        """Open a SQLite database, which is made when it is missing, in autocommit mode: what stands between
+        ``begin immediate`` and ``commit`` survives a power cut once ``commit`` returns, whole or not at all. Any thread
+        may use it, one at a time.
+
+        Raises:
+            sqlite3.Error: it cannot be opened; a statement raises it, too.
         """
         ...
 
@@ -329,6 +340,11 @@ class LocalStorage:
                 return buffer.slice(0, at)
             finally:
                 os.close(fd)
+
+    def open_database(self, path: str) -> sqlite3.Connection:
+        db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        db.execute("pragma synchronous=full")
+        return db
 
     def version(self, path: str) -> tuple[int, ...] | None:
         try:

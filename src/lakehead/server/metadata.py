@@ -76,9 +76,9 @@ class MetadataStore:
         self._path = path
         self._closed = False
         try:
-            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            self._db = env.storage.open_database(path)
             self._check_version()
-            self._db.executescript("pragma journal_mode=wal; pragma synchronous=full;" + _SCHEMA)
+            self._db.executescript("pragma journal_mode=wal;" + _SCHEMA)
         except sqlite3.Error as e:
             raise StorageError(
                 f"cannot open the metadata in {path}: {e}: use a folder that this user may write", path=path

@@ -18,6 +18,7 @@ def check_storage(storage: Storage, folder: str) -> None:
     _check_log_file(storage, f"{folder}/logs")
     _check_files(storage, f"{folder}/files")
     _check_folders(storage, f"{folder}/deep/er")
+    _check_database(storage, f"{folder}/data")
 
 
 def _check_log_file(storage: Storage, folder: str) -> None:
@@ -89,6 +90,26 @@ def _check_rename(storage: Storage, folder: str) -> None:
     storage.remove(f"{folder}/old")
     assert file.read(0, 3).to_pybytes() == b"new", "who has a removed file open may go on reading it"
     file.close()
+
+
+def _check_database(storage: Storage, folder: str) -> None:
+    storage.make_folder(folder)
+    path = f"{folder}/some.db"
+    first = storage.open_database(path)
+    first.executescript("create table t(n integer)")
+    second = storage.open_database(path)
+    for n, end in enumerate(("commit", "rollback", "commit")):
+        first.execute("begin immediate")
+        first.execute("insert into t values (?)", (n,))
+        seen = second.execute("select count(*) from t").fetchone()
+        assert seen == (min(n, 1),), "nobody sees what is not committed"
+        first.execute(end)
+    second.execute("begin immediate")
+    second.execute("insert into t values (3)")
+    second.execute("commit")
+    for db in (first, second, storage.open_database(path)):
+        assert db.execute("select n from t order by n").fetchall() == [(0,), (2,), (3,)]
+        db.close()
 
 
 def _check_folders(storage: Storage, folder: str) -> None:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
 from lakehead.env.storage import LogFile, storage_errors
+from lakehead.env.threads import Lock
 from lakehead.errors import ClosedError, CorruptionError, StorageError
+from lakehead.testing.database import MemoryDatabase
 
 _numbers = itertools.count()
 
@@ -90,6 +93,7 @@ class MemoryStorage:
         """What each name of a file leads to on the imagined disk."""
         self._synced_folders: set[str] = set()
         self._handles: list[MemoryLogFile] = []
+        self._database_locks: dict[str, Lock] = {}
         self._last_written: str | None = None
 
     def _before(self, action: str, path: str) -> None:
@@ -173,6 +177,14 @@ class MemoryStorage:
             self._before("read", path)
         return None if file is None else pa.py_buffer(bytes(file.data[start : start + length]))
 
+    def open_database(self, path: str) -> sqlite3.Connection:
+        if os.path.dirname(path) not in self._folders:
+            raise sqlite3.OperationalError("unable to open database file")
+        return MemoryDatabase(self, path, self._database_locks.setdefault(path, self._new_lock()))
+
+    def _new_lock(self) -> Lock:
+        return threading.Lock()
+
     def version(self, path: str) -> tuple[int, ...] | None:
         file = self._files.get(path)
         return None if file is None else (file.number, len(file.data), file.changes)
@@ -215,6 +227,7 @@ class FaultyStorage(MemoryStorage):
         for handle in self._handles:
             handle.close()
         self._handles.clear()
+        self._database_locks.clear()
         self._folders = set(self._synced_folders)
         self._files = {n: f for n, f in self._synced.items() if os.path.dirname(n) in self._folders}
         self._synced = dict(self._files)

@@ -13,8 +13,16 @@ import pytest
 from lakehead.config import TableProperties
 from lakehead.env import Env
 from lakehead.env.randomness import SeededRandomness
-from lakehead.errors import ClosedError, StorageError, TableExistsError, TableNotFoundError, UnsupportedFormatError
+from lakehead.errors import (
+    ClosedError,
+    FencedError,
+    StorageError,
+    TableExistsError,
+    TableNotFoundError,
+    UnsupportedFormatError,
+)
 from lakehead.server.metadata import FORMAT_VERSION, MetadataStore
+from lakehead.testing.storage import FaultyStorage
 from lakehead.types import Schemas, TableDescriptor, TablePath, TableSchema
 
 DESC = TableDescriptor(
@@ -139,6 +147,56 @@ def test_what_is_no_store(tmp_path: Path, path: str) -> None:
     Path(path).write_bytes(b"hello, this is no database at all" * 100)
     with pytest.raises(StorageError, match="not a database"):
         MetadataStore(path, env(1))
+
+
+class Disk(FaultyStorage):
+    """One whose store is open."""
+
+    def open(self) -> MetadataStore:
+        self.make_folder("/data")
+        return MetadataStore("/data/metadata.db", dataclasses.replace(env(1), storage=self))
+
+
+def test_a_power_cut_takes_no_change_that_was_answered() -> None:
+    disk = Disk()
+    store = disk.open()
+    store.create_table(DESC)
+    assert [store.create_partition("t1", name) for name in ("a", "b")] == [1, 2]
+    disk.crash()
+    store = disk.open()
+    assert store.table_by_id("t1").path == DESC.path and store.partitions("t1") == {"a": 1, "b": 2}
+    assert store.incarnation.number == 2
+
+
+@pytest.mark.parametrize("power", [True, False])
+def test_a_change_that_the_disk_refused_is_not_there_before_the_next_start(power: bool) -> None:
+    disk = Disk()
+    store = disk.open()
+    disk.full = True
+    with pytest.raises(StorageError, match="cannot write the metadata"):
+        store.create_table(DESC)
+    disk.full = False
+    assert store.tables(None) == []
+    store.create_table(DESC)
+    disk.sync_fails = True
+    with pytest.raises(StorageError, match="cannot write the metadata"):
+        store.create_partition("t1", "a")
+    disk.sync_fails = False
+    assert store.partitions("t1") == {}
+    if power:
+        disk.crash()
+    # After a sync that failed only the next start can tell what is on the disk.
+    assert disk.open().partitions("t1") == ({} if power else {"a": 1})
+
+
+def test_of_two_stores_of_a_file_the_first_is_fenced() -> None:
+    disk = Disk()
+    first = disk.open()
+    second = disk.open()
+    second.create_table(DESC)
+    with pytest.raises(FencedError, match="another process"):
+        first.create_partition("t1", "a")
+    assert second.create_partition("t1", "b") == 1 and first.partitions("t1") == {"b": 1}
 
 
 def test_after_close_it_says_so(path: str) -> None:

@@ -303,9 +303,9 @@ def test_a_successor_is_told_nothing_by_a_tablet_that_does_not_know_what_is_on_d
     deployment.storage.sync_fails = True
     with pytest.raises(OutcomeUnknownError):
         send(first, batch(1))
+    deployment.storage.sync_fails = False
     with pytest.raises(StorageError, match="restart"):
         deployment.writer(desc)
-    deployment.storage.sync_fails = False
     deployment.restart()
     second = deployment.writer(desc)
     for n in range(second.acked_through + 1, 2):

@@ -92,18 +92,10 @@ class Served:
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    monkeypatch.setattr("lakehead.server.metadata.sqlite3.connect", _in_memory())
+def served() -> Iterator[Served]:
     made = Served()
     yield made
     made.service.close()
-
-
-def _in_memory():  # type: ignore[no-untyped-def]
-    import sqlite3
-
-    real = sqlite3.connect
-    return lambda path, **how: real(":memory:", **how)
 
 
 def test_a_turn_looks_at_so_many_bytes_and_a_pass_at_all(served: Served) -> None:
