@@ -169,7 +169,7 @@ class LakeConfig:
         name: the catalog's name, as JDBC and SQL catalogs store it with each table.
     """
 
-    catalog: dict[str, str] = dataclasses.field(default_factory=dict)
+    catalog: dict[str, str] = dataclasses.field(default_factory=dict, repr=False)
     name: str = "lakehead"
 
 
@@ -187,7 +187,7 @@ class ServerConfig:
 
     host: str = "127.0.0.1"
     port: int = 0
-    token: str | None = None
+    token: str | None = dataclasses.field(default=None, repr=False)
     lake: LakeConfig = dataclasses.field(default_factory=LakeConfig)
     limits: Limits = dataclasses.field(default_factory=Limits)
 

@@ -174,6 +174,18 @@ class SequenceConflictError(InvalidRequestError):
     code = 1020
 
 
+class PermissionDeniedError(InvalidRequestError):
+    """Whoever sent the request may not do this to the table; ``context`` names the privilege."""
+
+    code = 1021
+
+
+class ProtocolVersionError(InvalidRequestError):
+    """Client and server speak different versions of the protocol; install the same version of Lakehead at both."""
+
+    code = 1022
+
+
 class UnavailableError(LakeheadError):
     """The service cannot be reached or cannot serve now; retry with back-off."""
 

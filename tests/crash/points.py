@@ -302,8 +302,8 @@ def _wrap_service(points: Points, module: ModuleType) -> None:
     service = module.Service
     call = service.call
 
-    def answered(self: Any, request: Any, attachments: Any = ()) -> Any:
-        answer = call(self, request, attachments)
+    def answered(self: Any, request: Any, attachments: Any, caller: Any) -> Any:
+        answer = call(self, request, attachments, caller)
         points.reach(f"answer.{type(request).__name__}")
         return answer
 

@@ -24,8 +24,8 @@ import pyarrow as pa
 from tests.golden.relocation import PLACEHOLDER, padded, relocate
 
 import lakehead as lh
+from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.metadata import FORMAT_VERSION
-from lakehead.server.service import Service
 
 HERE = Path(__file__).parent
 EVERY_TYPE = pa.schema(
@@ -179,9 +179,9 @@ def user(n: int, visits: int = 0) -> dict[str, Any]:
 
 def trim(con: lh.Connection, table: lh.Table) -> None:
     """Checkpoint every tablet and trim its log, whatever its age; the properties keep servers from doing more."""
-    assert isinstance(con._server, Service)
+    assert isinstance(con._server, LocalEndpoint)
     offsets = table.lake.offsets() if table.describe()["lake"] else None
-    for key, tablet in con._server._tables.get(table.describe()["table_id"]).tablets.items():
+    for key, tablet in con._server.service._tables.get(table.describe()["table_id"]).tablets.items():
         tablet.maintain(2**60, 0, None if offsets is None else offsets[table._desc.tablet_id(key)])
         assert tablet.log_start_offset > 0
 

@@ -19,8 +19,8 @@ from lakehead.env import Env
 from lakehead.errors import UnsupportedFormatError
 from lakehead.iceberg.catalog import LakeCatalog
 from lakehead.iceberg.data_files import lake_arrow_schema
+from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.metadata import FORMAT_VERSION, MetadataStore
-from lakehead.server.service import Service
 from lakehead.types import children, field_id
 
 HERE = Path(__file__).parent
@@ -121,8 +121,8 @@ def test_old_rows_are_trimmed_and_still_there(folder: Path, tables: dict[str, An
         with lh.connect(folder) as con:
             for name in tables:
                 con.table(name).scan().count()
-            assert isinstance(con._server, Service)
-            con._server.maintain()
+            assert isinstance(con._server, LocalEndpoint)
+            con._server.service.maintain()
             for name, held in tables.items():
                 table = con.table(name)
                 assert in_order(table, table.scan().to_arrow().to_pylist()) == rows_of(held), name

@@ -31,7 +31,7 @@ from lakehead.errors import (
     TableNotFoundError,
     UnsupportedFormatError,
 )
-from lakehead.server.service import Service
+from lakehead.server.endpoint import LocalEndpoint
 from lakehead.types import TabletId, TabletKey
 
 assert outside is not None  # a fixture
@@ -128,9 +128,9 @@ class Load:
     def _run_once(self, name: str) -> None:
         try:
             server = self.con._server
-            assert isinstance(server, Service)
+            assert isinstance(server, LocalEndpoint)
             self.con.tier(name)
-            server.maintain()
+            server.service.maintain()
             self.con.create_table("passing", NUMBERS, lake="iceberg").append([{"k": 1, "v": 1}])
             self.con.drop_table("passing", purge=True)
         except BaseException as e:
@@ -366,7 +366,7 @@ def test_offsets_of_one_folder_mean_nothing_in_another(tmp_path: Path) -> None:
         with lh.connect(tmp_path / "b") as two:
             two.table("t").append([{"k": n, "v": -n} for n in range(5)])
             own = one.table("t")._client
-            astray = TableClient(own.desc, two._server, Env.system(), folder_id=one._server.folder_id)
+            astray = TableClient(own.desc, two._server, Env.system(), folder_id=one._server.service.folder_id)
             ranges = {TabletKey("", 0): (0, 2)}
             assert sum(b.num_rows for _, b in own.read_ranges(ranges, ["k"])) == 2
             with pytest.raises(FolderCopiedError, match="another copy"):

@@ -20,7 +20,7 @@ import lakehead as lh
 from lakehead.env.storage import LocalStorage
 from lakehead.errors import FolderCopiedError, LakeStateError, UnavailableError
 from lakehead.iceberg import relocation
-from lakehead.server.service import Service
+from lakehead.server.endpoint import LocalEndpoint
 
 SCHEMA = pa.schema([("k", pa.int64()), ("p", pa.string()), ("v", pa.string())])
 EVERY_KIND = pytest.mark.parametrize("kind", ["log", "partitioned", "trimmed", "trimmed_log"])
@@ -56,9 +56,9 @@ class Model:
         con.tier("shop.t")
         if "trimmed" in self.kind:
             server = con._server
-            assert isinstance(server, Service)
+            assert isinstance(server, LocalEndpoint)
             for _ in range(2):
-                server.maintain()
+                server.service.maintain()
 
     def fill(self, con: lh.Connection) -> None:
         """Two rounds, of which the second deletes rows of the first, and rows that are in the log only."""
@@ -284,8 +284,8 @@ def refused(con: lh.Connection) -> None:
         with pytest.raises(FolderCopiedError, match="lakehead adopt"):
             call()
     assert con.tables() == ["shop.t"]
-    assert isinstance(con._server, Service)
-    con._server.maintain()
+    assert isinstance(con._server, LocalEndpoint)
+    con._server.service.maintain()
 
 
 @SOME_KINDS

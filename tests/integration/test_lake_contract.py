@@ -64,7 +64,7 @@ class Deployed:
         self.con.tier("t")
         self.write((20, 20))
         if trimmed:
-            self.con._server.maintain()  # type: ignore[attr-defined]
+            self.con._server.service.maintain()  # type: ignore[attr-defined]
 
     def write(self, *pairs: tuple[int, int]) -> None:
         rows = [row(k, n) for k, n in pairs]

@@ -43,7 +43,7 @@ def test_whoever_needs_a_file_that_is_gone_is_told_its_name(tmp_path: Path, kind
         write(rows(0, 10, v=1))
         con.tier("t")
         if not keyed:
-            con._server.maintain()  # type: ignore[attr-defined]
+            con._server.service.maintain()  # type: ignore[attr-defined]
             assert start_offset(table) == 60
         write(rows(5, 8, v=2))
         table.scan().to_arrow()
@@ -90,11 +90,11 @@ def test_a_log_is_not_trimmed_while_the_lake_lacks_a_file(tmp_path: Path, keyed:
         kept = path.read_bytes()
         for damaged in (None, kept[:-1]):
             path.unlink() if damaged is None else path.write_bytes(damaged)
-            con._server.maintain()  # type: ignore[attr-defined]
+            con._server.service.maintain()  # type: ignore[attr-defined]
             assert start_offset(table) == 0
         path.write_bytes(kept)
         write(rows(50, 51))
         con.tier("t")
-        con._server.maintain()  # type: ignore[attr-defined]
+        con._server.service.maintain()  # type: ignore[attr-defined]
         assert start_offset(table) == 51
         assert table.scan().count() == 51

@@ -26,8 +26,9 @@ def con(tmp_path: Path) -> Iterator[lh.Connection]:
 
 def service(con: lh.Connection, **limits: Any) -> Any:
     found: Any = con._server
-    found._limits = found._writers._limits = dataclasses.replace(found._limits, **limits)
-    return found
+    for part in (found.service._writes, found.service._reads):
+        part._limits = dataclasses.replace(part._limits, **limits)
+    return found.service
 
 
 def test_partitions(con: lh.Connection) -> None:
@@ -68,11 +69,11 @@ def test_lookups_are_cut_by_the_client_and_refused_by_the_server(
 def test_writes_beyond_what_a_server_works_on_wait_their_turn(con: lh.Connection) -> None:
     table = con.create_table("a.t", KV)
     server = service(con)
-    server._write_bytes = Bounded(SystemThreads(), "write_bytes_max", "bytes of writes", 1000)
-    held = server._write_bytes.take(900)
+    server._writes._bytes = Bounded(SystemThreads(), "write_bytes_max", "bytes of writes", 1000)
+    held = server._writes._bytes.take(900)
     done = threading.Event()
     refused = threading.Event()
-    take = server._write_bytes.take
+    take = server._writes._bytes.take
 
     def counted(amount: int) -> int:
         try:
@@ -81,7 +82,7 @@ def test_writes_beyond_what_a_server_works_on_wait_their_turn(con: lh.Connection
             refused.set()
             raise
 
-    server._write_bytes.take = counted
+    server._writes._bytes.take = counted
 
     def write() -> None:
         table.append([{"k": n, "p": "x"} for n in range(50)])
@@ -90,17 +91,17 @@ def test_writes_beyond_what_a_server_works_on_wait_their_turn(con: lh.Connection
     thread = threading.Thread(target=write)
     thread.start()
     assert refused.wait(30) and not done.is_set()
-    server._write_bytes.give_back(held)
+    server._writes._bytes.give_back(held)
     assert done.wait(30), "the client tries again"
     thread.join()
-    assert table.scan().count() == 50 and not server._write_bytes._held
+    assert table.scan().count() == 50 and not server._writes._bytes._held
 
 
 def test_reads(con: lh.Connection) -> None:
     table = con.create_table("a.t", KV)
     table.append([{"k": 1, "p": "x"}])
     server = service(con)
-    server._reads = Bounded(SystemThreads(), "reads_max", "reads", 2)
+    server._reads._reads = Bounded(SystemThreads(), "reads_max", "reads", 2)
     open_reads = [table.scan().to_batches() for _ in range(2)]
     for reading in open_reads:
         next(iter(reading))
@@ -113,7 +114,7 @@ def test_reads(con: lh.Connection) -> None:
 def test_leases(con: lh.Connection) -> None:
     table = con.create_table("a.t", KV)
     server = service(con)
-    server._leases._limits = dataclasses.replace(server._limits, leases_max=2)
+    server._leases._limits = dataclasses.replace(server._leases._limits, leases_max=2)
     scans = [table.scan(), table.scan()]
     with pytest.raises(lh.OverloadedError, match="pinned reads"):
         table.scan()

@@ -32,10 +32,10 @@ class Breaking:
         self._breaks = list(breaks)
         self._meanwhile = meanwhile
 
-    def call(self, request: m.Request, attachments: Sequence[pa.Buffer] = ()) -> tuple[m.AnyReply, list[pa.Buffer]]:
+    def call(self, request: m.Request[Any], attachments: Sequence[pa.Buffer] = ()) -> tuple[Any, list[pa.Buffer]]:
         return self._inner.call(request, attachments)
 
-    def stream(self, request: m.Request) -> m.Stream:
+    def stream(self, request: m.Request[m.Stream]) -> m.Stream:
         return _BreakingStream(self._inner.stream(request), self._after)
 
     def _after(self, batches: int) -> None:
@@ -128,7 +128,7 @@ def test_current_rows_are_sent_once_and_the_changes_follow(
         table.delete(list(range(50, 70)))
         if trimmed:
             con.tier("t")
-            con._server.maintain()  # type: ignore[attr-defined]
+            con._server.service.maintain()  # type: ignore[attr-defined]
             assert min(table.status()["start_offset"].to_pylist()) > 0
         versions = iter(range(100))
 
@@ -183,7 +183,8 @@ def test_a_scan_that_nothing_holds_any_more_asks_to_be_made_again(tmp_path: Path
         table = con.create_table("t", KV, lake="iceberg", hot_retention="0s")
         table.append([{"k": 1, "a": "x"}])
         scan = table.scan()
-        service: Any = con._server
+        server: Any = con._server
+        service = server.service
         service._leases.end_all()
         con.tier("t")
         service.maintain()

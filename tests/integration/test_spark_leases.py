@@ -42,7 +42,7 @@ def table(con: lh.Connection) -> lh.Table:
 
 def leases(con: lh.Connection) -> Leases:
     server: Any = con._server
-    return server._leases  # type: ignore[no-any-return]
+    return server.service._leases  # type: ignore[no-any-return]
 
 
 def test_a_frame_holds_its_lease_until_nothing_is_made_of_it(

@@ -96,7 +96,7 @@ class Slow:
     def __init__(self) -> None:
         self.go = threading.Event()
 
-    def call(self, request: m.Request, _: object = ()) -> tuple[m.AnyReply, list[pa.Buffer]]:
+    def call(self, request: m.Request[m.Reply], *_: object) -> tuple[m.Reply, list[pa.Buffer]]:
         if isinstance(request, m.Hello):
             return m.HelloReply(folder_id="f", version=1, pid=1), []
         self.go.wait(60)

@@ -190,8 +190,9 @@ def test_close_from_another_thread_ends_the_iteration(con: lh.Connection, name: 
 def test_more_subscriptions_than_allowed_are_refused(tmp_path: Path, wait_until: Callable[..., None]) -> None:
     with lh.connect(tmp_path / "data") as con:
         table = con.create_table("t", KV)
-        service: Any = con._server
-        service._subscriptions = Bounded(SystemThreads(), "subscriptions_max", "subscriptions", 3)
+        server: Any = con._server
+        reads = server.service._reads
+        reads._subscriptions = Bounded(SystemThreads(), "subscriptions_max", "subscriptions", 3)
         with lh.connect(con.uri) as remote:
             here, there = table.subscribe(), remote.table("t").subscribe()
             third = table.subscribe()
@@ -201,9 +202,9 @@ def test_more_subscriptions_than_allowed_are_refused(tmp_path: Path, wait_until:
             here.close()
             there.close()
             del third
-            wait_until(lambda: not service._subscriptions._held)
+            wait_until(lambda: not reads._subscriptions._held)
             more = [table.subscribe() for _ in range(3)]
-            assert len(service._subscriptions._held) == 3
+            assert len(reads._subscriptions._held) == 3
             for feed in more:
                 feed.close()
 

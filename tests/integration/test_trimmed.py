@@ -19,7 +19,7 @@ ONE = TabletId((), 0)
 
 
 def trim(con: lh.Connection) -> None:
-    con._server.maintain()  # type: ignore[attr-defined]
+    con._server.service.maintain()  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -243,7 +243,7 @@ def test_a_named_writer_goes_on_after_trimming_and_a_restart(con: lh.Connection,
 def test_a_lease_ends_with_its_scan_or_after_a_time(con: lh.Connection) -> None:
     table = con.create_table("a.t", KV, lake="iceberg", hot_retention="0s")
     table.append(rows(1))
-    leases = con._server._leases  # type: ignore[attr-defined]
+    leases = con._server.service._leases  # type: ignore[attr-defined]
     scan = table.scan()
     assert len(leases._open) == 1 and table._client.leased_metadata() == [table.lake.metadata_location]
     del scan

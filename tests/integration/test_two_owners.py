@@ -17,7 +17,7 @@ from lakehead.env.folder_lock import read_announcement
 from lakehead.env.storage import LocalStorage
 from lakehead.errors import FencedError, LakeheadError
 from lakehead.log.segment import Segment, SegmentId
-from lakehead.server.service import Service
+from lakehead.server.endpoint import LocalEndpoint
 
 SCHEMA = pa.schema([("who", pa.string()), ("n", pa.int64())])
 
@@ -82,8 +82,8 @@ def test_a_second_owner_fences_the_first(
         ):
             with pytest.raises(FencedError):
                 call()
-        assert isinstance(con._server, Service)
-        con._server.maintain()
+        assert isinstance(con._server, LocalEndpoint)
+        con._server.service.maintain()
         con.close()
         assert {p: p.read_bytes() for p in tmp_path.glob("tables/**/*") if p.is_file()} == files
         assert (read_announcement(tmp_path.as_posix()) or {})["uri"] == second.uri, "the word of the second stays"

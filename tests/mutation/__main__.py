@@ -217,7 +217,7 @@ MUTANTS = (
     ),
     Mutant(
         "pin views while watermarks move",
-        "server/service.py",
+        "server/reads.py",
         "        with self._tables.moment:",
         "        if True:",
         "tests/unit/server/test_tables.py",

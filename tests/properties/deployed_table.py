@@ -31,6 +31,7 @@ from lakehead.iceberg.data_files import LakeWriteSpec, write_data_files
 from lakehead.iceberg.rowdelta import RowDelta, to_data_file
 from lakehead.iceberg.state import CatalogLakeState
 from lakehead.protocol import messages as m
+from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.service import Service
 from lakehead.testing.storage import FaultyStorage
 from lakehead.types import OFFSET_COLUMN, Schemas, TableDescriptor, TablePath
@@ -119,7 +120,7 @@ class Deployed(RuleBasedStateMachine):
             properties=properties,
         )
         assert self.service is not None
-        self.service.call(m.CreateTable(info=m.TableInfo.of(desc), if_not_exists=False))
+        LocalEndpoint(self.service).call(m.CreateTable(info=m.TableInfo.of(desc), if_not_exists=False))
         self.open()
 
     def start(self) -> None:
@@ -132,9 +133,9 @@ class Deployed(RuleBasedStateMachine):
 
     def open(self) -> None:
         assert self.service is not None
-        reply, _ = self.service.call(m.GetTable(database="m", table="t"))
-        assert isinstance(reply, m.TableReply)
-        client = TableClient(reply.info.descriptor(), self.service, self.env)
+        endpoint = LocalEndpoint(self.service)
+        reply, _ = endpoint.call(m.GetTable(database="m", table="t"))
+        client = TableClient(reply.info.descriptor(), endpoint, self.env)
         self.table = Table(client)
 
     def stop(self, *, dead: bool = False) -> None:
@@ -239,7 +240,7 @@ class Deployed(RuleBasedStateMachine):
     def send_again(self, which: int) -> None:
         write, offsets = self.sent[which % len(self.sent)]
         assert self.service is not None
-        reply, _ = self.service.call(write.request, write.bodies)
+        reply, _ = LocalEndpoint(self.service).call(write.request, write.bodies)
         assert isinstance(reply, m.WriteReply) and reply.offsets == offsets, "a repeat gets the first answer"
 
     # ---- the lake -------------------------------------------------------------------------------------------------

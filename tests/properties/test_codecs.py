@@ -26,6 +26,7 @@ from lakehead.log.checkpoint import Footer, LiveBatch, open_checkpoint, write_ch
 from lakehead.log.writers import ANSWERS_KEPT, WriterTable
 from lakehead.protocol import messages as m
 from lakehead.protocol.attachments import unwrap, wrap
+from lakehead.protocol.codec import answer_type, decode_call, decode_reply, decode_stream_request, encode
 from lakehead.types import (
     TIMESTAMP_TYPE,
     Schemas,
@@ -206,7 +207,8 @@ def test_definitions(schema: pa.Schema, key_types: list[pa.DataType], data: st.D
         lake=data.draw(st.sampled_from([None, "iceberg"])),
         properties=data.draw(PROPERTIES),
     )
-    sent = m.decode_reply(m.encode(m.TableReply(info=m.TableInfo.of(desc))))
+    asked = m.GetTable(database="d", table="t")
+    sent = decode_reply(encode(m.TableReply(info=m.TableInfo.of(desc))), asked)
     assert isinstance(sent, m.TableReply) and sent.info.descriptor() == desc
 
 
@@ -250,20 +252,22 @@ def messages(cls: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
     return st.builds(cls, **{f.name: of_type(f.type) for f in msgspec.structs.fields(cls)})
 
 
-@pytest.mark.parametrize("cls", get_args(m.AnyRequest), ids=lambda c: c.__name__)
+@pytest.mark.parametrize("cls", get_args(m.AnyCall), ids=lambda c: c.__name__)
 @settings(max_examples=15)
 @given(data=st.data())
-def test_requests(cls: type[m.Request], data: st.DataObject) -> None:
+def test_calls(cls: type[m.Request[Any]], data: st.DataObject) -> None:
     message = data.draw(messages(cls))
-    assert m.decode_request(m.encode(message)) == message
+    assert decode_call(encode(message)) == message
+    reply = data.draw(messages(answer_type(cls)) | messages(m.ErrorReply))
+    assert decode_reply(encode(reply), message) == reply
 
 
-@pytest.mark.parametrize("cls", get_args(m.AnyReply), ids=lambda c: c.__name__)
+@pytest.mark.parametrize("cls", get_args(m.AnyStream), ids=lambda c: c.__name__)
 @settings(max_examples=15)
 @given(data=st.data())
-def test_replies(cls: type[m.Reply], data: st.DataObject) -> None:
+def test_stream_requests(cls: type[m.Request[m.Stream]], data: st.DataObject) -> None:
     message = data.draw(messages(cls))
-    assert m.decode_reply(m.encode(message)) == message
+    assert decode_stream_request(encode(message)) == message
 
 
 @given(st.binary(max_size=50), st.lists(st.binary(max_size=3000), max_size=6))

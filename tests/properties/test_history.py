@@ -107,7 +107,7 @@ class Played:
 
     def trim(self) -> None:
         self.tier()
-        self.con._server.maintain()  # type: ignore[attr-defined]
+        self.con._server.service.maintain()  # type: ignore[attr-defined]
 
     def rewrite(self) -> None:
         """Another engine writes what the lake has anew, out of order."""

@@ -24,6 +24,7 @@ from lakehead.env.randomness import SeededRandomness
 from lakehead.errors import StorageError
 from lakehead.log.checkpoint import CheckpointPolicy
 from lakehead.protocol import messages as m
+from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.lake_state import LakeState
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.service import Service
@@ -265,8 +266,9 @@ class Deployment:
         server = self.network.server
         assert server is not None
         with self.scheduler.inside(server.process):
-            reply, _ = server.service.call(m.CreateTable(info=m.TableInfo.of(asked), if_not_exists=False))
-        assert isinstance(reply, m.TableReply)
+            reply, _ = LocalEndpoint(server.service).call(
+                m.CreateTable(info=m.TableInfo.of(asked), if_not_exists=False)
+            )
         desc = reply.info.descriptor()
         self.took(desc)
         return desc

@@ -13,11 +13,12 @@ from tests.simulation.trace import Trace
 
 from lakehead.errors import FencedError, RequestTimeoutError, UnavailableError
 from lakehead.protocol import messages as m
+from lakehead.protocol.codec import decode_call, decode_stream_header, decode_stream_request, encode
+from lakehead.server.access import TOKEN_HOLDER
 from lakehead.server.service import Service
 
 CALL_SECONDS = 1.0
 """How long a client waits for an answer."""
-Answer = tuple[m.AnyReply, list[pa.Buffer]]
 
 
 @dataclass
@@ -78,7 +79,7 @@ class Network:
         """Whether nothing gets through now, and nobody says so."""
         return self.scheduler.now_us < self.silent_until_us
 
-    def time_out(self, who: str, request: m.Request) -> RequestTimeoutError:
+    def time_out(self, who: str, request: m.Request[object]) -> RequestTimeoutError:
         """Wait as long as a client does for an answer that does not come."""
         self.note(who, "request unanswered", type(request).__name__)
         self.scheduler.sleep(CALL_SECONDS)
@@ -88,14 +89,14 @@ class Network:
         self.scheduler.sleep(self.scheduler.draws.random() * seconds)
 
     def deliver(
-        self, request: m.Request, attachments: Sequence[pa.Buffer], server: RunningServer | None = None
-    ) -> Answer:
+        self, request: m.Request[m.R], attachments: Sequence[pa.Buffer], server: RunningServer | None = None
+    ) -> tuple[m.R, list[pa.Buffer]]:
         """Have a server, the one that runs now if none is named, answer a request, in the caller's task."""
         with _Serving(self, server or self.server) as server:
             seen, fenced = self.observer.before(request), server.lock.removed
             if fenced:
                 seen = Seen(seen.floors, {})  # what writers its successor has opened it cannot know
-            reply, out = server.service.call(request, attachments)
+            reply, out = server.service.call(request, attachments, TOKEN_HOLDER)
             self.scheduler.check_alive()
             if fenced:
                 # Of a batch that it wrote while it was the owner, a repeat may have the answer once more.
@@ -105,7 +106,7 @@ class Network:
             self.observer.after(request, attachments, reply, out, seen)
             return reply, out
 
-    def deliver_late(self, request: m.Request, attachments: Sequence[pa.Buffer], seconds: float) -> None:
+    def deliver_late(self, request: m.Request[m.R], attachments: Sequence[pa.Buffer], seconds: float) -> None:
         """Let a request arrive once more, and nobody hear the answer."""
 
         def arrive() -> None:
@@ -152,9 +153,9 @@ class NetworkEndpoint:
         self._name = name
         self._left: RunningServer | None = None
 
-    def call(self, request: m.Request, attachments: Sequence[pa.Buffer] = ()) -> Answer:
+    def call(self, request: m.Request[m.R], attachments: Sequence[pa.Buffer] = ()) -> tuple[m.R, list[pa.Buffer]]:
         network, draws = self._network, self._network.scheduler.draws
-        request = m.decode_request(m.encode(request))
+        require(decode_call(encode(request)) == request, "a request survives the wire")
         network.observer.sending(request, attachments)
         network.delay()
         fate, faults = draws.random(), network.faults
@@ -184,10 +185,10 @@ class NetworkEndpoint:
             raise network.time_out(self._name, request)
         return answer
 
-    def _deliver(self, request: m.Request, attachments: Sequence[pa.Buffer]) -> Answer:
+    def _deliver(self, request: m.Request[m.R], attachments: Sequence[pa.Buffer]) -> tuple[m.R, list[pa.Buffer]]:
         """Writes go to the first of two owners until it refuses one: then the client connects to the other."""
         first = self._network.first
-        if first is None or first is self._left or not isinstance(request, m.Write | m.OpenWriter):
+        if first is None or first is self._left or type(request) not in (m.Write, m.OpenWriter):
             return self._network.deliver(request, attachments)
         try:
             return self._network.deliver(request, attachments, first)
@@ -196,9 +197,10 @@ class NetworkEndpoint:
             self._left = first
             raise
 
-    def stream(self, request: m.Request) -> NetworkStream:
+    def stream(self, request: m.Request[m.Stream]) -> NetworkStream:
         self._network.delay()
-        return NetworkStream(self._network, m.decode_request(m.encode(request)))
+        require(decode_stream_request(encode(request)) == request, "a request survives the wire")
+        return NetworkStream(self._network, request)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -207,11 +209,11 @@ class NetworkEndpoint:
 class NetworkStream:
     """A `Stream` that breaks with its server, and sometimes on its own."""
 
-    def __init__(self, network: Network, request: m.Request) -> None:
+    def __init__(self, network: Network, request: m.Request[m.Stream]) -> None:
         self._network = network
         self._request = request
         with _Serving(network, network.server) as server:
-            self._stream = server.service.stream(request)
+            self._stream = server.service.stream(request, TOKEN_HOLDER)
             self._server = server
         self.schema: pa.Schema = self._stream.schema
 
@@ -231,7 +233,7 @@ class NetworkStream:
             network.delay()
             if network.scheduler.draws.random() < network.faults.lost:
                 raise UnavailableError("the connection broke", gone=True)
-            yield m.decode_stream_header(m.encode(header)), batch
+            yield decode_stream_header(encode(header)), batch
 
     def close(self) -> None:
         if self._server.process.alive:

@@ -37,13 +37,13 @@ class Observer:
         self._scheduler = scheduler
         self._history = history
 
-    def sending(self, request: m.Request, attachments: Sequence[pa.Buffer]) -> None:
+    def sending(self, request: m.Request[object], attachments: Sequence[pa.Buffer]) -> None:
         """A client is about to send this, for the first time or again."""
         if isinstance(request, m.Write):
             with self._scheduler.judging():
                 self._history.sent(request, attachments)
 
-    def before(self, request: m.Request) -> Seen:
+    def before(self, request: m.Request[object]) -> Seen:
         """A request has arrived."""
         table_id = getattr(request, "table_id", None)
         if isinstance(request, m.OpenLeases):
@@ -53,9 +53,9 @@ class Observer:
 
     def after(
         self,
-        request: m.Request,
+        request: m.Request[object],
         attachments: Sequence[pa.Buffer],
-        reply: m.AnyReply,
+        reply: m.Reply,
         out: Sequence[pa.Buffer],
         seen: Seen,
     ) -> None:

@@ -11,6 +11,7 @@ from tests.simulation.workload import AnonymousWriter, Reader
 
 from lakehead.errors import LakeheadError
 from lakehead.protocol import messages as m
+from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.service import Service
 
 _BATCHES = 3
@@ -27,7 +28,7 @@ def exchange_owners(deployment: Deployment, wait: Callable[[], None]) -> None:
     with deployment.scheduler.inside(server.process):
         for table_id in deployment.history.tables:
             try:
-                server.service.call(m.Watermarks(table_id=table_id, sync=False, at_timestamp_us=None))
+                LocalEndpoint(server.service).call(m.Watermarks(table_id=table_id, sync=False))
             except LakeheadError as e:
                 deployment.note("server", "no second owner", type(e).__name__)
                 return

@@ -119,7 +119,7 @@ class Dropper:
             while not all(u.done for u in users):
                 d.scheduler.sleep(0.1)
 
-    def _ask(self, request: m.Request) -> m.AnyReply:
+    def _ask(self, request: m.Request[m.R]) -> m.R:
         """Until there is an answer. No request of these arrives again later: tables are dropped by name."""
         while True:
             self.deployment.scheduler.sleep(0.01)
@@ -138,7 +138,6 @@ class Dropper:
             "", TablePath("sim", "temp"), Schemas.only(schema), key, (), key[-1:], 1, lake, properties
         )
         reply = self._ask(m.CreateTable(info=m.TableInfo.of(asked), if_not_exists=True))
-        assert isinstance(reply, m.TableReply)
         desc = reply.info.descriptor()
         require(desc.table_id not in self.gone, "a table that was dropped is there again")
         d.took(desc)

@@ -249,7 +249,6 @@ class Reader(Actor):
         if leased:
             table = m.LeasedTable(table_id=self.desc.table_id, lake_metadata=None)
             reply, _ = self.endpoint.call(m.OpenLeases(tables=[table], release=[]))
-            assert isinstance(reply, m.LeasesReply)
             lease, states = reply.leases[0].lease, reply.leases[0].tablets
         history = self.deployment.history
         ranges = {history.tablet(self.desc.table_id, s.key): (s.log_start, s.high_watermark) for s in states}

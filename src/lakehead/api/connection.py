@@ -157,8 +157,8 @@ class Connection(Displayed):
         self._door.require_open()
         return self._door
 
-    def _ask(self, request: m.Request, *, once: bool = False) -> m.AnyReply:
-        return ask(self._endpoint, self._env.clock, request, once=once)[0]
+    def _ask(self, request: m.Request[m.R]) -> m.R:
+        return ask(self._endpoint, self._env.clock, request)[0]
 
     # ---- tables -----------------------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class Connection(Displayed):
             properties=TableProperties.from_user({"freshness": freshness, **properties}),
         )
         request = m.CreateTable(info=m.TableInfo.of(desc), if_not_exists=if_not_exists)
-        return self._opened(self._ask(request, once=not if_not_exists))
+        return self._opened(self._ask(request))
 
     def table(self, name: str) -> Table:
         """Open a table.
@@ -242,23 +242,18 @@ class Connection(Displayed):
             return e
         return TableNotFoundError(f"there is no table {path}; did you mean {near[0]!r}?", table=str(path))
 
-    def _opened(self, reply: m.AnyReply) -> Table:
-        assert isinstance(reply, m.TableReply)
+    def _opened(self, reply: m.TableReply) -> Table:
         desc = reply.info.descriptor()
         client = TableClient(desc, self._endpoint, self._env, self._leases, reply.folder_id)
         return Table(client)
 
     def tables(self, database: str | None = None) -> list[str]:
         """Names ``database.table`` of one database or of all, sorted."""
-        reply = self._ask(m.ListTables(database=database))
-        assert isinstance(reply, m.NamesReply)
-        return reply.names
+        return self._ask(m.ListTables(database=database)).names
 
     def databases(self) -> list[str]:
         """Names of the databases, sorted."""
-        reply = self._ask(m.ListDatabases())
-        assert isinstance(reply, m.NamesReply)
-        return reply.names
+        return self._ask(m.ListDatabases()).names
 
     def drop_table(self, name: str, *, purge: bool = False) -> None:
         """Drop a table: its log, and its lake table from the catalog; with ``purge`` the lake's files too.
@@ -267,7 +262,7 @@ class Connection(Displayed):
             TableNotFoundError: there is none of that name.
         """
         path = TablePath.parse(name)
-        self._ask(m.DropTable(database=path.database, table=path.table, purge=purge), once=True)
+        self._ask(m.DropTable(database=path.database, table=path.table, purge=purge))
 
     # ---- lake and SQL -----------------------------------------------------------------------------------------
 

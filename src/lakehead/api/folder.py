@@ -19,7 +19,14 @@ from lakehead.config import LakeConfig, ServerConfig
 from lakehead.env import SystemClock
 from lakehead.env.credentials import load_token
 from lakehead.env.folder_lock import FolderLock, read_announcement
-from lakehead.errors import AuthenticationError, ClosedError, InvalidRequestError, LakeheadError, UnavailableError
+from lakehead.errors import (
+    AuthenticationError,
+    ClosedError,
+    InvalidRequestError,
+    LakeheadError,
+    ProtocolVersionError,
+    UnavailableError,
+)
 from lakehead.protocol import messages as m
 
 if TYPE_CHECKING:
@@ -72,12 +79,12 @@ def _look(folder: str, lake: LakeConfig, gone: tuple[str, str] | None) -> Reache
         if folder in _hosts:
             host, users = _hosts[folder]
             _hosts[folder] = (host, users + 1)
-            return Reached(host.service, host.uri, None)
+            return Reached(host.endpoint, host.uri, None)
         lock = FolderLock.try_acquire(folder)
         if lock is not None:
             host = host_folder(folder, lock, ServerConfig(lake=lake))
             _hosts[folder] = (host, 1)
-            return Reached(host.service, host.uri, None)
+            return Reached(host.endpoint, host.uri, None)
     note = read_announcement(folder)
     if note is None:
         return None
@@ -93,10 +100,13 @@ def _attach(note: dict[str, str], owner: tuple[str, str]) -> Reached | None:
     endpoint = FlightEndpoint(host, int(port), token=load_token(int(port)))
     try:
         reply, _ = endpoint.call(m.Hello())
+    except ProtocolVersionError:
+        endpoint.close()
+        raise
     except (UnavailableError, InvalidRequestError):
         endpoint.close()
         return None
-    if not isinstance(reply, m.HelloReply) or reply.folder_id != note["folder_id"]:
+    if reply.folder_id != note["folder_id"]:
         endpoint.close()
         return None
     return Reached(endpoint, note["uri"], owner)
@@ -158,14 +168,14 @@ class AttachedEndpoint:
         """Whether this process has become the owner."""
         return self._reached.owner is None
 
-    def call(self, request: m.Request, attachments: Sequence[pa.Buffer] = ()) -> tuple[m.AnyReply, list[pa.Buffer]]:
+    def call(self, request: m.Request[m.R], attachments: Sequence[pa.Buffer] = ()) -> tuple[m.R, list[pa.Buffer]]:
         reached = self._reached
         try:
             return reached.endpoint.call(request, attachments)
         except (UnavailableError, AuthenticationError) as e:
             raise self._followed(reached, e) from e
 
-    def stream(self, request: m.Request) -> m.Stream:
+    def stream(self, request: m.Request[m.Stream]) -> m.Stream:
         reached = self._reached
         try:
             return reached.endpoint.stream(request)

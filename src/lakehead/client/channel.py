@@ -18,8 +18,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, unwrap, wrap
-from lakehead.protocol.messages import Hello, Request, encode
+from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, require_same_version, unwrap, wrap
+from lakehead.protocol.codec import encode
+from lakehead.protocol.messages import Hello, Request, Stream
 
 SILENCE_SECONDS = 5.0
 """After so long without a word on a connection, the server is asked whether it lives."""
@@ -178,7 +179,7 @@ class Exchange(Wait):
         self.idle_since = 0.0
         super().__init__(channel)  # which cancels it at once when the channel is cancelled
 
-    def ask(self, request: Request, attachments: Sequence[pa.Buffer] = ()) -> None:
+    def ask(self, request: Request[object], attachments: Sequence[pa.Buffer] = ()) -> None:
         """Send a request. What does not fit into gRPC's windows is sent by a thread, as sending it may wait, too."""
         messages = list(wrap(encode(request), attachments))
         if self._writer is None:
@@ -198,6 +199,7 @@ class Exchange(Wait):
             writer.begin(ATTACHMENT_SCHEMA)
             self._writer = writer
             self._send(messages)
+            require_same_version(reader.schema)
             while True:
                 self._heard(unwrap(reader.read_chunk))
         finally:
@@ -237,7 +239,7 @@ class Exchange(Wait):
 class Inflow(Wait):
     """A stream of batches: its items are the schema, then a few chunks ahead of who takes them with `take`."""
 
-    def __init__(self, channel: Channel, request: Request) -> None:
+    def __init__(self, channel: Channel, request: Request[Stream]) -> None:
         self._room = threading.Semaphore(_AHEAD_BATCHES)
         super().__init__(channel)
         ticket = fl.Ticket(encode(request))

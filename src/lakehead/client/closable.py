@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from lakehead.errors import ClosedError, LakeheadError
-from lakehead.protocol.messages import AnyReply, Endpoint, Request, Stream, StreamHeader
+from lakehead.protocol.messages import Endpoint, R, Request, Stream, StreamHeader
 
 
 class ClosableEndpoint:
@@ -22,11 +22,11 @@ class ClosableEndpoint:
         self.closed = False
         self._reason = "the connection is closed: connect again"
 
-    def call(self, request: Request, attachments: Sequence[pa.Buffer] = ()) -> tuple[AnyReply, list[pa.Buffer]]:
+    def call(self, request: Request[R], attachments: Sequence[pa.Buffer] = ()) -> tuple[R, list[pa.Buffer]]:
         self.require_open()
         return self._inner.call(request, attachments)
 
-    def stream(self, request: Request) -> ClosableStream:
+    def stream(self, request: Request[Stream]) -> ClosableStream:
         self.require_open()
         stream = ClosableStream(self, self._inner.stream(request))
         with self._lock:

@@ -8,6 +8,7 @@ second are closed, because a server cannot end while a client holds one.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -22,19 +23,14 @@ from lakehead.client import channel as ch
 from lakehead.errors import (
     AuthenticationError,
     ClosedError,
+    InvalidRequestError,
     LakeheadError,
     RequestTimeoutError,
     UnavailableError,
     error_from_code,
 )
-from lakehead.protocol.messages import (
-    AnyReply,
-    ErrorReply,
-    Request,
-    StreamHeader,
-    decode_reply,
-    decode_stream_header,
-)
+from lakehead.protocol.codec import decode_error, decode_reply, decode_stream_header
+from lakehead.protocol.messages import ErrorReply, R, Request, Stream, StreamHeader
 
 CALL_SECONDS = 120.0
 """How long one answer is waited for while the server lives."""
@@ -74,7 +70,7 @@ class FlightEndpoint:
         self._channels.add(channel)
         return channel
 
-    def call(self, request: Request, attachments: Sequence[pa.Buffer] = ()) -> tuple[AnyReply, list[pa.Buffer]]:
+    def call(self, request: Request[R], attachments: Sequence[pa.Buffer] = ()) -> tuple[R, list[pa.Buffer]]:
         channel, exchange = self._borrow()
         try:
             exchange.ask(request, attachments)
@@ -92,7 +88,10 @@ class FlightEndpoint:
         if not self._give_back(channel, exchange):
             exchange.finish()
         data, out = answer
-        reply = decode_reply(data)
+        try:
+            reply = decode_reply(data, request)
+        except ValueError as e:
+            raise InvalidRequestError(f"the server at {self._address} does not speak this protocol: {e}") from e
         if isinstance(reply, ErrorReply):
             raise error_from_code(reply.code, reply.message, reply.context)
         return reply, out
@@ -181,7 +180,7 @@ class FlightEndpoint:
             if self._reaper is not threading.current_thread():
                 return
 
-    def stream(self, request: Request) -> FlightStream:
+    def stream(self, request: Request[Stream]) -> FlightStream:
         with self._lock:
             if self._closed:
                 raise ClosedError("the connection is closed: connect again")
@@ -193,11 +192,8 @@ class FlightEndpoint:
             return self._refused(channel)
         info = getattr(e, "extra_info", None)
         if info:
-            try:
-                reply = decode_reply(info)
-            except ValueError:
-                reply = None
-            if isinstance(reply, ErrorReply):
+            with contextlib.suppress(ValueError):
+                reply = decode_error(info)
                 return error_from_code(reply.code, reply.message, reply.context)
         if self._closed:
             return ClosedError("the connection is closed: connect again")

@@ -65,7 +65,6 @@ class LeaseKeeper:
             raise
         except UnavailableError:  # a pooled stream that broke while it was idle
             reply, _ = self._endpoint.call(request)
-        assert isinstance(reply, m.LeasesReply)
         self._seconds = reply.seconds
         return reply.leases
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from lakehead.env.clock import Clock
 from lakehead.errors import LakeheadError, RequestTimeoutError, UnavailableError
-from lakehead.protocol.messages import AnyReply, Endpoint, Request
+from lakehead.protocol.messages import Endpoint, R, Request
 
 PATIENCE_SECONDS = 30.0
 """How long calls that may be repeated are repeated; at least once."""
@@ -74,12 +74,9 @@ class Patience:
 
 
 def ask(
-    endpoint: Endpoint, clock: Clock, request: Request, attachments: Sequence[pa.Buffer] = (), *, once: bool = False
-) -> tuple[AnyReply, list[pa.Buffer]]:
-    """A call that is repeated while its server is away.
-
-    Args:
-        once: it must not be carried out twice: it is repeated only when it has not reached a server.
+    endpoint: Endpoint, clock: Clock, request: Request[R], attachments: Sequence[pa.Buffer] = ()
+) -> tuple[R, list[pa.Buffer]]:
+    """A call that is repeated while its server is away; what is not idempotent, only when it has not reached one.
 
     Raises:
         UnavailableError: no server answered for `PATIENCE_SECONDS`.
@@ -90,7 +87,7 @@ def ask(
         try:
             return endpoint.call(request, attachments)
         except UnavailableError as e:
-            if once and not e.context.get("unsent"):
+            if not request.idempotent and not e.context.get("unsent"):
                 raise
             patience = patience or Patience.bounded(clock, type(request).__name__)
             patience.wait(e)

@@ -54,7 +54,7 @@ class TableClient:
         self.leases = LeaseKeeper(endpoint, env.threads, renewing=False) if leases is None else leases
         self._lock = env.threads.lock()
 
-    def _ask(self, request: m.Request, attachments: Sequence[pa.Buffer] = ()) -> tuple[m.AnyReply, list[pa.Buffer]]:
+    def _ask(self, request: m.Request[m.R], attachments: Sequence[pa.Buffer] = ()) -> tuple[m.R, list[pa.Buffer]]:
         return ask(self._endpoint, self.clock, request, attachments)
 
     @property
@@ -177,7 +177,6 @@ class TableClient:
     def tablets(self, *, sync: bool = False, at_timestamp_us: int | None = None) -> list[m.TabletState]:
         """State of every tablet, by key; ``sync`` makes what it reports durable first."""
         reply, _ = self._ask(m.Watermarks(table_id=self.desc.table_id, sync=sync, at_timestamp_us=at_timestamp_us))
-        assert isinstance(reply, m.WatermarksReply)
         return reply.tablets
 
     def watermarks(self) -> Mapping[TabletKey, tuple[int, int]]:
@@ -188,7 +187,6 @@ class TableClient:
         """The server's time, and the commit time of the row at each offset (None past the end), in microseconds."""
         ranges = [m.TabletRange(partition=k.partition, bucket=k.bucket, start=o, end=o + 1) for k, o in offsets.items()]
         reply, _ = self._ask(m.TimestampsAt(table_id=self.desc.table_id, ranges=ranges))
-        assert isinstance(reply, m.TimestampsReply)
         return reply.now_us, dict(zip(offsets, reply.timestamps_us, strict=True))
 
     def read(
@@ -262,7 +260,7 @@ class TableClient:
         *,
         live: bool,
         lease: str | None,
-    ) -> m.Request:
+    ) -> m.Request[m.Stream]:
         return (m.ReadLive if live else m.Read)(
             table_id=self.desc.table_id,
             ranges=[_range(k, s, e) for k, (s, e) in ranges.items()],
@@ -295,7 +293,6 @@ class TableClient:
     def leased_metadata(self) -> list[str]:
         """Iceberg metadata files that pinned reads still use."""
         reply, _ = self._ask(m.LeasedMetadata(table_id=self.desc.table_id))
-        assert isinstance(reply, m.NamesReply)
         return reply.names
 
     def subscribe(
@@ -325,13 +322,11 @@ class TableClient:
     def lake(self) -> m.LakeReply:
         """Where the table's lake stands now."""
         reply, _ = self._ask(m.LakeInfo(table_id=self.desc.table_id))
-        assert isinstance(reply, m.LakeReply)
         return reply
 
     def adopt_lake(self) -> bool:
         """See `lakehead.api.lake.TableLake.adopt`."""
         reply, _ = self._ask(m.AdoptLake(table_id=self.desc.table_id))
-        assert isinstance(reply, m.NamesReply)
         return bool(reply.names)
 
     def report_tiered(self) -> None:

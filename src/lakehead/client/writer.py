@@ -25,7 +25,7 @@ from lakehead.errors import (
 )
 from lakehead.format.bucketing import unkeyed_bucket
 from lakehead.format.frame import TABLETS_MAX, WriterStamp, encode_body
-from lakehead.protocol.messages import CloseWriter, Endpoint, OpenWriter, TabletRef, Write, WriteReply, WriterReply
+from lakehead.protocol.messages import CloseWriter, Endpoint, OpenWriter, TabletRef, Write, WriteReply
 from lakehead.types import TableDescriptor, TabletKey
 
 WriteKind = Literal["append", "upsert", "delete"]
@@ -100,7 +100,6 @@ class BatchWriter:
         every tablet it went to."""
         writer_id = writer_bytes(name)
         reply, _ = endpoint.call(OpenWriter(table_id=desc.table_id, writer_id=writer_id))
-        assert isinstance(reply, WriterReply)
         writer = cls(desc, endpoint, clock, writer_id=writer_id, epoch=reply.epoch, last_sequence=reply.last_sequence)
         writer._previous = {ref.key: sequence for ref, sequence in zip(reply.tablets, reply.sequences, strict=True)}
         return writer
@@ -189,7 +188,6 @@ class BatchWriter:
         while True:
             try:
                 reply, _ = self._endpoint.call(write.request, write.bodies)
-                assert isinstance(reply, WriteReply)
                 return reply
             except FencedError:
                 raise

@@ -16,7 +16,13 @@ import pyarrow as pa
 
 from lakehead.config import LakeConfig
 from lakehead.env.storage import LocalStorage
-from lakehead.errors import InvalidUriError, LakeStateError, UnavailableError
+from lakehead.errors import (
+    InvalidPropertyError,
+    InvalidUriError,
+    LakeStateError,
+    MissingDependencyError,
+    UnavailableError,
+)
 from lakehead.format.schema import lake_schema
 from lakehead.lake.marks import OWNER, TABLE_ID
 from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, SYSTEM_FIELDS, TIMESTAMP_COLUMN, TableDescriptor
@@ -63,8 +69,11 @@ class LakeCatalog:
 
         Raises:
             UnavailableError: it cannot be reached.
+            InvalidPropertyError: its properties do not say what it is.
+            MissingDependencyError: what it needs is not installed.
         """
         from pyiceberg.catalog import load_catalog
+        from pyiceberg.exceptions import NotInstalledError
 
         uri = self.properties.get("uri", "")
         if uri.startswith("sqlite:///"):
@@ -73,7 +82,14 @@ class LakeCatalog:
             if folder := os.path.dirname(make_url(uri).database or ""):
                 LocalStorage().make_folder(folder)
         with _catalog_errors(self.name):
-            catalog = load_catalog(self.name, **self.properties)
+            try:
+                catalog = load_catalog(self.name, **self.properties)
+            except NotInstalledError as e:
+                raise MissingDependencyError(f"lake catalog {self.name!r} cannot be opened: {e}") from e
+            except ValueError as e:
+                # PyIceberg names the address, in which a password may stand.
+                why = str(e).replace(uri, "its uri") if uri else str(e)
+                raise InvalidPropertyError(f"lake catalog {self.name!r} cannot be opened: {why}") from None
             _hold_no_sqlite_connections(catalog)
             return catalog
 

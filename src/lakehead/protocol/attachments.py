@@ -1,7 +1,8 @@
 """How one message with its attachments travels as Flight record batches.
 
 Attachment i is batch i, of one binary value that shares the attachment's memory; a message without attachments sends
-one batch with an empty value. The first batch's metadata is ``u32 count`` followed by the encoded message.
+one batch with an empty value. The first batch's metadata is ``u32 count`` followed by the encoded message. The schema
+with which each side begins says which version of the protocol it speaks.
 """
 
 from __future__ import annotations
@@ -12,12 +13,32 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakehead.errors import CorruptionError, LimitExceededError
+from lakehead.errors import CorruptionError, LimitExceededError, ProtocolVersionError
+from lakehead.protocol.messages import PROTOCOL_VERSION
 
-ATTACHMENT_SCHEMA = pa.schema([pa.field("attachment", pa.large_binary(), nullable=False)])
+_VERSION = b"lakehead.protocol"
+ATTACHMENT_SCHEMA = pa.schema(
+    [pa.field("attachment", pa.large_binary(), nullable=False)], metadata={_VERSION: str(PROTOCOL_VERSION)}
+)
 ATTACHMENTS_MAX = 1 << 20
 _COUNT = struct.Struct("<I")
 _EMPTY = pa.py_buffer(b"")
+
+
+def require_same_version(begun: pa.Schema) -> None:
+    """Return if a peer that begins with this schema speaks this version of the protocol.
+
+    Raises:
+        ProtocolVersionError: it speaks another.
+    """
+    spoken = (begun.metadata or {}).get(_VERSION, b"2 or less").decode(errors="replace")
+    if spoken != str(PROTOCOL_VERSION):
+        raise ProtocolVersionError(
+            f"this side speaks version {PROTOCOL_VERSION} of the protocol, the other one version {spoken}: install the"
+            " same version of Lakehead at both ends",
+            version=PROTOCOL_VERSION,
+            other=spoken,
+        )
 
 
 def wrap(message: bytes, attachments: Sequence[pa.Buffer]) -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:

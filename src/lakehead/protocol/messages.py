@@ -2,7 +2,7 @@
 
 A request travels as MessagePack, tagged by its class name, with *attachments* beside it: buffers that hold row data and
 are never copied into the message. What the attachments are, stands at each request. Bulk reads are *streams*: a schema,
-then record batches, each with a `StreamHeader`.
+then record batches, each with a `StreamHeader`. The type of a request says what answers it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar
+from enum import Enum
+from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -20,10 +21,14 @@ from lakehead.errors import InvalidPropertyError, InvalidRequestError
 from lakehead.format.schema import schema_from_bytes, schema_to_bytes
 from lakehead.types import Schemas, TableDescriptor, TablePath, TableSchema, TabletKey
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """MessagePack also has numbers beyond, which neither SQLite nor Arrow can hold."""
+
+
+A_co = TypeVar("A_co", covariant=True)
+R = TypeVar("R", bound="Reply")
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,19 +131,94 @@ class TabletRange(TabletRef, frozen=True, kw_only=True):
     end: Int64
 
 
-class Request(Message, frozen=True, kw_only=True, tag=True):
-    """Base of requests."""
+class StreamHeader(Message, frozen=True, kw_only=True):
+    """What a streamed batch is: its tablet, and the offset up to which the tablet has now been sent.
+
+    ``end_offset`` is None inside a tablet's initial rows of a ``full`` subscription; these are the rows live at
+    ``live_at``. Of a subscription, an empty batch of neither says that the server lives, one with an ``end_offset``
+    alone that nothing up to there was wanted.
+    """
+
+    partition: str
+    bucket: Int64
+    end_offset: Int64 | None
+    live_at: Int64 | None = None
+
+
+class Stream(Protocol):
+    """Batches pushed by a server. Iterate once; `close` may be called from any thread and ends the iteration."""
+
+    @property
+    def schema(self) -> pa.Schema: ...
+
+    def __iter__(self) -> Iterator[tuple[StreamHeader, pa.RecordBatch]]: ...
+
+    def close(self) -> None: ...
 
 
 class Reply(Message, frozen=True, kw_only=True, tag=True):
     """Base of replies."""
 
 
+class Privilege(Enum):
+    """What a request needs from whoever sends it, on the tables that it names; none includes another."""
+
+    DESCRIBE = "describe"
+    """Learn which tables there are, and their definitions."""
+    READ = "read"
+    """Rows, and how far log and lake reach."""
+    WRITE = "write"
+    """Rows, and the names of writers."""
+    TIER = "tier"
+    """Commit to the lake, and clean it up."""
+    ALTER = "alter"
+    """Create and drop tables."""
+    ADMIN = "admin"
+    """Decide whose a lake is."""
+
+
+class Request(Message, Generic[A_co], frozen=True, kw_only=True, tag=True):
+    """Base of requests. ``A_co`` is what answers: a class of replies, or `Stream`."""
+
+    privilege: ClassVar[Privilege]
+
+    @property
+    def idempotent(self) -> bool:
+        """Whether it may arrive twice, the second time late: then a call is repeated when its connection was lost."""
+        return True
+
+    @property
+    def about(self) -> Sequence[str | TablePath]:
+        """The tables that are asked for something, by id or by path."""
+        return ()
+
+
+class TableRequest(Request[A_co], Generic[A_co], frozen=True, kw_only=True):
+    """Base of requests about one table."""
+
+    table_id: str
+
+    @property
+    def about(self) -> Sequence[str | TablePath]:
+        return (self.table_id,)
+
+
+class NamedRequest(Request[A_co], Generic[A_co], frozen=True, kw_only=True):
+    """Base of requests that find a table by its name."""
+
+    database: str
+    table: str
+
+    @property
+    def path(self) -> TablePath:
+        return TablePath(self.database, self.table)
+
+    @property
+    def about(self) -> Sequence[str | TablePath]:
+        return (self.path,)
+
+
 # ---- metadata -----------------------------------------------------------------------------------------------------
-
-
-class Hello(Request, frozen=True, kw_only=True):
-    """First words of a connection."""
 
 
 class HelloReply(Reply, frozen=True, kw_only=True):
@@ -150,16 +230,10 @@ class HelloReply(Reply, frozen=True, kw_only=True):
     incarnation: Int64 = 0
 
 
-class CreateTable(Request, frozen=True, kw_only=True):
-    """Create a table; ``info.table_id`` is ignored."""
+class Hello(Request[HelloReply], frozen=True, kw_only=True):
+    """First words of a connection."""
 
-    info: TableInfo
-    if_not_exists: bool
-
-
-class GetTable(Request, frozen=True, kw_only=True):
-    database: str
-    table: str
+    privilege = Privilege.DESCRIBE
 
 
 class TableReply(Reply, frozen=True, kw_only=True):
@@ -169,45 +243,55 @@ class TableReply(Reply, frozen=True, kw_only=True):
     folder_id: str = ""
 
 
-class ListTables(Request, frozen=True, kw_only=True):
-    database: str | None
+class CreateTable(Request[TableReply], frozen=True, kw_only=True):
+    """Create a table; ``info.table_id`` is ignored."""
+
+    privilege = Privilege.ALTER
+    info: TableInfo
+    if_not_exists: bool
+
+    @property
+    def idempotent(self) -> bool:
+        return self.if_not_exists
+
+    @property
+    def about(self) -> Sequence[str | TablePath]:
+        return (TablePath(self.info.database, self.info.table),)
 
 
-class ListDatabases(Request, frozen=True, kw_only=True):
-    pass
+class GetTable(NamedRequest[TableReply], frozen=True, kw_only=True):
+    privilege = Privilege.DESCRIBE
 
 
 class NamesReply(Reply, frozen=True, kw_only=True):
     names: list[str]
 
 
-class DropTable(Request, frozen=True, kw_only=True):
-    """Drop a table and its log; with ``purge`` the lake table's files too."""
+class ListTables(Request[NamesReply], frozen=True, kw_only=True):
+    privilege = Privilege.DESCRIBE
+    database: str | None
 
-    database: str
-    table: str
-    purge: bool
+
+class ListDatabases(Request[NamesReply], frozen=True, kw_only=True):
+    privilege = Privilege.DESCRIBE
 
 
 class Done(Reply, frozen=True, kw_only=True):
     pass
 
 
+class DropTable(NamedRequest[Done], frozen=True, kw_only=True):
+    """Drop a table and its log; with ``purge`` the lake table's files too."""
+
+    privilege = Privilege.ALTER
+    purge: bool
+
+    @property
+    def idempotent(self) -> bool:
+        return False
+
+
 # ---- write --------------------------------------------------------------------------------------------------------
-
-
-class Write(Request, frozen=True, kw_only=True):
-    """One batch of one writer, split by tablet; attachment i is the frame body for ``tablets[i]``.
-
-    ``columns`` are those of the bodies' rows, in table order: all for append, some for a partial upsert, the primary
-    key for delete.
-    """
-
-    table_id: str
-    kind: Literal["append", "upsert", "delete"]
-    tablets: list[TabletRef]
-    checksums: list[Int64]
-    columns: list[str]
 
 
 class WriteReply(Reply, frozen=True, kw_only=True):
@@ -216,20 +300,18 @@ class WriteReply(Reply, frozen=True, kw_only=True):
     offsets: list[tuple[Int64, Int64]]
 
 
-class OpenWriter(Request, frozen=True, kw_only=True):
-    """Take over a named writer."""
+class Write(TableRequest[WriteReply], frozen=True, kw_only=True):
+    """One batch of one writer, split by tablet; attachment i is the frame body for ``tablets[i]``.
 
-    table_id: str
-    writer_id: bytes
+    ``columns`` are those of the bodies' rows, in table order: all for append, some for a partial upsert, the primary
+    key for delete.
+    """
 
-
-class CloseWriter(Request, frozen=True, kw_only=True):
-    """A named writer ends and has seen every answer up to ``acked_through``; of a fenced one nothing is kept."""
-
-    table_id: str
-    writer_id: bytes
-    epoch: Int64
-    acked_through: Int64
+    privilege = Privilege.WRITE
+    kind: Literal["append", "upsert", "delete"]
+    tablets: list[TabletRef]
+    checksums: list[Int64]
+    columns: list[str]
 
 
 class WriterReply(Reply, frozen=True, kw_only=True):
@@ -242,31 +324,43 @@ class WriterReply(Reply, frozen=True, kw_only=True):
     sequences: list[Int64]
 
 
+class OpenWriter(TableRequest[WriterReply], frozen=True, kw_only=True):
+    """Take over a named writer."""
+
+    privilege = Privilege.WRITE
+    writer_id: bytes
+
+    @property
+    def idempotent(self) -> bool:
+        return False
+
+
+class CloseWriter(TableRequest[Done], frozen=True, kw_only=True):
+    """A named writer ends and has seen every answer up to ``acked_through``; of a fenced one nothing is kept."""
+
+    privilege = Privilege.WRITE
+    writer_id: bytes
+    epoch: Int64
+    acked_through: Int64
+
+
 # ---- read ---------------------------------------------------------------------------------------------------------
-
-
-class Lookup(Request, frozen=True, kw_only=True):
-    """Rows by key; attachment i is the IPC batch of keys for ``tablets[i]``. ``prefix`` asks by leading columns.
-
-    Reply attachments, per tablet: the IPC batch of rows found, then int64 positions in the asked keys (empty for
-    prefix lookups).
-    """
-
-    table_id: str
-    tablets: list[TabletRef]
-    prefix: list[str]
 
 
 class LookupReply(Reply, frozen=True, kw_only=True):
     pass
 
 
-class Watermarks(Request, frozen=True, kw_only=True):
-    """Readable ranges of all tablets of a table; ``sync`` makes them durable first, whatever the table's durability."""
+class Lookup(TableRequest[LookupReply], frozen=True, kw_only=True):
+    """Rows by key; attachment i is the IPC batch of keys for ``tablets[i]``. ``prefix`` asks by leading columns.
 
-    table_id: str
-    sync: bool
-    at_timestamp_us: Int64 | None = None
+    Reply attachments, per tablet: the IPC batch of rows found, then int64 positions in the asked keys (empty for
+    prefix lookups).
+    """
+
+    privilege = Privilege.READ
+    tablets: list[TabletRef]
+    prefix: list[str]
 
 
 class TabletState(TabletRef, frozen=True, kw_only=True):
@@ -288,16 +382,24 @@ class WatermarksReply(Reply, frozen=True, kw_only=True):
     incarnation: Int64 = 0
 
 
-class TimestampsAt(Request, frozen=True, kw_only=True):
-    """Commit timestamps of the rows at ``start`` of each range."""
+class Watermarks(TableRequest[WatermarksReply], frozen=True, kw_only=True):
+    """Readable ranges of all tablets of a table; ``sync`` makes them durable first, whatever the table's durability."""
 
-    table_id: str
-    ranges: list[TabletRange]
+    privilege = Privilege.READ
+    sync: bool
+    at_timestamp_us: Int64 | None = None
 
 
 class TimestampsReply(Reply, frozen=True, kw_only=True):
     now_us: Int64
     timestamps_us: list[Int64 | None]
+
+
+class TimestampsAt(TableRequest[TimestampsReply], frozen=True, kw_only=True):
+    """Commit timestamps of the rows at ``start`` of each range."""
+
+    privilege = Privilege.READ
+    ranges: list[TabletRange]
 
 
 class LeasedTable(Message, frozen=True, kw_only=True):
@@ -306,19 +408,6 @@ class LeasedTable(Message, frozen=True, kw_only=True):
 
     table_id: str
     lake_metadata: str | None
-
-
-class OpenLeases(Request, frozen=True, kw_only=True):
-    """Pin a read: what every tablet of these tables holds at one moment stays readable under the tables' leases, also
-    once it is trimmed, until a lease is released or was neither used nor renewed for the server's ``lease_seconds``.
-
-    ``release`` are leases of this client that are not needed any more. ``planned``: nobody will renew them, because
-    others carry the read out; they last for ``planned_lease_seconds``, and give way when the server has no room.
-    """
-
-    tables: list[LeasedTable]
-    release: list[str]
-    planned: bool = False
 
 
 class Lease(Message, frozen=True, kw_only=True):
@@ -335,20 +424,39 @@ class LeasesReply(Reply, frozen=True, kw_only=True):
     seconds: float = LEASE_SECONDS
 
 
-class RenewLeases(Request, frozen=True, kw_only=True):
+class OpenLeases(Request[LeasesReply], frozen=True, kw_only=True):
+    """Pin a read: what every tablet of these tables holds at one moment stays readable under the tables' leases, also
+    once it is trimmed, until a lease is released or was neither used nor renewed for the server's ``lease_seconds``.
+
+    ``release`` are leases of this client that are not needed any more. ``planned``: nobody will renew them, because
+    others carry the read out; they last for ``planned_lease_seconds``, and give way when the server has no room.
+    """
+
+    privilege = Privilege.READ
+    tables: list[LeasedTable]
+    release: list[str]
+    planned: bool = False
+
+    @property
+    def about(self) -> Sequence[str | TablePath]:
+        return [t.table_id for t in self.tables]
+
+
+class RenewLeases(Request[Done], frozen=True, kw_only=True):
     """Keep leases as if they had been used now; those that are over are passed by. ``release`` ends others."""
 
+    privilege = Privilege.READ
     leases: list[str]
     release: list[str]
 
 
-class LeasedMetadata(Request, frozen=True, kw_only=True):
+class LeasedMetadata(TableRequest[NamesReply], frozen=True, kw_only=True):
     """Iceberg metadata files (`NamesReply`) that pinned reads of the table still use."""
 
-    table_id: str
+    privilege = Privilege.TIER
 
 
-class Read(Request, frozen=True, kw_only=True):
+class Read(TableRequest[Stream], frozen=True, kw_only=True):
     """Stream: rows of these ranges, each tablet's in offset order. Under a lease, of what the lease holds; one that is
     over reads what there is now.
 
@@ -357,7 +465,7 @@ class Read(Request, frozen=True, kw_only=True):
     mean something in the log of one folder: with another ``folder_id`` than the server's, the request is refused.
     """
 
-    table_id: str
+    privilege = Privilege.READ
     ranges: list[TabletRange]
     columns: list[str]
     predicate: bytes | None
@@ -365,11 +473,11 @@ class Read(Request, frozen=True, kw_only=True):
     folder_id: str = ""
 
 
-class ReadLive(Request, frozen=True, kw_only=True):
+class ReadLive(TableRequest[Stream], frozen=True, kw_only=True):
     """Stream: rows of a keyed table that are live at exactly the end of each range, in offset order per tablet; columns
     and lease as in `Read`: as if each had just been inserted (+I), but for offset and commit time."""
 
-    table_id: str
+    privilege = Privilege.READ
     ranges: list[TabletRange]
     columns: list[str]
     predicate: bytes | None
@@ -377,7 +485,7 @@ class ReadLive(Request, frozen=True, kw_only=True):
     folder_id: str = ""
 
 
-class Subscribe(Request, frozen=True, kw_only=True):
+class Subscribe(TableRequest[Stream], frozen=True, kw_only=True):
     """Stream without end: rows as soon as they are readable.
 
     ``starts`` are explicit offsets; tablets not named start at ``default``; tablets created later start at 0.
@@ -385,7 +493,7 @@ class Subscribe(Request, frozen=True, kw_only=True):
     of them are reached. Columns and folder as in `Read`.
     """
 
-    table_id: str
+    privilege = Privilege.READ
     starts: list[TabletRange]
     default: Literal["latest", "earliest", "full"]
     stops: list[TabletRange] | None
@@ -394,39 +502,7 @@ class Subscribe(Request, frozen=True, kw_only=True):
     folder_id: str = ""
 
 
-class StreamHeader(Message, frozen=True, kw_only=True):
-    """What a streamed batch is: its tablet, and the offset up to which the tablet has now been sent.
-
-    ``end_offset`` is None inside a tablet's initial rows of a ``full`` subscription; these are the rows live at
-    ``live_at``. Of a subscription, an empty batch of neither says that the server lives, one with an ``end_offset``
-    alone that nothing up to there was wanted.
-    """
-
-    partition: str
-    bucket: Int64
-    end_offset: Int64 | None
-    live_at: Int64 | None = None
-
-
 # ---- lake ---------------------------------------------------------------------------------------------------------
-
-
-class LakeInfo(Request, frozen=True, kw_only=True):
-    """Where the table's lake stands now."""
-
-    table_id: str
-
-
-class ReportTiered(Request, frozen=True, kw_only=True):
-    """A hint that a round was committed: the server reads from the lake what it holds now, and may trim."""
-
-    table_id: str
-
-
-class AdoptLake(Request, frozen=True, kw_only=True):
-    """Take the table's lake over from the folder that this one is a copy of; `NamesReply` of what was taken over."""
-
-    table_id: str
 
 
 class LakeReply(Reply, frozen=True, kw_only=True):
@@ -443,6 +519,32 @@ class LakeReply(Reply, frozen=True, kw_only=True):
     incarnation: str = ""
     owner: str = ""
 
+    def for_reading(self) -> LakeReply:
+        """The same for those who may not commit: without the catalog and its credentials."""
+        return msgspec.structs.replace(self, catalog_name="", catalog_properties={})
+
+    def __repr__(self) -> str:
+        # The properties hold credentials.
+        return f"LakeReply(metadata_location={self.metadata_location!r}, owner={self.owner!r})"
+
+
+class LakeInfo(TableRequest[LakeReply], frozen=True, kw_only=True):
+    """Where the table's lake stands now."""
+
+    privilege = Privilege.READ
+
+
+class ReportTiered(TableRequest[Done], frozen=True, kw_only=True):
+    """A hint that a round was committed: the server reads from the lake what it holds now, and may trim."""
+
+    privilege = Privilege.TIER
+
+
+class AdoptLake(TableRequest[NamesReply], frozen=True, kw_only=True):
+    """Take the table's lake over from the folder that this one is a copy of; `NamesReply` of what was taken over."""
+
+    privilege = Privilege.ADMIN
+
 
 class ErrorReply(Reply, frozen=True, kw_only=True):
     """A `LakeheadError`."""
@@ -452,73 +554,25 @@ class ErrorReply(Reply, frozen=True, kw_only=True):
     context: dict[str, Any]
 
 
-AnyRequest = (
+AnyCall = (
     Hello | CreateTable | GetTable | ListTables | ListDatabases | DropTable | Write | OpenWriter | CloseWriter | Lookup
-    | Watermarks
-    | TimestampsAt | OpenLeases | RenewLeases | LeasedMetadata | Read | ReadLive | Subscribe | LakeInfo | ReportTiered
-    | AdoptLake
+    | Watermarks | TimestampsAt | OpenLeases | RenewLeases | LeasedMetadata | LakeInfo | ReportTiered | AdoptLake
 )  # fmt: skip
-AnyReply = (
-    HelloReply | TableReply | NamesReply | Done | WriteReply | WriterReply | LookupReply | WatermarksReply
-    | TimestampsReply | LeasesReply | LakeReply | ErrorReply
-)  # fmt: skip
-
-_T = TypeVar("_T")
-_encoder = msgspec.msgpack.Encoder()
-_requests = msgspec.msgpack.Decoder(AnyRequest)
-_replies = msgspec.msgpack.Decoder(AnyReply)
-_headers = msgspec.msgpack.Decoder(StreamHeader)
-
-
-def encode(message: Message) -> bytes:
-    return _encoder.encode(message)
-
-
-def decode_request(data: bytes) -> AnyRequest:
-    """Inverse of `encode`; raises `msgspec.DecodeError` for bytes that are no request."""
-    return _decoded(_requests, data)
-
-
-def decode_reply(data: bytes) -> AnyReply:
-    """Inverse of `encode`; raises `msgspec.DecodeError` for bytes that are no reply."""
-    return _decoded(_replies, data)
-
-
-def decode_stream_header(data: bytes) -> StreamHeader:
-    """Inverse of `encode`; raises `msgspec.DecodeError` for bytes that are no header."""
-    return _decoded(_headers, data)
-
-
-def _decoded(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
-    try:
-        return decoder.decode(data)
-    except (UnicodeDecodeError, RecursionError) as e:
-        raise msgspec.DecodeError(f"not a message: {e}") from e
-
-
-class Stream(Protocol):
-    """Batches pushed by a server. Iterate once; `close` may be called from any thread and ends the iteration."""
-
-    @property
-    def schema(self) -> pa.Schema: ...
-
-    def __iter__(self) -> Iterator[tuple[StreamHeader, pa.RecordBatch]]: ...
-
-    def close(self) -> None: ...
+AnyStream = Read | ReadLive | Subscribe
 
 
 class Endpoint(Protocol):
     """Something that answers requests: a server in this process, or one behind a transport. Thread-safe."""
 
-    def call(self, request: Request, attachments: Sequence[pa.Buffer] = ()) -> tuple[AnyReply, list[pa.Buffer]]:
-        """Answer one request.
+    def call(self, request: Request[R], attachments: Sequence[pa.Buffer] = ()) -> tuple[R, list[pa.Buffer]]:
+        """The reply to one request, and its attachments.
 
         Raises:
             LakeheadError: the request was refused or the server cannot be reached.
         """
         ...
 
-    def stream(self, request: Request) -> Stream:
+    def stream(self, request: Request[Stream]) -> Stream:
         """Open a stream; errors as in `call`, here or while iterating."""
         ...
 

@@ -20,10 +20,13 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from lakehead.errors import ClosedError, InvalidRequestError, LakeheadError, UnavailableError
-from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, unwrap, wrap
-from lakehead.protocol.messages import ErrorReply, decode_request, encode
+from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, require_same_version, unwrap, wrap
+from lakehead.protocol.codec import decode_call, decode_stream_request, encode
+from lakehead.protocol.messages import ErrorReply
+from lakehead.server.access import TOKEN_HOLDER
 from lakehead.server.service import Service
 
+_ENDED = (StopIteration, fl.FlightError, pa.ArrowException)
 _log = logging.getLogger("lakehead.server")
 TOKEN_HEADER = "authorization"
 MESSAGE_BYTES_MAX = 1 << 30
@@ -100,7 +103,7 @@ class FlightServer(fl.FlightServerBase):
     def _answer_all(self, reader: Any, writer: Any) -> None:
         for request, attachments in _requests(reader):
             try:
-                reply, out = self._service.call(decode_request(request), attachments)
+                reply, out = self._service.call(decode_call(request), attachments, TOKEN_HOLDER)
                 answer, parts = encode(reply), out
             except msgspec.DecodeError as e:
                 answer, parts = encode(_error_reply(InvalidRequestError(f"not a request of this version: {e}"))), []
@@ -111,7 +114,7 @@ class FlightServer(fl.FlightServerBase):
 
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
         try:
-            stream = self._service.stream(decode_request(ticket.ticket))
+            stream = self._service.stream(decode_stream_request(ticket.ticket), TOKEN_HOLDER)
         except msgspec.DecodeError as e:
             raise _flight_error(_error_reply(InvalidRequestError(f"not a request of this version: {e}"))) from e
         except Exception as e:
@@ -140,9 +143,14 @@ def _end_with_process(server: FlightServer) -> None:
 
 
 def _requests(reader: Any) -> Iterator[tuple[bytes, list[pa.Buffer]]]:
+    try:
+        begun = reader.schema
+    except _ENDED:
+        return
+    require_same_version(begun)
     while True:
         try:
             call = unwrap(reader.read_chunk, bytes_max=MESSAGE_BYTES_MAX)
-        except (StopIteration, fl.FlightError, pa.ArrowException):
+        except _ENDED:
             return
         yield call

@@ -10,6 +10,7 @@ from lakehead.env import Env
 from lakehead.env.credentials import remove_token, save_token
 from lakehead.env.folder_lock import FolderLock
 from lakehead.env.place import Place
+from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.flight import FlightServer
 from lakehead.server.lake_state import LakeState
 from lakehead.server.service import Service
@@ -51,6 +52,7 @@ class ServerHost:
         except BaseException:
             lock.release()
             raise
+        self.endpoint = LocalEndpoint(self.service)
         self.port: int = self._flight.port
         self.uri = f"lakehead://{config.host}:{self.port}"
         try:

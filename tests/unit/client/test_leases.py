@@ -24,7 +24,7 @@ class Server:
         self.renewed = threading.Event()
         self.seconds = 1000.0
 
-    def call(self, request: m.Request, attachments: Sequence[pa.Buffer] = ()) -> tuple[m.AnyReply, list[pa.Buffer]]:
+    def call(self, request: m.Request[Any], attachments: Sequence[pa.Buffer] = ()) -> tuple[Any, list[pa.Buffer]]:
         if self.errors:
             raise self.errors.pop(0)
         self.asked.append(request)
@@ -34,7 +34,7 @@ class Server:
         self.renewed.set()
         return m.Done(), []
 
-    def stream(self, request: m.Request) -> m.Stream:
+    def stream(self, request: m.Request[m.Stream]) -> m.Stream:
         raise AssertionError
 
 

@@ -56,7 +56,7 @@ class Answers:
         self.sent: list[tuple[m.Write, list[FrameBody]]] = []
         self.fail: Callable[[int], Exception | None] = lambda attempt: None
 
-    def call(self, request: m.Request, attachments: Sequence[pa.Buffer] = ()) -> tuple[m.AnyReply, list[pa.Buffer]]:
+    def call(self, request: m.Request[Any], attachments: Sequence[pa.Buffer] = ()) -> tuple[Any, list[pa.Buffer]]:
         if isinstance(request, m.OpenWriter):
             return m.WriterReply(
                 epoch=3, last_sequence=4, tablets=[m.TabletRef(partition="", bucket=1)], sequences=[2]
@@ -67,7 +67,7 @@ class Answers:
             raise error
         return m.WriteReply(offsets=[(0, b.row_count) for b in self.sent[-1][1]]), []
 
-    def stream(self, request: m.Request) -> m.Stream:
+    def stream(self, request: m.Request[m.Stream]) -> m.Stream:
         raise NotImplementedError
 
     def close(self) -> None:

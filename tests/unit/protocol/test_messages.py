@@ -12,6 +12,15 @@ import pytest
 from lakehead.config import TableProperties
 from lakehead.errors import ERRORS_BY_CODE, LakeheadError, error_from_code
 from lakehead.protocol import messages as m
+from lakehead.protocol.codec import (
+    answer_type,
+    decode_call,
+    decode_error,
+    decode_reply,
+    decode_stream_header,
+    decode_stream_request,
+    encode,
+)
 from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey
 
 DESC = TableDescriptor(
@@ -30,7 +39,7 @@ DESC = TableDescriptor(
 INFO = m.TableInfo.of(DESC)
 REF = m.TabletRef(partition="day=2024-01-01&r=%2F", bucket=3)
 RANGE = m.TabletRange(partition="", bucket=0, start=0, end=2**62)
-REQUESTS: list[m.Request] = [
+CALLS: list[m.Request[Any]] = [
     m.Hello(),
     m.CreateTable(info=INFO, if_not_exists=True),
     m.GetTable(database="shop", table="orders"),
@@ -43,15 +52,17 @@ REQUESTS: list[m.Request] = [
     m.Lookup(table_id="t1", tablets=[REF, REF], prefix=[]),
     m.Watermarks(table_id="t1", sync=True, at_timestamp_us=5),
     m.TimestampsAt(table_id="t1", ranges=[RANGE]),
-    m.Read(table_id="t1", ranges=[RANGE], columns=["søk", "__offset"], predicate=b"\x00\xff"),
     m.OpenLeases(tables=[m.LeasedTable(table_id="t1", lake_metadata=None)], release=["a" * 32]),
     m.RenewLeases(leases=["a" * 32], release=[]),
     m.LeasedMetadata(table_id="t1"),
-    m.ReadLive(table_id="t1", ranges=[RANGE], columns=[], predicate=None, lease="a" * 32),
-    m.Subscribe(table_id="t1", starts=[RANGE], default="full", stops=None, columns=["søk"], predicate=None),
     m.LakeInfo(table_id="t1"),
     m.AdoptLake(table_id="t"),
     m.ReportTiered(table_id="t1"),
+]
+STREAMS: list[m.Request[m.Stream]] = [
+    m.Read(table_id="t1", ranges=[RANGE], columns=["søk", "__offset"], predicate=b"\x00\xff"),
+    m.ReadLive(table_id="t1", ranges=[RANGE], columns=[], predicate=None, lease="a" * 32),
+    m.Subscribe(table_id="t1", starts=[RANGE], default="full", stops=None, columns=["søk"], predicate=None),
 ]
 REPLIES: list[m.Reply] = [
     m.HelloReply(folder_id="f" * 32, version=1, pid=7),
@@ -77,36 +88,72 @@ REPLIES: list[m.Reply] = [
 ]
 
 
-@pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: type(r).__name__)
-def test_requests(request_: m.Request) -> None:
-    found = m.decode_request(m.encode(request_))
-    assert type(found) is type(request_) and found == request_
+@pytest.mark.parametrize("call", CALLS, ids=lambda r: type(r).__name__)
+def test_calls(call: m.Request[Any]) -> None:
+    found = decode_call(encode(call))
+    assert type(found) is type(call) and found == call
+    for decode in (decode_stream_request, decode_error, lambda data: decode_reply(data, call)):
+        with pytest.raises(msgspec.DecodeError):
+            decode(encode(call))
+    for reply in REPLIES:
+        if type(reply) in (answer_type(type(call)), m.ErrorReply):
+            answer = decode_reply(encode(reply), call)
+            assert type(answer) is type(reply) and answer == reply
+        else:
+            with pytest.raises(msgspec.DecodeError):  # not what answers this
+                decode_reply(encode(reply), call)
+
+
+@pytest.mark.parametrize("stream", STREAMS, ids=lambda r: type(r).__name__)
+def test_stream_requests(stream: m.Request[m.Stream]) -> None:
+    found = decode_stream_request(encode(stream))
+    assert type(found) is type(stream) and found == stream
     with pytest.raises(msgspec.DecodeError):
-        m.decode_reply(m.encode(request_))
-
-
-@pytest.mark.parametrize("reply", REPLIES, ids=lambda r: type(r).__name__)
-def test_replies(reply: m.Reply) -> None:
-    found = m.decode_reply(m.encode(reply))
-    assert type(found) is type(reply) and found == reply
+        decode_call(encode(stream))
 
 
 def test_no_message_is_left_out() -> None:
-    assert {type(r) for r in REQUESTS} == set(get_args(m.AnyRequest))
-    # A union of classes decodes exactly its members.
-    assert {type(r) for r in REPLIES} == set(get_args(m.AnyReply))
+    calls = get_args(m.AnyCall)
+    assert {type(r) for r in CALLS} == set(calls)
+    assert {type(r) for r in STREAMS} == set(get_args(m.AnyStream))
+    assert {type(r) for r in REPLIES} == {m.ErrorReply, *map(answer_type, calls)}
+    assert {answer_type(s) for s in get_args(m.AnyStream)} == {m.Stream}
+
+
+def test_what_is_repeated_after_a_lost_connection() -> None:
+    once = {type(r).__name__ for r in CALLS if not r.idempotent}
+    assert once == {"DropTable", "OpenWriter"}
+    assert not m.CreateTable(info=INFO, if_not_exists=False).idempotent
+
+
+def test_every_request_says_what_it_needs() -> None:
+    needed = {type(r).__name__: r.privilege for r in (*CALLS, *STREAMS)}
+    by_privilege = {p: sorted(n for n, q in needed.items() if q is p) for p in m.Privilege}
+    assert by_privilege == {
+        m.Privilege.DESCRIBE: ["GetTable", "Hello", "ListDatabases", "ListTables"],
+        m.Privilege.READ: [
+            "LakeInfo", "Lookup", "OpenLeases", "Read", "ReadLive", "RenewLeases", "Subscribe", "TimestampsAt",
+            "Watermarks",
+        ],
+        m.Privilege.WRITE: ["CloseWriter", "OpenWriter", "Write"],
+        m.Privilege.TIER: ["LeasedMetadata", "ReportTiered"],
+        m.Privilege.ALTER: ["CreateTable", "DropTable"],
+        m.Privilege.ADMIN: ["AdoptLake"],
+    }  # fmt: skip
+    nameless = {type(r).__name__ for r in (*CALLS, *STREAMS) if not r.about}
+    assert nameless == {"Hello", "ListDatabases", "ListTables", "RenewLeases"}, "lists are of all; leases are secrets"
 
 
 def test_numbers_beyond_64_bits_are_refused() -> None:
     good = m.CloseWriter(table_id="t1", writer_id=bytes(16), epoch=2**63 - 1, acked_through=-(2**63))
-    assert m.decode_request(m.encode(good)) == good
+    assert decode_call(encode(good)) == good
     with pytest.raises(msgspec.DecodeError):
-        m.decode_request(m.encode(msgspec.structs.replace(good, epoch=2**63)))
+        decode_call(encode(msgspec.structs.replace(good, epoch=2**63)))
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00", b"garbage", b"\x81\xa4type\xa4Nope", b"\x81\xa4type\xa2\xff\xff"])
 def test_other_bytes_are_refused(data: bytes) -> None:
-    for decode in (m.decode_request, m.decode_reply, m.decode_stream_header):
+    for decode in (decode_call, decode_stream_request, decode_error, decode_stream_header):
         with pytest.raises(msgspec.DecodeError):
             decode(data)
 
@@ -114,8 +161,7 @@ def test_other_bytes_are_refused(data: bytes) -> None:
 @pytest.mark.parametrize("cls", ERRORS_BY_CODE.values(), ids=lambda c: c.__name__)
 def test_errors(cls: type[LakeheadError]) -> None:
     context: dict[str, Any] = {"table": "a.b", "offset": 2**62, "ratio": 0.5, "flag": False, "none": None}
-    reply = m.decode_reply(m.encode(m.ErrorReply(code=cls.code, message="what to do: é", context=context)))
-    assert isinstance(reply, m.ErrorReply)
+    reply = decode_error(encode(m.ErrorReply(code=cls.code, message="what to do: é", context=context)))
     error = error_from_code(reply.code, reply.message, reply.context)
     assert type(error) is cls and error.context == context and str(error) == "what to do: é"
 
@@ -123,7 +169,7 @@ def test_errors(cls: type[LakeheadError]) -> None:
 @pytest.mark.parametrize("end", [None, 0, 2**62])
 def test_stream_headers(end: int | None) -> None:
     header = m.StreamHeader(partition="p=%26", bucket=4, end_offset=end)
-    assert m.decode_stream_header(m.encode(header)) == header
+    assert decode_stream_header(encode(header)) == header
 
 
 @pytest.mark.parametrize(
@@ -146,7 +192,6 @@ def test_definitions_from_peers_are_checked(change: dict[str, Any]) -> None:
 
 def test_descriptors() -> None:
     assert INFO.descriptor() == DESC
-    assert m.decode_reply(m.encode(m.TableReply(info=INFO))).info.descriptor() == DESC  # type: ignore[union-attr]
     plain = dataclasses.replace(DESC, primary_key=(), bucket_key=(), lake=None)
     assert m.TableInfo.of(plain).descriptor() == plain
     key = TabletKey("day=2024-01-01", 3)

@@ -27,6 +27,7 @@ from lakehead.errors import (
 )
 from lakehead.format.frame import WriterStamp, encode_body
 from lakehead.protocol import messages as m
+from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.service import Service
 from lakehead.testing.storage import FaultyStorage
@@ -56,12 +57,11 @@ class Deployment:
     def table(self, *, keyed: bool = True, buckets: int = BUCKETS) -> TableDescriptor:
         key = ("k",) if keyed else ()
         desc = TableDescriptor("", TablePath("a", "t"), Schemas.only(SCHEMA), key, (), ("k",), buckets, None)
-        reply, _ = self.service.call(m.CreateTable(info=m.TableInfo.of(desc), if_not_exists=False))
-        assert isinstance(reply, m.TableReply)
+        reply, _ = LocalEndpoint(self.service).call(m.CreateTable(info=m.TableInfo.of(desc), if_not_exists=False))
         return reply.info.descriptor()
 
     def writer(self, desc: TableDescriptor) -> BatchWriter:
-        writer = BatchWriter.resume(desc, self.service, self.clock, "etl")
+        writer = BatchWriter.resume(desc, LocalEndpoint(self.service), self.clock, "etl")
         writer._retry_seconds = 0
         return writer
 
@@ -199,8 +199,7 @@ def test_what_a_writer_had_seen_answered_when_it_closed_counts(deployment: Deplo
     """Older clients do not say to how many tablets a batch goes: of their last one only they know that it is whole."""
     desc = deployment.table()
     name = writer_bytes("etl")
-    opened, _ = deployment.service.call(m.OpenWriter(table_id=desc.table_id, writer_id=name))
-    assert isinstance(opened, m.WriterReply)
+    opened, _ = LocalEndpoint(deployment.service).call(m.OpenWriter(table_id=desc.table_id, writer_id=name))
     for sequence in range(2):
         stamp = WriterStamp(name, sequence, sequence - 1, sequence - 1, opened.epoch)
         body = encode_body(batch(sequence), schema_id=0, stamp=stamp, with_statistics=False)
@@ -208,9 +207,9 @@ def test_what_a_writer_had_seen_answered_when_it_closed_counts(deployment: Deplo
         request = m.Write(
             table_id=desc.table_id, kind="upsert", tablets=[ref], checksums=[body.crc], columns=SCHEMA.names
         )
-        deployment.service.call(request, [body.buffer])
+        LocalEndpoint(deployment.service).call(request, [body.buffer])
     if closed:
-        deployment.service.call(
+        LocalEndpoint(deployment.service).call(
             m.CloseWriter(table_id=desc.table_id, writer_id=name, epoch=opened.epoch, acked_through=1)
         )
     deployment.restart()
@@ -233,7 +232,7 @@ def test_a_successor_is_told_nothing_while_a_predecessors_batch_is_under_way(dep
         assert syncing.wait(30)
         opening = pool.submit(deployment.writer, desc)
         key = (desc.table_id, writer_bytes("etl"))
-        while deployment.service._writers._names[key].epoch == 1:
+        while deployment.service._writes._writers._names[key].epoch == 1:
             assert not opening.done()
         assert not opening.done()
         go_on.set()
@@ -276,7 +275,7 @@ def test_an_epoch_that_is_read_late_does_not_replace_a_later_one(
     desc = deployment.table()
     old = deployment.writer(desc)
     deployment.restart()
-    old._endpoint = deployment.service
+    old._endpoint = LocalEndpoint(deployment.service)
     real, read, go_on = MetadataStore.writer_epoch, threading.Event(), threading.Event()
 
     def preempted(self: MetadataStore, *args: Any) -> int:
@@ -320,16 +319,16 @@ class Restarting:
         self._deployment = deployment
         self.restarts = 0
 
-    def call(self, request: m.Request, attachments: Sequence[pa.Buffer] = ()) -> tuple[m.AnyReply, list[pa.Buffer]]:
+    def call(self, request: m.Request[Any], attachments: Sequence[pa.Buffer] = ()) -> tuple[Any, list[pa.Buffer]]:
         try:
-            return self._deployment.service.call(request, attachments)
+            return LocalEndpoint(self._deployment.service).call(request, attachments)
         except OutcomeUnknownError:
             self._deployment.storage.sync_fails = False
             self._deployment.restart()
             self.restarts += 1
             raise
 
-    def stream(self, request: m.Request) -> m.Stream:
+    def stream(self, request: m.Request[m.Stream]) -> m.Stream:
         raise NotImplementedError
 
     def close(self) -> None:
@@ -362,7 +361,7 @@ def test_parts_of_different_batches_are_no_write(deployment: Deployment) -> None
         refs = [m.TabletRef(partition="", bucket=i) for i in range(len(stamps))]
         sums = [b.crc for b in bodies]
         request = m.Write(table_id=desc.table_id, kind="upsert", tablets=refs, checksums=sums, columns=SCHEMA.names)
-        deployment.service.call(request, [b.buffer for b in bodies])
+        LocalEndpoint(deployment.service).call(request, [b.buffer for b in bodies])
 
     name = writer_bytes("etl")
     for other in (WriterStamp(name, 1, epoch=1), WriterStamp(name, 0), WriterStamp(b"o" * 16, 0, epoch=1)):

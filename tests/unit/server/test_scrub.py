@@ -15,6 +15,7 @@ from lakehead.errors import CorruptionError, LakeFileMissingError, UnavailableEr
 from lakehead.format.frame import WriterStamp, encode_body
 from lakehead.log.checkpoint import CheckpointPolicy
 from lakehead.protocol import messages as m
+from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.scrub import PAUSE_SECONDS, Scrub
 from lakehead.server.service import Service
 from lakehead.testing.storage import FaultyStorage
@@ -66,8 +67,7 @@ class Served:
     def create(self, name: str, lake: str | None) -> str:
         properties = TableProperties(segment_bytes=1500)
         desc = TableDescriptor("", TablePath.parse(name), Schemas.only(SCHEMA), (), (), (), 1, lake, properties)
-        reply, _ = self.service.call(m.CreateTable(info=m.TableInfo.of(desc), if_not_exists=False))
-        assert isinstance(reply, m.TableReply)
+        reply, _ = LocalEndpoint(self.service).call(m.CreateTable(info=m.TableInfo.of(desc), if_not_exists=False))
         [tablet] = self.service._tables.get(reply.info.table_id).tablets.values()
         for at in range(20):
             batch = pa.RecordBatch.from_pydict({"n": [at] * 20}, schema=SCHEMA)
@@ -82,8 +82,7 @@ class Served:
         return [f"{folder}/{n}" for n in self.storage.list_files(folder) if n.endswith(".log")][:-1]
 
     def damage_of(self, table_id: str) -> str | None:
-        reply, _ = self.service.call(m.Watermarks(table_id=table_id, sync=False))
-        assert isinstance(reply, m.WatermarksReply)
+        reply, _ = LocalEndpoint(self.service).call(m.Watermarks(table_id=table_id, sync=False))
         return reply.tablets[0].damage
 
     def read(self, table_id: str) -> int:

@@ -16,6 +16,7 @@ from lakehead.env import Env
 from lakehead.errors import LakeStateError
 from lakehead.log import LogView
 from lakehead.protocol import messages as m
+from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.service import Service
 from lakehead.server.tablet import Tablet
 from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey
@@ -45,8 +46,7 @@ def _create(service: Service, name: str, lake: str | None) -> str:
         lake=lake,
         properties=TableProperties(),
     )
-    reply, _ = service.call(m.CreateTable(info=m.TableInfo.of(desc), if_not_exists=False))
-    assert isinstance(reply, m.TableReply)
+    reply, _ = LocalEndpoint(service).call(m.CreateTable(info=m.TableInfo.of(desc), if_not_exists=False))
     return reply.info.table_id
 
 
@@ -61,9 +61,9 @@ def test_a_table_whose_lake_does_not_answer_keeps_no_other_waiting(tmp_path: Pat
     slow, other = _create(service, "slow", "iceberg"), _create(service, "other", None)
     with ThreadPoolExecutor(2) as pool:
         try:
-            waiting = pool.submit(service.call, m.Watermarks(table_id=slow, sync=False))
+            waiting = pool.submit(LocalEndpoint(service).call, m.Watermarks(table_id=slow, sync=False))
             assert lake.asked.wait(30)
-            pool.submit(service.call, m.Watermarks(table_id=other, sync=False)).result(5)
+            pool.submit(LocalEndpoint(service).call, m.Watermarks(table_id=other, sync=False)).result(5)
         finally:
             lake.answers.set()
         waiting.result(30)
@@ -85,9 +85,9 @@ def test_a_log_that_ends_before_its_lake_is_not_served(tmp_path: Path) -> None:
     try:
         table, other = _create(service, "a.t", "iceberg"), _create(service, "a.u", None)
         with pytest.raises(LakeStateError, match="restore the log") as refused:
-            service.call(m.Watermarks(table_id=table, sync=False))
+            LocalEndpoint(service).call(m.Watermarks(table_id=table, sync=False))
         assert refused.value.context == {"table": "a.t", "tablet": str(TabletKey("", 0))}
-        service.call(m.Watermarks(table_id=other, sync=False))
+        LocalEndpoint(service).call(m.Watermarks(table_id=other, sync=False))
     finally:
         service.close()
 
@@ -107,7 +107,7 @@ def test_what_leases_pin_is_looked_at_in_one_moment(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Tablet, "view", seen)
     try:
         tables = [m.LeasedTable(table_id=_create(service, name, None), lake_metadata=None) for name in ("a.t", "a.u")]
-        service.call(m.OpenLeases(tables=tables, release=[]))
+        LocalEndpoint(service).call(m.OpenLeases(tables=tables, release=[]))
         assert looked == [True, True], "watermarks move under this lock: they lie within the views"
     finally:
         service.close()

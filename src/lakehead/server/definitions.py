@@ -1,0 +1,157 @@
+"""The tables of one server, as their definitions: created, found and dropped, with their lake tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from lakehead.config import Limits
+from lakehead.env import Env
+from lakehead.errors import InvalidRequestError, NoLakeError, TableExistsError, TableNotFoundError
+from lakehead.format.schema import validate_definition
+from lakehead.protocol import messages as m
+from lakehead.server.lake_state import LakeState
+from lakehead.server.leases import Leases
+from lakehead.server.maintenance import Maintenance
+from lakehead.server.metadata import MetadataStore
+from lakehead.server.tables import LiveTables
+from lakehead.types import Schemas, TableDescriptor
+
+
+class Definitions:
+    """Answers requests about tables and lake tables as such. Thread-safe."""
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        tables: LiveTables,
+        *,
+        leases: Leases,
+        maintenance: Maintenance,
+        lake: LakeState | None,
+        env: Env,
+        limits: Limits,
+        fence: Callable[[], None],
+    ) -> None:
+        self._metadata = metadata
+        self._tables = tables
+        self._leases = leases
+        self._maintenance = maintenance
+        self._lake = lake
+        self._randomness = env.randomness
+        self._limits = limits
+        self._fence = fence
+        self._create_lock = env.threads.lock()
+
+    def create(self, request: m.CreateTable) -> m.TableReply:
+        """See `CreateTable`."""
+        asked = request.info.descriptor()
+        schema, primary_key, partition_by, bucket_key = validate_definition(
+            asked.schema,
+            primary_key=asked.primary_key,
+            partition_by=asked.partition_by,
+            buckets=asked.buckets,
+            bucket_key=asked.bucket_key or None,
+            limits=self._limits,
+        )
+        desc = dataclasses.replace(
+            asked,
+            table_id=self._randomness.uuid_hex(),
+            schemas=Schemas.only(schema, asked.schema_id),
+            primary_key=primary_key,
+            partition_by=partition_by,
+            bucket_key=bucket_key,
+        )
+        if desc.lake not in (None, "iceberg"):
+            raise InvalidRequestError(f"lake={desc.lake!r} is not supported: use 'iceberg' or None")
+        with self._create_lock:
+            self._fence()
+            try:
+                existing = self._metadata.table(desc.path)
+            except TableNotFoundError:
+                pass
+            else:
+                self._require_same(existing, desc, if_not_exists=request.if_not_exists)
+                if existing.lake is not None:
+                    # A crash between the two steps below leaves a table without its lake table: made up for here.
+                    self._lake_state().create(existing)
+                return self._reply(existing)
+            lake = self._lake_state() if desc.lake is not None else None
+            self._metadata.create_table(desc)
+            if lake is not None:
+                try:
+                    lake.create(desc)
+                except BaseException:
+                    self._tables.drop(desc)
+                    raise
+        return self._reply(desc)
+
+    def _reply(self, desc: TableDescriptor) -> m.TableReply:
+        return m.TableReply(info=m.TableInfo.of(desc), folder_id=self._metadata.incarnation.folder_id)
+
+    @staticmethod
+    def _require_same(existing: TableDescriptor, asked: TableDescriptor, *, if_not_exists: bool) -> None:
+        if not if_not_exists:
+            raise TableExistsError(
+                f"table {asked.path} exists already: pass if_not_exists=True or drop it first", table=str(asked.path)
+            )
+        if any(getattr(asked, name) != getattr(existing, name) for name in ("schema", "primary_key", "partition_by")):
+            raise TableExistsError(
+                f"table {asked.path} exists already with other columns or keys: see table.describe()",
+                table=str(asked.path),
+            )
+
+    def get(self, request: m.GetTable) -> m.TableReply:
+        """See `GetTable`."""
+        return self._reply(self._metadata.table(request.path))
+
+    def list_tables(self, request: m.ListTables) -> m.NamesReply:
+        """See `ListTables`."""
+        return m.NamesReply(names=[str(t.path) for t in self._metadata.tables(request.database)])
+
+    def list_databases(self, request: m.ListDatabases) -> m.NamesReply:
+        """See `ListDatabases`."""
+        return m.NamesReply(names=self._metadata.databases())
+
+    def drop(self, request: m.DropTable) -> m.Done:
+        """See `DropTable`."""
+        desc = self._metadata.table(request.path)
+        with self._create_lock:
+            self._fence()
+            # The lake first: whatever a crash leaves, dropping again goes on from there.
+            if desc.lake is not None:
+                self._lake_state().drop(desc, purge=request.purge)
+            self._tables.drop(desc)
+            self._leases.end_all(desc.table_id)
+        return m.Done()
+
+    # ---- lake -------------------------------------------------------------------------------------------------
+
+    def _lake_state(self) -> LakeState:
+        if self._lake is None:
+            raise NoLakeError("this server was started without a lake: configure one to use lake='iceberg'")
+        return self._lake
+
+    def _lake_table(self, table_id: str) -> TableDescriptor:
+        desc = self._tables.get(table_id).desc
+        if desc.lake is None:
+            raise NoLakeError(f"table {desc.path} has no lake: create it with lake='iceberg'", table=str(desc.path))
+        return desc
+
+    def report_tiered(self, request: m.ReportTiered) -> m.Done:
+        """See `ReportTiered`."""
+        self._maintenance.round_reported(self._lake_table(request.table_id).table_id)
+        return m.Done()
+
+    def lake_info(self, request: m.LakeInfo) -> m.LakeReply:
+        """See `LakeInfo`."""
+        self._fence()
+        return self._lake_state().info(self._lake_table(request.table_id))
+
+    def adopt_lake(self, request: m.AdoptLake) -> m.NamesReply:
+        """See `AdoptLake`."""
+        self._fence()
+        table = self._tables.get(self._lake_table(request.table_id).table_id)
+        ends = {key: tablet.sync() for key, tablet in table.tablets.items()}
+        adopted = self._lake_state().adopt(table.desc, ends)
+        return m.NamesReply(names=[str(table.desc.path)] if adopted else [])

@@ -1,0 +1,194 @@
+"""Reads of one server: lookups, watermarks, leases, and streams of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from lakehead.config import Limits
+from lakehead.env import Env
+from lakehead.errors import (
+    CorruptionError,
+    FolderCopiedError,
+    InvalidRequestError,
+    LimitExceededError,
+    OverloadedError,
+    SchemaMismatchError,
+    WrongTableKindError,
+)
+from lakehead.format.ipc_message import read_received
+from lakehead.format.joins import require_answer
+from lakehead.protocol import messages as m
+from lakehead.server.admission import Bounded
+from lakehead.server.leases import Leases
+from lakehead.server.metadata import MetadataStore
+from lakehead.server.streams import ServerStream, open_read, open_read_live, open_subscription
+from lakehead.server.tables import LiveTable, LiveTables
+from lakehead.server.tablet import Tablet
+from lakehead.types import TabletKey
+
+
+class Reads:
+    """Answers requests of readers. Thread-safe."""
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        tables: LiveTables,
+        leases: Leases,
+        *,
+        env: Env,
+        limits: Limits,
+        fence: Callable[[], None],
+    ) -> None:
+        self._metadata = metadata
+        self._tables = tables
+        self._leases = leases
+        self._clock = env.clock
+        self._limits = limits
+        self._fence = fence
+        self._subscriptions = Bounded(env.threads, "subscriptions_max", "subscriptions", limits.subscriptions_max)
+        self._reads = Bounded(env.threads, "reads_max", "reads", limits.reads_max)
+
+    def lookup(self, request: m.Lookup, attachments: Sequence[pa.Buffer]) -> tuple[m.LookupReply, list[pa.Buffer]]:
+        """See `Lookup`."""
+        table = self._tables.get(request.table_id)
+        desc = table.desc
+        if not desc.keyed:
+            raise WrongTableKindError(f"{desc.path} is a log table: it has no keys to look up, scan it with where=")
+        if request.prefix and tuple(request.prefix) != desc.prefix_key:
+            raise InvalidRequestError(f"{desc.path} has no prefix {request.prefix} to look up by")
+        if len(request.tablets) != len(attachments):
+            raise InvalidRequestError("a lookup must have one attachment for each tablet")
+        schema = pa.schema([desc.schema.field(c) for c in request.prefix or desc.primary_key])
+        out: list[pa.Buffer] = []
+        asked = held = 0
+        for ref, buffer in zip(request.tablets, attachments, strict=True):
+            try:
+                keys = read_received(buffer, schema, bytes_max=self._limits.batch_bytes_max)
+                if keys.num_rows > self._limits.lookup_keys_max:
+                    raise LimitExceededError(
+                        f"a lookup of {keys.num_rows:,} keys is over the limit of {self._limits.lookup_keys_max:,}:"
+                        " ask in parts",
+                        lookup_keys_max=self._limits.lookup_keys_max,
+                    )
+            except CorruptionError as e:
+                raise SchemaMismatchError(f"the keys do not have the schema of {desc.path}: {e}") from e
+            found = self._lookup_in(table, ref, keys, prefix=bool(request.prefix))
+            out += found
+            asked, held = asked + keys.num_rows, held + sum(part.size for part in found)
+            # Each tablet bounds its part; many of them are one answer.
+            require_answer(asked, held)
+        return m.LookupReply(), out
+
+    @staticmethod
+    def _lookup_in(table: LiveTable, ref: m.TabletRef, keys: pa.RecordBatch, *, prefix: bool) -> list[pa.Buffer]:
+        tablet = table.tablet(ref.key)
+        if tablet is None:
+            return [pa.py_buffer(b""), pa.py_buffer(b"")]
+        if prefix:
+            return [tablet.prefix_lookup(keys).serialize(), pa.py_buffer(b"")]
+        rows, positions = tablet.lookup(keys)
+        return [rows.serialize(), pa.py_buffer(positions)]
+
+    def watermarks(self, request: m.Watermarks) -> m.WatermarksReply:
+        """See `Watermarks`."""
+        states = []
+        at = request.at_timestamp_us
+        if request.sync:
+            self._fence()
+        for key, tablet in sorted(self._tables.get(request.table_id).tablets.items()):
+            end = tablet.sync() if request.sync else tablet.high_watermark
+            at_timestamp = None if at is None else tablet.offset_at(at)
+            states.append(self._tablet_state(key, tablet, tablet.log_start_offset, end, at_timestamp))
+        me = self._metadata.incarnation
+        return m.WatermarksReply(tablets=states, folder_id=me.folder_id, incarnation=me.number)
+
+    @staticmethod
+    def _tablet_state(
+        key: TabletKey, tablet: Tablet, start: int, end: int, at_timestamp: int | None = None
+    ) -> m.TabletState:
+        return m.TabletState(
+            partition=key.partition,
+            bucket=key.bucket,
+            log_start=start,
+            high_watermark=end,
+            rows=tablet.row_count,
+            at_timestamp=at_timestamp,
+            damage="; ".join(map(str, tablet.damages())) or None,
+        )
+
+    def timestamps_at(self, request: m.TimestampsAt) -> m.TimestampsReply:
+        """See `TimestampsAt`."""
+        tablets = self._tables.get(request.table_id).tablets
+        times = [tablets[r.key].timestamp_at(r.start) if r.key in tablets else None for r in request.ranges]
+        return m.TimestampsReply(now_us=self._clock.now_us(), timestamps_us=times)
+
+    def open_leases(self, request: m.OpenLeases) -> m.LeasesReply:
+        """See `OpenLeases`."""
+        self._leases.release(request.release)
+        self._fence()
+        tables = [sorted(self._tables.get(t.table_id).tablets.items()) for t in request.tables]
+        with self._tables.moment:  # no watermark moves: each lies within its view
+            seen = [{key: (t.view(), t.high_watermark) for key, t in tablets} for tablets in tables]
+        opened: list[m.Lease] = []
+        try:
+            for asked, tablets, views in zip(request.tables, tables, seen, strict=True):
+                held = {key: view for key, (view, _) in views.items()}
+                lease = self._leases.open(asked.table_id, held, asked.lake_metadata, planned=request.planned)
+                states = [self._tablet_state(k, t, held[k].log_start_offset, views[k][1]) for k, t in tablets]
+                opened.append(m.Lease(lease=lease, tablets=states))
+        except OverloadedError:
+            self._leases.release([held.lease for held in opened])
+            raise
+        return m.LeasesReply(leases=opened, seconds=self._limits.lease_seconds)
+
+    def renew_leases(self, request: m.RenewLeases) -> m.Done:
+        """See `RenewLeases`."""
+        self._leases.release(request.release)
+        self._leases.renew(request.leases)
+        return m.Done()
+
+    def leased_metadata(self, request: m.LeasedMetadata) -> m.NamesReply:
+        """See `LeasedMetadata`."""
+        return m.NamesReply(names=self._leases.lake_metadata(request.table_id))
+
+    # ---- streams ----------------------------------------------------------------------------------------------
+
+    def stream(self, request: m.AnyStream) -> ServerStream:
+        """Open a stream."""
+        self._require_same_folder(request.folder_id)
+        if isinstance(request, m.Subscribe):
+            return self._counted(
+                self._subscriptions, lambda: open_subscription(self._tables.get(request.table_id), request)
+            )
+        return self._counted(self._reads, lambda: self._read(request))
+
+    def _require_same_folder(self, folder_id: str) -> None:
+        own = self._metadata.incarnation.folder_id
+        if folder_id not in ("", own):
+            raise FolderCopiedError(
+                "this server serves another copy of the data folder than the one that the offsets are of: open the"
+                " table again, and read it from its beginning",
+                folder_id=own,
+                expected=folder_id,
+            )
+
+    def _read(self, request: m.Read | m.ReadLive) -> ServerStream:
+        leased = self._leases.views(request.table_id, request.lease)
+        table = self._tables.get(request.table_id)
+        return (
+            open_read(table, request, leased) if isinstance(request, m.Read) else open_read_live(table, request, leased)
+        )
+
+    @staticmethod
+    def _counted(bounded: Bounded, open_stream: Callable[[], ServerStream]) -> ServerStream:
+        held = bounded.take()
+        try:
+            stream = open_stream()
+        except BaseException:
+            bounded.give_back(held)
+            raise
+        stream.on_close(lambda: bounded.give_back(held))
+        return stream

@@ -1,0 +1,205 @@
+"""Writes of one server: the whole request is checked before the first tablet has anything of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import crc32c
+import pyarrow as pa
+
+from lakehead.config import Limits
+from lakehead.env import Threads
+from lakehead.errors import (
+    CorruptionError,
+    InvalidRequestError,
+    LakeheadError,
+    LimitExceededError,
+    NullKeyError,
+    OutcomeUnknownError,
+    SchemaMismatchError,
+    WrongTableKindError,
+)
+from lakehead.format.content import content_checksum
+from lakehead.format.frame import WRITE_KINDS, Content, FrameBody, WriterStamp, decode_body
+from lakehead.format.values import check_storable
+from lakehead.protocol import messages as m
+from lakehead.server.admission import Bounded
+from lakehead.server.metadata import MetadataStore
+from lakehead.server.named_writers import NamedWriters
+from lakehead.server.tables import LiveTable, LiveTables
+from lakehead.server.tablet import PendingWrite, Tablet
+from lakehead.types import TableDescriptor
+
+
+class Writes:
+    """Answers requests of writers. Thread-safe."""
+
+    def __init__(
+        self,
+        metadata: MetadataStore,
+        tables: LiveTables,
+        limits: Limits,
+        threads: Threads,
+        run_in_background: Callable[[Callable[[], None]], object],
+    ) -> None:
+        self._tables = tables
+        self._limits = limits
+        self._threads = threads
+        self._run_in_background = run_in_background
+        self._writers = NamedWriters(metadata, threads)
+        self._bytes = Bounded(threads, "write_bytes_max", "bytes of writes", limits.write_bytes_max)
+
+    def write(self, request: m.Write, attachments: Sequence[pa.Buffer]) -> m.WriteReply:
+        """See `Write`."""
+        table = self._tables.get(request.table_id)
+        desc = table.desc
+        if desc.keyed == (request.kind == "append"):
+            kind, use = ("primary-key", "upsert") if desc.keyed else ("log", "append")
+            raise WrongTableKindError(f"{desc.path} is a {kind} table: use {use}, not {request.kind}")
+        schema = self._body_schema(desc, request)
+        if not len(request.tablets) == len(request.checksums) == len(attachments):
+            raise InvalidRequestError("a write must have one checksum and one attachment for each tablet")
+        parts = []
+        for buffer, crc in zip(attachments, request.checksums, strict=True):
+            body = decode_body(buffer, crc)
+            parts.append((body, self._checked_rows(desc, request, body, schema)))
+        self._check_partitions(table, request.tablets)
+        stamp = _common_stamp(request, [body for body, _ in parts])
+        with self._bytes.held(sum(a.size for a in attachments)):
+            if stamp is None:
+                return self._write_parts(table, request, parts, None)
+            content = _whole_content(request, [rows for _, rows in parts])
+            with self._writers.writing(table, stamp, content):
+                return self._write_parts(table, request, parts, content)
+
+    def _write_parts(
+        self,
+        table: LiveTable,
+        request: m.Write,
+        parts: list[tuple[FrameBody, pa.RecordBatch]],
+        content: Content | None,
+    ) -> m.WriteReply:
+        """``content`` is that of a named writer's batch; an anonymous one can only send the same bytes again."""
+        kind = WRITE_KINDS[request.kind]
+        writes = [
+            PendingWrite(
+                request.kind,
+                body,
+                rows if table.desc.keyed else None,
+                self._threads.event(),
+                content or Content(body.crc or 1, kind),
+            )
+            for body, rows in parts
+        ]
+        found = [table.tablet(ref.key, create=True) for ref in request.tablets]
+        tablets = [t for t in found if t is not None]
+        if len(tablets) > 1:
+            # What one tablet alone would refuse, none may have written.
+            for tablet, write in zip(tablets, writes, strict=True):
+                tablet.require_change(write)
+        return m.WriteReply(offsets=self._submit(tablets, writes))
+
+    def _check_partitions(self, table: LiveTable, tablets: Sequence[m.TabletRef]) -> None:
+        new = {ref.partition for ref in tablets if ref.key not in table.tablets}
+        count = len(new | {key.partition for key in table.tablets}) if new else 0
+        if count > self._limits.partitions_max:
+            raise LimitExceededError(
+                f"{table.desc.path} would have {count:,} partitions, over the limit of {self._limits.partitions_max:,}:"
+                f" partition_by={list(table.desc.partition_by)} is too fine, use buckets for columns of many values",
+                partitions_max=self._limits.partitions_max,
+            )
+
+    @staticmethod
+    def _body_schema(desc: TableDescriptor, request: m.Write) -> pa.Schema:
+        known = set(desc.schema.names)
+        if not set(request.columns) <= known:
+            raise SchemaMismatchError(f"{desc.path} has no columns {sorted(set(request.columns) - known)}")
+        if request.kind == "upsert" and request.columns != [c for c in desc.schema.names if c in request.columns]:
+            raise SchemaMismatchError(f"columns {request.columns} are not in the order that {desc.path} has them")
+        if request.kind == "append" and request.columns != desc.schema.names:
+            raise SchemaMismatchError(f"an append to {desc.path} must hold all its columns in their order")
+        if request.kind == "delete" and request.columns != list(desc.primary_key):
+            raise SchemaMismatchError(f"a delete from {desc.path} must hold exactly the columns {desc.primary_key}")
+        required = [f.name for f in desc.schema if not f.nullable]
+        if request.kind == "upsert" and not set(required) <= set(request.columns):
+            raise SchemaMismatchError(f"an upsert to {desc.path} must hold the non-null columns {required}")
+        return pa.schema([desc.schema.field(c) for c in request.columns])
+
+    def _checked_rows(
+        self, desc: TableDescriptor, request: m.Write, body: FrameBody, schema: pa.Schema
+    ) -> pa.RecordBatch:
+        if body.buffer.size > self._limits.batch_bytes_max:
+            raise LimitExceededError(
+                f"a batch of {body.buffer.size} bytes is over the limit of {self._limits.batch_bytes_max}: split it",
+                batch_bytes_max=self._limits.batch_bytes_max,
+            )
+        if body.schema_id != desc.schema_id:
+            raise SchemaMismatchError(f"the batch has schema {body.schema_id}, {desc.path} has {desc.schema_id}")
+        try:
+            rows = body.received_rows(schema, bytes_max=self._limits.batch_bytes_max)
+        except CorruptionError as e:
+            raise SchemaMismatchError(f"the batch does not have the schema of {desc.path}: {e}") from e
+        for field, column in zip(schema, rows.columns, strict=True):
+            if not field.nullable and column.null_count:
+                raise NullKeyError(f"column {field.name!r} of {desc.path} may not be null", column=field.name)
+        check_storable(rows.columns, schema, f"a batch for {desc.path}")
+        return rows
+
+    def _submit(self, tablets: list[Tablet], writes: list[PendingWrite]) -> list[tuple[int, int]]:
+        idle = [tablet for tablet, write in zip(tablets, writes, strict=True) if tablet.submit(write)]
+        # Each tablet syncs its own file: side by side, or the syncs would add up.
+        for tablet in idle[1:]:
+            self._run_in_background(tablet.drive)
+        if idle:
+            idle[0].drive()
+        errors: list[LakeheadError] = []
+        offsets: list[tuple[int, int]] = []
+        written: list[str] = []
+        for tablet, write in zip(tablets, writes, strict=True):
+            try:
+                offsets.append(write.wait())
+            except LakeheadError as e:
+                errors.append(e)
+            else:
+                written.append(f"{tablet.key}: {offsets[-1]}")
+        errors.sort(key=lambda e: not isinstance(e, OutcomeUnknownError))
+        if errors and written:
+            first, done = errors[0], "; ".join(written)
+            context = {**first.context, "acknowledged": done}
+            raise type(first)(f"{first} (other tablets have their part: {done})", **context) from first
+        if errors:
+            raise errors[0]
+        return offsets
+
+    def open_writer(self, request: m.OpenWriter) -> m.WriterReply:
+        """See `OpenWriter`."""
+        table = self._tables.get(request.table_id)
+        return self._writers.open(table, request, writers_max=self._limits.named_writers_max)
+
+    def close_writer(self, request: m.CloseWriter) -> m.Done:
+        """See `CloseWriter`."""
+        self._writers.close(request)
+        return m.Done()
+
+
+def _common_stamp(request: m.Write, bodies: Sequence[FrameBody]) -> WriterStamp | None:
+    """Of a named writer's batch the stamp, but for what differs between tablets; None for an anonymous one's.
+
+    Raises:
+        InvalidRequestError: the bodies are not parts of one batch.
+    """
+    stamps = {dataclasses.replace(b.stamp, previous_sequence=-1) for b in bodies}
+    if len(stamps) > 1 or any(s.tablets not in (0, len(request.tablets)) for s in stamps):
+        raise InvalidRequestError("the parts of a write must be those of one batch of one writer")
+    stamp = next(iter(stamps), None)
+    return stamp if stamp is not None and stamp.epoch else None
+
+
+def _whole_content(request: m.Write, parts: Sequence[pa.RecordBatch]) -> Content:
+    """What a client's batch says, whichever tablets its rows belong to."""
+    checksum = 0
+    for ref, rows in sorted(zip(request.tablets, parts, strict=True), key=lambda part: part[0].key):
+        tablet = f"{ref.partition}\0{ref.bucket}\0".encode()
+        checksum = content_checksum(rows, crc32c.crc32c(tablet, checksum))
+    return Content(checksum or 1, WRITE_KINDS[request.kind])
