@@ -172,7 +172,7 @@ class TableSchema:
     @cached_property
     def columns(self) -> pa.Schema:
         """The columns as rows have them: without ids."""
-        return pa.schema(_without_ids(list(self.fields)))
+        return pa.schema(without_ids(list(self.fields)))
 
     @cached_property
     def stored(self) -> pa.Schema:
@@ -217,8 +217,9 @@ def _numbered(fields: Sequence[pa.Field], ids: Iterator[int]) -> list[pa.Field]:
     return [pa.field(f.name, t, f.nullable, {FIELD_ID: str(i)}) for f, t, i in whole]
 
 
-def _without_ids(fields: Sequence[pa.Field]) -> list[pa.Field]:
-    return [pa.field(f.name, with_children(f.type, _without_ids(children(f.type))), f.nullable) for f in fields]
+def without_ids(fields: Sequence[pa.Field]) -> list[pa.Field]:
+    """The fields, and those inside, without metadata."""
+    return [pa.field(f.name, with_children(f.type, without_ids(children(f.type))), f.nullable) for f in fields]
 
 
 def _ids_in(fields: Sequence[pa.Field]) -> Iterator[int | None]:

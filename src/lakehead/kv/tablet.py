@@ -22,10 +22,11 @@ from lakehead.errors import LimitExceededError
 from lakehead.format import joins
 from lakehead.format.frame import Frame
 from lakehead.format.joins import join, within_bytes
+from lakehead.format.read_as import read_as
 from lakehead.kv.heap import HeapColumn, Slots, heap_column
 from lakehead.kv.index import KeyIndex, home_shift
 from lakehead.kv.keys import KeyBatch, encode_keys
-from lakehead.types import ChangeType
+from lakehead.types import ChangeType, Schemas
 
 _GATHER_ROWS = 1 << 16
 
@@ -54,14 +55,15 @@ class KvTablet:
     """Live rows by primary key.
 
     Args:
-        schema: the table's schema.
+        schemas: those of the table; rows are held as the current one has them.
         key: the primary key's columns without the partition columns, which are the same in all rows of a tablet.
         prefix: leading key columns that `prefix_lookup` is asked by; empty when it is not offered.
         seed: 64 secret bits; what the tablet holds and answers is the same for all of them.
     """
 
-    def __init__(self, schema: pa.Schema, key: tuple[str, ...], prefix: tuple[str, ...] = (), *, seed: int) -> None:
-        self.schema = schema
+    def __init__(self, schemas: Schemas, key: tuple[str, ...], prefix: tuple[str, ...] = (), *, seed: int) -> None:
+        self._schemas = schemas
+        self.schema = schema = schemas.current.columns
         self._key = key
         self._key_at = [schema.get_field_index(c) for c in key]
         self._prefix_at = [schema.get_field_index(c) for c in prefix]
@@ -218,7 +220,7 @@ class KvTablet:
 
     def apply_frame(self, frame: Frame) -> None:
         """`apply` a frame as it lies in the log."""
-        self.apply(frame.base_offset, frame.body.change_types, frame.body.rows(self.schema))
+        self.apply(frame.base_offset, frame.body.change_types, read_as(frame.body, self._schemas))
 
     # ---- reads ------------------------------------------------------------------------------------------------
 

@@ -33,10 +33,11 @@ from lakehead.env.storage import LogFile, Storage
 from lakehead.errors import ChecksumError, CorruptionError, LakeheadError, UnsupportedFormatError
 from lakehead.format.frame import Frame
 from lakehead.format.joins import gathered, join
+from lakehead.format.read_as import read_as, rows_as
 from lakehead.log.netchange import NO_OFFSETS, Offsets, contains, live_rows, superseded_offsets, union
 from lakehead.log.verified import CHUNK_BYTES, Watch, copied
 from lakehead.log.writers import WriterState
-from lakehead.types import OFFSET_COLUMN, TIMESTAMP_COLUMN, TIMESTAMP_TYPE
+from lakehead.types import OFFSET_COLUMN, TIMESTAMP_COLUMN, TIMESTAMP_TYPE, Schemas
 
 SUFFIX = ".checkpoint"
 MAGIC = b"LHK1"
@@ -129,17 +130,22 @@ class Checkpoint:
         """The log below it is covered."""
         return self.footer.offset
 
-    def batches(self, columns: list[int] | None = None) -> Iterator[LiveBatch]:
-        """The rows, in offset order; ``columns`` are positions in the table's schema, None for all.
+    def batches(self, schemas: Schemas | None = None, columns: list[int] | None = None) -> Iterator[LiveBatch]:
+        """The rows, in offset order.
+
+        Args:
+            schemas: of the table, to have rows of its current one; None gives them as they were written.
+            columns: positions in the current schema, None for all.
 
         Raises:
-            CorruptionError: the rows cannot be decoded.
+            CorruptionError: the rows cannot be decoded, or there is no schema of their id.
         """
         first = len(_ROW_FIELDS)
         try:
             for batch in self._watched():
-                chosen = range(batch.num_columns - first) if columns is None else columns
-                rows = batch.select([first + i for i in chosen])
+                rows = batch.select(list(range(first, batch.num_columns)))
+                if schemas is not None:
+                    rows = rows_as(rows, self.footer.schema_id, schemas, columns)
                 yield LiveBatch(np.asarray(batch.column(0)), batch.column(1), rows)
         except (pa.ArrowException, OSError) as e:
             raise CorruptionError(f"{self.path} holds rows that cannot be read: {e}", path=self.path) from e
@@ -181,20 +187,20 @@ class LiveBatch:
 
 
 def live_at(
-    previous: Checkpoint | None, frames: Frames, end: int, schema: pa.Schema, columns: list[int] | None = None
+    previous: Checkpoint | None, frames: Frames, end: int, schemas: Schemas, columns: list[int] | None = None
 ) -> Iterator[LiveBatch]:
     """Rows of a keyed tablet that are live at exactly ``end``, in offset order.
 
     Args:
         previous: where to begin; None begins at offset 0.
         frames: the log from there to ``end``, which is the end of a frame.
-        schema: of the table.
-        columns: positions of the columns wanted; None for all.
+        schemas: of the table; the rows are of the current one.
+        columns: positions in it of the columns wanted; None for all.
     """
     start = previous.offset if previous is not None else 0
     gone = _superseded(frames(start, end))
     if previous is not None:
-        for batch in previous.batches(columns):
+        for batch in previous.batches(schemas, columns):
             dead = contains(gone, batch.offsets)
             live = batch.keep(~dead) if dead.any() else batch
             if len(live.offsets):
@@ -204,7 +210,7 @@ def live_at(
         keep = live_rows(frame.body.change_types, offsets, gone)
         if keep.any():
             timestamps = pa.array(np.full(len(offsets), frame.timestamp_us)).cast(TIMESTAMP_TYPE)
-            batch = LiveBatch(offsets, timestamps, frame.body.rows(schema, columns))
+            batch = LiveBatch(offsets, timestamps, read_as(frame.body, schemas, columns))
             yield batch if keep.all() else batch.keep(keep)
 
 
@@ -220,7 +226,7 @@ def write_checkpoint(
 
     Args:
         footer: what it says; ``rows`` is counted here.
-        schema: of the table.
+        schema: the columns of the schema that it names.
         batches: the live rows, in offset order; none for log tables.
 
     Raises:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from lakehead.errors import ColumnNotFoundError, InvalidRequestError
 from lakehead.format.frame import Frame
 from lakehead.format.joins import gathered, join
-from lakehead.format.statistics import may_match
+from lakehead.format.read_as import may_match_as, read_as
 from lakehead.predicate import Predicate
 from lakehead.types import (
     BUCKET_COLUMN,
@@ -20,6 +20,7 @@ from lakehead.types import (
     PREV_OFFSET_COLUMN,
     TIMESTAMP_COLUMN,
     TIMESTAMP_TYPE,
+    Schemas,
 )
 
 _JOIN_ROWS_MAX, _JOIN_ROWS_ENOUGH = 1 << 16, 1 << 12
@@ -40,8 +41,9 @@ class Projection:
         InvalidRequestError: one is named twice.
     """
 
-    def __init__(self, schema: pa.Schema, columns: Sequence[str], predicate: Predicate | None) -> None:
-        self._table_schema = schema
+    def __init__(self, schemas: Schemas, columns: Sequence[str], predicate: Predicate | None) -> None:
+        self._schemas = schemas
+        self._table_schema = schema = schemas.current.columns
         self._predicate = predicate
         self._columns = list(columns)
         if len(set(columns)) < len(columns):
@@ -64,9 +66,9 @@ class Projection:
         """Rows of a frame with offsets in ``[start, end)``; None when statistics show that none can match."""
         body = frame.body
         bounds = self._predicate.bounds if self._predicate is not None and body.statistics_length else ()
-        if bounds and not may_match(body.statistics, self._table_schema, bounds):
+        if bounds and not may_match_as(body, self._schemas, bounds):
             return None
-        rows = body.rows(self._table_schema, self.positions)
+        rows = read_as(body, self._schemas, self.positions)
         low = max(start - frame.base_offset, 0)
         count = min(end, frame.end_offset) - frame.base_offset - low
         rows = rows.slice(low, count)

@@ -73,7 +73,7 @@ def open_read(table: LiveTable, request: Read, leased: Views) -> ServerStream:
     Raises:
         OffsetOutOfRangeError: a range is not, or not wholly, in the log.
     """
-    projection = Projection(table.desc.schema, request.columns, _predicate(request.predicate, table))
+    projection = Projection(table.desc.schemas, request.columns, _predicate(request.predicate, table))
     views: dict[TabletKey, LogView] = {}
     for part in request.ranges:
         tablet = table.tablets.get(part.key)
@@ -122,7 +122,7 @@ def open_read_live(table: LiveTable, request: ReadLive, leased: Views) -> Server
     desc = table.desc
     if not desc.keyed:
         raise WrongTableKindError(f"{desc.path} is a log table: it has no live rows, read its log")
-    projection = Projection(desc.schema, request.columns, _predicate(request.predicate, table))
+    projection = Projection(desc.schemas, request.columns, _predicate(request.predicate, table))
     views: dict[TabletKey, LogView] = {}
     for part in request.ranges:
         tablet = table.tablets.get(part.key)
@@ -174,7 +174,7 @@ def open_subscription(table: LiveTable, request: Subscribe) -> ServerStream:
     """
     if request.default == "full" and not table.desc.keyed:
         raise WrongTableKindError(f"{table.desc.path} is a log table: subscribe from 'earliest' to get all its rows")
-    projection = Projection(table.desc.schema, request.columns, _predicate(request.predicate, table))
+    projection = Projection(table.desc.schemas, request.columns, _predicate(request.predicate, table))
     positions = {part.key: part.start for part in request.starts}
     known = table.tablets
     for key, start in positions.items():

@@ -133,10 +133,10 @@ class Tablet:
                 raise
 
     def _restored(self) -> KvTablet:
-        kv = KvTablet(self._desc.schema, self._desc.tablet_key_columns, self._desc.prefix_key, seed=self._seed)
+        kv = KvTablet(self._desc.schemas, self._desc.tablet_key_columns, self._desc.prefix_key, seed=self._seed)
         if self._log.checkpoint is not None:
             kv.reserve(self._log.checkpoint.footer.rows)
-            for batch in self._log.checkpoint.batches():
+            for batch in self._log.checkpoint.batches(self._desc.schemas):
                 kv.load(batch.offsets, batch.rows)
         self._log.replay(kv.apply_frame)
         return kv
@@ -389,7 +389,7 @@ class Tablet:
                 log_start_offset=covered,
                 high_watermark=self.high_watermark,
             )
-        return self._while_open(live_at(view.checkpoint, view.frames, end, self._desc.schema, columns))
+        return self._while_open(live_at(view.checkpoint, view.frames, end, self._desc.schemas, columns))
 
     def _while_open(self, items: Iterator[T]) -> Iterator[T]:
         try:
@@ -528,7 +528,7 @@ class Tablet:
             view = self._log.view()
         rows: Iterable[LiveBatch] = ()
         if self._kv is not None:
-            rows = self._until_closed(live_at(view.checkpoint, view.frames, footer.offset, self._desc.schema))
+            rows = self._until_closed(live_at(view.checkpoint, view.frames, footer.offset, self._desc.schemas))
         made = write_checkpoint(self._env.storage, self._folder, footer, self._desc.schema, rows)
         with self._log_lock:
             self._require_owned()

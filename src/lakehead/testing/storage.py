@@ -117,7 +117,7 @@ class MemoryStorage:
         return file
 
     def list_files(self, folder: str) -> list[str]:
-        return sorted(os.path.basename(path) for path in self._files if os.path.dirname(path) == folder)
+        return sorted(os.path.basename(path) for path in list(self._files) if os.path.dirname(path) == folder)
 
     def make_folder(self, path: str) -> None:
         chain = [path]

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from lakehead.kv.tablet import Change, KvTablet
+from lakehead.types import Schemas
 
 SCHEMA = pa.schema([pa.field("k", pa.int32(), False), ("a", pa.string()), ("b", pa.int64())])
 SYMBOLS = ("+A", "+I", "-U", "+U", "-D")
@@ -19,7 +20,7 @@ class Logged:
     def __init__(
         self, schema: pa.Schema = SCHEMA, key: tuple[str, ...] = ("k",), prefix: tuple[str, ...] = (), seed: int = 1
     ) -> None:
-        self.kv = KvTablet(schema, key, prefix, seed=seed)
+        self.kv = KvTablet(Schemas.only(schema), key, prefix, seed=seed)
         self.key = key
         self.end = 0
         self.records: list[tuple[Any, ...]] = []
@@ -152,7 +153,7 @@ def test_replaying_records_in_one_piece_or_many_gives_the_same_state() -> None:
     types = np.array([SYMBOLS.index(r[0]) for r in t.records], np.int8)
     images = pa.RecordBatch.from_pylist([dict(zip(SCHEMA.names, r[2:], strict=True)) for r in t.records], schema=SCHEMA)
     for piece in (1, 7, len(t.records)):
-        replayed = KvTablet(SCHEMA, ("k",), seed=2)
+        replayed = KvTablet(Schemas.only(SCHEMA), ("k",), seed=2)
         for at in range(0, len(types), piece):
             replayed.apply(at, types[at : at + piece], images.slice(at, piece))
         again = replayed.live_rows()
@@ -183,4 +184,4 @@ def test_live_rows_come_in_offset_order() -> None:
     t.delete(3)
     [(offsets, rows)] = t.kv.live_rows([1])
     assert offsets.tolist() == [1, 2, 4, 6] and rows.to_pydict() == {"a": ["1", "2", "4", "moved"]}
-    assert KvTablet(SCHEMA, ("k",), seed=2).live_rows() == []
+    assert KvTablet(Schemas.only(SCHEMA), ("k",), seed=2).live_rows() == []

@@ -13,7 +13,7 @@ from lakehead.errors import ColumnNotFoundError
 from lakehead.format.frame import Frame, WriterStamp, encode_body
 from lakehead.predicate import Predicate, parse_predicate
 from lakehead.server.projection import Projection, coalesce
-from lakehead.types import ChangeType
+from lakehead.types import ChangeType, Schemas
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string()), ("f", pa.float64())])
 ROWS = [{"n": i, "s": None if i % 4 == 0 else f"s{i % 3}", "f": i / 2} for i in range(20)]
@@ -31,7 +31,7 @@ def frame(*, changelog: bool = False, compression: str = "none") -> Frame:
 
 def read(columns: list[str], where: str | None = None, start: int = 0, end: int = 1000, **how: Any) -> Any:
     predicate: Predicate | None = None if where is None else parse_predicate(where, SCHEMA)
-    return Projection(SCHEMA, columns, predicate).frame(frame(**how), 7, start, end)
+    return Projection(Schemas.only(SCHEMA), columns, predicate).frame(frame(**how), 7, start, end)
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
@@ -69,7 +69,7 @@ def test_statistics_skip_what_cannot_match() -> None:
     large = Frame(0, 0, 0, 0, body, 64 + body.buffer.size)
 
     def found(where: str) -> pa.RecordBatch | None:
-        return Projection(SCHEMA, ["n"], parse_predicate(where, SCHEMA)).frame(large, 0, 0, 1000)
+        return Projection(Schemas.only(SCHEMA), ["n"], parse_predicate(where, SCHEMA)).frame(large, 0, 0, 1000)
 
     assert found("n > 1000") is None
     kept = found("n = 5")
@@ -83,11 +83,12 @@ def test_small_batches_have_no_statistics_and_are_read() -> None:
 
 def test_unknown_columns() -> None:
     with pytest.raises(ColumnNotFoundError, match="n, s, f"):
-        Projection(SCHEMA, ["nope"], None)
+        Projection(Schemas.only(SCHEMA), ["nope"], None)
 
 
 def test_live_rows_look_freshly_written() -> None:
-    projection = Projection(SCHEMA, ["n", "__change_type", "__offset", "__timestamp"], parse_predicate("f > 8", SCHEMA))
+    columns = ["n", "__change_type", "__offset", "__timestamp"]
+    projection = Projection(Schemas.only(SCHEMA), columns, parse_predicate("f > 8", SCHEMA))
     rows = pa.RecordBatch.from_pylist(ROWS, schema=SCHEMA).select([SCHEMA.names[i] for i in projection.positions])
     found = projection.live(np.arange(20) * 10, None, rows, 7, ChangeType.INSERT)
     assert found["n"].to_pylist() == [17, 18, 19] and found["__offset"].to_pylist() == [170, 180, 190]
