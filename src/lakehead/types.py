@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import NewType, TypeAlias
+from typing import Literal, NewType, TypeAlias, get_args
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
@@ -22,6 +22,10 @@ Offset = NewType("Offset", int)
 """Dense position of a row in one tablet, from 0."""
 Epoch = NewType("Epoch", int)
 """Monotonic owner number: whoever holds a lower one is fenced."""
+WriteKind: TypeAlias = Literal["append", "upsert", "delete"]
+"""What a write does with its rows; a log table takes appends, a keyed one the others."""
+Tier: TypeAlias = Literal["union", "hot", "lake"]
+"""What a read takes: lake and log joined at one offset, what the lake does not hold yet, or what it holds."""
 PartitionValue: TypeAlias = str | int | bool | bytes | dt.date | dt.time | dt.datetime | decimal.Decimal
 
 BUCKET_COLUMN = "__bucket"
@@ -43,6 +47,18 @@ UNPARTITIONED = ""
 """Partition name of tables without ``partition_by``."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
+
+
+def require_tier(tier: object) -> Tier:
+    """The tier that a reader names.
+
+    Raises:
+        InvalidRequestError: there is no such tier.
+    """
+    for known in get_args(Tier):
+        if tier == known:
+            return known
+    raise InvalidRequestError(f"tier={tier!r}: use 'union', 'hot' or 'lake'")
 
 
 class ChangeType(IntEnum):

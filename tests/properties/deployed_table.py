@@ -22,7 +22,7 @@ from pyiceberg.table import Transaction
 from lakehead import LakeheadError
 from lakehead.api.table import Table
 from lakehead.client.table import TableClient
-from lakehead.client.writer import PreparedWrite, WriteKind
+from lakehead.client.writer import PreparedWrite
 from lakehead.config import LakeConfig, Limits, TableProperties
 from lakehead.env import Env, SystemRandomness, SystemThreads
 from lakehead.errors import OutcomeUnknownError, StorageError
@@ -34,7 +34,7 @@ from lakehead.protocol import messages as m
 from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.service import Service
 from lakehead.testing.storage import FaultyStorage
-from lakehead.types import OFFSET_COLUMN, Schemas, TableDescriptor, TablePath
+from lakehead.types import OFFSET_COLUMN, Schemas, TableDescriptor, TablePath, WriteKind
 
 Rows = list[dict[str, Any]]
 HOUR_US = 3_600_000_000

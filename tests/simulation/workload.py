@@ -14,7 +14,7 @@ from tests.simulation.lake import SimulatedLake, SimulatedUnionRead, SimulatedVi
 from tests.simulation.network import NetworkEndpoint
 
 from lakehead.client.table import TableClient
-from lakehead.client.writer import BatchWriter, WriteKind
+from lakehead.client.writer import BatchWriter
 from lakehead.errors import (
     ClosedError,
     CommitConflictError,
@@ -33,7 +33,7 @@ from lakehead.lake.marks import next_epoch
 from lakehead.lake.union_read import pin
 from lakehead.protocol import messages as m
 from lakehead.tiering.round import run_round
-from lakehead.types import BUCKET_COLUMN, ChangeType, TableDescriptor, TabletKey
+from lakehead.types import BUCKET_COLUMN, ChangeType, TableDescriptor, TabletKey, WriteKind
 
 LOG_SCHEMA = pa.schema([pa.field("who", pa.string(), False), pa.field("n", pa.int64(), False), ("text", pa.string())])
 KEYED_SCHEMA = pa.schema(

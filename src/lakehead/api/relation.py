@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
+import duckdb
 import pyarrow as pa
 
 from lakehead.errors import LakeheadError, SqlError
-
-if TYPE_CHECKING:
-    import duckdb
 
 T = TypeVar("T")
 
@@ -47,8 +45,6 @@ class Reading:
             LakeheadError: what a read of a table raised; else, for DuckDB's own errors:
             SqlError: in DuckDB's words.
         """
-        import duckdb
-
         try:
             return self._pushing_less(call)
         except (duckdb.Error, pa.ArrowException) as e:
@@ -58,8 +54,6 @@ class Reading:
 
     def _pushing_less(self, call: Callable[[], T]) -> T:
         """Call; once more without push-down where DuckDB plans to push a condition down that it then cannot push."""
-        import duckdb
-
         try:
             return call()
         except duckdb.NotImplementedException as e:
@@ -97,8 +91,6 @@ class Relation:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        import duckdb
-
         return duckdb.DuckDBPyRelation
 
     def __getattr__(self, name: str) -> Any:
@@ -117,8 +109,6 @@ class Relation:
         return call
 
     def _answer(self, value: Any) -> Any:
-        import duckdb
-
         if type(value) is duckdb.DuckDBPyRelation:
             return Relation(value, self._reading)
         return self._reading.batches(value) if isinstance(value, pa.RecordBatchReader) else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,6 +15,7 @@ from lakehead.client.table import TableClient
 from lakehead.errors import InvalidRequestError
 from lakehead.lake.union_read import UnionRead, pin
 from lakehead.predicate import parse_predicate
+from lakehead.types import Tier, require_tier
 
 if TYPE_CHECKING:
     import pandas
@@ -33,14 +34,13 @@ class Scan(Displayed):
         *,
         columns: Sequence[str] | None,
         where: str | pc.Expression | None,
-        tier: Literal["union", "hot", "lake"],
+        tier: Tier,
         snapshot: int | dt.datetime | None,
         limit: int | None,
         system_columns: bool,
     ) -> None:
         """See `Table.scan`."""
-        if tier not in ("union", "hot", "lake"):
-            raise InvalidRequestError(f"tier={tier!r}: use 'union', 'hot' or 'lake'")
+        require_tier(tier)
         if limit is not None and (not isinstance(limit, int) or limit < 0):
             raise InvalidRequestError(f"limit={limit!r} must be a whole number that is not negative")
         if snapshot is not None and (isinstance(snapshot, bool) or not isinstance(snapshot, int | dt.datetime)):

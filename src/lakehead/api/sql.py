@@ -12,8 +12,9 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,16 +23,12 @@ from lakehead.api.lake import no_lake
 from lakehead.api.pushdown import as_duckdb_means
 from lakehead.api.relation import Reading, Relation, as_duckdb
 from lakehead.api.statement import NamedTable, Statement, read_statement
-from lakehead.api.subscription import named_changes
+from lakehead.api.subscription import changelog_schema, named_changes
 from lakehead.api.table import Table
-from lakehead.api.table_names import SUFFIXES
+from lakehead.api.table_names import Suffix, suffix_of
 from lakehead.errors import InvalidRequestError, SqlError, TableNotFoundError
 from lakehead.lake.union_read import Pin, UnionRead, pin_together
 from lakehead.predicate import parse_predicate
-from lakehead.types import CHANGE_TYPE_COLUMN, SYSTEM_FIELDS
-
-if TYPE_CHECKING:
-    import duckdb
 
 _DEFAULT = "default"
 
@@ -50,8 +47,6 @@ class SqlEngine:
     """The DuckDB of one connection. Thread-safe."""
 
     def __init__(self) -> None:
-        import duckdb
-
         self._root = duckdb.connect(":memory:")
         self._lock = threading.Lock()
         self._made = 0
@@ -85,7 +80,7 @@ class _View:
     """A Lakehead table under one of its names."""
 
     path: str
-    suffix: str
+    suffix: Suffix | None
 
     @property
     def schema(self) -> str:
@@ -100,8 +95,6 @@ def run_sql(
     con: Tables, engine: SqlEngine, query: object, params: object, frames: Mapping[str, object] | None
 ) -> duckdb.DuckDBPyRelation:
     """See `Connection.sql`."""
-    import duckdb
-
     cursor = engine.cursor()
     statement = read_statement(cursor, query)
     if statement.catalog:  # of statements that ask what there is, each sees its own alone, for another 15 ms
@@ -117,7 +110,7 @@ def run_sql(
         _make_view(cursor, catalog, view, rows)
     if statement.catalog:
         for path in tables:
-            if (view := _View(path, "")) not in views:
+            if (view := _View(path, None)) not in views:
                 _make_view(cursor, catalog, view, con.table(path).schema.empty_table())
     cursor.execute(f'create schema if not exists {catalog}."{_DEFAULT}"; use {catalog}."{_DEFAULT}"')
     for name, rows in (frames or {}).items():
@@ -128,8 +121,6 @@ def run_sql(
 def _relation(
     cursor: duckdb.DuckDBPyConnection, statement: Statement, params: object, tables: Sequence[str]
 ) -> duckdb.DuckDBPyRelation:
-    import duckdb
-
     if statement.parameters and params is None:
         raise SqlError(
             f"the statement has parameters ({', '.join(statement.parameters)}): give their values as params="
@@ -186,19 +177,16 @@ def _view(named: NamedTable, tables: Sequence[str]) -> _View | None:
     asked = f"{named.schema or _DEFAULT}.{name}"
     same = [t for t in tables if t.lower() == asked.lower()]
     path = asked if asked in same else same[0] if len(same) == 1 else None
-    if suffix and path is not None and suffix.lower() not in SUFFIXES:
-        known = ", ".join(f"${s}" for s in SUFFIXES)
-        raise SqlError(f"{path}${suffix}: there is no such suffix; use one of {known}")
-    if path is None and len(same) > 1:
+    if path is not None:
+        return _View(path, suffix_of(path, suffix))
+    if len(same) > 1:
         raise SqlError(f"{asked} may be {' or '.join(same)}: write it as it is")
-    if path is None and suffix.lower() in SUFFIXES:
+    if suffix.lower() in tuple(Suffix):
         raise TableNotFoundError(f"there is no table {asked}: its ${suffix} cannot be read", table=asked)
-    return None if path is None else _View(path, suffix.lower())
+    return None
 
 
 def _register(cursor: duckdb.DuckDBPyConnection, name: object, rows: object, tables: Sequence[str]) -> None:
-    import duckdb
-
     if not isinstance(name, str) or not name.isidentifier():
         raise InvalidRequestError(f"frames: {name!r} is not a name that a statement can use")
     if any(t.lower() == f"{_DEFAULT}.{name}".lower() for t in tables):
@@ -245,16 +233,16 @@ def _contents(con: Tables, views: set[_View], reading: Reading) -> dict[_View, o
     return {v: _rows(tables[v.path], v.suffix, pinned[v.path], reading) for v in views}
 
 
-def _rows(table: Table, suffix: str, pinned: Pin, reading: Reading) -> object:
-    if suffix == "changelog":
+def _rows(table: Table, suffix: Suffix | None, pinned: Pin, reading: Reading) -> object:
+    if suffix is Suffix.CHANGELOG:
         return _changelog(table, pinned, reading)
     if suffix:
         view = pinned.lake
         if view is None:
             raise no_lake(table._desc)
-        if suffix == "lake$snapshots":
+        if suffix is Suffix.SNAPSHOTS:
             return view.snapshots()
-        if suffix == "lake$files":
+        if suffix is Suffix.FILES:
             return view.files()
     return _dataset(table, pinned.of_lake() if suffix else pinned, reading)
 
@@ -273,8 +261,7 @@ def _dataset(table: Table, pinned: Pin, reading: Reading) -> PushdownDataset:
 
 def _changelog(table: Table, pinned: Pin, reading: Reading) -> PushdownDataset:
     client = table._client
-    kind = [pa.field(CHANGE_TYPE_COLUMN, pa.string())]
-    schema = pa.schema([*client.desc.schema, *kind, *SYSTEM_FIELDS])
+    schema = changelog_schema(client.desc)
 
     def read(columns: list[str] | None, where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
         wanted = schema.names if columns is None else columns

@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import duckdb
 
 from lakehead.api.table_names import find_names
 from lakehead.errors import SqlError
-
-if TYPE_CHECKING:
-    import duckdb
 
 _INSTEAD = {
     "INSERT": "write with table.append(rows) or table.upsert(rows)",
@@ -111,8 +110,6 @@ def _refused(kind: str) -> SqlError:
 
 def _parsed(cursor: duckdb.DuckDBPyConnection, query: str) -> tuple[str, list[duckdb.Statement]]:
     """The statement, and what it consists of."""
-    import duckdb
-
     try:
         return query, cursor.extract_statements(query)
     except duckdb.Error as e:
@@ -128,8 +125,6 @@ def _parsed(cursor: duckdb.DuckDBPyConnection, query: str) -> tuple[str, list[du
 
 def _tokens(query: str) -> list[tuple[int, str]]:
     """Byte position and kind of each of DuckDB's tokens."""
-    import duckdb
-
     return [(at, kind.name) for at, kind in duckdb.tokenize(query)]
 
 
@@ -154,8 +149,6 @@ def _explained(cursor: duckdb.DuckDBPyConnection, text: str) -> str:
     Raises:
         SqlError: it does not only read.
     """
-    import duckdb
-
     data = text.encode()
     for at, _ in _tokens(text)[1:]:
         inner = data[at:].decode()
@@ -170,8 +163,6 @@ def _explained(cursor: duckdb.DuckDBPyConnection, text: str) -> str:
 
 
 def _tree(cursor: duckdb.DuckDBPyConnection, text: str) -> dict[str, Any]:
-    import duckdb
-
     try:
         row = cursor.execute("select json_serialize_sql(?::varchar)", [text]).fetchone()
     except duckdb.Error as e:

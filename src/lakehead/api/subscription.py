@@ -24,6 +24,7 @@ from lakehead.types import (
     CHANGE_SYMBOLS,
     CHANGE_TYPE_COLUMN,
     OFFSET_COLUMN,
+    SYSTEM_FIELDS,
     TIMESTAMP_COLUMN,
     TableDescriptor,
     TabletId,
@@ -107,6 +108,11 @@ def named_changes(rows: pa.RecordBatch) -> pa.RecordBatch:
     if at < 0:
         return rows
     return rows.set_column(at, CHANGE_TYPE_COLUMN, _symbols().take(rows.column(at)))
+
+
+def changelog_schema(desc: TableDescriptor) -> pa.Schema:
+    """Columns of ``t$changelog``: the table's, then `named_changes` and the system columns."""
+    return pa.schema([*desc.schema, pa.field(CHANGE_TYPE_COLUMN, pa.string()), *SYSTEM_FIELDS])
 
 
 @functools.cache

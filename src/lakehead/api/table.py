@@ -20,7 +20,7 @@ from lakehead.api.writer import Writer
 from lakehead.client.table import TableClient, slices
 from lakehead.errors import InvalidRequestError, SchemaMismatchError, WrongTableKindError
 from lakehead.format.rows import to_key_table
-from lakehead.types import TableDescriptor, TabletId
+from lakehead.types import TableDescriptor, TabletId, Tier, WriteKind
 
 
 @dataclass(frozen=True, repr=False)
@@ -154,7 +154,7 @@ class Table(Displayed):
             )
         return self._write("delete", rows_for_delete(self._desc, keys))
 
-    def _write(self, kind: Literal["append", "upsert", "delete"], rows: pa.Table) -> WriteResult:
+    def _write(self, kind: WriteKind, rows: pa.Table) -> WriteResult:
         if rows.num_rows == 0:
             return WriteResult(0, {})
         parts = self._client.write(kind, rows)
@@ -230,7 +230,7 @@ class Table(Displayed):
         columns: Sequence[str] | None = None,
         where: str | pc.Expression | None = None,
         *,
-        tier: Literal["union", "hot", "lake"] = "union",
+        tier: Tier = "union",
         snapshot: int | dt.datetime | None = None,
         limit: int | None = None,
         system_columns: bool = False,

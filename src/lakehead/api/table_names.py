@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
-SUFFIXES = ("lake", "lake$snapshots", "lake$files", "changelog")
-"""What may follow a table's name after a ``$``."""
+from lakehead.errors import SqlError
 
 _TOKEN = re.compile(
     r"""
@@ -29,6 +29,30 @@ _ENDS_TABLES = frozenset(
     ("where", "group", "order", "having", "limit", "select", "on", "using", "union", "window", "qualify")
 )
 _PART = re.compile(r'"(?:[^"]|"")+"|`(?:[^`]|``)+`|[^\W\d]\w*')
+
+
+class Suffix(StrEnum):
+    """What may follow a table's name after a ``$``, in any case."""
+
+    LAKE = "lake"
+    SNAPSHOTS = "lake$snapshots"
+    FILES = "lake$files"
+    CHANGELOG = "changelog"
+
+
+def suffix_of(path: str, text: str) -> Suffix | None:
+    """What a name says after its ``$``; None for nothing.
+
+    Raises:
+        SqlError: there is no such suffix.
+    """
+    if not text:
+        return None
+    try:
+        return Suffix(text.lower())
+    except ValueError:
+        known = ", ".join(f"${s}" for s in Suffix)
+        raise SqlError(f"{path}${text}: there is no such suffix; use one of {known}") from None
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from lakehead.api.display import Displayed
 from lakehead.api.input import rows_for_append, rows_for_delete, rows_for_upsert
-from lakehead.client.writer import BatchWriter, WriteKind
+from lakehead.client.writer import BatchWriter
 from lakehead.config import Limits
 from lakehead.env.interrupts import Changes, shielded
 from lakehead.errors import ClosedError, LakeheadError, WrongTableKindError
 from lakehead.format.joins import join
-from lakehead.types import TableDescriptor
+from lakehead.types import TableDescriptor, WriteKind
 
 _REQUEST_ROWS_MAX = 1 << 16
 _LOOK_AGAIN_SECONDS = 1.0

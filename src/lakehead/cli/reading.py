@@ -18,7 +18,7 @@ from lakehead.cli.output import (
     write_table,
 )
 from lakehead.cli.session import EXIT_NOT_FOUND, Session, TableArgument, command
-from lakehead.errors import InvalidRequestError, SqlError, WrongTableKindError
+from lakehead.errors import InvalidRequestError, WrongTableKindError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -115,12 +115,7 @@ def sql(session: Session, query: Annotated[str, typer.Argument(help="One stateme
     """
     with session.connect() as con:
         relation = con.sql(sys.stdin.read() if query == "-" else query)
-        import duckdb
-
-        try:
-            table = relation.to_arrow_table()
-        except duckdb.Error as e:
-            raise SqlError(str(e)) from e
+        table = relation.to_arrow_table()
     if session.json:
         write_rows_json(table)
     elif table.num_columns:

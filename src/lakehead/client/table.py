@@ -12,7 +12,7 @@ import pyarrow as pa
 from lakehead.client.leases import LeaseKeeper
 from lakehead.client.patience import Patience, ask
 from lakehead.client.routing import route
-from lakehead.client.writer import BatchWriter, WriteKind
+from lakehead.client.writer import BatchWriter
 from lakehead.env import Env
 from lakehead.errors import (
     InvalidRequestError,
@@ -26,7 +26,7 @@ from lakehead.format.joins import table_batches
 from lakehead.format.values import check_valid
 from lakehead.predicate import Predicate
 from lakehead.protocol import messages as m
-from lakehead.types import TableDescriptor, TabletKey
+from lakehead.types import TableDescriptor, TabletKey, WriteKind
 
 _SLICE_ROWS = 1 << 16
 _LOOKUP_KEYS = 1 << 16

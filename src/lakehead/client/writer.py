@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +25,8 @@ from lakehead.errors import (
 from lakehead.format.bucketing import unkeyed_bucket
 from lakehead.format.frame import TABLETS_MAX, WriterStamp, encode_body
 from lakehead.protocol.messages import CloseWriter, Endpoint, OpenWriter, TabletRef, Write, WriteReply
-from lakehead.types import TableDescriptor, TabletKey
+from lakehead.types import TableDescriptor, TabletKey, WriteKind
 
-WriteKind = Literal["append", "upsert", "delete"]
 _RETRY_FIRST_SECONDS = 0.02
 _RETRY_MAX_SECONDS = 1.0
 

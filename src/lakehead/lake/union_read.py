@@ -12,7 +12,6 @@ import datetime as dt
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -31,9 +30,9 @@ from lakehead.types import (
     SYSTEM_FIELDS,
     TableDescriptor,
     TabletKey,
+    Tier,
 )
 
-Tier = Literal["union", "hot", "lake"]
 Moment = int | dt.datetime
 """A lake snapshot's id, or a time."""
 Superseded = Mapping[TabletKey, npt.NDArray[np.int64]]

@@ -12,18 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from sqlglot import exp, parse_one
+from sqlglot.errors import SqlglotError
 
 from lakehead.errors import InvalidPredicateError
 from lakehead.predicate import literals as lit
 from lakehead.predicate import types
 from lakehead.predicate.literals import COMPARE, FLIPPED, NULL_BOOLEAN, Literal
-
-if TYPE_CHECKING:
-    from sqlglot import exp
 
 TEXT_CHARACTERS_MAX = 1 << 20
 
@@ -73,9 +71,6 @@ def translate(text: str, schema: pa.Schema) -> pc.Expression:
     Raises:
         InvalidPredicateError: the text cannot be parsed, names no column, is not boolean or uses something unsupported.
     """
-    from sqlglot import exp, parse_one
-    from sqlglot.errors import SqlglotError
-
     if len(text) > TEXT_CHARACTERS_MAX:
         raise InvalidPredicateError(f"a filter is at most {TEXT_CHARACTERS_MAX} characters long, this has {len(text)}")
     try:
@@ -120,8 +115,6 @@ class _Translator:
 
     def boolean(self, node: exp.Expr, *, truth: bool) -> pc.Expression:
         """A node that must be boolean; with ``truth`` its null and false may stand for each other."""
-        from sqlglot import exp
-
         node = node.unnest()
         kind = type(node).__name__
         self._check_args(node)
@@ -164,8 +157,6 @@ class _Translator:
         return expr.is_null() if null else expr.is_valid()
 
     def _is(self, node: exp.Is) -> pc.Expression:
-        from sqlglot import exp
-
         right = node.expression
         if isinstance(right, exp.Null):
             return self._nullness(node.this, null=True)
@@ -194,8 +185,6 @@ class _Translator:
         return _balanced(pc.or_kleene, [self.compare("==", x, m, node, truth) for m in members])
 
     def _like(self, node: exp.Expr) -> pc.Expression:
-        from sqlglot import exp
-
         escape, like = "", node
         if isinstance(node, exp.Escape):
             like = node.this
@@ -248,8 +237,6 @@ class _Translator:
 
     def value(self, node: exp.Expr) -> _Value:
         """Any scalar node."""
-        from sqlglot import exp
-
         node = node.unnest()
         self._check_args(node)
         match node:
@@ -379,8 +366,6 @@ class _Translator:
         return _Value(types.cast_expression(x, s, target), target)
 
     def _case(self, node: exp.Expr) -> _Value:
-        from sqlglot import exp
-
         branches = node.args.get("ifs") or [node]
         subject = node.this if isinstance(node, exp.Case) else None
         results = [self.value(b.args["true"]) for b in branches]

@@ -19,7 +19,7 @@ import pyarrow as pa
 from lakehead.config import LEASE_SECONDS, TableProperties
 from lakehead.errors import InvalidPropertyError, InvalidRequestError
 from lakehead.format.schema import schema_from_bytes, schema_to_bytes
-from lakehead.types import Schemas, TableDescriptor, TablePath, TableSchema, TabletKey
+from lakehead.types import Schemas, TableDescriptor, TablePath, TableSchema, TabletKey, WriteKind
 
 PROTOCOL_VERSION = 3
 
@@ -308,7 +308,7 @@ class Write(TableRequest[WriteReply], frozen=True, kw_only=True):
     """
 
     privilege = Privilege.WRITE
-    kind: Literal["append", "upsert", "delete"]
+    kind: WriteKind
     tablets: list[TabletRef]
     checksums: list[Int64]
     columns: list[str]

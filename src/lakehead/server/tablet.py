@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -33,9 +33,8 @@ from lakehead.log import LogTablet, LogView
 from lakehead.log.checkpoint import USUAL_CHECKPOINTS, CheckpointPolicy, LiveBatch, live_at, write_checkpoint
 from lakehead.log.writers import WriterTable
 from lakehead.server.incarnations import unfenced
-from lakehead.types import TableDescriptor, TabletKey
+from lakehead.types import TableDescriptor, TabletKey, WriteKind
 
-WriteKind = Literal["append", "upsert", "delete"]
 _GROUP_WRITES_MAX = 256
 _PLAN_BYTES_MAX = 64 << 20
 _ROLL_US = 600_000_000

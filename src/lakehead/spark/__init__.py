@@ -6,13 +6,14 @@ Importing this needs neither PySpark nor Java; the first call that does raises `
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from lakehead.api.connection import Connection
     from lakehead.spark.tiering import RoundReport, TieringService
+    from lakehead.types import Tier
 
 __all__ = ["attach", "session", "sql", "table", "tiering_service"]
 
@@ -47,7 +48,7 @@ def table(
     name: str,
     *,
     columns: Sequence[str] | None = None,
-    tier: Literal["union", "hot", "lake"] = "union",
+    tier: Tier = "union",
     snapshot: int | None = None,
     system_columns: bool = False,
 ) -> DataFrame:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -19,14 +19,14 @@ from pyspark.sql.types import StructType
 
 from lakehead.api.table import Table
 from lakehead.config import unknown_name
-from lakehead.errors import ColumnNotFoundError, InvalidPropertyError, LakeStateError
+from lakehead.errors import ColumnNotFoundError, InvalidPropertyError, InvalidRequestError, LakeStateError
 from lakehead.format.schema import nearest_name
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.lake.union_read import Pin, UnionRead, pin
 from lakehead.log.netchange import Offsets, between
 from lakehead.spark.connections import worker_table
 from lakehead.spark.types import spark_schema
-from lakehead.types import SYSTEM_FIELDS, TabletKey
+from lakehead.types import SYSTEM_FIELDS, TabletKey, Tier, require_tier
 
 if TYPE_CHECKING:
     from lakehead.lake.lake_table import LakeFile
@@ -57,7 +57,7 @@ class ReadOptions:
     uri: str
     table: str
     columns: tuple[str, ...] | None
-    tier: Literal["union", "hot", "lake"]
+    tier: Tier
     snapshot: int | None
     ranges: Ranges | None
     lease: str | None = None
@@ -78,9 +78,10 @@ class ReadOptions:
                 raise InvalidPropertyError(
                     f"spark.read.format('lakehead') needs .option({name!r}, ...): uri is con.uri, table 'db.table'"
                 )
-        tier = given.get("tier", "union")
-        if tier not in ("union", "hot", "lake"):
-            raise InvalidPropertyError(f"option tier={tier!r}: use 'union', 'hot' or 'lake'")
+        try:
+            tier = require_tier(given.get("tier", "union"))
+        except InvalidRequestError as e:
+            raise InvalidPropertyError(f"option {e.message}") from e
         snapshot = given.get("snapshot")
         if snapshot is not None and not snapshot.isdigit():
             raise InvalidPropertyError(f"option snapshot={snapshot!r} is not the id of a lake snapshot")
@@ -89,7 +90,7 @@ class ReadOptions:
             given["uri"],
             given["table"],
             _columns(given.get("columns")),
-            tier,  # type: ignore[arg-type]
+            tier,
             int(snapshot) if snapshot is not None else None,
             None if ranges is None else {TabletKey.parse(k): (s, e) for k, (s, e) in json.loads(ranges).items()},
             given.get("lease"),

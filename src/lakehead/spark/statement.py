@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from lakehead.api.subscription import named_changes
+from lakehead.api.subscription import changelog_schema, named_changes
 from lakehead.api.table import Table
-from lakehead.api.table_names import SUFFIXES, TableName, find_names, find_tables, replace_names
+from lakehead.api.table_names import Suffix, TableName, find_names, find_tables, replace_names, suffix_of
 from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import InvalidRequestError, SqlError
 from lakehead.spark.connections import connection_of
 from lakehead.spark.scratch import scratch_frame
 from lakehead.spark.types import spark_schema
-from lakehead.types import CHANGE_TYPE_COLUMN, SYSTEM_FIELDS
+from lakehead.types import Tier
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,7 +38,7 @@ def read_name(
     name: str,
     *,
     columns: Sequence[str] | None = None,
-    tier: Literal["union", "hot", "lake"] = "union",
+    tier: Tier = "union",
     snapshot: int | None = None,
     system_columns: bool = False,
 ) -> DataFrame:
@@ -46,9 +46,10 @@ def read_name(
     from lakehead.spark.union_frame import union_frame
 
     con = connection_of(spark)
-    path, dollar, suffix = name.partition("$")
+    path, _, text = name.partition("$")
     table = con.table(path)
-    if not dollar or suffix == "lake":
+    suffix = suffix_of(table.name, text)
+    if suffix in (None, Suffix.LAKE):
         if suffix:
             tier = "lake"
         return union_frame(
@@ -56,27 +57,24 @@ def read_name(
         )
     if tier != "union" or snapshot is not None or system_columns:
         raise InvalidRequestError(f"{name}: tier, snapshot and system_columns are for tables and their $lake")
-    frame = _suffixed(spark, table, suffix)
+    frame = _changelog(spark, table) if suffix is Suffix.CHANGELOG else _listing(spark, table, suffix)
     return frame.select(*columns) if columns is not None else frame
 
 
-def _suffixed(spark: SparkSession, table: Table, suffix: str) -> DataFrame:
-    if suffix == "changelog":
-        return _changelog(spark, table)
-    if suffix in ("lake$snapshots", "lake$files"):
-        rows = table.lake.snapshots() if suffix == "lake$snapshots" else table.lake.files()
-        frame = scratch_frame(spark, rows.schema, rows.to_batches())
-        return frame if frame is not None else spark.createDataFrame([], spark_schema(rows.schema))
-    known = ", ".join(f"${s}" for s in SUFFIXES)
-    raise SqlError(f"{table.name}${suffix}: there is no such suffix; use one of {known}")
+def _listing(spark: SparkSession, table: Table, suffix: Suffix | None) -> DataFrame:
+    rows = table.lake.snapshots() if suffix is Suffix.SNAPSHOTS else table.lake.files()
+    return _frame(spark, rows.schema, rows.to_batches())
 
 
 def _changelog(spark: SparkSession, table: Table) -> DataFrame:
     client = table._client
     ranges = {t.key: (t.log_start, t.high_watermark) for t in client.tablets()}
-    schema = pa.schema([*client.desc.schema, pa.field(CHANGE_TYPE_COLUMN, pa.string()), *SYSTEM_FIELDS])
-    rows = (named_changes(b) for _, b in client.read_ranges(ranges, schema.names))
-    frame = scratch_frame(spark, schema, rows)
+    schema = changelog_schema(client.desc)
+    return _frame(spark, schema, (named_changes(b) for _, b in client.read_ranges(ranges, schema.names)))
+
+
+def _frame(spark: SparkSession, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> DataFrame:
+    frame = scratch_frame(spark, schema, batches)
     return frame if frame is not None else spark.createDataFrame([], spark_schema(schema))
 
 

@@ -11,14 +11,13 @@ import json
 import posixpath
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import functions as F
 
 from lakehead.api.subscription import chosen_columns
 from lakehead.api.table import Table
-from lakehead.errors import InvalidRequestError
 from lakehead.iceberg.planner import plan_files
 from lakehead.lake.lake_table import LakeFile
 from lakehead.lake.pinned_lake import PinnedLake
@@ -30,7 +29,7 @@ from lakehead.spark.held_pins import hold_pin
 from lakehead.spark.lake_files import LakeScan
 from lakehead.spark.scratch import is_shared, scratch_frame
 from lakehead.spark.types import spark_schema
-from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, TableDescriptor
+from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, TableDescriptor, Tier, require_tier
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -47,13 +46,12 @@ def union_frame(
     table: Table,
     *,
     columns: Sequence[str] | None = None,
-    tier: Literal["union", "hot", "lake"] = "union",
+    tier: Tier = "union",
     snapshot: int | None = None,
     system_columns: bool = False,
 ) -> DataFrame:
     """See `lakehead.spark.table`; the read is pinned now, once for both tiers."""
-    if tier not in ("union", "hot", "lake"):
-        raise InvalidRequestError(f"tier={tier!r}: use 'union', 'hot' or 'lake'")
+    require_tier(tier)
     client = table._client
     names = list(chosen_columns(client.desc, columns))
     pinned = pin(client, tier=tier, snapshot=snapshot)

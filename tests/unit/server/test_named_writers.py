@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from lakehead.client.table import TableClient
-from lakehead.client.writer import BatchWriter, WriteKind, writer_bytes
+from lakehead.client.writer import BatchWriter, writer_bytes
 from lakehead.config import Limits
 from lakehead.env import Env, SystemClock, SystemThreads
 from lakehead.env.randomness import SeededRandomness
@@ -31,7 +31,7 @@ from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.service import Service
 from lakehead.testing.storage import FaultyStorage
-from lakehead.types import Schemas, TableDescriptor, TablePath
+from lakehead.types import Schemas, TableDescriptor, TablePath, WriteKind
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), ("v", pa.string())])
 BUCKETS = 4

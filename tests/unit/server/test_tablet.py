@@ -25,9 +25,9 @@ from lakehead.errors import (
 )
 from lakehead.format import frame as frames
 from lakehead.format.frame import WriterStamp, encode_body
-from lakehead.server.tablet import PendingWrite, Tablet, WriteKind
+from lakehead.server.tablet import PendingWrite, Tablet
 from lakehead.testing.storage import FaultyStorage
-from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey
+from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey, WriteKind
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), ("v", pa.string())])
 KEY = TabletKey("", 0)
