@@ -212,6 +212,12 @@ class StorageError(UnavailableError):
     code = 2003
 
 
+class NotLeaderError(UnavailableError):
+    """The tablet lives on another server, which ``context`` names where it is known; ask that one."""
+
+    code = 2005
+
+
 class OutcomeUnknownError(LakeheadError):
     """Whether a write landed is not known; ask (read, or resume the named writer) before writing it again."""
 

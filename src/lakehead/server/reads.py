@@ -98,7 +98,7 @@ class Reads:
         at = request.at_timestamp_us
         if request.sync:
             self._fence()
-        for key, tablet in sorted(self._tables.get(request.table_id).tablets.items()):
+        for key, tablet in sorted(self._tables.get(request.table_id).answering().items()):
             end = tablet.sync() if request.sync else tablet.high_watermark
             at_timestamp = None if at is None else tablet.offset_at(at)
             states.append(self._tablet_state(key, tablet, tablet.log_start_offset, end, at_timestamp))
@@ -121,15 +121,16 @@ class Reads:
 
     def timestamps_at(self, request: m.TimestampsAt) -> m.TimestampsReply:
         """See `TimestampsAt`."""
-        tablets = self._tables.get(request.table_id).tablets
-        times = [tablets[r.key].timestamp_at(r.start) if r.key in tablets else None for r in request.ranges]
+        table = self._tables.get(request.table_id)
+        tablets = [(table.tablet(r.key), r.start) for r in request.ranges]
+        times = [None if tablet is None else tablet.timestamp_at(start) for tablet, start in tablets]
         return m.TimestampsReply(now_us=self._clock.now_us(), timestamps_us=times)
 
     def open_leases(self, request: m.OpenLeases) -> m.LeasesReply:
         """See `OpenLeases`."""
         self._leases.release(request.release)
         self._fence()
-        tables = [sorted(self._tables.get(t.table_id).tablets.items()) for t in request.tables]
+        tables = [sorted(self._tables.get(t.table_id).answering().items()) for t in request.tables]
         with self._tables.moment:  # no watermark moves: each lies within its view
             seen = [{key: (t.view(), t.high_watermark) for key, t in tablets} for tablets in tables]
         opened: list[m.Lease] = []

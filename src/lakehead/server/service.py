@@ -24,6 +24,7 @@ from lakehead.server.lake_state import LakeState
 from lakehead.server.leases import Leases
 from lakehead.server.maintenance import Maintenance
 from lakehead.server.metadata import MetadataStore
+from lakehead.server.placement import Home, everything_here
 from lakehead.server.reads import Reads
 from lakehead.server.streams import ServerStream
 from lakehead.server.tables import LiveTables
@@ -47,12 +48,14 @@ class Service:
         place: Place | None = None,
         checkpoint_policy: CheckpointPolicy = USUAL_CHECKPOINTS,
         fence: Callable[[], None] = unfenced,
+        home: Home = everything_here,
     ) -> None:
         """Open the data folder, which the caller has locked.
 
         Args:
             place: where the folder lies, so that a copy is noticed; None does not look.
             checkpoint_policy: when tablets make one.
+            home: tells which tablets live on another server.
             fence: raises `FencedError` once the folder may have another owner.
             maintenance_seconds: how often a thread calls `maintain`; None leaves that to the caller.
 
@@ -74,6 +77,7 @@ class Service:
             run_in_background=self._pool.submit,
             seed=int(env.randomness.uuid_hex()[:16], 16),
             checkpoint_policy=checkpoint_policy,
+            home=home,
         )
         self._tables.remove_dropped()
         self._leases = Leases(env, limits)

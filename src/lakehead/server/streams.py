@@ -76,7 +76,7 @@ def open_read(table: LiveTable, request: Read, leased: Views) -> ServerStream:
     projection = Projection(table.desc.schemas, request.columns, _predicate(request.predicate, table))
     views: dict[TabletKey, LogView] = {}
     for part in request.ranges:
-        tablet = table.tablets.get(part.key)
+        tablet = table.tablet(part.key)
         if tablet is not None:
             # Taken now, so that nothing is trimmed away while the tablets before it are being read.
             views[part.key] = leased.get(part.key) or tablet.view()
@@ -125,7 +125,7 @@ def open_read_live(table: LiveTable, request: ReadLive, leased: Views) -> Server
     projection = Projection(desc.schemas, request.columns, _predicate(request.predicate, table))
     views: dict[TabletKey, LogView] = {}
     for part in request.ranges:
-        tablet = table.tablets.get(part.key)
+        tablet = table.tablet(part.key)
         high = tablet.high_watermark if tablet else 0
         if tablet is not None:
             views[part.key] = leased.get(part.key) or tablet.view()
@@ -176,9 +176,9 @@ def open_subscription(table: LiveTable, request: Subscribe) -> ServerStream:
         raise WrongTableKindError(f"{table.desc.path} is a log table: subscribe from 'earliest' to get all its rows")
     projection = Projection(table.desc.schemas, request.columns, _predicate(request.predicate, table))
     positions = {part.key: part.start for part in request.starts}
-    known = table.tablets
+    known = table.answering()
     for key, start in positions.items():
-        tablet = known.get(key)
+        tablet = table.tablet(key)
         low, high = (tablet.log_start_offset, tablet.high_watermark) if tablet else (0, 0)
         if not low <= start <= high:
             raise OffsetOutOfRangeError(
@@ -195,7 +195,7 @@ def open_subscription(table: LiveTable, request: Subscribe) -> ServerStream:
                 initial.append(key)
             positions[key] = tablet.high_watermark if request.default == "latest" else tablet.log_start_offset
     stops = None if request.stops is None else {part.key: part.start for part in request.stops}
-    if stops is not None and not set(stops) <= set(known):
+    if stops is not None and any(table.tablet(key) is None for key in stops):
         raise InvalidRequestError(f"stop names tablets that {table.desc.path} does not have")
     subscription = _Subscription(table, projection, positions, initial, stops)
     stream = ServerStream(projection.schema, subscription.items)

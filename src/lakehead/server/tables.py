@@ -14,12 +14,14 @@ from lakehead.errors import (
     InvalidRequestError,
     LakeheadError,
     LakeStateError,
+    NotLeaderError,
     StorageError,
     TableNotFoundError,
 )
 from lakehead.log.checkpoint import CheckpointPolicy
 from lakehead.server.lake_state import LakeState
 from lakehead.server.metadata import MetadataStore
+from lakehead.server.placement import Home, everything_here
 from lakehead.server.tablet import Tablet
 from lakehead.types import UNPARTITIONED, TableDescriptor, TabletKey, parse_partition_name, partition_name
 
@@ -32,9 +34,10 @@ class LiveTable:
     def __init__(
         self, desc: TableDescriptor, *, metadata: MetadataStore, env: Env, folder: str,
         lake: LakeState | None, run_in_background: Callable[[Callable[[], None]], object], seed: int,
-        moment: Lock, checkpoint_policy: CheckpointPolicy,
+        moment: Lock, checkpoint_policy: CheckpointPolicy, home: Home,
     ) -> None:  # fmt: skip
         self.desc = desc
+        self._home = home
         self._moment = moment
         self._seed = seed
         self._run_in_background = run_in_background
@@ -44,6 +47,7 @@ class LiveTable:
         self.folder = folder
         self._open_lock = env.threads.lock()
         self._tablets: dict[TabletKey, Tablet] = {}
+        self._elsewhere: set[TabletKey] = set()
         self._progress = env.threads.condition()
         # Reentrant, as the garbage collector may close a forgotten subscription at any point of any thread.
         self._version_lock = env.threads.reentrant_lock()
@@ -60,6 +64,8 @@ class LiveTable:
 
     def _check_tiered(self, lake: LakeState) -> None:
         for key, tiered in lake.tiered_offsets(self.desc).items():
+            if key in self._elsewhere:
+                continue
             tablet = self._tablets.get(key)
             if tablet is None or tablet.high_watermark < tiered:
                 end = tablet.high_watermark if tablet else 0
@@ -71,8 +77,10 @@ class LiveTable:
                 )
 
     def _open_partitions(self, numbers: Mapping[str, int]) -> None:
-        """Open all tablets of these partitions, side by side: to recover a large one takes a while."""
-        keys = [(TabletKey(name, bucket), n) for name, n in numbers.items() for bucket in range(self.desc.buckets)]
+        """Open the tablets of these partitions that live here, side by side: to recover a large one takes a while."""
+        every = [(TabletKey(name, bucket), n) for name, n in numbers.items() for bucket in range(self.desc.buckets)]
+        keys = [(key, n) for key, n in every if self._home(self.desc.table_id, key) is None]
+        self._elsewhere |= {key for key, _ in every} - {key for key, _ in keys}
         opened: dict[TabletKey, Tablet] = {}
         errors: list[BaseException] = []
         left = iter(keys)
@@ -119,20 +127,33 @@ class LiveTable:
 
     @property
     def tablets(self) -> dict[TabletKey, Tablet]:
-        """All tablets; a snapshot that is never changed in place."""
+        """Those that live here; a snapshot that is never changed in place."""
+        return self._tablets
+
+    def answering(self) -> dict[TabletKey, Tablet]:
+        """The same, for who asks for all of them.
+
+        Raises:
+            NotLeaderError: the table has some, and none lives here.
+        """
+        if not self._tablets and self._elsewhere:
+            self.require_here(min(self._elsewhere))
         return self._tablets
 
     def tablet(self, key: TabletKey, *, create: bool = False) -> Tablet | None:
-        """The tablet of this key; with ``create`` its partition is made when it is new.
+        """The tablet of this key; with ``create`` its partition is made when it is new, else None: it holds nothing.
 
         Raises:
+            NotLeaderError: it lives on another server, which alone knows what it holds.
             InvalidRequestError: the key does not fit the table.
             ClosedError: the server is closing.
         """
         found = self._tablets.get(key)
-        if found is not None or not create:
+        if found is not None:
             return found
-        self._check_key(key)
+        self.require_here(key)
+        if not create:
+            return None
         with self._open_lock:
             if self._closed is not None:
                 raise self._closed
@@ -140,6 +161,18 @@ class LiveTable:
                 number = self._metadata.create_partition(self.desc.table_id, key.partition)
                 self._open_partitions({key.partition: number})
         return self._tablets[key]
+
+    def require_here(self, key: TabletKey) -> None:
+        """Return if this server answers for a tablet, whether it was written yet or not; raises as `tablet`."""
+        self._check_key(key)
+        home = self._home(self.desc.table_id, key)
+        if home is not None:
+            raise NotLeaderError(
+                f"tablet {key} of {self.desc.path} does not live on this server: ask {home or 'another one'}",
+                table=str(self.desc.path),
+                tablet=str(key),
+                server=home,
+            )
 
     def _check_key(self, key: TabletKey) -> None:
         try:
@@ -206,8 +239,10 @@ class LiveTables:
         run_in_background: Callable[[Callable[[], None]], object],
         seed: int,
         checkpoint_policy: CheckpointPolicy,
+        home: Home = everything_here,
     ) -> None:
-        """``seed`` is 64 secret bits that keys are hashed with in memory."""
+        """``seed`` is 64 secret bits that keys are hashed with in memory; ``home`` tells where tablets live."""
+        self._home = home
         self._seed = seed
         self._run_in_background = run_in_background
         self._metadata = metadata
@@ -297,6 +332,7 @@ class LiveTables:
             seed=self._seed,
             moment=self.moment,
             checkpoint_policy=self._checkpoint_policy,
+            home=self._home,
         )
 
     @staticmethod

@@ -101,7 +101,10 @@ class Writes:
         return m.WriteReply(offsets=self._submit(tablets, writes))
 
     def _check_partitions(self, table: LiveTable, tablets: Sequence[m.TabletRef]) -> None:
-        new = {ref.partition for ref in tablets if ref.key not in table.tablets}
+        unknown = [ref.key for ref in tablets if ref.key not in table.tablets]
+        for key in unknown:
+            table.require_here(key)
+        new = {key.partition for key in unknown}
         count = len(new | {key.partition for key in table.tablets}) if new else 0
         if count > self._limits.partitions_max:
             raise LimitExceededError(
