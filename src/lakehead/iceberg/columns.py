@@ -16,14 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakehead.iceberg.file_io import lake_files, locate_file
+from lakehead.iceberg.file_io import LOOKS_AT_ONCE, lake_files, locate_file
 from lakehead.lake.lake_table import LakeFile
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
 
 _ID = b"PARQUET:field_id"
-_THREADS = 8
 _PLAIN_MAX = 1 << 16
 _plain: dict[str, bool] = {}
 """Whether files are plain: neither they nor what tiering relies on change."""
@@ -142,7 +141,7 @@ def plain_files(io: FileIO, files: Sequence[LakeFile], columns: FileColumns) -> 
     with _plain_lock:
         known = {f.path: _plain[f.path] for f in files if f.path in _plain}
     if unknown := [f for f in files if f.path not in known]:
-        with ThreadPoolExecutor(_THREADS) as pool:
+        with ThreadPoolExecutor(LOOKS_AT_ONCE) as pool:
             found = dict(
                 zip((f.path for f in unknown), pool.map(partial(_is_plain, io, columns), unknown), strict=True)
             )

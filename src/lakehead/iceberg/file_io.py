@@ -21,6 +21,10 @@ from lakehead.env.storage import LocalStorage, sync_file
 from lakehead.lake.lake_table import missing_file
 
 PY_IO_IMPL = "py-io-impl"
+FILES_AT_ONCE = 4
+"""Files whose rows are read or written side by side; rows of that many are in memory."""
+LOOKS_AT_ONCE = 8
+"""Files of which only a footer, a manifest or their being there is looked at side by side."""
 _STORAGE = LocalStorage()
 
 

@@ -23,7 +23,7 @@ from lakehead.errors import (
 from lakehead.iceberg.catalog import LakeCatalog
 from lakehead.iceberg.contract import LakeContract, check_contract
 from lakehead.iceberg.data_files import IcebergWriter, LakeWriteSpec, discard_files, write_position_deletes
-from lakehead.iceberg.file_io import lake_files
+from lakehead.iceberg.file_io import FILES_AT_ONCE, lake_files
 from lakehead.iceberg.live_rows import count_rows
 from lakehead.iceberg.planner import plan_files
 from lakehead.iceberg.positions import find_offsets
@@ -37,7 +37,6 @@ from lakehead.log.netchange import Offsets
 from lakehead.protocol.messages import LakeReply
 from lakehead.types import OFFSET_COLUMN, TableDescriptor
 
-_THREADS = 4
 _ANNOUNCEMENTS_MAX = 5
 
 
@@ -93,7 +92,7 @@ class IcebergLakeTable:
     def find_offsets(self, wanted: Sequence[tuple[LakeFile, Offsets]]) -> list[tuple[Offsets, Offsets]]:
         """See `LakeTable.find_offsets`."""
         io, field_id = self.table.io, self.table.schema().find_field(OFFSET_COLUMN).field_id
-        with ThreadPoolExecutor(_THREADS) as pool:
+        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
             return list(pool.map(lambda w: find_offsets(io, w[0].path, w[1], field_id), wanted))
 
     def write_deletes(self, version: LakeVersion, hits: Sequence[Hit]) -> list[WrittenFile]:
@@ -108,7 +107,7 @@ class IcebergLakeTable:
             path = hit.file.path
             return write_position_deletes(spec, path, hit.positions, spec_id=specs[path], partition=hit.file.partition)
 
-        with ThreadPoolExecutor(_THREADS) as pool:
+        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
             futures = [pool.submit(write, h) for h in hits]
             try:
                 return [f.result() for f in futures]

@@ -10,6 +10,7 @@ import numpy as np
 from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 
+from lakehead.iceberg.file_io import FILES_AT_ONCE
 from lakehead.iceberg.planner import plan_files
 from lakehead.iceberg.positions import deleted_positions, iterate_offsets
 from lakehead.lake.census import Census
@@ -17,7 +18,6 @@ from lakehead.lake.lake_table import LakeFile
 from lakehead.log.netchange import between
 from lakehead.types import OFFSET_COLUMN, TabletKey
 
-_THREADS = 4
 _KNOWN_MAX = 256
 _known: dict[tuple[str, int], Census] = {}
 """By table and snapshot, which do not change."""
@@ -51,7 +51,7 @@ def _count(table: Table, snapshot_id: int) -> Census:
     rows: Counter[TabletKey] = Counter()
     strangers = 0
     homeless = None
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         for f, (known, others) in zip(files, pool.map(lambda f: _live(table.io, f, field_id), files), strict=True):
             strangers += others
             if f.tablet is not None:

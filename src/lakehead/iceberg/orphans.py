@@ -27,7 +27,7 @@ from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from lakehead.env.clock import Clock, SystemClock
 from lakehead.env.storage import storage_errors
 from lakehead.errors import LakeStateError, UnavailableError
-from lakehead.iceberg.file_io import locate_file
+from lakehead.iceberg.file_io import FILES_AT_ONCE, locate_file
 from lakehead.iceberg.iceberg_table import announce_cleanup
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 _METADATA = (".metadata.json", ".metadata.json.gz")
 _KINDS = (".parquet", ".orc", ".avro", ".puffin", ".stats", *_METADATA)
-_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,7 @@ class _Reached:
         self._add([location, *(entry.metadata_file for entry in metadata.metadata_log)])
         self._add(s.statistics_path for s in (*metadata.statistics, *metadata.partition_statistics))
         self._add(s.manifest_list for s in metadata.snapshots)
-        with ThreadPoolExecutor(_THREADS) as pool:
+        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
             manifests: dict[str, ManifestFile] = {}
             for found in pool.map(lambda s: self._read(s, self._list_manifests, may_lack), metadata.snapshots):
                 manifests |= {m.manifest_path: m for m in found}

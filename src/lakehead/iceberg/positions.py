@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakehead.iceberg.columns import column_name
+from lakehead.iceberg.file_io import FILES_AT_ONCE
 from lakehead.lake.lake_table import LakeFile
 from lakehead.log.netchange import NO_OFFSETS, Mask, Offsets, between, contains, union
 from lakehead.types import OFFSET_COLUMN
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile
 
-_THREADS = 4
 _KNOWN_MAX = 4096
 _known: dict[str, tuple[tuple[int, int] | None, int]] = {}
 """Offsets of files whose manifests do not tell; files do not change."""
@@ -57,7 +57,7 @@ def with_offsets(io: FileIO, files: Iterable[LakeFile], field_id: int) -> list[L
                 _known[file.path] = found
         return replace(file, offsets=found[0], null_offsets=found[1])
 
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         return list(pool.map(known, files))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pyarrow.fs import FileType
 
-from lakehead.iceberg.file_io import lake_files, locate_file
+from lakehead.iceberg.file_io import LOOKS_AT_ONCE, lake_files, locate_file
 from lakehead.lake.lake_table import missing_file
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import ManifestFile
     from pyiceberg.table import Table
 
-_THREADS = 8
 _AT_ONCE = 64
 
 
@@ -60,7 +59,7 @@ def missing_files(table: Table, snapshot_id: int | None = None, *, proven: Colle
         LakeFileMissingError: the manifest list or a manifest is gone.
         OSError: the storage does not answer.
     """
-    with lake_files(), ThreadPoolExecutor(_THREADS) as pool:
+    with lake_files(), ThreadPoolExecutor(LOOKS_AT_ONCE) as pool:
         manifests = [m for m in _manifests(table, snapshot_id) if m.manifest_path not in proven]
         entries = chain.from_iterable(pool.map(lambda m: m.fetch_manifest_entry(table.io), manifests))
         files = list({e.data_file.file_path: e.data_file.file_size_in_bytes for e in entries}.items())

@@ -24,7 +24,7 @@ from lakehead.errors import LakeStateError
 from lakehead.format.schema import lake_schema
 from lakehead.iceberg.columns import FileColumns, plain_files
 from lakehead.iceberg.data_files import lake_arrow_schema
-from lakehead.iceberg.file_io import lake_files, locate_file
+from lakehead.iceberg.file_io import FILES_AT_ONCE, lake_files, locate_file
 from lakehead.iceberg.positions import deleted_positions, find_offsets, offsets_at
 from lakehead.iceberg.row_groups import row_group_filter
 from lakehead.lake.lake_table import LakeFile
@@ -35,7 +35,6 @@ from lakehead.types import OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor
 
 _BATCH_ROWS = 128 << 10
 _SMALL_FILE_BYTES = 16 << 20
-_THREADS = 4
 _AT_ONCE = 16
 
 
@@ -99,7 +98,7 @@ def count_lake(
     total = sum(f.record_count for f in whole)
     if not partial:
         return total
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         return total + sum(pool.map(left, partial))
 
 
@@ -186,7 +185,7 @@ class _Reader:
                 yield from self._scan_one(part)
         if not small:
             return
-        with ThreadPoolExecutor(_THREADS) as pool:
+        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
             for some in _chunks(small):
                 for batches in pool.map(_listed(self._scan_one), some):
                     yield from batches

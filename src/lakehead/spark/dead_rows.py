@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lakehead.errors import LimitExceededError
+from lakehead.iceberg.file_io import FILES_AT_ONCE
 from lakehead.iceberg.positions import deleted_positions, offsets_at
 from lakehead.lake.lake_table import LakeFile
 from lakehead.lake.pinned_lake import PinnedLake
@@ -27,7 +28,6 @@ from lakehead.types import OFFSET_COLUMN, TableDescriptor, TabletKey, parse_part
 KEY_COLUMN = "__dead_key"
 PARTITION_COLUMN = "__dead_{}"
 OFFSET_BITS = 48
-_THREADS = 4
 _REMEMBERED = 256
 
 
@@ -111,7 +111,7 @@ def _resolve_all(view: PinnedLake, files: Sequence[LakeFile]) -> list[tuple[Offs
     def resolve(f: LakeFile) -> tuple[Offsets, Offsets | None]:
         return _deleted.get(view, f, by_offset=f in separate)
 
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         return list(pool.map(resolve, wanted))
 
 

@@ -19,7 +19,7 @@ from lakehead.env.randomness import SystemRandomness
 from lakehead.format.schema import lake_schema
 from lakehead.spark.floats import unprunable_floats
 from lakehead.spark.launch import is_local
-from lakehead.spark.types import spark_schema
+from lakehead.spark.types import cast_to, spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,7 +60,7 @@ def scratch_frame(spark: SparkSession, schema: pa.Schema, batches: Iterable[pa.R
     if first is None:
         return None
     stored = lake_schema(schema)
-    rows = (_conform(b, stored) for b in _chain(first, filled))
+    rows = (cast_to(stored, b) for b in _chain(first, filled))
     if is_shared(spark):
         path = _write(spark.sparkContext._temp_dir, stored, rows)
         return unprunable_floats(spark.read.schema(spark_schema(schema)).parquet(spark_path(f"file://{path}")))
@@ -70,13 +70,6 @@ def scratch_frame(spark: SparkSession, schema: pa.Schema, batches: Iterable[pa.R
 def _chain(first: pa.RecordBatch, rest: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
     yield first
     yield from rest
-
-
-def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    columns = [batch.column(f.name) for f in schema]
-    return pa.RecordBatch.from_arrays(
-        [c if c.type == f.type else c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema
-    )
 
 
 def _write(folder: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:

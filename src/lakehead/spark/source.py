@@ -25,7 +25,7 @@ from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.lake.union_read import Pin, UnionRead, pin
 from lakehead.log.netchange import Offsets, between
 from lakehead.spark.connections import worker_table
-from lakehead.spark.types import spark_schema
+from lakehead.spark.types import cast_to, spark_schema
 from lakehead.types import SYSTEM_FIELDS, TabletKey, Tier, require_tier
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ class LakeheadReader(DataSourceReader):
             batches = read.batches()
         with client.leases.used(part.lease):
             for batch in batches:
-                yield _conform(batch, target)
+                yield cast_to(target, batch)
 
     def _table(self) -> Table:
         return worker_table(self._options.uri, self._options.table)
@@ -271,10 +271,3 @@ def _arrow_schema(schema: StructType) -> pa.Schema:
         return to_arrow_schema(schema, timezone="UTC")
     except TypeError:  # before Spark 4.2 timestamps are always UTC
         return to_arrow_schema(schema)
-
-
-def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    columns = [batch.column(f.name) for f in schema]
-    return pa.RecordBatch.from_arrays(
-        [c if c.type == f.type else c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema
-    )
