@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import pyarrow as pa
 from tests.simulation.history import History, require
@@ -19,10 +18,10 @@ from tests.simulation.scheduler import Process, Scheduler
 
 from lakehead.env.randomness import Randomness
 from lakehead.errors import UnavailableError
-from lakehead.lake import union_read
 from lakehead.lake.lake_table import LakeChange
 from lakehead.lake.marks import LakeMark, LakeVersion, mark_of
-from lakehead.lake.union_read import Superseded, UnionRead
+from lakehead.lake.pinned_lake import PinnedLake
+from lakehead.lake.union_read import Moment, Superseded, UnionRead
 from lakehead.protocol.messages import LakeReply
 from lakehead.server.lake_state import LakeOwner
 from lakehead.testing.lake import Fault, MemoryLake, Row
@@ -255,6 +254,14 @@ class SimulatedLakes:
         lake.pinned.append(version.current_id)
         return LakeReply(metadata_location=location, catalog_name="", catalog_properties={}, storage_properties={})
 
+    def at(self, desc: TableDescriptor, info: LakeReply, moment: Moment | None) -> PinnedLake:
+        """See `lakehead.lake.union_read.OpenLake`: the version that `info` has told."""
+        assert moment is None
+        version, lake = self.versions[info.metadata_location], self.by_table[desc.table_id]
+        mark = mark_of(version)
+        table: Any = lake
+        return PinnedLake(desc, table, version.current_id, mark.offsets if mark else {})
+
     def tiered_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
         """See `LakeState.tiered_offsets`."""
         mark = mark_of(self.by_table[desc.table_id].table.load())
@@ -268,26 +275,11 @@ class SimulatedLakes:
         return offsets
 
 
-@dataclass(frozen=True)
-class SimulatedView:
-    """What union reads take for a `PinnedLake`."""
-
-    lake: SimulatedLake
-    snapshot_id: int | None
-    offsets: Mapping[TabletKey, int]
-
-
-def simulated_views(lakes: SimulatedLakes) -> mock._patch:  # type: ignore[type-arg]
-    """Have `lakehead.lake.union_read.pin` open versions of the simulated lakes."""
-
-    class Views:
-        @staticmethod
-        def at(desc: TableDescriptor, info: LakeReply, snapshot_id: int | None) -> SimulatedView:
-            version = lakes.versions[info.metadata_location]
-            mark = mark_of(version)
-            return SimulatedView(lakes.by_table[desc.table_id], version.current_id, mark.offsets if mark else {})
-
-    return mock.patch.object(union_read, "PinnedLake", Views)
+def lake_of(view: PinnedLake) -> SimulatedLake:
+    """The lake that `SimulatedLakes.at` has pinned."""
+    lake: Any = view.table
+    assert isinstance(lake, SimulatedLake)
+    return lake
 
 
 class SimulatedUnionRead(UnionRead):
@@ -295,12 +287,12 @@ class SimulatedUnionRead(UnionRead):
 
     def _lake_rows(self, superseded: Superseded) -> Iterator[pa.RecordBatch]:
         view = self.pinned.lake
-        if not isinstance(view, SimulatedView) or view.snapshot_id is None:
+        if view is None or view.snapshot_id is None:
             return
         gone = {k: set(v.tolist()) for k, v in superseded.items()}
         rows = [
             row
-            for row in view.lake.table.rows(view.snapshot_id)
+            for row in lake_of(view).table.rows(view.snapshot_id)
             if row[OFFSET_COLUMN] is None or row[OFFSET_COLUMN] not in gone.get(tablet_of_row(self._desc, row), ())
         ]
         yield pa.RecordBatch.from_pylist([{c: r.get(c) for c in self.schema.names} for r in rows], self.schema)

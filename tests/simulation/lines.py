@@ -21,7 +21,7 @@ from lakehead.env.randomness import SeededRandomness
 
 _HERE = Path(__file__).parent
 _ROOT = Path(lakehead.__file__).parent
-_WATCHED = tuple(f"{_ROOT}/{part}/" for part in ("server", "client", "log", "kv", "lake", "tiering"))
+_WATCHED = tuple(f"{_ROOT}/{part}/" for part in ("server", "client", "log", "kv", "lake", "tiering", "api"))
 _ATOMIC = {
     *(f"{_HERE}/{name}.py" for name in ("history", "observer", "lake", "disk")),
     *(f"{_ROOT}/testing/{name}.py" for name in ("database", "lake", "storage")),

@@ -11,7 +11,7 @@ from tests.simulation.observer import Observer, Seen
 from tests.simulation.scheduler import Process, Scheduler
 from tests.simulation.trace import Trace
 
-from lakehead.errors import FencedError, RequestTimeoutError, UnavailableError
+from lakehead.errors import ClosedError, FencedError, RequestTimeoutError, UnavailableError
 from lakehead.protocol import messages as m
 from lakehead.protocol.codec import decode_call, decode_stream_header, decode_stream_request, encode
 from lakehead.server.access import TOKEN_HOLDER
@@ -140,6 +140,8 @@ class _Serving:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._inside.__exit__(None, None, None)
+        if isinstance(error, ClosedError) and self._server.service.closing:
+            raise UnavailableError("the server was stopped", gone=True) from error
         if not self._server.process.alive and not isinstance(error, GeneratorExit):
             self._network.scheduler.check_alive()
             raise UnavailableError("the connection was reset", gone=True) from error

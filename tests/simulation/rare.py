@@ -10,6 +10,7 @@ from collections.abc import Callable
 from tests.simulation.deployment import Deployment
 from tests.simulation.history import require
 from tests.simulation.scheduler import Task
+from tests.simulation.subscriber import Subscriber
 from tests.simulation.workload import (
     KEYED_SCHEMA,
     LOG_SCHEMA,
@@ -18,7 +19,6 @@ from tests.simulation.workload import (
     NamedWriter,
     Reader,
     Source,
-    Subscriber,
     TieringService,
 )
 

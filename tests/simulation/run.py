@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from tests.simulation.deployment import Deployment
 from tests.simulation.disk import DiskFaults
 from tests.simulation.history import require
-from tests.simulation.lake import LakeFaults, SimulatedLake, simulated_views
+from tests.simulation.lake import LakeFaults, SimulatedLake
 from tests.simulation.lines import Lines
 from tests.simulation.network import NetworkFaults
 from tests.simulation.owners import exchange_owners, open_copy
 from tests.simulation.rare import DivergentWriter, Dropper
 from tests.simulation.scheduler import Process, Task
+from tests.simulation.subscriber import Subscriber
 from tests.simulation.workload import (
     KEYED_SCHEMA,
     LOG_SCHEMA,
     AnonymousWriter,
     NamedWriter,
     Reader,
-    Subscriber,
     TieringService,
     UnionReader,
 )
@@ -89,11 +89,10 @@ class Simulation:
 
     def carry_out(self) -> str | None:
         """Run to the end; returns what went wrong."""
-        with simulated_views(self.deployment.lakes):
-            try:
-                self.deployment.scheduler.run(self._main)
-            except Exception as e:
-                return f"{type(e).__name__}: {e}"
+        try:
+            self.deployment.scheduler.run(self._main)
+        except Exception as e:
+            return f"{type(e).__name__}: {e}"
         return None
 
     def _main(self) -> None:

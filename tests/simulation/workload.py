@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from tests.simulation.deployment import Deployment
 from tests.simulation.history import Row, TabletHistory, by_offset, require, rows_of
-from tests.simulation.lake import SimulatedLake, SimulatedUnionRead, SimulatedView, tablet_of_row
+from tests.simulation.lake import SimulatedLake, SimulatedUnionRead, tablet_of_row
 from tests.simulation.network import NetworkEndpoint
 
 from lakehead.client.table import TableClient
@@ -33,7 +33,7 @@ from lakehead.lake.marks import next_epoch
 from lakehead.lake.union_read import pin
 from lakehead.protocol import messages as m
 from lakehead.tiering.round import run_round
-from lakehead.types import BUCKET_COLUMN, ChangeType, TableDescriptor, TabletKey, WriteKind
+from lakehead.types import BUCKET_COLUMN, TableDescriptor, TabletKey, WriteKind
 
 LOG_SCHEMA = pa.schema([pa.field("who", pa.string(), False), pa.field("n", pa.int64(), False), ("text", pa.string())])
 KEYED_SCHEMA = pa.schema(
@@ -312,7 +312,7 @@ class UnionReader(Actor):
         try:
             cuts = {t: t.cuts for t in history.of(self.desc.table_id)}
             starts = self.deployment.starts
-            pinned = pin(self.client)
+            pinned = pin(self.client, open_lake=lakes.at)
             self.think(seconds)
             read = SimulatedUnionRead(self.client, pinned, columns=self.desc.schema.names, system_columns=True)
             try:
@@ -324,7 +324,7 @@ class UnionReader(Actor):
                 self.note("union too late")
                 return
             view = pinned.lake
-            assert isinstance(view, SimulatedView)
+            assert view is not None
             ends = {k: max(end, view.offsets.get(k, 0)) for k, (_, end) in pinned.ranges.items()}
             for tablet in history.of(self.desc.table_id):
                 if tablet.cuts == cuts.get(tablet, 0) and tablet.key in ends:
@@ -395,90 +395,3 @@ class TieringService(Actor):
                 require(lake.has_landed(round_id), f"{self.name}: a round was said to have landed, and has not")
                 self.note("round", (result.rows, result.deletes, [(str(k), o) for k, o in result.offsets.items()]))
         return True
-
-
-class Subscriber(Actor):
-    """Follows a table over crashes: goes on at the last end offset that it was told."""
-
-    def __init__(self, deployment: Deployment, desc: TableDescriptor, name: str) -> None:
-        super().__init__(deployment, desc, name)
-        self.positions: dict[TabletKey, int] = {}
-        self._initial: dict[TabletKey, list[Row]] = {}
-        self._full = False
-
-    def has_all(self) -> bool:
-        """Whether it was pushed all that there is."""
-        tablets = self.deployment.history.of(self.desc.table_id)
-        return all(self.positions.get(t.key, t.log_start) == t.end for t in tablets)
-
-    def run(self) -> None:
-        positions = self.positions
-        while True:
-            self.think(0.1)
-            cuts = self._cuts()
-            # A log that is trimmed may be followed from the rows that are live, one that is not from its beginning.
-            self._full = self.desc.keyed and not positions and self.draws.random() < 0.5
-            try:
-                self._follow(positions, cuts)
-            except self.expected as e:
-                self.note("subscription ends", type(e).__name__)
-            except OffsetOutOfRangeError:
-                self.note("subscription behind")
-                positions.clear()
-
-    def _cuts(self) -> int:
-        return sum(t.cuts for t in self.deployment.history.of(self.desc.table_id))
-
-    def _follow(self, positions: dict[TabletKey, int], cuts: int) -> None:
-        columns = [*self.desc.schema.names, *(_CHANGES[:1] if self.desc.keyed else []), "__offset"]
-        stream = self.client.subscribe(
-            starts=dict(positions),
-            default="full" if self._full else "earliest",
-            stops=None,
-            columns=columns,
-            predicate=None,
-        )
-        self._initial = {}
-        self.note("subscribe", sorted((str(k), o) for k, o in positions.items()))
-        try:
-            for header, batch in stream:
-                if self._cuts() != cuts:
-                    raise ClosedError("the power was cut")
-                if header.end_offset is None and header.live_at is None:
-                    continue
-                key = TabletKey(header.partition, header.bucket)
-                self._take(positions, key, header.end_offset, rows_of(batch))
-        finally:
-            stream.close()
-
-    def _take(self, positions: dict[TabletKey, int], key: TabletKey, end: int | None, rows: list[Row]) -> None:
-        tablet = self.deployment.history.tablet(self.desc.table_id, key)
-        known = positions.get(key)
-        at = known if known is not None else rows[0][-1] if rows else 0
-        wanted = [
-            (*r.row, *((r.change,) if self.desc.keyed else ()), at + i) for i, r in enumerate(tablet.records[at:end])
-        ]
-        from_log = end is not None and key not in self._initial and at == 0 and rows == wanted
-        if known is None and self.desc.keyed and not from_log:
-            self._take_initial(positions, tablet, end, rows)
-            return
-        assert end is not None
-        require(at <= end <= tablet.readable_end, f"{tablet.name} pushes up to {end} after {at}")
-        require(rows == wanted, f"{tablet.name} pushes for [{at}, {end})\n  {rows}\nmust be\n  {wanted}")
-        tablet.floor = max(tablet.floor, end)
-        positions[key] = end
-        self.note("pushed", (str(key), at, end))
-
-    def _take_initial(
-        self, positions: dict[TabletKey, int], tablet: TabletHistory, end: int | None, rows: list[Row]
-    ) -> None:
-        """Live rows, which stand for a part of the log that was trimmed."""
-        held = self._initial.setdefault(tablet.key, [])
-        held += rows
-        if end is None:
-            return
-        wanted = [(*row, ChangeType.INSERT, offset) for offset, row in tablet.live_at(end).items()]
-        require(held == wanted, f"{tablet.name} pushes as live at {end}\n  {held}\nmust be\n  {wanted}")
-        tablet.floor = max(tablet.floor, end)
-        positions[tablet.key] = end
-        self.note("pushed as live", (str(tablet.key), end))

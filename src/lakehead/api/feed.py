@@ -224,10 +224,9 @@ class Feed:
                 )
 
     def _tablet_from_lake(self, key: TabletKey) -> Iterator[Item]:
-        view = PinnedLake.current(self._client.desc, self._client.lake())
-        end = min(view.offsets.get(key, 0), self._stop(key))
         start = self._positions[key]
-        for batch in read_history(view, key, start, end, columns=self._columns, predicate=self._predicate):
+        end, batches = self._lake_rows(key, start)
+        for batch in batches:
             if self._stopped:
                 return
             if self._since_us is not None:
@@ -238,6 +237,12 @@ class Feed:
                 header = StreamHeader(partition=key.partition, bucket=key.bucket, end_offset=self._positions[key])
                 yield header, batch
         self._positions[key] = max(start, end)
+
+    def _lake_rows(self, key: TabletKey, start: int) -> tuple[int, Iterator[pa.RecordBatch]]:
+        """The lake's rows of a tablet from ``start`` on, as far as they are wanted, and where they end."""
+        view = PinnedLake.current(self._client.desc, self._client.lake())
+        end = min(view.offsets.get(key, 0), self._stop(key))
+        return end, read_history(view, key, start, end, columns=self._columns, predicate=self._predicate)
 
     def _open(self, tablets: Sequence[TabletState]) -> Stream | None:
         """Follow the log; None when it does not hold all that is wanted, and the lake does."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,7 +22,7 @@ from lakehead.errors import LakeStateError, NoLakeError, OffsetOutOfRangeError, 
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.log.netchange import net_change
 from lakehead.predicate import Predicate
-from lakehead.protocol.messages import TabletState
+from lakehead.protocol.messages import LakeReply, TabletState
 from lakehead.types import (
     CHANGE_TYPE_COLUMN,
     OFFSET_COLUMN,
@@ -35,6 +35,8 @@ from lakehead.types import (
 
 Moment = int | dt.datetime
 """A lake snapshot's id, or a time."""
+OpenLake = Callable[[TableDescriptor, LakeReply, Moment | None], PinnedLake]
+"""A lake as the server saw it, at a moment or, for None, at its current snapshot; see `PinnedLake.at`."""
 Superseded = Mapping[TabletKey, npt.NDArray[np.int64]]
 _CHANGE_COLUMNS = (CHANGE_TYPE_COLUMN, PREV_OFFSET_COLUMN, OFFSET_COLUMN)
 
@@ -70,6 +72,7 @@ def pin(
     snapshot: Moment | None = None,
     held: bool = True,
     planned: bool = False,
+    open_lake: OpenLake = PinnedLake.at,
 ) -> Pin:
     """Pin a read of a table as of now, under a lease: nothing is deleted under it.
 
@@ -77,6 +80,7 @@ def pin(
         held: the lease lasts as long as the `Pin`; False: until it is released, or some time after its last use.
         planned: others carry the read out and nobody holds the lease: it lasts for a while after its last use, unless
             the server has no room.
+        open_lake: what finds the snapshot.
 
     Raises:
         NoLakeError: the lake is asked for and the table has none.
@@ -86,7 +90,9 @@ def pin(
     desc = client.desc
     if desc.lake is None and (tier == "lake" or snapshot is not None):
         raise NoLakeError(f"table {desc.path} has no lake: create it with lake='iceberg'", table=str(desc.path))
-    (pinned,) = _pinned([client], snapshot, with_log=tier != "lake" and snapshot is None, planned=planned)
+    (pinned,) = _pinned(
+        [client], snapshot, with_log=tier != "lake" and snapshot is None, planned=planned, open_lake=open_lake
+    )
     if tier == "hot":
         pinned = replace(pinned, lake=None)
     return _held(client, pinned) if held and not planned else pinned
@@ -110,13 +116,18 @@ def _held(client: TableClient, pinned: Pin) -> Pin:
 
 
 def _pinned(
-    clients: Sequence[TableClient], snapshot: Moment | None, *, with_log: bool, planned: bool = False
+    clients: Sequence[TableClient],
+    snapshot: Moment | None,
+    *,
+    with_log: bool,
+    planned: bool = False,
+    open_lake: OpenLake = PinnedLake.at,
 ) -> list[Pin]:
     seen: list[list[int | None]] = []
     while clients:
         # The lake first: a round that commits in between only makes the log's part longer than needed.
         infos = [c.lake() if c.desc.lake is not None else None for c in clients]
-        views = [None if i is None else PinnedLake.at(c.desc, i, snapshot) for c, i in zip(clients, infos, strict=True)]
+        views = [None if i is None else open_lake(c.desc, i, snapshot) for c, i in zip(clients, infos, strict=True)]
         leases = clients[0].open_leases(
             [
                 (c.desc.table_id, None if i is None else i.metadata_location)

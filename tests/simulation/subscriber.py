@@ -1,0 +1,127 @@
+"""A subscriber of a simulated deployment: the real feed behind a subscription, and what it must hand out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from tests.simulation.deployment import Deployment
+from tests.simulation.history import Row, TabletHistory, require, rows_of
+from tests.simulation.lake import SimulatedLakes, lake_of, tablet_of_row
+from tests.simulation.workload import Actor
+
+from lakehead.api.feed import Feed, FeedStart
+from lakehead.client.table import TableClient
+from lakehead.errors import OffsetOutOfRangeError, UnavailableError
+from lakehead.protocol.messages import StreamHeader
+from lakehead.types import OFFSET_COLUMN, TIMESTAMP_COLUMN, ChangeType, TableDescriptor, TabletKey
+
+_LAKE_ROWS = 4
+"""Rows of a batch that comes from the lake."""
+
+
+class SimulatedFeed(Feed):
+    """The feed behind a subscription. The lake's rows come from memory; all else is the real one's."""
+
+    def __init__(self, lakes: SimulatedLakes, client: TableClient, start: FeedStart, columns: list[str]) -> None:
+        self._lakes = lakes
+        super().__init__(client, start, None, columns, None)
+
+    def _lake_rows(self, key: TabletKey, start: int) -> tuple[int, Iterator[pa.RecordBatch]]:
+        desc = self._client.desc
+        view = self._lakes.at(desc, self._client.lake(), None)
+        lake, end = lake_of(view), view.offsets.get(key, 0)
+        if view.snapshot_id is None:
+            return end, iter(())
+        if view.snapshot_id not in lake.table.snapshot_ids():
+            raise UnavailableError("the lake's snapshot has expired", gone=True)
+        rows = [r for r in lake.table.rows(view.snapshot_id) if r[OFFSET_COLUMN] is not None]
+        wanted = [r for r in rows if tablet_of_row(desc, r) == key and start <= r[OFFSET_COLUMN] < end]
+        wanted.sort(key=lambda r: r[OFFSET_COLUMN])
+        chosen = [{c: r[c] for c in self.schema.names} for r in wanted]
+        parts = [chosen[at : at + _LAKE_ROWS] for at in range(0, len(chosen), _LAKE_ROWS)]
+        return end, (pa.RecordBatch.from_pylist(part, self.schema) for part in parts)
+
+
+class Subscriber(Actor):
+    """Follows a table over crashes and over what its log has forgotten. Where the feed gives up, it goes on at the last
+    end offset that it was told."""
+
+    def __init__(self, deployment: Deployment, desc: TableDescriptor, name: str) -> None:
+        super().__init__(deployment, desc, name)
+        self.positions: dict[TabletKey, int] = {}
+        self._initial: dict[TabletKey, list[Row]] = {}
+        self._over_lake = desc.lake is not None and not desc.keyed
+
+    def has_all(self) -> bool:
+        """Whether it was pushed all that there is."""
+        tablets = self.deployment.history.of(self.desc.table_id)
+        return all(self.positions.get(t.key, t.log_start) == t.end for t in tablets)
+
+    def run(self) -> None:
+        positions = self.positions
+        while True:
+            self.think(0.1)
+            cuts = self._cuts()
+            start: FeedStart = dict(positions) if positions else "earliest"
+            # A log that is trimmed may be followed from the rows that are live, one that is not from its beginning.
+            if self.desc.keyed and not positions and self.draws.random() < 0.5:
+                start = "full"
+            try:
+                self._follow(start, cuts)
+            except self.expected as e:
+                self.note("subscription ends", type(e).__name__)
+            except OffsetOutOfRangeError:
+                lost = self._cuts() > 0
+                require(lost or not self._over_lake, f"{self.name}: neither log nor lake has its offsets")
+                self.note("subscription behind")
+                positions.clear()
+
+    def _cuts(self) -> int:
+        return sum(t.cuts for t in self.deployment.history.of(self.desc.table_id))
+
+    def _follow(self, start: FeedStart, cuts: int) -> None:
+        changes = ["__change_type"] if self.desc.keyed else []
+        columns = [*self.desc.schema.names, *changes, OFFSET_COLUMN, TIMESTAMP_COLUMN]
+        feed = SimulatedFeed(self.deployment.lakes, self.client, start, columns)
+        self._initial = {}
+        self.note("subscribe", sorted((str(k), o) for k, o in self.positions.items()))
+        try:
+            for header, batch in feed:
+                if self._cuts() != cuts:
+                    self.note("subscription ends", "the power was cut")
+                    return
+                self._take(header, rows_of(batch.select(columns[:-1])))
+        finally:
+            feed.close()
+
+    def _take(self, header: StreamHeader, rows: list[Row]) -> None:
+        key, end = TabletKey(header.partition, header.bucket), header.end_offset
+        tablet = self.deployment.history.tablet(self.desc.table_id, key)
+        known = self.positions.get(key)
+        at = known if known is not None else 0 if self._over_lake else rows[0][-1] if rows else 0
+        wanted = [
+            (*r.row, *((r.change,) if self.desc.keyed else ()), at + i) for i, r in enumerate(tablet.records[at:end])
+        ]
+        from_log = end is not None and key not in self._initial and at == 0 and rows == wanted
+        if known is None and self.desc.keyed and not from_log:
+            self._take_initial(tablet, end, rows)
+            return
+        assert end is not None
+        require(at <= end <= tablet.readable_end, f"{tablet.name} pushes up to {end} after {at}")
+        require(rows == wanted, f"{tablet.name} pushes for [{at}, {end})\n  {rows}\nmust be\n  {wanted}")
+        tablet.floor = max(tablet.floor, end)
+        self.positions[key] = end
+        self.note("pushed from the lake" if at < tablet.log_start else "pushed", (str(key), at, end))
+
+    def _take_initial(self, tablet: TabletHistory, end: int | None, rows: list[Row]) -> None:
+        """Live rows, which stand for a part of the log that was trimmed."""
+        held = self._initial.setdefault(tablet.key, [])
+        held += rows
+        if end is None:
+            return
+        wanted = [(*row, ChangeType.INSERT, offset) for offset, row in tablet.live_at(end).items()]
+        require(held == wanted, f"{tablet.name} pushes as live at {end}\n  {held}\nmust be\n  {wanted}")
+        tablet.floor = max(tablet.floor, end)
+        self.positions[tablet.key] = end
+        self.note("pushed as live", (str(tablet.key), end))
