@@ -47,7 +47,7 @@ LAKE_READS_ICEBERG = {"history", "pinned_lake", "union_read"}
 OWNERS = {"pyiceberg": {"iceberg"}, "pyspark": {"spark"}, "pyarrow.flight": {"server", "client"}}
 IMPURE = {"asyncio", "concurrent", "multiprocessing", "random", "secrets", "socket", "threading", "time"}
 PURE_LAYERS = {"errors", "config", "types", "predicate", "format", "log", "kv", "protocol"}
-PLANNER = re.compile(r"tiering/.*plan.*\.py")
+PLANNER = re.compile(r"tiering/(queue|.*plan.*)\.py")
 HEAVY = ("duckdb", "numba", "pandas", "polars", "pyiceberg", "pyspark", "sqlglot")
 LIGHT = ["lakehead", *(["lakehead.cli.main"] if (PACKAGE / "cli" / "main.py").exists() else [])]
 

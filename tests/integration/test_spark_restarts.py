@@ -30,14 +30,14 @@ def test_a_service_goes_on_when_its_server_is_back(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("lakehead.spark.tiering.RELIST_SECONDS", 0.2)
+    monkeypatch.setattr("lakehead.tiering.queue.RELIST_SECONDS", 0.2)
     with server.connect() as con:
         table = con.create_table("t.t", SCHEMA, lake="iceberg", freshness="200ms")
         table.append([{"id": 1}])
         reports: list[Any] = []
         service = lhs.tiering_service(lhs.session(con), con, on_round=reports.append)
         thread = threading.Thread(target=service.run)
-        with caplog.at_level(logging.WARNING, "lakehead.spark.tiering"):
+        with caplog.at_level(logging.WARNING, "lakehead.tiering"):
             thread.start()
             wait_until(lambda: len(reports) == 1, 120)
             server.kill()

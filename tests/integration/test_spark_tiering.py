@@ -19,7 +19,7 @@ from lakehead.tiering.round import run_round
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from lakehead.spark.tiering import RoundReport
+    from lakehead.tiering.service import RoundReport
 
 pytestmark = pytest.mark.spark
 
@@ -98,7 +98,7 @@ def test_a_newer_service_takes_over(spark: SparkSession, con: lh.Connection) -> 
         fenced.set()
 
     service = lhs.tiering_service(spark, con, on_round=on_round)
-    service.run(lambda: fenced.is_set() and bool(service._fenced))
+    service.run(lambda: fenced.is_set() and bool(service.queue.fenced))
     assert len(reports) == 1
     assert t.scan(tier="lake").count() == 20
     assert t.scan().count() == 30

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lakehead.iceberg.version import IcebergTable
     from lakehead.lake.lake_table import LakeTable
     from lakehead.tiering.commit import CommitResult
-    from lakehead.tiering.round import MapTasks
+    from lakehead.tiering.executor import Executor
     from lakehead.tiering.round_plan import HotSource
 
 _ORPHANS_SCHEMA = pa.schema(
@@ -154,18 +154,18 @@ def tier_table(
     lake: LakeTable,
     source: HotSource,
     *,
-    map_tasks: MapTasks | None = None,
+    executor: Executor | None = None,
     epoch: int | None = None,
 ) -> CommitResult:
     """One tiering round of a table, here or on Spark, and what follows its commit.
 
     Args:
         source: the table's log, as the tasks reach it.
-        map_tasks, epoch: see `run_round`, and there for errors too.
+        executor, epoch: see `run_round`, and there for errors too.
     """
     from lakehead.tiering.round import run_round
 
-    result = run_round(lake, client.desc, source, map_tasks=map_tasks, epoch=epoch)
+    result = run_round(lake, client.desc, source, executor=executor, epoch=epoch)
     if result.snapshot_id is not None:
         # A hint, and the round has landed without it.
         with contextlib.suppress(LakeheadError):

@@ -15,7 +15,7 @@ from lakehead.cli.tables import table_states
 
 if TYPE_CHECKING:
     from lakehead.api.connection import Connection
-    from lakehead.spark.tiering import RoundReport
+    from lakehead.tiering.service import RoundReport
 
 _LOOK_SECONDS = 1.0
 
@@ -66,7 +66,7 @@ def run(
             moved = f"{count_text(round.rows, 'row')} and {count_text(round.deletes, 'delete')}"
             write_line(f"{round.table}: {moved} in {round.seconds:.1f} s, lake snapshot {round.snapshot_id}")
 
-    with session.connect() as con:
+    with _connected(session) as con:
         names = [con.table(t).name for t in table] if table else None
         spark = None if master is None else lhs.session(con, master=master)
         try:
@@ -75,6 +75,20 @@ def run(
         finally:
             if spark is not None:
                 spark.stop()
+
+
+def _connected(session: Session) -> Connection:
+    """The connection, once its server is there: a service may begin before it."""
+    from lakehead.client.patience import Patience
+    from lakehead.env.clock import SystemClock
+    from lakehead.errors import UnavailableError
+
+    patience = Patience(SystemClock(), f"connecting to {session.uri}", None)
+    while True:
+        try:
+            return session.connect()
+        except UnavailableError as e:
+            patience.wait(e)
 
 
 def _idle(con: Connection, names: list[str] | None) -> Callable[[], bool]:

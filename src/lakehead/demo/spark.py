@@ -19,7 +19,7 @@ def main(arguments: Sequence[str]) -> int:
     uri, tables = arguments[0], list(arguments[1:])
     parent = Parent()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", stream=sys.stderr)
-    logging.getLogger("lakehead.spark.tiering").setLevel(logging.INFO)
+    logging.getLogger("lakehead.tiering").setLevel(logging.INFO)
     try:
         import lakehead.spark as lhs
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from lakehead.api.connection import Connection
-    from lakehead.spark.tiering import RoundReport, TieringService
+    from lakehead.tiering.service import RoundReport, TieringService
     from lakehead.types import Tier
 
 __all__ = ["attach", "session", "sql", "table", "tiering_service"]
@@ -100,9 +100,9 @@ def tiering_service(
         on_round: called after each round that moved rows, in the thread of ``run``.
     """
     _require()
-    from lakehead.spark.tiering import TieringService
+    from lakehead.spark.tiering import open_service
 
-    return TieringService(spark, con_or_uri, tables, on_round=on_round)
+    return open_service(spark, con_or_uri, tables, on_round=on_round)
 
 
 def _require() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from lakehead.client.table import TableClient
-from lakehead.errors import LakeheadError
+from lakehead.errors import LakeheadError, TableNotFoundError
 from lakehead.spark.connections import worker_table
 from lakehead.types import TabletKey
 
@@ -16,17 +16,21 @@ from lakehead.types import TabletKey
 class RemoteLog:
     """A table's log for tiering rounds: the driver's client there, the worker's own connection in tasks."""
 
-    def __init__(self, uri: str, name: str, client: TableClient) -> None:
+    def __init__(self, uri: str, client: TableClient) -> None:
         self._uri = uri
-        self._name = name
+        self._name = str(client.desc.path)
+        self._table_id = client.desc.table_id
         self._client: TableClient | None = client
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_uri": self._uri, "_name": self._name, "_client": None}
+        return {**self.__dict__, "_client": None}
 
     def _opened(self) -> TableClient:
         if self._client is None:
-            self._client = worker_table(self._uri, self._name)._client
+            client = worker_table(self._uri, self._name)._client
+            if client.desc.table_id != self._table_id:
+                raise TableNotFoundError(f"table {self._name} was dropped and created again", table=self._name)
+            self._client = client
         return self._client
 
     def watermarks(self) -> Mapping[TabletKey, tuple[int, int]]:

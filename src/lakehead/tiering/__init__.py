@@ -1,1 +1,1 @@
-"""Tiering: what a round moves from the log to the lake, and how its commit ends. Knows no lake format."""
+"""Tiering: when a table gets a round, what that moves from log to lake, and how its commit ends. Knows no format."""

@@ -314,7 +314,7 @@ class TieringQueue:
             case Failed():
                 queued.failures += 1
                 queued.offsets = None
-                queued.due = now + _delay(queued.failures)
+                queued.due = now + retry_delay(queued.failures)
             case MaintenanceEnded():
                 queued.maintain_at = None
             case Watermarks() if not self._stopped and _has_news(queued, event):
@@ -383,7 +383,8 @@ def _has_news(queued: QueuedTable, event: Watermarks) -> bool:
     return any(end > known.get(tablet, 0) for tablet, end in event.ends.items())
 
 
-def _delay(failures: int) -> float:
+def retry_delay(failures: int) -> float:
+    """Seconds until a table is tried again that failed so many times in a row."""
     first, greatest = RETRY_SECONDS
     return min(first * 2.0 ** min(failures - 1, 16), greatest)
 

@@ -1,6 +1,6 @@
 """One tiering round: read a range of the log, write it as Parquet where tasks run, commit it to the lake once.
 
-`run_round` is the whole: plan, resolve what the range replaces, execute the tasks (through Spark's map or here), and
+`run_round` is the whole: plan, resolve what the range replaces, execute the tasks (where an `Executor` runs them), and
 commit. A round lands once or not at all: the commit carries the round's id and its end offsets, and is refused unless
 the newest mark is exactly where the plan begins. Whoever gets `CommitConflictError` plans anew.
 """
@@ -8,7 +8,7 @@ the newest mark is exactly where the plan begins. Whoever gets `CommitConflictEr
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from lakehead.lake.lake_table import DataWriter, LakeTable, WrittenFile
 from lakehead.lake.marks import CLEANUP, LakeVersion, mark_of
 from lakehead.log.netchange import Offsets, live_rows, superseded_offsets, union
 from lakehead.tiering.commit import CommitResult, commit_round
+from lakehead.tiering.executor import Executor, LocalExecutor
 from lakehead.tiering.round_plan import ROWS_PER_TASK, HotSource, RoundPlan, TieringTask, plan_round
 from lakehead.types import (
     BUCKET_COLUMN,
@@ -39,8 +40,6 @@ from lakehead.types import (
     TabletKey,
 )
 
-MapTasks = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
-"""Applies a picklable function to each item, somewhere, and returns the results in order."""
 _PLANS_MAX = 4
 
 
@@ -57,7 +56,7 @@ def run_round(
     desc: TableDescriptor,
     source: HotSource,
     *,
-    map_tasks: MapTasks | None = None,
+    executor: Executor | None = None,
     epoch: int | None = None,
     round_id: str | None = None,
     rows_per_task: int = ROWS_PER_TASK,
@@ -67,7 +66,7 @@ def run_round(
     """Tier what the log holds beyond the lake, as one lake commit; no commit when there is nothing.
 
     Args:
-        map_tasks: where tasks run; None runs them here, one after the other. Must return or raise once all ended.
+        executor: where tasks run; None runs them here, one after the other.
         epoch: owner number of the job; None takes the lake's own, which fences nobody.
         round_id: unique for ever, the same when a round is repeated; None makes a new one.
 
@@ -78,6 +77,7 @@ def run_round(
         LakeStateError: lake and log contradict each other.
         UnavailableError: the catalog cannot be reached; nothing landed.
     """
+    executor = executor or LocalExecutor()
     version, plan = _plan(
         lake,
         desc,
@@ -90,9 +90,9 @@ def run_round(
         return CommitResult(None, 0, 0, 0, plan.offsets)
     writer = lake.writer(version, target_file_bytes=desc.properties.target_file_bytes)
     try:
-        plan = resolve(plan, source, map_tasks)
+        plan = resolve(plan, source, executor)
         execute = functools.partial(execute_task, source=source, writer=writer)
-        results = map_tasks(execute, plan.tasks) if map_tasks else _execute_here(lake, execute, plan.tasks)
+        results = executor.run(execute, plan.tasks, undo=functools.partial(_discard, lake))
     except OffsetOutOfRangeError as e:
         raise CommitConflictError(
             f"the log of table {desc.path} was trimmed while a round read it, so another round has tiered that range:"
@@ -142,12 +142,11 @@ def _plan(
     )
 
 
-def resolve(plan: RoundPlan, source: HotSource, map_tasks: MapTasks | None = None) -> RoundPlan:
+def resolve(plan: RoundPlan, source: HotSource, executor: Executor) -> RoundPlan:
     """Read which rows the whole range replaces, so that tasks and deletes know; log tables replace none."""
     if not plan.keyed:
         return plan
-    read = functools.partial(read_superseded, source=source)
-    parts = map_tasks(read, plan.tasks) if map_tasks else [read(t) for t in plan.tasks]
+    parts = executor.run(functools.partial(read_superseded, source=source), plan.tasks)
     by_tablet: dict[TabletKey, list[Offsets]] = {}
     for task, part in zip(plan.tasks, parts, strict=True):
         by_tablet.setdefault(task.tablet, []).append(part)
@@ -211,14 +210,5 @@ def _require_rows(task: TieringTask, rows: int) -> None:
         )
 
 
-def _execute_here(
-    lake: LakeTable, execute: Callable[[TieringTask], TaskResult], tasks: Iterable[TieringTask]
-) -> list[TaskResult]:
-    results: list[TaskResult] = []
-    try:
-        for task in tasks:
-            results.append(execute(task))
-    except BaseException:
-        lake.discard(f.path for r in results for f in r.files)
-        raise
-    return results
+def _discard(lake: LakeTable, results: Iterable[TaskResult]) -> None:
+    lake.discard(f.path for r in results for f in r.files)

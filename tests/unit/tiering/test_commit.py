@@ -22,6 +22,7 @@ from lakehead.lake.lake_table import WrittenFile
 from lakehead.lake.marks import mark_of
 from lakehead.testing.lake import Fault
 from lakehead.tiering.commit import PAUSES_S, CommitResult, commit_round
+from lakehead.tiering.executor import LocalExecutor
 from lakehead.tiering.round import execute_task, resolve
 from lakehead.tiering.round_plan import RoundPlan, plan_round
 from lakehead.types import TabletKey
@@ -36,7 +37,7 @@ def prepare(lake: Any, *, round_id: str = "r", epoch: int = 1) -> Prepared:
     plan = plan_round(
         lake.desc, mark_of(lake.table.load()), lake.hot.watermarks(), epoch=epoch, round_id=round_id, rows_per_task=3
     )
-    plan = resolve(plan, lake.hot)
+    plan = resolve(plan, lake.hot, LocalExecutor())
     return plan, write_files(lake, plan)
 
 

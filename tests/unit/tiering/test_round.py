@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from lakehead.errors import CommitConflictError, LakeStateError, OffsetOutOfRangeError, TieringFencedError
 from lakehead.iceberg.iceberg_table import IcebergLakeTable
+from lakehead.tiering.executor import LocalExecutor
 from lakehead.tiering.round import run_round
 from lakehead.types import TabletKey
 
 TABLET = TabletKey("", 0)
 
 
-def elsewhere(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """Run tasks as another process would: everything is pickled on its way in and out."""
-    sent = pickle.dumps((function, list(items)))
-    there, tasks = pickle.loads(sent)
-    results: list[Any] = pickle.loads(pickle.dumps([there(t) for t in tasks]))
-    return results
+class Elsewhere(LocalExecutor):
+    """Runs tasks as another process would: everything is pickled on its way in and out."""
+
+    def run(self, task: Any, items: Sequence[Any], *, undo: Any = None) -> list[Any]:
+        there, tasks = pickle.loads(pickle.dumps((task, list(items))))
+        results: list[Any] = pickle.loads(pickle.dumps(super().run(there, tasks, undo=undo)))
+        return results
 
 
 def test_tasks_run_anywhere(keyed: Any) -> None:
@@ -29,7 +31,7 @@ def test_tasks_run_anywhere(keyed: Any) -> None:
     keyed.write(*range(0, 20, 2), v=1)
     keyed.delete(3)
     result = run_round(
-        IcebergLakeTable(keyed.load, keyed.desc), keyed.desc, keyed.hot, map_tasks=elsewhere, rows_per_task=7
+        IcebergLakeTable(keyed.load, keyed.desc), keyed.desc, keyed.hot, executor=Elsewhere(), rows_per_task=7
     )
     assert (result.rows, result.deletes) == (19, 0) and result.files > 3
     assert keyed.ids() == keyed.model_ids()
@@ -176,10 +178,11 @@ def test_a_table_that_was_registered_anew_below_the_log_stops_the_round(keyed: A
 def test_a_round_of_no_service_is_not_fenced(log: Any, epoch: int | None, error: type[Exception]) -> None:
     log.write(1)
 
-    def overtaken(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        log.round(epoch=2)
-        return [function(item) for item in items]
+    class Overtaken(LocalExecutor):
+        def run(self, task: Any, items: Sequence[Any], *, undo: Any = None) -> list[Any]:
+            log.round(epoch=2)
+            return super().run(task, items, undo=undo)
 
     with pytest.raises(error):
-        run_round(log.table, log.desc, log.hot, map_tasks=overtaken, epoch=epoch)
+        run_round(log.table, log.desc, log.hot, executor=Overtaken(), epoch=epoch)
     assert log.ids() == [1] and len(log.data_files()) == 1

@@ -1,0 +1,56 @@
+"""Where the tasks of a round run: an `Executor`, and the one that needs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Executor(Protocol):
+    """Runs the tasks of rounds."""
+
+    def run(
+        self,
+        task: Callable[[Item], Result],
+        items: Sequence[Item],
+        *,
+        undo: Callable[[Iterable[Result]], None] | None = None,
+    ) -> list[Result]:
+        """Apply a function, picklable as the items are, to each item; returns or raises once no task runs any more.
+
+        Args:
+            undo: given what other tasks returned when one fails.
+
+        Returns:
+            The results, in the order of the items.
+
+        Raises:
+            Exception: what a task raised.
+            UnavailableError: a task could not be run.
+        """
+        ...
+
+
+class LocalExecutor:
+    """Runs tasks in the caller's thread, one after the other; the first that fails is the last."""
+
+    def run(
+        self,
+        task: Callable[[Item], Result],
+        items: Sequence[Item],
+        *,
+        undo: Callable[[Iterable[Result]], None] | None = None,
+    ) -> list[Result]:
+        """See `Executor.run`."""
+        done: list[Result] = []
+        try:
+            for item in items:
+                done.append(task(item))
+        except BaseException:
+            if undo is not None:
+                undo(done)
+            raise
+        return done

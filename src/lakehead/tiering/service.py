@@ -1,0 +1,284 @@
+"""The tiering service: a shell around its queue, which does what the queue says and tells it how that ended.
+
+Where tables are and where rounds run is for `TieredTables` to know. A server that is away ends nothing, at the start as
+later: the service asks for it every `RELIST_SECONDS`, and goes on at once with all tables when it answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from lakehead.env import Env
+from lakehead.errors import (
+    AuthenticationError,
+    ClosedError,
+    CommitConflictError,
+    FencedError,
+    LakeheadError,
+    MissingDependencyError,
+    NoLakeError,
+    TableNotFoundError,
+    UnavailableError,
+)
+from lakehead.tiering.queue import (
+    RELIST_SECONDS,
+    AskWatermarks,
+    End,
+    Event,
+    Failed,
+    Fenced,
+    Gone,
+    Listed,
+    ListTables,
+    MaintenanceEnded,
+    RoundEnded,
+    RunRound,
+    ServerAway,
+    Stopped,
+    TieringQueue,
+    Turn,
+    TurnEnded,
+    Wait,
+    Watermarks,
+    Woken,
+    retry_delay,
+)
+from lakehead.types import TabletKey
+
+if TYPE_CHECKING:
+    from lakehead.tiering.commit import CommitResult
+
+Until = Callable[[], bool] | float | None
+
+_log = logging.getLogger("lakehead.tiering")
+ASK_SECONDS = 0.05
+"""How often an ``until`` that is a function is asked."""
+_NO_LATER_TRY = (ClosedError, MissingDependencyError, NoLakeError, TableNotFoundError)
+"""What ends the service when tables are listed."""
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """A round that moved rows.
+
+    Attributes:
+        table: its name.
+        rows, deletes, files: rows added to the lake, older ones deleted, data files added.
+        snapshot_id: the lake snapshot.
+        seconds: how long the round took.
+    """
+
+    table: str
+    rows: int
+    deletes: int
+    files: int
+    snapshot_id: int
+    seconds: float
+
+
+class TieredTables(Protocol):
+    """Tables by id, as a service reaches them. Used by one thread."""
+
+    def open(self) -> None:
+        """Make ready what takes long; a server that is away is nothing to wait for.
+
+        Raises:
+            MissingDependencyError: rounds cannot run here.
+        """
+        ...
+
+    def list(self, settled: frozenset[str]) -> Listed:
+        """All names, and what those mean that are not settled.
+
+        Raises:
+            NoLakeError, TableNotFoundError: a table that the service is to tier has no lake, or does not exist.
+            LakeheadError: the server cannot be asked now.
+        """
+        ...
+
+    def watermarks(self, table_id: str) -> Mapping[TabletKey, int]:
+        """Where the logs of the table's tablets end."""
+        ...
+
+    def run_round(self, table_id: str) -> CommitResult:
+        """One tiering round; see `lakehead.tiering.round.run_round`.
+
+        Raises:
+            FencedError: a newer service tiers the table.
+            TableNotFoundError: it is gone.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of what was opened for these tables."""
+        ...
+
+
+class TieringService:
+    """Keeps lake tables as fresh as they promise. Runs once at a time; `stop` may be called from any thread.
+
+    Args:
+        on_round: called after each round that moved rows, in the thread of `run`.
+
+    Attributes:
+        queue: what the newest run decides with.
+    """
+
+    def __init__(
+        self, tables: TieredTables, env: Env, *, on_round: Callable[[RoundReport], None] | None = None
+    ) -> None:
+        self._tables = tables
+        self._clock = env.clock
+        # Not an event: a signal may land in the middle of waiting for it.
+        self._changed = env.threads.condition()
+        self._stopped = False
+        self._on_round = on_round
+        self.queue = TieringQueue()
+
+    def stop(self) -> None:
+        """Make `run` return once the round under way is committed."""
+        self._stopped = True
+        self._changed.notify_all()
+
+    def run(self, until: Until = None) -> None:
+        """Tier until told to stop; a round under way is finished first.
+
+        Args:
+            until: None: until `stop`, SIGTERM or SIGINT (signals when called in the main thread); a number: so many
+                seconds; a function: until it returns true.
+
+        Raises:
+            MissingDependencyError: rounds were to run on Spark, and there is no Java 17+ runtime.
+            NoLakeError: a table was named that has no lake.
+            TableNotFoundError: a table was named that does not exist.
+            ClosedError: the connection was closed.
+        """
+        self.queue = TieringQueue()
+        self._stopped = False
+        try:
+            with _stop_on_signals(self.stop):
+                self._tables.open()
+                end = self._clock.monotonic() + until if isinstance(until, int | float) else math.inf
+                self._serve(end, until if callable(until) else None)
+        finally:
+            self._tables.close()
+
+    def _serve(self, end: float, ask: Callable[[], bool] | None) -> None:
+        event: Event = Woken()
+        todo: deque[ListTables | Turn] = deque()
+        then: Wait | End = End()
+        while True:
+            now = self._clock.monotonic()
+            if self._stopped or now >= end or (ask is not None and says_so(ask)):
+                self.queue.handle(Stopped(), now)
+            for instruction in self.queue.handle(event, now):
+                if isinstance(instruction, Wait | End):
+                    then = instruction
+                else:
+                    todo.append(instruction)
+            if todo:
+                event = self._carry_out(todo.popleft())
+            elif isinstance(then, End):
+                return
+            else:
+                self._wait(min(then.until, end, math.inf if ask is None else now + ASK_SECONDS))
+                event = Woken()
+
+    def _wait(self, until: float) -> None:
+        def reached() -> bool:
+            return self._stopped or self._clock.monotonic() >= until
+
+        self._changed.wait_for(reached, max(until - self._clock.monotonic(), 0.0))
+
+    # ---- what the queue says ------------------------------------------------------------------------------------
+
+    def _carry_out(self, instruction: ListTables | Turn) -> Event:
+        return self._list(instruction) if isinstance(instruction, ListTables) else self._take_turn(instruction)
+
+    def _list(self, listing: ListTables) -> Event:
+        try:
+            found = self._tables.list(listing.settled)
+        except _NO_LATER_TRY:
+            raise
+        except LakeheadError as e:
+            if not self.queue.away:
+                _log.warning("tables cannot be listed, trying every %g s: %s", RELIST_SECONDS, e)
+            return ServerAway()
+        if self.queue.away:
+            _log.warning("the server answers again")
+        return found
+
+    def _take_turn(self, turn: Turn) -> TurnEnded:
+        table_id = turn.table_id
+        queued = self.queue.tables.get(table_id)
+        name = table_id if queued is None else queued.table.name
+        try:
+            match turn:
+                case AskWatermarks():
+                    return Watermarks(table_id, self._tables.watermarks(table_id))
+                case RunRound():
+                    return self._round(table_id, name)
+                case _:
+                    return MaintenanceEnded(table_id)  # there is none yet
+        except FencedError as e:
+            _log.error("%s: left to a newer tiering service: %s", name, e)
+            return Fenced(table_id)
+        except TableNotFoundError:
+            return Gone(table_id)
+        except Exception as e:  # one table's trouble, whatever it is, may not stop the others
+            _tell(name, e, 0 if queued is None else queued.failures)
+            return Failed(table_id)
+
+    def _round(self, table_id: str, name: str) -> RoundEnded:
+        start = self._clock.monotonic()
+        result = self._tables.run_round(table_id)
+        if result.snapshot_id is not None:
+            seconds = self._clock.monotonic() - start
+            report = RoundReport(name, result.rows, result.deletes, result.files, result.snapshot_id, seconds)
+            _log.info(
+                "%s: %s rows, %s deletes in %d files, %.2f s, lake snapshot %d",
+                name, f"{report.rows:,}", f"{report.deletes:,}", report.files, report.seconds, report.snapshot_id,
+            )  # fmt: skip
+            if self._on_round is not None:
+                self._on_round(report)
+        return RoundEnded(table_id, result.offsets, result.snapshot_id is not None)
+
+
+def _tell(name: str, e: Exception, failures: int) -> None:
+    conflict = isinstance(e, CommitConflictError)
+    level = logging.INFO if conflict and failures == 0 else logging.WARNING
+    known = isinstance(e, LakeheadError)
+    text = str(e) if known else f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
+    delay = retry_delay(failures + 1)
+    _log.log(level, "%s: round failed, again in %.1f s: %s", name, delay, text, exc_info=not known)
+
+
+def says_so(ask: Callable[[], bool]) -> bool:
+    """Whether the one who is asked says that it is over; who cannot look now is asked again."""
+    try:
+        return ask()
+    except (UnavailableError, AuthenticationError):
+        return False
+
+
+@contextmanager
+def _stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Let SIGTERM and SIGINT end the run in good order; does nothing outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(n, lambda *_: stop()) for n in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,92 @@
+"""The tiering service without Spark, on servers in other processes: begun before its server, and outliving it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+import lakehead as lh
+from lakehead.api.tiering import ConnectionTables
+from lakehead.env import Env
+from lakehead.tiering.service import RoundReport, TieringService
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import ServerProcess
+
+SCHEMA = pa.schema([("id", pa.int64())])
+
+
+@pytest.fixture(autouse=True)
+def _listed_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lakehead.tiering.queue.RELIST_SECONDS", 0.1)
+
+
+@contextmanager
+def running(tables: ConnectionTables) -> Iterator[list[RoundReport]]:
+    reports: list[RoundReport] = []
+    service = TieringService(tables, Env.system(), on_round=reports.append)
+    thread = threading.Thread(target=service.run)
+    thread.start()
+    try:
+        yield reports
+        assert thread.is_alive()
+    finally:
+        service.stop()
+        thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_a_service_may_begin_before_its_server_and_outlives_it(
+    server: ServerProcess, wait_until: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    with server.connect() as con:
+        con.create_table("t.t", SCHEMA, lake="iceberg", freshness="200ms").append([{"id": 1}])
+    server.stop()
+    tables = ConnectionTables(server.uri)
+    with caplog.at_level(logging.WARNING, "lakehead.tiering"), running(tables) as reports:
+        wait_until(lambda: "cannot be listed" in caplog.text)
+        server.start()
+        wait_until(lambda: [r.rows for r in reports] == [1], 60)
+        for token in (server.token, "another token"):
+            server.kill()
+            server.token = token
+            server.start()
+            with server.connect() as con:
+                con.table("t.t").append([{"id": 2}])
+            rounds = len(reports)
+            wait_until(lambda before=rounds: len(reports) > before, 60)
+    with server.connect() as con:
+        assert con.table("t.t").scan(tier="lake").count() == 3
+
+
+def test_a_fenced_table_that_is_made_again_is_tiered(
+    server: ServerProcess, wait_until: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    with server.connect() as con:
+
+        def create() -> lh.Table:
+            table = con.create_table("t.t", SCHEMA, lake="iceberg", freshness="200ms")
+            table.append([{"id": 1}])
+            return table
+
+        table = create()
+        with running(ConnectionTables(con)) as older:
+            wait_until(lambda: len(older) == 1, 60)
+            with running(ConnectionTables(con)) as newer:
+                for n in range(100):
+                    table.append([{"id": n}])
+                    wait_until(lambda n=n: len(older) + len(newer) > n + 1 or newer, 60)
+                    if newer:
+                        break
+            table.append([{"id": 100}])
+            wait_until(lambda: "left to a newer tiering service" in caplog.text, 60)
+            older.clear()
+            con.drop_table("t.t")
+            create()
+            wait_until(lambda: [r.rows for r in older] == [1], 60)
