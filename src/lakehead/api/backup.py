@@ -148,7 +148,7 @@ def restore(backup: str, folder: str) -> Backup:
 
 
 def _begin(folder: str, destination: str) -> str:
-    """An empty ``data`` folder; what a backup that was not finished has left goes."""
+    """An empty ``data`` folder; what an unfinished backup left there is removed."""
     if destination == folder or destination.startswith(f"{folder}{os.sep}"):
         raise InvalidRequestError(f"{destination} lies in the data folder itself: name another place", path=destination)
     marker, data = os.path.join(destination, _UNFINISHED), os.path.join(destination, _DATA)
@@ -165,7 +165,8 @@ def _begin(folder: str, destination: str) -> str:
 
 
 def _copy_table(table: Table, folder: str, data: str) -> str | None:
-    """Lake first, then log, so that the log is never behind; the lake's metadata file, None for a lake outside.
+    """Copy the lake, then the log, so that the log is never behind; returns the lake's metadata file, None for a lake
+    outside the folder.
 
     Files that the owner removes meanwhile, as it trims and cleans up, make it begin anew.
     """
@@ -223,7 +224,7 @@ def _copy_tablet(source: str, target: str, table: Table) -> None:
 
 
 def _copy_lake(table: Table, folder: str, data: str) -> str | None:
-    """All that one version of the lake table leads to; the version's metadata file. None when it lies outside."""
+    """Copy all files of one version of the lake table; returns its metadata file, None when that lies outside."""
     client = table._client
     if client.desc.lake is None:
         return None
@@ -288,7 +289,7 @@ def _keep_tables(data: str, ids: Mapping[str, str]) -> None:
 
 
 def _copy_catalog(folder: str, data: str, pointers: Mapping[str, str]) -> None:
-    """The catalog of the lake tables that were copied, at the versions that were."""
+    """Write a catalog of the copied lake tables, at the versions that were copied."""
     if not pointers:
         return
     target = os.path.join(data, "lake", "catalog.db")

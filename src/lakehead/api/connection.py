@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import difflib
 import os
 import threading
 import weakref
@@ -20,7 +21,7 @@ from lakehead.client.closable import ClosableEndpoint
 from lakehead.client.leases import LeaseKeeper
 from lakehead.client.patience import ask
 from lakehead.client.table import TableClient
-from lakehead.config import LakeConfig, TableProperties
+from lakehead.config import LakeConfig, Limits, TableProperties
 from lakehead.env import Env
 from lakehead.env.credentials import load_token
 from lakehead.env.interrupts import shielded
@@ -198,8 +199,6 @@ class Connection(Displayed):
         path = TablePath.parse(name)
         if lake not in (None, "iceberg"):
             raise InvalidPropertyError(f"lake={lake!r} is not supported: use 'iceberg' or None")
-        from lakehead.config import Limits
-
         plain, key, partitions, bucketing = validate_definition(
             normalize_schema(schema),
             primary_key=_names(primary_key),
@@ -235,8 +234,6 @@ class Connection(Displayed):
             raise self._with_near_name(e, path) from None
 
     def _with_near_name(self, e: TableNotFoundError, path: TablePath) -> TableNotFoundError:
-        import difflib
-
         near = difflib.get_close_matches(str(path), self.tables(), 1)
         if not near:
             return e

@@ -1,4 +1,4 @@
-"""How what users hold shows itself, in a terminal and in a notebook. Nothing is read or asked for that."""
+"""How connections, tables and results print themselves in a terminal and a notebook; printing asks no server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Displayed:
     """Shows the facts of `_facts`: on one line, and in notebooks as a small table."""
 
     def _facts(self) -> Mapping[str, object]:
-        """What it is, by the word for it; None and [] are left out."""
+        """Facts by name; None and [] are left out."""
         raise NotImplementedError
 
     def _shown(self) -> dict[str, str]:

@@ -88,7 +88,7 @@ class Feed:
             try:
                 return self._open(tablets)
             except OffsetOutOfRangeError:
-                # The beginning of the log was trimmed just now, or the caller asked for what there is not.
+                # The log was trimmed a moment ago, or the caller asked for offsets that do not exist.
                 if start != "earliest" or attempt == _ATTEMPTS_MAX - 1:
                     raise
         raise AssertionError("the last attempt returns or raises")
@@ -170,7 +170,7 @@ class Feed:
         self._live_first[key] = _LiveRows(held.at, held.rows + batch.num_rows)
 
     def _rest_of_live_rows(self) -> Iterator[Item]:
-        """Of a tablet whose live rows were handed out in part: the others, as of the same offset."""
+        """The rest of a tablet's live rows, of which a part was handed out, as of the same offset."""
         for key, held in list(self._live_first.items()):
             if held is None:
                 continue
@@ -253,7 +253,7 @@ class Feed:
                 self._positions.setdefault(key, 0)
         if self._over_lake and self._behind(log_starts):
             return None
-        # Only what is not wanted any more may begin later: what is, and was trimmed just now, the server refuses.
+        # Tablets that have reached their stop may begin later. The server refuses a position that was trimmed.
         starts = {k: p if p < self._stop(k) else max(p, log_starts.get(k, 0)) for k, p in self._positions.items()}
         stops = self._stops
         if stops is not None:

@@ -74,7 +74,7 @@ def open_folder(folder: str, lake: LakeConfig) -> Reached:
 
 
 def _look(folder: str, lake: LakeConfig, gone: tuple[str, str] | None) -> Reached | None:
-    """One attempt to serve the folder or to find another owner than the one that is ``gone``."""
+    """Try once to serve the folder, or to find an owner other than the ``gone`` one."""
     with _hosts_lock:
         if folder in _hosts:
             host, users = _hosts[folder]
@@ -113,7 +113,7 @@ def _attach(note: dict[str, str], owner: tuple[str, str]) -> Reached | None:
 
 
 def release_folder(folder: str) -> None:
-    """Use a folder that this process serves once less; the last one stops serving it.
+    """Give up one use of a folder that this process serves; the last use stops the server.
 
     Raises:
         StorageError: a last sync failed; all is closed.
@@ -136,8 +136,8 @@ def wait_stopped(seconds: float) -> None:
 
 
 def forget_folders() -> None:
-    """In a forked child: hold no folder and no port. Nothing inherited is destroyed: that would be to wait for threads
-    that a child does not have."""
+    """In a forked child: hold no folder and no port. Nothing inherited is destroyed: its
+    destructors would wait for threads that a child does not have."""
     global _hosts_lock
     _inherited.extend((_hosts.copy(), _closed_hosts.copy()))
     _hosts_lock = threading.RLock()
@@ -183,7 +183,7 @@ class AttachedEndpoint:
             raise self._followed(reached, e) from e
 
     def _followed(self, reached: Reached, e: LakeheadError) -> LakeheadError:
-        """The error to raise, once the next owner was looked for: who tries again reaches it."""
+        """Look for the next owner, which the next attempt then reaches; returns the error for this attempt."""
         if reached.owner is None:
             return e
         if isinstance(e, AuthenticationError):
@@ -193,7 +193,7 @@ class AttachedEndpoint:
                 if self._closed:
                     return ClosedError("the connection is closed: connect again")
                 if self._reached is reached and (found := _look(self._folder, self._lake, reached.owner)) is not None:
-                    # Others may still wait for answers on the connection that is left: it is closed with this one.
+                    # Other threads may still wait on the former connection: it is closed when this endpoint is.
                     self._left.append(reached.endpoint)
                     self._reached = found
         return e

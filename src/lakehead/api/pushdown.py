@@ -27,7 +27,7 @@ from lakehead.predicate.tree import COMPARISONS, Call, Field, Node, Scalar, walk
 
 
 def as_duckdb_means(where: pc.Expression, schema: pa.Schema) -> pc.Expression:
-    """The expression that is true for the rows for which DuckDB says that its filter is.
+    """The expression that is true for exactly the rows for which DuckDB finds its filter true.
 
     Raises:
         SqlError: DuckDB pushed a filter of a form that is not known here.

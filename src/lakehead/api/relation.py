@@ -76,7 +76,7 @@ class Reading:
 
 
 class Relation:
-    """A `duckdb.DuckDBPyRelation`, method for method; relations made from it are such, too.
+    """A `duckdb.DuckDBPyRelation`, method for method; relations made from it are of this class, too.
 
     Read as of the moment of `Connection.sql`; any number of times, until the connection is closed.
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from lakehead.api.display import Displayed
 from lakehead.api.subscription import chosen_columns
 from lakehead.client.table import TableClient
-from lakehead.errors import InvalidRequestError
+from lakehead.errors import InvalidRequestError, MissingDependencyError
 from lakehead.lake.union_read import UnionRead, pin
 from lakehead.predicate import parse_predicate
 from lakehead.types import Tier, require_tier
@@ -93,8 +93,6 @@ class Scan(Displayed):
 
     def to_polars(self) -> polars.DataFrame:
         """All rows, as Polars; needs Polars installed."""
-        from lakehead.errors import MissingDependencyError
-
         try:
             import polars
         except ImportError as e:

@@ -71,7 +71,7 @@ class SqlEngine:
 
 
 def _alike_everywhere(cursor: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
-    """A statement sees no variable of Python's; beside a timestamp with a zone one without is UTC, as in `scan`."""
+    """Statements see no Python variables; a timestamp without a zone is UTC when compared with one that has a zone."""
     return cursor.execute("set python_enable_replacements = false; set TimeZone = 'UTC'")
 
 

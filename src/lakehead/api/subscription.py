@@ -75,7 +75,7 @@ class Subscription(Displayed):
         except StopIteration:
             raise
         except BaseException:
-            # After an error or Ctrl-C whoever wants to goes on with what was not handed out.
+            # After an error or Ctrl-C the caller may go on with the batches that were not handed out.
             self._items = iter(self._stream)
             raise
         key = TabletKey(header.partition, header.bucket)

@@ -38,7 +38,7 @@ class Writer(Displayed):
         self._limits = Limits()
         self._pending: deque[tuple[WriteKind, pa.RecordBatch]] = deque()
         self._under_way = 0
-        # Bytes that were ever given and, by the thread alone, that were acknowledged.
+        # Bytes given in all, and bytes acknowledged in all; only the thread changes the second.
         self._taken_bytes = 0
         self._sent_bytes = 0
         self._changed = Changes()

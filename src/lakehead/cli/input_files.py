@@ -253,7 +253,7 @@ def _line_reader(schema: pa.Schema) -> Callable[[int, bytes], dict[str, Any]]:
 
     import msgspec
 
-    # Decimals written as numbers keep their digits only when no float comes between.
+    # Decimals that are written as numbers keep their digits only when they are never floats.
     exact = any("decimal" in str(f.type) for f in schema)
     decoder = msgspec.json.Decoder(dict[str, Any], float_hook=decimal.Decimal if exact else None)
     changes = {f.name: from_json(f.type) for f in schema if not passes_through(f.type)}

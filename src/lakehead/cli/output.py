@@ -16,7 +16,7 @@ _CELL_WIDTH_MIN = 12
 
 
 def write_line(text: str) -> None:
-    """One line, readable by whoever follows at once."""
+    """One line, flushed, so that a reader sees it at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
@@ -111,7 +111,7 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
 
 
 def _widths(columns: Sequence[str], rows: Sequence[Sequence[object]], terminal: int) -> list[int | None]:
-    """Of the columns that a terminal of this width has room for, the width of each; what is longer is cut off."""
+    """Widths of the columns that fit into a terminal of this width; longer texts are cut off."""
     natural = [
         max([len(name), *(len(cell_text(row[i])) for row in rows[:TEXT_ROWS_MAX])]) for i, name in enumerate(columns)
     ]

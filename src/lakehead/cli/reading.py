@@ -18,7 +18,7 @@ from lakehead.cli.output import (
     write_table,
 )
 from lakehead.cli.session import EXIT_NOT_FOUND, Session, TableArgument, command
-from lakehead.errors import InvalidRequestError, WrongTableKindError
+from lakehead.errors import InvalidRequestError, SchemaMismatchError, WrongTableKindError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +38,6 @@ def get(session: Session, table: TableArgument, key: Annotated[list[str], typer.
     starts with a minus sign.
     """
     from lakehead.cli.values import parse_text
-    from lakehead.errors import SchemaMismatchError
 
     with session.connect() as con:
         opened = con.table(table)

@@ -111,7 +111,7 @@ def read_segment(path: str) -> SegmentReport:
             report.problems.append(f"at byte {position}, offset {frame.base_offset}: {frame.problem}; {_REMEDY}")
         report.frames.append(frame)
         report.rows += frame.rows
-        # What a damaged body says of itself is not to be believed.
+        # A damaged body may lie about itself.
         expected = frame.base_offset + frame.rows if frame.problem is None else None
         position += frame.bytes
     if report.frames:

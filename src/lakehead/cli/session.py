@@ -134,7 +134,7 @@ def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[_Command]
 
 
 class quiet_broken_pipe:
-    """Whoever read our output has gone (``| head``): end without a word, like any other filter."""
+    """The reader of our output has gone (``| head``): end silently, like any other filter."""
 
     def __enter__(self) -> None:
         return None

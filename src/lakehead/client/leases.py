@@ -17,7 +17,7 @@ from lakehead.errors import ClosedError, LakeheadError, OverloadedError, Unavail
 from lakehead.protocol import messages as m
 
 Occasion: TypeAlias = Literal["open", "renew", "full"]
-"""When those who hold pins for others are asked to drop what is over: before a lease is opened (cheap checks only),
+"""When holders of pins are asked to drop those that nobody needs: before a lease is opened (cheap checks only),
 before leases are renewed, and when the server has no room for another one (whatever it takes)."""
 
 _SHARE = 4

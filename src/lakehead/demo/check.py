@@ -38,7 +38,7 @@ class Seen:
 
 
 class Checker:
-    """Asks until it is stopped; collects what is wrong instead of raising, so that everything wrong is told.
+    """Checks until it is stopped, and collects what is wrong instead of raising, so that everything wrong is reported.
 
     Attributes:
         passed: checks that held.

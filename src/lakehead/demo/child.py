@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 from lakehead.env import Clock
 from lakehead.env.storage import storage_errors
-from lakehead.errors import UnavailableError, error_from_code
+from lakehead.errors import LakeheadError, UnavailableError, error_from_code
 
 _STOP_SECONDS = 20.0
 _HURRY_SECONDS = 1.0
@@ -92,7 +92,7 @@ class Child:
                 return message
 
     def raise_error(self) -> None:
-        """Raise the error that the child reported, if it did, or that it ended with nothing more to say."""
+        """Raise the error that the child reported, or one that says that it ended without a word."""
         while True:
             try:
                 message = self._messages.get_nowait()
@@ -140,7 +140,7 @@ class Child:
             self._clock.sleep(_POLL_SECONDS)
 
     def _signal(self, number: int) -> bool:
-        """To the child and what it started: its process group, named by the child's id; False when none lives."""
+        """Send a signal to the child's process group: the child and what it started; False when none of them lives."""
         try:
             os.killpg(self._process.pid, number)
         except (ProcessLookupError, PermissionError):
@@ -170,7 +170,7 @@ class Parent:
         self._lock = threading.Lock()
 
     def tell(self, event: str, **values: object) -> None:
-        """Send one message; nobody listens any more when the demo has gone, which is no error."""
+        """Send one message. It is no error when the demo has gone and nobody listens."""
         with self._lock:
             try:
                 self._out.write(json.dumps({"event": event, **values}) + "\n")
@@ -185,8 +185,6 @@ class Parent:
 
     def tell_error(self, error: BaseException) -> None:
         """Report an error, with what the demo needs to raise it again."""
-        from lakehead.errors import LakeheadError
-
         known = error if isinstance(error, LakeheadError) else LakeheadError(f"{type(error).__name__}: {error}")
         context = {k: v for k, v in known.context.items() if v is None or isinstance(v, str | int | float | bool)}
         self.tell("error", code=known.code, message=known.message, context=context)

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _receive(subscription: Subscription, rows: int, paced: int) -> dict[str, object]:
-    """Keep what comes with the time of its coming; look at it when all has come, so that looking delays nothing."""
+    """Keep each batch with its time of arrival; look at them when all have come, so that looking delays nothing."""
     clock = SystemClock()
     batches: list[tuple[int, Batch]] = []
     received = 0

@@ -41,11 +41,11 @@ BELIEVED_AFTER_SECONDS = 60.0
 
 
 class SteadyClock:
-    """Another clock, less what its wall clock leaps ahead by for less than a minute.
+    """Another clock, whose leaps ahead are followed only once they have lasted a minute.
 
-    What a server stamps rows with can never be taken back, and what its clock calls old it deletes. So a wall clock
-    that is suddenly more than `LEAP_US` ahead of where the monotonic one says that it should be is believed only once
-    it was so for `BELIEVED_AFTER_SECONDS`; until then time goes on from before. One that goes back is believed at once.
+    A server cannot take back the times that it stamps rows with, and it deletes what its clock calls old. So a wall
+    clock that is suddenly more than `LEAP_US` ahead of the monotonic clock is believed only after
+    `BELIEVED_AFTER_SECONDS`; until then time goes on from before. A clock that goes back is believed at once.
     """
 
     def __init__(self, clock: Clock) -> None:

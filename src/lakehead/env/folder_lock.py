@@ -82,7 +82,7 @@ class FolderLock:
 
 
 def read_announcement(folder: str) -> dict[str, str] | None:
-    """Where the folder's owner listens (``uri``, ``folder_id``); None when no word was left that makes sense."""
+    """Where the folder's owner listens (``uri``, ``folder_id``); None when it left no readable note."""
     data = LocalStorage().read_file(os.path.join(folder, _ENDPOINT))
     try:
         note = {k: str(v) for k, v in json.loads(data or b"{}").items()}

@@ -43,7 +43,7 @@ class Latch:
 
 
 class Changes:
-    """Wakes those who wait for what others change, as `threading.Condition` does, also where interrupts land."""
+    """Wakes threads that wait for a change, as `threading.Condition` does; it also works where interrupts land."""
 
     def __init__(self) -> None:
         # Reentrant, as the garbage collector may close a forgotten stream at any point of any thread.
@@ -63,14 +63,14 @@ class Changes:
             latch = Latch()
             with self._lock:
                 self._waiting.append(latch)
-            # Asked once more: the change may have come before anybody knew of this one who waits.
+            # Asked once more: the change may have come before this waiter was listed.
             if reached() or not latch.wait(check_seconds):
                 with self._lock, contextlib.suppress(ValueError):
                     self._waiting.remove(latch)
 
 
 class _Task(Generic[T]):
-    """Work that another thread does. Who gave it may leave before it has ended: then what it made is undone."""
+    """Work that another thread does. When the caller leaves before it has ended, its result is undone."""
 
     def __init__(self, work: Callable[[], T], undo: Callable[[T], object] | None) -> None:
         self._work = work
@@ -125,7 +125,7 @@ class _Workers:
                 self._idle -= 1
                 alone = not self._idle
             if alone and not self._tasks.empty():
-                # Given before this one was known to be busy: it must not wait for what may take long.
+                # Given to this thread before it was known to be busy: the work must not wait behind what may take long.
                 _thread.start_new_thread(self._serve, ())
             work()
             with self._lock:

@@ -141,7 +141,7 @@ class Storage(Protocol):
         ...
 
     def version(self, path: str) -> tuple[int, ...] | None:
-        """What is another value once someone wrote or cut a file, or put another in its place; None when it is missing.
+        """A value that changes when someone writes, cuts or replaces a file; None when it is missing.
         The first number is the same for the same file."""
         ...
 
@@ -200,7 +200,7 @@ class LocalLogFile:
         mapped = self._map
         if mapped is None or mapped.size < start + length:
             mapped = self._map_all()
-        # To touch what lies beyond the file's end kills the process.
+        # A read beyond the file's end would kill the process.
         with self._map_lock:
             self._require_length(start + length)
         return mapped.slice(start, length)
@@ -248,7 +248,7 @@ class LocalStorage:
             try:
                 _sync_folder(os.path.dirname(path))
             except BaseException:
-                # Whoever tries again must not take it for one whose name is safe.
+                # The next attempt must not take it for a file whose name is durable.
                 file.close()
                 with suppress(OSError):
                     os.unlink(path)
@@ -272,8 +272,8 @@ class LocalStorage:
             self._sync_name(path)
 
     def _sync_name(self, folder: str) -> None:
-        """Make the names of a folder and of all above it durable, once each. Where this user may not look, or another
-        file system begins, the name is not ours to keep."""
+        """Make the names of a folder and of all above it durable, once each. Names end
+        where this user may not look and where another file system begins."""
         found = os.stat(folder)
         parent = os.path.dirname(folder)
         if self._durable.get(folder) == (found.st_dev, found.st_ino) or parent == folder:
@@ -303,7 +303,7 @@ class LocalStorage:
         with storage_errors(path, "remove"):
             with suppress(FileNotFoundError):
                 shutil.rmtree(path)
-            # Also when it is gone: whoever removed it may have died before that was safe.
+            # Also when it is gone: its remover may have died before the removal was durable.
             if os.path.isdir(os.path.dirname(path)):
                 _sync_folder(os.path.dirname(path))
 

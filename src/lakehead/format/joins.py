@@ -29,7 +29,7 @@ def gathered(
     items: Iterable[T], measure: Callable[[T], tuple[int, int]], *, rows_max: int, rows_enough: int
 ) -> Iterator[list[T]]:
     """Neighbours that are worth joining: together within ``rows_max`` and `BYTES_MAX`; what has ``rows_enough`` rows or
-    a quarter of the bytes stands alone. ``measure`` tells rows and bytes of one, which may be fewer than it tells."""
+    a quarter of the bytes stands alone. ``measure`` gives the rows and bytes of one item, or more."""
     held: list[T] = []
     held_rows = held_bytes = 0
     for item in items:
@@ -120,7 +120,7 @@ def require_answer(rows: int, size: int) -> None:
 
 
 def largest(array: pa.Array) -> int:
-    """About how many bytes the largest value takes; next to nothing to know of texts and binaries."""
+    """About how many bytes the largest value takes; cheap to find for texts and binaries."""
     if len(array) == 0:
         return 0
     t = array.type

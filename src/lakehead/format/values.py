@@ -1,4 +1,4 @@
-"""Which values a table may hold: those that its log, its lake and whoever reads them hold alike.
+"""Which values a table may hold: those that its log, its lake and all readers represent alike.
 
 Almost every value that Arrow holds is one of them. The exceptions are refused before anything is written, in tables
 without a lake too, so that a value means the same wherever it lies:

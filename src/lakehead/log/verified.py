@@ -89,7 +89,7 @@ class Watch:
             CorruptionError: it is not; ``context`` names file and position.
         """
         version, seen = self._storage.version(self._path), self._seen[0]
-        # Of a file that was trimmed or replaced, what we have open is what it was.
+        # We may have a file open that was trimmed or replaced since: what we see is the former file.
         if version is not None and version != seen and (seen is None or version[0] == seen[0]):
             for _ in self.check():
                 pass

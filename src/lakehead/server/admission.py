@@ -1,4 +1,4 @@
-"""How much a server takes on at once; what is beyond is refused, and the client tries again after a while."""
+"""How much a server takes on at once; it refuses more, and the client tries again after a while."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Bounded:
             return self._next
 
     def give_back(self, taken: int) -> None:
-        """Hold no more what `take` returned; nothing happens the second time."""
+        """Give back what `take` returned; a second call does nothing."""
         self._held.pop(taken, None)
 
     @contextmanager

@@ -82,7 +82,7 @@ class Maintenance:
             self._thread.join()
 
     def round_reported(self, table_id: str) -> None:
-        """A round of this table is said to have been committed: ask the lake at the next turn, which begins now."""
+        """A client reports a committed round of this table: begin a turn now, and ask the lake in it."""
         self._reports[table_id] += 1
         self._wake.set()
 
@@ -123,7 +123,7 @@ class Maintenance:
                 every.callback(tablet.maintain, now, retention_us, until)
 
     def _tiered_offsets(self, table: LiveTable, cutoff_us: int) -> Mapping[TabletKey, int]:
-        """What the lake is known to hold; asked again when more could be trimmed if it held more."""
+        """What the lake is known to hold; the lake is asked again when a newer answer could allow more trimming."""
         table_id = table.desc.table_id
         last = self._tiered.get(table_id, _NEVER)
         more = any(

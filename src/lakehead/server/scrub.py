@@ -69,7 +69,7 @@ class Scrub:
             _log.warning("the lake of %s could not be looked at: %s", table.desc.path, e)
 
     def _tell(self) -> None:
-        """Log each damage once, also what a reader came upon; again when it is there after it was gone."""
+        """Log each damage once, also damage that a reader found; once more when it comes back after it was gone."""
         found = {
             str(damage): table.desc.path
             for table in self._tables.open_tables()

@@ -116,7 +116,7 @@ def _resolve_all(view: PinnedLake, files: Sequence[LakeFile]) -> list[tuple[Offs
 
 
 def separate_files(files: Iterable[LakeFile]) -> set[LakeFile]:
-    """Files none of whose offsets can stand in another one of these files, and all of whose rows have one."""
+    """Files whose rows all have offsets, and whose offsets stand in no other of these files."""
     by_tablet: dict[TabletKey, list[LakeFile]] = {}
     for f in files:
         if f.null_offsets == f.record_count:
