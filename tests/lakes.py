@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from lakehead.iceberg.orphans import remove_orphans
 from lakehead.iceberg.planner import plan_files
 from lakehead.iceberg.reader import read_lake
 from lakehead.iceberg.rowdelta import RowDelta, to_data_file
-from lakehead.lake.lake_table import CommitAnswer, Hit, LakeChange, LakeTable
+from lakehead.lake.lake_table import CommitAnswer, LakeChange, LakeTable, StagedCommit
 from lakehead.lake.marks import LakeVersion
 from lakehead.testing.hot import MemoryHotSource
 from lakehead.testing.lake import Fault, MemoryLake
@@ -234,6 +234,15 @@ class Lake(Tiered):
         assert {u.removeprefix("file://") for u in used} <= there, "a snapshot names files that are gone"
         return there - {u.removeprefix("file://") for u in used}
 
+    def all_files(self) -> set[str]:
+        """Addresses of every data file, delete file and manifest in the table's folder."""
+        return {f"file://{p}" for p in itertools.chain(self.folder.rglob("*.parquet"), self.folder.rglob("*.avro"))}
+
+    def lose(self, *addresses: str) -> None:
+        """Files go though snapshots name them."""
+        for address in addresses:
+            Path(address.removeprefix("file://")).unlink()
+
 
 class SteppedTable(IcebergLakeTable):
     """A table whose steps tests see, and whose commits fail as they ask."""
@@ -261,16 +270,17 @@ class SteppedTable(IcebergLakeTable):
 
         return Writer()
 
-    def write_deletes(self, version: LakeVersion, hits: Sequence[Hit]) -> Any:
-        self._lake.on_step("write deletes")
-        return super().write_deletes(version, hits)
+    def stage(self, base: LakeVersion, change: LakeChange) -> StagedCommit:
+        if change.deleted:
+            self._lake.on_step("write deletes")
+        return super().stage(base, change)
 
-    def commit(self, base: LakeVersion, change: LakeChange) -> CommitAnswer:
+    def publish(self, staged: StagedCommit) -> CommitAnswer:
         self._lake.on_step("commit")
         catalog = self._lake.catalog.iceberg
         catalog.commit_table = self._lake.commit_faultily  # type: ignore[method-assign]
         try:
-            answer = super().commit(base, change)
+            answer = super().publish(staged)
         finally:
             del catalog.commit_table
         self._lake.on_step("committed")
@@ -308,6 +318,12 @@ class ModelLake(Tiered):
     def stray_files(self) -> set[str]:
         assert self.memory.reachable() <= self.memory.stored(), "a snapshot names files that are gone"
         return self.memory.stored() - self.memory.reachable()
+
+    def all_files(self) -> set[str]:
+        return self.memory.stored()
+
+    def lose(self, *addresses: str) -> None:
+        self.memory.lose(addresses)
 
 
 @pytest.fixture

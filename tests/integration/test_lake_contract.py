@@ -20,9 +20,8 @@ from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType
 
 import lakehead as lh
-from lakehead.iceberg.data_files import LakeWriteSpec, write_data_files, write_position_deletes
+from lakehead.iceberg.data_files import IcebergFile, LakeWriteSpec, write_data_files, write_position_deletes
 from lakehead.iceberg.rowdelta import RowDelta, to_data_file
-from lakehead.lake.lake_table import WrittenFile
 
 TABLE = pa.schema(
     [
@@ -201,7 +200,7 @@ def rewrite(
     return edit
 
 
-def spelled_oddly(f: WrittenFile) -> WrittenFile:
+def spelled_oddly(f: IcebergFile) -> IcebergFile:
     """What writers do that allow only some characters in names, and statistics of which nobody may need."""
 
     def spelled(f: pa.Field) -> pa.Field:

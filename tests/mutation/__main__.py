@@ -225,7 +225,7 @@ MUTANTS = (
     Mutant(
         "every refused attempt is dead",
         "tiering/commit.py",
-        "return not landed and descends_from(version, attempt.base.current_id)",
+        "return not landed and descends_from(version, base.current_id)",
         "return not landed",
         "tests/unit/tiering/test_commit.py",
     ),
@@ -273,10 +273,10 @@ MUTANTS = (
     ),
     Mutant(
         "miss no row that is replaced",
-        "tiering/commit.py",
-        "    if found < wanted:",
+        "lake/deleted_rows.py",
+        "    if lacking:",
         "    if False:",
-        "tests/unit/tiering/test_commit.py",
+        "tests/unit/tiering/test_commit.py tests/unit/lake/test_lake_table.py",
     ),
     Mutant(
         "live rows with a wrong time",

@@ -1,6 +1,6 @@
 """Writing the files of a tiering round: Parquet data files and position-delete files.
 
-Runs where the rows are, on a Spark executor too: all it needs is a `LakeWriteSpec`, all it returns are `WrittenFile`
+Runs where the rows are, on a Spark executor too: all it needs is a `LakeWriteSpec`, all it returns are `IcebergFile`
 values, both plain and picklable. Columns carry Iceberg's field ids. A file holds rows of one tablet in offset order.
 Nothing here commits; files no commit names are removed by whoever planned them.
 """
@@ -100,8 +100,31 @@ class IcebergWriter:
 
     def write(self, batches: Iterable[pa.RecordBatch], tablet: TabletKey) -> list[WrittenFile]:
         """See `DataWriter.write`."""
-        partition = partition_values(self.partition_types, tablet)
-        return [dataclasses.replace(f, tablet=tablet) for f in write_data_files(self.spec, batches, partition)]
+        files = write_data_files(self.spec, batches, partition_values(self.partition_types, tablet))
+        return [WrittenFile(f.path, f.size, f.record_count, tablet, f) for f in files]
+
+
+@dataclass(frozen=True)
+class IcebergFile:
+    """A file that is written and durable, but in no snapshot yet: data, or positions to delete.
+
+    Attributes:
+        path: its full address.
+        size: bytes.
+        record_count: rows, or deleted positions.
+        spec_id: partition spec of ``partition``.
+        partition: values as Iceberg holds them, in the order of the spec.
+        statistics: what manifests keep about it, by the names of Iceberg's data file.
+        deletes_in: for position deletes, the data file; None for a data file.
+    """
+
+    path: str
+    size: int
+    record_count: int
+    spec_id: int
+    partition: tuple[object, ...]
+    statistics: Mapping[str, Any] = field(repr=False)
+    deletes_in: str | None = None
 
 
 def write_data_files(
@@ -110,7 +133,7 @@ def write_data_files(
     partition: tuple[object, ...],
     *,
     randomness: Randomness | None = None,
-) -> list[WrittenFile]:
+) -> list[IcebergFile]:
     """Write rows of one partition, in the order they come; a new file begins at ``spec.target_file_bytes``.
 
     Args:
@@ -127,7 +150,7 @@ def write_data_files(
     """
     tools = _tools(spec)
     randomness = randomness or SystemRandomness()
-    written: list[WrittenFile] = []
+    written: list[IcebergFile] = []
     open_file: _DataFile | None = None
     try:
         for rows in _row_groups(_to_lake(b, tools.arrow) for b in batches if b.num_rows):
@@ -156,7 +179,7 @@ def write_position_deletes(
     spec_id: int,
     partition: tuple[object, ...],
     randomness: Randomness | None = None,
-) -> WrittenFile:
+) -> IcebergFile:
     """Write one position-delete file that deletes rows of one data file, as every reader can apply it.
 
     Args:
@@ -185,7 +208,7 @@ def write_position_deletes(
         discard_files(tools.io, [path])
         raise
     bounds = {_PATH_ID: data_path.encode()}
-    return WrittenFile(
+    return IcebergFile(
         path,
         len(tools.io.new_input(path)),
         len(positions),
@@ -352,7 +375,7 @@ class _DataFile:
             if pa.types.is_floating(f.type):
                 self._nans[f.name] = self._nans.get(f.name, 0) + (pc.sum(pc.is_nan(rows[f.name])).as_py() or 0)
 
-    def finish(self, partition: tuple[object, ...]) -> WrittenFile:
+    def finish(self, partition: tuple[object, ...]) -> IcebergFile:
         self._writer.close()
         size = self.size
         self._out.close()
@@ -361,7 +384,7 @@ class _DataFile:
         # Parquet's footer does not tell of NaN, which no bounds enclose.
         find = self._tools.schema.find_field
         statistics["nan_value_counts"] = {find(name).field_id: count for name, count in self._nans.items()}
-        return WrittenFile(self._path, size, metadata.num_rows, self._tools.spec.spec_id, partition, statistics)
+        return IcebergFile(self._path, size, metadata.num_rows, self._tools.spec.spec_id, partition, statistics)
 
     def abandon(self) -> None:
         """Close and remove it, whatever state it is in."""

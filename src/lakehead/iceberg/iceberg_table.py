@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.io import FileIO
 from pyiceberg.manifest import ManifestEntryStatus
-from pyiceberg.table import Table, Transaction
-from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.update import AssertCurrentSchemaId, AssertDefaultSpecId, AssertTableUUID, TableRequirement
+from pyiceberg.table import Table
 
 from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import (
@@ -22,18 +21,21 @@ from lakehead.errors import (
 )
 from lakehead.iceberg.catalog import LakeCatalog
 from lakehead.iceberg.contract import LakeContract, check_contract
-from lakehead.iceberg.data_files import IcebergWriter, LakeWriteSpec, discard_files, write_position_deletes
+from lakehead.iceberg.data_files import IcebergFile, IcebergWriter, LakeWriteSpec, discard_files
 from lakehead.iceberg.file_io import FILES_AT_ONCE, lake_files
 from lakehead.iceberg.live_rows import count_rows
-from lakehead.iceberg.planner import plan_files
+from lakehead.iceberg.planner import FilePlan, plan_files, read_manifests
 from lakehead.iceberg.positions import find_offsets
 from lakehead.iceberg.proof import require_files
 from lakehead.iceberg.rowdelta import RowDelta, to_data_file
+from lakehead.iceberg.staging import StagingTransaction, needless_deletes, write_deletes
 from lakehead.iceberg.version import lake_version
 from lakehead.lake.census import Census
-from lakehead.lake.lake_table import CommitAnswer, Hit, LakeChange, LakeFile, Outcome, WrittenFile
+from lakehead.lake.deleted_rows import find_deleted_rows
+from lakehead.lake.lake_table import CommitAnswer, LakeChange, LakeFile, Outcome, StagedCommit, WrittenFile
 from lakehead.lake.marks import CLEANUP, INCARNATION, OWNER, LakeMark, LakeVersion
 from lakehead.log.netchange import Offsets
+from lakehead.predicate import Bound
 from lakehead.protocol.messages import LakeReply
 from lakehead.types import OFFSET_COLUMN, TableDescriptor
 
@@ -54,6 +56,7 @@ class IcebergLakeTable:
         self._desc = desc
         self._incarnation = incarnation
         self._loaded: Table | None = None
+        self._planned: tuple[tuple[str, int | None], FilePlan] | None = None
 
     def load(self) -> LakeVersion:
         """See `LakeTable.load`."""
@@ -81,55 +84,36 @@ class IcebergLakeTable:
         spec = LakeWriteSpec.of(_table(version), target_file_bytes=target_file_bytes)
         return IcebergWriter(spec, tuple(self._desc.partition_types))
 
-    def files(self, version: LakeVersion) -> list[LakeFile]:
-        """See `LakeTable.files`."""
-        return plan_files(_table(version))
+    def plan(
+        self, version: LakeVersion, bounds: Sequence[Bound] = (), *, snapshot_id: int | None = None
+    ) -> Sequence[LakeFile]:
+        """See `LakeTable.plan`."""
+        return plan_files(_table(version), snapshot_id, bounds) if bounds else self._all(version, snapshot_id).files
 
-    def census(self, version: LakeVersion) -> Census:
-        """See `LakeTable.census`."""
-        return count_rows(_table(version))
-
-    def find_offsets(self, wanted: Sequence[tuple[LakeFile, Offsets]]) -> list[tuple[Offsets, Offsets]]:
-        """See `LakeTable.find_offsets`."""
-        io, field_id = self.table.io, self.table.schema().find_field(OFFSET_COLUMN).field_id
-        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-            return list(pool.map(lambda w: find_offsets(io, w[0].path, w[1], field_id), wanted))
-
-    def write_deletes(self, version: LakeVersion, hits: Sequence[Hit]) -> list[WrittenFile]:
-        """See `LakeTable.write_deletes`."""
+    def _all(self, version: LakeVersion, snapshot_id: int | None = None) -> FilePlan:
+        """All files of a snapshot; those that were asked for last are remembered."""
         table = _table(version)
-        # A file keeps the partition spec that it was written with, and so must what deletes its rows.
-        with lake_files():
-            specs = {t.file.file_path: t.file.spec_id for t in table.scan().plan_files()}
-        spec = LakeWriteSpec.of(table, target_file_bytes=0)
+        key = (table.metadata_location, version.current_id if snapshot_id is None else snapshot_id)
+        if self._planned is None or self._planned[0] != key:
+            self._planned = key, read_manifests(table, snapshot_id)
+        return self._planned[1]
 
-        def write(hit: Hit) -> WrittenFile:
-            path = hit.file.path
-            return write_position_deletes(spec, path, hit.positions, spec_id=specs[path], partition=hit.file.partition)
+    def census(self, version: LakeVersion, *, snapshot_id: int | None = None) -> Census:
+        """See `LakeTable.census`."""
+        return count_rows(_table(version), snapshot_id, lambda: self._all(version, snapshot_id).files)
 
-        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-            futures = [pool.submit(write, h) for h in hits]
-            try:
-                return [f.result() for f in futures]
-            except Exception:
-                done = [f.result() for f in futures if f.exception() is None]
-                discard_files(table.io, (f.path for f in done))
-                raise
-
-    def commit(self, base: LakeVersion, change: LakeChange) -> CommitAnswer:
-        """See `LakeTable.commit`."""
-        # One of its own, because a commit moves it.
-        loaded = _table(base)
-        table = Table(loaded.name(), loaded.metadata, loaded.metadata_location, loaded.io, loaded.catalog)
-        transaction = _Transaction(table)
+    def stage(self, base: LakeVersion, change: LakeChange) -> StagedCommit:
+        """See `LakeTable.stage`."""
+        transaction = StagingTransaction(_table(base))
+        table = transaction._table
         mark = LakeMark(0, change.table_id, change.epoch, change.round_id, change.offsets, rows=change.rows)
         who = {INCARNATION: self._incarnation} if self._incarnation else {}
         delta = RowDelta(transaction, mark.to_summary() | who)
+        deletes = self._write_deletes(base, change)
         try:
-            for file in change.data:
-                delta.append_data_file(to_data_file(file))
-            for file in change.deletes:
-                delta.add_deletes(to_data_file(file))
+            for file in (*(f.own for f in change.added), *deletes):
+                (delta.append_data_file if file.deletes_in is None else delta.add_deletes)(to_data_file(file))
+            self._remove(delta, base, change.removed)
             with lake_files():
                 delta.commit()
             number = table.metadata.next_sequence_number()
@@ -137,25 +121,43 @@ class IcebergLakeTable:
             contract = LakeContract.of(table, self._desc)
             owner = {OWNER: self._incarnation, **who} if who else {}
             transaction.set_properties({**mark.to_properties(), **contract.to_properties(), **owner})
+            _require_new_files(table.io, [*change.added, *deletes])
         except BaseException:
             delta.discard()
+            discard_files(table.io, (f.path for f in deletes))
             raise
-        # Not `commit_transaction`: it tries again by itself, and removes files when it is told of a conflict, though a
-        # catalog that got the request twice says so of the table's own commit.
+        written = (*(f.path for f in deletes), *delta.written_paths)
+        return StagedCommit(base, delta.snapshot_id, written, transaction.staged())
+
+    def publish(self, staged: StagedCommit) -> CommitAnswer:
+        """See `LakeTable.publish`."""
         try:
-            require_files(table.io, [(f.path, f.size) for f in (*change.data, *change.deletes)])
-        except LakeFileMissingError as e:
-            delta.discard()
-            raise CommitConflictError(
-                f"{e.context['path']} was removed before the round that wrote it committed: run the round again",
-                path=e.context["path"],
-            ) from e
-        try:
-            table._do_commit(updates=transaction._updates, requirements=_requirements(transaction))
+            staged.own.publish()
         except Exception as e:
-            outcome = Outcome.REFUSED if isinstance(e, CommitFailedException) else Outcome.UNKNOWN
-            return CommitAnswer(outcome, delta.snapshot_id, delta.written_paths, e)
-        return CommitAnswer(Outcome.LANDED, delta.snapshot_id, delta.written_paths)
+            return CommitAnswer(Outcome.REFUSED if isinstance(e, CommitFailedException) else Outcome.UNKNOWN, e)
+        return CommitAnswer(Outcome.LANDED)
+
+    def _write_deletes(self, base: LakeVersion, change: LakeChange) -> list[IcebergFile]:
+        if not change.deleted:
+            return []
+        plan, gone = self._all(base), {f.path for f in change.removed}
+        stay = [f for f in plan.files if f.path not in gone]
+        hits = find_deleted_rows(stay, change.deleted, self._find_offsets, name=base.name)
+        return write_deletes(_table(base), plan.tasks, hits)
+
+    def _find_offsets(self, wanted: Sequence[tuple[LakeFile, Offsets]]) -> list[tuple[Offsets, Offsets]]:
+        io, field_id = self.table.io, self.table.schema().find_field(OFFSET_COLUMN).field_id
+        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+            return list(pool.map(lambda w: find_offsets(io, w[0].path, w[1], field_id), wanted))
+
+    def _remove(self, delta: RowDelta, base: LakeVersion, files: Sequence[LakeFile]) -> None:
+        if not files:
+            return
+        tasks = self._all(base).tasks
+        for f in files:
+            delta.delete_data_file(tasks[f.path].file)
+        for needless in needless_deletes(tasks, [f.path for f in files]):
+            delta.remove_deletes(needless)
 
     def added_paths(self, version: LakeVersion, snapshot_id: int) -> frozenset[str] | None:
         """See `LakeTable.added_paths`."""
@@ -211,14 +213,14 @@ def announce_cleanup(load_table: Callable[[], Table]) -> None:
     """
     for _ in range(_ANNOUNCEMENTS_MAX):
         table = load_table()
-        transaction = _Transaction(table)
+        transaction = StagingTransaction(table)
         values = {CLEANUP: SystemRandomness().uuid_hex()}
         delta = RowDelta(transaction, values)
         with lake_files():
             delta.commit()
         transaction.set_properties(values)
         try:
-            table._do_commit(updates=transaction._updates, requirements=_requirements(transaction))
+            transaction.staged().publish()
             return
         except CommitFailedException:
             delta.discard()
@@ -240,23 +242,14 @@ def _require_owner(table: Table, info: LakeReply) -> None:
     )
 
 
-class _Transaction(Transaction):
-    """Looks at the metadata it is built on, where PyIceberg copies all of it at each look."""
-
-    @property
-    def table_metadata(self) -> TableMetadata:
-        return super().table_metadata if self._updates else self._table.metadata
-
-
-def _requirements(transaction: Transaction) -> tuple[TableRequirement, ...]:
-    """What must hold for a transaction to land: beside its snapshot, the very table, columns and partition spec."""
-    metadata = transaction._table.metadata
-    return (
-        *transaction._requirements,
-        AssertTableUUID(uuid=metadata.table_uuid),
-        AssertCurrentSchemaId.model_validate({"current-schema-id": metadata.current_schema_id}),
-        AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id}),
-    )
+def _require_new_files(io: FileIO, files: Sequence[WrittenFile | IcebergFile]) -> None:
+    try:
+        require_files(io, [(f.path, f.size) for f in files])
+    except LakeFileMissingError as e:
+        raise CommitConflictError(
+            f"{e.context['path']} was removed before the round that wrote it committed: run the round again",
+            path=e.context["path"],
+        ) from e
 
 
 def _table(version: LakeVersion) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -24,8 +25,13 @@ _known: dict[tuple[str, int], Census] = {}
 _known_lock = threading.Lock()
 
 
-def count_rows(table: Table, snapshot_id: int | None = None) -> Census:
+def count_rows(
+    table: Table, snapshot_id: int | None = None, files: Callable[[], Sequence[LakeFile]] | None = None
+) -> Census:
     """Live rows of a lake snapshot, None for the current one.
+
+    Args:
+        files: gives all files of the snapshot, if it has to be counted; None plans them.
 
     Raises:
         LakeFileMissingError: a manifest, a delete file or a file that has to be looked into is gone.
@@ -37,7 +43,7 @@ def count_rows(table: Table, snapshot_id: int | None = None) -> Census:
     with _known_lock:
         found = _known.get(key)
     if found is None:
-        found = _count(table, snapshot)
+        found = _count(table, files() if files is not None else plan_files(table, snapshot))
         with _known_lock:
             while len(_known) >= _KNOWN_MAX:
                 del _known[next(iter(_known))]
@@ -45,8 +51,7 @@ def count_rows(table: Table, snapshot_id: int | None = None) -> Census:
     return found
 
 
-def _count(table: Table, snapshot_id: int) -> Census:
-    files = plan_files(table, snapshot_id)
+def _count(table: Table, files: Sequence[LakeFile]) -> Census:
     field_id = table.schema().find_field(OFFSET_COLUMN).field_id
     rows: Counter[TabletKey] = Counter()
     strangers = 0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from pyiceberg.table import Table
+from pyiceberg.table import FileScanTask, Table
 from pyiceberg.types import DoubleType, FloatType
 
 from lakehead.errors import LakeStateError
@@ -18,7 +19,20 @@ from lakehead.predicate import Bound
 from lakehead.types import OFFSET_COLUMN
 
 
-def plan_files(table: Table, snapshot_id: int | None = None, bounds: Sequence[Bound] = ()) -> list[LakeFile]:
+@dataclass(frozen=True, eq=False)
+class FilePlan:
+    """Data files of a lake snapshot, in tablet and offset order, and by address what their manifests say."""
+
+    files: Sequence[LakeFile]
+    tasks: Mapping[str, FileScanTask]
+
+
+def plan_files(table: Table, snapshot_id: int | None = None, bounds: Sequence[Bound] = ()) -> Sequence[LakeFile]:
+    """The files of `read_manifests`."""
+    return read_manifests(table, snapshot_id, bounds).files
+
+
+def read_manifests(table: Table, snapshot_id: int | None = None, bounds: Sequence[Bound] = ()) -> FilePlan:
     """Data files of a lake snapshot that can hold rows within the bounds, in tablet and offset order.
 
     Args:
@@ -55,10 +69,9 @@ def plan_files(table: Table, snapshot_id: int | None = None, bounds: Sequence[Bo
                 offset_bounds(f, offset_id),
                 (f.null_value_counts or {}).get(offset_id),
                 tuple(sorted(d.file_path for d in task.delete_files)),
-                tuple(f.partition[i] for i in range(len(f.partition))),
                 frozenset(floats[i] for i, nans in (f.nan_value_counts or {}).items() if nans == 0 and i in floats),
             )
         )
-    return sorted(
-        with_offsets(table.io, files, offset_id), key=lambda f: (str(f.tablet), f.offsets or (-1, -1), f.path)
-    )
+    known = with_offsets(table.io, files, offset_id)
+    known.sort(key=lambda f: (str(f.tablet), f.offsets or (-1, -1), f.path))
+    return FilePlan(known, {t.file.file_path: t for t in tasks})

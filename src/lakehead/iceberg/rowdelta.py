@@ -33,7 +33,7 @@ from pyiceberg.table.update import AddSnapshotUpdate, TableUpdate, UpdatesAndReq
 from pyiceberg.table.update.snapshot import _SnapshotProducer
 from pyiceberg.typedef import Record
 
-from lakehead.lake.lake_table import WrittenFile
+from lakehead.iceberg.data_files import IcebergFile
 
 MANIFESTS_MAX = 10
 """Small manifests of one kind that may stand beside each other before a commit writes them as one."""
@@ -203,7 +203,7 @@ class _DeleteManifestWriter(ManifestWriterV2):
         return {**super()._meta, "content": "deletes"}
 
 
-def to_data_file(file: WrittenFile) -> DataFile:
+def to_data_file(file: IcebergFile) -> DataFile:
     """The manifest's form of a file that was written."""
     contents = DataFileContent.DATA if file.deletes_in is None else DataFileContent.POSITION_DELETES
     data_file = DataFile.from_args(

@@ -1,8 +1,9 @@
-"""What a tiering round needs of a lake table: its versions, its files by offset, and one compare-and-swap.
+"""What Lakehead needs of a lake table: its versions, its files, reads of them, and one compare-and-swap.
 
-Whatever a round decides (`lakehead.tiering`) it decides against `LakeTable`. PyIceberg
-implements it in `lakehead.iceberg.iceberg_table`, a model in `lakehead.testing.lake`, and one contract test holds both.
-Nothing here tries again: an attempt ends in one of three ways, and what to do next is not the table's to say.
+Rounds (`lakehead.tiering`) and reads (`lakehead.lake.union_read`) know lake tables as `LakeTable` alone. Partition
+values, delete files, manifests and catalogs are the format's business. Iceberg implements it in
+`lakehead.iceberg.iceberg_table`, a model in `lakehead.testing.lake`, and one contract test holds both. Nothing here
+tries again: an attempt ends in one of three ways, and what to do next is not the table's to say.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from lakehead.errors import LakeFileMissingError
 from lakehead.lake.census import Census
 from lakehead.lake.marks import LakeVersion
 from lakehead.log.netchange import Offsets
+from lakehead.predicate import Bound
 from lakehead.types import TabletKey
 
 
 @dataclass(frozen=True)
 class LakeFile:
-    """One data file of a lake snapshot.
+    """One data file of a lake snapshot; a plain value, which workers are sent.
 
     Attributes:
-        path: its address as the manifest spells it.
+        path: its address as the format spells it.
         size: bytes.
         record_count: rows, deleted ones too.
         tablet: whose rows it holds; None for rows that belong to no tablet.
-        offsets: least and greatest ``__offset``; None when the manifest does not say, or every one is null.
-        null_offsets: rows that others added, without identity; None when the manifest does not say.
-        delete_files: addresses of the position-delete files that apply.
-        partition: values as Iceberg holds them.
-        without_nan: float columns of which the manifest says that no row holds NaN.
+        offsets: least and greatest ``__offset``; None when the format does not say, or every one is null.
+        null_offsets: rows that others added, without identity; None when the format does not say.
+        delete_files: addresses of the files that say which of its rows are deleted.
+        without_nan: float columns of which is known that no row holds NaN.
     """
 
     path: str
@@ -44,64 +45,64 @@ class LakeFile:
     offsets: tuple[int, int] | None
     null_offsets: int | None
     delete_files: tuple[str, ...]
-    partition: tuple[object, ...]
     without_nan: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file that is written and durable, but in no snapshot yet.
+    """A data file that is written and durable, but in no snapshot yet; picklable.
 
     Attributes:
         path: its full address.
         size: bytes.
-        record_count: rows, or deleted positions.
-        spec_id: partition spec of ``partition``.
-        partition: values as Iceberg holds them, in the order of the spec.
-        statistics: what manifests keep about it, by the names of Iceberg's data file.
-        deletes_in: for position deletes, the data file; None for a data file.
-        tablet: whose rows they are; None when the writer was not told.
+        record_count: rows.
+        tablet: whose rows they are.
+        own: what its format has to know besides.
     """
 
     path: str
     size: int
     record_count: int
-    spec_id: int
-    partition: tuple[object, ...]
-    statistics: Mapping[str, Any] = field(repr=False)
-    deletes_in: str | None = None
-    tablet: TabletKey | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Hit:
-    """Rows of one data file.
-
-    Attributes:
-        positions: sorted, each once.
-    """
-
-    file: LakeFile
-    positions: Offsets
+    tablet: TabletKey
+    own: Any = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
 class LakeChange:
-    """What a commit makes of the version it is planned on.
+    """What a commit makes of the version it is planned on: all of it in one snapshot.
 
     Attributes:
         table_id, epoch, round_id, offsets, rows: the mark; its snapshot is the commit's own.
-        data: files to add.
-        deletes: position-delete files to add; they apply to data files of the version.
+        added: files to add.
+        removed: files of the version to take out, because files to add hold their live rows.
+        deleted: offsets of rows to delete, sorted, per tablet; they stand in files of the version that stay.
     """
 
     table_id: str
     epoch: int
     round_id: str
     offsets: Mapping[TabletKey, int]
-    data: tuple[WrittenFile, ...]
-    deletes: tuple[WrittenFile, ...]
+    added: tuple[WrittenFile, ...] = ()
+    removed: tuple[LakeFile, ...] = ()
+    deleted: Mapping[TabletKey, Offsets] = field(default_factory=dict)
     rows: Mapping[TabletKey, int] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class StagedCommit:
+    """A commit that is written and that no catalog knows of; it may be published more than once.
+
+    Attributes:
+        base: the version it can land on.
+        snapshot_id: the lake snapshot that it makes if it lands.
+        written: files that staging wrote beside those of the change; nobody needs them unless it lands.
+        own: what its format publishes.
+    """
+
+    base: LakeVersion
+    snapshot_id: int
+    written: tuple[str, ...]
+    own: Any = field(repr=False)
 
 
 class Outcome(enum.Enum):
@@ -115,17 +116,9 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True)
 class CommitAnswer:
-    """The end of one attempt.
-
-    Attributes:
-        snapshot_id: the lake snapshot that the attempt makes if it lands.
-        leftovers: files the attempt wrote beside those of the change; nobody needs them unless it landed.
-        cause: what the catalog raised.
-    """
+    """The end of one attempt; ``cause`` is what the catalog raised."""
 
     outcome: Outcome
-    snapshot_id: int
-    leftovers: tuple[str, ...] = ()
     cause: Exception | None = None
 
 
@@ -142,7 +135,7 @@ class DataWriter(Protocol):
 
 
 class LakeTable(Protocol):
-    """One lake table in its catalog. Versions given to its methods come from its own `load`."""
+    """One lake table. Versions given to its methods come from its own `load`, files from its own `plan`."""
 
     @property
     def lands_late(self) -> bool:
@@ -158,43 +151,51 @@ class LakeTable(Protocol):
         """
         ...
 
+    # ---- what it holds ------------------------------------------------------------------------------------------
+
+    def plan(
+        self, version: LakeVersion, bounds: Sequence[Bound] = (), *, snapshot_id: int | None = None
+    ) -> Sequence[LakeFile]:
+        """Data files of a snapshot, None for the current one, that can hold rows within the bounds, in tablet and
+        offset order. All files of one snapshot are planned once, however often they are asked for.
+
+        Raises:
+            LakeStateError: it has deletes that cannot be read.
+            LakeFileMissingError: a file that lists files is gone.
+        """
+        ...
+
+    def census(self, version: LakeVersion, *, snapshot_id: int | None = None) -> Census:
+        """Live rows of a snapshot, None for the current one.
+
+        Raises:
+            LakeFileMissingError: a file is gone.
+        """
+        ...
+
+    # ---- what becomes of it -------------------------------------------------------------------------------------
+
     def writer(self, version: LakeVersion, *, target_file_bytes: int) -> DataWriter:
         """What writes new data files; a file is ended when it has that size."""
         ...
 
-    def files(self, version: LakeVersion) -> Sequence[LakeFile]:
-        """Data files of the version's current snapshot.
+    def stage(self, base: LakeVersion, change: LakeChange) -> StagedCommit:
+        """Write all that a commit of the change needs; calls no catalog.
 
         Raises:
-            LakeStateError: it has deletes that cannot be read.
+            LakeStateError: the version lacks rows that are to be deleted.
+            LakeFileMissingError: a file of the version is gone.
+            CommitConflictError: a file that is to be added is gone.
+            Exception: nothing remains of it.
         """
         ...
 
-    def census(self, version: LakeVersion) -> Census:
-        """Live rows of the version's current snapshot.
+    def publish(self, staged: StagedCommit) -> CommitAnswer:
+        """Try once to make a staged commit the current version. It lands only on the very table and the very snapshot
+        of its base.
 
         Raises:
-            LakeFileMissingError: a file is gone.
-        """
-        ...
-
-    def find_offsets(self, wanted: Sequence[tuple[LakeFile, Offsets]]) -> list[tuple[Offsets, Offsets]]:
-        """Per file, where rows with these offsets (sorted) stand, and their offsets; deleted rows are found too.
-
-        Raises:
-            LakeFileMissingError: a file is gone.
-        """
-        ...
-
-    def write_deletes(self, version: LakeVersion, hits: Sequence[Hit]) -> list[WrittenFile]:
-        """Write one position-delete file per data file of the version; after an error none remains."""
-        ...
-
-    def commit(self, base: LakeVersion, change: LakeChange) -> CommitAnswer:
-        """Try once to make the change. It lands only on the very table and the very snapshot of ``base``.
-
-        Raises:
-            Exception: nothing was sent, nothing remains of the attempt.
+            Exception: nothing was sent.
         """
         ...
 

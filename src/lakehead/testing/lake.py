@@ -17,11 +17,21 @@ import numpy as np
 import pyarrow as pa
 
 from lakehead.env.randomness import Randomness
-from lakehead.errors import LakeStateError
+from lakehead.errors import CommitConflictError, LakeStateError
 from lakehead.lake.census import Census
-from lakehead.lake.lake_table import CommitAnswer, Hit, LakeChange, LakeFile, Outcome, WrittenFile, missing_file
+from lakehead.lake.deleted_rows import find_deleted_rows
+from lakehead.lake.lake_table import (
+    CommitAnswer,
+    LakeChange,
+    LakeFile,
+    Outcome,
+    StagedCommit,
+    WrittenFile,
+    missing_file,
+)
 from lakehead.lake.marks import CLEANUP, TABLE_ID, LakeMark, LakeSnapshot, LakeVersion
 from lakehead.log.netchange import NO_OFFSETS, Offsets, contains, union
+from lakehead.predicate import Bound
 from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, TableDescriptor, TabletKey
 
 Row = dict[str, Any]
@@ -45,7 +55,6 @@ class Fault(enum.Enum):
 @dataclass(frozen=True, eq=False)
 class _Data:
     tablet: TabletKey | None
-    partition: tuple[object, ...]
     rows: tuple[Row, ...]
 
     @property
@@ -128,42 +137,68 @@ class MemoryLake:
             state.current_id,
             dict(state.snapshots),
             dict(state.properties),
-            state.content,
+            dict(state.contents),
         )
 
     def writer(self, version: LakeVersion, *, target_file_bytes: int) -> MemoryWriter:
         """See `LakeTable.writer`; all rows go to one file."""
         return MemoryWriter(self)
 
-    def files(self, version: LakeVersion) -> list[LakeFile]:
-        """See `LakeTable.files`."""
-        content: _Content = version.handle
+    def plan(
+        self, version: LakeVersion, bounds: Sequence[Bound] = (), *, snapshot_id: int | None = None
+    ) -> list[LakeFile]:
+        """See `LakeTable.plan`; bounds skip no file."""
+        content = _content(version, snapshot_id)
         deletes: dict[str, list[str]] = {}
         for path in content.deletes:
             deletes.setdefault(self._deletes(path).target, []).append(path)
-        return [self._lake_file(path, tuple(deletes.get(path, ()))) for path in content.data]
+        files = [self._lake_file(path, tuple(deletes.get(path, ()))) for path in content.data]
+        return sorted(files, key=lambda f: (str(f.tablet), f.offsets or (-1, -1), f.path))
 
     def _lake_file(self, path: str, deletes: tuple[str, ...]) -> LakeFile:
         data = self._data(path)
         known = [r[OFFSET_COLUMN] for r in data.rows if r.get(OFFSET_COLUMN) is not None]
         bounds = (min(known), max(known)) if known else None
         rows = len(data.rows)
-        return LakeFile(path, rows, rows, data.tablet, bounds, rows - len(known), deletes, data.partition)
+        return LakeFile(path, rows, rows, data.tablet, bounds, rows - len(known), deletes)
 
-    def census(self, version: LakeVersion) -> Census:
+    def census(self, version: LakeVersion, *, snapshot_id: int | None = None) -> Census:
         """See `LakeTable.census`."""
+        content = _content(version, snapshot_id)
         rows: Counter[TabletKey] = Counter()
         strangers = 0
-        for path in version.handle.data:
-            live = self._live(version.handle, path)
+        for path in content.data:
+            live = self._live(content, path)
             known = sum(r.get(OFFSET_COLUMN) is not None for r in live)
             strangers += len(live) - known
             if (tablet := self._data(path).tablet) is not None and known:
                 rows[tablet] += known
         return Census(dict(rows), strangers)
 
-    def find_offsets(self, wanted: Sequence[tuple[LakeFile, Offsets]]) -> list[tuple[Offsets, Offsets]]:
-        """See `LakeTable.find_offsets`."""
+    def stage(self, base: LakeVersion, change: LakeChange) -> StagedCommit:
+        """See `LakeTable.stage`."""
+        old, gone = _content(base), {f.path for f in change.removed}
+        stay = [f for f in self.plan(base) if f.path not in gone] if change.deleted else []
+        hits = find_deleted_rows(stay, change.deleted, self._find_offsets, name=base.name)
+        for lost in [f.path for f in change.added if f.path not in self._files]:
+            raise CommitConflictError(f"{lost} was removed before the round that wrote it committed")
+        made: list[str] = []
+        try:
+            for hit in hits:
+                self.on_step("write deletes")
+                made.append(self._put("deletes", _Deletes(hit.file.path, hit.positions)))
+        except Exception:
+            self.discard(made)
+            raise
+        manifest = self._put("manifest", None)
+        content = _Content(
+            (*(p for p in old.data if p not in gone), *(f.path for f in change.added)),
+            (*(p for p in old.deletes if self._deletes(p).target not in gone), *made),
+            (*old.manifests, manifest),
+        )
+        return StagedCommit(base, self._new_snapshot_id(), (*made, manifest), (change, content))
+
+    def _find_offsets(self, wanted: Sequence[tuple[LakeFile, Offsets]]) -> list[tuple[Offsets, Offsets]]:
         out = []
         for file, offsets in wanted:
             held = self._data(file.path).offsets
@@ -171,40 +206,25 @@ class MemoryLake:
             out.append((at, held[at]))
         return out
 
-    def write_deletes(self, version: LakeVersion, hits: Sequence[Hit]) -> list[WrittenFile]:
-        """See `LakeTable.write_deletes`."""
-        out = []
-        for hit in hits:
-            self.on_step("write deletes")
-            path = self._put("deletes", _Deletes(hit.file.path, hit.positions))
-            rows = len(hit.positions)
-            out.append(WrittenFile(path, rows, rows, 0, hit.file.partition, {}, hit.file.path))
-        return out
-
-    def commit(self, base: LakeVersion, change: LakeChange) -> CommitAnswer:
-        """See `LakeTable.commit`."""
+    def publish(self, staged: StagedCommit) -> CommitAnswer:
+        """See `LakeTable.publish`."""
         self.on_step("commit")
+        change, _ = staged.own
         fault = self.fault(change)
-        snapshot_id = self._new_snapshot_id()
-        manifest = self._put("manifest", None)
-
-        def land() -> bool:
-            return self._land(base, change, snapshot_id, manifest)
-
         outcome = Outcome.UNKNOWN
         if fault is Fault.DELAYED:
-            self._delayed.append(land)
+            self._delayed.append(lambda: self._land(staged))
         elif fault is Fault.REFUSED:
             outcome = Outcome.REFUSED
         elif fault is not Fault.REQUEST_LOST:
-            landed = land()
+            landed = self._land(staged)
             if fault is Fault.REPEATED:
-                landed = land()
+                landed = self._land(staged)
             if fault is not Fault.ANSWER_LOST:
                 outcome = Outcome.LANDED if landed else Outcome.REFUSED
         self.on_step("committed")
         cause = None if outcome is Outcome.LANDED else ConnectionError(str(fault.value if fault else "conflict"))
-        return CommitAnswer(outcome, snapshot_id, (manifest,), cause)
+        return CommitAnswer(outcome, cause)
 
     def added_paths(self, version: LakeVersion, snapshot_id: int) -> frozenset[str] | None:
         """See `LakeTable.added_paths`."""
@@ -225,23 +245,23 @@ class MemoryLake:
             assert path not in self.reachable(), f"{path} is removed, but a snapshot names it"
             self._files.pop(path, None)
 
-    def _land(self, base: LakeVersion, change: LakeChange, snapshot_id: int, manifest: str) -> bool:
-        state = self._state
+    def _land(self, staged: StagedCommit) -> bool:
+        state, base = self._state, staged.base
         if state is None or state.table_uuid != base.table_uuid or state.current_id != base.current_id:
             return False
-        old = state.content
-        content = _Content(
-            (*old.data, *(f.path for f in change.data)),
-            (*old.deletes, *(f.path for f in change.deletes)),
-            (*old.manifests, manifest),
-        )
+        change: LakeChange
+        change, content = staged.own
         assert content.paths <= self._files.keys(), f"files are gone: {content.paths - self._files.keys()}"
-        assert {f.deletes_in for f in change.deletes} <= set(old.data)
-        number = state.sequence_number + 1
         mark = LakeMark(
-            snapshot_id, change.table_id, change.epoch, change.round_id, change.offsets, number, change.rows
+            staged.snapshot_id,
+            change.table_id,
+            change.epoch,
+            change.round_id,
+            change.offsets,
+            state.sequence_number + 1,
+            change.rows,
         )
-        self._add_snapshot(content, mark.to_summary(), snapshot_id)
+        self._add_snapshot(content, mark.to_summary(), staged.snapshot_id)
         state.properties.update(mark.to_properties())
         return True
 
@@ -271,7 +291,7 @@ class MemoryLake:
     def append_foreign(self, rows: Sequence[Row], bucket: int | None = None) -> int:
         """Rows that another engine adds: they have no offset. Returns the snapshot, as all of these do."""
         tablet = None if bucket is None else TabletKey("", bucket)
-        data = _Data(tablet, (bucket,), tuple({**r, BUCKET_COLUMN: bucket, OFFSET_COLUMN: None} for r in rows))
+        data = _Data(tablet, tuple({**r, BUCKET_COLUMN: bucket, OFFSET_COLUMN: None} for r in rows))
         content = self._known().content
         return self._foreign(replace(content, data=(*content.data, self._put("data", data))))
 
@@ -288,9 +308,9 @@ class MemoryLake:
     def rewrite_foreign(self, *, backwards: bool = False) -> int:
         """Compact each tablet's files into one, without what was deleted; ``backwards`` leaves rows out of order."""
         content = self._known().content
-        by_tablet: dict[tuple[object, ...], list[str]] = {}
+        by_tablet: dict[TabletKey | None, list[str]] = {}
         for path in content.data:
-            by_tablet.setdefault(self._data(path).partition, []).append(path)
+            by_tablet.setdefault(self._data(path).tablet, []).append(path)
         made = []
         for paths in by_tablet.values():
             rows = tuple(r for p in paths for r in self._live(content, p))
@@ -328,6 +348,11 @@ class MemoryLake:
         """Remove those of these files that no snapshot names."""
         for path in listed - self.reachable():
             self._files.pop(path, None)
+
+    def lose(self, paths: Iterable[str]) -> None:
+        """Remove files, whoever names them."""
+        for path in paths:
+            del self._files[path]
 
     def roll_back(self, snapshot_id: int) -> None:
         """Make an older snapshot the current one."""
@@ -402,5 +427,10 @@ class MemoryWriter:
         self.lake.on_step("write data")
         if not rows:
             return []
-        path = self.lake._put("data", _Data(tablet, (tablet.partition, tablet.bucket), tuple(rows)))
-        return [WrittenFile(path, len(rows), len(rows), 0, (), {}, tablet=tablet)]
+        path = self.lake._put("data", _Data(tablet, tuple(rows)))
+        return [WrittenFile(path, len(rows), len(rows), tablet)]
+
+
+def _content(version: LakeVersion, snapshot_id: int | None = None) -> _Content:
+    at = version.current_id if snapshot_id is None else snapshot_id
+    return version.handle[at] if at is not None else _Content()

@@ -31,7 +31,7 @@ from lakehead.errors import (
     UnavailableError,
 )
 from lakehead.lake.census import check_rows
-from lakehead.lake.lake_table import CommitAnswer, Hit, LakeChange, LakeFile, LakeTable, Outcome, WrittenFile
+from lakehead.lake.lake_table import CommitAnswer, LakeChange, LakeTable, Outcome, StagedCommit, WrittenFile
 from lakehead.lake.marks import (
     CLEANUP,
     TABLE_ID,
@@ -41,8 +41,6 @@ from lakehead.lake.marks import (
     find_round,
     mark_of,
 )
-from lakehead.lake.superseded import require_tablet
-from lakehead.log.netchange import NO_OFFSETS, Offsets, between, union
 from lakehead.tiering.round_plan import RoundPlan
 from lakehead.types import TabletKey
 
@@ -91,18 +89,11 @@ class _Attempt:
     """One that was sent.
 
     Attributes:
-        base: the version it can land on.
-        deletes: the delete files it names.
+        staged: what was sent; attempts on the same version send the same.
     """
 
-    base: LakeVersion
-    deletes: tuple[WrittenFile, ...]
+    staged: StagedCommit
     answer: CommitAnswer
-
-    @property
-    def paths(self) -> set[str]:
-        """Files that are its own, or those of attempts on the same base."""
-        return {*self.answer.leftovers, *(f.path for f in self.deletes)}
 
 
 class _Commit:
@@ -112,7 +103,7 @@ class _Commit:
         self._files = files
         self._clock = clock
         self._sent: list[_Attempt] = []
-        self._staged: tuple[int | None, tuple[WrittenFile, ...]] | None = None
+        self._staged: StagedCommit | None = None
         self._seen: LakeVersion | None = None
 
     def run(self) -> CommitResult:
@@ -126,16 +117,15 @@ class _Commit:
                     if (landed := find_round(version, self._plan.round_id)) is not None:
                         return self._landed(landed)
                     check_plan(self._plan, version)
-                    change = self._change(version)
-                    deletes = change.deletes
-                    answer = self._lake.commit(version, change)
+                    staged = self._stage(version)
+                    answer = self._lake.publish(staged)
                 except (UnavailableError, LakeFileMissingError) as e:
                     cause = e
                     continue
-                self._sent.append(_Attempt(version, deletes, answer))
+                self._sent.append(_Attempt(staged, answer))
                 cause = answer.cause
                 if answer.outcome is Outcome.LANDED:
-                    return self._finish(answer.snapshot_id, self._plan.offsets)
+                    return self._finish(staged.snapshot_id, self._plan.offsets)
             return self._give_up(cause)
         except CommitUnknownError:
             raise
@@ -148,43 +138,44 @@ class _Commit:
         self._seen = self._lake.load()
         return self._seen
 
+    def _stage(self, version: LakeVersion) -> StagedCommit:
+        """What an attempt on this version sends: what one on the same version sent, or else what is staged now."""
+        if self._staged is None or self._staged.base != version:
+            self._discard_unsent()
+            self._staged = self._lake.stage(version, self._change(version))
+        return self._staged
+
     def _change(self, version: LakeVersion) -> LakeChange:
         plan, mark = self._plan, mark_of(version)
         count = functools.partial(self._lake.census, version)
         check_rows(version, mark, count, keyed=plan.keyed)
         before = {} if mark is None else count().rows if mark.rows is None else mark.rows
         rows = rows_after(plan, before, self._files)
-        deletes = self._stage(version)
-        return LakeChange(plan.table_id, plan.epoch, plan.round_id, plan.offsets, tuple(self._files), deletes, rows)
+        added, deleted = tuple(self._files), plan.deletes
+        return LakeChange(
+            plan.table_id, plan.epoch, plan.round_id, plan.offsets, added=added, deleted=deleted, rows=rows
+        )
 
-    def _stage(self, version: LakeVersion) -> tuple[WrittenFile, ...]:
-        """The delete files of an attempt on this version; those of an attempt on the same snapshot do."""
-        if self._staged is None or self._staged[0] != version.current_id:
-            self._discard_staged()
-            hits = find_deleted_rows(self._lake, self._plan, version)
-            self._staged = version.current_id, tuple(self._lake.write_deletes(version, hits) if hits else ())
-        return self._staged[1]
-
-    def _discard_staged(self) -> None:
-        """Remove delete files that no attempt names."""
-        if self._staged is not None and not any(a.deletes is self._staged[1] for a in self._sent):
-            self._lake.discard(f.path for f in self._staged[1])
+    def _discard_unsent(self) -> None:
+        """Remove what was staged for an attempt that was never made."""
+        if self._staged is not None and not any(a.staged is self._staged for a in self._sent):
+            self._lake.discard(self._staged.written)
         self._staged = None
 
     # ---- how it ends --------------------------------------------------------------------------------------------
 
     def _finish(self, snapshot_id: int, offsets: Mapping[TabletKey, int]) -> CommitResult:
         """This snapshot is the round's: what other attempts wrote is not needed."""
-        self._discard_staged()
+        self._discard_unsent()
         if self._seen is not None:
-            self._discard_dead([a for a in self._sent if a.answer.snapshot_id != snapshot_id], self._seen)
+            self._discard_dead([a for a in self._sent if a.staged.snapshot_id != snapshot_id], self._seen)
         plan = self._plan
         rows = sum(f.record_count for f in self._files)
         return CommitResult(snapshot_id, rows, sum(map(len, plan.deletes.values())), len(self._files), offsets)
 
     def _landed(self, mark: LakeMark) -> CommitResult:
         """The round is in the lake: by one of these attempts, or by whoever ran it before, with files of his own."""
-        if self._seen is not None and not any(a.answer.snapshot_id == mark.snapshot_id for a in self._sent):
+        if self._seen is not None and not any(a.staged.snapshot_id == mark.snapshot_id for a in self._sent):
             added = self._lake.added_paths(self._seen, mark.snapshot_id)
             if added is not None:
                 self._discard_files(keep=added)
@@ -227,20 +218,20 @@ class _Commit:
         raise UnavailableError(f"lake table {name} could not be committed to: {cause}", table=name) from cause
 
     def _lake_name(self) -> str:
-        return self._seen.name if self._seen else self._sent[-1].base.name if self._sent else self._plan.table_id
+        return self._seen.name if self._seen else self._sent[-1].staged.base.name if self._sent else self._plan.table_id
 
     # ---- files that nobody needs --------------------------------------------------------------------------------
 
     def _clean_up(self) -> None:
         """After an error: remove what no snapshot names or will ever name; without a version to prove it by, keep."""
-        self._discard_staged()
+        self._discard_unsent()
         version = self._seen
         if version is None:
             return
         if self._discard_dead(self._sent, version):
             # Files that were given for the second time may be in the lake since the first.
             try:
-                used = {f.path for f in self._lake.files(version)}
+                used = {f.path for f in self._lake.plan(version)}
             except Exception:  # the error that led here is the one to report
                 return
             self._discard_files(keep=used)
@@ -248,8 +239,8 @@ class _Commit:
     def _discard_dead(self, attempts: Sequence[_Attempt], version: LakeVersion) -> bool:
         """Remove what these attempts wrote and no other shares, where it is certain; whether it is for all."""
         dead = [a for a in attempts if self._is_dead(a, version)]
-        needed = {p for a in self._sent if a not in dead for p in a.paths}
-        self._lake.discard({p for a in dead for p in a.paths} - needed)
+        needed = {p for a in self._sent if a not in dead for p in a.staged.written}
+        self._lake.discard({p for a in dead for p in a.staged.written} - needed)
         return len(dead) == len(attempts)
 
     def _discard_files(self, keep: frozenset[str] | set[str]) -> None:
@@ -260,20 +251,20 @@ class _Commit:
 
         One that may be on its way still is not, even if the table has moved on: someone could roll it back to there.
         """
-        if version.table_uuid != attempt.base.table_uuid:
+        base = attempt.staged.base
+        if version.table_uuid != base.table_uuid:
             return True
         if attempt.answer.outcome is Outcome.UNKNOWN and self._lake.lands_late:
             return False
-        landed = attempt.answer.snapshot_id in version.snapshots
-        return not landed and descends_from(version, attempt.base.current_id)
+        landed = attempt.staged.snapshot_id in version.snapshots
+        return not landed and descends_from(version, base.current_id)
 
 
 def rows_after(plan: RoundPlan, before: Mapping[TabletKey, int], files: Iterable[WrittenFile]) -> dict[TabletKey, int]:
     """Live rows per tablet once these files are added and what the plan deletes is gone."""
     rows = Counter(before)
     for f in files:
-        if f.tablet is not None:
-            rows[f.tablet] += f.record_count
+        rows[f.tablet] += f.record_count
     for tablet, gone in plan.deletes.items():
         rows[tablet] -= len(gone)
     return {tablet: n for tablet, n in rows.items() if n}
@@ -315,52 +306,3 @@ def check_plan(plan: RoundPlan, version: LakeVersion) -> None:
             " run the round again",
             table=name,
         )
-
-
-def find_deleted_rows(lake: LakeTable, plan: RoundPlan, version: LakeVersion) -> list[Hit]:
-    """Where the rows stand that a plan's range replaces or deletes.
-
-    Raises:
-        LakeStateError: the lake lacks some.
-        LakeFileMissingError: a file is gone: the table has moved on.
-    """
-    hits, found = locate(lake, version, plan.deletes)
-    wanted = sum(map(len, plan.deletes.values()))
-    if found < wanted:
-        raise LakeStateError(
-            f"lake table {version.name} lacks {wanted - found} of {wanted} rows that the log replaces: lake and log do"
-            " not belong together; restore one of them",
-            table=version.name,
-        )
-    return hits
-
-
-def locate(lake: LakeTable, version: LakeVersion, offsets: Mapping[TabletKey, Offsets]) -> tuple[list[Hit], int]:
-    """Find rows by (tablet, offset) in a version's current snapshot; deleted rows are found too.
-
-    Args:
-        offsets: sorted offsets per tablet.
-
-    Returns:
-        One hit per data file with any of them, and how many of the offsets were found.
-
-    Raises:
-        LakeStateError: a data file belongs to no tablet.
-        LakeFileMissingError: a data file is gone.
-    """
-    if not any(map(len, offsets.values())):
-        return [], 0
-    candidates: list[tuple[LakeFile, Offsets]] = []
-    for file in lake.files(version):
-        part = offsets.get(require_tablet(file.tablet, file.path, version.name), NO_OFFSETS)
-        if file.offsets is not None:
-            part = between(part, file.offsets[0], file.offsets[1] + 1)
-        if len(part):
-            candidates.append((file, part))
-    hits: list[Hit] = []
-    found: dict[TabletKey | None, list[Offsets]] = {}
-    for (file, _), (positions, values) in zip(candidates, lake.find_offsets(candidates), strict=True):
-        if len(positions):
-            hits.append(Hit(file, positions))
-            found.setdefault(file.tablet, []).append(values)
-    return hits, sum(len(union(*values)) for values in found.values())

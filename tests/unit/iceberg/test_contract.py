@@ -272,5 +272,5 @@ def test_refused_schemas_are_refused_by_the_table_itself(keyed: Any) -> None:
         update.add_column("extra", LongType())
     from lakehead.lake.lake_table import LakeChange
 
-    answer = keyed.table.commit(base, LakeChange("t1", 1, "r", {A: 1}, (), ()))
+    answer = keyed.table.publish(keyed.table.stage(base, LakeChange("t1", 1, "r", {A: 1})))
     assert answer.outcome is Outcome.REFUSED

@@ -111,9 +111,10 @@ def test_the_metadata_of_a_commit_that_lost_goes(keyed: Any) -> None:
         return update(*args, **kwargs)
 
     catalog._write_metadata = overtaken
-    answer = keyed.table.commit(base, LakeChange("t1", 1, "r", {}, (), ()))
+    staged = keyed.table.stage(base, LakeChange("t1", 1, "r", {}))
+    answer = keyed.table.publish(staged)
     assert isinstance(answer.cause, CommitFailedException)
-    keyed.table.discard(answer.leftovers)
+    keyed.table.discard(staged.written)
     (lost,) = clean(keyed)
     assert lost.path.endswith(".metadata.json") and keyed.ids() == [1, 7]
 

@@ -45,10 +45,10 @@ def test_all_files_of_a_snapshot_are_asked_for(keyed: Any) -> None:
 def test_an_older_snapshot_needs_its_own_files_only(keyed: Any) -> None:
     history(keyed)
     first, second = keyed.snapshot_ids()
-    before = {f.path for f in keyed.table.files(keyed.table.load())}
+    before = {f.path for f in keyed.table.plan(keyed.table.load())}
     keyed.write(9)
     keyed.round()
-    (new,) = {f.path for f in keyed.table.files(keyed.table.load())} - before
+    (new,) = {f.path for f in keyed.table.plan(keyed.table.load())} - before
     local(new).unlink()
     assert missing_files(keyed.load(), first) == missing_files(keyed.load(), second) == []
     assert [m.path for m in missing_files(keyed.load())] == [new]

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from lakehead.errors import LakeFileMissingError, LakeStateError
+from lakehead.errors import CommitConflictError, LakeFileMissingError, LakeStateError
 from lakehead.lake.census import changed_by_others
-from lakehead.lake.lake_table import CommitAnswer, Hit, LakeChange, LakeFile, Outcome
+from lakehead.lake.lake_table import CommitAnswer, LakeChange, Outcome, StagedCommit, WrittenFile
 from lakehead.lake.marks import LakeVersion, find_round, mark_of
 from lakehead.testing.lake import Fault
 from lakehead.types import SYSTEM_FIELDS, TabletKey
@@ -32,34 +32,36 @@ def rows(lake: Any, start: int, end: int) -> list[pa.RecordBatch]:
 
 def change(lake: Any, base: LakeVersion, round_id: str, start: int, end: int, *dead: int) -> LakeChange:
     """Add rows of these offsets, and delete older ones."""
-    data = lake.table.writer(base, target_file_bytes=1 << 20).write(rows(lake, start, end), TABLET)
-    hits = []
-    for f in lake.table.files(base) if dead else ():
-        ((positions, _),) = lake.table.find_offsets([(f, offsets(*dead))])
-        if len(positions):
-            hits.append(Hit(f, positions))
-    deletes = lake.table.write_deletes(base, hits)
-    return LakeChange("t1", 1, round_id, {TABLET: end}, tuple(data), tuple(deletes))
+    added = write(lake, base, rows(lake, start, end))
+    return LakeChange("t1", 1, round_id, {TABLET: end}, added, deleted={TABLET: offsets(*dead)} if dead else {})
 
 
-def commit(lake: Any, round_id: str, start: int, end: int, *dead: int) -> CommitAnswer:
-    base = lake.table.load()
-    answer: CommitAnswer = lake.table.commit(base, change(lake, base, round_id, start, end, *dead))
-    return answer
+def write(lake: Any, base: LakeVersion, batches: list[pa.RecordBatch]) -> tuple[WrittenFile, ...]:
+    return tuple(lake.table.writer(base, target_file_bytes=1 << 20).write(batches, TABLET))
+
+
+def stage(lake: Any, base: LakeVersion, round_id: str, start: int, end: int, *dead: int) -> StagedCommit:
+    staged: StagedCommit = lake.table.stage(base, change(lake, base, round_id, start, end, *dead))
+    return staged
+
+
+def commit(lake: Any, round_id: str, start: int, end: int, *dead: int) -> tuple[StagedCommit, CommitAnswer]:
+    staged = stage(lake, lake.table.load(), round_id, start, end, *dead)
+    return staged, lake.table.publish(staged)
 
 
 def test_a_new_table_is_empty(any_log: Any) -> None:
     version = any_log.table.load()
     assert (version.current_id, dict(version.snapshots), version.name) == (None, {}, "db.t")
-    assert mark_of(version) is None and list(any_log.table.files(version)) == []
+    assert mark_of(version) is None and list(any_log.table.plan(version)) == []
     assert any_log.table.load() == version
 
 
 def test_a_commit_is_the_next_version(any_log: Any) -> None:
-    first = commit(any_log, "r1", 0, 3)
-    second = commit(any_log, "r2", 3, 5, 1)
+    first, answer = commit(any_log, "r1", 0, 3)
+    second, next_answer = commit(any_log, "r2", 3, 5, 1)
     version = any_log.table.load()
-    assert (first.outcome, second.outcome) == (Outcome.LANDED, Outcome.LANDED)
+    assert (answer.outcome, next_answer.outcome) == (Outcome.LANDED, Outcome.LANDED)
     assert [s.snapshot_id for s in version.lineage()] == [second.snapshot_id, first.snapshot_id]
     assert [s.sequence_number for s in version.lineage()] == [2, 1]
     mark = mark_of(version)
@@ -74,7 +76,7 @@ def test_files_tell_offsets_deletes_and_tablets(any_log: Any) -> None:
     commit(any_log, "r2", 3, 5, 1)
     any_log.append_foreign(9)
     version = any_log.table.load()
-    by_offset = {f.offsets: f for f in any_log.table.files(version)}
+    by_offset = {f.offsets: f for f in any_log.table.plan(version)}
     old, new, foreign = by_offset[0, 2], by_offset[3, 4], by_offset[None]
     assert (old.tablet, old.record_count, len(old.delete_files), old.null_offsets) == (TABLET, 3, 1, 0)
     assert (new.tablet, new.delete_files) == (TABLET, ())
@@ -83,16 +85,77 @@ def test_files_tell_offsets_deletes_and_tablets(any_log: Any) -> None:
 
 
 @pytest.mark.parametrize("backwards", [False, True])
-def test_offsets_are_found_in_sorted_and_unsorted_files(any_log: Any, backwards: bool) -> None:
+def test_rows_to_delete_are_found_in_sorted_and_unsorted_files(any_log: Any, backwards: bool) -> None:
     commit(any_log, "r1", 0, 3)
     commit(any_log, "r2", 3, 6, 1)
     any_log.rewrite_foreign(backwards=backwards)
-    (file,) = any_log.table.files(any_log.table.load())
+    (file,) = any_log.table.plan(any_log.table.load())
     assert (file.offsets, file.record_count, file.tablet) == ((0, 5), 5, TABLET)
-    ((positions, found),) = any_log.table.find_offsets([(file, offsets(0, 1, 4, 7))])
-    held = [0, 2, 3, 4, 5][:: -1 if backwards else 1]
-    assert positions.tolist() == sorted(held.index(o) for o in (0, 4))
-    assert [held[p] for p in positions] == found.tolist()
+    commit(any_log, "r3", 6, 6, 0, 4)
+    assert any_log.ids() == [2, 3, 5]
+
+
+@pytest.mark.parametrize("lacking", [7, 1])
+def test_rows_that_are_not_there_cannot_be_deleted(any_log: Any, lacking: int) -> None:
+    commit(any_log, "r1", 0, 3)
+    commit(any_log, "r2", 3, 6, 1)
+    any_log.rewrite_foreign()
+    before = any_log.stray_files()
+    with pytest.raises(LakeStateError, match="lacks 1 of 2 rows"):
+        any_log.table.stage(any_log.table.load(), LakeChange("t1", 1, "r", {}, deleted={TABLET: offsets(0, lacking)}))
+    assert any_log.stray_files() == before
+
+
+def test_files_are_taken_out_for_others_with_the_same_rows(any_log: Any) -> None:
+    commit(any_log, "r1", 0, 3)
+    commit(any_log, "r2", 3, 5, 1)
+    commit(any_log, "r3", 5, 7, 3)
+    base = any_log.table.load()
+    old = [f for f in any_log.table.plan(base) if f.offsets in ((0, 2), (3, 4))]
+    live = pa.Table.from_batches(rows(any_log, 0, 5)).take([0, 2, 4]).to_batches()
+    mark = LakeChange("t1", 1, "r4", {TABLET: 7}, write(any_log, base, live), tuple(old))
+    assert any_log.table.publish(any_log.table.stage(base, mark)).outcome is Outcome.LANDED
+    version = any_log.table.load()
+    assert [(f.offsets, f.record_count, f.delete_files) for f in any_log.table.plan(version)] == [
+        ((0, 4), 3, ()),
+        ((5, 6), 2, ()),
+    ]
+    assert any_log.ids() == [0, 2, 4, 5, 6] and not changed_by_others(version)
+    assert any_log.table.census(version).rows == {TABLET: 5}
+    # What was there before is there still, and rows are deleted in what stays, not in what goes.
+    assert any_log.table.census(version, snapshot_id=base.current_id).rows == {TABLET: 5}
+    new, _ = any_log.table.plan(version)
+    gone = LakeChange("t1", 1, "r5", {TABLET: 7}, removed=(new,), deleted={TABLET: offsets(5)})
+    assert any_log.table.publish(any_log.table.stage(version, gone)).outcome is Outcome.LANDED
+    assert any_log.ids() == [6]
+
+
+def test_a_delete_file_goes_with_the_last_file_that_it_applies_to(any_log: Any) -> None:
+    commit(any_log, "r1", 0, 3)
+    commit(any_log, "r2", 3, 5, 1)
+    base = any_log.table.load()
+    old, _ = any_log.table.plan(base)
+    live = pa.Table.from_batches(rows(any_log, 0, 3)).take([0, 2]).to_batches()
+    mark = LakeChange("t1", 1, "r3", {TABLET: 5}, write(any_log, base, live), (old,))
+    assert any_log.table.publish(any_log.table.stage(base, mark)).outcome is Outcome.LANDED
+    any_log.expire(*any_log.snapshot_ids()[:-1])
+    assert any_log.stray_files() == set() and any_log.ids() == [0, 2, 3, 4]
+    assert len(any_log.table.plan(any_log.table.load())) == 2
+
+
+def test_staging_calls_no_catalog(any_log: Any) -> None:
+    commit(any_log, "r1", 0, 2)
+    base = any_log.table.load()
+    any_log.drop()
+    staged = stage(any_log, base, "r2", 2, 4, 0)
+    assert staged.base is base and set(staged.written) <= any_log.all_files()
+
+
+def test_what_is_published_twice_lands_once(any_log: Any) -> None:
+    staged, first = commit(any_log, "r1", 0, 2)
+    assert first.outcome is Outcome.LANDED
+    assert any_log.table.publish(staged).outcome is Outcome.REFUSED
+    assert any_log.ids() == [0, 1] and any_log.snapshot_ids() == [staged.snapshot_id]
 
 
 def others_append(lake: Any) -> None:
@@ -122,15 +185,15 @@ def test_a_commit_lands_on_its_base_or_not_at_all(any_log: Any, event: Callable[
     base = any_log.table.load()
     event(any_log)
     before = any_log.table.load(), any_log.ids()
-    planned = change(any_log, base, "r3", 2, 4)
-    assert any_log.table.commit(base, planned).outcome is Outcome.REFUSED
+    staged = stage(any_log, base, "r3", 2, 4)
+    assert any_log.table.publish(staged).outcome is Outcome.REFUSED
     assert (any_log.table.load(), any_log.ids()) == before
 
 
 def test_the_first_commit_lands_on_an_empty_table_only(any_log: Any) -> None:
     base = any_log.table.load()
     any_log.append_foreign(9)
-    assert any_log.table.commit(base, change(any_log, base, "r1", 0, 1)).outcome is Outcome.REFUSED
+    assert any_log.table.publish(stage(any_log, base, "r1", 0, 1)).outcome is Outcome.REFUSED
     assert any_log.ids() == [9]
 
 
@@ -139,7 +202,7 @@ def test_expiry_of_older_snapshots_moves_nothing(any_log: Any) -> None:
     commit(any_log, "r2", 1, 2)
     base = any_log.table.load()
     any_log.expire(any_log.snapshot_ids()[0])
-    assert any_log.table.commit(base, change(any_log, base, "r3", 2, 3)).outcome is Outcome.LANDED
+    assert any_log.table.publish(stage(any_log, base, "r3", 2, 3)).outcome is Outcome.LANDED
     assert any_log.ids() == [0, 1, 2]
 
 
@@ -147,7 +210,7 @@ def test_expiry_of_older_snapshots_moves_nothing(any_log: Any) -> None:
 def test_a_table_made_anew_is_another_table(any_log: Any, same_id: bool) -> None:
     base = any_log.table.load()
     any_log.recreate("t1" if same_id else "t2")
-    answer = any_log.table.commit(base, change(any_log, base, "r1", 0, 1))
+    answer = any_log.table.publish(stage(any_log, base, "r1", 0, 1))
     assert answer.outcome is Outcome.REFUSED
     if same_id:
         assert any_log.table.load().table_uuid != base.table_uuid and any_log.ids() == []
@@ -158,9 +221,9 @@ def test_a_table_made_anew_is_another_table(any_log: Any, same_id: bool) -> None
 
 def test_a_dropped_table_takes_no_commit(any_log: Any) -> None:
     base = any_log.table.load()
-    planned = change(any_log, base, "r1", 0, 1)
+    staged = stage(any_log, base, "r1", 0, 1)
     any_log.drop()
-    assert any_log.table.commit(base, planned).outcome is not Outcome.LANDED
+    assert any_log.table.publish(staged).outcome is not Outcome.LANDED
     with pytest.raises(LakeStateError):
         any_log.table.load()
 
@@ -178,10 +241,10 @@ def test_what_an_attempt_is_told_is_not_what_happened(
     any_log: Any, fault: Fault, outcome: Outcome, lands: bool
 ) -> None:
     any_log.faults = [fault]
-    answer = commit(any_log, "r1", 0, 2)
-    assert answer.outcome is outcome and answer.cause is not None and answer.leftovers
+    staged, answer = commit(any_log, "r1", 0, 2)
+    assert answer.outcome is outcome and answer.cause is not None and staged.written
     mark = find_round(any_log.table.load(), "r1")
-    assert (mark.snapshot_id if mark else None) == (answer.snapshot_id if lands else None)
+    assert (mark.snapshot_id if mark else None) == (staged.snapshot_id if lands else None)
     assert any_log.ids() == ([0, 1] if lands else [])
 
 
@@ -190,7 +253,7 @@ def test_a_delayed_commit_lands_on_its_base_or_not_at_all(make_any: MakeLake, ov
     lake = make_any(keyed=False, lands_late=True)
     assert lake.table.load() and lake.table.lands_late
     lake.faults = [Fault.DELAYED]
-    assert commit(lake, "r1", 0, 2).outcome is Outcome.UNKNOWN
+    assert commit(lake, "r1", 0, 2)[1].outcome is Outcome.UNKNOWN
     assert lake.ids() == []
     if overtaken:
         commit(lake, "r2", 5, 6)
@@ -198,34 +261,46 @@ def test_a_delayed_commit_lands_on_its_base_or_not_at_all(make_any: MakeLake, ov
     assert lake.ids() == ([5] if overtaken else [0, 1])
 
 
-def test_leftovers_and_the_change_are_all_that_a_refused_attempt_leaves(any_log: Any) -> None:
+def test_what_was_staged_and_the_change_are_all_that_a_refused_attempt_leaves(any_log: Any) -> None:
     commit(any_log, "r1", 0, 2)
     base = any_log.table.load()
     planned = change(any_log, base, "r2", 2, 4, 0)
     any_log.faults = [Fault.REFUSED]
-    answer = any_log.table.commit(base, planned)
+    staged = any_log.table.stage(base, planned)
+    any_log.table.publish(staged)
     assert any_log.stray_files()
-    any_log.table.discard([*answer.leftovers, *(f.path for f in (*planned.data, *planned.deletes))])
+    any_log.table.discard([*staged.written, *(f.path for f in planned.added)])
     assert any_log.stray_files() == set() and any_log.ids() == [0, 1]
 
 
 def test_what_a_snapshot_added_is_known_while_it_is_listed(any_log: Any) -> None:
-    first = commit(any_log, "r1", 0, 2)
+    first, _ = commit(any_log, "r1", 0, 2)
     base = any_log.table.load()
     planned = change(any_log, base, "r2", 2, 4, 0)
-    second = any_log.table.commit(base, planned)
+    second = any_log.table.stage(base, planned)
+    any_log.table.publish(second)
     version = any_log.table.load()
-    paths = {f.path for f in (*planned.data, *planned.deletes)}
+    paths = {f.path for f in planned.added}
     added = any_log.table.added_paths(version, second.snapshot_id)
     assert added is not None and paths <= added
-    earlier = {f.path for f in any_log.table.files(base)}
+    earlier = {f.path for f in any_log.table.plan(base)}
     assert not earlier & added
     any_log.expire(first.snapshot_id)
     assert any_log.table.added_paths(any_log.table.load(), first.snapshot_id) is None
 
 
 def test_files_that_are_gone_are_missed(any_log: Any) -> None:
-    lost = LakeFile("file:///nowhere/a.parquet", 1, 1, TABLET, (0, 0), 0, (), (0,))
-    any_log.table.load()
+    commit(any_log, "r1", 0, 2)
+    base = any_log.table.load()
+    any_log.lose(*(f.path for f in any_log.table.plan(base)))
     with pytest.raises(LakeFileMissingError):
-        any_log.table.find_offsets([(lost, offsets(0))])
+        stage(any_log, base, "r2", 2, 3, 0)
+
+
+def test_a_file_to_add_that_is_gone_stops_the_commit(any_log: Any) -> None:
+    base = any_log.table.load()
+    planned = change(any_log, base, "r1", 0, 2)
+    any_log.table.discard(f.path for f in planned.added)
+    with pytest.raises(CommitConflictError, match="was removed before the round"):
+        any_log.table.stage(base, planned)
+    assert any_log.stray_files() == set()

@@ -15,7 +15,7 @@ A, B = TabletKey("", 0), TabletKey("", 1)
 def file(
     path: str, tablet: TabletKey | None, offsets: tuple[int, int] | None, nulls: int | None = 0, rows: int = 10
 ) -> LakeFile:
-    return LakeFile(path, 1, rows, tablet, offsets, nulls, (), ())
+    return LakeFile(path, 1, rows, tablet, offsets, nulls, ())
 
 
 def separate(*files: LakeFile) -> set[str]:

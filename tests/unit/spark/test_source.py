@@ -16,7 +16,7 @@ A, B = TabletKey("", 0), TabletKey("", 1)
 
 
 def file(tablet: TabletKey, low: int, high: int, size: int = 1) -> LakeFile:
-    return LakeFile(f"f{low}", size, high - low + 1, tablet, (low, high), 0, (), ())
+    return LakeFile(f"f{low}", size, high - low + 1, tablet, (low, high), 0, ())
 
 
 def test_options() -> None:

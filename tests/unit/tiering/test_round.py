@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from pyiceberg.table import DataScan
 
 from lakehead.errors import CommitConflictError, LakeStateError, OffsetOutOfRangeError, TieringFencedError
 from lakehead.iceberg.iceberg_table import IcebergLakeTable
@@ -186,3 +187,18 @@ def test_a_round_of_no_service_is_not_fenced(log: Any, epoch: int | None, error:
     with pytest.raises(error):
         run_round(log.table, log.desc, log.hot, executor=Overtaken(), epoch=epoch)
     assert log.ids() == [1] and len(log.data_files()) == 1
+
+
+def test_a_round_reads_the_manifests_of_a_version_once(keyed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    keyed.write(1, 2, 3, 4)
+    keyed.round()
+    keyed.rewrite_foreign()
+    keyed.write(2, v=1)
+    keyed.delete(4)
+    planned: list[Any] = []
+    plan_files = DataScan.plan_files
+    monkeypatch.setattr(DataScan, "plan_files", lambda scan: planned.append(scan) or plan_files(scan))
+    # Rows are counted, because others were there, rows to delete are found, and files that delete them are written.
+    keyed.round()
+    assert keyed.load().inspect.delete_files().num_rows == 1
+    assert len(planned) == 1 and keyed.values() == keyed.model_values()
