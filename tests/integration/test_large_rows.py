@@ -16,7 +16,7 @@ from lakehead.api.embedded import serve
 from lakehead.config import ServerConfig
 from lakehead.format import joins
 from lakehead.format.bucketing import bucket_ids
-from lakehead.server.tablet import Tablet
+from lakehead.server.tablet import MakeCheckpoint, Tablet
 
 BYTES_MAX = 1 << 14
 SCHEMA = pa.schema([("n", pa.int64()), ("doc", pa.string()), ("parts", pa.list_(pa.binary()))])
@@ -109,7 +109,7 @@ def test_checkpoints_and_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for start in range(0, ROWS, 2):
             table.upsert(rows(range(start, start + 2)))
         (tablet,) = tablets(con)
-        tablet.checkpoint()
+        tablet.apply_note(MakeCheckpoint())
         assert tablet._log.checkpoint is not None
         require_bounded([b.rows for b in tablet._log.checkpoint.batches()])
         assert sent(table.scan().to_batches()) == expected

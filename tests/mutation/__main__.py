@@ -29,6 +29,12 @@ class Mutant:
     tests: str
 
 
+_COMMITS = "            self._committer.commit(self._log, frames)\n"
+_OBSERVES = (
+    "            if now < self._log.last_timestamp_us:\n                self._log.observe(now, self._steady_us())\n"
+)
+_APPLIES = "            self._apply(frames, rows)\n"
+
 MUTANTS = (
     Mutant(
         "skip the fdatasync",
@@ -39,9 +45,9 @@ MUTANTS = (
     ),
     Mutant(
         "acknowledge before the sync",
-        "server/tablet.py",
-        'if self._desc.properties.durability == "sync":',
-        "if False:",
+        "server/committer.py",
+        "        if self._sync:\n",
+        "        if False:\n",
         "tests/unit/server/test_tablet.py",
     ),
     Mutant(
@@ -50,6 +56,20 @@ MUTANTS = (
         "        if self.sync_failed:\n",
         "        if False:\n",
         "tests/unit/log/test_tablet.py tests/unit/server/test_tablet.py",
+    ),
+    Mutant(
+        "append frames where they do not belong",
+        "log/tablet.py",
+        "if frame.base_offset != at:",
+        "if False:",
+        "tests/unit/log/test_tablet.py",
+    ),
+    Mutant(
+        "apply frames that do not follow",
+        "log/state.py",
+        "if base != self.offset:",
+        "if False:",
+        "tests/unit/log/test_tablet.py",
     ),
     Mutant(
         "take damage for a torn tail",
@@ -124,7 +144,7 @@ MUTANTS = (
     Mutant(
         "checkpoints without writers",
         "log/tablet.py",
-        "schema_id, 0, self.writers.state(), number)",
+        "schema_id, 0, self.state.writers.state(), number)",
         "schema_id, 0, [], number)",
         "tests/unit/log/test_checkpoint.py",
     ),
@@ -173,11 +193,8 @@ MUTANTS = (
     Mutant(
         "apply what was not logged",
         "server/tablet.py",
-        "            results = self._append(bodies, writes)\n            with self._state_lock:\n"
-        "                kv.apply(",
-        "            kv.apply(base, change.change_types, change.rows)\n"
-        "            results = self._append(bodies, writes)\n"
-        "            with self._state_lock:\n                (lambda *_: None)(",
+        _COMMITS + _OBSERVES + _APPLIES,
+        _APPLIES + _COMMITS + _OBSERVES,
         "tests/unit/server/test_tablet.py",
     ),
     Mutant(
@@ -209,10 +226,10 @@ MUTANTS = (
         "tests/unit/log/test_checkpoint.py",
     ),
     Mutant(
-        "install a checkpoint above the watermark",
+        "apply when others may look at the log's end",
         "server/tablet.py",
-        "self.high_watermark >= footer.offset",
-        "True",
+        _OBSERVES + _APPLIES,
+        _OBSERVES + _APPLIES.removeprefix("    "),
         "tests/unit/server/test_tablet.py",
     ),
     Mutant(

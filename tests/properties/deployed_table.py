@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from pyiceberg.table import Table as IcebergTable
 from pyiceberg.table import Transaction
+from tests.standby import with_standby
 
 from lakehead import LakeheadError
 from lakehead.api.table import Table
@@ -129,6 +130,7 @@ class Deployed(RuleBasedStateMachine):
             env=self.env,
             limits=Limits(lease_seconds=1e9),
             lake=CatalogLakeState(LakeConfig(), self.folder),
+            committers=with_standby,
         )
 
     def open(self) -> None:

@@ -18,7 +18,8 @@ from lakehead.env import Env, SystemRandomness, SystemThreads
 from lakehead.env.clock import SteadyClock
 from lakehead.errors import ClosedError
 from lakehead.format.frame import WriterStamp, encode_body
-from lakehead.server.tablet import PendingWrite, Tablet
+from lakehead.server.group_commit import PendingWrite
+from lakehead.server.tablet import Tablet
 from lakehead.testing.storage import FaultyStorage
 from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from tests.log_writing import write
 
 from lakehead.errors import StorageError
 from lakehead.format.frame import FrameBody, WriterStamp, encode_body
@@ -36,7 +37,7 @@ class Process:
 
     def write(self, log: LogTablet, batches: int, writer: bytes) -> None:
         for sequence in range(batches):
-            log.append([body(log.log_end_offset, sequence, writer)], 5)
+            write(log, [body(log.log_end_offset, sequence, writer)], 5)
             log.sync()
             log.advance_high_watermark()
             self.acknowledged = log.high_watermark
@@ -106,7 +107,7 @@ def test_a_name_that_could_not_be_synced_is_made_anew() -> None:
         log.roll()
     process.storage.before = None
     assert [n for n in process.storage.list_files(TABLET) if n.endswith(".log")] == before
-    log.append([body(log.log_end_offset, 0, b"between---------")], 5)
+    write(log, [body(log.log_end_offset, 0, b"between---------")], 5)
     assert sum(f.body.row_count for f in log.frames(0, log.log_end_offset)) == log.log_end_offset
     log.roll()
     process.write(log, 1, b"b" * 16)

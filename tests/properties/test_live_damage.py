@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.log_writing import write
 
 from lakehead.env.storage import LocalStorage
 from lakehead.errors import CorruptionError
@@ -42,7 +43,7 @@ class Live:
                 batch, schema_id=0, stamp=WriterStamp(end.to_bytes(16, "little"), 0),
                 change_types=np.full(ROWS, ChangeType.INSERT, np.int8), prev_offsets=np.full(ROWS, -1),
             )  # fmt: skip
-            self.log.append([body], 1)
+            write(self.log, [body], 1)
         self.log.sync()
         self.log.advance_high_watermark()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.log_writing import write
 
 from lakehead.cli.segments import read_segment
 from lakehead.errors import CorruptionError, UnsupportedFormatError
@@ -93,7 +94,7 @@ def make(*, stopped: bool, checkpoint: bool) -> Made:
             bodies.append(body(writer, sequences[writer], range(at, at + rows), epoch=2 if name == "n" else 0))
             sequences[writer] += 1
             at += rows
-        log.append(bodies, 100 + i)
+        write(log, bodies, 100 + i)
         log.sync()
         if checkpoint and i == 2:
             log.install(write_checkpoint(storage, FOLDER, log.take_checkpoint(0), SCHEMA, ()))
@@ -123,7 +124,7 @@ def check_whole(storage: FaultyStorage, end: int) -> None:
         assert numbers(log) == list(range(log.log_start_offset, end))
         storage.crash()
     log = LogTablet(storage, FOLDER, segment_bytes=SEGMENT_BYTES)
-    assert log.append([body(b"x", 0, range(end, end + 2))], 1) == [(end, end + 2)]
+    assert write(log, [body(b"x", 0, range(end, end + 2))], 1) == [(end, end + 2)]
     assert numbers(log)[-3:] == list(range(log.log_start_offset, end + 2))[-3:]
 
 

@@ -16,6 +16,7 @@ from tests.simulation.observer import Observer
 from tests.simulation.scheduler import Process, Scheduler
 from tests.simulation.threads import TaskThreads
 from tests.simulation.trace import Trace
+from tests.standby import with_standby
 
 from lakehead.config import Limits, TableProperties
 from lakehead.env import Env
@@ -132,6 +133,7 @@ class Deployment:
                     maintenance_seconds=None if self._lake is None else 0.05,
                     place=self._place,
                     checkpoint_policy=self.checkpoint_policy,
+                    committers=with_standby,
                     fence=lock.require_held,
                 )
         except StorageError:

@@ -203,6 +203,18 @@ class Frame:
         """Offset after the last row."""
         return self.base_offset + self.body.row_count
 
+    @property
+    def header(self) -> bytes:
+        """The server's 64 bytes that go before the body."""
+        return encode_header(
+            self.body,
+            base_offset=self.base_offset,
+            timestamp_us=self.timestamp_us,
+            synced_end=self.synced_end,
+            epoch=self.epoch,
+            content=self.content,
+        )
+
 
 def _align(n: int) -> int:
     return (n + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT

@@ -20,9 +20,7 @@ import pyarrow.compute as pc
 
 from lakehead.errors import LimitExceededError
 from lakehead.format import joins
-from lakehead.format.frame import Frame
 from lakehead.format.joins import join, within_bytes
-from lakehead.format.read_as import read_as
 from lakehead.kv.heap import HeapColumn, Slots, heap_column
 from lakehead.kv.index import KeyIndex, home_shift
 from lakehead.kv.keys import KeyBatch, encode_keys
@@ -62,7 +60,7 @@ class KvTablet:
     """
 
     def __init__(self, schemas: Schemas, key: tuple[str, ...], prefix: tuple[str, ...] = (), *, seed: int) -> None:
-        self._schemas = schemas
+        self.schemas = schemas
         self.schema = schema = schemas.current.columns
         self._key = key
         self._key_at = [schema.get_field_index(c) for c in key]
@@ -176,7 +174,7 @@ class KvTablet:
                 change_bytes_max=joins.CHANGE_BYTES_MAX,
             )
 
-    # ---- apply: the only way the state changes ----------------------------------------------------------------
+    # ---- apply: the only way the rows change ----------------------------------------------------------------
 
     def apply(self, base_offset: int, change_types: npt.NDArray[np.int8], rows: pa.RecordBatch) -> None:
         """Change the state as these logged records say; ``rows`` has the table's columns."""
@@ -217,10 +215,6 @@ class KvTablet:
         if len(dead):
             for column in self._columns:
                 column.clear(dead)
-
-    def apply_frame(self, frame: Frame) -> None:
-        """`apply` a frame as it lies in the log."""
-        self.apply(frame.base_offset, frame.body.change_types, read_as(frame.body, self._schemas))
 
     # ---- reads ------------------------------------------------------------------------------------------------
 

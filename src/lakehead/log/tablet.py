@@ -1,8 +1,11 @@
 """A log tablet: batch frames with dense offsets, in segments, on one storage.
 
-Pure core: synchronous, no threads, no clock. Its owner (the server) serialises `append`, `sync`, `take_checkpoint`,
-`install` and `trim`; reads may run at any time beside them. Readers see what lies below `high_watermark`, which the
-owner moves once a batch is as durable as the table promises.
+Pure core: synchronous, no threads, no clock. Its owner (the server) serialises `append_frames`, `sync`, `apply`,
+`take_checkpoint`, `install` and `trim`; reads may run at any time beside them. Readers see what lies below
+`high_watermark`, which the owner moves once a batch is as durable as the table promises.
+
+A batch comes in by three steps: `encode` gives it its place and changes nothing, `append_frames` puts the frames into
+the log, `apply` changes the `TabletState` as they say.
 
 The log begins where it was trimmed to, never above the newest checkpoint, which holds what the part before it made of
 the writers and, for keyed tables, of the rows. Recovery loads that checkpoint and scans the segments that reach above
@@ -17,12 +20,15 @@ import contextlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import pyarrow as pa
 
 from lakehead.env.storage import Storage
 from lakehead.errors import CorruptionError, OffsetOutOfRangeError, StorageError, UnsupportedFormatError
-from lakehead.format.frame import UNKNOWN_CONTENT, Content, Frame, FrameBody, encode_header
+from lakehead.format.frame import HEADER_BYTES, UNKNOWN_CONTENT, Content, Frame, FrameBody
+from lakehead.format.joins import ROWS_MAX, gathered
 from lakehead.log import checkpoint as checkpoints
 from lakehead.log.checkpoint import (
     USUAL_CHECKPOINTS,
@@ -34,6 +40,7 @@ from lakehead.log.checkpoint import (
 )
 from lakehead.log.committed_by import CommittedBy
 from lakehead.log.segment import Segment, SegmentId
+from lakehead.log.state import TabletState
 from lakehead.log.writers import WriterTable
 
 _STOP_FILE = "stopped.json"
@@ -95,10 +102,12 @@ class LogTablet:
         segment_bytes: int,
         epoch: int = 0,
         checkpoint_policy: CheckpointPolicy = USUAL_CHECKPOINTS,
+        state: TabletState | None = None,
     ) -> None:
         """Open the tablet's folder, creating it when it is missing, and recover.
 
         Args:
+            state: one to which nothing was applied; it becomes what the log comes to. None makes that of a log table.
             epoch: which start of the owner this is; it grows with each, and frames say which wrote them.
             checkpoint_policy: what `wants_checkpoint` goes by.
 
@@ -113,7 +122,7 @@ class LogTablet:
         self._epoch = epoch
         self._checkpoint_policy = checkpoint_policy
         self._last_epoch = 0
-        self.writers = WriterTable()
+        self.state = state or TabletState()
         self.last_timestamp_us = 0
         self._committed_by = CommittedBy()
         self.sync_failed = False
@@ -140,6 +149,11 @@ class LogTablet:
         return self._segments[-1].end_offset
 
     @property
+    def writers(self) -> WriterTable:
+        """What each writer was answered."""
+        return self.state.writers
+
+    @property
     def size_bytes(self) -> int:
         return sum(s.size_bytes for s in self._segments)
 
@@ -157,43 +171,52 @@ class LogTablet:
 
     # ---- write ------------------------------------------------------------------------------------------------
 
-    def append(
+    def encode(
         self, bodies: Sequence[FrameBody], timestamp_us: int, contents: Sequence[Content] | None = None
-    ) -> list[tuple[int, int]]:
-        """Write batches at the end, all or none, unsynced; returns ``[start, end)`` of each. ``contents`` are what the
-        clients sent, one for each body.
+    ) -> list[Frame]:
+        """The frames that these batches are when they are appended next; changes nothing.
 
         The commit timestamp never goes back within a tablet, whatever the caller's clock does; see `observe`.
 
+        Args:
+            contents: what the clients sent, one for each body.
+        """
+        timestamp = max(timestamp_us, self.last_timestamp_us)
+        at = self.log_end_offset
+        frames = []
+        for body, content in zip(bodies, contents or [UNKNOWN_CONTENT] * len(bodies), strict=True):
+            length = HEADER_BYTES + body.buffer.size
+            frames.append(Frame(at, timestamp, self.synced_end, self._epoch, body, length, content))
+            at += body.row_count
+        return frames
+
+    def append_frames(self, frames: Sequence[Frame]) -> None:
+        """Write frames at the end as they are, all or none, unsynced.
+
         Raises:
+            CorruptionError: they do not follow one another, or not the end of the log; it is as before.
             StorageError: the disk refused; the log is as before. After a failed sync (`sync_failed`) nothing may be
                 written any more.
         """
+        at = self.log_end_offset
+        for frame in frames:
+            if frame.base_offset != at:
+                raise CorruptionError(
+                    f"{self._folder} ends at offset {at}, and a frame of offset {frame.base_offset} was to be"
+                    " appended: frames are missing, or come twice",
+                    path=self._folder,
+                    base_offset=frame.base_offset,
+                )
+            at = frame.end_offset
         if self._segments[-1].size_bytes >= self._segment_bytes:
             self.roll()
-        segment = self._segments[-1]
-        timestamp = max(timestamp_us, self.last_timestamp_us)
-        at = self.log_end_offset
-        frames, results = [], []
-        contents = contents or [UNKNOWN_CONTENT] * len(bodies)
-        for body, content in zip(bodies, contents, strict=True):
-            header = encode_header(
-                body,
-                base_offset=at,
-                timestamp_us=timestamp,
-                synced_end=self.synced_end,
-                epoch=self._epoch,
-                content=content,
-            )
-            frames.append((header, body.buffer, body.row_count, timestamp))
-            results.append((at, at + body.row_count))
-            at += body.row_count
-        segment.append(frames)
+        self._segments[-1].append([(f.header, f.body.buffer, f.body.row_count, f.timestamp_us) for f in frames])
         self.frames_written += len(frames)
-        self.last_timestamp_us = timestamp
-        for body, (start, end), content in zip(bodies, results, contents, strict=True):
-            self.writers.note(body.stamp, start, end, content)
-        return results
+        self.last_timestamp_us = max([self.last_timestamp_us, *(f.timestamp_us for f in frames)])
+
+    def apply(self, frames: Sequence[Frame], rows: pa.RecordBatch | None = None) -> None:
+        """See `TabletState.apply`; the frames are in the log."""
+        self.state.apply(frames, rows)
 
     def observe(self, now_us: int, steady_us: int) -> None:
         """Tell the log what time it is, by the wall clock and by one that never leaps. Where timestamps lie in the
@@ -232,8 +255,8 @@ class LogTablet:
         self.synced_end = max(self.synced_end, end)
 
     def advance_high_watermark(self) -> None:
-        """Let readers see everything appended so far."""
-        self.high_watermark = self.log_end_offset
+        """Let readers see everything that was applied."""
+        self.high_watermark = self.state.offset
 
     # ---- read -------------------------------------------------------------------------------------------------
 
@@ -280,12 +303,6 @@ class LogTablet:
             return self._committed_by.time_us(frame.end_offset, frame.timestamp_us)
         return None
 
-    def replay(self, apply: Callable[[Frame], None]) -> None:
-        """Call ``apply`` with every frame that has rows above the checkpoint, in offset order: how state is rebuilt
-        after a restart."""
-        for frame in self.frames(self.checkpoint_offset, self.log_end_offset):
-            apply(frame)
-
     def old_until(self, timestamp_us: int) -> int:
         """Offset below which all was committed at or before this time, as far as whole segments tell."""
         segments = self._segments
@@ -301,12 +318,11 @@ class LogTablet:
 
     # ---- checkpoint and trim ----------------------------------------------------------------------------------
 
-    def roll_if_older(self, timestamp_us: int) -> None:
-        """`roll` when the last segment began at or before this time, so that it can be trimmed under load."""
+    def began_until(self, timestamp_us: int) -> bool:
+        """Whether the last segment began at or before this time, so that a `roll` lets it be trimmed under load."""
         last = self._segments[-1]
         first = last.first_timestamp_us()
-        if first is not None and self._committed_by.time_us(last.base_offset, first) <= timestamp_us:
-            self.roll()
+        return first is not None and self._committed_by.time_us(last.base_offset, first) <= timestamp_us
 
     def wants_checkpoint(self, keep: int) -> bool:
         """Whether a restart would have much to replay, or what lies below ``keep`` could be trimmed after one."""
@@ -335,7 +351,7 @@ class LogTablet:
         self.sync()
         self.roll()
         number = self._segments[-1].id.number
-        return Footer(self.log_end_offset, self.last_timestamp_us, schema_id, 0, self.writers.state(), number)
+        return Footer(self.log_end_offset, self.last_timestamp_us, schema_id, 0, self.state.writers.state(), number)
 
     def install(self, checkpoint: Checkpoint) -> None:
         """Make a checkpoint that is on disk the one that recovery begins with, and remove those before it.
@@ -355,8 +371,7 @@ class LogTablet:
         Raises:
             StorageError: the disk refused; what was not removed is when the log is trimmed or opened again.
         """
-        covered = itertools.takewhile(lambda s: s.id < self._uncovered and s.end_offset <= before, self._segments[:-1])
-        gone = list(covered)
+        gone = self._trimmable(before)
         kept = self._segments[len(gone) :]
         if kept[0].base_offset > self.log_start_offset:
             self._mark_start(kept[0].base_offset)
@@ -365,6 +380,14 @@ class LogTablet:
             # Not closed: readers may hold it, the last of them lets it go.
             self._storage.remove(segment.path)
         return self.log_start_offset
+
+    def can_trim(self, before: int) -> bool:
+        """Whether `trim` to this offset would forget anything."""
+        return bool(self._trimmable(before))
+
+    def _trimmable(self, before: int) -> list[Segment]:
+        covered = itertools.takewhile(lambda s: s.id < self._uncovered and s.end_offset <= before, self._segments[:-1])
+        return list(covered)
 
     def _mark_start(self, start: int) -> None:
         """Note durably where the log begins from now on, so that a segment that is missing is told from a trimmed one.
@@ -476,7 +499,7 @@ class LogTablet:
         if not names:
             return
         self.checkpoint = open_checkpoint(self._storage, f"{self._folder}/{names[-1]}")
-        self.writers.restore(self.checkpoint.footer.writers)
+        self.state.restore(self.checkpoint)
         self.last_timestamp_us = self.checkpoint.footer.timestamp_us
         for name in names[:-1]:
             self._storage.remove(f"{self._folder}/{name}")
@@ -506,21 +529,33 @@ class LogTablet:
         return CorruptionError(f"{self._folder}: {text.strip()}", path=self._folder)
 
     def _recover_segment(self, segment: Segment, mark: int, *, last: bool) -> int:
-        position = 0
-        try:
-            for at, frame in segment.scan(self._last_epoch):
-                mark = max(mark, frame.synced_end)
-                self.writers.apply(frame)
-                self.last_timestamp_us = max(self.last_timestamp_us, frame.timestamp_us)
-                self._last_epoch = frame.epoch
-                position = at + frame.length
-        except UnsupportedFormatError:
-            raise
-        except CorruptionError:
+        position, failure = 0, None
+
+        def whole() -> Iterator[Frame]:
+            nonlocal mark, position, failure
+            try:
+                for at, frame in segment.scan(self._last_epoch):
+                    mark = max(mark, frame.synced_end)
+                    self.last_timestamp_us = max(self.last_timestamp_us, frame.timestamp_us)
+                    self._last_epoch = frame.epoch
+                    position = at + frame.length
+                    yield frame
+            except UnsupportedFormatError:
+                raise
+            except CorruptionError as e:
+                failure = e
+
+        for some in gathered(whole(), _measure, rows_max=ROWS_MAX, rows_enough=ROWS_MAX // 4):
+            self.apply(some)
+        if failure is not None:
             # A whole frame that may not be here is no torn tail.
             if not last or segment.is_whole_at(position):
-                raise
+                raise failure
             if segment.end_offset < max(mark, segment.synced_end_after(position)):
-                raise
+                raise failure
             segment.cut(position)
         return mark
+
+
+def _measure(frame: Frame) -> tuple[int, int]:
+    return frame.body.row_count, frame.length

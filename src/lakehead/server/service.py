@@ -18,6 +18,7 @@ from lakehead.env.place import Place
 from lakehead.log.checkpoint import USUAL_CHECKPOINTS, CheckpointPolicy
 from lakehead.protocol import messages as m
 from lakehead.server.access import Caller, authorize
+from lakehead.server.committer import Committers, local_committer
 from lakehead.server.definitions import Definitions
 from lakehead.server.incarnations import unfenced
 from lakehead.server.lake_state import LakeState
@@ -47,6 +48,7 @@ class Service:
         maintenance_seconds: float | None = None,
         place: Place | None = None,
         checkpoint_policy: CheckpointPolicy = USUAL_CHECKPOINTS,
+        committers: Committers = local_committer,
         fence: Callable[[], None] = unfenced,
         home: Home = everything_here,
     ) -> None:
@@ -56,6 +58,7 @@ class Service:
             place: where the folder lies, so that a copy is noticed; None does not look.
             checkpoint_policy: when tablets make one.
             home: tells which tablets live on another server.
+            committers: makes what makes the writes of each tablet durable.
             fence: raises `FencedError` once the folder may have another owner.
             maintenance_seconds: how often a thread calls `maintain`; None leaves that to the caller.
 
@@ -78,6 +81,7 @@ class Service:
             seed=int(env.randomness.uuid_hex()[:16], 16),
             checkpoint_policy=checkpoint_policy,
             home=home,
+            committers=committers,
         )
         self._tables.remove_dropped()
         self._leases = Leases(env, limits)

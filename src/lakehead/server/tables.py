@@ -19,6 +19,7 @@ from lakehead.errors import (
     TableNotFoundError,
 )
 from lakehead.log.checkpoint import CheckpointPolicy
+from lakehead.server.committer import Committers
 from lakehead.server.lake_state import LakeState
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.placement import Home, everything_here
@@ -34,7 +35,7 @@ class LiveTable:
     def __init__(
         self, desc: TableDescriptor, *, metadata: MetadataStore, env: Env, folder: str,
         lake: LakeState | None, run_in_background: Callable[[Callable[[], None]], object], seed: int,
-        moment: Lock, checkpoint_policy: CheckpointPolicy, home: Home,
+        moment: Lock, checkpoint_policy: CheckpointPolicy, committers: Committers, home: Home,
     ) -> None:  # fmt: skip
         self.desc = desc
         self._home = home
@@ -44,6 +45,7 @@ class LiveTable:
         self._metadata = metadata
         self._env = env
         self._checkpoint_policy = checkpoint_policy
+        self._committers = committers
         self.folder = folder
         self._open_lock = env.threads.lock()
         self._tablets: dict[TabletKey, Tablet] = {}
@@ -116,6 +118,7 @@ class LiveTable:
             run_in_background=self._run_in_background,
             seed=self._seed,
             checkpoint_policy=self._checkpoint_policy,
+            committers=self._committers,
             incarnation=self._metadata.incarnation.number,
             fence=self._metadata.fence,
         )
@@ -240,6 +243,7 @@ class LiveTables:
         seed: int,
         checkpoint_policy: CheckpointPolicy,
         home: Home = everything_here,
+        committers: Committers,
     ) -> None:
         """``seed`` is 64 secret bits that keys are hashed with in memory; ``home`` tells where tablets live."""
         self._home = home
@@ -248,6 +252,7 @@ class LiveTables:
         self._metadata = metadata
         self._env = env
         self._checkpoint_policy = checkpoint_policy
+        self._committers = committers
         self._folder = folder
         self._lake = lake
         self._lock = env.threads.lock()
@@ -333,6 +338,7 @@ class LiveTables:
             moment=self.moment,
             checkpoint_policy=self._checkpoint_policy,
             home=self._home,
+            committers=self._committers,
         )
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""The live tablet: a log (and for keyed tables a kv) core with the threads around it.
+"""The live tablet: a log and what it comes to, with the locks around them.
 
-Writes are group-committed: whatever queued up while one group was being written is the next group, and one `fdatasync`
-serves all of it. There is no timer: a lone write goes at once, in its caller's thread.
+Writes come in groups (`lakehead.server.group_commit`). A group is planned, its frames are encoded, a `Committer` makes
+them durable, and `apply` changes the state as they say: the only way it changes, here as in a restart and in a standby.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from lakehead.env import Env
-from lakehead.env.threads import Event, Lock
+from lakehead.env.threads import Lock
 from lakehead.errors import (
     ClosedError,
     CorruptionError,
@@ -26,46 +26,49 @@ from lakehead.errors import (
     OutcomeUnknownError,
     StorageError,
 )
-from lakehead.format.frame import UNKNOWN_CONTENT, Content, Frame, FrameBody, encode_body
+from lakehead.format.frame import Frame, FrameBody, encode_body
 from lakehead.format.joins import join
 from lakehead.kv import Change, KvTablet
 from lakehead.log import LogTablet, LogView
 from lakehead.log.checkpoint import USUAL_CHECKPOINTS, CheckpointPolicy, LiveBatch, live_at, write_checkpoint
+from lakehead.log.state import TabletState
 from lakehead.log.writers import WriterTable
+from lakehead.server.committer import Committers, local_committer
+from lakehead.server.group_commit import GroupCommit, PendingWrite
 from lakehead.server.incarnations import unfenced
-from lakehead.types import TableDescriptor, TabletKey, WriteKind
+from lakehead.types import TableDescriptor, TabletKey
 
-_GROUP_WRITES_MAX = 256
-_PLAN_BYTES_MAX = 64 << 20
 _ROLL_US = 600_000_000
 """Age at which a segment is sealed at the earliest, so that it can be trimmed while writing goes on."""
 T = TypeVar("T")
 
 
-@dataclass(eq=False)
-class PendingWrite:
-    """One batch on its way into a tablet. ``rows`` is decoded for keyed tables only."""
+@dataclass(frozen=True)
+class Roll:
+    """Begin a new segment."""
 
-    kind: WriteKind
-    body: FrameBody
-    rows: pa.RecordBatch | None
-    done: Event
-    content: Content = UNKNOWN_CONTENT
-    result: tuple[int, int] | None = None
-    error: BaseException | None = None
 
-    def wait(self) -> tuple[int, int]:
-        """Offsets ``[start, end)`` of the write, once it is durable as the table promises.
+@dataclass(frozen=True)
+class MakeCheckpoint:
+    """Write a checkpoint at the log's end."""
 
-        Raises:
-            OutcomeUnknownError: it may have been applied.
-            LakeheadError: the write was refused; nothing of it was applied.
-        """
-        self.done.wait()
-        if self.error is not None:
-            raise self.error
-        assert self.result is not None
-        return self.result
+
+@dataclass(frozen=True)
+class Trim:
+    """Forget whole segments that end at or below this offset."""
+
+    before: int
+
+
+Note = Roll | MakeCheckpoint | Trim
+"""What keeps a log short: `Tablet.due` decides it, `Tablet.apply_note` does it."""
+
+
+class _End(NamedTuple):
+    """Why a tablet takes no more writes; a closed one serves no reads either."""
+
+    how: Literal["broken", "closed"]
+    reason: LakeheadError
 
 
 class Tablet:
@@ -85,6 +88,7 @@ class Tablet:
         checkpoint_policy: CheckpointPolicy = USUAL_CHECKPOINTS,
         incarnation: int = 0,
         fence: Callable[[], None] = unfenced,
+        committers: Committers = local_committer,
     ) -> None:
         """Open and recover the tablet.
 
@@ -94,6 +98,7 @@ class Tablet:
             checkpoint_policy: when one is due.
             incarnation: number of this start of the folder's owner, which frames carry.
             fence: raises `FencedError` once the folder may have another owner.
+            committers: makes what makes writes durable.
         """
         self._fence = fence
         self.key = key
@@ -104,111 +109,46 @@ class Tablet:
         self._clock = env.clock
         self._on_progress = on_progress
         self._moment = moment
-        self._run_in_background = run_in_background
-        self._queue: list[PendingWrite] = []
-        self._queue_lock = env.threads.lock()
-        self._busy = False
-        self._idle: Event | None = None
-        self._broken: LakeheadError | None = None
-        self._closed: LakeheadError | None = None
+        self._committer = committers(desc, key, fence)
+        self._group = GroupCommit(
+            env.threads, f"tablet {key}", commit=self._commit_run, run_in_background=run_in_background
+        )
+        self._end: _End | None = None
+        self._kv: KvTablet | None = None
+        if desc.keyed:
+            self._kv = KvTablet(desc.schemas, desc.tablet_key_columns, desc.prefix_key, seed=seed)
+        # Held around what changes the state and how the tablet ends, and around reads of the rows.
         self._state_lock = env.threads.lock()
+        # Held around what moves the log's end or syncs it: of two syncs at once the kernel tells only one of a failure.
+        self._log_lock = env.threads.lock()
+        # Held around checkpoints and trims, of which one runs at a time.
+        self._maintenance_lock = env.threads.lock()
         self._log = LogTablet(
             env.storage,
             folder,
             segment_bytes=desc.properties.segment_bytes,
             epoch=incarnation,
             checkpoint_policy=checkpoint_policy,
+            state=TabletState(self._kv),
         )
-        self._kv: KvTablet | None = None
-        # Held around what moves the log's end or syncs it: of two syncs at once the kernel tells only one of a failure.
-        self._log_lock = env.threads.lock()
-        # Held around checkpoints and trims, of which one runs at a time.
-        self._maintenance_lock = env.threads.lock()
-        if desc.keyed:
-            try:
-                self._kv = self._restored()
-            except BaseException:
-                self._log.abandon()
-                raise
-
-    def _restored(self) -> KvTablet:
-        kv = KvTablet(self._desc.schemas, self._desc.tablet_key_columns, self._desc.prefix_key, seed=self._seed)
-        if self._log.checkpoint is not None:
-            kv.reserve(self._log.checkpoint.footer.rows)
-            for batch in self._log.checkpoint.batches(self._desc.schemas):
-                kv.load(batch.offsets, batch.rows)
-        self._log.replay(kv.apply_frame)
-        return kv
 
     # ---- write ------------------------------------------------------------------------------------------------
 
     def submit(self, write: PendingWrite) -> bool:
-        """Queue a write. True when the tablet was idle: the caller must then see to it that `drive` runs."""
-        with self._queue_lock:
-            self._queue.append(write)
-            drives, self._busy = not self._busy, True
-            return drives
+        """See `GroupCommit.submit`."""
+        return self._group.submit(write)
 
     def drive(self) -> None:
-        """Commit the next group. What queued up meanwhile is committed by a background thread, never by a thread that
-        may wait for another tablet, so that no two callers can wait for each other; one group at a time, so that a
-        tablet under load leaves the background threads to others in between."""
-        while self._commit_next():
-            try:
-                self._run_in_background(self.drive)
-            except RuntimeError:  # the server is closing, its background threads have ended: refuse the rest here
-                continue
-            return
-
-    def _commit_next(self) -> bool:
-        with self._queue_lock:
-            group = self._queue[:_GROUP_WRITES_MAX]
-            del self._queue[: len(group)]
-        while group:
-            run = self._same_plan(group)
-            group = group[len(run) :]
-            error: LakeheadError | None = None
-            try:
-                self._commit_run(run)
-            except LakeheadError as e:
-                error = e
-            except BaseException as e:
-                # Not the exception itself: the callers of a group are many, an interrupt was meant for one of them.
-                error = LakeheadError(f"a write to tablet {self.key} failed inside the server: {type(e).__name__}: {e}")
-                error.__cause__ = e
-            for write in run:
-                if write.result is None and write.error is None:
-                    write.error = error
-                write.done.set()
-        with self._queue_lock:
-            self._busy = bool(self._queue)
-            if not self._busy and self._idle is not None:
-                self._idle.set()
-            return self._busy
+        """See `GroupCommit.drive`."""
+        self._group.drive()
 
     def _commit_run(self, run: list[PendingWrite]) -> None:
-        if self._broken is not None:
-            raise self._broken
+        self._require_writable()
         fresh = [w for w in run if not self._answered(w)]
         if fresh and self._kv is None:
-            self._commit_appends(fresh)
+            self._commit([w.body for w in fresh], fresh)
         elif fresh and self._kv is not None:
             self._commit_changes(self._kv, fresh)
-
-    @staticmethod
-    def _same_plan(group: list[PendingWrite]) -> list[PendingWrite]:
-        """The longest start of the group that can be planned as one batch: one kind, one set of columns, each writer
-        once (a writer's next batch must see the answer of the one before), and not more than one batch can hold."""
-        first, writers, size = group[0], set(), 0
-        run: list[PendingWrite] = []
-        for w in group:
-            same = w.kind == first.kind and (w.rows is None or first.rows is None or w.rows.schema == first.rows.schema)
-            size += w.body.buffer.size
-            if not same or w.body.stamp.writer_id in writers or (run and size > _PLAN_BYTES_MAX):
-                break
-            writers.add(w.body.stamp.writer_id)
-            run.append(w)
-        return run
 
     def _answered(self, write: PendingWrite) -> bool:
         try:
@@ -216,14 +156,6 @@ class Tablet:
         except LakeheadError as e:
             write.error = e
         return write.result is not None or write.error is not None
-
-    def _commit_appends(self, writes: list[PendingWrite]) -> None:
-        with self._broken_by_failure():
-            results = self._append([w.body for w in writes], writes)
-            self._advance_high_watermark()
-        for w, result in zip(writes, results, strict=True):
-            w.result = result
-        self._on_progress()
 
     def _commit_changes(self, kv: KvTablet, writes: list[PendingWrite]) -> None:
         base = self._log.log_end_offset
@@ -241,14 +173,7 @@ class Tablet:
                 for w in writes:
                     self._commit_changes(kv, [w])
             return
-        with self._broken_by_failure():
-            results = self._append(bodies, writes)
-            with self._state_lock:
-                kv.apply(base, change.change_types, change.rows)
-                self._advance_high_watermark()
-        for w, result in zip(writes, results, strict=True):
-            w.result = result
-        self._on_progress()
+        self._commit(bodies, writes, change.rows)
 
     def _changelog(self, writes: Sequence[PendingWrite], change: Change) -> list[FrameBody]:
         """One frame per client batch, with that batch's share of the records."""
@@ -270,22 +195,40 @@ class Tablet:
             start = end
         return bodies
 
-    def _advance_high_watermark(self) -> None:
-        with self._moment:
-            self._log.advance_high_watermark()
-
-    def _append(self, bodies: list[FrameBody], writes: Sequence[PendingWrite]) -> list[tuple[int, int]]:
-        with self._log_lock:
-            self._require_owned()
+    def _commit(
+        self, bodies: Sequence[FrameBody], writes: Sequence[PendingWrite], rows: pa.RecordBatch | None = None
+    ) -> None:
+        """Make planned batches durable, apply them and answer; ``rows`` as in `TabletState.apply`."""
+        with self._broken_by_failure(), self._log_lock:
             now = self._clock.now_us()
-            results = self._log.append(bodies, now, [w.content for w in writes])
+            frames = self._log.encode(bodies, now, [w.content for w in writes])
+            self._committer.commit(self._log, frames)
             if now < self._log.last_timestamp_us:
                 self._log.observe(now, self._steady_us())
-            if self._desc.properties.durability == "sync":
-                self._log.sync()
-            # Once more: what another owner may have written over is not acknowledged.
-            self._require_owned()
-            return results
+            self._apply(frames, rows)
+        for w, frame in zip(writes, frames, strict=True):
+            w.result = (frame.base_offset, frame.end_offset)
+        self._on_progress()
+
+    def apply(self, frames: Sequence[Frame]) -> None:
+        """Take frames that another tablet has committed: how a standby follows. They are written, not synced.
+
+        Raises:
+            CorruptionError: they do not follow the log's end.
+            StorageError, OutcomeUnknownError: the disk refused; open the tablet again.
+        """
+        with self._broken_by_failure(), self._log_lock:
+            self._require_writable()
+            self._log.append_frames(frames)
+            self._apply(frames)
+        self._on_progress()
+
+    def _apply(self, frames: Sequence[Frame], rows: pa.RecordBatch | None = None) -> None:
+        """Change the state and let readers see it, at once."""
+        with self._state_lock:
+            self._log.apply(frames, rows)
+            with self._moment:
+                self._log.advance_high_watermark()
 
     def _is_owned(self) -> bool:
         try:
@@ -299,8 +242,19 @@ class Tablet:
         try:
             self._fence()
         except FencedError as e:
-            self._broken = e
+            self._ends(_End("broken", e))
             raise
+
+    def _require_writable(self) -> None:
+        if self._end is not None:
+            raise self._end.reason
+
+    def _ends(self, end: _End) -> _End:
+        """Take no more writes; whoever came first says why, but for the closer, who always does."""
+        with self._state_lock:
+            if self._end is None or end.how == "closed":
+                self._end = end
+            return self._end
 
     def _steady_us(self) -> int:
         return int(self._clock.monotonic() * 1_000_000)
@@ -319,13 +273,18 @@ class Tablet:
         try:
             yield
         except BaseException as e:
-            refused = isinstance(e, StorageError) and self._log.frames_written == written
-            if isinstance(e, FencedError) or (refused and not self._log.sync_failed):
+            if isinstance(e, FencedError):
+                self._ends(_End("broken", e))
+                raise
+            unwritten = self._log.frames_written == written
+            refused = unwritten and isinstance(e, StorageError)
+            if unwritten and (isinstance(e, CorruptionError | ClosedError) or (refused and not self._log.sync_failed)):
                 raise
             reason = f"tablet {self.key} takes no more writes after a failure; restart the server: {e}"
-            self._broken = StorageError(reason, tablet=str(self.key))
+            broken = StorageError(reason, tablet=str(self.key))
+            self._ends(_End("broken", broken))
             if refused:
-                raise self._broken from e
+                raise broken from e
             raise OutcomeUnknownError(
                 f"{reason}. Whether this write is on the disk is known after that: sent again through the same writer"
                 " it lands once, else look for its rows first",
@@ -352,8 +311,7 @@ class Tablet:
         end = self.high_watermark
         if self._log.synced_end < end:
             with self._log_lock:
-                if self._broken is not None:
-                    raise self._broken
+                self._require_writable()
                 with self._broken_by_failure():
                     self._log.sync()
         return end
@@ -394,7 +352,11 @@ class Tablet:
         try:
             yield from items
         except ClosedError as e:
-            raise self._closed or e from e
+            raise (self._closed() or e) from e
+
+    def _closed(self) -> LakeheadError | None:
+        end = self._end
+        return end.reason if end is not None and end.how == "closed" else None
 
     def offset_at(self, timestamp_us: int) -> int | None:
         """See `LogTablet.offset_at`."""
@@ -412,8 +374,7 @@ class Tablet:
         Raises:
             LakeheadError: it takes no more writes, after a failure perhaps, which left open what is on disk.
         """
-        if self._broken is not None:
-            raise self._broken
+        self._require_writable()
         return self._log.writers
 
     def require_change(self, write: PendingWrite) -> None:
@@ -464,11 +425,7 @@ class Tablet:
     # ---- maintenance ------------------------------------------------------------------------------------------
 
     def maintain(self, now_us: int, retention_us: int | None, tiered: int | None) -> None:
-        """Checkpoint when a restart would have much to replay, and trim what retention allows.
-
-        Args:
-            retention_us: age at which rows may leave the log; None keeps them.
-            tiered: only rows below this offset may; None for tables without a lake.
+        """Do what is `due`, each kind of it once.
 
         Raises:
             StorageError: the disk refused; nothing was lost.
@@ -476,26 +433,62 @@ class Tablet:
             ClosedError: the tablet was closed meanwhile.
         """
         with self._maintenance_lock:
-            if self._broken is not None:
+            if self._end is not None:
                 return
             self._require_owned()
             with self._log_lock:
                 self._log.observe(now_us, self._steady_us())
-            keep, damage = self._log.log_start_offset, None
-            if retention_us is not None:
-                with self._log_lock:
-                    self._log.roll_if_older(now_us - max(retention_us, _ROLL_US))
-                try:
-                    keep = self._log.old_until(now_us - retention_us)
-                except CorruptionError as e:
-                    damage = e  # keeps the log from being trimmed, and nothing else from being done
-                keep = keep if tiered is None else min(keep, tiered)
-            if self._log.wants_checkpoint(keep):
-                self._checkpoint()
-            with self._log_lock:
-                self._log.trim(keep)
-            if damage is not None:
-                raise damage
+            done: set[type[Note]] = set()
+            while (note := self.due(now_us, retention_us, tiered)) is not None and type(note) not in done:
+                done.add(type(note))
+                self._do(note)
+
+    def due(self, now_us: int, retention_us: int | None, tiered: int | None) -> Note | None:
+        """What is to be done next: a checkpoint when a restart would have much to replay, and a trim of what retention
+        allows. Changes nothing.
+
+        Args:
+            retention_us: age at which rows may leave the log; None keeps them.
+            tiered: only rows below this offset may; None for tables without a lake.
+
+        Raises:
+            CorruptionError: a file is damaged, and nothing is due that does not need it.
+        """
+        keep, damage = self._log.log_start_offset, None
+        if retention_us is not None:
+            if self._log.began_until(now_us - max(retention_us, _ROLL_US)):
+                return Roll()
+            try:
+                keep = self._log.old_until(now_us - retention_us)
+            except CorruptionError as e:
+                damage = e  # keeps the log from being trimmed, and nothing else from being done
+            keep = keep if tiered is None else min(keep, tiered)
+        if self._log.wants_checkpoint(keep):
+            return MakeCheckpoint()
+        if self._log.can_trim(keep):
+            return Trim(keep)
+        if damage is not None:
+            raise damage
+        return None
+
+    def apply_note(self, note: Note) -> None:
+        """Do what was decided, here or by the tablet that this one follows; the state stays as it is.
+
+        Raises:
+            StorageError, ClosedError: as `maintain`.
+        """
+        with self._maintenance_lock:
+            self._do(note)
+
+    def _do(self, note: Note) -> None:
+        if isinstance(note, MakeCheckpoint):
+            self._checkpoint()
+            return
+        with self._log_lock:
+            if isinstance(note, Roll):
+                self._log.roll()
+            else:
+                self._log.trim(note.before)
 
     def scrub(self) -> Iterator[int]:
         """See `LogTablet.scrub`."""
@@ -509,19 +502,9 @@ class Tablet:
         """See `LogTablet.old_until`."""
         return self._log.old_until(timestamp_us)
 
-    def checkpoint(self) -> None:
-        """Write a checkpoint at the log's end, beside the write path.
-
-        Raises:
-            StorageError, ClosedError: as `maintain`.
-        """
-        with self._maintenance_lock:
-            self._checkpoint()
-
     def _checkpoint(self) -> None:
         with self._log_lock:
-            if self._broken is not None:
-                raise self._broken
+            self._require_writable()
             with self._broken_by_failure():
                 footer = self._log.take_checkpoint(self._desc.schema_id)
             view = self._log.view()
@@ -531,14 +514,13 @@ class Tablet:
         made = write_checkpoint(self._env.storage, self._folder, footer, self._desc.schema, rows)
         with self._log_lock:
             self._require_owned()
-            # What was synced but is not applied yet, readers may not see: then the next one is installed.
-            if self._broken is None and self.high_watermark >= footer.offset:
+            if self._end is None:
                 self._log.install(made)
 
     def _until_closed(self, items: Iterable[T]) -> Iterator[T]:
         for item in items:
-            if self._closed is not None:
-                raise self._closed
+            if (reason := self._closed()) is not None:
+                raise reason
             yield item
 
     # ---- end --------------------------------------------------------------------------------------------------
@@ -549,15 +531,11 @@ class Tablet:
         Raises:
             StorageError: the last sync failed.
         """
-        with self._queue_lock:
-            broken, self._closed = self._broken, reason
-            self._broken = broken or reason
-            idle = self._idle = self._env.threads.event()
-            if not self._busy:
-                idle.set()
-        idle.wait()
+        broken = self._end is not None
+        self._ends(_End("closed", reason))
+        self._group.finish()
         with self._maintenance_lock, self._log_lock:
-            if broken is None and self._is_owned():
+            if not broken and self._is_owned():
                 self._log.close()
             else:
                 self._log.abandon()

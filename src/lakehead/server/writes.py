@@ -25,10 +25,11 @@ from lakehead.format.frame import WRITE_KINDS, Content, FrameBody, WriterStamp, 
 from lakehead.format.values import check_storable
 from lakehead.protocol import messages as m
 from lakehead.server.admission import Bounded
+from lakehead.server.group_commit import PendingWrite
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.named_writers import NamedWriters
 from lakehead.server.tables import LiveTable, LiveTables
-from lakehead.server.tablet import PendingWrite, Tablet
+from lakehead.server.tablet import Tablet
 from lakehead.types import TableDescriptor
 
 

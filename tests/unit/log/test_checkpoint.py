@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.log_writing import write
 
 from lakehead.errors import ChecksumError, CorruptionError, OffsetOutOfRangeError, StorageError, UnsupportedFormatError
 from lakehead.format.frame import FrameBody, WriterStamp, encode_body
@@ -36,7 +37,7 @@ def append(log: LogTablet, first: int, count: int, rows: int = 10, at: int = 5) 
     """Batches ``first`` to ``first + count`` whose rows equal their offsets."""
     for sequence in range(first, first + count):
         end = log.log_end_offset
-        log.append([body(sequence, list(range(end, end + rows)))], at)
+        write(log, [body(sequence, list(range(end, end + rows)))], at)
     log.sync()
     log.advance_high_watermark()
 
@@ -80,14 +81,14 @@ def test_a_trim_of_nothing_touches_no_file() -> None:
 def test_the_last_segment_is_left_once_it_began_long_ago() -> None:
     storage = FaultyStorage()
     log = open_log(storage, segment_bytes=1 << 20)
-    log.roll_if_older(100)
+    assert not log.began_until(100)
     append(log, 0, 1, at=10)
     append(log, 1, 1, at=20)
-    log.roll_if_older(9)
-    assert len(log.view().segments) == 1
-    log.roll_if_older(10)
+    assert not log.began_until(9) and log.began_until(10)
+    log.roll()
     assert [s.base_offset for s in log.view().segments] == [0, 20]
-    log.roll_if_older(100)
+    assert not log.began_until(100)
+    log.roll()
     assert len(log.view().segments) == 2
 
 
@@ -152,7 +153,7 @@ def test_a_view_has_no_hole_between_its_checkpoint_and_its_segments() -> None:
 def test_state_survives_restart_and_trimming() -> None:
     storage = FaultyStorage()
     log = open_log(storage)
-    log.append([body(0, [], b"n" * 16, epoch=4)], 1)
+    write(log, [body(0, [], b"n" * 16, epoch=4)], 1)
     append(log, 0, 20, at=70)
     state = log.writers.state()
     checkpoint(log, storage)
@@ -175,7 +176,7 @@ def test_a_batch_without_rows_at_the_boundary_is_still_known() -> None:
     log = open_log(storage)
     append(log, 0, 3)
     footer = log.take_checkpoint(0)
-    log.append([body(3, [])], 5)
+    write(log, [body(3, [])], 5)
     log.sync()
     log.install(write_checkpoint(storage, FOLDER, footer, SCHEMA, ()))
     assert log.trim(30) == 30
@@ -356,7 +357,7 @@ def test_rows_live_at_an_offset() -> None:
                 keys.append(key)
                 live[key] = at
         batch = pa.RecordBatch.from_pydict({"n": keys}, schema=SCHEMA)
-        log.append([
+        write(log, [
             encode_body(
                 batch, schema_id=0, stamp=WriterStamp(WRITER, sequence, sequence - 1),
                 change_types=np.array(types, np.int8), prev_offsets=np.array(previous, np.int64),
@@ -384,7 +385,7 @@ def test_rows_live_at_an_offset() -> None:
 def empty(log: LogTablet, first: int, count: int, at: int = 5) -> None:
     """Batches ``first`` to ``first + count`` that change nothing."""
     for sequence in range(first, first + count):
-        log.append([body(sequence, [])], at)
+        write(log, [body(sequence, [])], at)
     log.sync()
     log.advance_high_watermark()
 

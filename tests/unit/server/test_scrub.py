@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 import pytest
+from tests.log_writing import write
 from tests.unit.server.empty_lake import EmptyLake
 
 from lakehead.config import Limits, TableProperties
@@ -72,7 +73,7 @@ class Served:
         for at in range(20):
             batch = pa.RecordBatch.from_pydict({"n": [at] * 20}, schema=SCHEMA)
             body = encode_body(batch, schema_id=0, stamp=WriterStamp(at.to_bytes(16, "little"), 0))
-            tablet._log.append([body], 1)
+            write(tablet._log, [body], 1)
             tablet._log.sync()
             tablet._log.advance_high_watermark()
         return reply.info.table_id

@@ -25,7 +25,8 @@ from lakehead.errors import (
 )
 from lakehead.format import frame as frames
 from lakehead.format.frame import WriterStamp, encode_body
-from lakehead.server.tablet import PendingWrite, Tablet
+from lakehead.server.group_commit import PendingWrite
+from lakehead.server.tablet import MakeCheckpoint, Tablet
 from lakehead.testing.storage import FaultyStorage
 from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey, WriteKind
 
@@ -405,23 +406,48 @@ def test_lookups_beside_writes_see_whole_writes() -> None:
             future.result(60)
 
 
-def test_a_checkpoint_of_what_readers_may_not_see_yet_is_not_installed() -> None:
+def test_a_checkpoint_waits_for_readers_to_see_what_it_holds() -> None:
     t = Opened(keyed=True)
     t.write((1, "a"))
     synced = threading.Event()
     t.storage.before = lambda action, path: synced.set() if action == "sync" else None
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         with t.tablet._moment:
             writing = pool.submit(t.write, (1, "b"))
             assert synced.wait(60)
             t.storage.before = None
-            t.tablet.checkpoint()  # holds both writes; the second is on the disk, and not shown
-            assert t.tablet.high_watermark == 1
+            checkpoint = pool.submit(t.tablet.apply_note, MakeCheckpoint())
+            assert t.tablet.high_watermark == 1 and t.tablet.view().checkpoint is None
             live = list(t.tablet.live_at(1, [0, 1]))
             assert [row["v"] for batch in live for row in batch.rows.to_pylist()] == ["a"]
         assert writing.result(60) == (1, 3)
-    t.tablet.checkpoint()
+        checkpoint.result(60)
+    made = t.tablet.view().checkpoint
+    assert made is not None and made.offset == 3
     assert [row["v"] for batch in t.tablet.live_at(3, [0, 1]) for row in batch.rows.to_pylist()] == ["b"]
+
+
+class LooksAt:
+    """A lock that looks, whenever it is taken, whether another one is held."""
+
+    def __init__(self, other: Any) -> None:
+        self._other = other
+        self.held: list[bool] = []
+
+    def __enter__(self) -> None:
+        self.held.append(self._other.locked())
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_nobody_sees_the_end_of_a_log_that_is_not_applied(keyed: bool) -> None:
+    t = Opened(keyed=keyed)
+    moment = LooksAt(t.tablet._log_lock)
+    t.tablet._moment = moment  # type: ignore[assignment]
+    t.write((1, "a"))
+    assert moment.held == [True]
 
 
 class ThenWrites:
@@ -454,5 +480,5 @@ def test_a_view_of_an_empty_log_is_a_view() -> None:
     t = Opened(keyed=True)
     view = t.tablet.view()
     t.write((1, "a"))
-    t.tablet.checkpoint()
+    t.tablet.apply_note(MakeCheckpoint())
     assert list(t.tablet.live_at(0, [0], view)) == []

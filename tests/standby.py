@@ -1,0 +1,97 @@
+"""A second tablet behind each one of a service, which gets what the first has committed, byte for byte.
+
+It stands for a standby of a cluster. What the first has made of its frames, live and through restarts, the second must
+have made of them: the same frames, the same answers to writers, the same live rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from lakehead.env import Env, SystemClock, SystemRandomness, SystemThreads
+from lakehead.format.frame import Frame, decode_frame
+from lakehead.kv import KvTablet
+from lakehead.log import LogTablet
+from lakehead.server.committer import Committer, local_committer
+from lakehead.server.tablet import Tablet
+from lakehead.testing.storage import MemoryStorage
+from lakehead.types import TableDescriptor, TabletKey
+
+_FOLDER = "/standby/bucket-0"
+_COMPARED_EVERY = 5
+comparisons = 0
+"""How often two tablets were compared in this process."""
+
+
+class Standby:
+    """A committer that hands on what another one has committed."""
+
+    def __init__(self, desc: TableDescriptor, key: TabletKey, leader: Committer) -> None:
+        self._desc, self._key, self._leader = desc, key, leader
+        self._tablet: Tablet | None = None
+        self._same_until = 0
+        self._commits = 0
+
+    def commit(self, log: LogTablet, frames: Sequence[Frame]) -> None:
+        if self._tablet is None:
+            self._tablet = self._opened(log)
+        elif self._commits % _COMPARED_EVERY == 0:
+            self._compare(log, self._tablet._log)
+        self._commits += 1
+        self._leader.commit(log, frames)
+        self._tablet.apply([decode_frame(pa.py_buffer(as_bytes(f)), check=True) for f in frames])
+
+    def _opened(self, log: LogTablet) -> Tablet:
+        """One that restarts from the files that the first has now."""
+        storage = MemoryStorage()
+        storage.make_folder(_FOLDER)
+        for name in log._storage.list_files(log._folder):
+            data = log._storage.read_file(f"{log._folder}/{name}")
+            if data is not None and not name.endswith((".tmp", ".json")):
+                file = storage.open_log(f"{_FOLDER}/{name}")
+                file.append([data])
+                file.sync()
+                file.close()
+        return Tablet(
+            self._desc,
+            self._key,
+            env=Env(SystemClock(), storage, SystemRandomness(), SystemThreads()),
+            folder=_FOLDER,
+            on_progress=lambda: None,
+            run_in_background=lambda work: None,
+            seed=2,
+            moment=SystemThreads().lock(),
+            incarnation=2**32 - 1,
+        )
+
+    def _compare(self, leader: LogTablet, standby: LogTablet) -> None:
+        global comparisons
+        comparisons += 1
+        assert leader.state.offset == standby.state.offset == standby.high_watermark == standby.log_end_offset
+        assert leader.last_timestamp_us == standby.last_timestamp_us
+        assert leader.writers.state() == standby.writers.state()
+        start = max(self._same_until, leader.log_start_offset, standby.log_start_offset)
+        self._same_until = leader.log_end_offset
+        frames = [[as_bytes(f) for f in log.frames(start, self._same_until)] for log in (leader, standby)]
+        assert frames[0] == frames[1]
+        rows = [log.state.rows for log in (leader, standby)]
+        if isinstance(rows[0], KvTablet) and isinstance(rows[1], KvTablet):
+            (offsets, live), (others, same) = (flat(r) for r in rows if isinstance(r, KvTablet))
+            assert np.array_equal(offsets, others) and live.equals(same)
+
+
+def as_bytes(frame: Frame) -> bytes:
+    return frame.header + frame.body.buffer.to_pybytes()
+
+
+def flat(kv: KvTablet) -> tuple[np.ndarray, pa.Table]:
+    batches = kv.live_rows()
+    return np.concatenate([[], *(o for o, _ in batches)]), pa.Table.from_batches([b for _, b in batches], kv.schema)
+
+
+def with_standby(desc: TableDescriptor, key: TabletKey, fence: Callable[[], None]) -> Committer:
+    """`local_committer`, followed."""
+    return Standby(desc, key, local_committer(desc, key, fence))
