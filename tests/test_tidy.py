@@ -44,7 +44,16 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 NARROW = {"protocol": {"errors", "config", "types", "predicate", "format", "protocol"}}
 
 LAKE_READS_ICEBERG = {"history", "pinned_lake", "union_read"}
-OWNERS = {"pyiceberg": {"iceberg"}, "pyspark": {"spark"}, "pyarrow.flight": {"server", "client"}}
+OWNERS = {
+    "duckdb": {"api"},
+    "numba": {"kv"},
+    "pyarrow.flight": {"server", "client"},
+    "pyiceberg": {"iceberg"},
+    "pyspark": {"spark"},
+    "sqlglot": {"predicate"},
+}
+# A module that speaks with one of these imports it at its top; the one door to such modules imports them late.
+AT_THE_TOP = {"duckdb", "numba", "sqlglot"}
 IMPURE = {"asyncio", "concurrent", "multiprocessing", "random", "secrets", "socket", "threading", "time"}
 PURE_LAYERS = {"errors", "config", "types", "predicate", "format", "log", "kv", "protocol"}
 PLANNER = re.compile(r"tiering/(queue|.*plan.*)\.py")
@@ -72,13 +81,13 @@ def module_name(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
+def imports(path: Path, within: ast.AST | None = None) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of every import, those inside functions and ``TYPE_CHECKING`` blocks too.
 
     ``from a import b`` yields both ``a`` and ``a.b``, as only the importer knows whether b is a module.
     """
     here = ("lakehead", *path.relative_to(PACKAGE).with_suffix("").parts)
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(within or ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -142,6 +151,14 @@ def test_engines_have_one_owner(path: Path) -> None:
         for engine, owners in OWNERS.items():
             if name == engine or name.startswith(engine + "."):
                 assert layer_of(path) in owners, f"{path}:{line}: only {sorted(owners)} may import {engine}"
+
+
+@each(MODULES)
+def test_engines_are_imported_at_the_top(path: Path) -> None:
+    for function in ast.walk(ast.parse(path.read_text())):
+        if isinstance(function, ast.FunctionDef):
+            for line, name in imports(path, function):
+                assert name.split(".")[0] not in AT_THE_TOP, f"{path}:{line}: import {name} at the top"
 
 
 def test_batches_are_joined_in_one_place() -> None:
