@@ -19,6 +19,7 @@ import pytest
 
 import lakehead as lh
 from lakehead.cli import main as cli
+from lakehead.client import patience
 
 LAKEHEAD = [sys.executable, "-m", "lakehead.cli.main"]
 WAIT_SECONDS = 60
@@ -81,7 +82,10 @@ def server(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_server_stops_while_clients_are_connected(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_server_stops_while_clients_are_connected(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "PATIENCE_SECONDS", 0.5)
     with started("server", "--data", tmp_path, "--listen", "127.0.0.1:0", "-o", "json") as process:
         assert process.stdout is not None and process.stderr is not None
         ready = json.loads(process.stdout.readline())
