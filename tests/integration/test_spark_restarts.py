@@ -27,10 +27,8 @@ def test_a_service_goes_on_when_its_server_is_back(
     server: ServerProcess,
     token: str,
     wait_until: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("lakehead.tiering.queue.RELIST_SECONDS", 0.2)
     with server.connect() as con:
         table = con.create_table("t.t", SCHEMA, lake="iceberg", freshness="200ms")
         table.append([{"id": 1}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 import lakehead as lh
 from lakehead.api.tiering import ConnectionTables
 from lakehead.env import Env
+from lakehead.tiering.queue import TieringQueue
 from lakehead.tiering.service import RoundReport, TieringService
 
 if TYPE_CHECKING:
@@ -22,15 +24,11 @@ if TYPE_CHECKING:
 SCHEMA = pa.schema([("id", pa.int64())])
 
 
-@pytest.fixture(autouse=True)
-def _listed_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lakehead.tiering.queue.RELIST_SECONDS", 0.1)
-
-
 @contextmanager
 def running(tables: ConnectionTables) -> Iterator[list[RoundReport]]:
     reports: list[RoundReport] = []
-    service = TieringService(tables, Env.system(), on_round=reports.append)
+    queue = functools.partial(TieringQueue, relist_seconds=0.1)
+    service = TieringService(tables, Env.system(), on_round=reports.append, make_queue=queue)
     thread = threading.Thread(target=service.run)
     thread.start()
     try:

@@ -19,7 +19,6 @@ from tests.simulation.workload import (
     NamedWriter,
     Reader,
     Source,
-    TieringService,
 )
 
 from lakehead.client.writer import BatchWriter, writer_bytes
@@ -133,7 +132,7 @@ class Dropper:
         d = self.deployment
         schema, key = (KEYED_SCHEMA, ("p", "k")) if keyed else (LOG_SCHEMA, ())
         lake = "iceberg" if d.draws.random() < 0.5 else None
-        properties = TableProperties(segment_bytes=600, hot_retention_ms=20, log_ttl_ms=20)
+        properties = TableProperties(segment_bytes=600, hot_retention_ms=20, log_ttl_ms=20, freshness_ms=100)
         asked = TableDescriptor(
             "", TablePath("sim", "temp"), Schemas.only(schema), key, (), key[-1:], 1, lake, properties
         )
@@ -153,8 +152,6 @@ class Dropper:
             (f"{name}-r", Reader(d, desc, f"{name}-r").run),
             (f"{name}-s", Subscriber(d, desc, f"{name}-s").run),
         ]
-        if desc.lake is not None:
-            users.append((f"{name}-t", TieringService(d, desc, f"{name}-t").run))
         return [self._spawn(who, functools.partial(self._until_dropped, desc, run)) for who, run in users]
 
     def _until_dropped(self, desc: TableDescriptor, run: Callable[[], object]) -> None:

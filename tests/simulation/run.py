@@ -18,13 +18,13 @@ from tests.simulation.owners import exchange_owners, open_copy
 from tests.simulation.rare import DivergentWriter, Dropper
 from tests.simulation.scheduler import Process, Task
 from tests.simulation.subscriber import Subscriber
+from tests.simulation.tiering import tier
 from tests.simulation.workload import (
     KEYED_SCHEMA,
     LOG_SCHEMA,
     AnonymousWriter,
     NamedWriter,
     Reader,
-    TieringService,
     UnionReader,
 )
 
@@ -78,8 +78,7 @@ class Simulation:
         self._writers: list[Task] = []
         self._subscribers: list[Subscriber] = []
         self._sources: dict[str, int] = {}
-        self._tiering: dict[str, Task] = {}
-        self._services = 0
+        self._tiering: list[Task] = []
         self._lines = Lines(self.deployment.scheduler, seed + 3, every=100)
         self._seed = seed
         self._troubles: list[Callable[[], None]] = []
@@ -105,6 +104,8 @@ class Simulation:
         d.disk.faults = DiskFaults(sync_fails=draws.choice([0.0, 0.0, 0.03]), refused=draws.choice([0.0, 0.02]))
         for desc in tables:
             self._populate(desc)
+        for _ in range(draws.randint(1, 3)):
+            self._start_tiering()
         self._add_rare(tables)
         self._trouble()
         self._heal()
@@ -122,6 +123,7 @@ class Simulation:
             compression=draws.choice(["none", "none", "none", "lz4"]),
             hot_retention_ms=draws.choice([0, 20, 200]),
             log_ttl_ms=draws.choice([20, 200, None]),
+            freshness_ms=draws.choice([100, 1000]),
         )
         schema, key = (KEYED_SCHEMA, ("p", "k")) if keyed else (LOG_SCHEMA, ())
         return self.deployment.create_table(
@@ -180,15 +182,12 @@ class Simulation:
             chance = self.draws.choice([0.0, 0.1, 0.4, 0.8])
             lake.faults = LakeFaults(commit=chance, unreachable=chance / 4)
             self._spawn(f"{table}-u", UnionReader(d, desc, f"{table}-u").run)
-            for _ in range(self.draws.randint(1, 2)):
-                self._start_tiering(desc)
             if self.draws.random() < 0.5:
                 self._spawn(f"{table}-e", functools.partial(self._run_engine, lake))
 
-    def _start_tiering(self, desc: TableDescriptor) -> None:
-        self._services += 1
-        service = TieringService(self.deployment, desc, f"{desc.path.table}-t{self._services}")
-        self._tiering[desc.table_id] = self._spawn(service.name, service.run)
+    def _start_tiering(self) -> None:
+        name = f"tiering{len(self._tiering)}"
+        self._tiering.append(self._spawn(name, functools.partial(tier, self.deployment, name)))
 
     def _spawn(self, name: str, body: Callable[[], object]) -> Task:
         def judged() -> None:
@@ -261,13 +260,10 @@ class Simulation:
         d.start()
 
     def _tiering_killed(self) -> None:
-        """The newest service of a table is killed, wherever it is, and another one started."""
-        d = self.deployment
-        if self._tiering:
-            table_id = self.draws.choice(list(self._tiering))
-            d.scheduler.kill(self._tiering[table_id].home)
-            d.note("tiering", "killed", d.history.tables[table_id].path.table)
-            self._start_tiering(d.history.tables[table_id])
+        """The newest service is killed, wherever it is, and another one started."""
+        self.deployment.scheduler.kill(self._tiering[-1].home)
+        self.deployment.note("tiering", "killed")
+        self._start_tiering()
 
     def _engine(self) -> None:
         lakes = list(self.deployment.lakes.by_table.values())
@@ -320,7 +316,7 @@ class Simulation:
         self._until(lambda: [s.name for s in followers if not s.has_all()], "subscribers were not pushed all")
         if desc.lake is not None:
             lake = d.lakes.by_table[desc.table_id]
-            self._start_tiering(desc)
+            self._start_tiering()
             tablets = list(d.history.of(desc.table_id))
             self._until(
                 lambda: [t.name for t in tablets if lake.offsets().get(t.key, 0) < t.end], "the lake does not have all"

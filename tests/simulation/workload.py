@@ -10,29 +10,24 @@ from dataclasses import dataclass
 import pyarrow as pa
 from tests.simulation.deployment import Deployment
 from tests.simulation.history import Row, TabletHistory, by_offset, require, rows_of
-from tests.simulation.lake import SimulatedLake, SimulatedUnionRead, tablet_of_row
+from tests.simulation.lake import SimulatedUnionRead, tablet_of_row
 from tests.simulation.network import NetworkEndpoint
 
 from lakehead.client.table import TableClient
 from lakehead.client.writer import BatchWriter
 from lakehead.errors import (
     ClosedError,
-    CommitConflictError,
-    CommitUnknownError,
     CorruptionError,
     FencedError,
     LakeheadError,
     OffsetOutOfRangeError,
     OutcomeUnknownError,
     SequenceGapError,
-    TieringFencedError,
     UnavailableError,
     WriterFencedError,
 )
-from lakehead.lake.marks import next_epoch
 from lakehead.lake.union_read import pin
 from lakehead.protocol import messages as m
-from lakehead.tiering.round import run_round
 from lakehead.types import BUCKET_COLUMN, TableDescriptor, TabletKey, WriteKind
 
 LOG_SCHEMA = pa.schema([pa.field("who", pa.string(), False), pa.field("n", pa.int64(), False), ("text", pa.string())])
@@ -347,51 +342,3 @@ class UnionReader(Actor):
             once == wanted,
             f"{tablet.name} lake up to {boundary} and log up to {end} hold\n  {once}\nmust be\n  {wanted}",
         )
-
-
-# ---- tiering ------------------------------------------------------------------------------------------------------
-
-
-class TieringService(Actor):
-    """Moves a table to its lake, round by round, until a newer service fences it or it is killed."""
-
-    def run(self) -> None:
-        lake = self.deployment.lakes.by_table[self.desc.table_id]
-        epoch: int | None = None
-        while True:
-            self.think(0.1)
-            try:
-                epoch = epoch or next_epoch(lake.table.load())
-                if not self._round(lake, epoch):
-                    return
-                self.client.report_tiered()
-            except self.expected as e:
-                self.note("tiering failed", type(e).__name__)
-
-    def _round(self, lake: SimulatedLake, epoch: int) -> bool:
-        """One round; False when a newer service has taken over."""
-        round_id = self.deployment.env.randomness.uuid_hex()
-        try:
-            result = run_round(
-                lake.table,
-                self.desc,
-                self.client,
-                epoch=epoch,
-                round_id=round_id,
-                rows_per_task=self.draws.choice([5, 1000]),
-                clock=self.deployment.clock,
-                randomness=self.deployment.env.randomness,
-            )
-        except CommitUnknownError:
-            self.note("round unknown")
-        except LakeheadError as e:
-            if not isinstance(e, (*self.expected, CommitConflictError, TieringFencedError)):
-                raise
-            lake.refused(round_id)
-            self.note("round refused", type(e).__name__)
-            return not isinstance(e, TieringFencedError)
-        else:
-            if result.snapshot_id is not None:
-                require(lake.has_landed(round_id), f"{self.name}: a round was said to have landed, and has not")
-                self.note("round", (result.rows, result.deletes, [(str(k), o) for k, o in result.offsets.items()]))
-        return True

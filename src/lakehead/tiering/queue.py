@@ -206,10 +206,20 @@ class TieringQueue:
 
     Args:
         turns_at_once: so many tables are worked on at the same time.
+        relist_seconds: instead of `RELIST_SECONDS`.
+        retry_seconds: instead of `RETRY_SECONDS`.
     """
 
-    def __init__(self, *, turns_at_once: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        turns_at_once: int = 1,
+        relist_seconds: float = RELIST_SECONDS,
+        retry_seconds: tuple[float, float] = RETRY_SECONDS,
+    ) -> None:
+        self.relist_seconds = relist_seconds
         self._turns_at_once = turns_at_once
+        self._retry_seconds = retry_seconds
         self._tables: dict[str, QueuedTable] = {}
         # Table ids by name, of all tables, what was looked up longest ago first.
         self._names: dict[str, str] = {}
@@ -235,6 +245,11 @@ class TieringQueue:
         """Whether the last listing failed."""
         return self._away
 
+    def retry_delay(self, failures: int) -> float:
+        """Seconds until a table is tried again that failed so many times in a row."""
+        first, greatest = self._retry_seconds
+        return min(first * 2.0 ** min(failures - 1, 16), greatest)
+
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take in what happened, and decide.
 
@@ -254,7 +269,7 @@ class TieringQueue:
                 self._listed(event, now)
             case ServerAway():
                 self._away = True
-                self._listing, self._list_at = None, now + RELIST_SECONDS
+                self._listing, self._list_at = None, now + self.relist_seconds
             case _:
                 instructions += self._turn_ended(event, now)
         return [*instructions, *self._due(now), self._wait()]
@@ -263,7 +278,7 @@ class TieringQueue:
 
     def _listed(self, event: Listed, now: float) -> None:
         settled = self._listing.settled if self._listing is not None else frozenset()
-        self._listing, self._list_at = None, now + RELIST_SECONDS
+        self._listing, self._list_at = None, now + self.relist_seconds
         if self._away:
             self._away = False
             self._server_back(now)
@@ -314,7 +329,7 @@ class TieringQueue:
             case Failed():
                 queued.failures += 1
                 queued.offsets = None
-                queued.due = now + retry_delay(queued.failures)
+                queued.due = now + self.retry_delay(queued.failures)
             case MaintenanceEnded():
                 queued.maintain_at = None
             case Watermarks() if not self._stopped and _has_news(queued, event):
@@ -381,12 +396,6 @@ def _turns(table_id: str, queued: QueuedTable) -> list[tuple[float, Turn]]:
 def _has_news(queued: QueuedTable, event: Watermarks) -> bool:
     known = queued.offsets or {}
     return any(end > known.get(tablet, 0) for tablet, end in event.ends.items())
-
-
-def retry_delay(failures: int) -> float:
-    """Seconds until a table is tried again that failed so many times in a row."""
-    first, greatest = RETRY_SECONDS
-    return min(first * 2.0 ** min(failures - 1, 16), greatest)
 
 
 def budget(freshness: float, expected: float) -> float:

@@ -1,7 +1,7 @@
 """The tiering service: a shell around its queue, which does what the queue says and tells it how that ended.
 
 Where tables are and where rounds run is for `TieredTables` to know. A server that is away ends nothing, at the start as
-later: the service asks for it every `RELIST_SECONDS`, and goes on at once with all tables when it answers.
+later: the service asks for it every two seconds, and goes on at once with all tables when it answers.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from lakehead.errors import (
     AuthenticationError,
     ClosedError,
     CommitConflictError,
-    FencedError,
+    FolderCopiedError,
     LakeheadError,
     MissingDependencyError,
     NoLakeError,
     TableNotFoundError,
+    TieringFencedError,
     UnavailableError,
 )
 from lakehead.tiering.queue import (
-    RELIST_SECONDS,
     AskWatermarks,
     End,
     Event,
@@ -49,7 +49,6 @@ from lakehead.tiering.queue import (
     Wait,
     Watermarks,
     Woken,
-    retry_delay,
 )
 from lakehead.types import TabletKey
 
@@ -112,7 +111,7 @@ class TieredTables(Protocol):
         """One tiering round; see `lakehead.tiering.round.run_round`.
 
         Raises:
-            FencedError: a newer service tiers the table.
+            TieringFencedError, FolderCopiedError: a newer service tiers the table, or that of another copy.
             TableNotFoundError: it is gone.
         """
         ...
@@ -127,13 +126,19 @@ class TieringService:
 
     Args:
         on_round: called after each round that moved rows, in the thread of `run`.
+        make_queue: for each run.
 
     Attributes:
         queue: what the newest run decides with.
     """
 
     def __init__(
-        self, tables: TieredTables, env: Env, *, on_round: Callable[[RoundReport], None] | None = None
+        self,
+        tables: TieredTables,
+        env: Env,
+        *,
+        on_round: Callable[[RoundReport], None] | None = None,
+        make_queue: Callable[[], TieringQueue] = TieringQueue,
     ) -> None:
         self._tables = tables
         self._clock = env.clock
@@ -141,7 +146,8 @@ class TieringService:
         self._changed = env.threads.condition()
         self._stopped = False
         self._on_round = on_round
-        self.queue = TieringQueue()
+        self._make_queue = make_queue
+        self.queue = make_queue()
 
     def stop(self) -> None:
         """Make `run` return once the round under way is committed."""
@@ -161,7 +167,7 @@ class TieringService:
             TableNotFoundError: a table was named that does not exist.
             ClosedError: the connection was closed.
         """
-        self.queue = TieringQueue()
+        self.queue = self._make_queue()
         self._stopped = False
         try:
             with _stop_on_signals(self.stop):
@@ -210,7 +216,7 @@ class TieringService:
             raise
         except LakeheadError as e:
             if not self.queue.away:
-                _log.warning("tables cannot be listed, trying every %g s: %s", RELIST_SECONDS, e)
+                _log.warning("tables cannot be listed, trying every %g s: %s", self.queue.relist_seconds, e)
             return ServerAway()
         if self.queue.away:
             _log.warning("the server answers again")
@@ -228,13 +234,13 @@ class TieringService:
                     return self._round(table_id, name)
                 case _:
                     return MaintenanceEnded(table_id)  # there is none yet
-        except FencedError as e:
+        except (TieringFencedError, FolderCopiedError) as e:  # a server that is fenced has a successor
             _log.error("%s: left to a newer tiering service: %s", name, e)
             return Fenced(table_id)
         except TableNotFoundError:
             return Gone(table_id)
         except Exception as e:  # one table's trouble, whatever it is, may not stop the others
-            _tell(name, e, 0 if queued is None else queued.failures)
+            self._tell(name, e, 0 if queued is None else queued.failures)
             return Failed(table_id)
 
     def _round(self, table_id: str, name: str) -> RoundEnded:
@@ -251,14 +257,13 @@ class TieringService:
                 self._on_round(report)
         return RoundEnded(table_id, result.offsets, result.snapshot_id is not None)
 
-
-def _tell(name: str, e: Exception, failures: int) -> None:
-    conflict = isinstance(e, CommitConflictError)
-    level = logging.INFO if conflict and failures == 0 else logging.WARNING
-    known = isinstance(e, LakeheadError)
-    text = str(e) if known else f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
-    delay = retry_delay(failures + 1)
-    _log.log(level, "%s: round failed, again in %.1f s: %s", name, delay, text, exc_info=not known)
+    def _tell(self, name: str, e: Exception, failures: int) -> None:
+        conflict = isinstance(e, CommitConflictError)
+        level = logging.INFO if conflict and failures == 0 else logging.WARNING
+        known = isinstance(e, LakeheadError)
+        text = str(e) if known else f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
+        delay = self.queue.retry_delay(failures + 1)
+        _log.log(level, "%s: round failed, again in %.1f s: %s", name, delay, text, exc_info=not known)
 
 
 def says_so(ask: Callable[[], bool]) -> bool:

@@ -12,6 +12,7 @@ from lakehead.env import Env
 from lakehead.errors import (
     AuthenticationError,
     ClosedError,
+    FencedError,
     LakeheadError,
     NoLakeError,
     RequestTimeoutError,
@@ -162,6 +163,19 @@ def test_a_table_that_a_newer_service_took_is_left_until_it_is_another_one(
 
     service(tables).run(until)
     assert tables.rounds == ["a#0", "a#1"]
+
+
+def test_a_server_that_was_fenced_has_a_successor(clock: MovingClock) -> None:
+    tables = PlayedTables(clock, "a")
+    tables.wrong["a#0"] = FencedError("another process serves the folder")
+
+    def until() -> bool:
+        if len(tables.rounds) == 3:
+            tables.wrong.clear()
+        return tables.lakes["a#0"] == 1
+
+    service(tables).run(until)
+    assert len(tables.rounds) == 4
 
 
 def test_a_table_that_is_gone_is_let_go(clock: MovingClock, caplog: pytest.LogCaptureFixture) -> None:

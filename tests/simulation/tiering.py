@@ -1,0 +1,153 @@
+"""Tiering services of a simulated deployment: the real queue in its real shell, over tables that the network reaches.
+
+A service tiers all tables until it is killed. Those that run at the same time fence each other, table by table.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+from tests.simulation.deployment import Deployment
+from tests.simulation.history import require
+from tests.simulation.network import NetworkEndpoint
+
+from lakehead.client.table import TableClient
+from lakehead.errors import (
+    ClosedError,
+    CommitConflictError,
+    CommitUnknownError,
+    CorruptionError,
+    FencedError,
+    LakeheadError,
+    LakeStateError,
+    OutcomeUnknownError,
+    TableNotFoundError,
+    TieringFencedError,
+    UnavailableError,
+)
+from lakehead.lake.marks import next_epoch
+from lakehead.protocol import messages as m
+from lakehead.tiering.commit import CommitResult
+from lakehead.tiering.queue import Listed, ListedTable, TieringQueue
+from lakehead.tiering.round import run_round
+from lakehead.tiering.service import TieringService
+from lakehead.types import TablePath, TabletKey
+
+
+def tier(deployment: Deployment, name: str) -> None:
+    """Run a tiering service, which may be told of a failure often and goes on soon."""
+    queue = functools.partial(TieringQueue, relist_seconds=0.2, retry_seconds=(0.05, 0.4))
+    TieringService(SimulatedTables(deployment, name), deployment.env, make_queue=queue).run()
+
+
+class SimulatedTables:
+    """All tables of a deployment as one service reaches them; implements `TieredTables`."""
+
+    def __init__(self, deployment: Deployment, name: str) -> None:
+        self.deployment = deployment
+        self.name = name
+        self._endpoint = NetworkEndpoint(deployment.network, name)
+        self._clients: dict[str, TableClient] = {}
+        self._epochs: dict[str, int] = {}
+        self._fenced: set[str] = set()
+
+    def note(self, what: str, detail: object = "") -> None:
+        self.deployment.note(self.name, what, detail)
+
+    def open(self) -> None:
+        """See `TieredTables.open`."""
+
+    def close(self) -> None:
+        """See `TieredTables.close`."""
+
+    def list(self, settled: frozenset[str]) -> Listed:
+        """See `TieredTables.list`."""
+        with self.deployment.scheduler.judging():
+            try:
+                reply, _ = self._endpoint.call(m.ListTables(database=None))
+                found = [self._look_up(name) for name in reply.names if name not in settled]
+            except LakeheadError as e:
+                self._require_expected(e)
+                self.note("not listed", type(e).__name__)
+                # A server that stops says so to its clients as one that is away.
+                raise UnavailableError(str(e)) from e
+        return Listed(frozenset(reply.names), tuple(table for table in found if table is not None))
+
+    def _look_up(self, name: str) -> ListedTable | None:
+        path = TablePath.parse(name)
+        try:
+            reply, _ = self._endpoint.call(m.GetTable(database=path.database, table=path.table))
+        except TableNotFoundError:
+            return None
+        desc = reply.info.descriptor()
+        if desc.table_id not in self._clients:
+            self._clients[desc.table_id] = TableClient(desc, self._endpoint, self.deployment.env)
+        return ListedTable(
+            desc.table_id, name, desc.properties.freshness_ms / 1000, desc.lake is not None, maintained=True
+        )
+
+    def watermarks(self, table_id: str) -> Mapping[TabletKey, int]:
+        """See `TieredTables.watermarks`."""
+        with self.deployment.scheduler.judging():
+            require(table_id not in self._fenced, f"{self.name} goes on with a table that it lost")
+            try:
+                return {t.key: t.high_watermark for t in self._clients[table_id].tablets()}
+            except LakeheadError as e:
+                self._require_expected(e, table_id)
+                raise
+
+    def run_round(self, table_id: str) -> CommitResult:
+        """See `TieredTables.run_round`."""
+        with self.deployment.scheduler.judging():
+            require(table_id not in self._fenced, f"{self.name} goes on with a table that it lost")
+            try:
+                return self._round(table_id)
+            except LakeheadError as e:
+                self._require_expected(e, table_id)
+                if isinstance(e, TieringFencedError):
+                    self._fenced.add(table_id)
+                self.note("round failed", type(e).__name__)
+                raise
+
+    def _round(self, table_id: str) -> CommitResult:
+        d, client = self.deployment, self._clients[table_id]
+        lake = d.lakes.by_table[table_id]
+        if table_id not in self._epochs:
+            self._epochs[table_id] = next_epoch(lake.table.load())
+        round_id = d.env.randomness.uuid_hex()
+        try:
+            result = run_round(
+                lake.table,
+                client.desc,
+                client,
+                epoch=self._epochs[table_id],
+                round_id=round_id,
+                rows_per_task=d.draws.choice([5, 1000]),
+                clock=d.clock,
+                randomness=d.env.randomness,
+            )
+        except CommitUnknownError:
+            raise
+        except LakeheadError:
+            lake.refused(round_id)
+            raise
+        if result.snapshot_id is not None:
+            require(lake.has_landed(round_id), f"{self.name}: a round was said to have landed, and has not")
+            self.note("round", (result.rows, result.deletes, [(str(k), o) for k, o in result.offsets.items()]))
+            client.report_tiered()
+        return result
+
+    def _require_expected(self, e: LakeheadError, table_id: str | None = None) -> None:
+        """Fail the run when something went wrong that nothing in the simulation explains."""
+        d = self.deployment
+        expected: tuple[type[LakeheadError], ...] = (UnavailableError, OutcomeUnknownError, ClosedError)
+        if d.tells_damage:
+            expected = (*expected, CorruptionError)
+        if d.tells_second_owner:
+            expected = (*expected, FencedError)
+        if table_id is not None:
+            expected = (*expected, CommitConflictError, CommitUnknownError, TieringFencedError)
+            if d.lakes.by_table[table_id].table.is_dropped:
+                expected = (*expected, TableNotFoundError, LakeStateError)
+        require(isinstance(e, expected), f"{self.name} meets {type(e).__name__}: {e}")
