@@ -379,6 +379,20 @@ MUTANTS = (
         "            rows = self._kv.live_rows(columns)\n        return self._log.high_watermark, rows",
         "tests/unit/server/test_tablet.py",
     ),
+    Mutant(
+        "read columns of an older schema by their names",
+        "format/read_as.py",
+        "        found = [ids.get(field_id(f)) for f in wanted]",
+        "        found = [{w.name: at for at, w in enumerate(there)}.get(f.name) for f in wanted]",
+        "tests/unit/format/test_read_as.py",
+    ),
+    Mutant(
+        "skip frames by the bounds of another field of that name",
+        "format/read_as.py",
+        "known.append(replace(bound, column=name))",
+        "known.append(bound)",
+        "tests/unit/format/test_read_as.py",
+    ),
 )
 
 

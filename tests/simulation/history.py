@@ -16,6 +16,7 @@ import pyarrow as pa
 from tests.simulation.disk import Disk
 
 from lakehead.format.frame import Frame, decode_body, decode_frame
+from lakehead.format.read_as import read_as
 from lakehead.protocol import messages as m
 from lakehead.types import UNPARTITIONED, ChangeType, TableDescriptor, TabletKey
 
@@ -254,7 +255,7 @@ def _short(batch: Writer) -> str:
 
 def records_of(frame: Frame, desc: TableDescriptor) -> list[Record]:
     """The records of a frame, read column by column."""
-    rows = rows_of(frame.body.rows(desc.schema))
+    rows = rows_of(read_as(frame.body, desc.schemas))
     changes = frame.body.change_types.tolist()
     previous = frame.body.prev_offsets.tolist() if desc.keyed else [-1] * len(rows)
     return [Record(*values) for values in zip(changes, previous, rows, strict=True)]

@@ -153,11 +153,9 @@ def _by_id(fields: Iterable[pa.Field]) -> dict[int | None, int]:
 def same_inside(written: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether values have the same fields inside, by id, name and place."""
     a, b = children(written), children(wanted)
-    if pa.types.is_struct(wanted) and [f.name for f in a] != [f.name for f in b]:
+    if pa.types.is_struct(wanted) and [(field_id(f), f.name) for f in a] != [(field_id(f), f.name) for f in b]:
         return False
-    return len(a) == len(b) and all(
-        field_id(x) == field_id(y) and same_inside(x.type, y.type) for x, y in zip(a, b, strict=True)
-    )
+    return len(a) == len(b) and all(same_inside(x.type, y.type) for x, y in zip(a, b, strict=True))
 
 
 def _pick(array: pa.Array, there: pa.DataType, wanted: pa.DataType) -> Any:

@@ -7,35 +7,33 @@ table's own names, and are read as they are; of the others each column is found 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from lakehead.format.read_as import Binding, same_inside
 from lakehead.iceberg.file_io import LOOKS_AT_ONCE, lake_files, locate_file
 from lakehead.lake.lake_table import LakeFile
+from lakehead.types import children, field_id, with_children
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
 
-_ID = b"PARQUET:field_id"
 _PLAIN_MAX = 1 << 16
-_plain: dict[str, bool] = {}
-"""Whether files are plain: neither they nor what tiering relies on change."""
+_plain: dict[tuple[str, int], bool] = {}
+"""Whether files are plain, by path and the lake's schema, which do not change."""
 _plain_lock = threading.Lock()
 
 
-def column_name(physical: pa.Schema, field_id: int, name: str) -> str | None:
-    """What a file calls the column with this id; a file without ids calls it by its name."""
-    ids = _ids(physical)
-    if not ids:
+def column_name(physical: pa.Schema, number: int, name: str) -> str | None:
+    """What a file calls the column with this field id; a file without ids calls it by its name."""
+    if not _has_ids(physical):
         return name if name in physical.names else None
-    found = ids.get(field_id)
-    return None if found is None else str(physical.field(found).name)
+    return next((f.name for f in physical if field_id(f) == number), None)
 
 
 class FileColumns:
@@ -43,93 +41,54 @@ class FileColumns:
 
     Args:
         lake: Arrow form of the Iceberg schema, with field ids and the table's names.
+        schema_id: of that Iceberg schema.
     """
 
-    def __init__(self, lake: pa.Schema) -> None:
+    def __init__(self, lake: pa.Schema, schema_id: int) -> None:
         self._lake = lake
+        self.schema_id = schema_id
 
     def are_plain(self, physical: pa.Schema) -> bool:
         """Whether all columns in a file are called as in the table, inside structs too."""
-        return not _ids(physical) or _same(physical, self._lake)
+        return not _has_ids(physical) or _same(physical, self._lake)
 
-    def names_in(self, physical: pa.Schema, names: Sequence[str]) -> list[str]:
-        """What the file calls those of the columns that it has; any of its columns when it has none of them."""
-        found = (column_name(physical, _id_of(self._lake.field(n)), n) for n in names)
-        return [n for n in found if n is not None] or list(physical.names[:1])
-
-    def bind(self, batch: pa.RecordBatch, physical: pa.Schema, names: Sequence[str]) -> pa.RecordBatch:
-        """The columns, with their own names, of a batch that has `names_in`; those that the file lacks are null."""
-        if not names:
-            return batch.select([])
-        columns: list[pa.Array] = []
-        for name in names:
-            wanted = self._lake.field(name)
-            there = column_name(physical, _id_of(wanted), name)
-            if there is None:
-                columns.append(pa.nulls(batch.num_rows, wanted.type))
-            else:
-                columns.append(_pick(batch.column(there), physical.field(there).type, wanted.type))
-        return pa.RecordBatch.from_arrays(columns, names=list(names))
+    def binding(self, physical: pa.Schema, names: Sequence[str]) -> Binding:
+        """Where a file has these columns; it gives them their own names and the lake's types."""
+        written = physical if _has_ids(physical) else _named_like(physical, self._lake)
+        return Binding.of(written, [self._lake.field(n) for n in names])
 
 
-def _id_of(f: pa.Field) -> int:
-    return int((f.metadata or {}).get(_ID, -1))
+def _has_ids(physical: Iterable[pa.Field]) -> bool:
+    return any(field_id(f) is not None for f in physical)
 
 
-def _ids(fields: Iterable[pa.Field]) -> Mapping[int, int]:
-    """Place of each field that has an id."""
-    return {i: at for at, f in enumerate(fields) if (i := _id_of(f)) >= 0}
+def _named_like(fields: Iterable[pa.Field], lake: Iterable[pa.Field]) -> list[pa.Field]:
+    """The fields of a file without ids, with those of the same names."""
+    there = {f.name: f for f in lake}
+    return [_like(f, there[f.name]) if f.name in there else f for f in fields]
+
+
+def _like(f: pa.Field, lake: pa.Field) -> pa.Field:
+    within, wanted = children(f.type), children(lake.type)
+    if pa.types.is_struct(f.type):
+        within = _named_like(within, wanted)
+    elif len(within) == len(wanted):  # writers call items, keys and values as they like
+        within = [_like(a, b) for a, b in zip(within, wanted, strict=True)]
+    return pa.field(f.name, with_children(f.type, within), f.nullable, lake.metadata)
 
 
 def _same(physical: Iterable[pa.Field], lake: Iterable[pa.Field]) -> bool:
     there = list(physical)
-    ids = _ids(there)
-    names = {f.name: f for f in there}
+    ids = {field_id(f): f for f in there}
+    names = {f.name for f in there}
     for f in lake:
-        at = ids.get(_id_of(f))
-        if at is None:
+        found = ids.get(field_id(f))
+        if found is None:
             if f.name in names:
                 return False
-        elif there[at].name != f.name or not _same_inside(there[at].type, f.type):
+        elif found.name != f.name or not same_inside(found.type, f.type):
             return False
     return True
-
-
-def _same_inside(physical: pa.DataType, lake: pa.DataType) -> bool:
-    if pa.types.is_struct(lake):
-        same = pa.types.is_struct(physical) and physical.num_fields == lake.num_fields
-        return same and _same(_fields(physical), _fields(lake))
-    if pa.types.is_map(lake):
-        return _same_inside(physical.key_type, lake.key_type) and _same_inside(physical.item_type, lake.item_type)
-    if pa.types.is_list(lake):
-        return _same_inside(physical.value_type, lake.value_type)
-    return True
-
-
-def _fields(t: pa.DataType) -> list[pa.Field]:
-    return [t.field(i) for i in range(t.num_fields)]
-
-
-def _pick(array: pa.Array, physical: pa.DataType, lake: pa.DataType) -> Any:
-    """The array with the parts and names that the lake's type has."""
-    if not pa.types.is_nested(lake) or _same_inside(physical, lake):
-        return array
-    array = pc.take(array, pa.array(range(len(array)), pa.int64()))  # parts of a slice begin elsewhere
-    if pa.types.is_struct(lake):
-        there, ids = _fields(physical), _ids(_fields(physical))
-        parts, fields = [], []
-        for f in _fields(lake):
-            at = ids.get(_id_of(f))
-            part = pa.nulls(len(array), f.type) if at is None else _pick(array.field(at), there[at].type, f.type)
-            parts.append(part)
-            fields.append(pa.field(f.name, part.type))
-        return pa.StructArray.from_arrays(parts, fields=fields, mask=array.is_null())
-    mask = array.is_null()
-    if pa.types.is_map(lake):
-        keys = _pick(array.keys, physical.key_type, lake.key_type)
-        items = _pick(array.items, physical.item_type, lake.item_type)
-        return pa.MapArray.from_arrays(array.offsets, keys, items, mask=mask)
-    return pa.ListArray.from_arrays(array.offsets, _pick(array.values, physical.value_type, lake.value_type), mask=mask)
 
 
 def plain_files(io: FileIO, files: Sequence[LakeFile], columns: FileColumns) -> tuple[list[LakeFile], list[LakeFile]]:
@@ -138,8 +97,9 @@ def plain_files(io: FileIO, files: Sequence[LakeFile], columns: FileColumns) -> 
     Raises:
         LakeFileMissingError: a file is gone.
     """
+    now = columns.schema_id
     with _plain_lock:
-        known = {f.path: _plain[f.path] for f in files if f.path in _plain}
+        known = {f.path: _plain[f.path, now] for f in files if (f.path, now) in _plain}
     if unknown := [f for f in files if f.path not in known]:
         with ThreadPoolExecutor(LOOKS_AT_ONCE) as pool:
             found = dict(
@@ -149,7 +109,7 @@ def plain_files(io: FileIO, files: Sequence[LakeFile], columns: FileColumns) -> 
         with _plain_lock:
             if len(_plain) + len(found) > _PLAIN_MAX:
                 _plain.clear()
-            _plain.update(found)
+            _plain.update({(path, now): plain for path, plain in found.items()})
     return [f for f in files if known[f.path]], [f for f in files if not known[f.path]]
 
 

@@ -86,9 +86,17 @@ def check_contract(table: Table, desc: TableDescriptor) -> LakeContract:
     """That a lake table is still what tiering relies on.
 
     Raises:
-        LakeStateError: someone changed it; the message says what to undo.
+        LakeStateError: someone changed it; the message says what to undo. Or it has columns of an older schema only.
     """
     contract = LakeContract.of(table, desc)
+    pinned = {f.name for f in contract.columns.fields}
+    if newer := [c for c in desc.schema.names if c not in pinned]:
+        raise LakeStateError(
+            f"the lake table of {desc.path} lacks column {newer[0]!r}, which schema {desc.schema_id} of the table has:"
+            " one of them is older than the other, restore both from one backup",
+            table=str(desc.path),
+            column=newer[0],
+        )
     if found := list(contract.breaches(table)):
         raise LakeStateError(
             f"someone changed the lake table of {desc.path}: {'; '.join(found)}. Until then it is not read or tiered",

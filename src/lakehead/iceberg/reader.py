@@ -69,7 +69,9 @@ def read_lake(
     names = list(columns) if columns is not None else list(desc.schema.names)
     if system_columns:
         names += [f.name for f in SYSTEM_FIELDS if f.name not in names]
-    reader = _Reader(table.io, own, names, predicate, FileColumns(lake_arrow_schema(table.schema())), _offset_id(table))
+    lake = table.schema()
+    in_files = FileColumns(lake_arrow_schema(lake), lake.schema_id)
+    reader = _Reader(table.io, own, names, predicate, in_files, _offset_id(table))
     whole, partial = _split(table, files, superseded or {})
     try:
         with lake_files():
@@ -232,9 +234,11 @@ class _Reader:
         start = 0
         with pq.ParquetFile(path, filesystem=fs) as parquet:
             physical = parquet.schema_arrow
-            there = self._file_columns.names_in(physical, wanted)
-            for batch in parquet.iter_batches(_BATCH_ROWS, columns=there):
-                yield start, _conform(self._file_columns.bind(batch, physical, wanted), schema)
+            binding = self._file_columns.binding(physical, wanted)
+            there = [physical.names[at] for at in binding.read]
+            # Of a file that has none of them, any column says how many rows there are.
+            for batch in parquet.iter_batches(_BATCH_ROWS, columns=there or physical.names[:1]):
+                yield start, _conform(binding.rows(batch.select(there)), schema)
                 start += batch.num_rows
 
 

@@ -26,12 +26,10 @@ from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.spark.floats import quoted, unprunable_floats
 from lakehead.spark.scratch import spark_path
 from lakehead.spark.types import SPARK_ID, spark_schema
-from lakehead.types import SYSTEM_FIELDS
+from lakehead.types import SYSTEM_FIELDS, field_id
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-
-_ARROW_ID = b"PARQUET:field_id"
 
 
 class LakeScan:
@@ -41,7 +39,7 @@ class LakeScan:
         self._spark = spark
         self._io = view.table.io
         lake = lake_arrow_schema(view.table.schema())
-        self._columns = None if names_are_lasting(view.table) else FileColumns(lake)
+        self._columns = None if names_are_lasting(view.table) else FileColumns(lake, view.table.schema().schema_id)
         self._schema = spark_schema(pa.schema([*view.desc.schema, *SYSTEM_FIELDS]), lake)
 
     def __call__(self, files: Iterable[LakeFile], extra: Mapping[str, Column] | None = None) -> DataFrame:
@@ -89,7 +87,7 @@ class LakeScan:
 
 def _named_as(schema: st.StructType, physical: Iterable[pa.Field]) -> st.StructType:
     """The columns with the names that a file has for their ids; those that it lacks with a name that nothing has."""
-    there = {int(f.metadata[_ARROW_ID]): f for f in physical if f.metadata and _ARROW_ID in f.metadata}
+    there = {field_id(f): f for f in physical}
     fields = []
     for f in schema.fields:
         found = there.get(f.metadata[SPARK_ID])

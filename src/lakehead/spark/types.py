@@ -6,8 +6,8 @@ import pyarrow as pa
 from pyspark.sql import types as st
 
 from lakehead.errors import InvalidSchemaError
+from lakehead.types import field_id
 
-_ARROW_ID = b"PARQUET:field_id"
 SPARK_ID = "parquet.field.id"
 
 
@@ -28,9 +28,8 @@ def _named(fields: pa.Schema | pa.StructType | None, name: str) -> pa.Field | No
 
 
 def _struct_field(f: pa.Field, lake: pa.Field | None) -> st.StructField:
-    metadata = None
-    if lake is not None and lake.metadata and _ARROW_ID in lake.metadata:
-        metadata = {SPARK_ID: int(lake.metadata[_ARROW_ID])}
+    number = None if lake is None else field_id(lake)
+    metadata = None if number is None else {SPARK_ID: number}
     return st.StructField(f.name, spark_type(f.type, lake.type if lake is not None else None), f.nullable, metadata)
 
 

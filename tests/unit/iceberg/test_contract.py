@@ -19,7 +19,7 @@ from lakehead.iceberg.live_rows import count_rows
 from lakehead.lake.census import Census, changed_by_others, check_rows
 from lakehead.lake.lake_table import Outcome
 from lakehead.lake.marks import mark_of
-from lakehead.types import TabletKey
+from lakehead.types import TabletKey, without_ids
 
 A, B = TabletKey("", 0), TabletKey("", 1)
 
@@ -216,17 +216,32 @@ def test_columns_of_files_are_found_by_id_at_every_level(tmp_path: Path) -> None
     own, odd = lake_columns(lambda n: n), lake_columns(lambda n: f"_{n}_")
     rows = pa.Table.from_pylist(ROWS, own)
     path = tmp_path / "a.parquet"
-    columns = FileColumns(own)
+    columns = FileColumns(own, 0)
     renamed = odd_table(rows, odd).select([3, 0, 2, 1])
     pq.write_table(renamed, path)
     with pq.ParquetFile(path) as file:
         physical = file.schema_arrow
         assert not columns.are_plain(physical) and columns.are_plain(own)
-        assert columns.names_in(physical, ["l", "i"]) == ["_l_", "_i_"]
-        (batch,) = file.iter_batches(columns=columns.names_in(physical, own.names))
-        assert columns.bind(batch, physical, own.names).to_pylist() == rows.to_pylist()
-        part = columns.bind(batch.slice(1, 3), physical, ["m", "l", "s"]).to_pylist()
+        assert [physical.names[at] for at in columns.binding(physical, ["l", "i"]).read] == ["_l_", "_i_"]
+        (batch,) = file.iter_batches()
+        assert bound(columns, batch, physical, own.names).to_pylist() == rows.to_pylist()
+        part = bound(columns, batch.slice(1, 3), physical, ["m", "l", "s"]).to_pylist()
         assert part == rows.select(["m", "l", "s"]).slice(1, 3).to_pylist()
+
+
+def test_files_without_ids_are_found_by_name_at_every_level() -> None:
+    own = lake_columns(lambda n: n)
+    rows = pa.RecordBatch.from_pylist(ROWS, pa.schema(without_ids(list(own))))
+    less = pa.RecordBatch.from_pylist([{"s": {"y": "a"}, "i": 1}], pa.schema([("s", pa.struct([("y", pa.string())]))]))
+    columns = FileColumns(own, 0)
+    assert columns.are_plain(rows.schema)
+    assert bound(columns, rows, rows.schema, own.names).to_pylist() == ROWS
+    assert bound(columns, less, less.schema, ["i", "s"]).to_pylist() == [{"i": None, "s": {"x": None, "y": "a"}}]
+
+
+def bound(columns: FileColumns, batch: pa.RecordBatch, physical: pa.Schema, names: list[str]) -> pa.RecordBatch:
+    binding = columns.binding(physical, names)
+    return binding.rows(batch.select(list(binding.read)))
 
 
 def odd_table(rows: pa.Table, odd: pa.Schema) -> pa.Table:
@@ -251,14 +266,14 @@ def odd_table(rows: pa.Table, odd: pa.Schema) -> pa.Table:
 def test_names_that_lie_are_not_believed() -> None:
     own = pa.schema([field(1, "a", pa.int64()), field(2, "b", pa.int64())])
     swapped = pa.schema([field(2, "a", pa.int64()), field(1, "b", pa.int64())])
-    columns = FileColumns(own)
+    columns = FileColumns(own, 0)
     assert not columns.are_plain(swapped)
     batch = pa.RecordBatch.from_pylist([{"a": 2, "b": 1}], swapped)
-    assert columns.bind(batch, swapped, ["a", "b"]).to_pylist() == [{"a": 1, "b": 2}]
+    assert bound(columns, batch, swapped, ["a", "b"]).to_pylist() == [{"a": 1, "b": 2}]
     anew = pa.schema([field(1, "a", pa.int64()), field(9, "b", pa.int64())])
     assert not columns.are_plain(anew)
     batch = pa.RecordBatch.from_pylist([{"a": 1, "b": 9}], anew)
-    assert columns.bind(batch, anew, ["a", "b"]).to_pylist() == [{"a": 1, "b": None}]
+    assert bound(columns, batch, anew, ["a", "b"]).to_pylist() == [{"a": 1, "b": None}]
     bare = pa.schema([("a", pa.int64())])
     assert columns.are_plain(bare)
     assert (column_name(bare, 1, "a"), column_name(bare, 2, "b"), column_name(anew, 2, "b")) == ("a", None, None)
