@@ -28,6 +28,7 @@ from lakehead.iceberg.data_files import lake_arrow_schema
 from lakehead.protocol.messages import TableInfo, schema_to_text
 from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.metadata import MetadataStore
+from lakehead.server.tablet import MakeCheckpoint
 from lakehead.types import FIELD_ID, Schemas, TableDescriptor, TablePath, TableSchema, field_id
 
 OLD = pa.schema(
@@ -202,7 +203,7 @@ def checkpoint(con: lh.Connection) -> None:
     assert isinstance(con._server, LocalEndpoint)
     [table] = con._server.service._tables.open_tables()
     for tablet in table.tablets.values():
-        tablet.checkpoint()
+        tablet.apply_note(MakeCheckpoint())
 
 
 def test_round_and_union(kind: str, tmp_path: Path) -> None:
