@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from lakehead.kv import kernels
 from lakehead.kv.keys import KeyBatch
 
 _SLOTS_MIN = 1024
@@ -54,8 +55,6 @@ class KeyIndex:
 
     def probe(self, keys: KeyBatch) -> npt.NDArray[np.int64]:
         """Slot of each key, -1 when there is no live row."""
-        from lakehead.kv import kernels
-
         out = np.empty(len(keys.keys), np.int64)
         kernels.probe(
             self._entries,
@@ -76,8 +75,6 @@ class KeyIndex:
         self, keys: KeyBatch, deleted: npt.NDArray[np.bool_], row_offsets: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int64]:
         """Insert, move or remove keys in this order; returns the slot of each, -1 for a delete that found nothing."""
-        from lakehead.kv import kernels
-
         self._reserve(len(keys.keys), int(np.count_nonzero(deleted)), len(keys.data), hashed=not keys.exact)
         out = np.empty(len(keys.keys), np.int64)
         kernels.apply_changes(
@@ -110,8 +107,6 @@ class KeyIndex:
         self._reserve(rows, 0, 0, hashed=False)
 
     def _reserve(self, rows: int, deletes: int, key_bytes: int, *, hashed: bool) -> None:
-        from lakehead.kv import kernels
-
         if self.slots_used + rows > self.capacity:
             self.live_offsets = _grown(self.live_offsets, max(self.capacity * 2, self.slots_used + rows), fill=-1)
         if hashed and len(self._starts) < self.capacity:

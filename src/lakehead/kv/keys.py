@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lakehead.kv import kernels
+
 _NO_BYTES = np.zeros(0, np.uint8)
 
 
@@ -60,8 +62,6 @@ def value_bytes(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.
 def encode_keys(columns: Sequence[pa.Array], seed: np.uint64) -> KeyBatch:
     """Keys of rows given by their key columns, which hold no nulls, in primary-key order; ``seed`` is what keys that
     are not exact are hashed with: only keys of one seed can be compared."""
-    from lakehead.kv import kernels
-
     n = len(columns[0])
     if is_exact([c.type for c in columns]):
         width = _fixed_width(columns[0].type)

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from lakehead.errors import LimitExceededError
 from lakehead.format import joins
 from lakehead.format.joins import join, within_bytes
+from lakehead.kv import kernels
 from lakehead.kv.heap import HeapColumn, Slots, heap_column
 from lakehead.kv.index import KeyIndex, home_shift
 from lakehead.kv.keys import KeyBatch, encode_keys
@@ -92,8 +93,6 @@ class KvTablet:
             batch: rows with the table's columns, or some of them (the key among them): the others keep their live
                 value, null for a new key. Rows of equal key take effect in order.
         """
-        from lakehead.kv import kernels
-
         _, slots, prior = self._resolve([batch.column(c) for c in self._key])
         n = batch.num_rows
         change, prev = np.empty(2 * n, np.int8), np.empty(2 * n, np.int64)
@@ -106,8 +105,6 @@ class KvTablet:
 
     def plan_delete(self, keys: pa.RecordBatch) -> Change:
         """Records that deleting these keys makes; ``keys`` holds the key columns. Absent keys make none."""
-        from lakehead.kv import kernels
-
         _, slots, prior = self._resolve([keys.column(c) for c in self._key])
         n = keys.num_rows
         change, prev, image = np.empty(n, np.int8), np.empty(n, np.int64), np.empty(n, np.int64)
@@ -116,8 +113,6 @@ class KvTablet:
         return Change(change[:k], prev[:k], self.gather(image[:k]), ends)
 
     def _resolve(self, columns: list[pa.Array]) -> tuple[KeyBatch, Slots, Slots]:
-        from lakehead.kv import kernels
-
         keys = encode_keys(columns, self._seed)
         slots = self._index.probe(keys)
         n = len(slots)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,6 @@ from lakehead.errors import (
 )
 from lakehead.format.frame import Frame, FrameBody, encode_body
 from lakehead.format.joins import join
-from lakehead.kv import Change, KvTablet
 from lakehead.log import LogTablet, LogView
 from lakehead.log.checkpoint import USUAL_CHECKPOINTS, CheckpointPolicy, LiveBatch, live_at, write_checkpoint
 from lakehead.log.state import TabletState
@@ -37,6 +36,9 @@ from lakehead.server.committer import Committers, local_committer
 from lakehead.server.group_commit import GroupCommit, PendingWrite
 from lakehead.server.incarnations import unfenced
 from lakehead.types import TableDescriptor, TabletKey
+
+if TYPE_CHECKING:
+    from lakehead.kv import Change, KvTablet
 
 _ROLL_US = 600_000_000
 """Age at which a segment is sealed at the earliest, so that it can be trimmed while writing goes on."""
@@ -116,6 +118,8 @@ class Tablet:
         self._end: _End | None = None
         self._kv: KvTablet | None = None
         if desc.keyed:
+            from lakehead.kv import KvTablet  # the door to numba, which takes half a second
+
             self._kv = KvTablet(desc.schemas, desc.tablet_key_columns, desc.prefix_key, seed=seed)
         # Held around what changes the state and how the tablet ends, and around reads of the rows.
         self._state_lock = env.threads.lock()
