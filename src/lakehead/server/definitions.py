@@ -10,6 +10,7 @@ from lakehead.env import Env
 from lakehead.errors import InvalidRequestError, NoLakeError, TableExistsError, TableNotFoundError
 from lakehead.format.schema import validate_definition
 from lakehead.protocol import messages as m
+from lakehead.server.catalog import CreateTable
 from lakehead.server.lake_state import LakeState
 from lakehead.server.leases import Leases
 from lakehead.server.maintenance import Maintenance
@@ -77,7 +78,7 @@ class Definitions:
                     self._lake_state().create(existing)
                 return self._reply(existing)
             lake = self._lake_state() if desc.lake is not None else None
-            self._metadata.create_table(desc)
+            self._metadata.submit(CreateTable.of(desc))
             if lake is not None:
                 try:
                     lake.create(desc)

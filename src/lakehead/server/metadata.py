@@ -9,7 +9,7 @@ import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,17 +17,18 @@ from lakehead.env import Env
 from lakehead.env.place import Place
 from lakehead.errors import (
     ClosedError,
+    CorruptionError,
     FencedError,
-    LimitExceededError,
     StorageError,
-    TableExistsError,
     TableNotFoundError,
     UnsupportedFormatError,
 )
-from lakehead.protocol.messages import TableInfo, schema_from_text, schema_to_text
+from lakehead.protocol.messages import TableInfo, schema_from_text
+from lakehead.server import catalog
 from lakehead.server.incarnations import begin_incarnation, unfenced
 from lakehead.types import TableDescriptor, TablePath
 
+C = TypeVar("C", bound=catalog.Command)
 FORMAT_VERSION = 3
 """Version of the data folder: layout, metadata tables, frames and checkpoints together. 1 had no checkpoints, and logs
 began at offset 0; 2 had no incarnations, and its frames and checkpoints do not say what clients sent. Such a folder is
@@ -194,85 +195,43 @@ class MetadataStore:
         sql = "select schema_id, schema from schemas where table_id = ? and schema_id != ? order by schema_id"
         return info.descriptor([schema_from_text(*r) for r in self._rows(sql, info.table_id, info.schema_id)])
 
-    def create_table(self, desc: TableDescriptor) -> None:
-        """Raises: TableExistsError."""
-        info = TableInfo.of(desc)
-        with self._transaction() as db:
-            path = desc.path
-            sql = "select 1 from tables where database = ? and name = ?"
-            if db.execute(sql, (path.database, path.table)).fetchone():
-                raise TableExistsError(
-                    f"table {path} exists already: pass if_not_exists=True or drop it first", table=str(path)
-                )
-            db.execute("insert or ignore into databases values (?)", (path.database,))
-            db.execute(
-                "insert into tables values (?, ?, ?, ?)",
-                (desc.table_id, path.database, path.table, msgspec.msgpack.encode(info)),
-            )
-            rows = [(desc.table_id, s.id, schema_to_text(s)) for s in desc.schemas.known]
-            db.executemany("insert into schemas values (?, ?, ?)", rows)
+    def submit(self, command: C) -> C:
+        """Plan a command and apply it; returns it as planned, durable.
 
-    def drop_table(self, table_id: str, folder: str) -> None:
-        """Forget a table; its folder is remembered until `folder_removed`."""
+        Raises:
+            TableExistsError, LimitExceededError: see `catalog.plan`.
+        """
         with self._transaction() as db:
-            for table in ("tables", "schemas", "partitions", "writers"):
-                db.execute(f"delete from {table} where table_id = ?", (table_id,))
-            db.execute("insert or ignore into dropped values (?)", (folder,))
+            planned = catalog.plan(db, command)
+            catalog.apply(db, catalog.position(db) + 1, planned)
+            return planned
+
+    def apply(self, position: int, command: catalog.Command) -> None:
+        """Take a command that another catalog has planned: how a copy of it follows.
+
+        Raises:
+            CorruptionError: the command does not follow the last one.
+        """
+        with self._transaction() as db:
+            if position != catalog.position(db) + 1:
+                raise CorruptionError(
+                    f"command {position} of the catalog was to follow command {catalog.position(db)} in {self._path}:"
+                    " load it anew",
+                    path=self._path,
+                )
+            catalog.apply(db, position, command)
 
     def dropped_folders(self) -> list[str]:
         """Folders of tables that were dropped, of which something may still be there."""
         return [str(r[0]) for r in self._rows("select folder from dropped order by folder")]
-
-    def folder_removed(self, folder: str) -> None:
-        """Forget a folder of `dropped_folders`."""
-        with self._transaction() as db:
-            db.execute("delete from dropped where folder = ?", (folder,))
 
     def partitions(self, table_id: str) -> dict[str, int]:
         """Partition name -> its number in this folder."""
         rows = self._rows("select name, id from partitions where table_id = ?", table_id)
         return {str(name): int(number) for name, number in rows}
 
-    def create_partition(self, table_id: str, name: str) -> int:
-        """Number of a partition, made when it is new."""
-        with self._transaction() as db:
-            db.execute("insert or ignore into partitions(table_id, name) values (?, ?)", (table_id, name))
-            row = db.execute("select id from partitions where table_id = ? and name = ?", (table_id, name)).fetchone()
-            return int(row[0])
-
-    def next_writer_epoch(self, table_id: str, writer_id: bytes, *, writers_max: int) -> int:
-        """A higher epoch for a named writer than any before.
-
-        Raises:
-            LimitExceededError: the table has had so many others already.
-        """
-        with self._transaction() as db:
-            others = "select count(*) from writers where table_id = ? and writer_id != ?"
-            if db.execute(others, (table_id, writer_id)).fetchone()[0] >= writers_max:
-                raise LimitExceededError(
-                    f"the table has had {writers_max:,} named writers, the limit: give a writer_id to each job, not to"
-                    " each run of it",
-                    named_writers_max=writers_max,
-                )
-            db.execute(
-                "insert into writers(table_id, writer_id, epoch) values (?, ?, 1)"
-                " on conflict(table_id, writer_id) do update set epoch = epoch + 1",
-                (table_id, writer_id),
-            )
-            sql = "select epoch from writers where table_id = ? and writer_id = ?"
-            return int(db.execute(sql, (table_id, writer_id)).fetchone()[0])
-
-    def close_writer(self, table_id: str, writer_id: bytes, *, epoch: int, acked_through: int) -> None:
-        """Remember what a named writer had seen answered when it ended; nothing happens when it is fenced."""
-        with self._transaction() as db:
-            db.execute(
-                "update writers set acked_through = max(acked_through, ?)"
-                " where table_id = ? and writer_id = ? and epoch = ?",
-                (acked_through, table_id, writer_id, epoch),
-            )
-
     def writer_acked_through(self, table_id: str, writer_id: bytes) -> int:
-        """What `close_writer` remembered last; -1 for nothing."""
+        """What its last `EndWriter` said; -1 for nothing."""
         rows = self._rows("select acked_through from writers where table_id = ? and writer_id = ?", table_id, writer_id)
         return int(rows[0][0]) if rows else -1
 

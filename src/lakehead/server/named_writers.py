@@ -12,6 +12,7 @@ from lakehead.errors import InvalidRequestError, WriterFencedError
 from lakehead.format.frame import WRITER_ID_BYTES, Content, WriterStamp
 from lakehead.log.writers import Answer, sequence_conflict
 from lakehead.protocol.messages import CloseWriter, OpenWriter, TabletRef, WriterReply
+from lakehead.server.catalog import EndWriter, RegisterWriter
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.tables import LiveTable
 from lakehead.types import TabletKey
@@ -94,7 +95,7 @@ class NamedWriters:
         writer_id = request.writer_id
         if len(writer_id) != WRITER_ID_BYTES:
             raise InvalidRequestError(f"a writer id has {WRITER_ID_BYTES} bytes, this one {len(writer_id)}")
-        epoch = self._metadata.next_writer_epoch(request.table_id, writer_id, writers_max=writers_max)
+        epoch = self._metadata.submit(RegisterWriter(request.table_id, writer_id, writers_max)).epoch
         with self._lock:
             name = self._names.setdefault((request.table_id, writer_id), _Name(epoch))
             # Of two that open at once either may come here first: what was given out last stays.
@@ -126,9 +127,7 @@ class NamedWriters:
 
     def close(self, request: CloseWriter) -> None:
         """Note what a named writer had seen answered when it ended; nothing happens when it is fenced."""
-        self._metadata.close_writer(
-            request.table_id, request.writer_id, epoch=request.epoch, acked_through=request.acked_through
-        )
+        self._metadata.submit(EndWriter(request.table_id, request.writer_id, request.epoch, request.acked_through))
 
 
 def _newest(table: LiveTable, writer_id: bytes) -> int:

@@ -19,6 +19,7 @@ from lakehead.errors import (
     TableNotFoundError,
 )
 from lakehead.log.checkpoint import CheckpointPolicy
+from lakehead.server.catalog import CreatePartition, DropTable, ForgetFolder
 from lakehead.server.committer import Committers
 from lakehead.server.lake_state import LakeState
 from lakehead.server.metadata import MetadataStore
@@ -161,7 +162,7 @@ class LiveTable:
             if self._closed is not None:
                 raise self._closed
             if key not in self._tablets:
-                number = self._metadata.create_partition(self.desc.table_id, key.partition)
+                number = self._metadata.submit(CreatePartition(self.desc.table_id, key.partition)).number
                 self._open_partitions({key.partition: number})
         return self._tablets[key]
 
@@ -360,7 +361,7 @@ class LiveTables:
             with contextlib.suppress(StorageError):
                 live.close(ClosedError(f"table {desc.path} was dropped"))
         try:
-            self._metadata.drop_table(desc.table_id, self._folder_name(desc))
+            self._metadata.submit(DropTable(desc.table_id, self._folder_name(desc)))
         except BaseException:
             self._dropped.discard(desc.table_id)
             raise
@@ -371,7 +372,7 @@ class LiveTables:
         for folder in self._metadata.dropped_folders():
             with contextlib.suppress(StorageError):
                 self._env.storage.remove_tree(f"{self._folder}/{folder}")
-                self._metadata.folder_removed(folder)
+                self._metadata.submit(ForgetFolder(folder))
 
     def close(self) -> None:
         with self._lock:

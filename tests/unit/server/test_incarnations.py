@@ -11,6 +11,7 @@ import pytest
 from lakehead.env import Env
 from lakehead.env.place import Place
 from lakehead.errors import FencedError
+from lakehead.server.catalog import CreatePartition, DropTable, RegisterWriter
 from lakehead.server.incarnations import disown
 from lakehead.server.metadata import MetadataStore
 from lakehead.types import Incarnation
@@ -68,12 +69,12 @@ def test_folders_that_say_no_place_are_taken_as_they_are(path: str) -> None:
 
 def test_a_former_owner_changes_no_metadata(path: str) -> None:
     former = MetadataStore(path, Env.system(), place=HERE)
-    assert former.create_partition("t", "p=1") == 1
+    assert former.submit(CreatePartition("t", "p=1")).number == 1
     newer = MetadataStore(path, Env.system(), place=HERE)
     for change in (
-        lambda: former.create_partition("t", "p=2"),
-        lambda: former.next_writer_epoch("t", b"w", writers_max=9),
-        lambda: former.drop_table("t", "folder"),
+        lambda: former.submit(CreatePartition("t", "p=2")).number,
+        lambda: former.submit(RegisterWriter("t", b"w", 9)).epoch,
+        lambda: former.submit(DropTable("t", "folder")),
     ):
         with pytest.raises(FencedError, match="another process has become the owner"):
             change()
@@ -92,6 +93,6 @@ def test_a_fence_stops_changes_before_they_begin(path: str) -> None:
     store = MetadataStore(path, Env.system(), fence=fence)
     fenced = True
     with pytest.raises(FencedError, match="LOCK"):
-        store.create_partition("t", "p=1")
+        store.submit(CreatePartition("t", "p=1"))
     assert store.partitions("t") == {}
     store.close()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import random
 import sqlite3
 import threading
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -15,11 +18,22 @@ from lakehead.env import Env
 from lakehead.env.randomness import SeededRandomness
 from lakehead.errors import (
     ClosedError,
+    CorruptionError,
     FencedError,
+    LimitExceededError,
     StorageError,
     TableExistsError,
     TableNotFoundError,
     UnsupportedFormatError,
+)
+from lakehead.server.catalog import (
+    Command,
+    CreatePartition,
+    CreateTable,
+    DropTable,
+    EndWriter,
+    ForgetFolder,
+    RegisterWriter,
 )
 from lakehead.server.metadata import FORMAT_VERSION, MetadataStore
 from lakehead.testing.storage import FaultyStorage
@@ -53,9 +67,9 @@ def path(tmp_path: Path) -> str:
 
 def test_tables_come_back_as_they_were_given(path: str) -> None:
     store = MetadataStore(path, env(1))
-    store.create_table(DESC)
-    store.create_table(named("shop.a", "t2"))
-    store.create_table(named("b", "t3"))
+    store.submit(CreateTable.of(DESC))
+    store.submit(CreateTable.of(named("shop.a", "t2")))
+    store.submit(CreateTable.of(named("b", "t3")))
     folder = store.incarnation.folder_id
     store.close()
     store = MetadataStore(path, env(2))
@@ -73,8 +87,8 @@ def test_a_table_knows_the_schemas_of_its_older_rows(path: str) -> None:
     renamed = [f.with_name(f"{f.name}_2") for f in reversed(list(old.fields))]
     desc = dataclasses.replace(DESC, schemas=Schemas((old, TableSchema.of(1, pa.schema(renamed)))))
     store = MetadataStore(path, env(1))
-    store.create_table(desc)
-    store.create_table(named("b", "t3"))
+    store.submit(CreateTable.of(desc))
+    store.submit(CreateTable.of(named("b", "t3")))
     assert store.table_by_id("t1") == store.table(DESC.path) == desc
     assert store.tables(None) == [named("b", "t3"), desc]
     store.close()
@@ -82,9 +96,9 @@ def test_a_table_knows_the_schemas_of_its_older_rows(path: str) -> None:
 
 def test_names_are_unique_and_errors_change_nothing(path: str) -> None:
     store = MetadataStore(path, env(1))
-    store.create_table(DESC)
+    store.submit(CreateTable.of(DESC))
     with pytest.raises(TableExistsError, match=r"shop\.orders"):
-        store.create_table(dataclasses.replace(DESC, table_id="t2"))
+        store.submit(CreateTable.of(dataclasses.replace(DESC, table_id="t2")))
     with pytest.raises(TableNotFoundError):
         store.table(TablePath("shop", "nope"))
     with pytest.raises(TableNotFoundError):
@@ -95,31 +109,35 @@ def test_names_are_unique_and_errors_change_nothing(path: str) -> None:
 
 def test_dropping_forgets_partitions_and_writers(path: str) -> None:
     store = MetadataStore(path, env(1))
-    store.create_table(DESC)
-    first = store.create_partition("t1", "day=1")
-    assert store.create_partition("t1", "day=1") == first != store.create_partition("t1", "day=2")
-    assert store.partitions("t1") == {"day=1": first, "day=2": store.create_partition("t1", "day=2")}
-    assert [store.next_writer_epoch("t1", b"w", writers_max=9), store.next_writer_epoch("t1", b"w", writers_max=9)] == [
+    store.submit(CreateTable.of(DESC))
+    first = store.submit(CreatePartition("t1", "day=1")).number
+    assert (
+        store.submit(CreatePartition("t1", "day=1")).number
+        == first
+        != store.submit(CreatePartition("t1", "day=2")).number
+    )
+    assert store.partitions("t1") == {"day=1": first, "day=2": store.submit(CreatePartition("t1", "day=2")).number}
+    assert [store.submit(RegisterWriter("t1", b"w", 9)).epoch, store.submit(RegisterWriter("t1", b"w", 9)).epoch] == [
         1,
         2,
     ]
     assert (store.writer_epoch("t1", b"w"), store.writer_epoch("t1", b"other")) == (2, 0)
-    store.drop_table("t1", "a.t-1")
+    store.submit(DropTable("t1", "a.t-1"))
     assert store.dropped_folders() == ["a.t-1"]
-    store.folder_removed("a.t-1")
+    store.submit(ForgetFolder("a.t-1"))
     assert store.dropped_folders() == []
     assert store.tables(None) == [] and store.partitions("t1") == {} and store.writer_epoch("t1", b"w") == 0
-    store.create_table(DESC)
-    assert store.create_partition("t1", "day=1") > first + 1, "a partition's folder is never used again"
+    store.submit(CreateTable.of(DESC))
+    assert store.submit(CreatePartition("t1", "day=1")).number > first + 1, "a partition's folder is never used again"
     store.close()
 
 
 def test_threads_share_it(path: str) -> None:
     store = MetadataStore(path, env(1))
-    store.create_table(DESC)
+    store.submit(CreateTable.of(DESC))
     epochs: list[int] = []
     threads = [
-        threading.Thread(target=lambda: epochs.append(store.next_writer_epoch("t1", b"w", writers_max=9)))
+        threading.Thread(target=lambda: epochs.append(store.submit(RegisterWriter("t1", b"w", 9)).epoch))
         for _ in range(16)
     ]
     for thread in threads:
@@ -160,8 +178,8 @@ class Disk(FaultyStorage):
 def test_a_power_cut_takes_no_change_that_was_answered() -> None:
     disk = Disk()
     store = disk.open()
-    store.create_table(DESC)
-    assert [store.create_partition("t1", name) for name in ("a", "b")] == [1, 2]
+    store.submit(CreateTable.of(DESC))
+    assert [store.submit(CreatePartition("t1", name)).number for name in ("a", "b")] == [1, 2]
     disk.crash()
     store = disk.open()
     assert store.table_by_id("t1").path == DESC.path and store.partitions("t1") == {"a": 1, "b": 2}
@@ -174,13 +192,13 @@ def test_a_change_that_the_disk_refused_is_not_there_before_the_next_start(power
     store = disk.open()
     disk.full = True
     with pytest.raises(StorageError, match="cannot write the metadata"):
-        store.create_table(DESC)
+        store.submit(CreateTable.of(DESC))
     disk.full = False
     assert store.tables(None) == []
-    store.create_table(DESC)
+    store.submit(CreateTable.of(DESC))
     disk.sync_fails = True
     with pytest.raises(StorageError, match="cannot write the metadata"):
-        store.create_partition("t1", "a")
+        store.submit(CreatePartition("t1", "a"))
     disk.sync_fails = False
     assert store.partitions("t1") == {}
     if power:
@@ -193,10 +211,10 @@ def test_of_two_stores_of_a_file_the_first_is_fenced() -> None:
     disk = Disk()
     first = disk.open()
     second = disk.open()
-    second.create_table(DESC)
+    second.submit(CreateTable.of(DESC))
     with pytest.raises(FencedError, match="another process"):
-        first.create_partition("t1", "a")
-    assert second.create_partition("t1", "b") == 1 and first.partitions("t1") == {"b": 1}
+        first.submit(CreatePartition("t1", "a"))
+    assert second.submit(CreatePartition("t1", "b")).number == 1 and first.partitions("t1") == {"b": 1}
 
 
 def test_after_close_it_says_so(path: str) -> None:
@@ -205,7 +223,7 @@ def test_after_close_it_says_so(path: str) -> None:
     with pytest.raises(ClosedError):
         store.tables(None)
     with pytest.raises(ClosedError):
-        store.create_table(DESC)
+        store.submit(CreateTable.of(DESC))
 
 
 def test_a_store_that_another_process_has_locked(path: str) -> None:
@@ -214,8 +232,45 @@ def test_a_store_that_another_process_has_locked(path: str) -> None:
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("begin immediate")
     with pytest.raises(StorageError, match="cannot write the metadata"):
-        store.create_table(DESC)
+        store.submit(CreateTable.of(DESC))
     other.execute("rollback")
     other.close()
-    store.create_table(DESC)
+    store.submit(CreateTable.of(DESC))
     store.close()
+
+
+def tables_of(path: str) -> dict[str, list[tuple[object, ...]]]:
+    """What the catalog holds, but for which folder it is of."""
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        names = ("databases", "tables", "schemas", "partitions", "writers", "dropped")
+        kept = {name: sorted(db.execute(f"select * from {name}").fetchall()) for name in names}
+        return kept | {"position": db.execute("select value from meta where name = 'position'").fetchall()}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_planned_commands_make_the_same_catalog_anywhere(tmp_path: Path, seed: int) -> None:
+    draws = random.Random(seed)
+    leader, standby = (MetadataStore(str(tmp_path / f"{name}.db"), env(seed)) for name in ("leader", "standby"))
+    planned: list[Command] = []
+    for n in range(60):
+        table = f"t{draws.randrange(4)}"
+        command = draws.choice([
+            CreateTable.of(named(f"d{n % 2}.{table}", table)),
+            DropTable(table, f"folder-{n}"),
+            ForgetFolder(f"folder-{draws.randrange(60)}"),
+            CreatePartition(table, f"p={draws.randrange(3)}"),
+            RegisterWriter(table, bytes([draws.randrange(3)]), 2),
+            EndWriter(table, bytes([draws.randrange(3)]), draws.randrange(3), n),
+        ])  # fmt: skip
+        with contextlib.suppress(TableExistsError, LimitExceededError, StorageError):
+            planned.append(leader.submit(command))
+    for position, command in enumerate(planned, 1):
+        again = msgspec.msgpack.decode(msgspec.msgpack.encode(command), type=Command)
+        standby.apply(position, again)
+    for position in (len(planned), len(planned) + 2):
+        with pytest.raises(CorruptionError, match="to follow"):
+            standby.apply(position, planned[-1])
+    for store in (leader, standby):
+        store.close()
+    assert tables_of(str(tmp_path / "leader.db")) == tables_of(str(tmp_path / "standby.db"))
+    assert len(planned) > 30

@@ -27,6 +27,7 @@ from lakehead.errors import (
 )
 from lakehead.format.frame import WriterStamp, encode_body
 from lakehead.protocol import messages as m
+from lakehead.server.catalog import RegisterWriter
 from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.service import Service
@@ -247,16 +248,16 @@ def test_of_two_that_open_at_once_the_later_epoch_stays(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desc = deployment.table()
-    real, given, go_on = MetadataStore.next_writer_epoch, threading.Event(), threading.Event()
+    real, given, go_on = MetadataStore.submit, threading.Event(), threading.Event()
 
-    def preempted(self: MetadataStore, *args: Any, **how: Any) -> int:
-        epoch = real(self, *args, **how)
-        if epoch == 1:
+    def preempted(self: MetadataStore, command: Any) -> Any:
+        planned = real(self, command)
+        if isinstance(planned, RegisterWriter) and planned.epoch == 1:
             given.set()
             assert go_on.wait(30)
-        return epoch
+        return planned
 
-    monkeypatch.setattr(MetadataStore, "next_writer_epoch", preempted)
+    monkeypatch.setattr(MetadataStore, "submit", preempted)
     with ThreadPoolExecutor(1) as pool:
         opening = pool.submit(deployment.writer, desc)
         assert given.wait(30)

@@ -1,0 +1,146 @@
+"""Changes of the catalog: what may be asked of it, what that comes to, and how it is done.
+
+`plan` reads, refuses what cannot be, and completes a command with the numbers that it gets; `apply` does a planned
+command, and is the only thing that changes the catalog. The same planned commands in the same order make the same
+catalog, wherever they are applied. SQLite is where it is kept (`lakehead.server.metadata`).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TypeVar
+
+import msgspec
+
+from lakehead.errors import LimitExceededError, TableExistsError
+from lakehead.protocol.messages import TableInfo, schema_to_text
+from lakehead.types import TableDescriptor
+
+
+class CreateTable(msgspec.Struct, frozen=True, tag=True):
+    """Make a table, and its database where it is the first in it. ``schemas`` are ids and texts of its definitions."""
+
+    info: TableInfo
+    schemas: list[tuple[int, str]]
+
+    @classmethod
+    def of(cls, desc: TableDescriptor) -> CreateTable:
+        return cls(TableInfo.of(desc), [(s.id, schema_to_text(s)) for s in desc.schemas.known])
+
+
+class DropTable(msgspec.Struct, frozen=True, tag=True):
+    """Forget a table; its folder is remembered until it is removed."""
+
+    table_id: str
+    folder: str
+
+
+class ForgetFolder(msgspec.Struct, frozen=True, tag=True):
+    """Nothing of a dropped table's folder is left."""
+
+    folder: str
+
+
+class CreatePartition(msgspec.Struct, frozen=True, tag=True):
+    """Make a partition, unless it is there. ``number`` is planned: no other partition of the folder ever has it."""
+
+    table_id: str
+    name: str
+    number: int = 0
+
+
+class RegisterWriter(msgspec.Struct, frozen=True, tag=True):
+    """Let somebody write under a name, and nobody else any more. ``epoch`` is planned: higher than any before."""
+
+    table_id: str
+    writer_id: bytes
+    writers_max: int
+    epoch: int = 0
+
+
+class EndWriter(msgspec.Struct, frozen=True, tag=True):
+    """Remember what a named writer had seen answered when it ended; nothing happens when another has its name."""
+
+    table_id: str
+    writer_id: bytes
+    epoch: int
+    acked_through: int
+
+
+Command = CreateTable | DropTable | ForgetFolder | CreatePartition | RegisterWriter | EndWriter
+C = TypeVar("C", bound=Command)
+
+
+def plan(db: sqlite3.Connection, command: C) -> C:
+    """The command with the numbers that it gets; changes nothing.
+
+    Raises:
+        TableExistsError: a table of that name exists.
+        LimitExceededError: the table has had so many other named writers already.
+    """
+    match command:
+        case CreateTable(info=info):
+            name = f"{info.database}.{info.table}"
+            if _one(db, "select 1 from tables where database = ? and name = ?", info.database, info.table):
+                raise TableExistsError(
+                    f"table {name} exists already: pass if_not_exists=True or drop it first", table=name
+                )
+        case CreatePartition():
+            known = "select id from partitions where table_id = ? and name = ?"
+            last = "select seq from sqlite_sequence where name = 'partitions'"
+            number = _one(db, known, command.table_id, command.name) or (_one(db, last) or 0) + 1
+            return msgspec.structs.replace(command, number=number)
+        case RegisterWriter():
+            others = "select count(*) from writers where table_id = ? and writer_id != ?"
+            if (_one(db, others, command.table_id, command.writer_id) or 0) >= command.writers_max:
+                raise LimitExceededError(
+                    f"the table has had {command.writers_max:,} named writers, the limit: give a writer_id to each"
+                    " job, not to each run of it",
+                    named_writers_max=command.writers_max,
+                )
+            newest = "select epoch from writers where table_id = ? and writer_id = ?"
+            epoch = (_one(db, newest, command.table_id, command.writer_id) or 0) + 1
+            return msgspec.structs.replace(command, epoch=epoch)
+    return command
+
+
+def apply(db: sqlite3.Connection, position: int, command: Command) -> None:
+    """Do a planned command, in a transaction of the caller, and note its position."""
+    match command:
+        case CreateTable(info=info):
+            db.execute("insert or ignore into databases values (?)", (info.database,))
+            row = (info.table_id, info.database, info.table, msgspec.msgpack.encode(info))
+            db.execute("insert into tables values (?, ?, ?, ?)", row)
+            db.executemany("insert into schemas values (?, ?, ?)", [(info.table_id, *s) for s in command.schemas])
+        case DropTable():
+            for table in ("tables", "schemas", "partitions", "writers"):
+                db.execute(f"delete from {table} where table_id = ?", (command.table_id,))
+            db.execute("insert or ignore into dropped values (?)", (command.folder,))
+        case ForgetFolder():
+            db.execute("delete from dropped where folder = ?", (command.folder,))
+        case CreatePartition():
+            sql = "insert or ignore into partitions(id, table_id, name) values (?, ?, ?)"
+            db.execute(sql, (command.number, command.table_id, command.name))
+        case RegisterWriter():
+            db.execute(
+                "insert into writers(table_id, writer_id, epoch) values (?1, ?2, ?3)"
+                " on conflict(table_id, writer_id) do update set epoch = ?3",
+                (command.table_id, command.writer_id, command.epoch),
+            )
+        case EndWriter():
+            db.execute(
+                "update writers set acked_through = max(acked_through, ?)"
+                " where table_id = ? and writer_id = ? and epoch = ?",
+                (command.acked_through, command.table_id, command.writer_id, command.epoch),
+            )
+    db.execute("insert or replace into meta values ('position', ?)", (str(position),))
+
+
+def position(db: sqlite3.Connection) -> int:
+    """How many commands were applied; those before this was counted are not among them."""
+    return int(_one(db, "select value from meta where name = 'position'") or 0)
+
+
+def _one(db: sqlite3.Connection, sql: str, *args: object) -> int | None:
+    row = db.execute(sql, args).fetchone()
+    return None if row is None else int(row[0])
