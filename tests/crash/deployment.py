@@ -26,6 +26,7 @@ from tests.crash.processes import Rounds, Server, wait_until
 from tests.crash.workload import Actor, Gate, KeyedWriter, Load, LogAppender, NamedAppender, Scanner
 
 import lakehead as lh
+from lakehead.api.table import handle_of
 
 FOLLOW_SECONDS = 60.0
 PATIENCE_SECONDS = 1.0
@@ -230,7 +231,7 @@ class Deployment:
         self.counts.rows_checked += rows.num_rows
         if name in self._incomplete:
             # It forgets rows all the time: what it has is what it had when the scan was pinned.
-            ends = {table._client.desc.tablet_id(k): r for k, r in scan._read.pinned.ranges.items()}
+            ends = {handle_of(table).desc.tablet_id(k): r for k, r in scan._read.pinned.ranges.items()}
         history.check(name, rows, ends, trimmed=name in self._incomplete)
         follower = self.followers.get(name)
         if follower is not None and name not in self._incomplete:
@@ -254,7 +255,7 @@ class Deployment:
         ends = self._follow(name, table)
         rows = table.scan(system_columns=True).to_arrow()
         self.counts.rows_checked += rows.num_rows
-        history.check(name, table._client.desc, rows)
+        history.check(name, handle_of(table).desc, rows)
         follower = self.followers[name]
         wrong = differences(follower.live(), history.live)
         require(not wrong, f"{name}: the replayed changelog differs (key: found, expected): {wrong}")

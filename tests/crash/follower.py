@@ -10,6 +10,7 @@ from typing import Any
 from tests.crash.history import Key, Values, WrongDataError, differences, keyed_rows, require
 
 import lakehead as lh
+from lakehead.api.table import handle_of
 
 _PAUSE_SECONDS = 0.02
 
@@ -40,8 +41,8 @@ class _State:
 
 def watermarks(table: lh.Table) -> dict[lh.TabletId, tuple[int, int]]:
     """Start and high watermark of each tablet."""
-    states = table._client.tablets()
-    return {table._client.desc.tablet_id(t.key): (t.log_start, t.high_watermark) for t in states}
+    states = handle_of(table).log.tablets()
+    return {handle_of(table).desc.tablet_id(t.key): (t.log_start, t.high_watermark) for t in states}
 
 
 class Follower(threading.Thread):

@@ -135,7 +135,7 @@ def install(plan: str) -> None:
                 "lakehead.log.tablet": functools.partial(_wrap_log, points),
                 "lakehead.server.service": functools.partial(_wrap_service, points),
                 "lakehead.server.maintenance": lambda m: points.around(m.Maintenance, "run", "maintain"),
-                "lakehead.client.table": functools.partial(_wrap_client, points),
+                "lakehead.client.remote_log": functools.partial(_wrap_client, points),
                 "lakehead.iceberg.file_io": functools.partial(_wrap_lake_files, points),
                 "lakehead.tiering.round": functools.partial(_wrap_round, points),
                 "pyiceberg.catalog.sql": functools.partial(_wrap_catalog, points),
@@ -315,7 +315,7 @@ def _wrap_service(points: Points, module: ModuleType) -> None:
 
 
 def _wrap_client(points: Points, module: ModuleType) -> None:
-    client = module.TableClient
+    client = module.RemoteLog
     watermarks, read = client.watermarks, client.read
 
     def watermarked(self: Any) -> Any:

@@ -21,6 +21,7 @@ from tests.crash.processes import Rounds, SparkTiering, wait_until
 from tests.crash.workload import Load
 
 import lakehead as lh
+from lakehead.api.table import handle_of
 
 REACH_SECONDS = 60.0
 SPARK_SECONDS = 90.0
@@ -214,9 +215,9 @@ class Player:
 
     def _nudge(self, deployment: Deployment) -> None:
         """Have the server do what the load alone has it do now and then: maintain its tables, open a named writer."""
-        deployment.tables["t.log_sync"]._client.named_writer("nudge")
+        handle_of(deployment.tables["t.log_sync"]).writers.named("nudge")
         for table in LAKE_TABLES:
-            deployment.tables[table]._client.report_tiered()
+            handle_of(deployment.tables[table]).report_tiered()
 
     # ---- the server ---------------------------------------------------------------------------------------------
 

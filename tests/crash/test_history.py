@@ -11,6 +11,7 @@ from tests.crash.follower import Follower
 from tests.crash.history import KEYED_SCHEMA, Change, KeyedHistory, LogHistory, WrongDataError, log_rows
 
 import lakehead as lh
+from lakehead.api.table import handle_of
 from lakehead.types import TabletId
 
 ONLY = TabletId((), 0)
@@ -86,7 +87,7 @@ def keyed(tmp_path: Any) -> Callable[[Mapping[int, int]], None]:
     """Checks a table of key -> version, in one bucket, after keys 1 to 3 were acknowledged at version 1 and an upsert
     of version 2 to the first two was not."""
     with lh.connect(tmp_path) as con:
-        desc = con.create_table("t", KEYED_SCHEMA, primary_key="k")._client.desc
+        desc = handle_of(con.create_table("t", KEYED_SCHEMA, primary_key="k")).desc
     history = KeyedHistory()
     history.begin(1, Change("upsert", tuple(row(k, 1) for k in (1, 2, 3))))
     history.answered(1)

@@ -24,6 +24,7 @@ from tests.crash.history import (
 )
 
 import lakehead as lh
+from lakehead.api.table import handle_of
 from lakehead.client.writer import BatchWriter
 
 QUIET_SECONDS = 60.0
@@ -271,10 +272,10 @@ class KeyedWriter(Actor):
             write = self.table.delete if change.kind == "delete" else self.table.upsert
             write(change.table())
             return
-        client = self.table._client
+        client = handle_of(self.table)
         if self._sender is None:
             self._sender = BatchWriter(
-                client.desc, client._endpoint, client.clock, writer_id=self.random.randbytes(16), retry_seconds=0.0
+                client.desc, client._routes, client.clock, writer_id=self.random.randbytes(16), retry_seconds=0.0
             )
         rows = change.table()
         names = list(client.desc.primary_key) if change.kind == "delete" else rows.column_names

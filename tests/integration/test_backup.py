@@ -18,8 +18,10 @@ from tests.integration.test_copies import SOME_KINDS, Model, filled, outside, re
 import lakehead as lh
 from lakehead.api import backup as backups
 from lakehead.api.backup import back_up, restore
+from lakehead.api.table import handle_of
 from lakehead.cli.main import main
-from lakehead.client.table import TableClient
+from lakehead.client.routes import OneServer
+from lakehead.client.table import TableHandle
 from lakehead.env import Env
 from lakehead.errors import (
     ChecksumError,
@@ -365,15 +367,17 @@ def test_offsets_of_one_folder_mean_nothing_in_another(tmp_path: Path) -> None:
         restore(str(tmp_path / "backup"), str(tmp_path / "b"))
         with lh.connect(tmp_path / "b") as two:
             two.table("t").append([{"k": n, "v": -n} for n in range(5)])
-            own = one.table("t")._client
-            astray = TableClient(own.desc, two._server, Env.system(), folder_id=one._server.service.folder_id)
+            own = handle_of(one.table("t"))
+            astray = TableHandle(
+                own.desc, OneServer(two._server), Env.system(), folder_id=one._server.service.folder_id
+            )
             ranges = {TabletKey("", 0): (0, 2)}
-            assert sum(b.num_rows for _, b in own.read_ranges(ranges, ["k"])) == 2
+            assert sum(b.num_rows for _, b in own.log.read_ranges(ranges, ["k"])) == 2
             with pytest.raises(FolderCopiedError, match="another copy"):
-                list(astray.read_ranges(ranges, ["k"]))
+                list(astray.log.read_ranges(ranges, ["k"]))
             for default in ("latest", "earliest"):
                 with pytest.raises(FolderCopiedError, match="another copy"):
-                    astray.subscribe(
+                    astray.log.subscribe(
                         starts={TabletKey("", 0): 2}, default=default, stops=None, columns=["k"], predicate=None
                     )
             assert two.table("t").scan().count() == 6 and one.table("t").scan().count() == 2

@@ -15,7 +15,8 @@ import pytest
 import lakehead as lh
 from lakehead.api.subscription import subscribe
 from lakehead.client import patience
-from lakehead.client.table import TableClient
+from lakehead.client.routes import OneServer
+from lakehead.client.table import TableHandle
 from lakehead.env import Env
 from lakehead.errors import UnavailableError
 from lakehead.protocol import messages as m
@@ -64,9 +65,9 @@ class _BreakingStream:
         self._inner.close()
 
 
-def over(con: lh.Connection, name: str, breaks: Sequence[int], meanwhile: Callable[[], object]) -> TableClient:
+def over(con: lh.Connection, name: str, breaks: Sequence[int], meanwhile: Callable[[], object]) -> TableHandle:
     endpoint = Breaking(con._server, breaks, meanwhile)
-    return TableClient(con.table(name)._desc, endpoint, Env.system())
+    return TableHandle(con.table(name)._desc, OneServer(endpoint), Env.system())
 
 
 BREAKS = [[0], [1], [2], [1, 1, 0, 2], [5, 0, 0, 1]]
@@ -100,7 +101,7 @@ def test_a_subscription_goes_on_at_its_position(tmp_path: Path, breaks: list[int
                 TabletId((), b): e for b, e in zip([0, 1], table.status()["high_watermark"].to_pylist(), strict=True)
             }
             left = sum(now[t] - begin[t] - len(got[t]) for t in got)
-            if not left and not feed._stream._client._endpoint._breaks:  # type: ignore[attr-defined]
+            if not left and not feed._stream._handle._routes.servers()[0]._breaks:  # type: ignore[attr-defined]
                 break
             if not left:
                 write()
@@ -143,7 +144,7 @@ def test_current_rows_are_sent_once_and_the_changes_follow(
         ends: dict[TabletId, int] = {}
         write()
         want = {r["k"]: r["a"] for r in table.scan(where=where).to_arrow().to_pylist()}
-        while len(ends) < 2 or client._endpoint._breaks or state != want:  # type: ignore[attr-defined]
+        while len(ends) < 2 or client._routes.servers()[0]._breaks or state != want:  # type: ignore[attr-defined]
             batch = next(feed)
             for row in batch.rows.to_pylist():
                 k, kind = row["k"], row["__change_type"]

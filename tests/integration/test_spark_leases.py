@@ -13,6 +13,7 @@ import pytest
 
 import lakehead as lh
 import lakehead.spark as lhs
+from lakehead.api.table import handle_of
 from lakehead.lake.union_read import pin
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def test_a_frame_holds_its_lease_until_nothing_is_made_of_it(
     derived = lhs.table(spark, "s.t").where("k < 95").select("v")
     told = lhs.sql(spark, "select count(*) n from s.t a join s.t b on a.k = b.k")
     gc.collect()
-    con._leases._open("full", [(table._client.desc.table_id, None)], planned=True)
+    con._leases._open("full", [(handle_of(table).desc.table_id, None)], planned=True)
     assert held(con) == 2, "Python has no reference to the frames that were read, the JVM has"
     assert derived.count() == 95 and told.collect()[0].n == 110
     del derived, told
@@ -67,9 +68,9 @@ def test_a_session_that_stops_holds_nothing(spark: SparkSession, con: lh.Connect
     limits = leases(con)._limits
     leases(con)._limits = dataclasses.replace(limits, leases_max=8)
     for _ in range(8):
-        pin(table._client, held=False)
+        pin(handle_of(table), held=False)
     with pytest.raises(lh.OverloadedError):
-        pin(table._client, held=False)
+        pin(handle_of(table), held=False)
     assert len(frames) == 5 and planned(con) == 0
 
 

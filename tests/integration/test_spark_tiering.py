@@ -12,6 +12,7 @@ import pytest
 
 import lakehead as lh
 import lakehead.spark as lhs
+from lakehead.api.table import handle_of
 from lakehead.iceberg.iceberg_table import IcebergLakeTable
 from lakehead.lake.marks import next_epoch
 from lakehead.tiering.round import run_round
@@ -92,8 +93,8 @@ def test_a_newer_service_takes_over(spark: SparkSession, con: lh.Connection) -> 
     def on_round(report: RoundReport) -> None:
         reports.append(report)
         t.append(rows(10, 20))
-        lake = IcebergLakeTable(t.lake.iceberg, t._client.desc)
-        run_round(lake, t._client.desc, t._client, epoch=next_epoch(lake.load()))
+        lake = IcebergLakeTable(t.lake.iceberg, handle_of(t).desc)
+        run_round(lake, handle_of(t).desc, handle_of(t).log, epoch=next_epoch(lake.load()))
         t.append(rows(20, 30))
         fenced.set()
 

@@ -12,10 +12,16 @@ import pytest
 
 import lakehead as lh
 from lakehead import TabletId
+from lakehead.api.table import handle_of
 from lakehead.env.clock import SystemClock
 
 KV = pa.schema([("k", pa.int64()), ("a", pa.string())])
 ONE = TabletId((), 0)
+
+
+def metadata_in_use(table: lh.Table) -> list[str]:
+    handle = handle_of(table)
+    return handle.leases.metadata_in_use(handle.desc.table_id)
 
 
 def trim(con: lh.Connection) -> None:
@@ -245,12 +251,12 @@ def test_a_lease_ends_with_its_scan_or_after_a_time(con: lh.Connection) -> None:
     table.append(rows(1))
     leases = con._server.service._leases  # type: ignore[attr-defined]
     scan = table.scan()
-    assert len(leases._open) == 1 and table._client.leased_metadata() == [table.lake.metadata_location]
+    assert len(leases._open) == 1 and metadata_in_use(table) == [table.lake.metadata_location]
     del scan
     again = table.scan()
     assert len(leases._open) == 1, "let go with the next one"
     leases._clock = _Later(leases._limits.lease_seconds + 1)
-    assert table._client.leased_metadata() == []
+    assert metadata_in_use(table) == []
     assert again.count() == 1, "a lease that is over reads what there is"
 
 

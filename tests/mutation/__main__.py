@@ -339,7 +339,7 @@ MUTANTS = (
     ),
     Mutant(
         "send a batch anew after any gap",
-        "client/table.py",
+        "client/writers.py",
         'if writer.sent_again or "acknowledged" in e.context:',
         "if False:",
         "tests/unit/client/test_writer.py",

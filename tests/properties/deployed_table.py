@@ -21,8 +21,9 @@ from pyiceberg.table import Transaction
 from tests.standby import with_standby
 
 from lakehead import LakeheadError
-from lakehead.api.table import Table
-from lakehead.client.table import TableClient
+from lakehead.api.table import Table, handle_of
+from lakehead.client.routes import OneServer
+from lakehead.client.table import TableHandle
 from lakehead.client.writer import PreparedWrite
 from lakehead.config import LakeConfig, Limits, TableProperties
 from lakehead.env import Env, SystemRandomness, SystemThreads
@@ -137,7 +138,7 @@ class Deployed(RuleBasedStateMachine):
         assert self.service is not None
         endpoint = LocalEndpoint(self.service)
         reply, _ = endpoint.call(m.GetTable(database="m", table="t"))
-        client = TableClient(reply.info.descriptor(), endpoint, self.env)
+        client = TableHandle(reply.info.descriptor(), OneServer(endpoint), self.env)
         self.table = Table(client)
 
     def stop(self, *, dead: bool = False) -> None:
@@ -233,7 +234,7 @@ class Deployed(RuleBasedStateMachine):
 
     def send(self, kind: WriteKind, rows: Rows) -> None:
         """Write a batch that is sent again later, as after an answer that got lost."""
-        writer = self.table._client.anonymous_writer()
+        writer = handle_of(self.table).writers.anonymous()
         write = writer.prepare(kind, pa.RecordBatch.from_pylist(rows, self.table.schema))
         self.sent.append((write, [offsets for _, offsets in writer.send(write)]))
 

@@ -36,7 +36,7 @@ from tests.properties.predicate_cases import (
 )
 
 import lakehead as lh
-from lakehead.api.table import Table
+from lakehead.api.table import Table, handle_of
 from lakehead.errors import InvalidPredicateError, LakeheadError
 from lakehead.lake.union_read import Pin, UnionRead, pin
 from lakehead.predicate import Predicate, parse_predicate
@@ -133,7 +133,7 @@ class _Run:
     # -- asking -----------------------------------------------------------------------------------------------------
 
     def _ask(self, stage: str) -> None:
-        pinned = pin(self._table._client)
+        pinned = pin(handle_of(self._table))
         answered: list[tuple[Condition, list[int]]] = []
         for condition in self._asked_at(stage):
             wanted = self._oracle.keys(condition)
@@ -168,7 +168,7 @@ class _Run:
             self._agree(stage, "scan", text, found, wanted)
 
     def _read(self, pinned: Pin, predicate: Predicate) -> list[int]:
-        read = UnionRead(self._table._client, pinned, columns=[KEY], predicate=predicate)
+        read = UnionRead(handle_of(self._table), pinned, columns=[KEY], predicate=predicate)
         return sorted(_keys(read.batches()))
 
     def _arrow(self, stage: str, condition: Condition, pinned: Pin) -> None:

@@ -21,6 +21,7 @@ from tests.simulation.workload import (
     Source,
 )
 
+from lakehead.client.routes import OneServer
 from lakehead.client.writer import BatchWriter, writer_bytes
 from lakehead.config import TableProperties
 from lakehead.errors import (
@@ -51,7 +52,7 @@ class DivergentWriter(Actor):
         while True:
             self.think(0.1)
             try:
-                writer = self.client.named_writer(self.name)
+                writer = self.client.writers.named(self.name)
                 if writer.acked_through >= 0 and self.draws.random() < 0.5:
                     self._send(self._before(writer), writer.acked_through)
                     continue
@@ -70,7 +71,7 @@ class DivergentWriter(Actor):
         """One that goes on too early, at the last batch that is acknowledged."""
         again = BatchWriter(
             self.desc,
-            self.endpoint,
+            OneServer(self.endpoint),
             self.deployment.clock,
             writer_id=writer_bytes(self.name),
             epoch=writer._epoch,

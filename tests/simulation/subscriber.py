@@ -11,7 +11,7 @@ from tests.simulation.lake import SimulatedLakes, lake_of, tablet_of_row
 from tests.simulation.workload import Actor
 
 from lakehead.api.feed import Feed, FeedStart
-from lakehead.client.table import TableClient
+from lakehead.client.table import TableHandle
 from lakehead.errors import OffsetOutOfRangeError, UnavailableError
 from lakehead.protocol.messages import StreamHeader
 from lakehead.types import OFFSET_COLUMN, TIMESTAMP_COLUMN, ChangeType, TableDescriptor, TabletKey
@@ -23,13 +23,13 @@ _LAKE_ROWS = 4
 class SimulatedFeed(Feed):
     """The feed behind a subscription. The lake's rows come from memory; all else is the real one's."""
 
-    def __init__(self, lakes: SimulatedLakes, client: TableClient, start: FeedStart, columns: list[str]) -> None:
+    def __init__(self, lakes: SimulatedLakes, client: TableHandle, start: FeedStart, columns: list[str]) -> None:
         self._lakes = lakes
         super().__init__(client, start, None, columns, None)
 
     def _lake_rows(self, key: TabletKey, start: int) -> tuple[int, Iterator[pa.RecordBatch]]:
-        desc = self._client.desc
-        view = self._lakes.at(desc, self._client.lake(), None)
+        desc = self._handle.desc
+        view = self._lakes.at(desc, self._handle.lake(), None)
         lake, end = lake_of(view), view.offsets.get(key, 0)
         if view.snapshot_id is None:
             return end, iter(())

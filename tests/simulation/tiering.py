@@ -12,7 +12,8 @@ from tests.simulation.deployment import Deployment
 from tests.simulation.history import require
 from tests.simulation.network import NetworkEndpoint
 
-from lakehead.client.table import TableClient
+from lakehead.client.routes import OneServer
+from lakehead.client.table import TableHandle
 from lakehead.errors import (
     ClosedError,
     CommitConflictError,
@@ -48,7 +49,7 @@ class SimulatedTables:
         self.deployment = deployment
         self.name = name
         self._endpoint = NetworkEndpoint(deployment.network, name)
-        self._clients: dict[str, TableClient] = {}
+        self._clients: dict[str, TableHandle] = {}
         self._epochs: dict[str, int] = {}
         self._fenced: set[str] = set()
 
@@ -82,7 +83,7 @@ class SimulatedTables:
             return None
         desc = reply.info.descriptor()
         if desc.table_id not in self._clients:
-            self._clients[desc.table_id] = TableClient(desc, self._endpoint, self.deployment.env)
+            self._clients[desc.table_id] = TableHandle(desc, OneServer(self._endpoint), self.deployment.env)
         return ListedTable(
             desc.table_id, name, desc.properties.freshness_ms / 1000, desc.lake is not None, maintained=True
         )
@@ -92,7 +93,7 @@ class SimulatedTables:
         with self.deployment.scheduler.judging():
             require(table_id not in self._fenced, f"{self.name} goes on with a table that it lost")
             try:
-                return {t.key: t.high_watermark for t in self._clients[table_id].tablets()}
+                return {t.key: t.high_watermark for t in self._clients[table_id].log.tablets()}
             except LakeheadError as e:
                 self._require_expected(e, table_id)
                 raise
@@ -120,7 +121,7 @@ class SimulatedTables:
             result = run_round(
                 lake.table,
                 client.desc,
-                client,
+                client.log,
                 epoch=self._epochs[table_id],
                 round_id=round_id,
                 rows_per_task=d.draws.choice([5, 1000]),

@@ -13,7 +13,8 @@ from tests.simulation.history import Row, TabletHistory, by_offset, require, row
 from tests.simulation.lake import SimulatedUnionRead, tablet_of_row
 from tests.simulation.network import NetworkEndpoint
 
-from lakehead.client.table import TableClient
+from lakehead.client.routes import OneServer
+from lakehead.client.table import TableHandle
 from lakehead.client.writer import BatchWriter
 from lakehead.errors import (
     ClosedError,
@@ -47,7 +48,7 @@ class Actor:
         self.name = name
         self.draws = deployment.draws
         self.endpoint = NetworkEndpoint(deployment.network, name)
-        self.client = TableClient(desc, self.endpoint, deployment.env)
+        self.client = TableHandle(desc, OneServer(self.endpoint), deployment.env)
 
     def note(self, what: str, detail: object = "") -> None:
         self.deployment.note(self.name, what, detail)
@@ -121,7 +122,7 @@ class AnonymousWriter(Actor):
             self.think()
             kind, batch = source.batch(n)
             try:
-                offsets = self.client.write(kind, pa.Table.from_batches([batch]))
+                offsets = self.client.writers.write(kind, pa.Table.from_batches([batch]))
                 self.note("write", [(str(k), *o) for k, o in offsets])
             except self.expected as e:
                 self.note("write unknown", type(e).__name__)
@@ -143,7 +144,7 @@ class NamedWriter(Actor):
         while True:
             self.think(0.1)
             try:
-                writer = self.client.named_writer(self._source_name)
+                writer = self.client.writers.named(self._source_name)
                 self.note("writer opened", f"after {writer.acked_through}")
                 return self._go_on(writer, batches)
             except self.expected as e:
@@ -183,7 +184,7 @@ class Reader(Actor):
 
     def whole(self) -> None:
         """Read everything, when nothing is going on."""
-        states = {s.key: s for s in self.client.tablets(sync=True)}
+        states = {s.key: s for s in self.client.log.tablets(sync=True)}
         for tablet in self.deployment.history.of(self.desc.table_id):
             end = states[tablet.key].high_watermark
             require(end == tablet.end, f"{tablet.name} shows {end} of {tablet.end} records at the end")
@@ -194,7 +195,7 @@ class Reader(Actor):
 
     def look_up(self) -> None:
         keys = sorted({("w", 0), *self.draws.sample(KEYS, 5)})
-        found = self.client.lookup(_batch(KEYED_SCHEMA, ["p", "k"], keys))
+        found = self.client.lookups.by_key(_batch(KEYED_SCHEMA, ["p", "k"], keys))
         self.note("lookup", rows_of(found))
 
     def read_log(self, *, all_of_it: bool = False) -> None:
@@ -240,7 +241,7 @@ class Reader(Actor):
 
     def _pin(self, *, leased: bool) -> Pinned:
         starts = self.deployment.starts
-        lease, states = None, self.client.tablets(sync=self.draws.random() < 0.3)
+        lease, states = None, self.client.log.tablets(sync=self.draws.random() < 0.3)
         if leased:
             table = m.LeasedTable(table_id=self.desc.table_id, lake_metadata=None)
             reply, _ = self.endpoint.call(m.OpenLeases(tables=[table], release=[]))

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from lakehead.api.connection import Connection
-from lakehead.api.table import Table
+from lakehead.api.table import Table, handle_of
 from lakehead.env import LocalStorage
 from lakehead.env.storage import storage_errors, sync_file
 from lakehead.errors import (
@@ -170,31 +170,31 @@ def _copy_table(table: Table, folder: str, data: str) -> str | None:
 
     Files that the owner removes meanwhile, as it trims and cleans up, make it begin anew.
     """
-    client = table._client
+    handle = handle_of(table)
     last: Exception | None = None
     for _ in range(_ATTEMPTS):
         _remove_table(data, table)
         try:
             pointer = _copy_lake(table, folder, data)
-            client.watermarks()
+            handle.log.watermarks()
             for tablet in _tablet_folders(folder, table):
                 _copy_tablet(os.path.join(folder, tablet), os.path.join(data, tablet), table)
             return pointer
         except (FileNotFoundError, LakeFileMissingError) as e:
             last = e
-            client.watermarks()  # it may have been dropped
+            handle.log.watermarks()  # it may have been dropped
     if isinstance(last, LakeFileMissingError):
         raise last
     raise UnavailableError(f"files of {table.name} keep going while they are copied ({last}): try again") from last
 
 
 def _table_folder(table: Table) -> str:
-    desc = table._client.desc
+    desc = handle_of(table).desc
     return f"tables/{desc.path}-{desc.table_id[:8]}"
 
 
 def _lake_folder(table: Table) -> str:
-    desc = table._client.desc
+    desc = handle_of(table).desc
     return f"lake/{desc.path.database}/{desc.path.table}-{desc.table_id}"
 
 
@@ -219,22 +219,22 @@ def _copy_tablet(source: str, target: str, table: Table) -> None:
     for name in sorted(os.listdir(source)):
         if name.endswith(_LOG_FILES):
             _copy(os.path.join(source, name), os.path.join(target, name))
-    segment_bytes = table._client.desc.properties.segment_bytes
+    segment_bytes = handle_of(table).desc.properties.segment_bytes
     LogTablet(LocalStorage(), target, segment_bytes=segment_bytes, epoch=_ANY_EPOCH).close()
 
 
 def _copy_lake(table: Table, folder: str, data: str) -> str | None:
     """Copy all files of one version of the lake table; returns its metadata file, None when that lies outside."""
-    client = table._client
-    if client.desc.lake is None:
+    handle = handle_of(table)
+    if handle.desc.lake is None:
         return None
-    info = client.lake()
+    info = handle.lake()
     inside = f"file://{folder}/lake/"
     if not info.metadata_location.startswith(inside) or os.path.realpath(f"{folder}/lake") != f"{folder}/lake":
         return None
     from lakehead.iceberg.inventory import inventory
 
-    lease, _ = client.open_leases([(client.desc.table_id, info.metadata_location)])[0]
+    (lease,) = handle.leases.open([(handle.desc.table_id, info.metadata_location)])
     try:
         for address, needed in inventory(info):
             if not address.startswith(inside):
@@ -246,7 +246,7 @@ def _copy_lake(table: Table, folder: str, data: str) -> str | None:
                 if needed:
                     raise
     finally:
-        client.release_lease(lease)
+        handle.leases.release(lease.lease)
     return info.metadata_location
 
 

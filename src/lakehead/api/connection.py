@@ -18,9 +18,10 @@ from lakehead.api.folder import AttachedEndpoint, forget_folders, open_folder, r
 from lakehead.api.lake import TieringResult
 from lakehead.api.table import Table
 from lakehead.client.closable import ClosableEndpoint
-from lakehead.client.leases import LeaseKeeper
+from lakehead.client.leases import Leases
 from lakehead.client.patience import ask
-from lakehead.client.table import TableClient
+from lakehead.client.routes import OneServer
+from lakehead.client.table import TableHandle
 from lakehead.config import LakeConfig, Limits, TableProperties
 from lakehead.env import Env
 from lakehead.env.credentials import load_token
@@ -133,7 +134,8 @@ class Connection(Displayed):
         # Token and authority that `connect` was given: other processes of this job may need them.
         self._given: tuple[str | None, bytes | None] = (None, None)
         self._env = Env.system()
-        self._leases = LeaseKeeper(self._door, self._env.threads, renewing=True)
+        self._routes = OneServer(self._door)
+        self._leases = Leases(self._routes, self._env, renewing=True)
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._sql: SqlEngine | None = None
@@ -241,8 +243,8 @@ class Connection(Displayed):
 
     def _opened(self, reply: m.TableReply) -> Table:
         desc = reply.info.descriptor()
-        client = TableClient(desc, self._endpoint, self._env, self._leases, reply.folder_id)
-        return Table(client)
+        handle = TableHandle(desc, self._routes, self._env, self._leases, reply.folder_id)
+        return Table(handle)
 
     def tables(self, database: str | None = None) -> list[str]:
         """Names ``database.table`` of one database or of all, sorted."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.client.patience import Patience
-from lakehead.client.table import TableClient
+from lakehead.client.table import TableHandle
 from lakehead.errors import LakeStateError, OffsetOutOfRangeError, UnavailableError
 from lakehead.lake.history import read_history
 from lakehead.lake.pinned_lake import PinnedLake
@@ -47,7 +47,7 @@ class Feed:
 
     def __init__(
         self,
-        client: TableClient,
+        handle: TableHandle,
         start: FeedStart,
         stops: Mapping[TabletKey, int] | None,
         columns: list[str],
@@ -58,8 +58,8 @@ class Feed:
         Raises:
             LakeheadError: that is not possible.
         """
-        self._client = client
-        self._over_lake = client.desc.lake is not None and not client.desc.keyed
+        self._handle = handle
+        self._over_lake = handle.desc.lake is not None and not handle.desc.keyed
         self._stops = stops
         self._columns = columns
         self._predicate = predicate
@@ -68,18 +68,18 @@ class Feed:
         self._positions: dict[TabletKey, int] = {}
         self._live_first: dict[TabletKey, _LiveRows | None] = {}
         self._stopped = False
-        what = f"subscription to {client.desc.path}"
-        self._patience = Patience(client.clock, what, None) if stops is None else Patience.bounded(client.clock, what)
+        what = f"subscription to {handle.desc.path}"
+        self._patience = Patience(handle.clock, what, None) if stops is None else Patience.bounded(handle.clock, what)
         self._stream = self._first(start)
         # The stream's own: what comes from the lake has the same.
-        fields = pa.schema([*client.desc.schema, *SYSTEM_FIELDS, pa.field(CHANGE_TYPE_COLUMN, pa.int8())])
+        fields = pa.schema([*handle.desc.schema, *SYSTEM_FIELDS, pa.field(CHANGE_TYPE_COLUMN, pa.int8())])
         self.schema = pa.schema([fields.field(c) for c in columns])
 
     # ---- where it starts --------------------------------------------------------------------------------------
 
     def _first(self, start: FeedStart) -> Stream | None:
         for attempt in range(_ATTEMPTS_MAX):
-            tablets = self._client.tablets(at_timestamp_us=self._since_us)
+            tablets = self._handle.log.tablets(at_timestamp_us=self._since_us)
             self._live_first.clear()
             found = {t.key: self._first_position(start, t) for t in tablets}
             self._positions = {k: position for k, position in found.items() if position is not None}
@@ -101,7 +101,7 @@ class Feed:
             return self._position_at_time(tablet, start)
         if isinstance(start, Mapping) and tablet.key in start:
             return start[tablet.key]
-        if self._client.desc.keyed and (start == "full" or tablet.log_start > 0):
+        if self._handle.desc.keyed and (start == "full" or tablet.log_start > 0):
             self._live_first[tablet.key] = None
             return None
         return 0 if self._over_lake else tablet.log_start
@@ -110,7 +110,7 @@ class Feed:
         if tablet.at_timestamp is None and not self._over_lake:
             at = dt.datetime.fromtimestamp(at_us / 1e6, dt.UTC)
             raise OffsetOutOfRangeError(
-                f"changes of {self._client.desc.path} since {at.isoformat()} are no longer all in the log: tablet"
+                f"changes of {self._handle.desc.path} since {at.isoformat()} are no longer all in the log: tablet"
                 f" {tablet.key} holds offsets [{tablet.log_start}, {tablet.high_watermark}); start from 'full' to get"
                 " the current rows and what changes after",
                 log_start_offset=tablet.log_start,
@@ -125,7 +125,7 @@ class Feed:
             try:
                 if self._stream is None:
                     yield from self._rest_of_live_rows()
-                    self._stream = self._open(self._client.tablets())
+                    self._stream = self._open(self._handle.log.tablets())
                 if self._stream is None:
                     yield from self._from_lake()
                     continue
@@ -174,7 +174,7 @@ class Feed:
         for key, held in list(self._live_first.items()):
             if held is None:
                 continue
-            rest = self._client.read_ranges(
+            rest = self._handle.log.read_ranges(
                 {key: (0, held.at)}, self._columns, self._predicate, live=True, skip=held.rows
             )
             waiting: pa.RecordBatch | None = None
@@ -202,7 +202,7 @@ class Feed:
     # ---- log and lake -----------------------------------------------------------------------------------------
 
     def _log_starts(self) -> dict[TabletKey, int]:
-        return {t.key: t.log_start for t in self._client.tablets()}
+        return {t.key: t.log_start for t in self._handle.log.tablets()}
 
     def _behind(self, log_starts: Mapping[TabletKey, int]) -> dict[TabletKey, int]:
         """Positions that the log no longer holds and that are still wanted."""
@@ -218,9 +218,9 @@ class Feed:
         for key, position in self._behind(self._log_starts()).items():
             if position <= behind.get(key, -1):
                 raise LakeStateError(
-                    f"offsets of {self._client.desc.path} tablet {key} from {position} on are neither in the log nor in"
+                    f"offsets of {self._handle.desc.path} tablet {key} from {position} on are neither in the log nor in"
                     " the lake: restore one of them",
-                    table=str(self._client.desc.path),
+                    table=str(self._handle.desc.path),
                 )
 
     def _tablet_from_lake(self, key: TabletKey) -> Iterator[Item]:
@@ -240,7 +240,7 @@ class Feed:
 
     def _lake_rows(self, key: TabletKey, start: int) -> tuple[int, Iterator[pa.RecordBatch]]:
         """The lake's rows of a tablet from ``start`` on, as far as they are wanted, and where they end."""
-        view = PinnedLake.current(self._client.desc, self._client.lake())
+        view = PinnedLake.current(self._handle.desc, self._handle.lake())
         end = min(view.offsets.get(key, 0), self._stop(key))
         return end, read_history(view, key, start, end, columns=self._columns, predicate=self._predicate)
 
@@ -259,7 +259,7 @@ class Feed:
         if stops is not None:
             stops = {k: max(s, log_starts.get(k, 0)) for k, s in stops.items()}
         try:
-            return self._client.subscribe(
+            return self._handle.log.subscribe(
                 starts=starts, default=self._default, stops=stops, columns=self._columns, predicate=self._predicate
             )
         except OffsetOutOfRangeError:

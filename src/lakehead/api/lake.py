@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from lakehead.api.display import Displayed
-from lakehead.client.table import TableClient
+from lakehead.client.table import TableHandle
 from lakehead.config import parse_duration_ms
 from lakehead.errors import LakeheadError, NoLakeError
 from lakehead.types import TIMESTAMP_TYPE, TableDescriptor, TabletId
@@ -61,50 +61,50 @@ def no_lake(desc: TableDescriptor) -> NoLakeError:
 class TableLake(Displayed):
     """The Iceberg table behind a table, as of each call."""
 
-    def __init__(self, client: TableClient) -> None:
-        self._client = client
+    def __init__(self, handle: TableHandle) -> None:
+        self._handle = handle
 
     def _facts(self) -> Mapping[str, object]:
-        desc = self._client.desc
+        desc = self._handle.desc
         return {"table": repr(str(desc.path)), "format": desc.lake, "freshness": desc.properties.to_user()["freshness"]}
 
     @property
     def metadata_location(self) -> str:
         """URI of the current Iceberg metadata file, which any Iceberg reader opens."""
-        return self._client.lake().metadata_location
+        return self._handle.lake().metadata_location
 
     def iceberg(self) -> IcebergTable:
         """The table in PyIceberg, opened through its catalog."""
         from lakehead.lake.pinned_lake import open_for_writing
 
-        return open_for_writing(self._client.desc, self._client.lake())
+        return open_for_writing(self._handle.desc, self._handle.lake())
 
     def offsets(self) -> dict[TabletId, int]:
         """Exclusive end of what the lake holds, per tablet."""
         from lakehead.lake.pinned_lake import PinnedLake
 
-        view = PinnedLake.current(self._client.desc, self._client.lake())
-        return {self._client.desc.tablet_id(k): o for k, o in view.offsets.items()}
+        view = PinnedLake.current(self._handle.desc, self._handle.lake())
+        return {self._handle.desc.tablet_id(k): o for k, o in view.offsets.items()}
 
     def snapshots(self) -> pa.Table:
         """Lake snapshots, oldest first."""
         from lakehead.lake.pinned_lake import lake_snapshots
 
-        return lake_snapshots(self._client.lake())
+        return lake_snapshots(self._handle.lake())
 
     def files(self) -> pa.Table:
         """Data and delete files of the current lake snapshot."""
         from lakehead.lake.pinned_lake import PinnedLake
 
-        return PinnedLake.current(self._client.desc, self._client.lake()).files()
+        return PinnedLake.current(self._handle.desc, self._handle.lake()).files()
 
     def tier(self) -> TieringResult:
         """One tiering round in this process; see `Connection.tier`."""
         from lakehead.iceberg.iceberg_table import open_lake_table
 
-        lake = open_lake_table(self._client.desc, self._client.lake())
-        result = tier_table(self._client, lake, self._client)
-        offsets = {self._client.desc.tablet_id(k): o for k, o in result.offsets.items()}
+        lake = open_lake_table(self._handle.desc, self._handle.lake())
+        result = tier_table(self._handle, lake, self._handle.log)
+        offsets = {self._handle.desc.tablet_id(k): o for k, o in result.offsets.items()}
         return TieringResult(result.snapshot_id, result.rows, result.deletes, result.files, offsets)
 
     def adopt(self) -> bool:
@@ -119,7 +119,7 @@ class TableLake(Displayed):
             FolderCopiedError: another copy has committed since the copy was made; its rows are not of this log.
             LakeStateError: the lake holds more than this log.
         """
-        return self._client.adopt_lake()
+        return self._handle.adopt_lake()
 
     def remove_orphans(self, older_than: str | float = "1d", *, dry_run: bool = False) -> pa.Table:
         """Remove files in the table's lake folder that no lake snapshot names: crashes and lost commits leave some.
@@ -142,7 +142,7 @@ class TableLake(Displayed):
 
         def leased() -> Iterator[str]:
             # Asked when the table was loaded: what is pinned from then on is in that.
-            yield from self._client.leased_metadata()
+            yield from self._handle.leases.metadata_in_use(self._handle.desc.table_id)
 
         age = parse_duration_ms(older_than, "older_than")
         found = remove_orphans(self.iceberg, older_than_ms=age, also_reachable=leased(), dry_run=dry_run)
@@ -150,7 +150,7 @@ class TableLake(Displayed):
 
 
 def tier_table(
-    client: TableClient,
+    handle: TableHandle,
     lake: LakeTable,
     source: HotSource,
     *,
@@ -165,9 +165,9 @@ def tier_table(
     """
     from lakehead.tiering.round import run_round
 
-    result = run_round(lake, client.desc, source, executor=executor, epoch=epoch)
+    result = run_round(lake, handle.desc, source, executor=executor, epoch=epoch)
     if result.snapshot_id is not None:
         # A hint, and the round has landed without it.
         with contextlib.suppress(LakeheadError):
-            client.report_tiered()
+            handle.report_tiered()
     return result

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from lakehead.api.display import Displayed
 from lakehead.api.subscription import chosen_columns
-from lakehead.client.table import TableClient
+from lakehead.client.table import TableHandle
 from lakehead.errors import InvalidRequestError, MissingDependencyError
 from lakehead.lake.union_read import UnionRead, pin
 from lakehead.predicate import parse_predicate
@@ -30,7 +30,7 @@ class Scan(Displayed):
 
     def __init__(
         self,
-        client: TableClient,
+        handle: TableHandle,
         *,
         columns: Sequence[str] | None,
         where: str | pc.Expression | None,
@@ -45,14 +45,14 @@ class Scan(Displayed):
             raise InvalidRequestError(f"limit={limit!r} must be a whole number that is not negative")
         if snapshot is not None and (isinstance(snapshot, bool) or not isinstance(snapshot, int | dt.datetime)):
             raise InvalidRequestError(f"snapshot={snapshot!r}: give the id of a lake snapshot, or a datetime")
-        predicate = None if where is None else parse_predicate(where, client.desc.schema)
+        predicate = None if where is None else parse_predicate(where, handle.desc.schema)
         self._where = where
         self._tier = "lake" if snapshot is not None else tier
-        self._client = client
+        self._handle = handle
         self._read = UnionRead(
-            client,
-            pin(client, tier=tier, snapshot=snapshot),
-            columns=chosen_columns(client.desc, columns),
+            handle,
+            pin(handle, tier=tier, snapshot=snapshot),
+            columns=chosen_columns(handle.desc, columns),
             predicate=predicate,
             limit=limit,
             system_columns=system_columns,
@@ -61,13 +61,13 @@ class Scan(Displayed):
     def _facts(self) -> Mapping[str, object]:
         pinned = self._read.pinned
         return {
-            "table": repr(str(self._client.desc.path)),
+            "table": repr(str(self._handle.desc.path)),
             "columns": self.schema.names,
             "where": None if self._where is None else str(self._where),
             "tier": self._tier,
             "lake_snapshot": pinned.lake.snapshot_id if pinned.lake is not None else None,
             "log_records": sum(end - start for start, end in pinned.ranges.values()) if pinned.ranges else None,
-            "connection": None if self._client.open else "closed",
+            "connection": None if self._handle.open else "closed",
         }
 
     @property

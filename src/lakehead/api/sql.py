@@ -24,7 +24,7 @@ from lakehead.api.pushdown import as_duckdb_means
 from lakehead.api.relation import Reading, Relation, as_duckdb
 from lakehead.api.statement import NamedTable, Statement, read_statement
 from lakehead.api.subscription import changelog_schema, named_changes
-from lakehead.api.table import Table
+from lakehead.api.table import Table, handle_of
 from lakehead.api.table_names import Suffix, suffix_of
 from lakehead.errors import InvalidRequestError, SqlError, TableNotFoundError
 from lakehead.lake.union_read import Pin, UnionRead, pin_together
@@ -228,7 +228,7 @@ def _contents(con: Tables, views: set[_View], reading: Reading) -> dict[_View, o
         NoLakeError: a suffix asks for the lake of a table that has none.
     """
     tables = {path: con.table(path) for path in sorted({v.path for v in views})}
-    pins = pin_together([t._client for t in tables.values()])
+    pins = pin_together([handle_of(t) for t in tables.values()])
     pinned = dict(zip(tables, pins, strict=True))
     return {v: _rows(tables[v.path], v.suffix, pinned[v.path], reading) for v in views}
 
@@ -249,26 +249,26 @@ def _rows(table: Table, suffix: Suffix | None, pinned: Pin, reading: Reading) ->
 
 def _dataset(table: Table, pinned: Pin, reading: Reading) -> PushdownDataset:
     """The user's columns; `Table.scan` has the system columns, too."""
-    client = table._client
-    user = client.desc.schema
+    handle = handle_of(table)
+    user = handle.desc.schema
 
     def read(columns: list[str] | None, where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
         predicate = None if where is None else parse_predicate(as_duckdb_means(where, user), user)
-        yield from UnionRead(client, pinned, columns=columns or [], predicate=predicate).batches()
+        yield from UnionRead(handle, pinned, columns=columns or [], predicate=predicate).batches()
 
     return PushdownDataset(pa.schema([*user]), reading.noted(read))
 
 
 def _changelog(table: Table, pinned: Pin, reading: Reading) -> PushdownDataset:
-    client = table._client
-    schema = changelog_schema(client.desc)
+    handle = handle_of(table)
+    schema = changelog_schema(handle.desc)
 
     def read(columns: list[str] | None, where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
         wanted = schema.names if columns is None else columns
         names = schema.names if where is not None else wanted
         projected = pa.schema([schema.field(c) for c in wanted])
         predicate = None if where is None else parse_predicate(as_duckdb_means(where, schema), schema)
-        for _, batch in client.read_ranges(pinned.log, names or ["__offset"], lease=pinned.lease):
+        for _, batch in handle.log.read_ranges(pinned.log, names or ["__offset"], lease=pinned.lease):
             rows = named_changes(batch)
             yield _project(rows if predicate is None else predicate.filter(rows), projected)
 

@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from lakehead.client.table import TableClient
+from lakehead.client.table import TableHandle
 
 STATUS_SCHEMA = pa.schema(
     [
@@ -23,18 +23,18 @@ STATUS_SCHEMA = pa.schema(
 )
 
 
-def status_table(client: TableClient) -> pa.Table:
+def status_table(handle: TableHandle) -> pa.Table:
     """See `Table.status`."""
-    tablets = client.tablets()
+    tablets = handle.log.tablets()
     tiered = {}
-    if client.desc.lake is not None:
+    if handle.desc.lake is not None:
         from lakehead.lake.pinned_lake import PinnedLake
 
-        tiered = dict(PinnedLake.current(client.desc, client.lake()).offsets)
-    now, times = client.timestamps_at({t.key: tiered.get(t.key, t.log_start) for t in tablets})
+        tiered = dict(PinnedLake.current(handle.desc, handle.lake()).offsets)
+    now, times = handle.log.timestamps_at({t.key: tiered.get(t.key, t.log_start) for t in tablets})
     rows = []
     for t in tablets:
-        has_lake = client.desc.lake is not None
+        has_lake = handle.desc.lake is not None
         at = tiered.get(t.key, 0)
         committed = times[t.key]
         lag = max(now - committed, 0) / 1e6 if committed is not None else 0.0

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from lakehead.api.display import Displayed
 from lakehead.api.feed import Feed, FeedStart
-from lakehead.client.table import TableClient
+from lakehead.client.table import TableHandle
 from lakehead.errors import ColumnNotFoundError, InvalidRequestError
 from lakehead.format.schema import nearest_name
 from lakehead.predicate import Predicate, parse_predicate
@@ -137,7 +137,7 @@ def chosen_columns(desc: TableDescriptor, columns: Sequence[str] | None) -> list
 
 
 def subscribe(
-    client: TableClient,
+    handle: TableHandle,
     *,
     start: Literal["latest", "earliest", "full"] | dt.datetime | Mapping[TabletId, int],
     columns: Sequence[str] | None,
@@ -145,13 +145,13 @@ def subscribe(
     stop: Literal["now"] | Mapping[TabletId, int] | None,
 ) -> Subscription:
     """Open a subscription; see `Table.subscribe`."""
-    desc = client.desc
+    desc = handle.desc
     wanted = chosen_columns(desc, columns)
     predicate: Predicate | None = None if where is None else parse_predicate(where, desc.schema)
     changes = [CHANGE_TYPE_COLUMN] if desc.keyed else []
     system = [BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN]
     wanted_columns = [*wanted, *changes, *system]
-    stream = Feed(client, _start(desc, start), _stops(client, stop), wanted_columns, predicate)
+    stream = Feed(handle, _start(desc, start), _stops(handle, stop), wanted_columns, predicate)
     return Subscription(desc, stream)
 
 
@@ -169,13 +169,13 @@ def _start(desc: TableDescriptor, start: Any) -> FeedStart:
     raise InvalidRequestError(f"start={start!r}: use 'latest', 'earliest', 'full', a datetime or offsets per TabletId")
 
 
-def _stops(client: TableClient, stop: Any) -> dict[TabletKey, int] | None:
+def _stops(handle: TableHandle, stop: Any) -> dict[TabletKey, int] | None:
     if stop is None:
         return None
     if stop == "now":
-        return {t.key: t.high_watermark for t in client.tablets()}
+        return {t.key: t.high_watermark for t in handle.log.tablets()}
     if isinstance(stop, Mapping):
-        return _by_key(client.desc, stop, "stop")
+        return _by_key(handle.desc, stop, "stop")
     raise InvalidRequestError(f"stop={stop!r}: use None, 'now' or offsets per TabletId")
 
 

@@ -17,7 +17,8 @@ from lakehead.api.scan import Scan
 from lakehead.api.status import status_table
 from lakehead.api.subscription import Subscription, subscribe
 from lakehead.api.writer import Writer
-from lakehead.client.table import TableClient, slices
+from lakehead.client.routing import slices
+from lakehead.client.table import TableHandle
 from lakehead.errors import InvalidRequestError, SchemaMismatchError, WrongTableKindError
 from lakehead.format.rows import to_key_table
 from lakehead.types import TableDescriptor, TabletId, Tier, WriteKind
@@ -42,8 +43,8 @@ class WriteResult(Displayed):
 class Table(Displayed):
     """A table of a connection. Thread-safe."""
 
-    def __init__(self, client: TableClient) -> None:
-        self._client = client
+    def __init__(self, handle: TableHandle) -> None:
+        self._handle = handle
 
     def _facts(self) -> Mapping[str, object]:
         desc = self._desc
@@ -55,12 +56,12 @@ class Table(Displayed):
             "partition_by": list(desc.partition_by),
             "buckets": desc.buckets,
             "lake": desc.lake,
-            "connection": None if self._client.open else "closed",
+            "connection": None if self._handle.open else "closed",
         }
 
     @property
     def _desc(self) -> TableDescriptor:
-        return self._client.desc
+        return self._handle.desc
 
     @property
     def name(self) -> str:
@@ -157,7 +158,7 @@ class Table(Displayed):
     def _write(self, kind: WriteKind, rows: pa.Table) -> WriteResult:
         if rows.num_rows == 0:
             return WriteResult(0, {})
-        parts = self._client.write(kind, rows)
+        parts = self._handle.writers.write(kind, rows)
         # The records of a delete are the rows that it took away.
         changed = sum(end - start for _, (start, end) in parts) if kind == "delete" else rows.num_rows
         return _write_result(self._desc, changed, parts)
@@ -172,7 +173,7 @@ class Table(Displayed):
         """A pipelined writer with back-pressure; with ``writer_id`` it resumes (and fences) its predecessor."""
         if writer_id is not None and (not isinstance(writer_id, str) or not writer_id):
             raise InvalidRequestError(f"writer_id={writer_id!r} must be a name, such as 'etl-7'")
-        named = self._client.named_writer(writer_id) if writer_id is not None else self._client.anonymous_writer()
+        named = self._handle.writers.named(writer_id) if writer_id is not None else self._handle.writers.anonymous()
         return Writer(self._desc, named, named=writer_id is not None)
 
     # ---- look up ----------------------------------------------------------------------------------------------
@@ -187,7 +188,7 @@ class Table(Displayed):
         self._require(keyed=True, verb="look up", use="scan")
         what = f"keys of {self.name}"
         asked = to_key_table(keys, self._key_schema(), what=what)
-        parts = [self._client.lookup(batch) for batch in slices(in_partitions(self._desc, asked, what))]
+        parts = [self._handle.lookups.by_key(batch) for batch in slices(in_partitions(self._desc, asked, what))]
         return parts[0] if len(parts) == 1 else pa.concat_tables(parts)
 
     def get(self, key: object) -> dict[str, Any] | None:
@@ -218,7 +219,7 @@ class Table(Displayed):
         schema = pa.schema([desc.schema.field(c) for c in desc.primary_key if c in asked])
         what = f"prefixes of {self.name}"
         prefixes = to_key_table(prefix, schema, what=what)
-        return self._client.prefix_lookup(_one_batch(in_partitions(desc, prefixes, what)))
+        return self._handle.lookups.by_prefix(_one_batch(in_partitions(desc, prefixes, what)))
 
     def _key_schema(self) -> pa.Schema:
         return pa.schema([self._desc.schema.field(c) for c in self._desc.primary_key])
@@ -250,7 +251,7 @@ class Table(Displayed):
             ColumnNotFoundError, InvalidPredicateError, NoLakeError, SnapshotNotFoundError.
         """
         return Scan(
-            self._client,
+            self._handle,
             columns=columns,
             where=where,
             tier=tier,
@@ -277,7 +278,7 @@ class Table(Displayed):
                 lone -U or +U.
             stop: None: never ends; ``"now"``: ends at what was readable at the call; or an end offset per tablet.
         """
-        return subscribe(self._client, start=start, columns=columns, where=where, stop=stop)
+        return subscribe(self._handle, start=start, columns=columns, where=where, stop=stop)
 
     # ---- lake and state ---------------------------------------------------------------------------------------
 
@@ -290,7 +291,7 @@ class Table(Displayed):
         """
         if self._desc.lake is None:
             raise no_lake(self._desc)
-        return TableLake(self._client)
+        return TableLake(self._handle)
 
     def _tier(self) -> TieringResult:
         return self.lake.tier()
@@ -299,7 +300,7 @@ class Table(Displayed):
         """One row a tablet: partition, bucket, start_offset, high_watermark, tiered_offset, rows, lag_rows,
         lag_seconds (age of the oldest row that is not in the lake; null without a lake), damage (what is
         known to be wrong with the tablet's files; null when nothing is)."""
-        return status_table(self._client)
+        return status_table(self._handle)
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:
@@ -316,3 +317,8 @@ def _write_result(desc: TableDescriptor, rows: int, parts: Sequence[tuple[Any, t
         low, high = ranges.get(tablet, (start, end))
         ranges[tablet] = (min(low, start), max(high, end))
     return WriteResult(rows, ranges)
+
+
+def handle_of(table: Table) -> TableHandle:
+    """What a table is to engines and tools that are built on it."""
+    return table._handle

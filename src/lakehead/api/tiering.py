@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from lakehead.api.connection import Connection, connect, open_server
 from lakehead.api.lake import no_lake, tier_table
+from lakehead.api.table import handle_of
 from lakehead.client.patience import is_gone
-from lakehead.client.table import TableClient
+from lakehead.client.table import TableHandle
 from lakehead.errors import AuthenticationError, LakeheadError, UnavailableError
 from lakehead.tiering.executor import Executor, LocalExecutor
 from lakehead.tiering.queue import Listed, ListedTable
@@ -42,7 +43,7 @@ class ConnectionTables:
         self._attached = False
         self._listed = False
         self._ids: dict[str, str] = {}
-        self._clients: dict[str, TableClient] = {}
+        self._handles: dict[str, TableHandle] = {}
         self._epochs: dict[str, int] = {}
         try:
             con = self._connected()
@@ -58,9 +59,9 @@ class ConnectionTables:
         """Where tasks run."""
         return LocalExecutor()
 
-    def log(self, con: Connection, client: TableClient) -> HotSource:
+    def log(self, con: Connection, handle: TableHandle) -> HotSource:
         """The log of a table as tasks read it."""
-        return client
+        return handle.log
 
     def attach(self, con: Connection) -> None:
         """Called with each connection before it is used."""
@@ -97,7 +98,7 @@ class ConnectionTables:
             refused.close()
         self._con, self._own, self._attached = con, True, False
         # They go through the connection that is refused.
-        self._clients.clear()
+        self._handles.clear()
         return self._reached()
 
     # ---- tables -------------------------------------------------------------------------------------------------
@@ -117,27 +118,27 @@ class ConnectionTables:
             names &= self._chosen
         for name in self._ids.keys() - names:
             self._forget(self._ids.pop(name))
-        wanted = [n for n in sorted(names) if n not in settled or self._ids.get(n) not in self._clients]
+        wanted = [n for n in sorted(names) if n not in settled or self._ids.get(n) not in self._handles]
         found = [table for name in wanted if (table := self._look_up(con, name)) is not None]
         self._listed = True
         return Listed(names, tuple(found))
 
     def _look_up(self, con: Connection, name: str) -> ListedTable | None:
         try:
-            client = con.table(name)._client
+            handle = handle_of(con.table(name))
         except LakeheadError as e:
             if is_gone(e) or isinstance(e, AuthenticationError):
                 raise
             return None
-        desc = client.desc
+        desc = handle.desc
         if desc.lake is None and self._chosen is not None and not self._listed:
             raise no_lake(desc)
         before = self._ids.get(name)
         if before not in (None, desc.table_id):
             self._forget(before)
         self._ids[name] = desc.table_id
-        if desc.table_id not in self._clients:
-            self._clients[desc.table_id] = client
+        if desc.table_id not in self._handles:
+            self._handles[desc.table_id] = handle
         freshness = desc.properties.freshness_ms / 1000
         return ListedTable(
             desc.table_id, name, freshness, desc.lake is not None, maintained=desc.properties.auto_maintenance
@@ -145,27 +146,27 @@ class ConnectionTables:
 
     def _forget(self, table_id: str | None) -> None:
         if table_id is not None:
-            self._clients.pop(table_id, None)
+            self._handles.pop(table_id, None)
             self._epochs.pop(table_id, None)
 
-    def _client(self, table_id: str) -> TableClient:
+    def _handle(self, table_id: str) -> TableHandle:
         try:
-            return self._clients[table_id]
+            return self._handles[table_id]
         except KeyError:
             raise UnavailableError(f"table {table_id} could not be looked up: it is with the next listing") from None
 
     def watermarks(self, table_id: str) -> Mapping[TabletKey, int]:
         """See `TieredTables.watermarks`."""
-        return {t.key: t.high_watermark for t in self._client(table_id).tablets()}
+        return {t.key: t.high_watermark for t in self._handle(table_id).log.tablets()}
 
     def run_round(self, table_id: str) -> CommitResult:
         """See `TieredTables.run_round`."""
         from lakehead.iceberg.iceberg_table import open_lake_table
         from lakehead.lake.marks import next_epoch
 
-        client = self._client(table_id)
-        lake = open_lake_table(client.desc, client.lake())
+        handle = self._handle(table_id)
+        lake = open_lake_table(handle.desc, handle.lake())
         if table_id not in self._epochs:
             self._epochs[table_id] = next_epoch(lake.load())
-        source = self.log(self._connected(), client)
-        return tier_table(client, lake, source, executor=self.executor, epoch=self._epochs[table_id])
+        source = self.log(self._connected(), handle)
+        return tier_table(handle, lake, source, executor=self.executor, epoch=self._epochs[table_id])

@@ -7,14 +7,18 @@ per connection renews; it runs only while there is something to renew.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, TypeAlias
 
+from lakehead.client.patience import ask
+from lakehead.client.routes import Routes
 from lakehead.config import LEASE_SECONDS
-from lakehead.env.threads import Started, Threads
-from lakehead.errors import ClosedError, LakeheadError, OverloadedError, UnavailableError
+from lakehead.env import Env
+from lakehead.env.threads import Started
+from lakehead.errors import ClosedError, LakeheadError, OverloadedError
 from lakehead.protocol import messages as m
+from lakehead.protocol.messages import LEASE_JOINT
 
 Occasion: TypeAlias = Literal["open", "renew", "full"]
 """When holders of pins are asked to drop those that nobody needs: before a lease is opened (cheap checks only),
@@ -22,29 +26,34 @@ before leases are renewed, and when the server has no room for another one (what
 
 _SHARE = 4
 """A lease is renewed so often in the time that it lasts."""
+_LINGER_SECONDS = 0.1
+"""After a lease was let go of, others are waited for so long before the server is told."""
 
 
-class LeaseKeeper:
-    """Thread-safe; the garbage collector may call `release` at any time."""
+class Leases:
+    """The leases of one connection. Thread-safe; the garbage collector may call `release` at any time."""
 
-    def __init__(self, endpoint: m.Endpoint, threads: Threads, *, renewing: bool) -> None:
+    def __init__(self, routes: Routes, env: Env, *, renewing: bool) -> None:
         """``renewing`` starts the thread when there is something to renew."""
-        self._endpoint = endpoint
+        self._routes = routes
+        self._clock = env.clock
         self._renewing = renewing
         self._kept: Counter[str] = Counter()
         self._released: deque[str] = deque()
         self._seconds = 0.0
-        self._threads = threads
-        self._lock = threads.lock()
+        self._threads = env.threads
+        self._lock = env.threads.lock()
+        self._changed = env.threads.condition()
         self._thread: Started | None = None
-        self._closing = threads.event()
+        self._closed = False
         self.before: list[Callable[[Occasion], None]] = []
 
     def open(self, tables: Sequence[tuple[str, str | None]], *, planned: bool = False) -> list[m.Lease]:
-        """New leases; see `lakehead.protocol.messages.OpenLeases`. What was released goes with them.
+        """Pin what all tablets of these tables hold at one moment, and the files of a lake metadata file of each; see
+        `lakehead.protocol.messages.OpenLeases`. Tablets of several servers are pinned one server after the other.
 
         Raises:
-            OverloadedError: the server has no room for another one, also after those that are over were let go of.
+            OverloadedError: a server has no room for another one, also after those that are over were let go of.
         """
         try:
             return self._open("open", tables, planned=planned)
@@ -54,19 +63,37 @@ class LeaseKeeper:
             return self._open("full", tables, planned=planned)
 
     def _open(self, occasion: Occasion, tables: Sequence[tuple[str, str | None]], *, planned: bool) -> list[m.Lease]:
-        for ask in list(self.before):
-            ask(occasion)
-        released = self._drained()
-        wanted = [m.LeasedTable(table_id=t, lake_metadata=metadata) for t, metadata in tables]
-        request = m.OpenLeases(tables=wanted, release=released, planned=planned)
+        for drop in list(self.before):
+            drop(occasion)
+        found: list[list[m.Lease]] = [[] for _ in tables]
+        released = _parts(self._drained())
         try:
-            reply, _ = self._endpoint.call(request)
-        except OverloadedError:
+            for server, places in self._places([t for t, _ in tables]):
+                wanted = [m.LeasedTable(table_id=tables[i][0], lake_metadata=tables[i][1]) for i in places]
+                request = m.OpenLeases(tables=wanted, release=released, planned=planned)
+                reply, _ = ask(server, self._clock, request)
+                self._seconds = reply.seconds
+                for i, lease in zip(places, reply.leases, strict=True):
+                    found[i].append(lease)
+        except BaseException:
+            for lease in (lease for leases in found for lease in leases):
+                self.release(lease.lease)
             raise
-        except UnavailableError:  # a pooled stream that broke while it was idle
-            reply, _ = self._endpoint.call(request)
-        self._seconds = reply.seconds
-        return reply.leases
+        return [_joined(leases) for leases in found]
+
+    def _places(self, table_ids: Sequence[str]) -> list[tuple[m.Endpoint, list[int]]]:
+        """Each server, and the places of the tables that it has something of."""
+        places: dict[int, tuple[m.Endpoint, list[int]]] = {}
+        for i, table_id in enumerate(table_ids):
+            for server in self._routes.servers(table_id):
+                places.setdefault(id(server), (server, []))[1].append(i)
+        return list(places.values())
+
+    def metadata_in_use(self, table_id: str) -> list[str]:
+        """Iceberg metadata files that pinned reads of a table still use."""
+        request = m.LeasedMetadata(table_id=table_id)
+        replies = [ask(s, self._clock, request)[0] for s in self._routes.servers(table_id)]
+        return sorted({name for reply in replies for name in reply.names})
 
     def keep(self, lease: str) -> None:
         """Renew a lease until it is released."""
@@ -76,8 +103,9 @@ class LeaseKeeper:
                 self._thread = self._threads.start(self._run, "lakehead-leases")
 
     def release(self, lease: str) -> None:
-        """Let a lease go with the next request about leases. Sends nothing and takes no lock."""
+        """Let a lease go: soon, or with the next request about leases. Waits for nothing."""
         self._released.append(lease)
+        self._changed.notify_all()
 
     @contextmanager
     def used(self, lease: str | None) -> Iterator[None]:
@@ -99,18 +127,21 @@ class LeaseKeeper:
         Raises:
             LakeheadError: the server did not answer.
         """
-        for ask in list(self.before):
-            ask("renew")
+        for drop in list(self.before):
+            drop("renew")
         released = self._drained()
         with self._lock:
             kept = list(self._kept)
         if kept or released:
-            self._endpoint.call(m.RenewLeases(leases=kept, release=released))
+            request = m.RenewLeases(leases=_parts(kept), release=_parts(released))
+            for server in self._routes.servers():
+                server.call(request)
         return bool(kept)
 
     def close(self) -> None:
         """End the thread; leases end by themselves."""
-        self._closing.set()
+        self._closed = True
+        self._changed.notify_all()
 
     def _drained(self) -> list[str]:
         released = [self._released.popleft() for _ in range(len(self._released))]
@@ -125,15 +156,42 @@ class LeaseKeeper:
             del self._kept[lease]
 
     def _run(self) -> None:
-        while not self._closing.wait(self._seconds / _SHARE):
+        due = self._clock.monotonic() + self._seconds / _SHARE
+        while not self._closed:
+            self._wait(lambda: bool(self._released), due)
+            if self._closed:
+                return
+            # What ends together, or just before the next begins, is one request.
+            self._wait(lambda: not self._released, min(due, self._clock.monotonic() + _LINGER_SECONDS))
+            if not self._released and self._clock.monotonic() < due:
+                continue
             try:
-                if self.renew():
-                    continue
+                held = self.renew()
             except ClosedError:
                 return
             except LakeheadError:
-                continue  # the server may come back before they end
-            with self._lock:
-                if not self._kept:
-                    self._thread = None
-                    return
+                held = True  # the server may come back before they end
+            if self._clock.monotonic() >= due:
+                due = self._clock.monotonic() + self._seconds / _SHARE
+                with self._lock:
+                    if not held and not self._kept:
+                        self._thread = None
+                        return
+
+    def _wait(self, reached: Callable[[], bool], until: float) -> None:
+        def over() -> bool:
+            return reached() or self._closed or self._clock.monotonic() >= until
+
+        self._changed.wait_for(over, max(until - self._clock.monotonic(), 0.001))
+
+
+def _joined(leases: Sequence[m.Lease]) -> m.Lease:
+    """The leases of one table on its servers as one, of which each server takes what is its own."""
+    if len(leases) == 1:
+        return leases[0]
+    tablets = sorted((t for lease in leases for t in lease.tablets), key=lambda t: t.key)
+    return m.Lease(lease=LEASE_JOINT.join(lease.lease for lease in leases), tablets=tablets)
+
+
+def _parts(leases: Iterable[str]) -> list[str]:
+    return [part for lease in leases for part in lease.split(LEASE_JOINT)]

@@ -1,4 +1,4 @@
-"""Which tablet each row belongs to: partition values and bucket hash, for whole batches at once."""
+"""How batches are cut for sending, and which tablet each row belongs to: partition values and bucket hash."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.format.bucketing import bucket_ids
+from lakehead.format.joins import table_batches
 from lakehead.types import UNPARTITIONED, TableDescriptor, TabletKey, partition_name
 
 Rows = npt.NDArray[np.int64]
 SHARE_ROWS = 4096
 """Rows of an unkeyed batch that are worth a tablet of their own."""
+_SLICE_ROWS = 1 << 16
 
 
 def route(
@@ -90,3 +92,17 @@ def partition_codes(desc: TableDescriptor, batch: pa.RecordBatch) -> tuple[list[
             values.append(dictionary[at].as_py())
         names.append(partition_name(desc.partition_by, tuple(reversed(values))))
     return names, codes.reshape(-1).astype(np.int64)
+
+
+def halves(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """The first and the second half of the rows."""
+    middle = batch.num_rows // 2
+    return [batch.slice(0, middle), batch.slice(middle)]
+
+
+def slices(rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    """The table as record batches of at most 64 Ki rows and 64 MiB, or one larger row; at least one batch."""
+    if rows.num_rows == 0:
+        yield pa.RecordBatch.from_arrays([pa.array([], f.type) for f in rows.schema], schema=rows.schema)
+        return
+    yield from table_batches(rows, rows_max=_SLICE_ROWS)

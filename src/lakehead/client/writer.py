@@ -6,18 +6,22 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from lakehead.client import patience
+from lakehead.client.routes import Routes, by_server
 from lakehead.client.routing import route
 from lakehead.env.clock import Clock
 from lakehead.errors import (
     ClosedError,
     FencedError,
+    InvalidRequestError,
     LakeheadError,
     LimitExceededError,
+    NotLeaderError,
     OutcomeUnknownError,
     RequestTimeoutError,
     UnavailableError,
@@ -68,7 +72,7 @@ class BatchWriter:
     def __init__(
         self,
         desc: TableDescriptor,
-        endpoint: Endpoint,
+        routes: Routes,
         clock: Clock,
         *,
         writer_id: bytes,
@@ -78,7 +82,7 @@ class BatchWriter:
         batch_bytes_max: int = 256 << 20,
     ) -> None:
         self._desc = desc
-        self._endpoint = endpoint
+        self._routes = routes
         self._clock = clock
         self._writer_id = writer_id
         # Batch n of an unkeyed writer goes to the bucket of its batch 0, plus n.
@@ -93,12 +97,19 @@ class BatchWriter:
         self.sent_again = False
 
     @classmethod
-    def resume(cls, desc: TableDescriptor, endpoint: Endpoint, clock: Clock, name: str) -> BatchWriter:
+    def resume(cls, desc: TableDescriptor, routes: Routes, clock: Clock, name: str) -> BatchWriter:
         """Take over a named writer: its predecessor is fenced, and numbering goes on after its last batch that is in
-        every tablet it went to."""
+        every tablet it went to.
+
+        Raises:
+            InvalidRequestError: the table lives on several servers, of which none knows what the others have.
+        """
+        servers = routes.servers(desc.table_id)
+        if len(servers) > 1:
+            raise InvalidRequestError(f"{desc.path} lives on several servers: write without a writer_id")
         writer_id = writer_bytes(name)
-        reply, _ = endpoint.call(OpenWriter(table_id=desc.table_id, writer_id=writer_id))
-        writer = cls(desc, endpoint, clock, writer_id=writer_id, epoch=reply.epoch, last_sequence=reply.last_sequence)
+        reply, _ = servers[0].call(OpenWriter(table_id=desc.table_id, writer_id=writer_id))
+        writer = cls(desc, routes, clock, writer_id=writer_id, epoch=reply.epoch, last_sequence=reply.last_sequence)
         writer._previous = {ref.key: sequence for ref, sequence in zip(reply.tablets, reply.sequences, strict=True)}
         return writer
 
@@ -114,7 +125,9 @@ class BatchWriter:
         sequence = self._next
         bucket = (self._first_bucket + sequence) % self._desc.buckets
         parts = list(route(self._desc, batch, unkeyed_bucket=bucket))
-        tablets = len(parts) if len(parts) <= TABLETS_MAX else 0
+        # A server knows the parts that it gets: of several it is not told how many there are.
+        alone = len(self._routes.servers(self._desc.table_id)) == 1
+        tablets = len(parts) if alone and len(parts) <= TABLETS_MAX else 0
         checksums, bodies = [], []
         for key, rows in parts:
             previous = self._previous.get(key, -1)
@@ -157,15 +170,44 @@ class BatchWriter:
             LakeheadError: the batch was refused; nothing of it was written.
         """
         self._failed, self.sent_again = True, False
-        reply = self._call(write)
+        offsets = self._offsets(write)
         self._failed = False
         self.acked_through = write.sequence
-        return [(ref.key, offsets) for ref, offsets in zip(write.request.tablets, reply.offsets, strict=True)]
+        return [(ref.key, part) for ref, part in zip(write.request.tablets, offsets, strict=True)]
+
+    def _offsets(self, write: PreparedWrite) -> list[tuple[int, int]]:
+        """The answers of all servers, in the order of the request's tablets."""
+        request, bodies = write.request, write.bodies
+        if len(servers := self._routes.servers(request.table_id)) == 1:
+            return self._call(servers[0], write, request, bodies).offsets
+        keys = [ref.key for ref in request.tablets]
+        found: dict[int, tuple[int, int]] = {}
+        while left := [i for i in range(len(keys)) if i not in found]:
+            server, places = by_server(self._routes, request.table_id, [keys[i] for i in left])[0]
+            mine = [left[place] for place in places]
+            part = msgspec.structs.replace(
+                request,
+                tablets=[request.tablets[i] for i in mine],
+                checksums=[request.checksums[i] for i in mine],
+            )
+            try:
+                reply = self._call(server, write, part, [bodies[i] for i in mine])
+            except LakeheadError as e:
+                if isinstance(e, NotLeaderError) and self._routes.moved(e):
+                    continue
+                if not found:
+                    raise
+                done = "; ".join(f"{keys[i]}: {offsets}" for i, offsets in found.items())
+                # What this server has of its part stands in its own error.
+                context = {**e.context, "acknowledged": f"{done}; {e.context.get('acknowledged', '')}".strip("; ")}
+                raise type(e)(f"{e} (other servers have their part: {done})", **context) from e
+            found |= dict(zip(mine, reply.offsets, strict=True))
+        return [found[i] for i in range(len(keys))]
 
     def close(self) -> None:
         """Leave word of what was acknowledged, so that a successor goes on after it. Only named writers have one."""
         if self._epoch:
-            self._endpoint.call(
+            self._routes.servers(self._desc.table_id)[0].call(
                 CloseWriter(
                     table_id=self._desc.table_id,
                     writer_id=self._writer_id,
@@ -179,16 +221,21 @@ class BatchWriter:
         """True after a batch failed: its tablets may disagree on what came last, so that nothing may follow it."""
         return self._failed
 
-    def _call(self, write: PreparedWrite) -> WriteReply:
+    def _call(self, server: Endpoint, write: PreparedWrite, request: Write, bodies: list[pa.Buffer]) -> WriteReply:
         deadline = self._clock.monotonic() + self._retry_seconds
         pause = _RETRY_FIRST_SECONDS
         open_since: LakeheadError | None = None
         while True:
             try:
-                reply, _ = self._endpoint.call(write.request, write.bodies)
+                reply, _ = server.call(request, bodies)
                 return reply
             except FencedError:
                 raise
+            except NotLeaderError as e:
+                # It was not written there now; an attempt before may have been.
+                if open_since is None:
+                    raise
+                raise self._unknown(write, open_since) from e
             except LakeheadError as e:
                 open_since = open_since or (e if _leaves_open(e) else None)
                 again = isinstance(e, UnavailableError | OutcomeUnknownError)

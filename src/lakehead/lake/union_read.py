@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lakehead.client.table import TableClient
+from lakehead.client.table import TableHandle
 from lakehead.errors import LakeStateError, NoLakeError, OffsetOutOfRangeError, UnavailableError
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.log.netchange import net_change
@@ -66,7 +66,7 @@ class Pin:
 
 
 def pin(
-    client: TableClient,
+    handle: TableHandle,
     *,
     tier: Tier = "union",
     snapshot: Moment | None = None,
@@ -87,36 +87,36 @@ def pin(
         SnapshotNotFoundError: there is no such lake snapshot.
         LakeStateError: the log no longer reaches back to where the lake ends.
     """
-    desc = client.desc
+    desc = handle.desc
     if desc.lake is None and (tier == "lake" or snapshot is not None):
         raise NoLakeError(f"table {desc.path} has no lake: create it with lake='iceberg'", table=str(desc.path))
     (pinned,) = _pinned(
-        [client], snapshot, with_log=tier != "lake" and snapshot is None, planned=planned, open_lake=open_lake
+        [handle], snapshot, with_log=tier != "lake" and snapshot is None, planned=planned, open_lake=open_lake
     )
     if tier == "hot":
         pinned = replace(pinned, lake=None)
-    return _held(client, pinned) if held and not planned else pinned
+    return _held(handle, pinned) if held and not planned else pinned
 
 
-def pin_together(clients: Sequence[TableClient]) -> list[Pin]:
+def pin_together(handles: Sequence[TableHandle]) -> list[Pin]:
     """Pin union reads of several tables of one connection as of one moment: who sees a write in one of them sees every
     write that was acknowledged before it in the others.
 
     Raises:
         LakeStateError: as `pin`.
     """
-    return [_held(c, p) for c, p in zip(clients, _pinned(clients, None, with_log=True), strict=True)]
+    return [_held(h, p) for h, p in zip(handles, _pinned(handles, None, with_log=True), strict=True)]
 
 
-def _held(client: TableClient, pinned: Pin) -> Pin:
+def _held(handle: TableHandle, pinned: Pin) -> Pin:
     if pinned.lease is not None:
-        client.keep_lease(pinned.lease)
-        weakref.finalize(pinned, client.release_lease, pinned.lease).atexit = False
+        handle.leases.keep(pinned.lease)
+        weakref.finalize(pinned, handle.leases.release, pinned.lease).atexit = False
     return pinned
 
 
 def _pinned(
-    clients: Sequence[TableClient],
+    handles: Sequence[TableHandle],
     snapshot: Moment | None,
     *,
     with_log: bool,
@@ -124,32 +124,32 @@ def _pinned(
     open_lake: OpenLake = PinnedLake.at,
 ) -> list[Pin]:
     seen: list[list[int | None]] = []
-    while clients:
+    while handles:
         # The lake first: a round that commits in between only makes the log's part longer than needed.
-        infos = [c.lake() if c.desc.lake is not None else None for c in clients]
-        views = [None if i is None else open_lake(c.desc, i, snapshot) for c, i in zip(clients, infos, strict=True)]
-        leases = clients[0].open_leases(
+        infos = [h.lake() if h.desc.lake is not None else None for h in handles]
+        views = [None if i is None else open_lake(h.desc, i, snapshot) for h, i in zip(handles, infos, strict=True)]
+        leases = handles[0].leases.open(
             [
-                (c.desc.table_id, None if i is None else i.metadata_location)
-                for c, i in zip(clients, infos, strict=True)
+                (h.desc.table_id, None if i is None else i.metadata_location)
+                for h, i in zip(handles, infos, strict=True)
             ],
             planned=planned,
         )
         pins, gaps = [], []
-        for client, view, (lease, tablets) in zip(clients, views, leases, strict=True):
-            desc = client.desc
-            log = {t.key: (t.log_start, t.high_watermark) for t in tablets}
-            ranges = {t.key: (_hot_start(desc, view, t), t.high_watermark) for t in tablets} if with_log else {}
-            pins.append(Pin(view, ranges, lease, log))
+        for handle, view, lease in zip(handles, views, leases, strict=True):
+            desc = handle.desc
+            log = {t.key: (t.log_start, t.high_watermark) for t in lease.tablets}
+            ranges = {t.key: (_hot_start(desc, view, t), t.high_watermark) for t in lease.tablets} if with_log else {}
+            pins.append(Pin(view, ranges, lease.lease, log))
             if not desc.keyed or view is not None:
                 gaps += [(desc, key) for key, (start, _) in ranges.items() if start < log[key][0]]
         if not gaps:
             return pins
-        for client, (lease, _) in zip(clients, leases, strict=True):
-            client.release_lease(lease)
+        for lease in leases:
+            handles[0].leases.release(lease.lease)
         read = [None if v is None else v.snapshot_id for v in views]
         if read in seen or not any(v is not None for v in views):
-            raise _gap(*gaps[0], pins[[c.desc for c in clients].index(gaps[0][0])])
+            raise _gap(*gaps[0], pins[[h.desc for h in handles].index(gaps[0][0])])
         # A round was committed and the log trimmed after we read the lake: once more.
         seen.append(read)
     return []
@@ -174,7 +174,7 @@ class UnionRead:
 
     def __init__(
         self,
-        client: TableClient,
+        handle: TableHandle,
         pinned: Pin,
         *,
         columns: Sequence[str],
@@ -182,8 +182,8 @@ class UnionRead:
         limit: int | None = None,
         system_columns: bool = False,
     ) -> None:
-        self._client = client
-        self._desc = client.desc
+        self._handle = handle
+        self._desc = handle.desc
         self.pinned = pinned
         self._columns = list(columns)
         self._predicate = predicate
@@ -224,7 +224,7 @@ class UnionRead:
         live = self._desc.keyed and self._desc.lake is None
         pinned = self.pinned
         try:
-            yield from self._client.read_ranges(pinned.ranges, columns, predicate, live=live, lease=pinned.lease)
+            yield from self._handle.log.read_ranges(pinned.ranges, columns, predicate, live=live, lease=pinned.lease)
         except OffsetOutOfRangeError as e:
             raise UnavailableError(
                 f"what a read of {self._desc.path} was pinned to is no longer held, because its server was started"
@@ -285,7 +285,7 @@ class UnionRead:
         if self._predicate is None:
             total = self._count_all()
         else:
-            narrow = UnionRead(self._client, self.pinned, columns=[], predicate=self._predicate, system_columns=True)
+            narrow = UnionRead(self._handle, self.pinned, columns=[], predicate=self._predicate, system_columns=True)
             total = sum(b.num_rows for b in narrow.batches())
         return total if self._limit is None else min(total, self._limit)
 
@@ -294,7 +294,7 @@ class UnionRead:
         if self._desc.keyed and self._desc.lake is None:
             total = sum(b.num_rows for _, b in self._log_rows([OFFSET_COLUMN]))
         elif self._desc.keyed:
-            narrow = UnionRead(self._client, self.pinned, columns=[])
+            narrow = UnionRead(self._handle, self.pinned, columns=[])
             superseded, hot = narrow.hot_changes()
             total = sum(b.num_rows for _, b in hot)
         else:

@@ -402,6 +402,10 @@ class TimestampsAt(TableRequest[TimestampsReply], frozen=True, kw_only=True):
     ranges: list[TabletRange]
 
 
+LEASE_JOINT = "+"
+"""Between the ids of leases of several servers, of which each takes its own."""
+
+
 class LeasedTable(Message, frozen=True, kw_only=True):
     """A table that a read will use. ``lake_metadata`` is the Iceberg metadata file that it will use, whose files must
     not be cleaned up."""

@@ -15,6 +15,7 @@ from lakehead.config import Limits
 from lakehead.env import Env
 from lakehead.errors import OverloadedError
 from lakehead.log import LogView
+from lakehead.protocol.messages import LEASE_JOINT
 from lakehead.types import TabletKey
 
 
@@ -72,11 +73,12 @@ class Leases:
         if lease is None:
             return {}
         with self._lock:
-            held = self._open.get(lease)
-            if held is None or held.table_id != table_id:
-                return {}
-            held.used = self._clock.monotonic()
-            return held.views
+            for part in lease.split(LEASE_JOINT):
+                held = self._open.get(part)
+                if held is not None and held.table_id == table_id:
+                    held.used = self._clock.monotonic()
+                    return held.views
+            return {}
 
     def release(self, leases: Iterable[str]) -> None:
         """End leases; those that are over already are passed by."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError
 
-from lakehead.client.leases import LeaseKeeper, Occasion
+from lakehead.client.leases import Leases, Occasion
 from lakehead.lake.union_read import Pin
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class _Held:
     relations: tuple[Any, ...]
 
 
-def hold_pin(spark: SparkSession, leases: LeaseKeeper, pinned: Pin, frame: DataFrame) -> None:
+def hold_pin(spark: SparkSession, leases: Leases, pinned: Pin, frame: DataFrame) -> None:
     """Hold a pin while the relations that ``frame`` reads are reachable in the JVM and the session lives."""
     relations = _relations(frame)
     references = spark.sparkContext._jvm.java.lang.ref.WeakReference
@@ -57,7 +57,7 @@ class _Holder:
             self._held.append(held)
 
     def __call__(self, occasion: Occasion) -> None:
-        """Let go of pins that nothing can read under any more; see `lakehead.client.leases.LeaseKeeper`."""
+        """Let go of pins that nothing can read under any more; see `lakehead.client.leases.Leases`."""
         if self.context._jsc is None:  # stopped
             self._held = []
         elif occasion != "open":

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from lakehead.api.table import Table
+from lakehead.api.table import Table, handle_of
 from lakehead.config import unknown_name
 from lakehead.errors import ColumnNotFoundError, InvalidPropertyError, InvalidRequestError, LakeStateError
 from lakehead.format.schema import nearest_name
@@ -163,11 +163,11 @@ class LakeheadReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         table = self._table()
-        client, options = table._client, self._options
+        handle, options = handle_of(table), self._options
         if options.ranges is not None:
             pinned = Pin(None, options.ranges, options.lease)
         else:
-            pinned = pin(client, tier=options.tier, snapshot=options.snapshot, planned=True)
+            pinned = pin(handle, tier=options.tier, snapshot=options.snapshot, planned=True)
         parts: list[LakePart | HotPart] = []
         view = pinned.lake
         if view is not None and view.snapshot_id is not None:
@@ -175,11 +175,11 @@ class LakeheadReader(DataSourceReader):
             from lakehead.iceberg.planner import plan_files
 
             superseded: Mapping[TabletKey, Offsets] = {}
-            if client.desc.keyed and pinned.ranges:
-                superseded = UnionRead(client, pinned, columns=[]).hot_changes()[0]
+            if handle.desc.keyed and pinned.ranges:
+                superseded = UnionRead(handle, pinned, columns=[]).hot_changes()[0]
             files = plan_files(view.table, view.snapshot_id)
-            parts += lake_parts(client.desc.table_id, files, superseded, pinned.lease)
-        parts += hot_parts(client.desc.table_id, pinned.ranges, pinned.lease, whole_tablets=client.desc.keyed)
+            parts += lake_parts(handle.desc.table_id, files, superseded, pinned.lease)
+        parts += hot_parts(handle.desc.table_id, pinned.ranges, pinned.lease, whole_tablets=handle.desc.keyed)
         return [InputPartition(p) for p in parts]
 
     # ---- reading --------------------------------------------------------------------------------------------------
@@ -189,8 +189,8 @@ class LakeheadReader(DataSourceReader):
         if part is None:
             return
         table = self._table()
-        client, names = table._client, self._schema.names
-        if client.desc.table_id != part.table_id:
+        handle, names = handle_of(table), self._schema.names
+        if handle.desc.table_id != part.table_id:
             raise LakeStateError(f"table {table.name} was dropped and created again while it was read: read it again")
         system = {f.name for f in SYSTEM_FIELDS}
         user = [n for n in names if n not in system]
@@ -199,19 +199,19 @@ class LakeheadReader(DataSourceReader):
         if isinstance(part, LakePart):
             from lakehead.iceberg.reader import read_lake
 
-            lake = PinnedLake.current(client.desc, client.lake()).table
+            lake = PinnedLake.current(handle.desc, handle.lake()).table
             batches = read_lake(
-                lake, client.desc, part.files, columns=names, predicate=None, superseded=part.superseded
+                lake, handle.desc, part.files, columns=names, predicate=None, superseded=part.superseded
             )
         else:
             read = UnionRead(
-                client,
+                handle,
                 Pin(None, part.ranges, part.lease),
                 columns=user,
                 system_columns=len(user) < len(names),
             )
             batches = read.batches()
-        with client.leases.used(part.lease):
+        with handle.leases.used(part.lease):
             for batch in batches:
                 yield cast_to(target, batch)
 

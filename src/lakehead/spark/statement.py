@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from lakehead.api.subscription import changelog_schema, named_changes
-from lakehead.api.table import Table
+from lakehead.api.table import Table, handle_of
 from lakehead.api.table_names import Suffix, TableName, find_names, find_tables, replace_names, suffix_of
 from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import InvalidRequestError, SqlError
@@ -67,10 +67,10 @@ def _listing(spark: SparkSession, table: Table, suffix: Suffix | None) -> DataFr
 
 
 def _changelog(spark: SparkSession, table: Table) -> DataFrame:
-    client = table._client
-    ranges = {t.key: (t.log_start, t.high_watermark) for t in client.tablets()}
-    schema = changelog_schema(client.desc)
-    return _frame(spark, schema, (named_changes(b) for _, b in client.read_ranges(ranges, schema.names)))
+    handle = handle_of(table)
+    ranges = {t.key: (t.log_start, t.high_watermark) for t in handle.log.tablets()}
+    schema = changelog_schema(handle.desc)
+    return _frame(spark, schema, (named_changes(b) for _, b in handle.log.read_ranges(ranges, schema.names)))
 
 
 def _frame(spark: SparkSession, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> DataFrame:

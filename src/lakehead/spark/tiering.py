@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from lakehead.api.connection import Connection
 from lakehead.api.tiering import ConnectionTables
-from lakehead.client.table import TableClient
+from lakehead.client.table import TableHandle
 from lakehead.env import Env
 from lakehead.errors import LakeheadError
 from lakehead.spark.connections import bind_session
 from lakehead.spark.executor import SparkExecutor
 from lakehead.spark.launch import attach_session, open_session
-from lakehead.spark.worker import RemoteLog
+from lakehead.spark.worker import WorkerLog
 from lakehead.tiering.service import RoundReport, TieringService
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ class SparkTables(ConnectionTables):
         assert self._spark is not None
         return SparkExecutor(self._spark)
 
-    def log(self, con: Connection, client: TableClient) -> RemoteLog:
+    def log(self, con: Connection, handle: TableHandle) -> WorkerLog:
         """See `ConnectionTables.log`."""
-        return RemoteLog(con.uri, client)
+        return WorkerLog(con.uri, handle)
 
     def attach(self, con: Connection) -> None:
         """Let the session and its workers know a connection."""

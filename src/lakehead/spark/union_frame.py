@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from lakehead.api.subscription import chosen_columns
-from lakehead.api.table import Table
+from lakehead.api.table import Table, handle_of
 from lakehead.iceberg.planner import plan_files
 from lakehead.lake.lake_table import LakeFile
 from lakehead.lake.pinned_lake import PinnedLake
@@ -52,17 +52,17 @@ def union_frame(
 ) -> DataFrame:
     """See `lakehead.spark.table`; the read is pinned now, once for both tiers."""
     require_tier(tier)
-    client = table._client
-    names = list(chosen_columns(client.desc, columns))
-    pinned = pin(client, tier=tier, snapshot=snapshot)
-    read = UnionRead(client, Pin(None, pinned.ranges, pinned.lease), columns=names, system_columns=system_columns)
+    handle = handle_of(table)
+    names = list(chosen_columns(handle.desc, columns))
+    pinned = pin(handle, tier=tier, snapshot=snapshot)
+    read = UnionRead(handle, Pin(None, pinned.ranges, pinned.lease), columns=names, system_columns=system_columns)
     superseded, hot = _hot_frame(spark, uri, table, read)
     parts = [*_lake_frames(spark, pinned.lake, superseded), *([hot] if hot is not None else [])]
     if not parts:
         return spark.createDataFrame([], spark_schema(read.schema))
     frame = reduce(lambda a, b: a.unionByName(b), [p.select(*map(quoted, read.schema.names)) for p in parts])
     if pinned.lake is not None or not is_shared(spark):
-        hold_pin(spark, client.leases, pinned, frame)
+        hold_pin(spark, handle.leases, pinned, frame)
     return frame
 
 
@@ -71,15 +71,15 @@ def union_frame(
 
 def _hot_frame(spark: SparkSession, uri: str, table: Table, read: UnionRead) -> tuple[Superseded, DataFrame | None]:
     """What the log supersedes in the lake, and the rows it adds; None when it adds none."""
-    client, pinned = table._client, read.pinned
+    handle, pinned = handle_of(table), read.pinned
     if not any(start < end for start, end in pinned.ranges.values()):
         return {}, None
     if is_shared(spark):
-        if not client.desc.keyed:
+        if not handle.desc.keyed:
             return {}, scratch_frame(spark, read.schema, read.batches())
         superseded, rows = read.hot_changes()
         return superseded, scratch_frame(spark, read.schema, (b for _, b in rows))
-    superseded = UnionRead(client, pinned, columns=[]).hot_changes()[0] if client.desc.keyed else {}
+    superseded = UnionRead(handle, pinned, columns=[]).hot_changes()[0] if handle.desc.keyed else {}
     source = spark.read.format("lakehead").option("uri", uri).option("table", table.name)
     source = source.option("ranges", json.dumps({str(k): list(r) for k, r in pinned.ranges.items()}))
     source = source.option("lease", pinned.lease or "").option("columns", json.dumps(read.schema.names))

@@ -7,41 +7,42 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakehead.client.table import TableClient
+from lakehead.api.table import handle_of
+from lakehead.client.table import TableHandle
 from lakehead.errors import LakeheadError, TableNotFoundError
 from lakehead.spark.connections import worker_table
 from lakehead.types import TabletKey
 
 
-class RemoteLog:
-    """A table's log for tiering rounds: the driver's client there, the worker's own connection in tasks."""
+class WorkerLog:
+    """A table's log for tiering rounds: the driver's own on its side, that of the worker's connection in tasks."""
 
-    def __init__(self, uri: str, client: TableClient) -> None:
+    def __init__(self, uri: str, handle: TableHandle) -> None:
         self._uri = uri
-        self._name = str(client.desc.path)
-        self._table_id = client.desc.table_id
-        self._client: TableClient | None = client
+        self._name = str(handle.desc.path)
+        self._table_id = handle.desc.table_id
+        self._handle: TableHandle | None = handle
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_client": None}
+        return {**self.__dict__, "_handle": None}
 
-    def _opened(self) -> TableClient:
-        if self._client is None:
-            client = worker_table(self._uri, self._name)._client
-            if client.desc.table_id != self._table_id:
+    def _opened(self) -> TableHandle:
+        if self._handle is None:
+            handle = handle_of(worker_table(self._uri, self._name))
+            if handle.desc.table_id != self._table_id:
                 raise TableNotFoundError(f"table {self._name} was dropped and created again", table=self._name)
-            self._client = client
-        return self._client
+            self._handle = handle
+        return self._handle
 
     def watermarks(self) -> Mapping[TabletKey, tuple[int, int]]:
         """See `lakehead.tiering.round_plan.HotSource`."""
-        return self._opened().watermarks()
+        return self._opened().log.watermarks()
 
     def read(
         self, tablet: TabletKey, start: int, end: int, columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """See `lakehead.tiering.round_plan.HotSource`."""
-        return self._opened().read(tablet, start, end, columns)
+        return self._opened().log.read(tablet, start, end, columns)
 
 
 def guarded(function: Callable[[Any], Any], item: Any) -> tuple[Any, LakeheadError | None]:

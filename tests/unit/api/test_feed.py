@@ -44,6 +44,10 @@ class Client:
     asked: int = 0
     opened: list[Mapping[TabletKey, int]] = field(default_factory=list)
 
+    @property
+    def log(self) -> Client:
+        return self
+
     def _log_start(self) -> int:
         return self.log_starts[min(self.asked, len(self.log_starts) - 1)]
 

@@ -11,6 +11,7 @@ import pytest
 
 import lakehead as lh
 from lakehead.api import tiering
+from lakehead.api.table import handle_of
 from lakehead.api.tiering import ConnectionTables
 
 NONE: frozenset[str] = frozenset()
@@ -26,7 +27,7 @@ def con(tmp_path: Path) -> Iterator[lh.Connection]:
 
 
 def table_id(con: lh.Connection, name: str) -> str:
-    return con.table(name)._client.desc.table_id
+    return handle_of(con.table(name)).desc.table_id
 
 
 def test_tables_are_listed_with_what_the_queue_needs(con: lh.Connection) -> None:

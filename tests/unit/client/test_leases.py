@@ -9,8 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakehead.client.leases import LeaseKeeper
-from lakehead.env import SystemThreads
+from lakehead.client.leases import Leases
+from lakehead.client.routes import OneServer
+from lakehead.env import Env
 from lakehead.errors import ClosedError, OverloadedError, UnavailableError
 from lakehead.protocol import messages as m
 
@@ -43,14 +44,14 @@ def server() -> Server:
     return Server()
 
 
-def opened(keeper: LeaseKeeper) -> str:
+def opened(keeper: Leases) -> str:
     lease = keeper.open([("t", None)])[0].lease
     keeper.keep(lease)
     return lease
 
 
 def test_what_is_held_is_renewed_and_what_is_not_is_released(server: Server) -> None:
-    keeper = LeaseKeeper(server, SystemThreads(), renewing=False)
+    keeper = Leases(OneServer(server), Env.system(), renewing=False)
     a, b = opened(keeper), opened(keeper)
     assert keeper.renew()
     keeper.release(a)
@@ -63,7 +64,7 @@ def test_what_is_held_is_renewed_and_what_is_not_is_released(server: Server) -> 
 
 
 def test_releases_go_with_the_next_lease(server: Server) -> None:
-    keeper = LeaseKeeper(server, SystemThreads(), renewing=False)
+    keeper = Leases(OneServer(server), Env.system(), renewing=False)
     a = opened(keeper)
     keeper.release(a)
     opened(keeper)
@@ -71,7 +72,7 @@ def test_releases_go_with_the_next_lease(server: Server) -> None:
 
 
 def test_a_lease_that_others_opened_is_renewed_while_it_is_used(server: Server) -> None:
-    keeper = LeaseKeeper(server, SystemThreads(), renewing=False)
+    keeper = Leases(OneServer(server), Env.system(), renewing=False)
     with keeper.used("theirs"), keeper.used("theirs"), keeper.used(None):
         keeper.renew()
     assert not keeper.renew()
@@ -80,7 +81,7 @@ def test_a_lease_that_others_opened_is_renewed_while_it_is_used(server: Server) 
 
 def test_the_thread_outlives_trouble_and_ends_with_the_last_lease(server: Server) -> None:
     server.seconds = 0.01
-    keeper = LeaseKeeper(server, SystemThreads(), renewing=True)
+    keeper = Leases(OneServer(server), Env.system(), renewing=True)
     assert keeper._thread is None, "a connection without scans has no thread"
     lease = opened(keeper)
     server.errors = [UnavailableError("away"), UnavailableError("still")]
@@ -99,7 +100,7 @@ def test_the_thread_outlives_trouble_and_ends_with_the_last_lease(server: Server
 
 
 def test_holders_are_asked_before_and_again_when_there_is_no_room(server: Server) -> None:
-    keeper = LeaseKeeper(server, SystemThreads(), renewing=False)
+    keeper = Leases(OneServer(server), Env.system(), renewing=False)
     occasions: list[str] = []
     keeper.before.append(occasions.append)
     server.errors = [OverloadedError("full")]

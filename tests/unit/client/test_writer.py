@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakehead.client.table import TableClient
+from lakehead.client.routes import OneServer
+from lakehead.client.table import TableHandle
 from lakehead.client.writer import BatchWriter, writer_bytes
 from lakehead.env import Env
 from lakehead.env.randomness import SeededRandomness
@@ -81,7 +82,7 @@ def table(buckets: int = 1, **how: Any) -> TableDescriptor:
 
 
 def writer(endpoint: Answers, clock: ManualClock, desc: TableDescriptor | None = None, **how: Any) -> BatchWriter:
-    return BatchWriter(desc or table(), endpoint, clock, writer_id=b"w" * 16, **how)
+    return BatchWriter(desc or table(), OneServer(endpoint), clock, writer_id=b"w" * 16, **how)
 
 
 def rows(*keys: int) -> pa.RecordBatch:
@@ -181,7 +182,7 @@ def test_a_batch_over_the_limit_is_refused_and_leaves_the_writer_usable() -> Non
 
 def test_resuming_goes_on_where_the_server_says() -> None:
     endpoint = Answers()
-    w = BatchWriter.resume(table(2, bucket_key=("k",)), endpoint, ManualClock(), "etl")
+    w = BatchWriter.resume(table(2, bucket_key=("k",)), OneServer(endpoint), ManualClock(), "etl")
     assert w.acked_through == 4
     w.send(w.prepare("append", rows(*range(100))))
     request, bodies = endpoint.sent[0]
@@ -198,30 +199,30 @@ def test_names_become_different_ids() -> None:
 @pytest.mark.parametrize("acknowledged", [False, True])
 def test_a_forgotten_writer_begins_anew_only_when_nothing_of_its_batch_can_be_there(acknowledged: bool) -> None:
     endpoint, clock = Answers(), ManualClock()
-    client = TableClient(
-        table(), endpoint, dataclasses.replace(Env.system(), clock=clock, randomness=SeededRandomness(1))
+    client = TableHandle(
+        table(), OneServer(endpoint), dataclasses.replace(Env.system(), clock=clock, randomness=SeededRandomness(1))
     )
-    client.write("append", pa.Table.from_batches([rows(1)]))
+    client.writers.write("append", pa.Table.from_batches([rows(1)]))
     context = {"acknowledged": "bucket 1: (0, 1)"} if acknowledged else {}
     endpoint.fail = lambda attempt: SequenceGapError("who are you?", **context) if attempt == 2 else None
     if acknowledged:
         with pytest.raises(SequenceGapError):
-            client.write("append", pa.Table.from_batches([rows(2)]))
+            client.writers.write("append", pa.Table.from_batches([rows(2)]))
         assert len(endpoint.sent) == 2
     else:
-        client.write("append", pa.Table.from_batches([rows(2)]))
+        client.writers.write("append", pa.Table.from_batches([rows(2)]))
         writers = [bodies[0].stamp.writer_id for _, bodies in endpoint.sent]
         assert len(writers) == 3 and writers[0] == writers[1] != writers[2]
 
 
 def test_a_gap_after_an_answer_that_was_lost_does_not_make_the_batch_anew() -> None:
     endpoint, clock = Answers(), ManualClock()
-    client = TableClient(
-        table(), endpoint, dataclasses.replace(Env.system(), clock=clock, randomness=SeededRandomness(1))
+    client = TableHandle(
+        table(), OneServer(endpoint), dataclasses.replace(Env.system(), clock=clock, randomness=SeededRandomness(1))
     )
-    client.write("append", pa.Table.from_batches([rows(1)]))
+    client.writers.write("append", pa.Table.from_batches([rows(1)]))
     errors = {2: UnavailableError("down"), 3: SequenceGapError("who are you?")}
     endpoint.fail = errors.get
     with pytest.raises(LakeheadError):
-        client.write("append", pa.Table.from_batches([rows(2)]))
+        client.writers.write("append", pa.Table.from_batches([rows(2)]))
     assert len({bodies[0].stamp.writer_id for _, bodies in endpoint.sent}) == 1, "it may have landed"

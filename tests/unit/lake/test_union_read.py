@@ -9,7 +9,7 @@ import pytest
 
 from lakehead.errors import LakeStateError
 from lakehead.lake import union_read
-from lakehead.protocol.messages import LakeReply, TabletState
+from lakehead.protocol.messages import LakeReply, Lease, TabletState
 from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey
 
 TABLET = TabletKey("", 0)
@@ -41,18 +41,20 @@ class Client:
         location = str(min(self.asked, len(self.views) - 1))
         return LakeReply(metadata_location=location, catalog_name="", catalog_properties={}, storage_properties={})
 
-    def open_leases(
-        self, tables: list[tuple[str, str | None]], *, planned: bool
-    ) -> list[tuple[str, list[TabletState]]]:
+    @property
+    def leases(self) -> Client:
+        return self
+
+    def open(self, tables: list[tuple[str, str | None]], *, planned: bool) -> list[Lease]:
         start, end = self.logs[min(self.asked, len(self.logs) - 1)]
         self.asked += 1
         state = TabletState(partition="", bucket=0, log_start=start, high_watermark=end, rows=0)
-        return [(f"lease {self.asked}", [state])]
+        return [Lease(lease=f"lease {self.asked}", tablets=[state])]
 
-    def keep_lease(self, lease: str) -> None:
+    def keep(self, lease: str) -> None:
         self.kept.append(lease)
 
-    def release_lease(self, lease: str) -> None:
+    def release(self, lease: str) -> None:
         self.released.append(lease)
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakehead.client.table import TableClient
+from lakehead.client.routes import OneServer
+from lakehead.client.table import TableHandle
 from lakehead.client.writer import BatchWriter, writer_bytes
 from lakehead.config import Limits
 from lakehead.env import Env, SystemClock, SystemThreads
@@ -62,7 +63,7 @@ class Deployment:
         return reply.info.descriptor()
 
     def writer(self, desc: TableDescriptor) -> BatchWriter:
-        writer = BatchWriter.resume(desc, LocalEndpoint(self.service), self.clock, "etl")
+        writer = BatchWriter.resume(desc, OneServer(LocalEndpoint(self.service)), self.clock, "etl")
         writer._retry_seconds = 0
         return writer
 
@@ -276,7 +277,7 @@ def test_an_epoch_that_is_read_late_does_not_replace_a_later_one(
     desc = deployment.table()
     old = deployment.writer(desc)
     deployment.restart()
-    old._endpoint = LocalEndpoint(deployment.service)
+    old._routes = OneServer(LocalEndpoint(deployment.service))
     real, read, go_on = MetadataStore.writer_epoch, threading.Event(), threading.Event()
 
     def preempted(self: MetadataStore, *args: Any) -> int:
@@ -342,14 +343,14 @@ def test_a_write_whose_outcome_was_unknown_lands_once_when_its_writer_sends_it_a
     deployment: Deployment, named: bool, buckets: int
 ) -> None:
     desc, endpoint = deployment.table(buckets=buckets), Restarting(deployment)
-    client = TableClient(desc, endpoint, dataclasses.replace(deployment.env, randomness=SeededRandomness(2)))
-    writer = client.named_writer("etl") if named else client.anonymous_writer()
+    client = TableHandle(desc, OneServer(endpoint), dataclasses.replace(deployment.env, randomness=SeededRandomness(2)))
+    writer = client.writers.named("etl") if named else client.writers.anonymous()
     for n in range(3):
         deployment.storage.sync_fails = n == 1
         send(writer, batch(*range(40 * n, 40 * n + 40)))
     assert endpoint.restarts == 1
     assert [k for k, _ in deployment.rows(desc)] == list(range(120))
-    client.write("delete", pa.Table.from_batches([keys_of(batch(*range(119)))]))
+    client.writers.write("delete", pa.Table.from_batches([keys_of(batch(*range(119)))]))
     assert len(deployment.rows(desc)) == 120 + 119
 
 

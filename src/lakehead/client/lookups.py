@@ -1,0 +1,97 @@
+"""Rows of a keyed table by their keys, from the servers on which their tablets live."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import pyarrow as pa
+
+from lakehead.client.patience import ask
+from lakehead.client.routes import Routes, by_server
+from lakehead.client.routing import halves, route
+from lakehead.env import Clock
+from lakehead.errors import InvalidRequestError, LimitExceededError, NotLeaderError
+from lakehead.protocol import messages as m
+from lakehead.types import TableDescriptor
+
+_LOOKUP_KEYS = 1 << 16
+
+
+class Lookups:
+    """Thread-safe. Keys given here were conformed to the table's schema; errors are those of the servers."""
+
+    def __init__(self, desc: TableDescriptor, routes: Routes, clock: Clock) -> None:
+        self._desc = desc
+        self._routes = routes
+        self._clock = clock
+
+    def by_key(self, keys: pa.RecordBatch) -> pa.Table:
+        """Rows of the keys that exist, in the order asked; ``keys`` holds the key columns in key order."""
+        asked = deque(keys.slice(at, _LOOKUP_KEYS) for at in range(0, keys.num_rows, _LOOKUP_KEYS))
+        parts = []
+        while asked:
+            some = asked.popleft()
+            try:
+                parts.append(self._lookup_part(some))
+            except LimitExceededError as e:
+                if some.num_rows == 1 or "answer_bytes_max" not in e.context:
+                    raise
+                asked.extendleft(reversed(halves(some)))
+        return pa.concat_tables([self._desc.schema.empty_table(), *parts]) if len(parts) != 1 else parts[0]
+
+    def _lookup_part(self, keys: pa.RecordBatch) -> pa.Table:
+        refs, attachments, places = [], [], []
+        for key, rows in route(self._desc, keys):
+            refs.append(m.TabletRef.of(key))
+            places.append(rows)
+            attachments.append((keys if rows is None else keys.take(pa.array(rows))).serialize())
+        out = self._answers(refs, attachments, [])
+        batches, order = [], []
+        for i, asked in enumerate(places):
+            if out[2 * i].size:
+                batches.append(pa.ipc.read_record_batch(out[2 * i], self._desc.schema))
+                found = np.frombuffer(out[2 * i + 1], np.int64)
+                order.append(found if asked is None else asked[found])
+        table = pa.Table.from_batches(batches, self._desc.schema)
+        return table if len(batches) <= 1 else table.take(pa.array(np.argsort(np.concatenate(order), kind="stable")))
+
+    def by_prefix(self, prefixes: pa.RecordBatch) -> pa.Table:
+        """Rows whose partition columns and bucket key equal one of these; in no particular order.
+
+        Raises:
+            InvalidRequestError: the bucket key is no prefix of the primary key.
+        """
+        desc = self._desc
+        if not desc.prefix_key:
+            raise InvalidRequestError(
+                f"prefix lookups on {desc.path} are not possible: its bucket key {list(desc.bucket_key)} is not a"
+                f" proper prefix of its primary key; create the table with bucket_key= set to the leading key columns"
+            )
+        refs, attachments = [], []
+        for key, rows in route(desc, prefixes):
+            part = prefixes.select(list(desc.prefix_key))
+            refs.append(m.TabletRef.of(key))
+            attachments.append((part if rows is None else part.take(pa.array(rows))).serialize())
+        out = self._answers(refs, attachments, list(desc.prefix_key))
+        batches = [pa.ipc.read_record_batch(b, desc.schema) for b in out[::2] if b.size]
+        return pa.Table.from_batches(batches, desc.schema)
+
+    def _answers(self, refs: list[m.TabletRef], attachments: list[pa.Buffer], prefix: list[str]) -> list[pa.Buffer]:
+        """The attachments of the replies of all servers, two for each tablet, in the order of ``refs``."""
+        table_id = self._desc.table_id
+        while True:
+            try:
+                if len(servers := self._routes.servers(table_id)) == 1:
+                    request = m.Lookup(table_id=table_id, tablets=refs, prefix=prefix)
+                    return ask(servers[0], self._clock, request, attachments)[1]
+                out = [pa.py_buffer(b"")] * (2 * len(refs))
+                for endpoint, places in by_server(self._routes, table_id, [ref.key for ref in refs]):
+                    request = m.Lookup(table_id=table_id, tablets=[refs[i] for i in places], prefix=prefix)
+                    _, found = ask(endpoint, self._clock, request, [attachments[i] for i in places])
+                    for n, i in enumerate(places):
+                        out[2 * i : 2 * i + 2] = found[2 * n : 2 * n + 2]
+                return out
+            except NotLeaderError as e:
+                if not self._routes.moved(e):
+                    raise

@@ -1,0 +1,81 @@
+"""The writers of one table: those that are named, and those that carry single calls."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pyarrow as pa
+
+from lakehead.client.routes import Routes
+from lakehead.client.routing import halves, slices
+from lakehead.client.writer import BatchWriter
+from lakehead.env import Env
+from lakehead.errors import LakeheadError, LimitExceededError, SchemaMismatchError, SequenceGapError
+from lakehead.format.values import check_valid
+from lakehead.types import TableDescriptor, TabletKey, WriteKind
+
+
+class Writers:
+    """Thread-safe. Rows given here were conformed to the table's schema; errors are those of the servers."""
+
+    def __init__(self, desc: TableDescriptor, routes: Routes, env: Env) -> None:
+        self._desc = desc
+        self._routes = routes
+        self._clock = env.clock
+        self._randomness = env.randomness
+        self._idle: list[BatchWriter] = []
+        self._lock = env.threads.lock()
+
+    def write(self, kind: WriteKind, rows: pa.Table) -> list[tuple[TabletKey, tuple[int, int]]]:
+        """Write rows under an anonymous writer, in slices of at most 64 Ki rows; returns the offsets of each part.
+
+        Raises:
+            LakeheadError: a slice failed; ``context["rows_acknowledged"]`` says how many rows before it were written.
+        """
+        with self._lock:
+            writer = self._idle.pop() if self._idle else None
+        writer = writer or self.anonymous()
+        out: list[tuple[TabletKey, tuple[int, int]]] = []
+        done = 0
+        parts = deque(slices(rows))
+        if len(parts) > 1:
+            # The server checks one request whole: what takes several must not fail half-way.
+            check_valid(rows.columns, rows.schema, f"rows for {self._desc.path}")
+            for batch in parts:
+                writer.require_small(batch)
+        while parts:
+            batch = parts.popleft()
+            try:
+                try:
+                    out += writer.send(writer.prepare(kind, batch))
+                except LimitExceededError as e:
+                    if batch.num_rows == 1 or "change_bytes_max" not in e.context or "acknowledged" in e.context:
+                        raise
+                    # The rows are small, those that they replace are not.
+                    parts.extendleft(reversed(halves(batch)))
+                    writer = self.anonymous()
+                    continue
+                except SequenceGapError as e:
+                    if writer.sent_again or "acknowledged" in e.context:
+                        raise
+                    # While it was idle many others wrote, and it was forgotten: this batch is refused, by all tablets.
+                    writer = self.anonymous()
+                    out += writer.send(writer.prepare(kind, batch))
+            except LakeheadError as e:
+                if isinstance(e, SchemaMismatchError):
+                    check_valid(batch.columns, batch.schema, f"rows for {self._desc.path}")  # names the row
+                before = f" (the {done:,} rows before are written)" if done else ""
+                raise type(e)(e.message + before, **{**e.context, "rows_acknowledged": done}) from e
+            done += batch.num_rows
+        with self._lock:
+            self._idle.append(writer)
+        return out
+
+    def named(self, name: str) -> BatchWriter:
+        """Take over a named writer; see `BatchWriter.resume`."""
+        return BatchWriter.resume(self._desc, self._routes, self._clock, name)
+
+    def anonymous(self) -> BatchWriter:
+        """A writer that nobody resumes."""
+        writer_id = bytes.fromhex(self._randomness.uuid_hex())
+        return BatchWriter(self._desc, self._routes, self._clock, writer_id=writer_id)
