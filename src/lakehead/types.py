@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import Literal, NewType, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
@@ -18,9 +18,9 @@ import pyarrow as pa
 from lakehead.config import TableProperties
 from lakehead.errors import CorruptionError, InvalidRequestError
 
-Offset = NewType("Offset", int)
-"""Dense position of a row in one tablet, from 0."""
-Epoch = NewType("Epoch", int)
+Offset: TypeAlias = int
+"""Dense position of a row in one tablet, from 0; also what stands after the last row of a range."""
+Epoch: TypeAlias = int
 """Monotonic owner number: whoever holds a lower one is fenced."""
 WriteKind: TypeAlias = Literal["append", "upsert", "delete"]
 """What a write does with its rows; a log table takes appends, a keyed one the others."""

@@ -50,6 +50,7 @@ import pyarrow as pa
 from lakehead.errors import ChecksumError, CorruptionError, LimitExceededError, UnsupportedFormatError
 from lakehead.format.ipc_message import UNREADABLE, read_received
 from lakehead.format.statistics import decode_statistics, encode_statistics
+from lakehead.types import Epoch, Offset
 
 MAGIC = b"LHF1"
 HEADER_BYTES = 64
@@ -85,7 +86,7 @@ class WriterStamp:
     sequence: int
     previous_sequence: int = -1
     acked_through: int = -1
-    epoch: int = 0
+    epoch: Epoch = 0
     tablets: int = 0
 
 
@@ -190,16 +191,16 @@ class FrameBody:
 class Frame:
     """One frame of a log: the server's fields and the body."""
 
-    base_offset: int
+    base_offset: Offset
     timestamp_us: int
     synced_end: int
-    epoch: int
+    epoch: Epoch
     body: FrameBody
     length: int
     content: Content = UNKNOWN_CONTENT
 
     @property
-    def end_offset(self) -> int:
+    def end_offset(self) -> Offset:
         """Offset after the last row."""
         return self.base_offset + self.body.row_count
 
@@ -310,10 +311,10 @@ def decode_body(buffer: pa.Buffer, crc: int | None = None) -> FrameBody:
 def encode_header(
     body: FrameBody,
     *,
-    base_offset: int,
+    base_offset: Offset,
     timestamp_us: int,
     synced_end: int,
-    epoch: int,
+    epoch: Epoch,
     content: Content = UNKNOWN_CONTENT,
 ) -> bytes:
     """The server's 64 bytes that go before a body."""
@@ -328,10 +329,10 @@ class FrameHeader:
 
     length: int
     crc: int
-    base_offset: int
+    base_offset: Offset
     timestamp_us: int
     synced_end: int
-    epoch: int
+    epoch: Epoch
     content: Content = UNKNOWN_CONTENT
 
 

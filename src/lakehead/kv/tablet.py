@@ -25,7 +25,7 @@ from lakehead.kv import kernels
 from lakehead.kv.heap import HeapColumn, Slots, heap_column
 from lakehead.kv.index import KeyIndex, home_shift
 from lakehead.kv.keys import KeyBatch, encode_keys
-from lakehead.types import ChangeType, Schemas
+from lakehead.types import ChangeType, Offset, Schemas
 
 _GATHER_ROWS = 1 << 16
 
@@ -86,7 +86,7 @@ class KvTablet:
 
     # ---- plan: reads the state, changes nothing ---------------------------------------------------------------
 
-    def plan_upsert(self, batch: pa.RecordBatch, base_offset: int) -> Change:
+    def plan_upsert(self, batch: pa.RecordBatch, base_offset: Offset) -> Change:
         """Records that an upsert of these rows makes when the log ends at ``base_offset``.
 
         Args:
@@ -171,7 +171,7 @@ class KvTablet:
 
     # ---- apply: the only way the rows change ----------------------------------------------------------------
 
-    def apply(self, base_offset: int, change_types: npt.NDArray[np.int8], rows: pa.RecordBatch) -> None:
+    def apply(self, base_offset: Offset, change_types: npt.NDArray[np.int8], rows: pa.RecordBatch) -> None:
         """Change the state as these logged records say; ``rows`` has the table's columns."""
         self._apply(np.arange(base_offset, base_offset + rows.num_rows), change_types, rows)
 

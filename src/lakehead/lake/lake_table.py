@@ -20,7 +20,7 @@ from lakehead.lake.census import Census
 from lakehead.lake.marks import LakeVersion
 from lakehead.log.netchange import Offsets
 from lakehead.predicate import Bound
-from lakehead.types import TabletKey
+from lakehead.types import Epoch, TabletKey
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class LakeChange:
     """
 
     table_id: str
-    epoch: int
+    epoch: Epoch
     round_id: str
     offsets: Mapping[TabletKey, int]
     added: tuple[WrittenFile, ...] = ()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lakehead.errors import LakeStateError, SnapshotNotFoundError
-from lakehead.types import TabletKey
+from lakehead.types import Epoch, TabletKey
 
 TABLE_ID = "lakehead.table-id"
 EPOCH = "lakehead.epoch"
@@ -50,7 +50,7 @@ class LakeMark:
 
     snapshot_id: int
     table_id: str
-    epoch: int
+    epoch: Epoch
     round_id: str
     offsets: Mapping[TabletKey, int]
     sequence_number: int | None = None
@@ -225,7 +225,7 @@ def descends_from(version: LakeVersion, snapshot_id: int | None) -> bool:
     return snapshot_id is None and not _parent_expired(oldest)
 
 
-def next_epoch(version: LakeVersion) -> int:
+def next_epoch(version: LakeVersion) -> Epoch:
     """The epoch with which a new tiering job fences those before it."""
     mark = mark_of(version)
     return mark.epoch + 1 if mark else 1

@@ -37,7 +37,7 @@ from lakehead.format.read_as import read_as, rows_as
 from lakehead.log.netchange import NO_OFFSETS, Offsets, contains, live_rows, superseded_offsets, union
 from lakehead.log.verified import CHUNK_BYTES, Watch, copied
 from lakehead.log.writers import WriterState
-from lakehead.types import OFFSET_COLUMN, TIMESTAMP_COLUMN, TIMESTAMP_TYPE, Schemas
+from lakehead.types import OFFSET_COLUMN, TIMESTAMP_COLUMN, TIMESTAMP_TYPE, Offset, Schemas
 
 SUFFIX = ".checkpoint"
 MAGIC = b"LHK1"
@@ -79,7 +79,7 @@ class Footer(msgspec.Struct, frozen=True):
         segment: number of the first segment at ``offset`` that is not covered: frames without rows fill those before.
     """
 
-    offset: int
+    offset: Offset
     timestamp_us: int
     schema_id: int
     rows: int
@@ -87,7 +87,7 @@ class Footer(msgspec.Struct, frozen=True):
     segment: int = 0
 
 
-def checkpoint_name(offset: int) -> str:
+def checkpoint_name(offset: Offset) -> str:
     """File name of the checkpoint at this offset."""
     return f"{offset:020d}{SUFFIX}"
 
@@ -126,7 +126,7 @@ class Checkpoint:
         self._rows = data[len(_HEADER) : rows_end]
 
     @property
-    def offset(self) -> int:
+    def offset(self) -> Offset:
         """The log below it is covered."""
         return self.footer.offset
 

@@ -19,6 +19,7 @@ from lakehead.env.storage import LogFile, Storage
 from lakehead.errors import CorruptionError
 from lakehead.format.frame import ALIGNMENT, HEADER_BYTES, MAGIC, Frame, decode_frame, decode_header
 from lakehead.log.verified import ReadAhead, Watch, copied
+from lakehead.types import Epoch, Offset
 
 SUFFIX = ".log"
 INDEX_INTERVAL_BYTES = 4096
@@ -36,7 +37,7 @@ class SegmentId(NamedTuple):
         number: how many segments before it begin at the same offset: they hold frames without rows alone.
     """
 
-    base_offset: int
+    base_offset: Offset
     number: int = 0
 
     @property
@@ -51,7 +52,7 @@ class SegmentId(NamedTuple):
         found = _NAME.fullmatch(name)
         return cls(int(found[1]), int(found[2] or 0)) if found else None
 
-    def after(self, end_offset: int) -> SegmentId:
+    def after(self, end_offset: Offset) -> SegmentId:
         """The segment that follows this one, which ends at that offset."""
         return SegmentId(end_offset, self.number + 1 if end_offset == self.base_offset else 0)
 
@@ -59,7 +60,7 @@ class SegmentId(NamedTuple):
 class _Index:
     """Where frames lie, from the start of a segment up to ``end_offset``."""
 
-    def __init__(self, base_offset: int, epoch: int = 0) -> None:
+    def __init__(self, base_offset: Offset, epoch: Epoch = 0) -> None:
         self.end_offset = base_offset
         self.epoch = epoch
         self.timestamps_us: tuple[int, int] | None = None
@@ -77,7 +78,7 @@ class _Index:
         self.timestamps_us = (first, timestamp)
         self.end_offset += rows
 
-    def position_before(self, offset: int) -> int:
+    def position_before(self, offset: Offset) -> int:
         # Frames without rows share their offset with the next one; any of them is a right place to begin.
         at = max(bisect.bisect_right(self._offsets, offset) - 1, 0)
         return self._positions[at] if self._positions else 0
@@ -99,7 +100,7 @@ class Segment:
         self._index = _Index(id.base_offset) if sealed_end is None else None
 
     @property
-    def end_offset(self) -> int:
+    def end_offset(self) -> Offset:
         """Offset after the last row."""
         return self._index.end_offset if self._index is not None else self._sealed_end or 0
 
@@ -206,7 +207,7 @@ class Segment:
                 yield frame
             position += frame.length
 
-    def scan(self, epoch: int = 0) -> Iterator[tuple[int, Frame]]:
+    def scan(self, epoch: Epoch = 0) -> Iterator[tuple[int, Frame]]:
         """All (position, frame) from the start of the file, checksums verified, building the index on the way.
 
         Args:

@@ -21,7 +21,7 @@ from lakehead.format.joins import ROWS_MAX, gathered, join
 from lakehead.format.read_as import read_as
 from lakehead.log.checkpoint import Checkpoint
 from lakehead.log.writers import WriterTable
-from lakehead.types import Schemas
+from lakehead.types import Offset, Schemas
 
 
 class LiveRows(Protocol):
@@ -37,7 +37,7 @@ class LiveRows(Protocol):
         """Take rows of a checkpoint, which were written at these offsets."""
         ...
 
-    def apply(self, base_offset: int, change_types: npt.NDArray[np.int8], rows: pa.RecordBatch) -> None:
+    def apply(self, base_offset: Offset, change_types: npt.NDArray[np.int8], rows: pa.RecordBatch) -> None:
         """Change as records that begin at this offset say."""
         ...
 

@@ -42,6 +42,7 @@ from lakehead.log.committed_by import CommittedBy
 from lakehead.log.segment import Segment, SegmentId
 from lakehead.log.state import TabletState
 from lakehead.log.writers import WriterTable
+from lakehead.types import Epoch, Offset
 
 _STOP_FILE = "stopped.json"
 _START_SUFFIX = ".start"
@@ -56,12 +57,12 @@ class LogView:
     checkpoint: Checkpoint | None
 
     @property
-    def log_start_offset(self) -> int:
+    def log_start_offset(self) -> Offset:
         """First offset in the log."""
         return self.segments[0].base_offset
 
     @property
-    def log_end_offset(self) -> int:
+    def log_end_offset(self) -> Offset:
         """Offset after the last row, readable or not."""
         return self.segments[-1].end_offset
 
@@ -100,7 +101,7 @@ class LogTablet:
         folder: str,
         *,
         segment_bytes: int,
-        epoch: int = 0,
+        epoch: Epoch = 0,
         checkpoint_policy: CheckpointPolicy = USUAL_CHECKPOINTS,
         state: TabletState | None = None,
     ) -> None:
@@ -139,12 +140,12 @@ class LogTablet:
         self.high_watermark = self.log_end_offset
 
     @property
-    def log_start_offset(self) -> int:
+    def log_start_offset(self) -> Offset:
         """First offset that is still in the log."""
         return self._segments[0].base_offset
 
     @property
-    def log_end_offset(self) -> int:
+    def log_end_offset(self) -> Offset:
         """Offset that the next row gets."""
         return self._segments[-1].end_offset
 
@@ -165,7 +166,7 @@ class LogTablet:
         return SegmentId(self.checkpoint.offset, self.checkpoint.footer.segment)
 
     @property
-    def checkpoint_offset(self) -> int:
+    def checkpoint_offset(self) -> Offset:
         """The log below it is covered by the newest checkpoint; 0 when there is none."""
         return self.checkpoint.offset if self.checkpoint is not None else 0
 
@@ -294,7 +295,7 @@ class LogTablet:
             return False
         return self._committed_by.time_us(self.log_start_offset, self.checkpoint.footer.timestamp_us) >= timestamp_us
 
-    def timestamp_at(self, offset: int) -> int | None:
+    def timestamp_at(self, offset: Offset) -> int | None:
         """When, in microseconds, the row at this offset, or the first row in the log when that was trimmed, had been
         committed at the latest; None at or above the log end."""
         view = self.view()

@@ -16,6 +16,7 @@ import msgspec
 
 from lakehead.errors import SequenceConflictError, SequenceGapError, WriterFencedError
 from lakehead.format.frame import UNKNOWN_CONTENT, Content, Frame, WriterStamp
+from lakehead.types import Epoch
 
 ANSWERS_KEPT = 64
 ANONYMOUS_WRITERS_MAX = 10_000
@@ -32,7 +33,7 @@ class Answer(NamedTuple):
 
 @dataclass
 class _Writer:
-    epoch: int = 0
+    epoch: Epoch = 0
     last_sequence: int = -1
     acked_through: int = -1
     answers: OrderedDict[int, Answer] = field(default_factory=OrderedDict)
@@ -44,7 +45,7 @@ class WriterState(msgspec.Struct, frozen=True, array_like=True):
     writers since format 3."""
 
     writer_id: bytes
-    epoch: int
+    epoch: Epoch
     last_sequence: int
     acked_through: int
     answers: list[int]

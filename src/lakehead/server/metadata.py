@@ -26,7 +26,7 @@ from lakehead.errors import (
 from lakehead.protocol.messages import TableInfo, schema_from_text
 from lakehead.server import catalog
 from lakehead.server.incarnations import begin_incarnation, unfenced
-from lakehead.types import TableDescriptor, TablePath
+from lakehead.types import Epoch, TableDescriptor, TablePath
 
 C = TypeVar("C", bound=catalog.Command)
 FORMAT_VERSION = 3
@@ -235,7 +235,7 @@ class MetadataStore:
         rows = self._rows("select acked_through from writers where table_id = ? and writer_id = ?", table_id, writer_id)
         return int(rows[0][0]) if rows else -1
 
-    def writer_epoch(self, table_id: str, writer_id: bytes) -> int:
+    def writer_epoch(self, table_id: str, writer_id: bytes) -> Epoch:
         """The newest epoch of a named writer, 0 when it was never opened."""
         rows = self._rows("select epoch from writers where table_id = ? and writer_id = ?", table_id, writer_id)
         return int(rows[0][0]) if rows else 0

@@ -15,7 +15,7 @@ from lakehead.protocol.messages import CloseWriter, OpenWriter, TabletRef, Write
 from lakehead.server.catalog import EndWriter, RegisterWriter
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.tables import LiveTable
-from lakehead.types import TabletKey
+from lakehead.types import Epoch, TabletKey
 
 _EVERY_SEQUENCE = 2**63
 
@@ -25,7 +25,7 @@ class _Name:
     """``newest`` is the greatest sequence that any tablet had when this epoch or server began; ``under_way`` counts the
     writes of each epoch that were let in and have not ended."""
 
-    epoch: int
+    epoch: Epoch
     newest: int = -1
     under_way: Counter[int] = field(default_factory=Counter)
 

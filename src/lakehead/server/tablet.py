@@ -35,7 +35,7 @@ from lakehead.log.writers import WriterTable
 from lakehead.server.committer import Committers, local_committer
 from lakehead.server.group_commit import GroupCommit, PendingWrite
 from lakehead.server.incarnations import unfenced
-from lakehead.types import TableDescriptor, TabletKey
+from lakehead.types import Offset, TableDescriptor, TabletKey
 
 if TYPE_CHECKING:
     from lakehead.kv import Change, KvTablet
@@ -298,11 +298,11 @@ class Tablet:
     # ---- read -------------------------------------------------------------------------------------------------
 
     @property
-    def log_start_offset(self) -> int:
+    def log_start_offset(self) -> Offset:
         return self._log.log_start_offset
 
     @property
-    def high_watermark(self) -> int:
+    def high_watermark(self) -> Offset:
         return self._log.high_watermark
 
     @property
@@ -367,7 +367,7 @@ class Tablet:
         at = self._log.offset_at(timestamp_us, self._clock.now_us())
         return None if at is None else min(at, self.high_watermark)
 
-    def timestamp_at(self, offset: int) -> int | None:
+    def timestamp_at(self, offset: Offset) -> int | None:
         """See `LogTablet.timestamp_at`."""
         return self._log.timestamp_at(offset) if offset < self.high_watermark else None
 

@@ -17,6 +17,7 @@ from lakehead.types import (
     SYSTEM_FIELDS,
     TIMESTAMP_COLUMN,
     ChangeType,
+    Offset,
     TableDescriptor,
     TabletKey,
     partition_name,
@@ -34,7 +35,7 @@ _LOG_FIELDS = (
 class _Log:
     records: list[Row] = field(default_factory=list)
     live: dict[object, Row] = field(default_factory=dict)
-    log_start: int = 0
+    log_start: Offset = 0
 
 
 class MemoryHotSource:
@@ -75,7 +76,7 @@ class MemoryHotSource:
         """The model: live rows with their system columns."""
         return [row for log in self._logs.values() for row in log.live.values()]
 
-    def trim(self, tablet: TabletKey, log_start: int) -> None:
+    def trim(self, tablet: TabletKey, log_start: Offset) -> None:
         """Forget the records of a tablet below an offset."""
         self._logs[tablet].log_start = log_start
 

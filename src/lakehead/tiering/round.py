@@ -36,6 +36,7 @@ from lakehead.types import (
     CHANGE_TYPE_COLUMN,
     OFFSET_COLUMN,
     PREV_OFFSET_COLUMN,
+    Epoch,
     TableDescriptor,
     TabletKey,
 )
@@ -57,7 +58,7 @@ def run_round(
     source: HotSource,
     *,
     executor: Executor | None = None,
-    epoch: int | None = None,
+    epoch: Epoch | None = None,
     round_id: str | None = None,
     rows_per_task: int = ROWS_PER_TASK,
     clock: Clock | None = None,
@@ -111,7 +112,7 @@ def run_round(
 
 
 def _plan(
-    lake: LakeTable, desc: TableDescriptor, source: HotSource, *, epoch: int | None, round_id: str, rows_per_task: int
+    lake: LakeTable, desc: TableDescriptor, source: HotSource, *, epoch: Epoch | None, round_id: str, rows_per_task: int
 ) -> tuple[LakeVersion, RoundPlan]:
     """Plan from the mark and, read after it, the watermarks.
 

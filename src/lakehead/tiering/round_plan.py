@@ -15,7 +15,7 @@ import pyarrow as pa
 from lakehead.errors import InvalidRequestError, LakeStateError
 from lakehead.lake.marks import LakeMark
 from lakehead.log.netchange import NO_OFFSETS, Offsets, between
-from lakehead.types import TableDescriptor, TabletKey
+from lakehead.types import Epoch, TableDescriptor, TabletKey
 
 ROWS_PER_TASK = 1 << 20
 
@@ -70,7 +70,7 @@ class RoundPlan:
     """
 
     table_id: str
-    epoch: int
+    epoch: Epoch
     round_id: str
     keyed: bool
     base: Mapping[TabletKey, int]
@@ -98,7 +98,7 @@ def plan_round(
     mark: LakeMark | None,
     watermarks: Mapping[TabletKey, tuple[int, int]],
     *,
-    epoch: int,
+    epoch: Epoch,
     round_id: str,
     rows_per_task: int = ROWS_PER_TASK,
 ) -> RoundPlan:
