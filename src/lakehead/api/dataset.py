@@ -11,6 +11,7 @@ import pyarrow.dataset as ds
 
 from lakehead.api.pushdown import as_duckdb_means
 from lakehead.errors import SqlError
+from lakehead.format.read_as import cast_to
 from lakehead.format.schema import map_children, twin_names
 
 ReadRows = Callable[[list[str] | None, "pc.Expression | None"], Iterator[pa.RecordBatch]]
@@ -47,7 +48,7 @@ class PushdownDataset(ds.Dataset):
         """What the engine reads: ``columns`` in this order, rows for which ``filter`` is true."""
         names = self._all.names if columns is None else list(columns)
         schema = pa.schema([self._all.field(c) for c in names])
-        return PushdownScanner(schema, lambda: (_cast(b, schema) for b in self._read(names, filter)))
+        return PushdownScanner(schema, lambda: (cast_to(schema, b) for b in self._read(names, filter)))
 
 
 class FrameDataset(PushdownDataset):
@@ -66,14 +67,6 @@ def _in_microseconds(t: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(t) and t.tz is not None:
         return pa.timestamp("us", t.tz)
     return map_children(t, lambda child, _: _in_microseconds(child))
-
-
-def _cast(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    if not len(schema) or batch.schema.equals(schema):
-        return batch
-    return pa.RecordBatch.from_arrays(
-        [c.cast(f.type) for c, f in zip(batch.columns, schema, strict=True)], schema=schema
-    )
 
 
 class PushdownScanner:

@@ -52,6 +52,24 @@ def rows_as(
     return _bound(binding, rows.select(list(binding.read)), written, wanted)
 
 
+def cast_to(schema: pa.Schema, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The columns of a schema, by their names, from a batch that has them, perhaps among others, in its types.
+
+    Raises:
+        pa.ArrowInvalid: a value does not fit.
+    """
+    if not len(schema):
+        return batch.select([])
+    if batch.schema.equals(schema):
+        return batch
+    columns = zip((batch.column(f.name) for f in schema), schema, strict=True)
+    return pa.RecordBatch.from_arrays([_cast(column, f.type) for column, f in columns], schema=schema)
+
+
+def _cast(column: pa.Array, t: pa.DataType) -> pa.Array:
+    return column if column.type == t else column.cast(t)
+
+
 def may_match_as(body: FrameBody, schemas: Schemas, bounds: Iterable[Bound]) -> bool:
     """False only when no row of a frame with statistics satisfies all bounds, which name columns of the current schema.
 
@@ -141,8 +159,7 @@ class Binding:
             if at is None:
                 yield pa.nulls(batch.num_rows, f.type)
             else:
-                column = _pick(batch.column(at), self._there[at], wanted)
-                yield column if column.type == f.type else column.cast(f.type)
+                yield _cast(_pick(batch.column(at), self._there[at], wanted), f.type)
 
 
 def _by_id(fields: Iterable[pa.Field]) -> dict[int | None, int]:

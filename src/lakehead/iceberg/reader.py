@@ -21,6 +21,7 @@ from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 
 from lakehead.errors import LakeStateError
+from lakehead.format.read_as import cast_to
 from lakehead.format.schema import lake_schema
 from lakehead.iceberg.columns import FileColumns, plain_files
 from lakehead.iceberg.data_files import lake_arrow_schema
@@ -161,7 +162,7 @@ class _Reader:
             for batch in dataset.scanner(columns=read, filter=condition, batch_size=_BATCH_ROWS).to_batches():
                 if not batch.num_rows:
                     continue
-                batch = _conform(batch, schema)
+                batch = cast_to(schema, batch)
                 if self._predicate is not None:
                     batch = self._predicate.filter(batch).select(names)
                 if batch.num_rows:
@@ -238,29 +239,13 @@ class _Reader:
             there = [physical.names[at] for at in binding.read]
             # Of a file that has none of them, any column says how many rows there are.
             for batch in parquet.iter_batches(_BATCH_ROWS, columns=there or physical.names[:1]):
-                yield start, _conform(binding.rows(batch.select(there)), schema)
+                yield start, cast_to(schema, binding.rows(batch.select(there)))
                 start += batch.num_rows
 
 
 def _offset_id(table: Table) -> int:
     field_id: int = table.schema().find_field(OFFSET_COLUMN).field_id
     return field_id
-
-
-def _conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with exactly these columns and types; missing ones are null."""
-    if not len(schema):
-        return batch.select([])
-    if batch.schema.equals(schema):
-        return batch
-    columns = []
-    for f in schema:
-        if f.name not in batch.schema.names:
-            columns.append(pa.nulls(batch.num_rows, f.type))
-            continue
-        column = batch.column(f.name)
-        columns.append(column if column.type == f.type else column.cast(f.type))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _listed(read: Callable[[_Partial], Iterator[pa.RecordBatch]]) -> Callable[[_Partial], list[pa.RecordBatch]]:

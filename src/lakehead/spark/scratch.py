@@ -16,10 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakehead.env.randomness import SystemRandomness
+from lakehead.format.read_as import cast_to
 from lakehead.format.schema import lake_schema
 from lakehead.spark.floats import unprunable_floats
 from lakehead.spark.launch import is_local
-from lakehead.spark.types import cast_to, spark_schema
+from lakehead.spark.types import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

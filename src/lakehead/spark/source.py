@@ -20,12 +20,13 @@ from pyspark.sql.types import StructType
 from lakehead.api.table import Table, handle_of
 from lakehead.config import unknown_name
 from lakehead.errors import ColumnNotFoundError, InvalidPropertyError, InvalidRequestError, LakeStateError
+from lakehead.format.read_as import cast_to
 from lakehead.format.schema import nearest_name
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.lake.union_read import Pin, UnionRead, pin
 from lakehead.log.netchange import Offsets, between
 from lakehead.spark.connections import worker_table
-from lakehead.spark.types import cast_to, spark_schema
+from lakehead.spark.types import spark_schema
 from lakehead.types import SYSTEM_FIELDS, TabletKey, Tier, require_tier
 
 if TYPE_CHECKING:

@@ -76,11 +76,3 @@ def _plain_type(t: pa.DataType) -> st.DataType:
     if pa.types.is_timestamp(t):
         return st.TimestampType() if t.tz else st.TimestampNTZType()
     raise InvalidSchemaError(f"a column of type {t} cannot be read in Spark", type=str(t))
-
-
-def cast_to(schema: pa.Schema, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The columns of a schema from a batch that has them, perhaps among others, in its types."""
-    columns = [batch.column(f.name) for f in schema]
-    return pa.RecordBatch.from_arrays(
-        [c if c.type == f.type else c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema
-    )
