@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakehead.client.routing import route
+from lakehead.client.row_routing import route
 from lakehead.types import TableDescriptor, TabletId
 
 LOG_SCHEMA = pa.schema([("w", pa.int32()), ("n", pa.int64()), ("p", pa.string()), ("s", pa.string())])

@@ -25,7 +25,7 @@ from tests.crash.history import (
 
 import lakehead as lh
 from lakehead.api.table import handle_of
-from lakehead.client.writer import BatchWriter
+from lakehead.client.batch_writer import BatchWriter
 
 QUIET_SECONDS = 60.0
 _NAMED_CYCLE = 7

@@ -342,7 +342,7 @@ MUTANTS = (
         "client/writers.py",
         'if writer.sent_again or "acknowledged" in e.context:',
         "if False:",
-        "tests/unit/client/test_writer.py",
+        "tests/unit/client/test_batch_writer.py",
     ),
     Mutant(
         "forget what a closed writer had seen",

@@ -22,9 +22,9 @@ from tests.standby import with_standby
 
 from lakehead import LakeheadError
 from lakehead.api.table import Table, handle_of
+from lakehead.client.batch_writer import PreparedWrite
 from lakehead.client.routes import OneServer
 from lakehead.client.table import TableHandle
-from lakehead.client.writer import PreparedWrite
 from lakehead.config import LakeConfig, Limits, TableProperties
 from lakehead.env import Env, SystemRandomness, SystemThreads
 from lakehead.errors import OutcomeUnknownError, StorageError

@@ -20,7 +20,7 @@ from pyiceberg.expressions import In
 from tests.properties.deployed_table import Deployed, Rows, in_order
 
 from lakehead import OffsetOutOfRangeError, TabletId
-from lakehead.client.routing import route
+from lakehead.client.row_routing import route
 
 EXAMPLES = int(os.environ.get("LAKEHEAD_MODEL_EXAMPLES", "0"))
 COMPRESSION = st.sampled_from(["none", "lz4", "zstd"])

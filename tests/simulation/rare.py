@@ -21,8 +21,8 @@ from tests.simulation.workload import (
     Source,
 )
 
+from lakehead.client.batch_writer import BatchWriter, writer_bytes
 from lakehead.client.routes import OneServer
-from lakehead.client.writer import BatchWriter, writer_bytes
 from lakehead.config import TableProperties
 from lakehead.errors import (
     LakeStateError,

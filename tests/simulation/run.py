@@ -28,7 +28,7 @@ from tests.simulation.workload import (
     UnionReader,
 )
 
-from lakehead.client.writer import writer_bytes
+from lakehead.client.batch_writer import writer_bytes
 from lakehead.config import TableProperties
 from lakehead.log.checkpoint import CheckpointPolicy
 from lakehead.types import TableDescriptor

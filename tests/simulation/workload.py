@@ -13,9 +13,9 @@ from tests.simulation.history import Row, TabletHistory, by_offset, require, row
 from tests.simulation.lake import SimulatedUnionRead, tablet_of_row
 from tests.simulation.network import NetworkEndpoint
 
+from lakehead.client.batch_writer import BatchWriter
 from lakehead.client.routes import OneServer
 from lakehead.client.table import TableHandle
-from lakehead.client.writer import BatchWriter
 from lakehead.errors import (
     ClosedError,
     CorruptionError,

@@ -17,7 +17,7 @@ from lakehead.api.scan import Scan
 from lakehead.api.status import status_table
 from lakehead.api.subscription import Subscription, subscribe
 from lakehead.api.writer import Writer
-from lakehead.client.routing import slices
+from lakehead.client.row_routing import slices
 from lakehead.client.table import TableHandle
 from lakehead.errors import InvalidRequestError, SchemaMismatchError, WrongTableKindError
 from lakehead.format.rows import to_key_table

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from lakehead.api.display import Displayed
 from lakehead.api.input import rows_for_append, rows_for_delete, rows_for_upsert
-from lakehead.client.writer import BatchWriter
+from lakehead.client.batch_writer import BatchWriter
 from lakehead.config import Limits
 from lakehead.env.interrupts import Changes, shielded
 from lakehead.errors import ClosedError, LakeheadError, WrongTableKindError

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from lakehead.client.patience import ask
 from lakehead.client.routes import Routes, by_server
-from lakehead.client.routing import halves, route
+from lakehead.client.row_routing import halves, route
 from lakehead.env import Clock
 from lakehead.errors import InvalidRequestError, LimitExceededError, NotLeaderError
 from lakehead.protocol import messages as m

@@ -6,9 +6,9 @@ from collections import deque
 
 import pyarrow as pa
 
+from lakehead.client.batch_writer import BatchWriter
 from lakehead.client.routes import Routes
-from lakehead.client.routing import halves, slices
-from lakehead.client.writer import BatchWriter
+from lakehead.client.row_routing import halves, slices
 from lakehead.env import Env
 from lakehead.errors import LakeheadError, LimitExceededError, SchemaMismatchError, SequenceGapError
 from lakehead.format.values import check_valid

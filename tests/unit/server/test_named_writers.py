@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from lakehead.client.batch_writer import BatchWriter, writer_bytes
 from lakehead.client.routes import OneServer
 from lakehead.client.table import TableHandle
-from lakehead.client.writer import BatchWriter, writer_bytes
 from lakehead.config import Limits
 from lakehead.env import Env, SystemClock, SystemThreads
 from lakehead.env.randomness import SeededRandomness

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from lakehead.client import patience
 from lakehead.client.routes import Routes, by_server
-from lakehead.client.routing import route
+from lakehead.client.row_routing import route
 from lakehead.env.clock import Clock
 from lakehead.errors import (
     ClosedError,

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from lakehead.client.batch_writer import BatchWriter, writer_bytes
 from lakehead.client.routes import OneServer
 from lakehead.client.table import TableHandle
-from lakehead.client.writer import BatchWriter, writer_bytes
 from lakehead.env import Env
 from lakehead.env.randomness import SeededRandomness
 from lakehead.errors import (

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from lakehead.client.routing import SHARE_ROWS, partition_codes, route
+from lakehead.client.row_routing import SHARE_ROWS, partition_codes, route
 from lakehead.format.bucketing import bucket_ids
 from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey, partition_name
 
