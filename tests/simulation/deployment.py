@@ -62,7 +62,7 @@ class Deployment:
         self.scheduler = Scheduler(seed)
         self.draws = self.scheduler.draws
         self.trace = Trace()
-        self.disk = Disk(self.scheduler, self._appended, self._removed)
+        self.disk = Disk(self.scheduler, self._appended, self._removed, self._replaced)
         self.history = History(self.disk, self._partition_names)
         self.network = Network(self.scheduler, self.trace, Observer(self.scheduler, self.history))
         self.clock = VirtualClock(self.scheduler)
@@ -88,19 +88,23 @@ class Deployment:
 
     def _appended(self, path: str, data: bytes, size_after: int) -> None:
         with self.scheduler.judging():
-            self._require_owner("writes to")
+            self._require_owner("writes to a log")
             self.history.written(path, data, size_after)
 
     def _removed(self, path: str) -> None:
         with self.scheduler.judging():
-            self._require_owner("removes")
+            self._require_owner("removes a file")
             self.history.removed(path)
         self.note("server", f"removes {os.path.splitext(path)[1]}")
+
+    def _replaced(self, path: str) -> None:
+        with self.scheduler.judging():
+            self._require_owner(f"replaces {os.path.basename(path)}")
 
     def _require_owner(self, does: str) -> None:
         first = self.network.first
         mine = first is None or self.scheduler.current.process is not first.process
-        require(mine, f"the first owner {does} a log after the second has opened it")
+        require(mine, f"the first owner {does} after the second has opened the folder")
 
     def _partition_names(self, table_id: str) -> dict[int, str]:
         """Past the store's lock: nothing may come between a write and its being noted."""
@@ -202,7 +206,7 @@ class Deployment:
             return folder + path.removeprefix(self.folder)
 
         made = copy.copy(self)
-        made.disk = self.disk.copied(made._appended, made._removed, moved)
+        made.disk = self.disk.copied(made._appended, made._removed, made._replaced, moved)
         made.history = self.history.copied(made.disk, made._partition_names, moved)
         made.network = Network(self.scheduler, self.trace, Observer(self.scheduler, made.history))
         made.folder, made.metadata, made._lake, made._folder_id = folder, None, None, ""

@@ -16,6 +16,7 @@ from lakehead.env.storage import LogFile
 from lakehead.testing.storage import FaultyStorage, _Bytes
 
 OnAppend = Callable[[str, bytes, int], None]
+OnChange = Callable[[str], None]
 _SECONDS = {"append": 0.0, "rename": 0.0, "sync": 0.004, "write_atomic": 0.002, "sync_folder": 0.002}
 """How long each kind of call takes at most; others take no time."""
 
@@ -34,14 +35,16 @@ class Disk(FaultyStorage):
     Attributes:
         on_append: told of all bytes that were appended to a file: path, bytes, and the file's size after them.
         on_remove: told of files before they are removed.
+        on_replace: told of files whose bytes were replaced.
     """
 
-    def __init__(self, scheduler: Scheduler, on_append: OnAppend, on_remove: Callable[[str], None]) -> None:
+    def __init__(self, scheduler: Scheduler, on_append: OnAppend, on_remove: OnChange, on_replace: OnChange) -> None:
         super().__init__()
         self.scheduler = scheduler
         self.faults = DiskFaults()
         self.on_append = on_append
         self.on_remove = on_remove
+        self.on_replace = on_replace
         self.before = self._work
         self._removed: set[str] = set()
 
@@ -71,9 +74,11 @@ class Disk(FaultyStorage):
             return self._synced.get(path) is file and file.synced >= size
         return len(file.data) >= size
 
-    def copied(self, on_append: OnAppend, on_remove: Callable[[str], None], moved: Callable[[str], str]) -> Disk:
+    def copied(
+        self, on_append: OnAppend, on_remove: OnChange, on_replace: OnChange, moved: Callable[[str], str]
+    ) -> Disk:
         """Another disk, with all that is on this one now, under other names, and synced."""
-        made = Disk(self.scheduler, on_append, on_remove)
+        made = Disk(self.scheduler, on_append, on_remove, on_replace)
         made._files = {moved(path): _Bytes(bytes(file.data)) for path, file in self._files.items()}
         made._folders = {moved(path) for path in self._folders}
         made._removed = {moved(path) for path in self._removed}
@@ -92,6 +97,15 @@ class Disk(FaultyStorage):
             self.on_remove(path)
             self._removed.add(path)
         super().remove(path)
+
+    def write_atomic(self, path: str, data: bytes) -> None:
+        super().write_atomic(path, data)
+        self.on_replace(path)
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether anybody is in a transaction of a database."""
+        return any(isinstance(lock, TaskLock) and lock.held for lock in self._database_locks.values())
 
     def remove_tree(self, path: str) -> None:
         self._removed |= {name for name in self._files if name.startswith(f"{path}/")}

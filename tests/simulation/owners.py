@@ -32,20 +32,20 @@ def exchange_owners(deployment: Deployment, wait: Callable[[], None]) -> None:
             except LakeheadError as e:
                 deployment.note("server", "no second owner", type(e).__name__)
                 return
-    while not _is_between_writes(server.service):
+    while not _is_between_writes(deployment, server.service):
         deployment.scheduler.sleep(0.0005)
     deployment.let_second_in()
     wait()
     deployment.end_first()
 
 
-def _is_between_writes(service: Service) -> bool:
+def _is_between_writes(deployment: Deployment, service: Service) -> bool:
     """Whether nobody is in what begins with a look at the lock, or opens tablets."""
     tables = service._tables.open_tables()
     locks = [table._open_lock for table in tables]
     for tablet in (tablet for table in tables for tablet in table.tablets.values()):
         locks += [tablet._log_lock, tablet._maintenance_lock]
-    return not any(isinstance(lock, TaskLock) and lock.held for lock in locks)
+    return not deployment.disk.in_transaction and not any(isinstance(lock, TaskLock) and lock.held for lock in locks)
 
 
 def open_copy(deployment: Deployment) -> None:
