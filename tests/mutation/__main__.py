@@ -261,11 +261,11 @@ MUTANTS = (
         "tests/unit/tiering/test_commit.py",
     ),
     Mutant(
-        "two turns of one table",
+        "who is due last goes first",
         "tiering/queue.py",
-        "for i, q in self._tables.items() if i not in self._under_way for turn",
-        "for i, q in self._tables.items() for turn",
-        "tests/properties/test_tiering_queue.py",
+        "key=lambda turn: turn[0],",
+        "key=lambda turn: -turn[0],",
+        "tests/unit/tiering/test_queue.py",
     ),
     Mutant(
         "let a fenced table come back",

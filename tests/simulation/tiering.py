@@ -37,7 +37,9 @@ from lakehead.types import TablePath, TabletKey
 
 
 def tier(deployment: Deployment, name: str) -> None:
-    """Run a tiering service, which may be told of a failure often and goes on soon."""
+    """Run a tiering service that begins at some time and soon tries again what failed."""
+    # Those that begin at the same time take the same epoch, and fence nobody.
+    deployment.scheduler.sleep(deployment.draws.random() * 0.5)
     queue = functools.partial(TieringQueue, relist_seconds=0.2, retry_seconds=(0.05, 0.4))
     TieringService(SimulatedTables(deployment, name), deployment.env, make_queue=queue).run()
 
