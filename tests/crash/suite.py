@@ -303,10 +303,15 @@ class Player:
             self._count("server at a random time", True)
         deployment.server.arm(step.point, nth=1 if step.first else self._nth(step.point))
         if deployment.start():
-            self._die(deployment, step.point)
+            self._die(deployment, step.point, lambda: self._open_all(deployment))
         else:
             self._count(step.point, True)
         self._recover(deployment)
+
+    def _open_all(self, deployment: Deployment) -> None:
+        """Have the server open its tables: writers whose outcome is not known write no more before the next check."""
+        for table in deployment.tables.values():
+            table.scan().count()
 
     def _stop(self, deployment: Deployment, step: Step) -> None:
         """Killed while it stops cleanly."""
