@@ -31,7 +31,7 @@ class Server:
         self.asked.append(request)
         if isinstance(request, m.OpenLeases):
             lease = m.Lease(lease=f"lease {len(self.asked)}", tablets=[])
-            return m.LeasesReply(leases=[lease], seconds=self.seconds), []
+            return m.LeasesReply(leases=[lease] * len(request.tables), seconds=self.seconds), []
         self.renewed.set()
         return m.Done(), []
 
@@ -97,6 +97,41 @@ def test_the_thread_outlives_trouble_and_ends_with_the_last_lease(server: Server
     server.errors = [ClosedError("closed")]
     thread.join(30)
     assert not thread.is_alive() and again
+
+
+def test_what_ends_is_told_soon_and_once(server: Server) -> None:
+    keeper = Leases(OneServer(server), Env.system(), renewing=True)
+    leases = [opened(keeper) for _ in range(3)]
+    for lease in leases[:2]:
+        keeper.release(lease)
+    assert server.renewed.wait(30), "long before anything has to be renewed"
+    told = [r for r in server.asked if isinstance(r, m.RenewLeases)]
+    assert [(r.leases, r.release) for r in told] == [([leases[2]], leases[:2])]
+    server.renewed.clear()
+    keeper.release(leases[2])
+    assert server.renewed.wait(30)
+    assert server.asked[-1] == m.RenewLeases(leases=[], release=[leases[2]])
+    keeper.close()
+
+
+def test_each_server_is_asked_and_told(server: Server) -> None:
+    other = Server()
+
+    class Two(OneServer):
+        def servers(self, table_id: str | None = None) -> Sequence[m.Endpoint]:
+            return (server, other) if table_id != "one" else (server,)
+
+    keeper = Leases(Two(server), Env.system(), renewing=False)
+    both, one = keeper.open([("t", "metadata"), ("one", None)])
+    assert both.lease == "lease 1+lease 1" and one.lease == "lease 1"
+    assert [t.table_id for t in server.asked[0].tables] == ["t", "one"]
+    assert [t.table_id for t in other.asked[0].tables] == ["t"]
+    keeper.keep(both.lease)
+    keeper.renew()
+    keeper.release(both.lease)
+    keeper.renew()
+    for asked in (server.asked, other.asked):
+        assert [(r.leases, r.release) for r in asked[1:]] == [(["lease 1"] * 2, []), ([], ["lease 1"] * 2)]
 
 
 def test_holders_are_asked_before_and_again_when_there_is_no_room(server: Server) -> None:
