@@ -33,6 +33,7 @@ from lakehead.errors import (
     TableNotFoundError,
     UnsupportedFormatError,
 )
+from lakehead.predicate.read_spec import ReadSpec
 from lakehead.server.endpoint import LocalEndpoint
 from lakehead.types import TabletId, TabletKey
 
@@ -372,13 +373,13 @@ def test_offsets_of_one_folder_mean_nothing_in_another(tmp_path: Path) -> None:
                 own.desc, OneServer(two._server), Env.system(), folder_id=one._server.service.folder_id
             )
             ranges = {TabletKey("", 0): (0, 2)}
-            assert sum(b.num_rows for _, b in own.log.read_ranges(ranges, ["k"])) == 2
+            assert sum(b.num_rows for _, b in own.log.read_ranges(ranges, ReadSpec(("k",)))) == 2
             with pytest.raises(FolderCopiedError, match="another copy"):
-                list(astray.log.read_ranges(ranges, ["k"]))
+                list(astray.log.read_ranges(ranges, ReadSpec(("k",))))
             for default in ("latest", "earliest"):
                 with pytest.raises(FolderCopiedError, match="another copy"):
                     astray.log.subscribe(
-                        starts={TabletKey("", 0): 2}, default=default, stops=None, columns=["k"], predicate=None
+                        starts={TabletKey("", 0): 2}, default=default, stops=None, spec=ReadSpec(("k",))
                     )
             assert two.table("t").scan().count() == 6 and one.table("t").scan().count() == 2
             with pytest.raises(OffsetOutOfRangeError):

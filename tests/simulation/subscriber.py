@@ -13,6 +13,7 @@ from tests.simulation.workload import Actor
 from lakehead.api.feed import Feed, FeedStart
 from lakehead.client.table import TableHandle
 from lakehead.errors import OffsetOutOfRangeError, UnavailableError
+from lakehead.predicate.read_spec import ReadSpec
 from lakehead.protocol.messages import StreamHeader
 from lakehead.types import OFFSET_COLUMN, TIMESTAMP_COLUMN, ChangeType, TableDescriptor, TabletKey
 
@@ -25,7 +26,7 @@ class SimulatedFeed(Feed):
 
     def __init__(self, lakes: SimulatedLakes, client: TableHandle, start: FeedStart, columns: list[str]) -> None:
         self._lakes = lakes
-        super().__init__(client, start, None, columns, None)
+        super().__init__(client, start, None, ReadSpec(tuple(columns)))
 
     def _lake_rows(self, key: TabletKey, start: int) -> tuple[int, Iterator[pa.RecordBatch]]:
         desc = self._handle.desc

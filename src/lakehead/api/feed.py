@@ -19,7 +19,7 @@ from lakehead.client.table import TableHandle
 from lakehead.errors import LakeStateError, OffsetOutOfRangeError, UnavailableError
 from lakehead.lake.history import read_history
 from lakehead.lake.pinned_lake import PinnedLake
-from lakehead.predicate import Predicate
+from lakehead.predicate.read_spec import ReadSpec
 from lakehead.protocol.messages import Stream, StreamHeader, TabletState
 from lakehead.types import CHANGE_TYPE_COLUMN, OFFSET_COLUMN, SYSTEM_FIELDS, TIMESTAMP_COLUMN, TIMESTAMP_TYPE, TabletKey
 
@@ -50,8 +50,7 @@ class Feed:
         handle: TableHandle,
         start: FeedStart,
         stops: Mapping[TabletKey, int] | None,
-        columns: list[str],
-        predicate: Predicate | None,
+        spec: ReadSpec,
     ) -> None:
         """Find where it starts, and open it.
 
@@ -61,8 +60,7 @@ class Feed:
         self._handle = handle
         self._over_lake = handle.desc.lake is not None and not handle.desc.keyed
         self._stops = stops
-        self._columns = columns
-        self._predicate = predicate
+        self._spec = spec
         self._since_us = start if isinstance(start, int) else None
         self._default: Literal["earliest", "full"] = "full" if start == "full" else "earliest"
         self._positions: dict[TabletKey, int] = {}
@@ -73,7 +71,7 @@ class Feed:
         self._stream = self._first(start)
         # The stream's own: what comes from the lake has the same.
         fields = pa.schema([*handle.desc.schema, *SYSTEM_FIELDS, pa.field(CHANGE_TYPE_COLUMN, pa.int8())])
-        self.schema = pa.schema([fields.field(c) for c in columns])
+        self.schema = pa.schema([fields.field(c) for c in spec.names])
 
     # ---- where it starts --------------------------------------------------------------------------------------
 
@@ -174,9 +172,7 @@ class Feed:
         for key, held in list(self._live_first.items()):
             if held is None:
                 continue
-            rest = self._handle.log.read_ranges(
-                {key: (0, held.at)}, self._columns, self._predicate, live=True, skip=held.rows
-            )
+            rest = self._handle.log.read_ranges({key: (0, held.at)}, self._spec, live=True, skip=held.rows)
             waiting: pa.RecordBatch | None = None
             for _, batch in rest:
                 if waiting is not None:
@@ -242,7 +238,7 @@ class Feed:
         """The lake's rows of a tablet from ``start`` on, as far as they are wanted, and where they end."""
         view = PinnedLake.current(self._handle.desc, self._handle.lake())
         end = min(view.offsets.get(key, 0), self._stop(key))
-        return end, read_history(view, key, start, end, columns=self._columns, predicate=self._predicate)
+        return end, read_history(view, key, start, end, columns=self._spec.names, predicate=self._spec.predicate)
 
     def _open(self, tablets: Sequence[TabletState]) -> Stream | None:
         """Follow the log; None when it does not hold all that is wanted, and the lake does."""
@@ -259,9 +255,7 @@ class Feed:
         if stops is not None:
             stops = {k: max(s, log_starts.get(k, 0)) for k, s in stops.items()}
         try:
-            return self._handle.log.subscribe(
-                starts=starts, default=self._default, stops=stops, columns=self._columns, predicate=self._predicate
-            )
+            return self._handle.log.subscribe(starts=starts, default=self._default, stops=stops, spec=self._spec)
         except OffsetOutOfRangeError:
             if self._over_lake and self._behind(self._log_starts()):
                 return None

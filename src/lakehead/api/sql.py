@@ -29,6 +29,7 @@ from lakehead.api.table_names import Suffix, suffix_of
 from lakehead.errors import InvalidRequestError, SqlError, TableNotFoundError
 from lakehead.lake.union_read import Pin, UnionRead, pin_together
 from lakehead.predicate import parse_predicate
+from lakehead.predicate.read_spec import ReadSpec
 
 _DEFAULT = "default"
 
@@ -268,7 +269,7 @@ def _changelog(table: Table, pinned: Pin, reading: Reading) -> PushdownDataset:
         names = schema.names if where is not None else wanted
         projected = pa.schema([schema.field(c) for c in wanted])
         predicate = None if where is None else parse_predicate(as_duckdb_means(where, schema), schema)
-        for _, batch in handle.log.read_ranges(pinned.log, names or ["__offset"], lease=pinned.lease):
+        for _, batch in handle.log.read_ranges(pinned.log, ReadSpec(tuple(names or ["__offset"])), lease=pinned.lease):
             rows = named_changes(batch)
             yield _project(rows if predicate is None else predicate.filter(rows), projected)
 

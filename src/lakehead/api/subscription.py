@@ -18,6 +18,7 @@ from lakehead.client.table import TableHandle
 from lakehead.errors import ColumnNotFoundError, InvalidRequestError
 from lakehead.format.schema import nearest_name
 from lakehead.predicate import Predicate, parse_predicate
+from lakehead.predicate.read_spec import ReadSpec
 from lakehead.protocol.messages import Stream, StreamHeader
 from lakehead.types import (
     BUCKET_COLUMN,
@@ -150,8 +151,7 @@ def subscribe(
     predicate: Predicate | None = None if where is None else parse_predicate(where, desc.schema)
     changes = [CHANGE_TYPE_COLUMN] if desc.keyed else []
     system = [BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN]
-    wanted_columns = [*wanted, *changes, *system]
-    stream = Feed(handle, _start(desc, start), _stops(handle, stop), wanted_columns, predicate)
+    stream = Feed(handle, _start(desc, start), _stops(handle, stop), ReadSpec((*wanted, *changes, *system), predicate))
     return Subscription(desc, stream)
 
 

@@ -13,7 +13,7 @@ from lakehead.client.patience import Patience, ask
 from lakehead.client.routes import Routes, by_server
 from lakehead.env import Env
 from lakehead.errors import UnavailableError
-from lakehead.predicate import Predicate
+from lakehead.predicate.read_spec import ReadSpec
 from lakehead.protocol import messages as m
 from lakehead.types import TableDescriptor, TabletKey
 
@@ -64,20 +64,20 @@ class RemoteLog:
         if columns is None:
             changes = ["__change_type", "__prev_offset"] if self._desc.keyed else []
             columns = [*self._desc.schema.names, *changes, "__offset", "__timestamp"]
-        for _, batch in self.read_ranges({tablet: (start, end)}, columns):
+        for _, batch in self.read_ranges({tablet: (start, end)}, ReadSpec(tuple(columns))):
             yield batch
 
     def read_ranges(
         self,
         ranges: Mapping[TabletKey, tuple[int, int]],
-        columns: Sequence[str],
-        predicate: Predicate | None = None,
+        spec: ReadSpec,
         *,
         live: bool = False,
         lease: str | None = None,
         skip: int = 0,
     ) -> Iterator[tuple[TabletKey, pa.RecordBatch]]:
-        """Rows of several ranges, tablet by tablet, each in offset order.
+        """Rows of several ranges, tablet by tablet, each in offset order; for columns see
+        `lakehead.protocol.messages.Read`. Of a limit nothing is known here.
 
         When a server goes away meanwhile, the rest is read from the next one, which holds the same rows at the same
         offsets unless they were trimmed.
@@ -93,14 +93,13 @@ class RemoteLog:
         for server, places in by_server(self._routes, self._desc.table_id, keys):
             part = {keys[i]: ranges[keys[i]] for i in places}
             passed = skip if keys[0] in part else 0
-            yield from self._read_from(server, part, columns, predicate, live=live, lease=lease, skip=passed)
+            yield from self._read_from(server, part, spec, live=live, lease=lease, skip=passed)
 
     def _read_from(
         self,
         server: m.Endpoint,
         left: dict[TabletKey, tuple[int, int]],
-        columns: Sequence[str],
-        predicate: Predicate | None,
+        spec: ReadSpec,
         *,
         live: bool,
         lease: str | None,
@@ -111,7 +110,7 @@ class RemoteLog:
             stream = None
             try:
                 behind = skip
-                stream = server.stream(self._read_request(left, columns, predicate, live=live, lease=lease))
+                stream = server.stream(self._read_request(left, spec, live=live, lease=lease))
                 for header, batch in stream:
                     patience.progress()
                     key = TabletKey(header.partition, header.bucket)
@@ -137,8 +136,7 @@ class RemoteLog:
     def _read_request(
         self,
         ranges: Mapping[TabletKey, tuple[int, int]],
-        columns: Sequence[str],
-        predicate: Predicate | None,
+        spec: ReadSpec,
         *,
         live: bool,
         lease: str | None,
@@ -146,8 +144,8 @@ class RemoteLog:
         return (m.ReadLive if live else m.Read)(
             table_id=self._desc.table_id,
             ranges=[_range(k, s, e) for k, (s, e) in ranges.items()],
-            columns=list(columns),
-            predicate=None if predicate is None else predicate.to_bytes(),
+            columns=list(spec.names),
+            predicate=None if spec.predicate is None else spec.predicate.to_bytes(),
             folder_id=self._folder_id,
             lease=lease,
         )
@@ -158,8 +156,7 @@ class RemoteLog:
         starts: Mapping[TabletKey, int],
         default: Literal["latest", "earliest", "full"],
         stops: Mapping[TabletKey, int] | None,
-        columns: Sequence[str],
-        predicate: Predicate | None,
+        spec: ReadSpec,
     ) -> m.Stream:
         """Open a push stream, of all servers in one; see `lakehead.protocol.messages.Subscribe`."""
 
@@ -169,9 +166,9 @@ class RemoteLog:
                 starts=[_range(k, o, o) for k, o in starts.items() if mine(k)],
                 default=default,
                 stops=None if stops is None else [_range(k, o, o) for k, o in stops.items() if mine(k)],
-                columns=list(columns),
+                columns=list(spec.names),
                 folder_id=self._folder_id,
-                predicate=None if predicate is None else predicate.to_bytes(),
+                predicate=None if spec.predicate is None else spec.predicate.to_bytes(),
             )
 
         servers = self._routes.servers(self._desc.table_id)

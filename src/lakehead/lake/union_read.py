@@ -22,6 +22,7 @@ from lakehead.errors import LakeStateError, NoLakeError, OffsetOutOfRangeError, 
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.log.netchange import net_change
 from lakehead.predicate import Predicate
+from lakehead.predicate.read_spec import ReadSpec
 from lakehead.protocol.messages import LakeReply, TabletState
 from lakehead.types import (
     CHANGE_TYPE_COLUMN,
@@ -224,7 +225,9 @@ class UnionRead:
         live = self._desc.keyed and self._desc.lake is None
         pinned = self.pinned
         try:
-            yield from self._handle.log.read_ranges(pinned.ranges, columns, predicate, live=live, lease=pinned.lease)
+            yield from self._handle.log.read_ranges(
+                pinned.ranges, ReadSpec(tuple(columns), predicate), live=live, lease=pinned.lease
+            )
         except OffsetOutOfRangeError as e:
             raise UnavailableError(
                 f"what a read of {self._desc.path} was pinned to is no longer held, because its server was started"

@@ -13,6 +13,7 @@ from lakehead.api.table import Table, handle_of
 from lakehead.api.table_names import Suffix, TableName, find_names, find_tables, replace_names, suffix_of
 from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import InvalidRequestError, SqlError
+from lakehead.predicate.read_spec import ReadSpec
 from lakehead.spark.connections import connection_of
 from lakehead.spark.scratch import scratch_frame
 from lakehead.spark.types import spark_schema
@@ -70,7 +71,9 @@ def _changelog(spark: SparkSession, table: Table) -> DataFrame:
     handle = handle_of(table)
     ranges = {t.key: (t.log_start, t.high_watermark) for t in handle.log.tablets()}
     schema = changelog_schema(handle.desc)
-    return _frame(spark, schema, (named_changes(b) for _, b in handle.log.read_ranges(ranges, schema.names)))
+    return _frame(
+        spark, schema, (named_changes(b) for _, b in handle.log.read_ranges(ranges, ReadSpec(tuple(schema.names))))
+    )
 
 
 def _frame(spark: SparkSession, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> DataFrame:

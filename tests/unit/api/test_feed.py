@@ -13,6 +13,7 @@ import pytest
 from lakehead.api import feed
 from lakehead.env import SystemClock
 from lakehead.errors import OffsetOutOfRangeError
+from lakehead.predicate.read_spec import ReadSpec
 from lakehead.protocol.messages import StreamHeader, TabletState
 from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey
 
@@ -76,6 +77,6 @@ def test_trims_at_any_moment_leave_no_gap(before: int, between: int, monkeypatch
     monkeypatch.setattr(feed, "PinnedLake", SimpleNamespace(current=lambda desc, info: view))
     monkeypatch.setattr(feed, "read_history", history)
     client: Any = Client([0] * before + [5] * between + [9])
-    stream = feed.Feed(client, "earliest", {TABLET: 12}, ["__offset"], None)
+    stream = feed.Feed(client, "earliest", {TABLET: 12}, ReadSpec(("__offset",)))
     seen = [o for _, batch in stream for o in batch.column(0).to_pylist()]
     assert seen == list(range(12)), client.opened
