@@ -130,7 +130,7 @@ def test_another_token_is_taken_from_the_files(
     found = tables.list(frozenset(["t.a", "t.b"]))
     assert [t.name for t in found.tables] == ["t.a", "t.b"], "looked up through the new connection"
     assert attached == [con, again]
-    assert all(client._endpoint is again._endpoint for client in tables._clients.values())
+    assert all(handle._routes is again._routes for handle in tables._handles.values())
     tables.close()
     with pytest.raises(lh.ClosedError):
         again.tables()
