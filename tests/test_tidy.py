@@ -43,7 +43,6 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # Layers that use less than what lies below them.
 NARROW = {"protocol": {"errors", "config", "types", "predicate", "format", "protocol"}}
 
-LAKE_READS_ICEBERG = {"history", "pinned_lake", "union_read"}
 OWNERS = {
     "duckdb": {"api"},
     "numba": {"kv"},
@@ -119,8 +118,6 @@ def test_imports_point_downward(path: Path) -> None:
         if parts[0] != "lakehead" or len(parts) < 2 or parts[1] not in RANK or parts[1] == own:
             continue
         target = parts[1]
-        if (own, target) == ("lake", "iceberg") and path.stem in LAKE_READS_ICEBERG:
-            continue
         assert RANK[target] < RANK[own], f"{path}:{line}: {own} imports {target}, which is not below it"
         assert own not in NARROW or target in NARROW[own], f"{path}:{line}: {own} may not use {target}"
         assert target != "testing", f"{path}:{line}: product code imports lakehead.testing"

@@ -23,7 +23,7 @@ import lakehead as lh  # noqa: E402
 
 def rounds(uri: str) -> None:
     """Run a round of each table named on standard input."""
-    import lakehead.lake.pinned_lake  # noqa: F401
+    import lakehead.iceberg.lake_format  # noqa: F401
 
     con = _connect(uri)
     print(json.dumps({"ready": os.getpid()}), flush=True)

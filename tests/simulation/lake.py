@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
 from tests.simulation.history import History, require
 from tests.simulation.scheduler import Process, Scheduler
 
@@ -21,7 +20,7 @@ from lakehead.errors import UnavailableError
 from lakehead.lake.lake_table import LakeChange
 from lakehead.lake.marks import LakeMark, LakeVersion, mark_of
 from lakehead.lake.pinned_lake import PinnedLake
-from lakehead.lake.union_read import Moment, Superseded, UnionRead
+from lakehead.lake.union_read import Moment
 from lakehead.protocol.messages import LakeReply
 from lakehead.server.lake_state import LakeOwner
 from lakehead.testing.lake import Fault, MemoryLake, Row
@@ -228,6 +227,8 @@ class SimulatedLakes:
         self.versions: dict[str, LakeVersion] = {}
         self._make = make
 
+    kinds = frozenset({"iceberg"})
+
     def serve(self, owner: LakeOwner) -> None:
         """See `LakeState.serve`."""
 
@@ -259,8 +260,7 @@ class SimulatedLakes:
         assert moment is None
         version, lake = self.versions[info.metadata_location], self.by_table[desc.table_id]
         mark = mark_of(version)
-        table: Any = lake
-        return PinnedLake(desc, table, version.current_id, mark.offsets if mark else {})
+        return PinnedLake(desc, lake.table, version, version.current_id, mark.offsets if mark else {})
 
     def tiered_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
         """See `LakeState.tiered_offsets`."""
@@ -273,26 +273,3 @@ class SimulatedLakes:
         offsets = self.tiered_offsets(desc)
         require(table.reachable() <= table.stored(), f"{desc.path}: the lake names files that are gone")
         return offsets
-
-
-def lake_of(view: PinnedLake) -> SimulatedLake:
-    """The lake that `SimulatedLakes.at` has pinned."""
-    lake: Any = view.table
-    assert isinstance(lake, SimulatedLake)
-    return lake
-
-
-class SimulatedUnionRead(UnionRead):
-    """A union read whose lake rows come from memory; all else is the real one's."""
-
-    def _lake_rows(self, superseded: Superseded) -> Iterator[pa.RecordBatch]:
-        view = self.pinned.lake
-        if view is None or view.snapshot_id is None:
-            return
-        gone = {k: set(v.tolist()) for k, v in superseded.items()}
-        rows = [
-            row
-            for row in lake_of(view).table.rows(view.snapshot_id)
-            if row[OFFSET_COLUMN] is None or row[OFFSET_COLUMN] not in gone.get(tablet_of_row(self._desc, row), ())
-        ]
-        yield pa.RecordBatch.from_pylist([{c: r.get(c) for c in self.schema.names} for r in rows], self.schema)

@@ -7,18 +7,16 @@ from collections.abc import Iterator
 import pyarrow as pa
 from tests.simulation.deployment import Deployment
 from tests.simulation.history import Row, TabletHistory, require, rows_of
-from tests.simulation.lake import SimulatedLakes, lake_of, tablet_of_row
+from tests.simulation.lake import SimulatedLakes
 from tests.simulation.workload import Actor
 
 from lakehead.api.feed import Feed, FeedStart
 from lakehead.client.table import TableHandle
 from lakehead.errors import OffsetOutOfRangeError, UnavailableError
+from lakehead.lake.history import read_history
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.protocol.messages import StreamHeader
 from lakehead.types import OFFSET_COLUMN, TIMESTAMP_COLUMN, ChangeType, TableDescriptor, TabletKey
-
-_LAKE_ROWS = 4
-"""Rows of a batch that comes from the lake."""
 
 
 class SimulatedFeed(Feed):
@@ -31,17 +29,11 @@ class SimulatedFeed(Feed):
     def _lake_rows(self, key: TabletKey, start: int) -> tuple[int, Iterator[pa.RecordBatch]]:
         desc = self._handle.desc
         view = self._lakes.at(desc, self._handle.lake(), None)
-        lake, end = lake_of(view), view.offsets.get(key, 0)
-        if view.snapshot_id is None:
-            return end, iter(())
-        if view.snapshot_id not in lake.table.snapshot_ids():
+        end = view.offsets.get(key, 0)
+        listed = self._lakes.by_table[desc.table_id].table.snapshot_ids()
+        if view.snapshot_id is not None and view.snapshot_id not in listed:
             raise UnavailableError("the lake's snapshot has expired", gone=True)
-        rows = [r for r in lake.table.rows(view.snapshot_id) if r[OFFSET_COLUMN] is not None]
-        wanted = [r for r in rows if tablet_of_row(desc, r) == key and start <= r[OFFSET_COLUMN] < end]
-        wanted.sort(key=lambda r: r[OFFSET_COLUMN])
-        chosen = [{c: r[c] for c in self.schema.names} for r in wanted]
-        parts = [chosen[at : at + _LAKE_ROWS] for at in range(0, len(chosen), _LAKE_ROWS)]
-        return end, (pa.RecordBatch.from_pylist(part, self.schema) for part in parts)
+        return end, read_history(view, key, start, end, self._spec)
 
 
 class Subscriber(Actor):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from tests.simulation.deployment import Deployment
 from tests.simulation.history import Row, TabletHistory, by_offset, require, rows_of
-from tests.simulation.lake import SimulatedUnionRead, tablet_of_row
+from tests.simulation.lake import tablet_of_row
 from tests.simulation.network import NetworkEndpoint
 
 from lakehead.client.batch_writer import BatchWriter
@@ -27,7 +27,7 @@ from lakehead.errors import (
     UnavailableError,
     WriterFencedError,
 )
-from lakehead.lake.union_read import pin
+from lakehead.lake.union_read import UnionRead, pin
 from lakehead.protocol import messages as m
 from lakehead.types import BUCKET_COLUMN, TableDescriptor, TabletKey, WriteKind
 
@@ -310,7 +310,7 @@ class UnionReader(Actor):
             starts = self.deployment.starts
             pinned = pin(self.client, open_lake=lakes.at)
             self.think(seconds)
-            read = SimulatedUnionRead(self.client, pinned, columns=self.desc.schema.names, system_columns=True)
+            read = UnionRead(self.client, pinned, columns=self.desc.schema.names, system_columns=True)
             try:
                 rows = [row for batch in read.batches() for row in rows_of(batch)]
             except UnavailableError as e:

@@ -27,7 +27,6 @@ from lakehead.env import Env
 from lakehead.env.credentials import load_token
 from lakehead.env.interrupts import shielded
 from lakehead.errors import (
-    InvalidPropertyError,
     InvalidUriError,
     LakeheadError,
     TableNotFoundError,
@@ -199,8 +198,6 @@ class Connection(Displayed):
             InvalidPropertyError: a property is unknown or cannot be read.
         """
         path = TablePath.parse(name)
-        if lake not in (None, "iceberg"):
-            raise InvalidPropertyError(f"lake={lake!r} is not supported: use 'iceberg' or None")
         plain, key, partitions, bucketing = validate_definition(
             normalize_schema(schema),
             primary_key=_names(primary_key),

@@ -9,6 +9,7 @@ from lakehead.config import ServerConfig
 from lakehead.env import Env
 from lakehead.env.folder_lock import FolderLock, read_announcement
 from lakehead.errors import UnavailableError
+from lakehead.lake.formats import LakesByKind
 
 if TYPE_CHECKING:
     from lakehead.server.host import ServerHost
@@ -16,10 +17,9 @@ if TYPE_CHECKING:
 
 def host_folder(folder: str, lock: FolderLock, config: ServerConfig) -> ServerHost:
     """Serve the folder that ``lock`` owns until `ServerHost.close`; the lock is released when this fails."""
-    from lakehead.iceberg.state import CatalogLakeState
     from lakehead.server.host import ServerHost
 
-    return ServerHost(folder, lock, config, Env.system(), lambda f: CatalogLakeState(config.lake, f))
+    return ServerHost(folder, lock, config, Env.system(), lambda f: LakesByKind(config.lake, f))
 
 
 def serve(folder: str | os.PathLike[str], config: ServerConfig) -> ServerHost:

@@ -238,7 +238,7 @@ class Feed:
         """The lake's rows of a tablet from ``start`` on, as far as they are wanted, and where they end."""
         view = PinnedLake.current(self._handle.desc, self._handle.lake())
         end = min(view.offsets.get(key, 0), self._stop(key))
-        return end, read_history(view, key, start, end, columns=self._spec.names, predicate=self._spec.predicate)
+        return end, read_history(view, key, start, end, self._spec)
 
     def _open(self, tablets: Sequence[TabletState]) -> Stream | None:
         """Follow the log; None when it does not hold all that is wanted, and the lake does."""

@@ -13,6 +13,9 @@ from lakehead.api.display import Displayed
 from lakehead.client.table import TableHandle
 from lakehead.config import parse_duration_ms
 from lakehead.errors import LakeheadError, NoLakeError
+from lakehead.lake.formats import format_of
+from lakehead.lake.listing import files_table
+from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.types import TIMESTAMP_TYPE, TableDescriptor, TabletId
 
 if TYPE_CHECKING:
@@ -75,34 +78,26 @@ class TableLake(Displayed):
 
     def iceberg(self) -> IcebergTable:
         """The table in PyIceberg, opened through its catalog."""
-        from lakehead.lake.pinned_lake import open_for_writing
+        from lakehead.iceberg.iceberg_table import native_table
 
-        return open_for_writing(self._handle.desc, self._handle.lake())
+        return native_table(format_of(self._handle.desc).open(self._handle.desc, self._handle.lake()))
 
     def offsets(self) -> dict[TabletId, int]:
         """Exclusive end of what the lake holds, per tablet."""
-        from lakehead.lake.pinned_lake import PinnedLake
-
         view = PinnedLake.current(self._handle.desc, self._handle.lake())
         return {self._handle.desc.tablet_id(k): o for k, o in view.offsets.items()}
 
     def snapshots(self) -> pa.Table:
         """Lake snapshots, oldest first."""
-        from lakehead.lake.pinned_lake import lake_snapshots
-
-        return lake_snapshots(self._handle.lake())
+        return format_of(self._handle.desc).at(self._handle.desc, self._handle.lake()).snapshots()
 
     def files(self) -> pa.Table:
         """Data and delete files of the current lake snapshot."""
-        from lakehead.lake.pinned_lake import PinnedLake
-
-        return PinnedLake.current(self._handle.desc, self._handle.lake()).files()
+        return files_table(PinnedLake.current(self._handle.desc, self._handle.lake()).plan())
 
     def tier(self) -> TieringResult:
         """One tiering round in this process; see `Connection.tier`."""
-        from lakehead.iceberg.iceberg_table import open_lake_table
-
-        lake = open_lake_table(self._handle.desc, self._handle.lake())
+        lake = format_of(self._handle.desc).open(self._handle.desc, self._handle.lake())
         result = tier_table(self._handle, lake, self._handle.log)
         offsets = {self._handle.desc.tablet_id(k): o for k, o in result.offsets.items()}
         return TieringResult(result.snapshot_id, result.rows, result.deletes, result.files, offsets)

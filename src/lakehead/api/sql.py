@@ -27,6 +27,7 @@ from lakehead.api.subscription import changelog_schema, named_changes
 from lakehead.api.table import Table, handle_of
 from lakehead.api.table_names import Suffix, suffix_of
 from lakehead.errors import InvalidRequestError, SqlError, TableNotFoundError
+from lakehead.lake.listing import files_table
 from lakehead.lake.union_read import Pin, UnionRead, pin_together
 from lakehead.predicate import parse_predicate
 from lakehead.predicate.read_spec import ReadSpec
@@ -242,9 +243,9 @@ def _rows(table: Table, suffix: Suffix | None, pinned: Pin, reading: Reading) ->
         if view is None:
             raise no_lake(table._desc)
         if suffix is Suffix.SNAPSHOTS:
-            return view.snapshots()
+            return view.table.snapshots()
         if suffix is Suffix.FILES:
-            return view.files()
+            return files_table(view.plan())
     return _dataset(table, pinned.of_lake() if suffix else pinned, reading)
 
 

@@ -12,6 +12,8 @@ from lakehead.api.table import handle_of
 from lakehead.client.patience import is_gone
 from lakehead.client.table import TableHandle
 from lakehead.errors import AuthenticationError, LakeheadError, UnavailableError
+from lakehead.lake.formats import format_of
+from lakehead.lake.marks import next_epoch
 from lakehead.tiering.executor import Executor, LocalExecutor
 from lakehead.tiering.queue import Listed, ListedTable
 from lakehead.types import TablePath, TabletKey
@@ -161,11 +163,8 @@ class ConnectionTables:
 
     def run_round(self, table_id: str) -> CommitResult:
         """See `TieredTables.run_round`."""
-        from lakehead.iceberg.iceberg_table import open_lake_table
-        from lakehead.lake.marks import next_epoch
-
         handle = self._handle(table_id)
-        lake = open_lake_table(handle.desc, handle.lake())
+        lake = format_of(handle.desc).open(handle.desc, handle.lake())
         if table_id not in self._epochs:
             self._epochs[table_id] = next_epoch(lake.load())
         source = self.log(self._connected(), handle)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import pyarrow as pa
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import ManifestEntryStatus
@@ -14,29 +15,38 @@ from pyiceberg.table import Table
 from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import (
     CommitConflictError,
-    FolderCopiedError,
     LakeFileMissingError,
-    LakeheadError,
+    LakeStateError,
     UnavailableError,
 )
-from lakehead.iceberg.catalog import LakeCatalog
 from lakehead.iceberg.contract import LakeContract, check_contract
 from lakehead.iceberg.data_files import IcebergFile, IcebergWriter, LakeWriteSpec, discard_files
 from lakehead.iceberg.file_io import FILES_AT_ONCE, lake_files
+from lakehead.iceberg.listing import snapshots_table
 from lakehead.iceberg.live_rows import count_rows
 from lakehead.iceberg.planner import FilePlan, plan_files, read_manifests
 from lakehead.iceberg.positions import find_offsets
 from lakehead.iceberg.proof import require_files
+from lakehead.iceberg.reader import count_lake, read_lake
 from lakehead.iceberg.rowdelta import RowDelta, to_data_file
 from lakehead.iceberg.staging import StagingTransaction, needless_deletes, write_deletes
 from lakehead.iceberg.version import lake_version
 from lakehead.lake.census import Census
 from lakehead.lake.deleted_rows import find_deleted_rows
-from lakehead.lake.lake_table import CommitAnswer, LakeChange, LakeFile, Outcome, StagedCommit, WrittenFile
+from lakehead.lake.lake_table import (
+    CommitAnswer,
+    LakeChange,
+    LakeFile,
+    LakeTable,
+    Outcome,
+    StagedCommit,
+    Superseded,
+    WrittenFile,
+)
 from lakehead.lake.marks import CLEANUP, INCARNATION, OWNER, LakeMark, LakeVersion
 from lakehead.log.netchange import Offsets
 from lakehead.predicate import Bound
-from lakehead.protocol.messages import LakeReply
+from lakehead.predicate.read_spec import ReadSpec
 from lakehead.types import OFFSET_COLUMN, TableDescriptor
 
 _ANNOUNCEMENTS_MAX = 5
@@ -62,7 +72,7 @@ class IcebergLakeTable:
         """See `LakeTable.load`."""
         self._loaded = self._load()
         check_contract(self._loaded, self._desc)
-        return lake_version(self._loaded)
+        return dataclasses.replace(lake_version(self._loaded), name=str(self._desc.path))
 
     @property
     def table(self) -> Table:
@@ -97,6 +107,27 @@ class IcebergLakeTable:
         if self._planned is None or self._planned[0] != key:
             self._planned = key, read_manifests(table, snapshot_id)
         return self._planned[1]
+
+    def read(
+        self, files: Sequence[LakeFile], spec: ReadSpec, superseded: Superseded | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """See `LakeTable.read`."""
+        return read_lake(
+            self.table, self._desc, files, columns=spec.names, predicate=spec.predicate, superseded=superseded
+        )
+
+    def count(self, files: Sequence[LakeFile], superseded: Superseded | None = None) -> int:
+        """See `LakeTable.count`."""
+        return count_lake(self.table, self._desc, files, superseded=superseded)
+
+    def snapshot_at(self, version: LakeVersion, time_us: int) -> int | None:
+        """See `LakeTable.snapshot_at`."""
+        found = _table(version).snapshot_as_of_timestamp(time_us // 1000)
+        return None if found is None or found.snapshot_id not in version.snapshots else found.snapshot_id
+
+    def snapshots(self) -> pa.Table:
+        """See `LakeTable.snapshots`."""
+        return snapshots_table(self.table)
 
     def census(self, version: LakeVersion, *, snapshot_id: int | None = None) -> Census:
         """See `LakeTable.census`."""
@@ -179,28 +210,15 @@ class IcebergLakeTable:
         discard_files(self.table.io, paths)
 
 
-def open_lake_table(desc: TableDescriptor, info: LakeReply) -> IcebergLakeTable:
-    """The lake table of a table, through a catalog that is opened when it is first loaded.
+def native_table(lake: LakeTable) -> Table:
+    """PyIceberg's table of a lake table that is Iceberg's, for engines that read its files themselves.
 
-    Its methods raise `UnavailableError` where the catalog cannot be opened from this process.
+    Raises:
+        LakeStateError: it is of another format.
     """
-    catalog = LakeCatalog.open(info.catalog_name, info.catalog_properties)
-
-    def load() -> Table:
-        try:
-            table = catalog.load(desc)
-        except LakeheadError:
-            raise
-        except Exception as e:
-            raise UnavailableError(
-                f"the lake's catalog cannot be opened from this process ({type(e).__name__}: {e}): run the round where"
-                " it can be, or configure a catalog that both reach",
-                table=str(desc.path),
-            ) from e
-        _require_owner(table, info)
-        return table
-
-    return IcebergLakeTable(load, desc, info.incarnation)
+    if not isinstance(lake, IcebergLakeTable):
+        raise LakeStateError("this engine reads lakes of the format iceberg only")
+    return lake.table
 
 
 def announce_cleanup(load_table: Callable[[], Table]) -> None:
@@ -227,19 +245,6 @@ def announce_cleanup(load_table: Callable[[], Table]) -> None:
         except Exception as e:
             raise UnavailableError(f"the lake's catalog did not take the announcement of a clean-up: {e}") from e
     raise CommitConflictError("others keep changing the lake table while orphans are to be removed: try again")
-
-
-def _require_owner(table: Table, info: LakeReply) -> None:
-    """That nobody else has taken the lake table over since the server knew it for its own."""
-    found = table.properties.get(OWNER, "")
-    if found in (info.owner, info.incarnation):
-        return
-    name = ".".join(table.name())
-    if found.split("/")[0] == info.incarnation.split("/")[0]:
-        raise CommitConflictError(f"the server of lake table {name} was started anew: run the round again", table=name)
-    raise FolderCopiedError(
-        f"lake table {name} was taken over by another copy of the data folder ({found}): stop writing here", table=name
-    )
 
 
 def _require_new_files(io: FileIO, files: Sequence[WrittenFile | IcebergFile]) -> None:

@@ -28,8 +28,8 @@ from lakehead.iceberg.data_files import lake_arrow_schema
 from lakehead.iceberg.file_io import FILES_AT_ONCE, lake_files, locate_file
 from lakehead.iceberg.positions import deleted_positions, find_offsets, offsets_at
 from lakehead.iceberg.row_groups import row_group_filter
-from lakehead.lake.lake_table import LakeFile
-from lakehead.lake.superseded import Superseded, superseded_in
+from lakehead.lake.lake_table import LakeFile, Superseded
+from lakehead.lake.superseded import superseded_in
 from lakehead.log.netchange import NO_OFFSETS, Offsets, between, contains, union
 from lakehead.predicate import Predicate
 from lakehead.types import OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor

@@ -40,6 +40,8 @@ class CatalogLakeState:
         self._owner: LakeOwner | None = None
         self._in_place: set[str] = set()
 
+    kinds = frozenset({"iceberg"})
+
     def serve(self, owner: LakeOwner) -> None:
         """See `LakeState.serve`."""
         self._owner = owner
@@ -104,6 +106,7 @@ class CatalogLakeState:
 
     def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
         """See `LakeState.proven_offsets`."""
+        from lakehead.iceberg.iceberg_table import IcebergLakeTable
         from lakehead.iceberg.proof import manifest_paths, missing_files
         from lakehead.lake.lake_table import missing_file
         from lakehead.lake.pinned_lake import checked_mark
@@ -113,7 +116,8 @@ class CatalogLakeState:
                 table = self._load_own(desc)
             except FolderCopiedError:
                 return {}
-        mark = checked_mark(table, desc)
+        lake = IcebergLakeTable(lambda: table, desc)
+        mark = checked_mark(desc, lake, lake.load())
         if mark is None:
             return {}
         for missing in missing_files(table, proven=self._proven.get(desc.table_id, ())):
@@ -123,6 +127,7 @@ class CatalogLakeState:
 
     def adopt(self, desc: TableDescriptor, ends: Mapping[TabletKey, int]) -> bool:
         """See `LakeState.adopt`."""
+        from lakehead.iceberg.iceberg_table import IcebergLakeTable
         from lakehead.lake.marks import INCARNATION, OWNER
         from lakehead.lake.pinned_lake import checked_mark
 
@@ -141,7 +146,8 @@ class CatalogLakeState:
                     table=str(desc.path),
                     owner=last,
                 )
-            mark = checked_mark(table, desc)
+            lake = IcebergLakeTable(lambda: table, desc)
+            mark = checked_mark(desc, lake, lake.load())
             for key, tiered in (mark.offsets if mark else {}).items():
                 if ends.get(key, 0) < tiered:
                     raise LakeStateError(

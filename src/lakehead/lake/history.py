@@ -2,49 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.format.joins import taken
+from lakehead.lake.lake_table import LakeFile
 from lakehead.lake.pinned_lake import PinnedLake
-from lakehead.predicate import Predicate
+from lakehead.predicate.read_spec import ReadSpec
 from lakehead.types import OFFSET_COLUMN, TabletKey
 
-if TYPE_CHECKING:
-    from lakehead.lake.lake_table import LakeFile
 
-
-def read_history(
-    view: PinnedLake,
-    tablet: TabletKey,
-    start: int,
-    end: int,
-    *,
-    columns: Sequence[str],
-    predicate: Predicate | None = None,
-) -> Iterator[pa.RecordBatch]:
+def read_history(view: PinnedLake, tablet: TabletKey, start: int, end: int, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
     """Rows of a log table's tablet with offsets in ``[start, end)``, in offset order.
 
     Rows that other engines deleted in the lake are gone; rows that they added have no offset and are left out.
 
     Args:
-        columns: user and system columns, ``__offset`` among them.
+        spec: ``__offset`` is among its columns.
     """
     if view.snapshot_id is None or start >= end:
         return
-    from lakehead.iceberg.planner import plan_files
-    from lakehead.iceberg.reader import read_lake
-
     at = start
-    for files in _groups(plan_files(view.table, view.snapshot_id), tablet, start, end):
-        ordered = _in_order(read_lake(view.table, view.desc, files, columns=[OFFSET_COLUMN]))
-        batches: Iterable[pa.RecordBatch] = read_lake(
-            view.table, view.desc, files, columns=columns, predicate=predicate
-        )
+    for files in _groups(view.plan(), tablet, start, end):
+        ordered = _in_order(view.read(files, ReadSpec((OFFSET_COLUMN,))))
+        batches = view.read(files, spec)
         for batch in batches if ordered else _sorted(batches):
             offsets = batch.column(OFFSET_COLUMN)
             wanted = batch.filter(pc.and_(pc.greater_equal(offsets, at), pc.less(offsets, end)))

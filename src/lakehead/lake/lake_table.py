@@ -9,9 +9,9 @@ tries again: an attempt ends in one of three ways, and what to do next is not th
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -20,7 +20,11 @@ from lakehead.lake.census import Census
 from lakehead.lake.marks import LakeVersion
 from lakehead.log.netchange import Offsets
 from lakehead.predicate import Bound
+from lakehead.predicate.read_spec import ReadSpec
 from lakehead.types import Epoch, TabletKey
+
+Superseded: TypeAlias = Mapping[TabletKey, Offsets]
+"""Offsets of replaced rows per tablet, sorted."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +167,34 @@ class LakeTable(Protocol):
             LakeStateError: it has deletes that cannot be read.
             LakeFileMissingError: a file that lists files is gone.
         """
+        ...
+
+    def read(
+        self, files: Sequence[LakeFile], spec: ReadSpec, superseded: Superseded | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Live rows of planned files, in the table's own types; in no order across files, in the file's order within
+        one. The limit is the caller's to keep.
+
+        Args:
+            superseded: rows to leave out. Rows without an offset always stay.
+
+        Raises:
+            LakeStateError: a file holds values that do not fit the table's types, or rows that may be superseded but
+                belong to no tablet.
+            LakeFileMissingError: a file is gone.
+        """
+        ...
+
+    def count(self, files: Sequence[LakeFile], superseded: Superseded | None = None) -> int:
+        """How many rows `read` yields without a predicate."""
+        ...
+
+    def snapshot_at(self, version: LakeVersion, time_us: int) -> int | None:
+        """The snapshot that was current at a time; None when there was none, or it is not listed any more."""
+        ...
+
+    def snapshots(self) -> pa.Table:
+        """Every listed snapshot, oldest first, of a table that others broke too; see `lakehead.lake.listing`."""
         ...
 
     def census(self, version: LakeVersion, *, snapshot_id: int | None = None) -> Census:

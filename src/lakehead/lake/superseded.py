@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeAlias
-
 from lakehead.errors import LakeStateError
-from lakehead.lake.lake_table import LakeFile
+from lakehead.lake.lake_table import LakeFile, Superseded
 from lakehead.log.netchange import NO_OFFSETS, Offsets, between
 from lakehead.types import TabletKey
-
-Superseded: TypeAlias = Mapping[TabletKey, Offsets]
-"""Offsets of replaced rows per tablet, sorted."""
 
 
 def superseded_in(file: LakeFile, superseded: Superseded, table: str) -> Offsets:

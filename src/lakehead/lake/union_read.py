@@ -9,6 +9,7 @@ apply after that.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ import pyarrow as pa
 
 from lakehead.client.table import TableHandle
 from lakehead.errors import LakeStateError, NoLakeError, OffsetOutOfRangeError, UnavailableError
+from lakehead.lake.lake_table import LakeFile, Superseded
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.log.netchange import net_change
 from lakehead.predicate import Predicate
@@ -38,7 +40,6 @@ Moment = int | dt.datetime
 """A lake snapshot's id, or a time."""
 OpenLake = Callable[[TableDescriptor, LakeReply, Moment | None], PinnedLake]
 """A lake as the server saw it, at a moment or, for None, at its current snapshot; see `PinnedLake.at`."""
-Superseded = Mapping[TabletKey, npt.NDArray[np.int64]]
 _CHANGE_COLUMNS = (CHANGE_TYPE_COLUMN, PREV_OFFSET_COLUMN, OFFSET_COLUMN)
 
 
@@ -189,7 +190,7 @@ class UnionRead:
         self._columns = list(columns)
         self._predicate = predicate
         self._limit = limit
-        self._system = system_columns
+        self._spec = ReadSpec(tuple(columns), predicate, limit, system_columns)
         fields = [self._desc.schema.field(c) for c in self._columns]
         self.schema = pa.schema([*fields, *(SYSTEM_FIELDS if system_columns else ())])
 
@@ -235,23 +236,16 @@ class UnionRead:
                 table=str(self._desc.path),
             ) from e
 
-    def _lake_rows(self, superseded: Superseded) -> Iterator[pa.RecordBatch]:
-        view = self.pinned.lake
-        if view is None or view.snapshot_id is None:
-            return
-        from lakehead.iceberg.planner import plan_files
-        from lakehead.iceberg.reader import read_lake
+    @functools.cached_property
+    def _lake_files(self) -> Sequence[LakeFile]:
+        """Files of the lake that may hold rows: planned once, however often they are read."""
+        lake = self.pinned.lake
+        return [] if lake is None else lake.plan(self._spec.bounds)
 
-        files = plan_files(view.table, view.snapshot_id, self._predicate.bounds if self._predicate else ())
-        yield from read_lake(
-            view.table,
-            self._desc,
-            files,
-            columns=self._columns,
-            predicate=self._predicate,
-            superseded=superseded,
-            system_columns=self._system,
-        )
+    def _lake_rows(self, superseded: Superseded) -> Iterator[pa.RecordBatch]:
+        lake = self.pinned.lake
+        if lake is not None and lake.snapshot_id is not None:
+            yield from lake.read(self._lake_files, self._spec, superseded)
 
     def hot_changes(self) -> tuple[Superseded, list[tuple[TabletKey, pa.RecordBatch]]]:
         """For keyed tables: lake offsets that the hot range supersedes, and the hot rows to add, unfiltered, with the
@@ -302,13 +296,9 @@ class UnionRead:
             total = sum(b.num_rows for _, b in hot)
         else:
             total = sum(end - start for start, end in self.pinned.ranges.values())
-        view = self.pinned.lake
-        if view is not None and view.snapshot_id is not None:
-            from lakehead.iceberg.planner import plan_files
-            from lakehead.iceberg.reader import count_lake
-
-            files = plan_files(view.table, view.snapshot_id, ())
-            total += count_lake(view.table, self._desc, files, superseded=superseded)
+        lake = self.pinned.lake
+        if lake is not None and lake.snapshot_id is not None:
+            total += lake.table.count(self._lake_files, superseded)
         return total
 
     def explain(self) -> str:
@@ -327,10 +317,7 @@ class UnionRead:
         elif view.snapshot_id is None:
             lines.append("  lake:    empty (no round has committed)")
         else:
-            from lakehead.iceberg.planner import plan_files
-
-            files = plan_files(view.table, view.snapshot_id, self._predicate.bounds if self._predicate else ())
-            lines.append(f"  lake:    snapshot {view.snapshot_id}, {len(files)} data files")
+            lines.append(f"  lake:    snapshot {view.snapshot_id}, {len(self._lake_files)} data files")
         lines.append(f"  log:     {hot:,} records in {len(self.pinned.ranges)} tablets")
         lines += [f"    {key}: [{start}, {end})" for key, (start, end) in sorted(self.pinned.ranges.items())]
         return "\n".join(lines)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from lakehead.config import Limits
 from lakehead.env import Env
-from lakehead.errors import InvalidRequestError, NoLakeError, TableExistsError, TableNotFoundError
+from lakehead.errors import InvalidPropertyError, NoLakeError, TableExistsError, TableNotFoundError
 from lakehead.format.schema import validate_definition
 from lakehead.protocol import messages as m
 from lakehead.server.catalog import CreateTable
@@ -63,8 +63,9 @@ class Definitions:
             partition_by=partition_by,
             bucket_key=bucket_key,
         )
-        if desc.lake not in (None, "iceberg"):
-            raise InvalidRequestError(f"lake={desc.lake!r} is not supported: use 'iceberg' or None")
+        if desc.lake is not None and desc.lake not in (kinds := self._lake_state().kinds):
+            known = " or ".join(map(repr, sorted(kinds)))
+            raise InvalidPropertyError(f"lake={desc.lake!r} is not supported: use {known}, or None")
         with self._create_lock:
             self._fence()
             try:

@@ -34,6 +34,11 @@ class LakeOwner(Protocol):
 class LakeState(Protocol):
     """The lake tables of one server. Thread-safe."""
 
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The formats that lake tables may have."""
+        ...
+
     def serve(self, owner: LakeOwner) -> None:
         """Told once, before all else: whose lake tables are asked for."""
         ...

@@ -17,7 +17,7 @@ what the first read of a session waits for."""
 WORKING = (
     *PLANNING,
     "pyspark.sql.pandas.serializers",
-    "lakehead.iceberg.reader",
+    "lakehead.iceberg.lake_format",
     "lakehead.tiering.round",
     "lakehead.spark.worker",
 )

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from lakehead.errors import LimitExceededError
 from lakehead.iceberg.file_io import FILES_AT_ONCE
+from lakehead.iceberg.iceberg_table import native_table
 from lakehead.iceberg.positions import deleted_positions, offsets_at
 from lakehead.lake.lake_table import LakeFile
 from lakehead.lake.pinned_lake import PinnedLake
@@ -52,7 +53,7 @@ def split_files(view: PinnedLake, files: Sequence[LakeFile], superseded: Mapping
     """Sort planned files of a lake snapshot by how their dead rows are found.
 
     Args:
-        files: all files of the snapshot that are read; see `lakehead.iceberg.reader.plan_files`.
+        files: all files of the snapshot that are read; see `PinnedLake.plan`.
         superseded: offsets that the log replaces, sorted.
 
     Raises:
@@ -152,9 +153,10 @@ class _Deleted:
         with self._lock:
             if key in self._known:
                 return self._known[key]
-        io = view.table.io
+        table = native_table(view.table)
+        io = table.io
         positions = deleted_positions(io, f.path, f.delete_files)
-        field_id = view.table.schema().find_field(OFFSET_COLUMN).field_id
+        field_id = table.schema().find_field(OFFSET_COLUMN).field_id
         found = positions, offsets_at(io, f.path, f.record_count, positions, field_id) if by_offset else None
         with self._lock:
             while len(self._known) >= _REMEMBERED:

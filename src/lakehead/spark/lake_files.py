@@ -21,6 +21,7 @@ from lakehead.iceberg.columns import FileColumns, plain_files
 from lakehead.iceberg.contract import names_are_lasting
 from lakehead.iceberg.data_files import lake_arrow_schema
 from lakehead.iceberg.file_io import lake_files, locate_file
+from lakehead.iceberg.iceberg_table import native_table
 from lakehead.lake.lake_table import LakeFile, missing_file
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.spark.floats import quoted, unprunable_floats
@@ -37,9 +38,10 @@ class LakeScan:
 
     def __init__(self, spark: SparkSession, view: PinnedLake) -> None:
         self._spark = spark
-        self._io = view.table.io
-        lake = lake_arrow_schema(view.table.schema())
-        self._columns = None if names_are_lasting(view.table) else FileColumns(lake, view.table.schema().schema_id)
+        table = native_table(view.table)
+        self._io = table.io
+        lake = lake_arrow_schema(table.schema())
+        self._columns = None if names_are_lasting(table) else FileColumns(lake, table.schema().schema_id)
         self._schema = spark_schema(pa.schema([*view.desc.schema, *SYSTEM_FIELDS]), lake)
 
     def __call__(self, files: Iterable[LakeFile], extra: Mapping[str, Column] | None = None) -> DataFrame:

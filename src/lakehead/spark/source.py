@@ -25,6 +25,7 @@ from lakehead.format.schema import nearest_name
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.lake.union_read import Pin, UnionRead, pin
 from lakehead.log.netchange import Offsets, between
+from lakehead.predicate.read_spec import ReadSpec
 from lakehead.spark.connections import worker_table
 from lakehead.spark.types import spark_schema
 from lakehead.types import SYSTEM_FIELDS, TabletKey, Tier, require_tier
@@ -172,14 +173,10 @@ class LakeheadReader(DataSourceReader):
         parts: list[LakePart | HotPart] = []
         view = pinned.lake
         if view is not None and view.snapshot_id is not None:
-            # Not at the top: the process that only answers for the schema starts a second sooner without PyIceberg.
-            from lakehead.iceberg.planner import plan_files
-
             superseded: Mapping[TabletKey, Offsets] = {}
             if handle.desc.keyed and pinned.ranges:
                 superseded = UnionRead(handle, pinned, columns=[]).hot_changes()[0]
-            files = plan_files(view.table, view.snapshot_id)
-            parts += lake_parts(handle.desc.table_id, files, superseded, pinned.lease)
+            parts += lake_parts(handle.desc.table_id, view.plan(), superseded, pinned.lease)
         parts += hot_parts(handle.desc.table_id, pinned.ranges, pinned.lease, whole_tablets=handle.desc.keyed)
         return [InputPartition(p) for p in parts]
 
@@ -198,12 +195,8 @@ class LakeheadReader(DataSourceReader):
         target = _arrow_schema(self._schema)
         batches: Iterator[pa.RecordBatch]
         if isinstance(part, LakePart):
-            from lakehead.iceberg.reader import read_lake
-
-            lake = PinnedLake.current(handle.desc, handle.lake()).table
-            batches = read_lake(
-                lake, handle.desc, part.files, columns=names, predicate=None, superseded=part.superseded
-            )
+            lake = PinnedLake.current(handle.desc, handle.lake())
+            batches = lake.read(part.files, ReadSpec(tuple(names)), part.superseded)
         else:
             read = UnionRead(
                 handle,

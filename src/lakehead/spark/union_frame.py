@@ -18,10 +18,9 @@ from pyspark.sql import functions as F
 
 from lakehead.api.subscription import chosen_columns
 from lakehead.api.table import Table, handle_of
-from lakehead.iceberg.planner import plan_files
-from lakehead.lake.lake_table import LakeFile
+from lakehead.lake.lake_table import LakeFile, Superseded
 from lakehead.lake.pinned_lake import PinnedLake
-from lakehead.lake.union_read import Pin, Superseded, UnionRead, pin
+from lakehead.lake.union_read import Pin, UnionRead, pin
 from lakehead.log.netchange import Offsets
 from lakehead.spark.dead_rows import KEY_COLUMN, OFFSET_BITS, PARTITION_COLUMN, LakeParts, dead_table, split_files
 from lakehead.spark.floats import quoted
@@ -92,8 +91,7 @@ def _hot_frame(spark: SparkSession, uri: str, table: Table, read: UnionRead) -> 
 def _lake_frames(spark: SparkSession, view: PinnedLake | None, superseded: Superseded) -> list[DataFrame]:
     if view is None or view.snapshot_id is None:
         return []
-    files = plan_files(view.table, view.snapshot_id)
-    parts = split_files(view, files, superseded)
+    parts = split_files(view, view.plan(), superseded)
     scan = LakeScan(spark, view)
     frames = [scan(parts.whole)] if parts.whole else []
     dead = _dead_frame(spark, view.desc, parts)

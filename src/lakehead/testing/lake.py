@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,13 +26,17 @@ from lakehead.lake.lake_table import (
     LakeFile,
     Outcome,
     StagedCommit,
+    Superseded,
     WrittenFile,
     missing_file,
 )
-from lakehead.lake.marks import CLEANUP, TABLE_ID, LakeMark, LakeSnapshot, LakeVersion
+from lakehead.lake.listing import SNAPSHOTS_SCHEMA
+from lakehead.lake.marks import CLEANUP, OFFSETS, TABLE_ID, LakeMark, LakeSnapshot, LakeVersion
+from lakehead.lake.superseded import superseded_in
 from lakehead.log.netchange import NO_OFFSETS, Offsets, contains, union
 from lakehead.predicate import Bound
-from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, TableDescriptor, TabletKey
+from lakehead.predicate.read_spec import ReadSpec
+from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor, TabletKey
 
 Row = dict[str, Any]
 
@@ -161,6 +165,55 @@ class MemoryLake:
         bounds = (min(known), max(known)) if known else None
         rows = len(data.rows)
         return LakeFile(path, rows, rows, data.tablet, bounds, rows - len(known), deletes)
+
+    def read(
+        self, files: Sequence[LakeFile], spec: ReadSpec, superseded: Superseded | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """See `LakeTable.read`; a batch per file."""
+        own = pa.schema([*self.desc.schema, *SYSTEM_FIELDS])
+        wanted = pa.schema([own.field(n) for n in spec.names])
+        for f in files:
+            batch = pa.RecordBatch.from_pylist(
+                [{n: r.get(n) for n in own.names} for r in self._left(f, superseded)], own
+            )
+            rows = batch if spec.predicate is None else spec.predicate.filter(batch)
+            if rows.num_rows:
+                yield rows.select(wanted.names)
+
+    def count(self, files: Sequence[LakeFile], superseded: Superseded | None = None) -> int:
+        """See `LakeTable.count`."""
+        return sum(len(self._left(f, superseded)) for f in files)
+
+    def _left(self, file: LakeFile, superseded: Superseded | None) -> list[Row]:
+        """Live rows of a file that the log does not replace."""
+        replaced = superseded_in(file, superseded, str(self.desc.path)) if superseded else NO_OFFSETS
+        gone = set(replaced.tolist())
+        dead = union(*(self._deletes(p).positions for p in file.delete_files), NO_OFFSETS)
+        deleted = set(dead.tolist())
+        rows = enumerate(self._data(file.path).rows)
+        return [r for i, r in rows if i not in deleted and (r[OFFSET_COLUMN] is None or r[OFFSET_COLUMN] not in gone)]
+
+    def snapshot_at(self, version: LakeVersion, time_us: int) -> int | None:
+        """See `LakeTable.snapshot_at`; the n-th commit is made at n microseconds."""
+        return next((s.snapshot_id for s in version.lineage() if s.sequence_number <= time_us), None)
+
+    def snapshots(self) -> pa.Table:
+        """See `LakeTable.snapshots`."""
+        state = self._known()
+        listed = [
+            {
+                "snapshot_id": s.snapshot_id,
+                "parent_id": s.parent_id,
+                "committed_at": s.sequence_number,
+                "is_current": s.snapshot_id == state.current_id,
+                "epoch": s.mark.epoch if s.mark else None,
+                "round_id": s.mark.round_id if s.mark else None,
+                "offsets": s.summary.get(OFFSETS),
+                "summary": list(s.summary.items()),
+            }
+            for s in map(state.snapshots.__getitem__, self.snapshot_ids())
+        ]
+        return pa.Table.from_pylist(listed, SNAPSHOTS_SCHEMA)
 
     def census(self, version: LakeVersion, *, snapshot_id: int | None = None) -> Census:
         """See `LakeTable.census`."""

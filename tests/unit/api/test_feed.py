@@ -70,7 +70,7 @@ class Client:
 @pytest.mark.parametrize("between", range(6))
 @pytest.mark.parametrize("before", range(4))
 def test_trims_at_any_moment_leave_no_gap(before: int, between: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def history(view: object, tablet: TabletKey, start: int, end: int, **_: object) -> Iterator[pa.RecordBatch]:
+    def history(view: object, tablet: TabletKey, start: int, end: int, *_: object) -> Iterator[pa.RecordBatch]:
         yield rows(start, end)
 
     view = SimpleNamespace(offsets={TABLET: 9})

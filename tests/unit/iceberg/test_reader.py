@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from lakehead.errors import LakeStateError
-from lakehead.iceberg.listing import files_table, snapshots_table
+from lakehead.iceberg.listing import snapshots_table
 from lakehead.iceberg.planner import plan_files
 from lakehead.iceberg.reader import count_lake, read_lake
+from lakehead.lake.listing import files_table
 from lakehead.predicate import parse_predicate
 from lakehead.types import TabletKey
 
@@ -36,7 +37,7 @@ def offsets(*values: int) -> dict[TabletKey, Any]:
 
 def test_an_empty_lake_has_no_rows(keyed: Any) -> None:
     assert ids(keyed) == [] and count(keyed) == 0
-    assert snapshots_table(keyed.load()).num_rows == files_table(keyed.load()).num_rows == 0
+    assert snapshots_table(keyed.load()).num_rows == files_table(plan_files(keyed.load())).num_rows == 0
 
 
 def test_superseded_rows_are_left_out_beside_deleted_ones(keyed: Any) -> None:
@@ -135,7 +136,7 @@ def test_snapshots_and_files_are_listed(keyed: Any) -> None:
         (0, 1, True),
     ]
     assert [s["offsets"] for s in snapshots] == ['{"/0":2}', '{"/0":3}']
-    (file,) = files_table(keyed.load()).to_pylist()
+    (file,) = files_table(plan_files(keyed.load())).to_pylist()
     assert (file["bucket"], file["rows"], file["min_offset"], file["max_offset"]) == (0, 2, 0, 1)
     assert len(file["delete_files"]) == 1
-    assert files_table(keyed.load(), first.snapshot_id)["delete_files"].to_pylist() == [[]]
+    assert files_table(plan_files(keyed.load(), first.snapshot_id))["delete_files"].to_pylist() == [[]]

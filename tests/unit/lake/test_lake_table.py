@@ -12,7 +12,10 @@ import pytest
 from lakehead.errors import CommitConflictError, LakeFileMissingError, LakeStateError
 from lakehead.lake.census import changed_by_others
 from lakehead.lake.lake_table import CommitAnswer, LakeChange, Outcome, StagedCommit, WrittenFile
+from lakehead.lake.listing import SNAPSHOTS_SCHEMA
 from lakehead.lake.marks import LakeVersion, find_round, mark_of
+from lakehead.predicate import parse_predicate
+from lakehead.predicate.read_spec import ReadSpec
 from lakehead.testing.lake import Fault
 from lakehead.types import SYSTEM_FIELDS, TabletKey
 
@@ -304,3 +307,70 @@ def test_a_file_to_add_that_is_gone_stops_the_commit(any_log: Any) -> None:
     with pytest.raises(CommitConflictError, match="was removed before the round"):
         any_log.table.stage(base, planned)
     assert any_log.stray_files() == set()
+
+
+# ---- reads ----------------------------------------------------------------------------------------------------------
+
+
+def read(lake: Any, spec: ReadSpec, superseded: Any = None, snapshot_id: int | None = None) -> list[tuple[Any, ...]]:
+    """Rows as their columns' values, sorted."""
+    version = lake.table.load()
+    files = lake.table.plan(version, spec.bounds, snapshot_id=snapshot_id)
+    batches = list(lake.table.read(files, spec, superseded))
+    assert all(b.schema.names == list(spec.names) for b in batches)
+    return sorted(tuple(row.values()) for b in batches for row in b.to_pylist())
+
+
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_reads_leave_out_what_is_deleted_and_what_is_superseded(any_log: Any, rewritten: bool) -> None:
+    commit(any_log, "r1", 0, 4)
+    commit(any_log, "r2", 4, 6, 1)
+    if rewritten:
+        any_log.rewrite_foreign(backwards=True)
+    assert read(any_log, ReadSpec(("id",))) == [(0,), (2,), (3,), (4,), (5,)]
+    gone = {TABLET: offsets(1, 3, 4), TabletKey("", 9): offsets(0)}
+    assert read(any_log, ReadSpec(("id",)), gone) == [(0,), (2,), (5,)]
+    some = parse_predicate("id > 1 and v = 0", any_log.desc.schema)
+    assert read(any_log, ReadSpec(("code", "id"), some), gone) == [(2, 2), (5, 5)]
+    version = any_log.table.load()
+    files = any_log.table.plan(version)
+    assert any_log.table.count(files) == 5 and any_log.table.count(files, gone) == 3
+
+
+def test_reads_have_the_columns_and_types_that_are_asked_for(any_log: Any) -> None:
+    commit(any_log, "r1", 0, 2)
+    version = any_log.table.load()
+    (batch,) = any_log.table.read(any_log.table.plan(version), ReadSpec(("v", "__offset"), system_columns=True))
+    own = pa.schema([*any_log.desc.schema, *SYSTEM_FIELDS])
+    assert batch.schema.equals(pa.schema([own.field(n) for n in ("v", "__offset", "__bucket", "__timestamp")]))
+    (batch,) = any_log.table.read(any_log.table.plan(version), ReadSpec(()))
+    assert (batch.num_rows, batch.num_columns) == (2, 0)
+    assert read(any_log, ReadSpec(("id",), parse_predicate("id > 9", any_log.desc.schema))) == []
+
+
+def test_rows_of_others_stay_whatever_is_superseded(any_log: Any) -> None:
+    commit(any_log, "r1", 0, 2)
+    any_log.append_foreign(9, bucket=0)
+    assert read(any_log, ReadSpec(("id",)), {TABLET: offsets(0)}) == [(1,), (9,)]
+
+
+def test_older_snapshots_are_read_as_they_were(any_log: Any) -> None:
+    first, _ = commit(any_log, "r1", 0, 2)
+    commit(any_log, "r2", 2, 3, 0)
+    assert read(any_log, ReadSpec(("id",))) == [(1,), (2,)]
+    assert read(any_log, ReadSpec(("id",)), snapshot_id=first.snapshot_id) == [(0,), (1,)]
+    listed = any_log.table.snapshots()
+    assert listed.schema.equals(SNAPSHOTS_SCHEMA) and listed["snapshot_id"].to_pylist() == any_log.snapshot_ids()
+    assert listed["round_id"].to_pylist() == ["r1", "r2"] and listed["is_current"].to_pylist() == [False, True]
+    version = any_log.table.load()
+    times = [int(t.timestamp() * 1_000_000) for t in listed["committed_at"].to_pylist()]
+    assert any_log.table.snapshot_at(version, times[1]) == any_log.snapshot_ids()[1]
+    assert any_log.table.snapshot_at(version, times[0] - 1000) is None
+
+
+def test_a_file_that_is_gone_cannot_be_read(any_log: Any) -> None:
+    commit(any_log, "r1", 0, 2)
+    files = any_log.table.plan(any_log.table.load())
+    any_log.lose(*(f.path for f in files))
+    with pytest.raises(LakeFileMissingError):
+        list(any_log.table.read(files, ReadSpec(("id",))))

@@ -12,6 +12,8 @@ from lakehead.types import TableDescriptor, TabletKey
 class EmptyLake:
     """A `LakeState` that holds nothing."""
 
+    kinds = frozenset({"iceberg"})
+
     def serve(self, owner: LakeOwner) -> None:
         return
 

@@ -1,0 +1,70 @@
+"""Iceberg as a `LakeFormat`."""
+
+from __future__ import annotations
+
+import functools
+
+from pyiceberg.table import Table
+
+from lakehead.config import LakeConfig
+from lakehead.errors import CommitConflictError, FolderCopiedError, LakeheadError, UnavailableError
+from lakehead.iceberg.catalog import LakeCatalog, open_metadata
+from lakehead.iceberg.iceberg_table import IcebergLakeTable
+from lakehead.iceberg.state import CatalogLakeState
+from lakehead.lake.marks import OWNER
+from lakehead.protocol.messages import LakeReply
+from lakehead.types import TableDescriptor
+
+
+class IcebergFormat:
+    """Implements `lakehead.lake.formats.LakeFormat`."""
+
+    def tables(self, config: LakeConfig, folder: str) -> CatalogLakeState:
+        """See `LakeFormat.tables`."""
+        return CatalogLakeState(config, folder)
+
+    def open(self, desc: TableDescriptor, info: LakeReply) -> IcebergLakeTable:
+        """See `LakeFormat.open`."""
+        catalog = LakeCatalog.open(info.catalog_name, info.catalog_properties)
+
+        def load() -> Table:
+            try:
+                table = catalog.load(desc)
+            except LakeheadError:
+                raise
+            except Exception as e:
+                raise UnavailableError(
+                    f"the lake's catalog cannot be opened from this process ({type(e).__name__}: {e}): run the round"
+                    " where it can be, or configure a catalog that both reach",
+                    table=str(desc.path),
+                ) from e
+            _require_owner(table, info)
+            return table
+
+        return IcebergLakeTable(load, desc, info.incarnation)
+
+    def at(self, desc: TableDescriptor, info: LakeReply) -> IcebergLakeTable:
+        """See `LakeFormat.at`."""
+        table = _static_table(info.metadata_location, tuple(sorted(info.storage_properties.items())))
+        return IcebergLakeTable(lambda: table, desc)
+
+
+FORMAT = IcebergFormat()
+
+
+@functools.lru_cache(maxsize=64)
+def _static_table(metadata_location: str, properties: tuple[tuple[str, str], ...]) -> Table:
+    return open_metadata(metadata_location, dict(properties))
+
+
+def _require_owner(table: Table, info: LakeReply) -> None:
+    """That nobody else has taken the lake table over since the server knew it for its own."""
+    found = table.properties.get(OWNER, "")
+    if found in (info.owner, info.incarnation):
+        return
+    name = ".".join(table.name())
+    if found.split("/")[0] == info.incarnation.split("/")[0]:
+        raise CommitConflictError(f"the server of lake table {name} was started anew: run the round again", table=name)
+    raise FolderCopiedError(
+        f"lake table {name} was taken over by another copy of the data folder ({found}): stop writing here", table=name
+    )

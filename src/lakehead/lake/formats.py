@@ -1,0 +1,112 @@
+"""The kinds of lake tables there are, each a `LakeFormat`: the one place that knows their names.
+
+A format is a folder of its own above this one, and is loaded when the first of its tables is used.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import threading
+from collections.abc import Mapping
+from typing import Protocol
+
+from lakehead.config import LakeConfig
+from lakehead.lake.lake_table import LakeTable
+from lakehead.protocol.messages import LakeReply
+from lakehead.server.lake_state import LakeOwner, LakeState
+from lakehead.types import TableDescriptor, TabletKey
+
+_FORMATS = {"iceberg": "lakehead.iceberg.lake_format"}
+"""Kinds, and the modules whose ``FORMAT`` they are."""
+
+
+class LakeFormat(Protocol):
+    """One kind of lake table."""
+
+    def tables(self, config: LakeConfig, folder: str) -> LakeState:
+        """Its tables in one catalog, as a server creates, drops and describes them.
+
+        Args:
+            folder: the server's data folder.
+        """
+        ...
+
+    def open(self, desc: TableDescriptor, info: LakeReply) -> LakeTable:
+        """A table through its catalog, which is opened when it is first loaded, to commit to it.
+
+        Its methods raise `UnavailableError` where the catalog cannot be opened from this process.
+        """
+        ...
+
+    def at(self, desc: TableDescriptor, info: LakeReply) -> LakeTable:
+        """A table fixed at the version that ``info`` names, to read it without a catalog.
+
+        Raises:
+            UnavailableError: that version cannot be read.
+        """
+        ...
+
+
+@functools.cache
+def lake_format(kind: str) -> LakeFormat:
+    """The format of a kind of `lake_kinds`."""
+    found: LakeFormat = importlib.import_module(_FORMATS[kind]).FORMAT
+    return found
+
+
+def format_of(desc: TableDescriptor) -> LakeFormat:
+    """The format of a table that has a lake."""
+    assert desc.lake is not None
+    return lake_format(desc.lake)
+
+
+class LakesByKind:
+    """The lake tables of one server, of all kinds; implements `lakehead.server.lake_state.LakeState`."""
+
+    kinds = frozenset(_FORMATS)
+
+    def __init__(self, config: LakeConfig, folder: str) -> None:
+        self._config = config
+        self._folder = folder
+        self._owner: LakeOwner | None = None
+        self._lock = threading.Lock()
+        self._states: dict[LakeFormat, LakeState] = {}
+
+    def serve(self, owner: LakeOwner) -> None:
+        """See `LakeState.serve`."""
+        self._owner = owner
+
+    def _of(self, desc: TableDescriptor) -> LakeState:
+        lake = format_of(desc)
+        with self._lock:
+            if lake not in self._states:
+                state = lake.tables(self._config, self._folder)
+                if self._owner is not None:
+                    state.serve(self._owner)
+                self._states[lake] = state
+            return self._states[lake]
+
+    def create(self, desc: TableDescriptor) -> None:
+        """See `LakeState.create`."""
+        self._of(desc).create(desc)
+
+    def drop(self, desc: TableDescriptor, *, purge: bool) -> None:
+        """See `LakeState.drop`."""
+        self._of(desc).drop(desc, purge=purge)
+
+    def info(self, desc: TableDescriptor) -> LakeReply:
+        """See `LakeState.info`."""
+        return self._of(desc).info(desc)
+
+    def tiered_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
+        """See `LakeState.tiered_offsets`."""
+        return self._of(desc).tiered_offsets(desc)
+
+    def adopt(self, desc: TableDescriptor, ends: Mapping[TabletKey, int]) -> bool:
+        """See `LakeState.adopt`."""
+        return self._of(desc).adopt(desc, ends)
+
+    def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
+        """See `LakeState.proven_offsets`."""
+        return self._of(desc).proven_offsets(desc)
