@@ -123,7 +123,7 @@ class Simulation:
             compression=draws.choice(["none", "none", "none", "lz4"]),
             hot_retention_ms=draws.choice([0, 20, 200]),
             log_ttl_ms=draws.choice([20, 200, None]),
-            freshness_ms=draws.choice([20, 200]),
+            freshness_ms=draws.choice([50, 200]),
         )
         schema, key = (KEYED_SCHEMA, ("p", "k")) if keyed else (LOG_SCHEMA, ())
         return self.deployment.create_table(
