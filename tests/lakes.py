@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table, Transaction
 
 from lakehead.config import LakeConfig
+from lakehead.env import Env
 from lakehead.env.clock import SystemClock
 from lakehead.env.randomness import SeededRandomness
 from lakehead.iceberg.catalog import LakeCatalog
@@ -67,6 +69,7 @@ class Tiered:
         self.desc = desc
         self.hot = MemoryHotSource(desc)
         self.clock = InstantClock()
+        self.env = dataclasses.replace(Env.system(), clock=self.clock)
         self.faults: list[Fault | None] = []
         self.on_step: Callable[[str], None] = lambda step: None
 
@@ -77,7 +80,7 @@ class Tiered:
         self.hot.delete([{"id": i, "code": i} for i in ids])
 
     def round(self, *, epoch: int | None = None, round_id: str | None = None) -> CommitResult:
-        return run_round(self.table, self.desc, self.hot, epoch=epoch, round_id=round_id, clock=self.clock)
+        return run_round(self.table, self.desc, self.hot, self.env, epoch=epoch, round_id=round_id)
 
     def model_ids(self) -> list[int]:
         return sorted(r["id"] for r in self.hot.rows())
@@ -201,7 +204,7 @@ class Lake(Tiered):
 
     def clean_up(self) -> None:
         """Orphan clean-up that takes every file for old."""
-        remove_orphans(self.load, older_than_ms=-60_000)
+        remove_orphans(self.load, older_than_ms=-60_000, clock=SystemClock())
 
     def drop(self) -> None:
         self.catalog.iceberg.drop_table(("db", "t"))

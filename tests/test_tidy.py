@@ -55,6 +55,17 @@ OWNERS = {
 AT_THE_TOP = {"duckdb", "numba", "sqlglot"}
 IMPURE = {"asyncio", "concurrent", "multiprocessing", "random", "secrets", "socket", "threading", "time"}
 PURE_LAYERS = {"errors", "config", "types", "predicate", "format", "log", "kv", "protocol"}
+# What runs here takes clock, locks and threads from the `Env` that it is handed; transports have their own threads.
+HANDED_THE_WORLD = {"server", "client", "lake", "tiering"}
+OWN_THREADS = {
+    "client/channel.py",
+    "client/closable.py",
+    "client/flight.py",
+    "lake/formats.py",  # once a process
+    "server/flight.py",
+    "server/flight_limit.py",
+    "tiering/service.py",
+}
 PLANNER = re.compile(r"tiering/(queue|.*plan.*)\.py")
 HEAVY = ("duckdb", "numba", "pandas", "polars", "pyiceberg", "pyspark", "sqlglot")
 LIGHT = ["lakehead", *(["lakehead.cli.main"] if (PACKAGE / "cli" / "main.py").exists() else [])]
@@ -121,6 +132,14 @@ def test_imports_point_downward(path: Path) -> None:
         assert RANK[target] < RANK[own], f"{path}:{line}: {own} imports {target}, which is not below it"
         assert own not in NARROW or target in NARROW[own], f"{path}:{line}: {own} may not use {target}"
         assert target != "testing", f"{path}:{line}: product code imports lakehead.testing"
+
+
+@each([p for p in MODULES if layer_of(p) in HANDED_THE_WORLD])
+def test_the_world_is_handed_down(path: Path) -> None:
+    if path.relative_to(PACKAGE).as_posix() not in OWN_THREADS:
+        for line, name in imports(path):
+            assert name.split(".")[0] not in ("threading", "concurrent"), f"{path}:{line}: take Threads (lakehead.env)"
+    assert not re.search(r"System(Clock|Threads)\(|Env\.system\(", path.read_text()), f"{path}: take an Env"
 
 
 def test_modules_import_each_other_in_no_circle() -> None:

@@ -275,7 +275,7 @@ class KeyedWriter(Actor):
         client = handle_of(self.table)
         if self._sender is None:
             self._sender = BatchWriter(
-                client.desc, client._routes, client.clock, writer_id=self.random.randbytes(16), retry_seconds=0.0
+                client.desc, client._routes, client.env.clock, writer_id=self.random.randbytes(16), retry_seconds=0.0
             )
         rows = change.table()
         names = list(client.desc.primary_key) if change.kind == "delete" else rows.column_names

@@ -20,6 +20,7 @@ from pyiceberg.table import Table
 
 import lakehead as lh
 from lakehead.config import LakeConfig
+from lakehead.env import Env
 from lakehead.errors import CommitConflictError, LakeStateError
 from lakehead.iceberg.catalog import LakeCatalog, open_metadata
 from lakehead.iceberg.iceberg_table import IcebergLakeTable
@@ -142,7 +143,11 @@ def test_every_reader_sees_the_model_after_each_round(
             if desc.keyed:
                 hot.delete([random_row(rng, rng.randrange(60)) for _ in range(rng.randrange(8))])
         result = run_round(
-            IcebergLakeTable(lambda: catalog.load(desc), desc), desc, hot, rows_per_task=rng.choice([5, 50, 1000])
+            IcebergLakeTable(lambda: catalog.load(desc), desc),
+            desc,
+            hot,
+            Env.system(),
+            rows_per_task=rng.choice([5, 50, 1000]),
         )
         table = catalog.load(desc)
         assert result.offsets == {k: end for k, (_, end) in hot.watermarks().items() if end}
@@ -161,7 +166,7 @@ def test_many_rounds_keep_few_manifests_and_projection_filter_and_superseded_are
     hot = MemoryHotSource(desc, batch_rows=1000)
     for _ in range(25):
         hot.write([random_row(rng, rng.randrange(300)) for _ in range(30)])
-        run_round(IcebergLakeTable(lambda: catalog.load(desc), desc), desc, hot)
+        run_round(IcebergLakeTable(lambda: catalog.load(desc), desc), desc, hot, Env.system())
     table = catalog.load(desc)
     snapshot = table.current_snapshot()
     assert snapshot is not None and len(snapshot.manifests(table.io)) <= 24
@@ -200,13 +205,13 @@ def test_rows_that_come_and_go_within_a_round_still_advance_the_mark(
     row = random_row(random.Random(1), 1)
     hot.write([row])
     hot.delete([row])
-    result = run_round(IcebergLakeTable(lambda: catalog.load(desc), desc), desc, hot)
+    result = run_round(IcebergLakeTable(lambda: catalog.load(desc), desc), desc, hot, Env.system())
     table = catalog.load(desc)
     mark = read_mark(table)
     assert (result.rows, result.files) == (0, 0)
     assert mark is not None and mark.snapshot_id == result.snapshot_id and list(mark.offsets.values()) == [2]
     check_all_readers(table, hot, duck)
-    assert run_round(IcebergLakeTable(lambda: catalog.load(desc), desc), desc, hot).snapshot_id is None
+    assert run_round(IcebergLakeTable(lambda: catalog.load(desc), desc), desc, hot, Env.system()).snapshot_id is None
 
 
 def test_jobs_that_race_for_one_table_tier_each_row_once(tmp_path: Path) -> None:
@@ -234,7 +239,10 @@ def test_jobs_that_race_for_one_table_tier_each_row_once(tmp_path: Path) -> None
         own = LakeCatalog.open(catalog.name, catalog.properties)
         while True:
             try:
-                if run_round(IcebergLakeTable(lambda: own.load(desc), desc), desc, growing).offsets == ends:
+                if (
+                    run_round(IcebergLakeTable(lambda: own.load(desc), desc), desc, growing, Env.system()).offsets
+                    == ends
+                ):
                     return
             except CommitConflictError as e:
                 conflicts.append(e)

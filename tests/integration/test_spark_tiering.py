@@ -13,6 +13,7 @@ import pytest
 import lakehead as lh
 import lakehead.spark as lhs
 from lakehead.api.table import handle_of
+from lakehead.env import Env
 from lakehead.iceberg.iceberg_table import IcebergLakeTable
 from lakehead.lake.marks import next_epoch
 from lakehead.tiering.round import run_round
@@ -94,7 +95,7 @@ def test_a_newer_service_takes_over(spark: SparkSession, con: lh.Connection) -> 
         reports.append(report)
         t.append(rows(10, 20))
         lake = IcebergLakeTable(t.lake.iceberg, handle_of(t).desc)
-        run_round(lake, handle_of(t).desc, handle_of(t).log, epoch=next_epoch(lake.load()))
+        run_round(lake, handle_of(t).desc, handle_of(t).log, Env.system(), epoch=next_epoch(lake.load()))
         t.append(rows(20, 30))
         fenced.set()
 

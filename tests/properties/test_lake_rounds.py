@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from lakehead.env import Env
 from lakehead.env.clock import SystemClock
 from lakehead.env.randomness import SeededRandomness
 from lakehead.errors import (
@@ -151,10 +153,9 @@ class Rounds(RuleBasedStateMachine):
                 self.lake,
                 self.desc,
                 self.log,
+                dataclasses.replace(Env.system(), clock=Instant(), randomness=self.randomness),
                 epoch=epoch,
                 rows_per_task=5,
-                clock=Instant(),
-                randomness=self.randomness,
             )
         except EXPECTED:
             return False

@@ -25,6 +25,7 @@ _WATCHED = tuple(f"{_ROOT}/{part}/" for part in ("server", "client", "log", "kv"
 _ATOMIC = {
     *(f"{_HERE}/{name}.py" for name in ("history", "observer", "lake", "disk")),
     *(f"{_ROOT}/testing/{name}.py" for name in ("database", "lake", "storage")),
+    f"{_ROOT}/lake/formats.py",
     functools.__file__,
 }
 """What is called from here happens at once: the model's checks, the simulated catalog and disk; and what holds

@@ -124,11 +124,10 @@ class SimulatedTables:
                 lake.table,
                 client.desc,
                 client.log,
+                d.env,
                 epoch=self._epochs[table_id],
                 round_id=round_id,
                 rows_per_task=d.draws.choice([5, 1000]),
-                clock=d.clock,
-                randomness=d.env.randomness,
             )
         except CommitUnknownError:
             raise

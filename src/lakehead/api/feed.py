@@ -66,8 +66,8 @@ class Feed:
         self._positions: dict[TabletKey, int] = {}
         self._live_first: dict[TabletKey, _LiveRows | None] = {}
         self._stopped = False
-        what = f"subscription to {handle.desc.path}"
-        self._patience = Patience(handle.clock, what, None) if stops is None else Patience.bounded(handle.clock, what)
+        what, clock = f"subscription to {handle.desc.path}", handle.env.clock
+        self._patience = Patience(clock, what, None) if stops is None else Patience.bounded(clock, what)
         self._stream = self._first(start)
         # The stream's own: what comes from the lake has the same.
         fields = pa.schema([*handle.desc.schema, *SYSTEM_FIELDS, pa.field(CHANGE_TYPE_COLUMN, pa.int8())])

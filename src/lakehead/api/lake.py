@@ -140,7 +140,13 @@ class TableLake(Displayed):
             yield from self._handle.leases.metadata_in_use(self._handle.desc.table_id)
 
         age = parse_duration_ms(older_than, "older_than")
-        found = remove_orphans(self.iceberg, older_than_ms=age, also_reachable=leased(), dry_run=dry_run)
+        found = remove_orphans(
+            self.iceberg,
+            older_than_ms=age,
+            clock=self._handle.env.clock,
+            also_reachable=leased(),
+            dry_run=dry_run,
+        )
         return pa.Table.from_pylist([vars(o) for o in found], _ORPHANS_SCHEMA)
 
 
@@ -160,7 +166,7 @@ def tier_table(
     """
     from lakehead.tiering.round import run_round
 
-    result = run_round(lake, handle.desc, source, executor=executor, epoch=epoch)
+    result = run_round(lake, handle.desc, source, handle.env, executor=executor, epoch=epoch)
     if result.snapshot_id is not None:
         # A hint, and the round has landed without it.
         with contextlib.suppress(LakeheadError):

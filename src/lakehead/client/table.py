@@ -26,7 +26,7 @@ class TableHandle:
     ) -> None:
         """``folder_id`` is the folder that offsets are of: a server of another copy refuses them."""
         self.desc = desc
-        self.clock = env.clock
+        self.env = env
         self._routes = routes
         self.writers = Writers(desc, routes, env)
         self.lookups = Lookups(desc, routes, env.clock)
@@ -46,13 +46,13 @@ class TableHandle:
 
     def lake(self) -> m.LakeReply:
         """Where the table's lake stands now."""
-        return ask(self._server, self.clock, m.LakeInfo(table_id=self.desc.table_id))[0]
+        return ask(self._server, self.env.clock, m.LakeInfo(table_id=self.desc.table_id))[0]
 
     def adopt_lake(self) -> bool:
         """See `lakehead.api.lake.TableLake.adopt`."""
-        return bool(ask(self._server, self.clock, m.AdoptLake(table_id=self.desc.table_id))[0].names)
+        return bool(ask(self._server, self.env.clock, m.AdoptLake(table_id=self.desc.table_id))[0].names)
 
     def report_tiered(self) -> None:
         """Tell the servers that a round was committed, so that they may trim at once. A hint: they look at the lake."""
         for server in self._routes.servers(self.desc.table_id):
-            ask(server, self.clock, m.ReportTiered(table_id=self.desc.table_id))
+            ask(server, self.env.clock, m.ReportTiered(table_id=self.desc.table_id))

@@ -24,7 +24,7 @@ from urllib.parse import unquote
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 
-from lakehead.env.clock import Clock, SystemClock
+from lakehead.env.clock import Clock
 from lakehead.env.storage import storage_errors
 from lakehead.errors import LakeStateError, UnavailableError
 from lakehead.iceberg.file_io import FILES_AT_ONCE, locate_file
@@ -59,9 +59,9 @@ def remove_orphans(
     load_table: Callable[[], Table],
     *,
     older_than_ms: int,
+    clock: Clock,
     also_reachable: Iterable[str] = (),
     dry_run: bool = False,
-    clock: Clock | None = None,
 ) -> list[Orphan]:
     """Remove the orphans of one lake table.
 
@@ -84,7 +84,7 @@ def remove_orphans(
     """
     table = load_table()
     fs, folder = locate_file(table.io, table.location())
-    oldest = dt.datetime.fromtimestamp(((clock or SystemClock()).now_us() // 1000 - older_than_ms) / 1000, dt.UTC)
+    oldest = dt.datetime.fromtimestamp((clock.now_us() // 1000 - older_than_ms) / 1000, dt.UTC)
     # Files first: what is committed after this look is reachable in the next.
     listed = list(_list_files(fs, folder))
     table = load_table()

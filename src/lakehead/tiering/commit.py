@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lakehead.env.clock import Clock, SystemClock
+from lakehead.env.clock import Clock
 from lakehead.errors import (
     CommitConflictError,
     CommitUnknownError,
@@ -67,9 +67,7 @@ class CommitResult:
     offsets: Mapping[TabletKey, int]
 
 
-def commit_round(
-    lake: LakeTable, plan: RoundPlan, files: Sequence[WrittenFile], *, clock: Clock | None = None
-) -> CommitResult:
+def commit_round(lake: LakeTable, plan: RoundPlan, files: Sequence[WrittenFile], *, clock: Clock) -> CommitResult:
     """Commit a resolved plan and the files its tasks wrote; a repeat of a round that landed returns its outcome.
 
     A range whose rows are all gone again still commits, so that the mark advances. After any error but
@@ -81,7 +79,7 @@ def commit_round(
     """
     if not plan.ranges:
         return CommitResult(None, 0, 0, 0, plan.offsets)
-    return _Commit(lake, plan, files, clock or SystemClock()).run()
+    return _Commit(lake, plan, files, clock).run()
 
 
 @dataclass(frozen=True)

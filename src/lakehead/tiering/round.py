@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from lakehead.env.clock import Clock
-from lakehead.env.randomness import Randomness, SystemRandomness
+from lakehead.env import Env
 from lakehead.errors import (
     CommitConflictError,
     CorruptionError,
@@ -56,13 +55,12 @@ def run_round(
     lake: LakeTable,
     desc: TableDescriptor,
     source: HotSource,
+    env: Env,
     *,
     executor: Executor | None = None,
     epoch: Epoch | None = None,
     round_id: str | None = None,
     rows_per_task: int = ROWS_PER_TASK,
-    clock: Clock | None = None,
-    randomness: Randomness | None = None,
 ) -> CommitResult:
     """Tier what the log holds beyond the lake, as one lake commit; no commit when there is nothing.
 
@@ -84,7 +82,7 @@ def run_round(
         desc,
         source,
         epoch=epoch,
-        round_id=round_id or (randomness or SystemRandomness()).uuid_hex(),
+        round_id=round_id or env.randomness.uuid_hex(),
         rows_per_task=rows_per_task,
     )
     if not plan.ranges:
@@ -101,7 +99,7 @@ def run_round(
             table=str(desc.path),
         ) from e
     try:
-        return commit_round(lake, plan, [f for r in results for f in r.files], clock=clock)
+        return commit_round(lake, plan, [f for r in results for f in r.files], clock=env.clock)
     except TieringFencedError as e:
         if epoch is not None:
             raise

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakehead.config import LakeConfig
+from lakehead.env import Env
 from lakehead.errors import LakeStateError
 from lakehead.iceberg import data_files
 from lakehead.iceberg.catalog import LakeCatalog
@@ -66,7 +67,7 @@ def test_every_type_comes_back(tmp_path: Path) -> None:
     catalog.create_table(desc)
     hot = MemoryHotSource(desc)
     hot.write([{n: values[i] for n, (_, values) in TYPES.items()} for i in range(2)])
-    run_round(IcebergLakeTable(lambda: catalog.load(desc), desc), desc, hot)
+    run_round(IcebergLakeTable(lambda: catalog.load(desc), desc), desc, hot, Env.system())
     table = catalog.load(desc)
     (batch,) = read_lake(table, desc, plan_files(table))
     expected = pa.RecordBatch.from_pylist(hot.rows(), desc.schema)
@@ -92,7 +93,7 @@ def test_every_key_type_finds_its_lake_partition(tmp_path: Path, name: str) -> N
     hot = MemoryHotSource(desc)
     for v in range(2):
         hot.write([{"p": value, "k": value, "v": v}])
-        run_round(IcebergLakeTable(lambda: catalog.load(desc), desc), desc, hot)
+        run_round(IcebergLakeTable(lambda: catalog.load(desc), desc), desc, hot, Env.system())
     table = catalog.load(desc)
     assert {f.tablet for f in plan_files(table)} == set(hot.watermarks())
     assert table.scan().to_arrow()["v"].to_pylist() == [1]

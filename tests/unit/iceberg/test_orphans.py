@@ -300,7 +300,7 @@ def test_metadata_that_was_half_written_is_an_orphan(keyed: Any) -> None:
 def test_a_folder_that_is_missing_has_no_orphans(keyed: Any) -> None:
     table = keyed.load()
     shutil.rmtree(table.location().removeprefix("file://"))
-    assert remove_orphans(lambda: table, older_than_ms=0) == []
+    assert remove_orphans(lambda: table, older_than_ms=0, clock=SystemClock()) == []
 
 
 def test_a_file_that_goes_by_itself_is_no_error(keyed: Any) -> None:

@@ -264,7 +264,7 @@ def test_a_replaced_lake_table_is_not_written_to(keyed: Any) -> None:
         commit(keyed, prepared)
     unchecked = IcebergLakeTable(lambda: keyed.catalog.iceberg.load_table(("db", "t")), keyed.desc)
     with pytest.raises(LakeStateError, match="belongs to table id t2"):
-        commit_round(unchecked, *prepared)
+        commit_round(unchecked, *prepared, clock=keyed.clock)
 
 
 @pytest.mark.parametrize("step", ["load", "commit"])

@@ -32,7 +32,12 @@ def test_tasks_run_anywhere(keyed: Any) -> None:
     keyed.write(*range(0, 20, 2), v=1)
     keyed.delete(3)
     result = run_round(
-        IcebergLakeTable(keyed.load, keyed.desc), keyed.desc, keyed.hot, executor=Elsewhere(), rows_per_task=7
+        IcebergLakeTable(keyed.load, keyed.desc),
+        keyed.desc,
+        keyed.hot,
+        keyed.env,
+        executor=Elsewhere(),
+        rows_per_task=7,
     )
     assert (result.rows, result.deletes) == (19, 0) and result.files > 3
     assert keyed.ids() == keyed.model_ids()
@@ -55,7 +60,7 @@ def test_a_log_that_returns_too_little_stops_the_round(log: Any) -> None:
     cut = Cut(log.desc)
     cut._logs = log.hot._logs
     with pytest.raises(LakeStateError, match="returned 5 records"):
-        run_round(log.table, log.desc, cut, rows_per_task=10)
+        run_round(log.table, log.desc, cut, log.env, rows_per_task=10)
     assert log.data_files() == set() and log.load().metadata.snapshots == []
 
 
@@ -71,7 +76,7 @@ def test_a_named_round_lands_once(log: Any) -> None:
 
 def rival(lake: Any) -> None:
     """Another service tiers everything, and the server trims it."""
-    run_round(lake.table, lake.desc, lake.hot, clock=lake.clock)
+    run_round(lake.table, lake.desc, lake.hot, lake.env)
     lake.hot.trim(TABLET, lake.hot.watermarks()[TABLET][1])
 
 
@@ -129,7 +134,7 @@ def test_a_log_that_is_trimmed_while_a_round_reads_it_is_a_conflict(any_keyed: A
 
     any_keyed.hot.read = trimmed
     with pytest.raises(CommitConflictError, match="trimmed"):
-        run_round(any_keyed.table, any_keyed.desc, any_keyed.hot, rows_per_task=7)
+        run_round(any_keyed.table, any_keyed.desc, any_keyed.hot, any_keyed.env, rows_per_task=7)
     assert any_keyed.round().snapshot_id is None
     assert any_keyed.values() == any_keyed.model_values() and any_keyed.stray_files() == set()
 
@@ -185,7 +190,7 @@ def test_a_round_of_no_service_is_not_fenced(log: Any, epoch: int | None, error:
             return super().run(task, items, undo=undo)
 
     with pytest.raises(error):
-        run_round(log.table, log.desc, log.hot, executor=Overtaken(), epoch=epoch)
+        run_round(log.table, log.desc, log.hot, log.env, executor=Overtaken(), epoch=epoch)
     assert log.ids() == [1] and len(log.data_files()) == 1
 
 
