@@ -36,6 +36,7 @@ FOLDERS = {
     "server": "tests/unit/server tests/integration/test_both_transports.py tests/integration/test_trimmed.py",
     "lake": "tests/unit/lake tests/unit/tiering tests/properties/test_lake_rounds.py"
     " tests/integration/test_lake_round.py",
+    "iceberg": "tests/unit/iceberg tests/unit/lake tests/integration/test_lake_round.py",
     "tiering": "tests/unit/lake tests/unit/tiering tests/properties/test_lake_rounds.py"
     " tests/integration/test_lake_round.py",
 }

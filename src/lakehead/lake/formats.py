@@ -64,14 +64,17 @@ def format_of(desc: TableDescriptor) -> LakeFormat:
 class LakesByKind:
     """The lake tables of one server, of all kinds; implements `lakehead.server.lake_state.LakeState`."""
 
-    kinds = frozenset(_FORMATS)
-
     def __init__(self, config: LakeConfig, folder: str) -> None:
         self._config = config
         self._folder = folder
         self._owner: LakeOwner | None = None
         self._lock = threading.Lock()
         self._states: dict[LakeFormat, LakeState] = {}
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """See `LakeState.kinds`."""
+        return frozenset(_FORMATS)
 
     def serve(self, owner: LakeOwner) -> None:
         """See `LakeState.serve`."""
