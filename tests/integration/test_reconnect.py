@@ -19,6 +19,7 @@ from lakehead.client.routes import OneServer
 from lakehead.client.table import TableHandle
 from lakehead.env import Env
 from lakehead.errors import UnavailableError
+from lakehead.predicate.read_spec import ReadSpec
 from lakehead.protocol import messages as m
 from lakehead.types import TabletId
 
@@ -175,7 +176,7 @@ def test_a_scan_under_way_goes_on(tmp_path: Path, breaks: list[int], keyed: bool
             put(pa.table({"k": range(start, start + 10_000), "a": ["x"] * 10_000}, schema=KV))
         client = over(con, "t", breaks, lambda: put([{"k": -1, "a": "later"}]))
         for columns in (["k"], ["k", "a"]):
-            read = UnionRead(client, pin(client), columns=columns)
+            read = UnionRead(client, pin(client), ReadSpec(tuple(columns)))
             assert sorted(k for b in read.batches() for k in b.column(0).to_pylist() if k >= 0) == list(range(60_000))
 
 

@@ -40,6 +40,7 @@ from lakehead.api.table import Table, handle_of
 from lakehead.errors import InvalidPredicateError, LakeheadError
 from lakehead.lake.union_read import Pin, UnionRead, pin
 from lakehead.predicate import Predicate, parse_predicate
+from lakehead.predicate.read_spec import ReadSpec
 
 NAME = "fuzz.t"
 STAGES = ("log", "lake", "union", "lake, many files")
@@ -168,7 +169,7 @@ class _Run:
             self._agree(stage, "scan", text, found, wanted)
 
     def _read(self, pinned: Pin, predicate: Predicate) -> list[int]:
-        read = UnionRead(handle_of(self._table), pinned, columns=[KEY], predicate=predicate)
+        read = UnionRead(handle_of(self._table), pinned, ReadSpec((KEY,), predicate))
         return sorted(_keys(read.batches()))
 
     def _arrow(self, stage: str, condition: Condition, pinned: Pin) -> None:

@@ -13,9 +13,11 @@ from tests.simulation.workload import Actor
 from lakehead.api.feed import Feed, FeedStart
 from lakehead.client.table import TableHandle
 from lakehead.errors import OffsetOutOfRangeError, UnavailableError
-from lakehead.lake.history import read_history
+from lakehead.lake.pinned_lake import PinnedLake
+from lakehead.lake.records import read_records
+from lakehead.lake.union_read import Moment
 from lakehead.predicate.read_spec import ReadSpec
-from lakehead.protocol.messages import StreamHeader
+from lakehead.protocol.messages import LakeReply, StreamHeader
 from lakehead.types import OFFSET_COLUMN, TIMESTAMP_COLUMN, ChangeType, TableDescriptor, TabletKey
 
 
@@ -26,14 +28,15 @@ class SimulatedFeed(Feed):
         self._lakes = lakes
         super().__init__(client, start, None, ReadSpec(tuple(columns)))
 
-    def _lake_rows(self, key: TabletKey, start: int) -> tuple[int, Iterator[pa.RecordBatch]]:
-        desc = self._handle.desc
-        view = self._lakes.at(desc, self._handle.lake(), None)
-        end = view.offsets.get(key, 0)
+    def _records(self, key: TabletKey, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        return read_records(self._handle, key, start, end, self._spec, open_lake=self._open_lake)
+
+    def _open_lake(self, desc: TableDescriptor, info: LakeReply, moment: Moment | None) -> PinnedLake:
+        view = self._lakes.at(desc, info, moment)
         listed = self._lakes.by_table[desc.table_id].table.snapshot_ids()
         if view.snapshot_id is not None and view.snapshot_id not in listed:
             raise UnavailableError("the lake's snapshot has expired", gone=True)
-        return end, read_history(view, key, start, end, self._spec)
+        return view
 
 
 class Subscriber(Actor):

@@ -28,6 +28,7 @@ from lakehead.errors import (
     WriterFencedError,
 )
 from lakehead.lake.union_read import UnionRead, pin
+from lakehead.predicate.read_spec import ReadSpec
 from lakehead.protocol import messages as m
 from lakehead.types import BUCKET_COLUMN, TableDescriptor, TabletKey, WriteKind
 
@@ -310,7 +311,7 @@ class UnionReader(Actor):
             starts = self.deployment.starts
             pinned = pin(self.client, open_lake=lakes.at)
             self.think(seconds)
-            read = UnionRead(self.client, pinned, columns=self.desc.schema.names, system_columns=True)
+            read = UnionRead(self.client, pinned, ReadSpec(tuple(self.desc.schema.names), system_columns=True))
             try:
                 rows = [row for batch in read.batches() for row in rows_of(batch)]
             except UnavailableError as e:

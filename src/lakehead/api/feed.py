@@ -16,9 +16,8 @@ import pyarrow.compute as pc
 
 from lakehead.client.patience import Patience
 from lakehead.client.table import TableHandle
-from lakehead.errors import LakeStateError, OffsetOutOfRangeError, UnavailableError
-from lakehead.lake.history import read_history
-from lakehead.lake.pinned_lake import PinnedLake
+from lakehead.errors import OffsetOutOfRangeError, UnavailableError
+from lakehead.lake.records import outlives_log, read_records
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.protocol.messages import Stream, StreamHeader, TabletState
 from lakehead.types import CHANGE_TYPE_COLUMN, OFFSET_COLUMN, SYSTEM_FIELDS, TIMESTAMP_COLUMN, TIMESTAMP_TYPE, TabletKey
@@ -58,7 +57,7 @@ class Feed:
             LakeheadError: that is not possible.
         """
         self._handle = handle
-        self._over_lake = handle.desc.lake is not None and not handle.desc.keyed
+        self._over_lake = outlives_log(handle.desc)
         self._stops = stops
         self._spec = spec
         self._since_us = start if isinstance(start, int) else None
@@ -125,7 +124,7 @@ class Feed:
                     yield from self._rest_of_live_rows()
                     self._stream = self._open(self._handle.log.tablets())
                 if self._stream is None:
-                    yield from self._from_lake()
+                    yield from self._catch_up()
                     continue
                 yield from self._follow(self._stream)
                 return
@@ -207,38 +206,25 @@ class Feed:
     def _stop(self, key: TabletKey) -> int:
         return _NO_STOP if self._stops is None else self._stops.get(key, 0)
 
-    def _from_lake(self) -> Iterator[Item]:
-        behind = self._behind(self._log_starts())
-        for key in behind:
-            yield from self._tablet_from_lake(key)
-        for key, position in self._behind(self._log_starts()).items():
-            if position <= behind.get(key, -1):
-                raise LakeStateError(
-                    f"offsets of {self._handle.desc.path} tablet {key} from {position} on are neither in the log nor in"
-                    " the lake: restore one of them",
-                    table=str(self._handle.desc.path),
-                )
+    def _catch_up(self) -> Iterator[Item]:
+        """What the log had trimmed when it was asked where it begins."""
+        log_starts = self._log_starts()
+        for key, position in self._behind(log_starts).items():
+            end = min(log_starts[key], self._stop(key))
+            for batch in self._records(key, position, end):
+                if self._stopped:
+                    return
+                if self._since_us is not None:
+                    since = pa.scalar(self._since_us, TIMESTAMP_TYPE)
+                    batch = batch.filter(pc.greater_equal(batch.column(TIMESTAMP_COLUMN), since))
+                if batch.num_rows:
+                    self._positions[key] = batch.column(OFFSET_COLUMN)[-1].as_py() + 1
+                    header = StreamHeader(partition=key.partition, bucket=key.bucket, end_offset=self._positions[key])
+                    yield header, batch
+            self._positions[key] = end
 
-    def _tablet_from_lake(self, key: TabletKey) -> Iterator[Item]:
-        start = self._positions[key]
-        end, batches = self._lake_rows(key, start)
-        for batch in batches:
-            if self._stopped:
-                return
-            if self._since_us is not None:
-                since = pa.scalar(self._since_us, TIMESTAMP_TYPE)
-                batch = batch.filter(pc.greater_equal(batch.column(TIMESTAMP_COLUMN), since))
-            if batch.num_rows:
-                self._positions[key] = batch.column(OFFSET_COLUMN)[-1].as_py() + 1
-                header = StreamHeader(partition=key.partition, bucket=key.bucket, end_offset=self._positions[key])
-                yield header, batch
-        self._positions[key] = max(start, end)
-
-    def _lake_rows(self, key: TabletKey, start: int) -> tuple[int, Iterator[pa.RecordBatch]]:
-        """The lake's rows of a tablet from ``start`` on, as far as they are wanted, and where they end."""
-        view = PinnedLake.current(self._handle.desc, self._handle.lake())
-        end = min(view.offsets.get(key, 0), self._stop(key))
-        return end, read_history(view, key, start, end, self._spec)
+    def _records(self, key: TabletKey, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        return read_records(self._handle, key, start, end, self._spec)
 
     def _open(self, tablets: Sequence[TabletState]) -> Stream | None:
         """Follow the log; None when it does not hold all that is wanted, and the lake does."""

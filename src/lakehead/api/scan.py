@@ -15,6 +15,7 @@ from lakehead.client.table import TableHandle
 from lakehead.errors import InvalidRequestError, MissingDependencyError
 from lakehead.lake.union_read import UnionRead, pin
 from lakehead.predicate import parse_predicate
+from lakehead.predicate.read_spec import ReadSpec
 from lakehead.types import Tier, require_tier
 
 if TYPE_CHECKING:
@@ -45,18 +46,12 @@ class Scan(Displayed):
             raise InvalidRequestError(f"limit={limit!r} must be a whole number that is not negative")
         if snapshot is not None and (isinstance(snapshot, bool) or not isinstance(snapshot, int | dt.datetime)):
             raise InvalidRequestError(f"snapshot={snapshot!r}: give the id of a lake snapshot, or a datetime")
-        predicate = None if where is None else parse_predicate(where, handle.desc.schema)
         self._where = where
         self._tier = "lake" if snapshot is not None else tier
         self._handle = handle
-        self._read = UnionRead(
-            handle,
-            pin(handle, tier=tier, snapshot=snapshot),
-            columns=chosen_columns(handle.desc, columns),
-            predicate=predicate,
-            limit=limit,
-            system_columns=system_columns,
-        )
+        predicate = None if where is None else parse_predicate(where, handle.desc.schema)
+        spec = ReadSpec(tuple(chosen_columns(handle.desc, columns)), predicate, limit, system_columns)
+        self._read = UnionRead(handle, pin(handle, tier=tier, snapshot=snapshot), spec)
 
     def _facts(self) -> Mapping[str, object]:
         pinned = self._read.pinned

@@ -256,7 +256,7 @@ def _dataset(table: Table, pinned: Pin, reading: Reading) -> PushdownDataset:
 
     def read(columns: list[str] | None, where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
         predicate = None if where is None else parse_predicate(as_duckdb_means(where, user), user)
-        yield from UnionRead(handle, pinned, columns=columns or [], predicate=predicate).batches()
+        yield from UnionRead(handle, pinned, ReadSpec(tuple(columns or ()), predicate)).batches()
 
     return PushdownDataset(pa.schema([*user]), reading.noted(read))
 

@@ -178,21 +178,17 @@ class UnionRead:
         self,
         handle: TableHandle,
         pinned: Pin,
-        *,
-        columns: Sequence[str],
-        predicate: Predicate | None = None,
-        limit: int | None = None,
-        system_columns: bool = False,
+        spec: ReadSpec,
     ) -> None:
         self._handle = handle
         self._desc = handle.desc
         self.pinned = pinned
-        self._columns = list(columns)
-        self._predicate = predicate
-        self._limit = limit
-        self._spec = ReadSpec(tuple(columns), predicate, limit, system_columns)
+        self._columns = list(spec.columns)
+        self._predicate = spec.predicate
+        self._limit = spec.limit
+        self._spec = spec
         fields = [self._desc.schema.field(c) for c in self._columns]
-        self.schema = pa.schema([*fields, *(SYSTEM_FIELDS if system_columns else ())])
+        self.schema = pa.schema([*fields, *(SYSTEM_FIELDS if spec.system_columns else ())])
 
     # ---- rows -------------------------------------------------------------------------------------------------
 
@@ -282,7 +278,7 @@ class UnionRead:
         if self._predicate is None:
             total = self._count_all()
         else:
-            narrow = UnionRead(self._handle, self.pinned, columns=[], predicate=self._predicate, system_columns=True)
+            narrow = UnionRead(self._handle, self.pinned, ReadSpec((), self._predicate, system_columns=True))
             total = sum(b.num_rows for b in narrow.batches())
         return total if self._limit is None else min(total, self._limit)
 
@@ -291,7 +287,7 @@ class UnionRead:
         if self._desc.keyed and self._desc.lake is None:
             total = sum(b.num_rows for _, b in self._log_rows([OFFSET_COLUMN]))
         elif self._desc.keyed:
-            narrow = UnionRead(self._handle, self.pinned, columns=[])
+            narrow = UnionRead(self._handle, self.pinned, ReadSpec(()))
             superseded, hot = narrow.hot_changes()
             total = sum(b.num_rows for _, b in hot)
         else:

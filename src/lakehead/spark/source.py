@@ -175,7 +175,7 @@ class LakeheadReader(DataSourceReader):
         if view is not None and view.snapshot_id is not None:
             superseded: Mapping[TabletKey, Offsets] = {}
             if handle.desc.keyed and pinned.ranges:
-                superseded = UnionRead(handle, pinned, columns=[]).hot_changes()[0]
+                superseded = UnionRead(handle, pinned, ReadSpec(())).hot_changes()[0]
             parts += lake_parts(handle.desc.table_id, view.plan(), superseded, pinned.lease)
         parts += hot_parts(handle.desc.table_id, pinned.ranges, pinned.lease, whole_tablets=handle.desc.keyed)
         return [InputPartition(p) for p in parts]
@@ -198,12 +198,8 @@ class LakeheadReader(DataSourceReader):
             lake = PinnedLake.current(handle.desc, handle.lake())
             batches = lake.read(part.files, ReadSpec(tuple(names)), part.superseded)
         else:
-            read = UnionRead(
-                handle,
-                Pin(None, part.ranges, part.lease),
-                columns=user,
-                system_columns=len(user) < len(names),
-            )
+            spec = ReadSpec(tuple(user), system_columns=len(user) < len(names))
+            read = UnionRead(handle, Pin(None, part.ranges, part.lease), spec)
             batches = read.batches()
         with handle.leases.used(part.lease):
             for batch in batches:

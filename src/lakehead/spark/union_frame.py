@@ -22,6 +22,7 @@ from lakehead.lake.lake_table import LakeFile, Superseded
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.lake.union_read import Pin, UnionRead, pin
 from lakehead.log.netchange import Offsets
+from lakehead.predicate.read_spec import ReadSpec
 from lakehead.spark.dead_rows import KEY_COLUMN, OFFSET_BITS, PARTITION_COLUMN, LakeParts, dead_table, split_files
 from lakehead.spark.floats import quoted
 from lakehead.spark.held_pins import hold_pin
@@ -54,7 +55,8 @@ def union_frame(
     handle = handle_of(table)
     names = list(chosen_columns(handle.desc, columns))
     pinned = pin(handle, tier=tier, snapshot=snapshot)
-    read = UnionRead(handle, Pin(None, pinned.ranges, pinned.lease), columns=names, system_columns=system_columns)
+    spec = ReadSpec(tuple(names), system_columns=system_columns)
+    read = UnionRead(handle, Pin(None, pinned.ranges, pinned.lease), spec)
     superseded, hot = _hot_frame(spark, uri, table, read)
     parts = [*_lake_frames(spark, pinned.lake, superseded), *([hot] if hot is not None else [])]
     if not parts:
@@ -78,7 +80,7 @@ def _hot_frame(spark: SparkSession, uri: str, table: Table, read: UnionRead) -> 
             return {}, scratch_frame(spark, read.schema, read.batches())
         superseded, rows = read.hot_changes()
         return superseded, scratch_frame(spark, read.schema, (b for _, b in rows))
-    superseded = UnionRead(handle, pinned, columns=[]).hot_changes()[0] if handle.desc.keyed else {}
+    superseded = UnionRead(handle, pinned, ReadSpec(())).hot_changes()[0] if handle.desc.keyed else {}
     source = spark.read.format("lakehead").option("uri", uri).option("table", table.name)
     source = source.option("ranges", json.dumps({str(k): list(r) for k, r in pinned.ranges.items()}))
     source = source.option("lease", pinned.lease or "").option("columns", json.dumps(read.schema.names))

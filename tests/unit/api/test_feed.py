@@ -13,6 +13,7 @@ import pytest
 from lakehead.api import feed
 from lakehead.env import SystemClock
 from lakehead.errors import OffsetOutOfRangeError
+from lakehead.lake import records
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.protocol.messages import StreamHeader, TabletState
 from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey
@@ -60,6 +61,16 @@ class Client:
     def lake(self) -> None:
         return None
 
+    def read_ranges(
+        self, ranges: Mapping[TabletKey, tuple[int, int]], spec: ReadSpec
+    ) -> Iterator[tuple[TabletKey, pa.RecordBatch]]:
+        start, end = ranges[TABLET]
+        trimmed = start < self._log_start()
+        self.asked += 1
+        if trimmed:
+            raise OffsetOutOfRangeError("trimmed")
+        yield TABLET, rows(start, end)
+
     def subscribe(self, *, starts: Mapping[TabletKey, int], **_: object) -> Any:
         self.opened.append(starts)
         if starts[TABLET] < self._log_start():
@@ -70,13 +81,17 @@ class Client:
 @pytest.mark.parametrize("between", range(6))
 @pytest.mark.parametrize("before", range(4))
 def test_trims_at_any_moment_leave_no_gap(before: int, between: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def history(view: object, tablet: TabletKey, start: int, end: int, *_: object) -> Iterator[pa.RecordBatch]:
+    def history(view: object, tablet: TabletKey, start: int, end: int, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         yield rows(start, end)
 
-    view = SimpleNamespace(offsets={TABLET: 9})
-    monkeypatch.setattr(feed, "PinnedLake", SimpleNamespace(current=lambda desc, info: view))
-    monkeypatch.setattr(feed, "read_history", history)
+    lake: Any = SimpleNamespace(offsets={TABLET: 9})
+
+    class OverLake(feed.Feed):
+        def _records(self, key: TabletKey, start: int, end: int) -> Iterator[pa.RecordBatch]:
+            return records.read_records(self._handle, key, start, end, self._spec, open_lake=lambda *_: lake)
+
+    monkeypatch.setattr(records, "read_history", history)
     client: Any = Client([0] * before + [5] * between + [9])
-    stream = feed.Feed(client, "earliest", {TABLET: 12}, ReadSpec(("__offset",)))
+    stream = OverLake(client, "earliest", {TABLET: 12}, ReadSpec(("__offset",)))
     seen = [o for _, batch in stream for o in batch.column(0).to_pylist()]
     assert seen == list(range(12)), client.opened

@@ -119,7 +119,7 @@ def union_of(lake: Any, *, where: str | None = None) -> union_read.UnionRead:
     ranges = {key: (pinned.offsets.get(key, 0), end) for key, (_, end) in lake.hot.watermarks().items()}
     predicate = None if where is None else parse_predicate(where, lake.desc.schema)
     client: Any = LogClient(lake.hot)
-    return union_read.UnionRead(client, union_read.Pin(pinned, ranges), columns=["id", "v"], predicate=predicate)
+    return union_read.UnionRead(client, union_read.Pin(pinned, ranges), ReadSpec(("id", "v"), predicate))
 
 
 def values(read: union_read.UnionRead) -> list[tuple[int, int]]:
