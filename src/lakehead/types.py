@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 
 from lakehead.config import TableProperties
-from lakehead.errors import CorruptionError, InvalidRequestError
+from lakehead.errors import CorruptionError, InvalidRequestError, NoLakeError
 
 Offset: TypeAlias = int
 """Dense position of a row in one tablet, from 0; also what stands after the last row of a range."""
@@ -306,6 +306,16 @@ class TableDescriptor:
     def keyed(self) -> bool:
         """True for a primary-key table, False for a log table."""
         return bool(self.primary_key)
+
+    def require_lake(self) -> str:
+        """The kind of its lake.
+
+        Raises:
+            NoLakeError: it has none.
+        """
+        if self.lake is None:
+            raise NoLakeError(f"table {self.path} has no lake: create it with lake='iceberg'", table=str(self.path))
+        return self.lake
 
     @property
     def partition_types(self) -> tuple[pa.DataType, ...]:

@@ -12,11 +12,11 @@ import pyarrow as pa
 from lakehead.api.display import Displayed
 from lakehead.client.table import TableHandle
 from lakehead.config import parse_duration_ms
-from lakehead.errors import LakeheadError, NoLakeError
+from lakehead.errors import LakeheadError
 from lakehead.lake.formats import format_of
 from lakehead.lake.listing import files_table
 from lakehead.lake.pinned_lake import PinnedLake
-from lakehead.types import TIMESTAMP_TYPE, TableDescriptor, TabletId
+from lakehead.types import TIMESTAMP_TYPE, TabletId
 
 if TYPE_CHECKING:
     from lakehead.iceberg.version import IcebergTable
@@ -54,11 +54,6 @@ class TieringResult(Displayed):
 
     def _facts(self) -> Mapping[str, object]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
-
-
-def no_lake(desc: TableDescriptor) -> NoLakeError:
-    """The error for lake calls on a table without one."""
-    return NoLakeError(f"table {desc.path} has no lake: create it with lake='iceberg'", table=str(desc.path))
 
 
 class TableLake(Displayed):

@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.api.dataset import FrameDataset, PushdownDataset
-from lakehead.api.lake import no_lake
 from lakehead.api.pushdown import as_duckdb_means
 from lakehead.api.relation import Reading, Relation, as_duckdb
 from lakehead.api.statement import NamedTable, Statement, read_statement
@@ -239,9 +238,9 @@ def _rows(table: Table, suffix: Suffix | None, pinned: Pin, reading: Reading) ->
     if suffix is Suffix.CHANGELOG:
         return _changelog(table, pinned, reading)
     if suffix:
+        table._desc.require_lake()
         view = pinned.lake
-        if view is None:
-            raise no_lake(table._desc)
+        assert view is not None
         if suffix is Suffix.SNAPSHOTS:
             return view.table.snapshots()
         if suffix is Suffix.FILES:

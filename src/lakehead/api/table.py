@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from lakehead.api.display import Displayed
 from lakehead.api.input import in_partitions, rows_for_append, rows_for_delete, rows_for_upsert
-from lakehead.api.lake import TableLake, TieringResult, no_lake
+from lakehead.api.lake import TableLake, TieringResult
 from lakehead.api.scan import Scan
 from lakehead.api.status import status_table
 from lakehead.api.subscription import Subscription, subscribe
@@ -289,8 +289,7 @@ class Table(Displayed):
         Raises:
             NoLakeError: it has none.
         """
-        if self._desc.lake is None:
-            raise no_lake(self._desc)
+        self._desc.require_lake()
         return TableLake(self._handle)
 
     def _tier(self) -> TieringResult:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lakehead.api.connection import Connection, connect, open_server
-from lakehead.api.lake import no_lake, tier_table
+from lakehead.api.lake import tier_table
 from lakehead.api.table import handle_of
 from lakehead.client.patience import is_gone
 from lakehead.client.table import TableHandle
@@ -133,8 +133,8 @@ class ConnectionTables:
                 raise
             return None
         desc = handle.desc
-        if desc.lake is None and self._chosen is not None and not self._listed:
-            raise no_lake(desc)
+        if self._chosen is not None and not self._listed:
+            desc.require_lake()
         before = self._ids.get(name)
         if before not in (None, desc.table_id):
             self._forget(before)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lakehead.client.table import TableHandle
-from lakehead.errors import LakeStateError, NoLakeError, OffsetOutOfRangeError, UnavailableError
+from lakehead.errors import LakeStateError, OffsetOutOfRangeError, UnavailableError
 from lakehead.lake.lake_table import LakeFile, Superseded
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.log.netchange import net_change
@@ -90,8 +90,8 @@ def pin(
         LakeStateError: the log no longer reaches back to where the lake ends.
     """
     desc = handle.desc
-    if desc.lake is None and (tier == "lake" or snapshot is not None):
-        raise NoLakeError(f"table {desc.path} has no lake: create it with lake='iceberg'", table=str(desc.path))
+    if tier == "lake" or snapshot is not None:
+        desc.require_lake()
     (pinned,) = _pinned(
         [handle], snapshot, with_log=tier != "lake" and snapshot is None, planned=planned, open_lake=open_lake
     )

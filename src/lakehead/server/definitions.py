@@ -136,8 +136,7 @@ class Definitions:
 
     def _lake_table(self, table_id: str) -> TableDescriptor:
         desc = self._tables.get(table_id).desc
-        if desc.lake is None:
-            raise NoLakeError(f"table {desc.path} has no lake: create it with lake='iceberg'", table=str(desc.path))
+        desc.require_lake()
         return desc
 
     def report_tiered(self, request: m.ReportTiered) -> m.Done:
