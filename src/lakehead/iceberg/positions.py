@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakehead.iceberg.columns import column_name
-from lakehead.iceberg.file_io import FILES_AT_ONCE
+from lakehead.iceberg.file_io import FILES_AT_ONCE, lake_files, locate_file
 from lakehead.lake.lake_table import LakeFile
 from lakehead.log.netchange import NO_OFFSETS, Mask, Offsets, between, contains, union
 from lakehead.types import OFFSET_COLUMN
@@ -64,8 +64,6 @@ def with_offsets(io: FileIO, files: Iterable[LakeFile], field_id: int) -> list[L
 def offset_statistics(io: FileIO, path: str, field_id: int) -> tuple[tuple[int, int] | None, int]:
     """Least and greatest ``__offset`` of a data file (None for none), and how many rows have none, from its footer, or
     from the column where that does not say."""
-    from lakehead.iceberg.file_io import lake_files, locate_file
-
     fs, inner = locate_file(io, path)
     with lake_files(path), pq.ParquetFile(inner, filesystem=fs) as file:
         name = column_name(file.schema_arrow, field_id, OFFSET_COLUMN)
@@ -111,8 +109,6 @@ def iterate_offsets(
         Position of the group's first row, offsets, and which of them are not null (None: all; null ones read -1).
         Nothing for a file without the column.
     """
-    from lakehead.iceberg.file_io import lake_files, locate_file
-
     fs, inner = locate_file(io, path)
     with lake_files(path), pq.ParquetFile(inner, filesystem=fs) as file:
         name = column_name(file.schema_arrow, field_id, OFFSET_COLUMN)
@@ -143,8 +139,6 @@ def _positions_of(offsets: Offsets, valid: Mask | None, wanted: Offsets) -> Offs
 
 def deleted_positions(io: FileIO, data_path: str, delete_files: Sequence[str]) -> Offsets:
     """Positions of a data file that position-delete files delete; sorted, each once."""
-    from lakehead.iceberg.file_io import lake_files, locate_file
-
     if not delete_files:
         return NO_OFFSETS
     target = locate_file(io, data_path)[1]

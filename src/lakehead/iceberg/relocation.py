@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from lakehead.env.storage import LocalStorage, storage_errors, sync_file
 from lakehead.errors import LakeStateError, UnavailableError
 from lakehead.iceberg.avro_file import Branch, edit_avro
+from lakehead.lake.marks import OWNER
 from lakehead.types import TableDescriptor
 
 _SCHEMES = ("file://", "file:", "")
@@ -115,8 +116,6 @@ class _Relocation:
 
     def metadata(self, location: str, owner: str) -> str:
         """Write all that a metadata file leads to, then the file itself; its new address."""
-        from lakehead.lake.marks import OWNER
-
         at = self._here(location)
         with storage_errors(at, "read"), open(at, "rb") as f:
             data = f.read()

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 
 from lakehead.config import LakeConfig
 from lakehead.errors import FolderCopiedError, LakeStateError
+from lakehead.lake.lake_table import missing_file
+from lakehead.lake.marks import INCARNATION, OWNER
+from lakehead.lake.pinned_lake import checked_mark
 from lakehead.protocol.messages import LakeReply
 from lakehead.types import TableDescriptor, TabletKey
 
@@ -79,8 +82,6 @@ class CatalogLakeState:
 
     def info(self, desc: TableDescriptor) -> LakeReply:
         """See `LakeState.info`."""
-        from lakehead.lake.marks import OWNER
-
         with self._lock:
             table = self._load_own(desc)
             catalog = self._open()
@@ -108,8 +109,6 @@ class CatalogLakeState:
         """See `LakeState.proven_offsets`."""
         from lakehead.iceberg.iceberg_table import IcebergLakeTable
         from lakehead.iceberg.proof import manifest_paths, missing_files
-        from lakehead.lake.lake_table import missing_file
-        from lakehead.lake.pinned_lake import checked_mark
 
         with self._lock:
             try:
@@ -128,8 +127,6 @@ class CatalogLakeState:
     def adopt(self, desc: TableDescriptor, ends: Mapping[TabletKey, int]) -> bool:
         """See `LakeState.adopt`."""
         from lakehead.iceberg.iceberg_table import IcebergLakeTable
-        from lakehead.lake.marks import INCARNATION, OWNER
-        from lakehead.lake.pinned_lake import checked_mark
 
         me = self._me
         with self._lock:
@@ -171,8 +168,6 @@ class CatalogLakeState:
         return table
 
     def _is_own(self, table: Table) -> bool:
-        from lakehead.lake.marks import OWNER
-
         owner = table.properties.get(OWNER)
         if self._inside:
             return True
