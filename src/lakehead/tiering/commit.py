@@ -1,4 +1,4 @@
-"""The commit of a tiering round: position deletes for older rows, and one lake snapshot with everything.
+"""The commit of a tiering round: files to add, rows to delete, and the mark, in one lake snapshot.
 
 Each attempt is planned and checked on the version of the table that it lands on, and lands on no other: when anything
 came between, everything is decided again. What an attempt came to is never guessed. The answer "landed" is believed;
