@@ -147,7 +147,7 @@ def test_a_write_that_one_tablet_would_refuse_has_no_part_in_another(
         raise Cut
 
     with monkeypatch.context() as cuts:
-        cuts.setattr("lakehead.client.table._halves", refuse)
+        cuts.setattr("lakehead.client.writers.halves", refuse)
         with pytest.raises(Cut):
             table.delete(numbers)
     assert table.status()["high_watermark"].to_pylist() == before

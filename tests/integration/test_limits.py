@@ -60,7 +60,7 @@ def test_lookups_are_cut_by_the_client_and_refused_by_the_server(
     table.upsert([{"k": n, "p": str(n)} for n in range(500)])
     with pytest.raises(lh.LimitExceededError, match="in parts"):
         table.lookup(list(range(500)))
-    monkeypatch.setattr("lakehead.client.table._LOOKUP_KEYS", 100)
+    monkeypatch.setattr("lakehead.client.lookups._LOOKUP_KEYS", 100)
     keys = [*range(499, -1, -1), 777, 3, 3]
     assert table.lookup(keys)["k"].to_pylist() == [k for k in keys if k < 500]
     assert table.lookup([]).num_rows == 0 and table.lookup([]).schema == table.schema
