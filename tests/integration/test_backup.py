@@ -22,7 +22,7 @@ from lakehead.api.table import handle_of
 from lakehead.cli.main import main
 from lakehead.client.routes import OneServer
 from lakehead.client.table import TableHandle
-from lakehead.env import Env
+from lakehead.env import Env, SystemClock
 from lakehead.errors import (
     ChecksumError,
     CorruptionError,
@@ -455,3 +455,22 @@ def test_backup_and_restore_that_were_killed_at_any_step_are_made_again(tmp_path
 
 def restored_files(folder: Path) -> set[str]:
     return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_table_that_is_being_dropped_is_left_out_and_one_whose_lake_is_lost_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lh.connect(tmp_path / "data") as con:
+        for name in ("kept", "dropped"):
+            con.create_table(name, NUMBERS, lake="iceberg").append([{"k": 1, "v": 1}])
+            con.tier(name)
+        service = con._server.service  # type: ignore[attr-defined]
+        service._definitions._lake_state().drop(handle_of(con.table("dropped")).desc, purge=False)
+        monkeypatch.setattr(SystemClock, "sleep", lambda *_: None)
+        with pytest.raises(lh.LakeStateError):
+            back_up(con, str(tmp_path / "data"), str(tmp_path / "one"))
+        monkeypatch.setattr(SystemClock, "sleep", lambda *_: con.drop_table("dropped"))
+        assert back_up(con, str(tmp_path / "data"), str(tmp_path / "two")).tables == ("default.kept",)
+    restore(str(tmp_path / "two"), str(tmp_path / "again"))
+    with lh.connect(tmp_path / "again") as con:
+        assert con.tables() == ["default.kept"] and con.table("kept").scan().count() == 1

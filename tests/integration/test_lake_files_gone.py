@@ -84,6 +84,9 @@ def test_whoever_needs_a_file_that_is_gone_is_told_its_name(tmp_path: Path, kind
 @pytest.mark.parametrize("keyed", [True, False])
 def test_a_log_is_not_trimmed_while_the_lake_lacks_a_file(tmp_path: Path, keyed: bool) -> None:
     with lh.connect(tmp_path / "data") as con:
+        maintenance = con._server.service._maintenance  # type: ignore[attr-defined]
+        maintenance.stop()  # which would trim at once when it hears of the round
+        maintenance.join()
         table = tiered(con, keyed)
         write = table.upsert if keyed else table.append
         (path,) = (tmp_path / "data" / "lake").rglob("*.parquet")

@@ -31,6 +31,7 @@ from lakehead.errors import (
     CorruptionError,
     InvalidRequestError,
     LakeFileMissingError,
+    LakeStateError,
     StorageError,
     TableNotFoundError,
     UnavailableError,
@@ -47,6 +48,7 @@ _UNFINISHED = "backup.unfinished"
 _DATA = "data"
 _LOG_FILES = (".log", ".checkpoint", ".start")
 _ATTEMPTS = 20
+_PAUSE_SECONDS = 0.05
 _ANY_EPOCH = 2**32 - 1
 """Whichever start of the owner wrote a log: nothing is written to its copy."""
 _CHUNK = 1 << 20
@@ -168,7 +170,7 @@ def _copy_table(table: Table, folder: str, data: str) -> str | None:
     """Copy the lake, then the log, so that the log is never behind; returns the lake's metadata file, None for a lake
     outside the folder.
 
-    Files that the owner removes meanwhile, as it trims and cleans up, make it begin anew.
+    Files that the owner removes meanwhile, as it trims, cleans up and drops, make it begin anew.
     """
     handle = handle_of(table)
     last: Exception | None = None
@@ -180,10 +182,11 @@ def _copy_table(table: Table, folder: str, data: str) -> str | None:
             for tablet in _tablet_folders(folder, table):
                 _copy_tablet(os.path.join(folder, tablet), os.path.join(data, tablet), table)
             return pointer
-        except (FileNotFoundError, LakeFileMissingError) as e:
+        except (FileNotFoundError, LakeFileMissingError, LakeStateError) as e:
             last = e
             handle.log.watermarks()  # it may have been dropped
-    if isinstance(last, LakeFileMissingError):
+            handle.env.clock.sleep(_PAUSE_SECONDS)  # or is being dropped, its lake first
+    if isinstance(last, LakeFileMissingError | LakeStateError):
         raise last
     raise UnavailableError(f"files of {table.name} keep going while they are copied ({last}): try again") from last
 
