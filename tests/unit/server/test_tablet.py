@@ -482,3 +482,18 @@ def test_a_view_of_an_empty_log_is_a_view() -> None:
     t.write((1, "a"))
     t.tablet.apply_note(MakeCheckpoint())
     assert list(t.tablet.live_at(0, [0], view)) == []
+
+
+def test_what_queues_up_while_a_server_ends_is_committed_by_who_is_there() -> None:
+    t = Opened(keyed=False)
+    t.pool.shutdown()
+    first, second = pending([(1, "a")]), pending([(2, "b")])
+    submitted: list[bool] = []
+
+    def queue_up(action: str, path: str) -> None:
+        t.storage.before = None
+        submitted.append(t.tablet.submit(second))
+
+    t.storage.before = queue_up
+    assert put(t.tablet, first) == (0, 1)
+    assert submitted == [False] and second.done.is_set() and second.wait() == (1, 2)
