@@ -21,7 +21,7 @@ import pytest
 import lakehead as lh
 from lakehead.cli.output import rows_of
 from lakehead.format import rows
-from lakehead.server import service
+from lakehead.server import writes
 
 ZONES = ("UTC", "America/New_York", "+14:00", "-11:30", "Europe/Amsterdam", "Asia/Kathmandu")
 """Those of cities had odd local times before there were zones."""
@@ -275,7 +275,7 @@ def test_what_an_earlier_version_took_says_what_to_do(con: lh.Connection, monkey
     schema = pa.schema([("n", pa.int64()), ("x", pa.timestamp("s"))])
     table = con.create_table("old", schema, primary_key=["n"], lake="iceberg")
     with monkeypatch.context() as earlier:
-        for module in (rows, service):
+        for module in (rows, writes):
             earlier.setattr(module, "check_storable", lambda *_: None)
         table.upsert(pa.table([pa.array([1, 2]), stored(pa.timestamp("s"), [0, 1 << 60])], schema=schema))
     for _ in range(2):

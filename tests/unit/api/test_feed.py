@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from lakehead.api import feed
-from lakehead.env import SystemClock
+from lakehead.env import Env
 from lakehead.errors import OffsetOutOfRangeError
 from lakehead.lake import records
 from lakehead.predicate.read_spec import ReadSpec
@@ -42,7 +42,7 @@ class Client:
 
     log_starts: list[int]
     desc: TableDescriptor = DESC
-    clock: SystemClock = field(default_factory=SystemClock)
+    env: Env = field(default_factory=Env.system)
     asked: int = 0
     opened: list[Mapping[TabletKey, int]] = field(default_factory=list)
 
