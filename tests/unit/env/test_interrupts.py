@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -143,10 +143,19 @@ def test_without_a_change_it_is_looked_again_and_nothing_piles_up() -> None:
     assert asked[0] > 20 and not changes._waiting
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+FORKS = """
+import os
+from lakehead.env.interrupts import shielded
+
+assert shielded(lambda: 5) == 5
+child = os.fork()
+if child == 0:
+    os._exit(shielded(lambda: 7))
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
 def test_a_forked_child_gets_threads_of_its_own() -> None:
-    shielded(here)
-    child = os.fork()
-    if child == 0:
-        os._exit(shielded(lambda: 7))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    """In a process of its own: what other threads of a process hold when it forks stays held in the child."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS]
+    assert subprocess.run(command, timeout=60, check=False).returncode == 7
