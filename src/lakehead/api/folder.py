@@ -19,6 +19,7 @@ from lakehead.config import LakeConfig, ServerConfig
 from lakehead.env import SystemClock
 from lakehead.env.credentials import load_token
 from lakehead.env.folder_lock import FolderLock, read_announcement
+from lakehead.env.forks import keep
 from lakehead.errors import (
     AuthenticationError,
     ClosedError,
@@ -37,7 +38,6 @@ _ATTACH_SECONDS = 10.0
 _hosts: dict[str, tuple[ServerHost, int]] = {}
 _hosts_lock = threading.RLock()
 _closed_hosts: list[ServerHost] = []
-_inherited: list[object] = []
 
 
 @dataclass(frozen=True)
@@ -136,10 +136,9 @@ def wait_stopped(seconds: float) -> None:
 
 
 def forget_folders() -> None:
-    """In a forked child: hold no folder and no port. Nothing inherited is destroyed: its
-    destructors would wait for threads that a child does not have."""
+    """In a forked child: hold no folder and no port."""
     global _hosts_lock
-    _inherited.extend((_hosts.copy(), _closed_hosts.copy()))
+    keep(_hosts.copy(), _closed_hosts.copy())
     _hosts_lock = threading.RLock()
     for host, _ in _hosts.values():
         host.forget()

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
+from lakehead.env.forks import keep
+
 T = TypeVar("T")
 _IDLE_WORKERS_MAX = 2
 _NOTICE_SECONDS = 1.0
@@ -169,6 +171,7 @@ def shielded(work: Callable[[], T], *, undo: Callable[[T], object] | None = None
 def _after_fork() -> None:
     """A child has none of the threads."""
     global _workers
+    keep(_workers)
     _workers = _Workers()
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from lakehead.api.connection import Connection, connect, open_server
 from lakehead.api.table import Table
+from lakehead.env.forks import keep
 from lakehead.errors import AuthenticationError, ClosedError, InvalidRequestError, UnavailableError
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def _connected(uri: str) -> Connection:
 def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()
+    keep(_of_process.copy(), _of_sessions.copy())
     _of_process.clear()
     _of_sessions.clear()
 

@@ -1,0 +1,50 @@
+"""What a process that is forked leaves to its child: nothing inherited is destroyed there.
+
+The destructors of Flight servers, clients and streams wait for threads that a child does not have, and the child would
+wait for ever; most children run another program at once and never need them. So the child keeps what is given to
+`keep`, and its garbage collector passes over all that was there before the fork.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+
+_kept: list[object] = []
+_lock = threading.Lock()
+_forking = 0
+_collected = False
+
+
+def keep(*inherited: object) -> None:
+    """In a forked child: never let go of these."""
+    _kept.extend(inherited)
+
+
+def _before() -> None:
+    global _forking, _collected
+    with _lock:
+        if not _forking:
+            _collected = gc.isenabled()
+            gc.disable()
+        _forking += 1
+
+
+def _in_parent() -> None:
+    global _forking
+    with _lock:
+        _forking -= 1
+        if not _forking and _collected:
+            gc.enable()
+
+
+def _in_child() -> None:
+    global _lock, _forking
+    _lock, _forking = threading.Lock(), 0
+    gc.freeze()
+    if _collected:
+        gc.enable()
+
+
+os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
