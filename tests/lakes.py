@@ -171,6 +171,10 @@ class Lake(Tiered):
 
     def rewrite_foreign(self, *, backwards: bool = False) -> None:
         """Compact all files into one per bucket; ``backwards`` leaves rows out of order."""
+        self.stage_rewrite(backwards=backwards).commit_transaction()
+
+    def stage_rewrite(self, *, backwards: bool = False) -> Transaction:
+        """A compaction that is written, and not committed."""
         table = self.load()
         transaction = Transaction(table)
         delta = RowDelta(transaction, {})
@@ -187,7 +191,7 @@ class Lake(Tiered):
             for written in write_data_files(spec, part.to_batches(), (bucket,)):
                 delta.append_data_file(to_data_file(written))
         delta.commit()
-        transaction.commit_transaction()
+        return transaction
 
     def snapshot_ids(self) -> list[int]:
         return [s.snapshot_id for s in sorted(self.load().metadata.snapshots, key=lambda s: s.sequence_number or 0)]

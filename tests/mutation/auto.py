@@ -157,16 +157,18 @@ def _hastes(node: ast.AST) -> list[ast.expr | None]:
     return [node] if isinstance(node, ast.Call) and ast.unparse(node.func) == "njit" else []
 
 
-def survives(mutant: Mutant | None, folder: str, copy: Path) -> bool:
-    """Whether all tests pass with the mutant in a copy of the package, or without one."""
-    if mutant is None:
-        return all(_pass(tests, copy) for tests in FOLDERS[folder].split())
+def fate(mutant: Mutant, folder: str, copy: Path) -> str:
+    """What the tests do with a mutant in a copy of the package: "killed", "hung" or "SURVIVED"."""
     changed = copy / mutant.path.relative_to(ROOT / "src")
     changed.write_text(mutant.code())
     try:
         own = ROOT / "tests" / "unit" / folder / f"test_{mutant.path.name}"
         stages = [str(own)] if own.exists() else []
-        return all(_pass(tests, copy) for tests in (*stages, FOLDERS[folder])) and _simulates(copy)
+        if all(_pass(tests, copy) for tests in (*stages, FOLDERS[folder])) and _simulates(copy):
+            return "SURVIVED"
+        return "killed"
+    except subprocess.TimeoutExpired:
+        return "hung"
     finally:
         shutil.copy2(mutant.path, changed)
 
@@ -183,10 +185,7 @@ def _succeeds(module: list[str], copy: Path) -> bool:
     environ = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     environ["NUMBA_BOUNDSCHECK"] = "1"  # what compiled code reads beside its arrays is an error, and no matter of luck
     command = [sys.executable, "-m", *module]
-    try:
-        done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, timeout=SECONDS_MAX)
-    except subprocess.TimeoutExpired:
-        return False
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, timeout=SECONDS_MAX, check=False)
     return done.returncode == 0
 
 
@@ -196,23 +195,23 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=25, help="mutants of each folder")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    counts: Counter[tuple[str, bool]] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary, "src")
         shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__"))
         for folder in options.folders:
-            if not survives(None, folder, copy):
+            if not all(_pass(tests, copy) for tests in FOLDERS[folder].split()):
                 sys.exit(f"the tests of {folder} fail without any mutant")
             for mutant in sample(folder, options.count, random.Random(f"{options.seed} {folder}")):
-                alive = survives(mutant, folder, copy)
-                counts[folder, alive] += 1
+                end = fate(mutant, folder, copy)
+                counts[folder, end] += 1
                 where = f"{mutant.path.relative_to(SOURCE)}:{mutant.line}"
-                print(f"{'SURVIVED' if alive else 'killed':<9} {where:<32} {mutant.operator}", flush=True)
-                if alive:
+                print(f"{end:<9} {where:<32} {mutant.operator}", flush=True)
+                if end == "SURVIVED":
                     print(mutant.diff(), flush=True)
     for folder in options.folders:
-        killed = counts[folder, False]
-        print(f"{folder:<8} {killed} of {killed + counts[folder, True]} killed")
+        killed, hung, alive = (counts[folder, end] for end in ("killed", "hung", "SURVIVED"))
+        print(f"{folder:<8} {killed + hung} of {killed + hung + alive} killed, {hung} of these by a time-out")
     return 0
 
 

@@ -116,6 +116,8 @@ class Writes:
 
     @staticmethod
     def _body_schema(desc: TableDescriptor, request: m.Write) -> pa.Schema:
+        if request.columns == desc.schema.names and request.kind != "delete":
+            return desc.schema
         known = set(desc.schema.names)
         if not set(request.columns) <= known:
             raise SchemaMismatchError(f"{desc.path} has no columns {sorted(set(request.columns) - known)}")
@@ -193,11 +195,12 @@ def _common_stamp(request: m.Write, bodies: Sequence[FrameBody]) -> WriterStamp 
     Raises:
         InvalidRequestError: the bodies are not parts of one batch.
     """
+    if not any(body.stamp.epoch for body in bodies):
+        return None
     stamps = {dataclasses.replace(b.stamp, previous_sequence=-1) for b in bodies}
     if len(stamps) > 1 or any(s.tablets not in (0, len(request.tablets)) for s in stamps):
         raise InvalidRequestError("the parts of a write must be those of one batch of one writer")
-    stamp = next(iter(stamps), None)
-    return stamp if stamp is not None and stamp.epoch else None
+    return next(iter(stamps))
 
 
 def _whole_content(request: m.Write, parts: Sequence[pa.RecordBatch]) -> Content:

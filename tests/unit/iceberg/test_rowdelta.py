@@ -8,29 +8,10 @@ from typing import Any
 import pytest
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.manifest import ManifestContent
-from pyiceberg.table import Table, Transaction, snapshots
+from pyiceberg.table import snapshots
 
-from lakehead.iceberg.data_files import LakeWriteSpec, write_data_files
 from lakehead.iceberg.planner import plan_files
-from lakehead.iceberg.reader import read_lake
-from lakehead.iceberg.rowdelta import MANIFESTS_MAX, RowDelta, to_data_file
-
-
-def rewrite(lake: Any, table: Table) -> Transaction:
-    """Stage a compaction of all files into one."""
-    spec = LakeWriteSpec.of(table, target_file_bytes=1 << 30)
-    rows = read_lake(table, lake.desc, plan_files(table), system_columns=True)
-    transaction = Transaction(table)
-    delta = RowDelta(transaction, {})
-    tasks = list(table.scan().plan_files())
-    for task in tasks:
-        delta.delete_data_file(task.file)
-    for file in {d for t in tasks for d in t.delete_files}:
-        delta.remove_deletes(file)
-    for written in write_data_files(spec, rows, (0,)):
-        delta.append_data_file(to_data_file(written))
-    delta.commit()
-    return transaction
+from lakehead.iceberg.rowdelta import MANIFESTS_MAX
 
 
 def test_a_rewrite_keeps_the_rows_and_drops_the_deletes(keyed: Any) -> None:
@@ -39,7 +20,7 @@ def test_a_rewrite_keeps_the_rows_and_drops_the_deletes(keyed: Any) -> None:
     keyed.write(2, v=1)
     keyed.delete(3)
     keyed.round()
-    rewrite(keyed, keyed.load()).commit_transaction()
+    keyed.stage_rewrite().commit_transaction()
     table = keyed.load()
     assert keyed.ids() == [1, 2] and [f.delete_files for f in plan_files(table)] == [()]
     summary = table.current_snapshot().summary.additional_properties
@@ -53,7 +34,7 @@ def test_a_rewrite_keeps_the_rows_and_drops_the_deletes(keyed: Any) -> None:
 def test_a_rewrite_never_brings_deleted_rows_back(keyed: Any, more_commits: int) -> None:
     keyed.write(1, 2, 3)
     keyed.round()
-    staged = rewrite(keyed, keyed.load())
+    staged = keyed.stage_rewrite()
     keyed.delete(2)
     keyed.round()
     for i in range(more_commits):
@@ -67,7 +48,7 @@ def test_a_rewrite_never_brings_deleted_rows_back(keyed: Any, more_commits: int)
 def test_a_rewrite_of_files_that_are_gone_is_refused(keyed: Any) -> None:
     keyed.write(1, 2)
     keyed.round()
-    ours, theirs = rewrite(keyed, keyed.load()), rewrite(keyed, keyed.load())
+    ours, theirs = keyed.stage_rewrite(), keyed.stage_rewrite()
     theirs.commit_transaction()
     with pytest.raises(ValidationException):
         ours.commit_transaction()
