@@ -1,7 +1,7 @@
 """Ctrl-C in an embedded process, at every line of a call: tables stay usable, and nothing is lost or written twice.
 
-A tracer raises `KeyboardInterrupt` in the main thread at the first line of a call, then at the second, and so on, until
-the call comes through. So every place is met where a signal could land, and a few where none can.
+A tracer sends the main thread an interrupt at the first line of a call, then at the second, and so on, until the call
+comes through. So every place is met where a signal could land, and a few where none can.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _traced(code: CodeType) -> bool:
 
 
 class InterruptAt:
-    """Raises `KeyboardInterrupt` at the n-th line that the main thread runs inside."""
+    """Interrupts at the n-th line that the main thread runs inside."""
 
     def __init__(self, n: int) -> None:
         self.left = n
@@ -71,7 +71,7 @@ class InterruptAt:
             return self._line
         self.left -= 1
         if self.left == 0:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return self._line
 
 

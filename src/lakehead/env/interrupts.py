@@ -1,7 +1,8 @@
 """Ctrl-C may raise `KeyboardInterrupt` between any two instructions of the main thread, and of no other.
 
-What must not end half done runs `shielded`: in another thread, while the main thread waits. And what the main thread
-waits for does it with plain locks, which are taken and given back in one step: `threading.Event` and `Condition` are
+What must not end half done runs `shielded`: in another thread, while the main thread waits. What also ends soon by
+itself runs `uninterrupted`, in the main thread, and the interrupt waits: to wake another thread and to be woken by it
+takes as long as a small write. And what the main thread waits for does it with plain locks, which are taken and given back in one step: `threading.Event` and `Condition` are
 written in Python, and an interrupt inside of them leaves a lock behind that nobody gives back.
 """
 
@@ -10,9 +11,11 @@ from __future__ import annotations
 import _thread
 import contextlib
 import os
+import signal
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
+from types import FrameType
 from typing import Generic, TypeVar
 
 from lakehead.env.forks import keep
@@ -20,6 +23,23 @@ from lakehead.env.forks import keep
 T = TypeVar("T")
 _IDLE_WORKERS_MAX = 2
 _NOTICE_SECONDS = 1.0
+_OTHER_SIGNALS = [
+    getattr(signal, name)
+    for name in [
+        "SIGTERM",
+        "SIGALRM",
+        "SIGHUP",
+        "SIGUSR1",
+        "SIGUSR2",
+        "SIGQUIT",
+        "SIGVTALRM",
+        "SIGPROF",
+        "SIGXCPU",
+        "SIGABRT",
+        "SIGBREAK",
+    ]
+    if hasattr(signal, name)
+]
 
 
 class Latch:
@@ -166,6 +186,31 @@ def shielded(work: Callable[[], T], *, undo: Callable[[T], object] | None = None
         finally:
             task.error = None
     return task.result  # type: ignore[return-value]
+
+
+def uninterrupted(work: Callable[[], T]) -> T:
+    """Call ``work``, which ends soon by itself, where no interrupt lands. An interrupt of the main thread comes when the
+    work has ended.
+
+    Other signals whose handlers may raise (a time limit by SIGALRM) make it as `shielded`.
+    """
+    if threading.get_ident() != threading.main_thread().ident:
+        return work()
+    usual = signal.getsignal(signal.SIGINT)
+    if not callable(usual) or any(callable(signal.getsignal(other)) for other in _OTHER_SIGNALS):
+        return shielded(work)
+    came: list[int] = []
+
+    def notice(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    signal.signal(signal.SIGINT, notice)
+    try:
+        return work()
+    finally:
+        signal.signal(signal.SIGINT, usual)
+        if came:
+            usual(came[0], None)
 
 
 def _after_fork() -> None:

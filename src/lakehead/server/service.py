@@ -13,7 +13,7 @@ import pyarrow as pa
 from lakehead.config import Limits
 from lakehead.env import Env
 from lakehead.env.clock import SteadyClock
-from lakehead.env.interrupts import shielded
+from lakehead.env.interrupts import shielded, uninterrupted
 from lakehead.env.place import Place
 from lakehead.log.checkpoint import USUAL_CHECKPOINTS, CheckpointPolicy
 from lakehead.protocol import messages as m
@@ -152,6 +152,8 @@ class Service:
         if isinstance(request, m.Lookup) and self._tables.is_open(request.table_id):
             # It changes nothing, holds one plain lock, and is quicker than another thread is woken.
             return handler(request, attachments, caller)
+        if isinstance(request, m.Write) and self._tables.is_open(request.table_id):
+            return uninterrupted(lambda: handler(request, attachments, caller))
         return shielded(lambda: handler(request, attachments, caller))
 
     def stream(self, request: m.Request[m.Stream], caller: Caller) -> ServerStream:

@@ -13,7 +13,7 @@ from types import FrameType
 
 import pytest
 
-from lakehead.env.interrupts import Changes, Latch, shielded
+from lakehead.env.interrupts import Changes, Latch, shielded, uninterrupted
 
 
 def here() -> threading.Thread:
@@ -70,6 +70,44 @@ def test_work_goes_on_when_the_wait_for_it_is_interrupted_and_is_undone() -> Non
     assert shielded(lambda: 7) == 7, "others do not wait for it"
     go_on.set()
     assert undone.wait(30) and done == ["work", "result"]
+
+
+def test_an_interrupt_waits_for_what_ends_soon() -> None:
+    done: list[object] = []
+
+    def work(times: int = 3) -> str:
+        signal.raise_signal(signal.SIGINT)
+        done.append(here())
+        if times:
+            uninterrupted(lambda: work(times - 1))
+        return "result"
+
+    usual = signal.getsignal(signal.SIGINT)
+    assert uninterrupted(lambda: (done.append(here()), 5)[1]) == 5
+    for call in (lambda: uninterrupted(work), lambda: uninterrupted(lambda: [work(), 1 // 0])):
+        done.clear()
+        with pytest.raises(KeyboardInterrupt):
+            call()
+        assert done == [here()] * 4, "all was done, in the main thread"
+        assert signal.getsignal(signal.SIGINT) is usual
+    with pytest.raises(ZeroDivisionError):
+        uninterrupted(lambda: 1 // 0)
+
+
+def test_where_no_interrupt_lands_or_other_signals_do() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        there, done_in = pool.submit(lambda: (here(), uninterrupted(here))).result(30)
+        assert there is done_in
+    usual = signal.signal(signal.SIGALRM, lambda *_: None)
+    try:
+        assert uninterrupted(here) is not here()
+    finally:
+        signal.signal(signal.SIGALRM, usual)
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert uninterrupted(lambda: signal.raise_signal(signal.SIGINT) or 5) == 5
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 def test_many_that_were_left_do_not_keep_threads() -> None:
