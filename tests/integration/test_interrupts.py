@@ -23,6 +23,9 @@ import pytest
 
 import lakehead as lh
 
+pytestmark = pytest.mark.timeout(method="thread")
+"""A time limit by SIGALRM would itself be a signal whose handler raises."""
+
 KV = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 TRACED = tuple(f"/lakehead/{layer}/" for layer in ("api", "client", "server", "env"))
 TRACED += ("/threading.py", "/contextlib.py", "/queue.py")

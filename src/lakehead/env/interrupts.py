@@ -2,8 +2,9 @@
 
 What must not end half done runs `shielded`: in another thread, while the main thread waits. What also ends soon by
 itself runs `uninterrupted`, in the main thread, and the interrupt waits: to wake another thread and to be woken by it
-takes as long as a small write. And what the main thread waits for does it with plain locks, which are taken and given back in one step: `threading.Event` and `Condition` are
-written in Python, and an interrupt inside of them leaves a lock behind that nobody gives back.
+takes as long as a small write. What the main thread waits for it waits for with plain locks, which are taken and given
+back in one step: `threading.Event` and `Condition` are written in Python, and an interrupt inside of them leaves a lock
+behind that nobody gives back.
 """
 
 from __future__ import annotations
@@ -24,21 +25,8 @@ T = TypeVar("T")
 _IDLE_WORKERS_MAX = 2
 _NOTICE_SECONDS = 1.0
 _OTHER_SIGNALS = [
-    getattr(signal, name)
-    for name in [
-        "SIGTERM",
-        "SIGALRM",
-        "SIGHUP",
-        "SIGUSR1",
-        "SIGUSR2",
-        "SIGQUIT",
-        "SIGVTALRM",
-        "SIGPROF",
-        "SIGXCPU",
-        "SIGABRT",
-        "SIGBREAK",
-    ]
-    if hasattr(signal, name)
+    signal.Signals[name]
+    for name in ("SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT", "SIGVTALRM", "SIGPROF", "SIGXCPU")
 ]
 
 
@@ -189,8 +177,7 @@ def shielded(work: Callable[[], T], *, undo: Callable[[T], object] | None = None
 
 
 def uninterrupted(work: Callable[[], T]) -> T:
-    """Call ``work``, which ends soon by itself, where no interrupt lands. An interrupt of the main thread comes when the
-    work has ended.
+    """Call ``work``, which ends soon by itself. An interrupt of the main thread comes when the work has ended.
 
     Other signals whose handlers may raise (a time limit by SIGALRM) make it as `shielded`.
     """

@@ -15,6 +15,9 @@ import pytest
 
 from lakehead.env.interrupts import Changes, Latch, shielded, uninterrupted
 
+pytestmark = pytest.mark.timeout(method="thread")
+"""A time limit by SIGALRM would itself be a signal whose handler raises."""
+
 
 def here() -> threading.Thread:
     return threading.current_thread()
