@@ -20,6 +20,7 @@ from lakehead.config import LakeConfig
 from lakehead.env import Env
 from lakehead.env.clock import SystemClock
 from lakehead.env.randomness import SeededRandomness
+from lakehead.iceberg import staging
 from lakehead.iceberg.catalog import LakeCatalog
 from lakehead.iceberg.data_files import LakeWriteSpec, write_data_files, write_position_deletes
 from lakehead.iceberg.iceberg_table import IcebergLakeTable
@@ -111,7 +112,7 @@ class Lake(Tiered):
         self.catalog = LakeCatalog(LakeConfig(), str(folder))
         self.catalog.create_table(desc)
         self.table = SteppedTable(self, lands_late)
-        self._land: Callable[..., Any] = self.catalog.iceberg.commit_table
+        self._land: Callable[..., Any] = staging.swap_metadata
         self._delayed: list[tuple[Any, ...]] = []
 
     def load(self) -> Table:
@@ -122,7 +123,7 @@ class Lake(Tiered):
         return sorted(zip(rows["id"].to_pylist(), rows["v"].to_pylist(), strict=True))
 
     def commit_faultily(self, *args: Any) -> Any:
-        """The catalog's ``commit_table`` for one commit of tiering."""
+        """What a catalog does with one commit of tiering."""
         fault = self.next_fault()
         broken = ConnectionError(fault.value if fault else "")
         if fault is Fault.REFUSED:
@@ -284,12 +285,9 @@ class SteppedTable(IcebergLakeTable):
 
     def publish(self, staged: StagedCommit) -> CommitAnswer:
         self._lake.on_step("commit")
-        catalog = self._lake.catalog.iceberg
-        catalog.commit_table = self._lake.commit_faultily  # type: ignore[method-assign]
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(staging, "swap_metadata", self._lake.commit_faultily)
             answer = super().publish(staged)
-        finally:
-            del catalog.commit_table
         self._lake.on_step("committed")
         return answer
 

@@ -137,6 +137,7 @@ def install(plan: str) -> None:
                 "lakehead.server.maintenance": lambda m: points.around(m.Maintenance, "run", "maintain"),
                 "lakehead.client.remote_log": functools.partial(_wrap_client, points),
                 "lakehead.iceberg.file_io": functools.partial(_wrap_lake_files, points),
+                "lakehead.iceberg.staging": lambda m: points.around(m, "swap_metadata", "catalog.commit"),
                 "lakehead.tiering.round": functools.partial(_wrap_round, points),
                 "pyiceberg.catalog.sql": functools.partial(_wrap_catalog, points),
             }
@@ -370,6 +371,5 @@ def _wrap_round(points: Points, module: ModuleType) -> None:
 
 
 def _wrap_catalog(points: Points, module: ModuleType) -> None:
-    points.around(module.SqlCatalog, "commit_table", "catalog.commit")
     points.around(module.SqlCatalog, "create_table", "catalog.create")
     points.around(module.SqlCatalog, "drop_table", "catalog.drop")

@@ -153,12 +153,13 @@ class IcebergLakeTable:
             owner = {OWNER: self._incarnation, **who} if who else {}
             transaction.set_properties({**mark.to_properties(), **contract.to_properties(), **owner})
             _require_new_files(table.io, [*change.added, *deletes])
+            staged = transaction.staged()
         except BaseException:
             delta.discard()
             discard_files(table.io, (f.path for f in deletes))
             raise
-        written = (*(f.path for f in deletes), *delta.written_paths)
-        return StagedCommit(base, delta.snapshot_id, written, transaction.staged())
+        written = (*(f.path for f in deletes), *delta.written_paths, *staged.written)
+        return StagedCommit(base, delta.snapshot_id, written, staged)
 
     def publish(self, staged: StagedCommit) -> CommitAnswer:
         """See `LakeTable.publish`."""
@@ -237,11 +238,13 @@ def announce_cleanup(load_table: Callable[[], Table]) -> None:
         with lake_files():
             delta.commit()
         transaction.set_properties(values)
+        staged = transaction.staged()
         try:
-            transaction.staged().publish()
+            staged.publish()
             return
         except CommitFailedException:
             delta.discard()
+            discard_files(table.io, staged.written)
         except Exception as e:
             raise UnavailableError(f"the lake's catalog did not take the announcement of a clean-up: {e}") from e
     raise CommitConflictError("others keep changing the lake table while orphans are to be removed: try again")

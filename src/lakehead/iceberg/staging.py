@@ -1,16 +1,23 @@
-"""One commit to an Iceberg table, up to the catalog: position deletes, manifests, and the updates of its metadata.
+"""One commit to an Iceberg table, up to the catalog: position deletes, manifests, and the metadata.
 
-What is staged lands on the version that it was made for, by its requirements, or not at all.
+What is staged lands on the version that it was made for or not at all. An SQL catalog says where the newest metadata
+file is, so staging writes that file, and one UPDATE publishes it. Other catalogs write it themselves, and are sent the
+updates with what they require.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Table, Transaction
+from pyiceberg.table.locations import load_location_provider
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import (
     AssertCurrentSchemaId,
@@ -18,7 +25,11 @@ from pyiceberg.table.update import (
     AssertTableUUID,
     TableRequirement,
     TableUpdate,
+    update_table_metadata,
 )
+from pyiceberg.typedef import Identifier
+from sqlalchemy import update
+from sqlalchemy.orm import Session
 
 from lakehead.iceberg.data_files import IcebergFile, LakeWriteSpec, discard_files, write_position_deletes
 from lakehead.iceberg.file_io import FILES_AT_ONCE
@@ -36,8 +47,11 @@ class StagingTransaction(Transaction):
     def table_metadata(self) -> TableMetadata:
         return super().table_metadata if self._updates else self._table.metadata
 
-    def staged(self) -> MetadataChange:
-        """What was gathered."""
+    def staged(self) -> MetadataFile | MetadataUpdates:
+        """What was gathered; for an SQL catalog as a metadata file that is written."""
+        catalog = self._table.catalog
+        if isinstance(catalog, SqlCatalog) and catalog.engine.dialect.supports_sane_rowcount:
+            return _write_metadata(catalog, self._table, self._updates)
         metadata = self._table.metadata
         requirements = (
             *self._requirements,
@@ -45,20 +59,47 @@ class StagingTransaction(Transaction):
             AssertCurrentSchemaId.model_validate({"current-schema-id": metadata.current_schema_id}),
             AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id}),
         )
-        return MetadataChange(self._table, self._updates, requirements)
+        return MetadataUpdates(self._table, self._updates, requirements)
 
 
 @dataclass(frozen=True, eq=False)
-class MetadataChange:
+class MetadataFile:
+    """A table's next metadata, in its file.
+
+    Attributes:
+        base: the table as it is before.
+        written: the file.
+    """
+
+    catalog: SqlCatalog
+    base: Table
+    metadata: TableMetadata
+    written: tuple[str]
+
+    def publish(self) -> None:
+        """Make it the table's, if that is still where it was.
+
+        Raises:
+            CommitFailedException: it has moved on.
+        """
+        swap_metadata(self.catalog, self.base.name(), self.base.metadata_location, *self.written)
+        with contextlib.suppress(Exception):  # what stays is litter, which orphan clean-up finds
+            self.catalog._delete_old_metadata(self.base.io, self.base.metadata, self.metadata)
+
+
+@dataclass(frozen=True, eq=False)
+class MetadataUpdates:
     """What a catalog is asked to make of a table's metadata.
 
     Attributes:
         requirements: what must hold for it to land: beside its snapshot, the very table, columns and partition spec.
+        written: no file.
     """
 
-    table: Table
+    base: Table
     updates: tuple[TableUpdate, ...]
     requirements: tuple[TableRequirement, ...]
+    written: tuple[str, ...] = ()
 
     def publish(self) -> None:
         """Ask the catalog, once.
@@ -66,7 +107,35 @@ class MetadataChange:
         Not `commit_transaction`: it tries again by itself, and removes files when it is told of a conflict, though a
         catalog that got the request twice says so of the table's own commit.
         """
-        self.table._do_commit(updates=self.updates, requirements=self.requirements)
+        self.base._do_commit(updates=self.updates, requirements=self.requirements)
+
+
+def _write_metadata(catalog: SqlCatalog, base: Table, updates: tuple[TableUpdate, ...]) -> MetadataFile:
+    location = base.metadata_location
+    metadata = update_table_metadata(base.metadata, updates, metadata_location=location)
+    places = load_location_provider(metadata.location, metadata.properties)
+    path = places.new_table_metadata_file_location(catalog._parse_metadata_version(location) + 1)
+    catalog._write_metadata(metadata, base.io, path)
+    return MetadataFile(catalog, base, metadata, (path,))
+
+
+def swap_metadata(catalog: SqlCatalog, name: Identifier, old: str, new: str) -> None:
+    """Have a catalog name another metadata file, if it still names the old one.
+
+    Raises:
+        CommitFailedException: it does not.
+    """
+    mine = (
+        IcebergTables.catalog_name == catalog.name,
+        IcebergTables.table_namespace == Catalog.namespace_to_string(Catalog.namespace_from(name)),
+        IcebergTables.table_name == Catalog.table_name_from(name),
+        IcebergTables.metadata_location == old,
+    )
+    change = update(IcebergTables).where(*mine).values(metadata_location=new, previous_metadata_location=old)
+    with Session(catalog.engine) as session:
+        if session.execute(change).rowcount < 1:  # type: ignore[attr-defined]
+            raise CommitFailedException(f"lake table {'.'.join(name)} has moved on from {old}")
+        session.commit()
 
 
 def write_deletes(table: Table, tasks: Mapping[str, FileScanTask], hits: Sequence[Hit]) -> list[IcebergFile]:

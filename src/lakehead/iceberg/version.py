@@ -23,7 +23,8 @@ def lake_version(table: Table) -> LakeVersion:
         for s in metadata.snapshots
     }
     name, uuid = ".".join(table.name()), str(metadata.table_uuid)
-    return LakeVersion(name, uuid, metadata.current_snapshot_id, snapshots, metadata.properties, table)
+    state = table.metadata_location
+    return LakeVersion(name, uuid, metadata.current_snapshot_id, snapshots, metadata.properties, state, table)
 
 
 def read_mark(table: Table, snapshot_id: int | None = None) -> LakeMark | None:

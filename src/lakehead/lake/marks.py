@@ -110,6 +110,7 @@ class LakeVersion:
         current_id: the current snapshot; None while there is none.
         snapshots: those listed, by id.
         properties: the table's.
+        state: names it where two that differ in nothing else are two, and a commit lands on one of them.
         handle: the catalog's own form of it.
     """
 
@@ -118,6 +119,7 @@ class LakeVersion:
     current_id: int | None
     snapshots: Mapping[int, LakeSnapshot]
     properties: Mapping[str, str]
+    state: str = ""
     handle: Any = field(default=None, repr=False, compare=False)
 
     @property

@@ -141,7 +141,7 @@ class MemoryLake:
             state.current_id,
             dict(state.snapshots),
             dict(state.properties),
-            dict(state.contents),
+            handle=dict(state.contents),
         )
 
     def writer(self, version: LakeVersion, *, target_file_bytes: int) -> MemoryWriter:

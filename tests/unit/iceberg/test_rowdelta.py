@@ -9,6 +9,8 @@ import pytest
 from pyiceberg.exceptions import ValidationException
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.table import snapshots
+from pyiceberg.table.sorting import NullOrder
+from pyiceberg.transforms import IdentityTransform
 
 from lakehead.iceberg.planner import plan_files
 from lakehead.iceberg.rowdelta import MANIFESTS_MAX
@@ -84,3 +86,21 @@ def test_small_manifests_are_folded(keyed: Any) -> None:
     entries = [e for m in manifests for e in m.fetch_manifest_entry(table.io)]
     assert len({e.snapshot_id for e in entries}) == 3 * MANIFESTS_MAX
     assert len({e.sequence_number for e in entries}) == 3 * MANIFESTS_MAX
+
+
+def test_a_round_lands_after_a_change_that_no_row_shows(keyed: Any) -> None:
+    keyed.write(1)
+    keyed.round()
+    keyed.write(2)
+    base = keyed.table.load()
+
+    def sort_otherwise(step: str) -> None:
+        if step != "commit":
+            return
+        keyed.on_step = lambda step: None
+        with keyed.load().update_sort_order() as change:
+            change.desc("id", IdentityTransform(), NullOrder.NULLS_LAST)
+
+    keyed.on_step = sort_otherwise
+    keyed.round()
+    assert keyed.table.load() != base and keyed.ids() == [1, 2]
