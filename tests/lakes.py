@@ -21,9 +21,9 @@ from lakehead.env import Env
 from lakehead.env.clock import SystemClock
 from lakehead.env.randomness import SeededRandomness
 from lakehead.iceberg import staging
-from lakehead.iceberg.catalog import LakeCatalog
 from lakehead.iceberg.data_files import LakeWriteSpec, write_data_files, write_position_deletes
 from lakehead.iceberg.iceberg_table import IcebergLakeTable
+from lakehead.iceberg.lake_catalog import LakeCatalog
 from lakehead.iceberg.orphans import remove_orphans
 from lakehead.iceberg.planner import plan_files
 from lakehead.iceberg.reader import read_lake

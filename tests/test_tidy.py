@@ -202,6 +202,37 @@ def test_heavy_modules_load_when_first_needed(module: str) -> None:
     assert not loaded, f"import {module} loads {loaded}"
 
 
+DOORS = {
+    "lakehead.api.backup": "lakehead.iceberg.inventory",
+    "lakehead.api.connection": "lakehead.api.sql lakehead.client.flight",
+    "lakehead.api.embedded": "lakehead.server.host",
+    "lakehead.api.folder": "lakehead.client.flight",
+    "lakehead.api.lake": "lakehead.iceberg.iceberg_table lakehead.iceberg.orphans lakehead.tiering.round",
+    "lakehead.api.scan": "polars",
+    "lakehead.api.status": "lakehead.lake.pinned_lake",
+    "lakehead.config": "tomllib",
+    "lakehead.predicate": "lakehead.predicate.sql",
+    "lakehead.server.tablet": "lakehead.kv",
+    "lakehead.spark": "lakehead.spark.launch lakehead.spark.table_names lakehead.spark.tiering",
+    "lakehead.spark.launch": "pyspark pyspark.sql",
+}
+"""What a module loads when it is first needed: an engine, or a part that many processes never need."""
+
+
+@each([p for p in MODULES if layer_of(p) not in ("", "cli")])
+def test_imports_stand_at_the_top_but_for_a_few_doors(path: Path) -> None:
+    """The command line loads what a command needs when it runs; `lakehead` itself, what a name means."""
+    inside: set[str] = set()
+    for function in ast.walk(ast.parse(path.read_text())):
+        if isinstance(function, ast.FunctionDef):
+            for node in ast.walk(function):
+                if isinstance(node, ast.ImportFrom):
+                    inside.add(node.module or "")
+                elif isinstance(node, ast.Import):
+                    inside.update(alias.name for alias in node.names)
+    assert inside == set(DOORS.get(module_name(path), "").split())
+
+
 def test_what_knows_no_lake_format_loads_none() -> None:
     modules = [p for p in MODULES if layer_of(p) in ("lake", "tiering", "server", "client")]
     names = [".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts) for p in modules]

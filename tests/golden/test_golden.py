@@ -17,8 +17,8 @@ import lakehead as lh
 from lakehead.config import LakeConfig
 from lakehead.env import Env
 from lakehead.errors import UnsupportedFormatError
-from lakehead.iceberg.catalog import LakeCatalog
 from lakehead.iceberg.data_files import lake_arrow_schema
+from lakehead.iceberg.lake_catalog import LakeCatalog
 from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.metadata import FORMAT_VERSION, MetadataStore
 from lakehead.types import children, field_id

@@ -161,7 +161,7 @@ def test_a_path_that_is_a_file(tmp_path: Path) -> None:
 _NOT_ALLOWED = """
 import os, sys
 import lakehead as lh
-import lakehead.api.connection, lakehead.api.embedded, lakehead.server.host, lakehead.iceberg.state
+import lakehead.api.connection, lakehead.api.embedded, lakehead.server.host, lakehead.iceberg.catalog_state
 if os.geteuid() == 0:
     os.setegid(65534)
     os.seteuid(65534)

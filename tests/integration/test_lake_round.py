@@ -22,8 +22,8 @@ import lakehead as lh
 from lakehead.config import LakeConfig
 from lakehead.env import Env
 from lakehead.errors import CommitConflictError, LakeStateError
-from lakehead.iceberg.catalog import LakeCatalog, open_metadata
 from lakehead.iceberg.iceberg_table import IcebergLakeTable
+from lakehead.iceberg.lake_catalog import LakeCatalog, open_metadata
 from lakehead.iceberg.planner import plan_files
 from lakehead.iceberg.reader import count_lake, read_lake
 from lakehead.iceberg.version import lake_version, read_mark

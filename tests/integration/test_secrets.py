@@ -17,7 +17,7 @@ import lakehead as lh
 from lakehead.api.embedded import serve
 from lakehead.client.flight import FlightEndpoint
 from lakehead.config import LakeConfig, ServerConfig
-from lakehead.iceberg.catalog import LakeCatalog
+from lakehead.iceberg.lake_catalog import LakeCatalog
 from lakehead.protocol import messages as m
 from lakehead.protocol.codec import answer_type
 

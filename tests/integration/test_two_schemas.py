@@ -22,9 +22,9 @@ import lakehead as lh
 from lakehead.config import LakeConfig
 from lakehead.env import Env
 from lakehead.errors import LakeStateError
-from lakehead.iceberg.catalog import LakeCatalog
 from lakehead.iceberg.contract import LakeContract
 from lakehead.iceberg.data_files import lake_arrow_schema
+from lakehead.iceberg.lake_catalog import LakeCatalog
 from lakehead.protocol.messages import TableInfo, schema_to_text
 from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.metadata import MetadataStore

@@ -66,7 +66,7 @@ MUTANTS = (
     ),
     Mutant(
         "apply frames that do not follow",
-        "log/state.py",
+        "log/tablet_state.py",
         "if base != self.offset:",
         "if False:",
         "tests/unit/log/test_tablet.py",

@@ -29,9 +29,9 @@ from lakehead.config import LakeConfig, Limits, TableProperties
 from lakehead.env import Env, SystemRandomness, SystemThreads
 from lakehead.errors import OutcomeUnknownError, StorageError
 from lakehead.format.schema import validate_definition
+from lakehead.iceberg.catalog_state import CatalogLakeState
 from lakehead.iceberg.data_files import LakeWriteSpec, write_data_files
 from lakehead.iceberg.rowdelta import RowDelta, to_data_file
-from lakehead.iceberg.state import CatalogLakeState
 from lakehead.protocol import messages as m
 from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.service import Service

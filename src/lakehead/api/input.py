@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from lakehead.errors import ColumnNotFoundError, SchemaMismatchError
 from lakehead.format.rows import conform, filled, to_arrow_table, to_key_table
-from lakehead.format.values import check_partition_values
+from lakehead.format.storable import check_partition_values
 from lakehead.types import TableDescriptor
 
 

@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 import lakehead as lh
 from lakehead.benchmarks.durability import concurrent_writers, restart
 from lakehead.benchmarks.events import BATCH_ROWS, Figure, event_batches
+from lakehead.server.flight_limit import noop_put_seconds
 
 PARTS = ("embedded", "loopback", "push", "lake", "writers", "restart")
 
@@ -107,8 +108,6 @@ def _engine(con: lh.Connection, batches: Sequence[pa.RecordBatch], where: str, n
 
 
 def _embedded(base: str, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:
-    from lakehead.server.flight_limit import noop_put_seconds
-
     _warm_up(base, batches)
     with lh.connect(f"{base}/embedded") as con:
         yield from _engine(con, batches, "embedded", noop_put_seconds(batches))
@@ -138,8 +137,6 @@ def _server(folder: str) -> Iterator[str]:
 
 
 def _loopback(base: str, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:
-    from lakehead.server.flight_limit import noop_put_seconds
-
     with _server(f"{base}/server") as uri, lh.connect(uri) as con:
         yield from _engine(con, batches, "loopback", noop_put_seconds(batches))
 

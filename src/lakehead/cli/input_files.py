@@ -12,6 +12,7 @@ them); CSV and JSON values are read as the table's types:
 
 from __future__ import annotations
 
+import decimal
 import functools
 import glob
 import gzip
@@ -24,9 +25,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+import msgspec
 import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as pq
 
-from lakehead.cli.values import from_json, passes_through
+from lakehead.cli.literals import from_json, passes_through
 from lakehead.errors import InvalidFileError, SchemaMismatchError
 
 BATCH_ROWS = 65_536
@@ -175,8 +179,6 @@ def _kind(name: str, stream: Any) -> str:
 
 
 def _parquet(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) -> Iterator[pa.RecordBatch]:
-    import pyarrow.parquet as pq
-
     file = pq.ParquetFile(stream if seekable else pa.BufferReader(stream.read()))
     yield from file.iter_batches(batch_size=BATCH_ROWS)
 
@@ -193,8 +195,6 @@ def _arrow(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) 
 
 
 def _csv(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) -> Iterator[pa.RecordBatch]:
-    import pyarrow.csv as csv
-
     nested = [f.name for f in schema if pa.types.is_nested(f.type)]
     types = {f.name: pa.string() if _is_binary(f.type) else f.type for f in schema if f.name not in nested}
     options = csv.ConvertOptions(
@@ -249,10 +249,6 @@ def _jsonl(
 
 def _line_reader(schema: pa.Schema) -> Callable[[int, bytes], dict[str, Any]]:
     """A function from (line number, line) to a row of values that Arrow takes for the schema."""
-    import decimal
-
-    import msgspec
-
     # Decimals that are written as numbers keep their digits only when they are never floats.
     exact = any("decimal" in str(f.type) for f in schema)
     decoder = msgspec.json.Decoder(dict[str, Any], float_hook=decimal.Decimal if exact else None)

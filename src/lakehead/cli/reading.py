@@ -37,7 +37,7 @@ def get(session: Session, table: TableArgument, key: Annotated[list[str], typer.
     One KEY for each key column, in order. Exit code 8 when there is no such row. Put -- before a key that
     starts with a minus sign.
     """
-    from lakehead.cli.values import parse_text
+    from lakehead.cli.literals import parse_text
 
     with session.connect() as con:
         opened = con.table(table)
@@ -76,7 +76,7 @@ def tail(
 
     Of a keyed table, its changelog.
     """
-    from lakehead.cli.values import parse_start
+    from lakehead.cli.literals import parse_start
 
     if limit is not None and limit < 1:
         raise InvalidRequestError(f"--limit {limit}: must be at least 1")

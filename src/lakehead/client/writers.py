@@ -11,7 +11,7 @@ from lakehead.client.routes import Routes
 from lakehead.client.row_routing import halves, slices
 from lakehead.env import Env
 from lakehead.errors import LakeheadError, LimitExceededError, SchemaMismatchError, SequenceGapError
-from lakehead.format.values import check_valid
+from lakehead.format.storable import check_valid
 from lakehead.types import TableDescriptor, TabletKey, WriteKind
 
 

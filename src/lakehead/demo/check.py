@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -241,8 +242,6 @@ _ORDER = {"nyc.weather": WEATHER.names}  # one hour of the year came twice: no c
 
 def status_model(data: DemoData) -> pandas.DataFrame:
     """`nyc.flight_status` as it must end, made by pandas: departures joined with arrivals, without the cancelled."""
-    import pandas as pd
-
     flights = data.flights.to_pandas(types_mapper=pd.ArrowDtype).set_index("flight_id")
     cancelled = flights.index[flights["dep_at"].isna()]
     departures = flights[[n for n in STATUS.names if n in ("carrier", "origin", "sched_dep", "dep_at", "dep_delay")]]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+import lakehead.spark as lhs
 from lakehead.demo.child import Parent
 
 
@@ -21,8 +22,6 @@ def main(arguments: Sequence[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("lakehead.tiering").setLevel(logging.INFO)
     try:
-        import lakehead.spark as lhs
-
         spark = lhs.session(uri, master="local[2]")
     except BaseException as e:
         parent.tell_error(e)

@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 
 from lakehead.errors import ColumnNotFoundError, NullKeyError, SchemaMismatchError
 from lakehead.format.schema import map_children, nearest_name
-from lakehead.format.values import check_storable
+from lakehead.format.storable import check_storable
 from lakehead.types import RESERVED_PREFIX
 
 _CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
@@ -81,7 +81,7 @@ def conform(
     Raises:
         ColumnNotFoundError: a column that the schema lacks.
         SchemaMismatchError: a column is missing, there twice or reserved, or has a type or value that does not fit, or
-            that no lake holds (`lakehead.format.values`).
+            that no lake holds (`lakehead.format.storable`).
         NullKeyError: a null in a non-nullable column; ``context`` has its column and row.
     """
     if not table.schema.equals(schema, check_metadata=True):

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pyiceberg.avro.codecs import KNOWN_CODECS
+
 from lakehead.errors import LakeStateError
 
 _MAGIC = b"Obj\x01"
@@ -69,8 +71,6 @@ def _edited(data: bytes, edit: Callable[[dict[str, Any]], None]) -> bytes:
 
 class _Codec:
     def __init__(self, name: str) -> None:
-        from pyiceberg.avro.codecs import KNOWN_CODECS
-
         if name not in KNOWN_CODECS:
             raise ValueError(f"its compression is {name!r}")
         self._codec = KNOWN_CODECS[name]

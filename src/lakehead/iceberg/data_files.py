@@ -18,12 +18,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyiceberg.io import load_file_io
+from pyiceberg.io.pyarrow import (
+    MetricModeTypes,
+    MetricsMode,
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+    schema_to_pyarrow,
+)
+from pyiceberg.schema import Schema
+from pyiceberg.table.locations import load_location_provider
 
 from lakehead.env.randomness import Randomness, SystemRandomness
 from lakehead.env.storage import storage_errors
 from lakehead.errors import LakeStateError, SchemaMismatchError
 from lakehead.format.schema import lake_type
-from lakehead.format.values import check_storable, is_coarse
+from lakehead.format.storable import check_storable, is_coarse
 from lakehead.iceberg.tablets import partition_values
 from lakehead.lake.lake_table import WrittenFile
 from lakehead.log.netchange import Offsets
@@ -230,8 +241,6 @@ def discard_files(io: FileIO, paths: Iterable[str]) -> None:
 
 def lake_arrow_schema(schema: Schema) -> pa.Schema:
     """Arrow's form of an Iceberg schema with field ids, and with plain strings and lists rather than large ones."""
-    from pyiceberg.io.pyarrow import schema_to_pyarrow
-
     return pa.schema([_plain_field(f) for f in schema_to_pyarrow(schema)])
 
 
@@ -264,10 +273,6 @@ class _Tools:
 
 @functools.lru_cache(maxsize=64)
 def _tools(spec: LakeWriteSpec) -> _Tools:
-    from pyiceberg.io import load_file_io
-    from pyiceberg.schema import Schema
-    from pyiceberg.table.locations import load_location_provider
-
     schema = Schema.model_validate_json(spec.schema_json)
     io = load_file_io(dict(spec.io_properties), spec.location)
     locations = load_location_provider(spec.location, dict(spec.properties))
@@ -407,14 +412,6 @@ def _repeating_columns(sample: pa.Table) -> list[str]:
 
 
 def _statistics(metadata: pq.FileMetaData, tools: _Tools) -> dict[str, Any]:
-    from pyiceberg.io.pyarrow import (
-        MetricModeTypes,
-        MetricsMode,
-        compute_statistics_plan,
-        data_file_statistics_from_parquet_metadata,
-        parquet_path_to_id_mapping,
-    )
-
     ids = parquet_path_to_id_mapping(tools.schema)
     plan = compute_statistics_plan(tools.schema, dict(tools.spec.properties))
     for field_id in _unbounded_columns(metadata, ids):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import ManifestEntryStatus
@@ -22,13 +23,13 @@ from lakehead.errors import (
 from lakehead.iceberg.contract import LakeContract, check_contract
 from lakehead.iceberg.data_files import IcebergFile, IcebergWriter, LakeWriteSpec, discard_files
 from lakehead.iceberg.file_io import FILES_AT_ONCE, lake_files
-from lakehead.iceberg.listing import snapshots_table
 from lakehead.iceberg.live_rows import count_rows
 from lakehead.iceberg.planner import FilePlan, plan_files, read_manifests
 from lakehead.iceberg.positions import find_offsets
 from lakehead.iceberg.proof import require_files
 from lakehead.iceberg.reader import count_lake, read_lake
 from lakehead.iceberg.rowdelta import RowDelta, to_data_file
+from lakehead.iceberg.snapshots import snapshots_table
 from lakehead.iceberg.staging import StagingTransaction, needless_deletes, write_deletes
 from lakehead.iceberg.version import lake_version
 from lakehead.lake.census import Census
@@ -84,8 +85,6 @@ class IcebergLakeTable:
     @property
     def lands_late(self) -> bool:
         """Not where the catalog is a file: no server can still be at work on it."""
-        from pyiceberg.catalog.sql import SqlCatalog
-
         catalog = self.table.catalog
         return not (isinstance(catalog, SqlCatalog) and catalog.engine.dialect.name == "sqlite")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pyiceberg.manifest import ManifestEntryStatus
 
-from lakehead.iceberg.catalog import open_metadata
+from lakehead.iceberg.lake_catalog import open_metadata
 from lakehead.protocol.messages import LakeReply
 
 

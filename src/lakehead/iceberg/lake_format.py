@@ -8,9 +8,9 @@ from pyiceberg.table import Table
 
 from lakehead.config import LakeConfig
 from lakehead.errors import CommitConflictError, FolderCopiedError, LakeheadError, UnavailableError
-from lakehead.iceberg.catalog import LakeCatalog, open_metadata
+from lakehead.iceberg.catalog_state import CatalogLakeState
 from lakehead.iceberg.iceberg_table import IcebergLakeTable
-from lakehead.iceberg.state import CatalogLakeState
+from lakehead.iceberg.lake_catalog import LakeCatalog, open_metadata
 from lakehead.lake.marks import OWNER
 from lakehead.protocol.messages import LakeReply
 from lakehead.types import TableDescriptor

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
+from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 
 from lakehead.env.clock import Clock
@@ -168,8 +169,6 @@ class _Reached:
 
 
 def _read_metadata(io: FileIO, location: str) -> TableMetadata:
-    from pyiceberg.serializers import FromInputFile
-
     try:
         return FromInputFile.table_metadata(io.new_input(location))
     except FileNotFoundError as e:

@@ -40,7 +40,7 @@ from lakehead.log.checkpoint import (
 )
 from lakehead.log.committed_by import CommittedBy
 from lakehead.log.segment import Segment, SegmentId
-from lakehead.log.state import TabletState
+from lakehead.log.tablet_state import TabletState
 from lakehead.log.writers import WriterTable
 from lakehead.types import Epoch, Offset
 

@@ -30,7 +30,7 @@ from lakehead.format.frame import Frame, FrameBody, encode_body
 from lakehead.format.joins import join
 from lakehead.log import LogTablet, LogView
 from lakehead.log.checkpoint import USUAL_CHECKPOINTS, CheckpointPolicy, LiveBatch, live_at, write_checkpoint
-from lakehead.log.state import TabletState
+from lakehead.log.tablet_state import TabletState
 from lakehead.log.writers import WriterTable
 from lakehead.server.committer import Committers, local_committer
 from lakehead.server.group_commit import GroupCommit, PendingWrite

@@ -22,7 +22,7 @@ from lakehead.errors import (
 )
 from lakehead.format.content import content_checksum
 from lakehead.format.frame import WRITE_KINDS, Content, FrameBody, WriterStamp, decode_body
-from lakehead.format.values import check_storable
+from lakehead.format.storable import check_storable
 from lakehead.protocol import messages as m
 from lakehead.server.admission import Bounded
 from lakehead.server.group_commit import PendingWrite

@@ -65,7 +65,7 @@ def table(
         TableNotFoundError, ColumnNotFoundError, NoLakeError, SnapshotNotFoundError.
     """
     _require()
-    from lakehead.spark.statement import read_name
+    from lakehead.spark.table_names import read_name
 
     return read_name(spark, name, columns=columns, tier=tier, snapshot=snapshot, system_columns=system_columns)
 
@@ -80,7 +80,7 @@ def sql(spark: SparkSession, query: str) -> DataFrame:
         TableNotFoundError: a name with a suffix is no table.
     """
     _require()
-    from lakehead.spark.statement import run_sql
+    from lakehead.spark.table_names import run_sql
 
     return run_sql(spark, query)
 

@@ -6,6 +6,9 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
 from lakehead.errors import UnavailableError
 from lakehead.spark.worker import guarded
 
@@ -30,9 +33,6 @@ class SparkExecutor:
         undo: Callable[[Iterable[Result]], None] | None = None,
     ) -> list[Result]:
         """See `Executor.run`; what a job that Spark itself fails has made is not undone."""
-        from py4j.protocol import Py4JError
-        from pyspark.errors import PySparkException
-
         if not items:
             return []
         context = self._spark.sparkContext

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from lakehead.api.table import Table, handle_of
@@ -255,8 +256,6 @@ def _grouped(items: Iterable[Any], size: Callable[[Any], int], limit: int) -> It
 
 def _arrow_schema(schema: StructType) -> pa.Schema:
     """The Arrow schema that Spark expects of a source with this schema."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     try:
         return to_arrow_schema(schema, timezone="UTC")
     except TypeError:  # before Spark 4.2 timestamps are always UTC

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import sys
 from collections.abc import Callable, Sequence
@@ -78,8 +79,6 @@ def open_service(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """``python -m lakehead.spark.tiering --uri ...``: what is submitted to a Spark cluster."""
-    import argparse
-
     parser = argparse.ArgumentParser(prog="lakehead.spark.tiering", description="Keep lake tables fresh.")
     parser.add_argument("--uri", required=True, help="lakehead://host:port, or a data folder")
     parser.add_argument("--table", action="append", help="only this table; may be repeated")

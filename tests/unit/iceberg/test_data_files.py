@@ -17,9 +17,9 @@ from lakehead.config import LakeConfig
 from lakehead.env import Env
 from lakehead.errors import LakeStateError
 from lakehead.iceberg import data_files
-from lakehead.iceberg.catalog import LakeCatalog
 from lakehead.iceberg.data_files import LakeWriteSpec, write_data_files, write_position_deletes
 from lakehead.iceberg.iceberg_table import IcebergLakeTable
+from lakehead.iceberg.lake_catalog import LakeCatalog
 from lakehead.testing.hot import MemoryHotSource
 from lakehead.tiering.round import run_round
 from lakehead.types import Schemas, TableDescriptor, TablePath

@@ -15,7 +15,7 @@ from pyiceberg.exceptions import CommitFailedException
 from lakehead.env.clock import SystemClock
 from lakehead.errors import CommitConflictError, CommitUnknownError, LakeStateError, UnavailableError
 from lakehead.iceberg import staging
-from lakehead.iceberg.catalog import open_metadata
+from lakehead.iceberg.lake_catalog import open_metadata
 from lakehead.iceberg.orphans import Orphan, remove_orphans
 from lakehead.lake.census import changed_by_others
 from lakehead.lake.lake_table import LakeChange

@@ -10,8 +10,8 @@ import pytest
 from lakehead.config import LakeConfig
 from lakehead.env import Env
 from lakehead.errors import LakeFileMissingError
+from lakehead.iceberg.catalog_state import CatalogLakeState
 from lakehead.iceberg.proof import MissingFile, manifest_paths, missing_files, require_files
-from lakehead.iceberg.state import CatalogLakeState
 from lakehead.server.metadata import MetadataStore
 from lakehead.types import TabletKey
 

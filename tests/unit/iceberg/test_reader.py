@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from lakehead.errors import LakeStateError
-from lakehead.iceberg.listing import snapshots_table
 from lakehead.iceberg.planner import plan_files
 from lakehead.iceberg.reader import count_lake, read_lake
+from lakehead.iceberg.snapshots import snapshots_table
 from lakehead.lake.listing import files_table
 from lakehead.predicate import parse_predicate
 from lakehead.types import TabletKey

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakehead.cli.values import from_json, parse_start, parse_text
+from lakehead.cli.literals import from_json, parse_start, parse_text
 from lakehead.errors import InvalidRequestError, SchemaMismatchError
 
 UTC = pa.timestamp("us", "UTC")

@@ -13,6 +13,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import NoSuchTableError, NotInstalledError, RESTError, TableAlreadyExistsError
+from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
+from pyiceberg.schema import assign_fresh_schema_ids
+from pyiceberg.table import StaticTable
+from pyiceberg.table.sorting import SortField, SortOrder
+from pyiceberg.transforms import IdentityTransform
+from requests import RequestException
+from sqlalchemy import URL, NullPool, create_engine, make_url
+from sqlalchemy.exc import SQLAlchemyError
 
 from lakehead.config import LakeConfig
 from lakehead.env.storage import LocalStorage
@@ -24,6 +35,8 @@ from lakehead.errors import (
     UnavailableError,
 )
 from lakehead.format.schema import lake_schema
+from lakehead.iceberg.file_io import PY_IO_IMPL, SYNCED_FILE_IO, lake_files, locate_file
+from lakehead.iceberg.tablets import partition_spec
 from lakehead.lake.marks import OWNER, TABLE_ID
 from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, SYSTEM_FIELDS, TIMESTAMP_COLUMN, TableDescriptor
 
@@ -52,8 +65,6 @@ class LakeCatalog:
     """
 
     def __init__(self, config: LakeConfig, data_dir: str) -> None:
-        from lakehead.iceberg.file_io import PY_IO_IMPL, SYNCED_FILE_IO
-
         self.name = config.name
         self.properties: dict[str, str] = dict(config.catalog) or _local_catalog(os.path.abspath(data_dir))
         self.properties.setdefault(PY_IO_IMPL, SYNCED_FILE_IO)
@@ -72,15 +83,9 @@ class LakeCatalog:
             InvalidPropertyError: its properties do not say what it is.
             MissingDependencyError: what it needs is not installed.
         """
-        from pyiceberg.catalog import load_catalog
-        from pyiceberg.exceptions import NotInstalledError
-
         uri = self.properties.get("uri", "")
-        if uri.startswith("sqlite:///"):
-            from sqlalchemy import make_url
-
-            if folder := os.path.dirname(make_url(uri).database or ""):
-                LocalStorage().make_folder(folder)
+        if uri.startswith("sqlite:///") and (folder := os.path.dirname(make_url(uri).database or "")):
+            LocalStorage().make_folder(folder)
         with _catalog_errors(self.name):
             try:
                 catalog = load_catalog(self.name, **self.properties)
@@ -103,12 +108,6 @@ class LakeCatalog:
             LakeStateError: another table has that name in the lake.
             UnavailableError: the catalog cannot be reached.
         """
-        from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
-        from pyiceberg.table.sorting import SortField, SortOrder
-        from pyiceberg.transforms import IdentityTransform
-
-        from lakehead.iceberg.tablets import partition_spec
-
         identifier = (desc.path.database, desc.path.table)
         with _catalog_errors(self.name):
             self.iceberg.create_namespace_if_not_exists(desc.path.database)
@@ -137,10 +136,6 @@ class LakeCatalog:
             LakeStateError: the lake table of that name is another table's; it stays.
             UnavailableError: the catalog or its storage cannot be reached.
         """
-        from pyiceberg.exceptions import NoSuchTableError
-
-        from lakehead.iceberg.file_io import locate_file
-
         identifier = (desc.path.database, desc.path.table)
         with _catalog_errors(self.name):
             try:
@@ -163,8 +158,6 @@ class LakeCatalog:
             LakeStateError: it is missing, or another table's.
             UnavailableError: the catalog cannot be reached.
         """
-        from pyiceberg.exceptions import NoSuchTableError
-
         try:
             with _catalog_errors(self.name):
                 return _checked(self.iceberg.load_table((desc.path.database, desc.path.table)), desc)
@@ -189,9 +182,6 @@ class LakeCatalog:
 
 def iceberg_schema(desc: TableDescriptor) -> Schema:
     """The Iceberg schema of a table's lake: the user's columns, then the system columns, which are nullable."""
-    from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
-    from pyiceberg.schema import assign_fresh_schema_ids
-
     arrow = pa.schema([*lake_schema(desc.schema), *SYSTEM_FIELDS])
     return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(arrow))
 
@@ -199,9 +189,6 @@ def iceberg_schema(desc: TableDescriptor) -> Schema:
 def _hold_no_sqlite_connections(catalog: Catalog) -> None:
     """Have an SQLite catalog open its file for each operation: PyIceberg never closes the connections that it pools,
     and a catalog is opened for many a short life, in rounds, clients and Spark drivers."""
-    from pyiceberg.catalog.sql import SqlCatalog
-    from sqlalchemy import NullPool, create_engine
-
     if isinstance(catalog, SqlCatalog) and catalog.engine.dialect.name == "sqlite":
         url = catalog.engine.url
         catalog.engine.dispose()
@@ -214,15 +201,11 @@ def open_metadata(metadata_location: str, properties: Mapping[str, str]) -> Tabl
     Raises:
         UnavailableError: the file cannot be read.
     """
-    from pyiceberg.table import StaticTable
-
     with _catalog_errors(metadata_location):
         return StaticTable.from_metadata(metadata_location, dict(properties))
 
 
 def _local_catalog(data_dir: str) -> dict[str, str]:
-    from sqlalchemy import URL
-
     if bad := [c for c in _NOT_IN_PATHS if c in data_dir]:
         raise InvalidUriError(
             f"the data folder {data_dir!r} has {bad[0]!r} in its path, which lake file addresses cannot hold: move it",
@@ -250,12 +233,6 @@ def _checked(table: Table, desc: TableDescriptor) -> Table:
 @contextmanager
 def _catalog_errors(name: str) -> Iterator[None]:
     """Turn what catalogs and storage raise when they cannot be reached, or lack a file, into one error."""
-    from pyiceberg.exceptions import RESTError
-    from requests import RequestException
-    from sqlalchemy.exc import SQLAlchemyError
-
-    from lakehead.iceberg.file_io import lake_files
-
     try:
         with lake_files():
             yield

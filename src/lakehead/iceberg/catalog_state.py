@@ -14,6 +14,11 @@ from typing import TYPE_CHECKING
 
 from lakehead.config import LakeConfig
 from lakehead.errors import FolderCopiedError, LakeStateError
+from lakehead.iceberg.iceberg_table import IcebergLakeTable
+from lakehead.iceberg.lake_catalog import LakeCatalog
+from lakehead.iceberg.proof import manifest_paths, missing_files
+from lakehead.iceberg.relocation import relocate_table
+from lakehead.iceberg.version import read_mark
 from lakehead.lake.lake_table import missing_file
 from lakehead.lake.marks import INCARNATION, OWNER
 from lakehead.lake.pinned_lake import checked_mark
@@ -23,7 +28,7 @@ from lakehead.types import TableDescriptor, TabletKey
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
-    from lakehead.iceberg.catalog import LakeCatalog
+    from lakehead.iceberg.lake_catalog import LakeCatalog
     from lakehead.server.lake_state import LakeOwner
 
 
@@ -55,8 +60,6 @@ class CatalogLakeState:
         return self._owner
 
     def _open(self) -> LakeCatalog:
-        from lakehead.iceberg.catalog import LakeCatalog
-
         if self._catalog is None:
             self._catalog = LakeCatalog(self._config, self._folder)
         return self._catalog
@@ -96,8 +99,6 @@ class CatalogLakeState:
 
     def tiered_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
         """See `LakeState.tiered_offsets`."""
-        from lakehead.iceberg.version import read_mark
-
         with self._lock:
             try:
                 mark = read_mark(self._load_own(desc))
@@ -107,9 +108,6 @@ class CatalogLakeState:
 
     def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
         """See `LakeState.proven_offsets`."""
-        from lakehead.iceberg.iceberg_table import IcebergLakeTable
-        from lakehead.iceberg.proof import manifest_paths, missing_files
-
         with self._lock:
             try:
                 table = self._load_own(desc)
@@ -126,8 +124,6 @@ class CatalogLakeState:
 
     def adopt(self, desc: TableDescriptor, ends: Mapping[TabletKey, int]) -> bool:
         """See `LakeState.adopt`."""
-        from lakehead.iceberg.iceberg_table import IcebergLakeTable
-
         me = self._me
         with self._lock:
             self._relocate(desc, adopt=True)
@@ -187,7 +183,6 @@ class CatalogLakeState:
         """Have a lake beside the data follow its folder."""
         if self._config.catalog or desc.table_id in self._in_place:
             return
-        from lakehead.iceberg.relocation import relocate_table
 
         if not self._inside and self._me.is_copy and not adopt:
             return

@@ -12,8 +12,8 @@ import pytest
 
 from lakehead.config import LakeConfig
 from lakehead.errors import InvalidUriError, LakeStateError, UnavailableError
-from lakehead.iceberg.catalog import LakeCatalog, open_metadata
 from lakehead.iceberg.data_files import lake_arrow_schema
+from lakehead.iceberg.lake_catalog import LakeCatalog, open_metadata
 from lakehead.types import SYSTEM_FIELDS, Schemas, TableDescriptor, TablePath, children, field_id
 
 
@@ -53,7 +53,7 @@ def ids_of(fields: Any) -> list[Any]:
 
 def test_another_process_opens_the_same_catalog(keyed: Any) -> None:
     code = (
-        "import sys, json; from lakehead.iceberg.catalog import LakeCatalog;"
+        "import sys, json; from lakehead.iceberg.lake_catalog import LakeCatalog;"
         "print(LakeCatalog.open(sys.argv[1], json.loads(sys.argv[2])).iceberg.list_tables('db'))"
     )
     import json

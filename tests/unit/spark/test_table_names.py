@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lakehead.spark.statement import alias_for, find_spark_tables
+from lakehead.spark.table_names import alias_for, find_spark_tables
 
 TABLES = ["shop.orders", "shop.users", "default.bare"]
 

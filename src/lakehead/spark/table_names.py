@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 
 from lakehead.api.subscription import changelog_schema, named_changes
 from lakehead.api.table import Table, handle_of
@@ -17,6 +18,7 @@ from lakehead.predicate.read_spec import ReadSpec
 from lakehead.spark.connections import connection_of
 from lakehead.spark.scratch import scratch_frame
 from lakehead.spark.types import spark_schema
+from lakehead.spark.union_frame import union_frame
 from lakehead.types import Tier
 
 if TYPE_CHECKING:
@@ -44,8 +46,6 @@ def read_name(
     system_columns: bool = False,
 ) -> DataFrame:
     """See `lakehead.spark.table`."""
-    from lakehead.spark.union_frame import union_frame
-
     con = connection_of(spark)
     path, _, text = name.partition("$")
     table = con.table(path)
@@ -83,8 +83,6 @@ def _frame(spark: SparkSession, schema: pa.Schema, batches: Iterable[pa.RecordBa
 
 def run_sql(spark: SparkSession, query: str) -> DataFrame:
     """See `lakehead.spark.sql`."""
-    from pyspark.errors import PySparkException
-
     if not isinstance(query, str) or not query.strip():
         raise SqlError("the statement is empty: write for example 'select count(*) from shop.orders'")
     con = connection_of(spark)
