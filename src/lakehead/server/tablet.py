@@ -218,11 +218,14 @@ class Tablet:
         """Take frames that another tablet has committed: how a standby follows. They are written, not synced.
 
         Raises:
-            CorruptionError: they do not follow the log's end.
+            CorruptionError: they do not follow the log's end, or were written under a schema that this tablet's catalog
+                does not have yet: nothing is written.
             StorageError, OutcomeUnknownError: the disk refused; open the tablet again.
         """
         with self._broken_by_failure(), self._log_lock:
             self._require_writable()
+            for schema_id in {f.body.schema_id for f in frames}:
+                self._desc.schemas.of(schema_id)
             self._log.append_frames(frames)
             self._apply(frames)
         self._on_progress()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pyarrow as pa
 import pytest
 from tests import standby
@@ -77,6 +79,22 @@ def test_leader_restart_and_standby_have_one_state() -> None:
     with pytest.raises(CorruptionError, match="come twice"):
         standby.apply(frames[-1:])
     assert upsert(standby, 20, [1]) == (leader.high_watermark, leader.high_watermark + 2), "it may lead on"
+
+
+def test_frames_of_a_schema_that_the_catalog_does_not_have_yet_are_not_written() -> None:
+    leader, _ = opened(FaultyStorage())
+    upsert(leader, 0, [1, 2])
+    upsert(leader, 1, [3])
+    first, second = leader.frames(0, leader.high_watermark)
+    newer = dataclasses.replace(second, body=dataclasses.replace(second.body, schema_id=1))
+    storage = FaultyStorage()
+    standby, _ = opened(storage)
+    with pytest.raises(CorruptionError, match="schema 1"):
+        standby.apply([first, newer])
+    standby, _ = opened(storage)
+    assert not list(standby.frames(0, 10**9))
+    standby.apply([first, second])
+    assert state(standby) == state(leader)
 
 
 def test_what_is_due_changes_nothing_until_it_is_done() -> None:
