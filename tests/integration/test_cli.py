@@ -7,7 +7,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,6 +173,38 @@ def test_rows_go_in_and_come_out(where: str, tmp_path: Path, request: pytest.Fix
     assert documents("table", "list", **environ) == [["shop.keyed", "shop.log"]]
     lakehead("table", "drop", "shop.log", "--yes", **environ)
     assert lakehead("table", "list", "shop", **environ).stdout == b"shop.keyed\n"
+
+
+def test_tiering_without_spark(tmp_path: Path) -> None:
+    uri = ("--uri", tmp_path / "data")
+    for name in ("a.t", "a.u"):
+        lakehead(*uri, "table", "create", name, "--schema", "id bigint", "--lake", "iceberg", "--freshness", "200ms")
+        lakehead(*uri, "append", name, stdin=b'{"id": 1}\n')
+    lakehead(*uri, "table", "create", "a.plain", "--schema", "id bigint")
+    assert [d["rows"] for d in documents(*uri, "tier", "once", "--all")] == [1, 1]
+    assert lakehead(*uri, "tier", "once", "--all").stdout == b"a.t: nothing to move\na.u: nothing to move\n"
+    for wrong in (["tier", "once"], ["tier", "once", "a.t", "--all"], ["tier", "run", "--local", "--master", "local"]):
+        assert b"InvalidRequest" in lakehead(*uri, *wrong, "-o", "json", code=2).stderr
+    lakehead(*uri, "append", "a.t", stdin=b'{"id": 2}\n{"id": 3}\n')
+    lakehead(*uri, "append", "a.u", stdin=b'{"id": 2}\n')
+    (moved,) = documents(*uri, "tier", "run", "--local", "--table", "a.t", "--until-idle")
+    assert (moved["table"], moved["rows"]) == ("a.t", 2)
+    (moved,) = documents(*uri, "tier", "run", "--local", "--until-idle")
+    assert (moved["table"], moved["rows"]) == ("a.u", 1)
+
+
+def test_a_server_that_tiers(tmp_path: Path, wait_until: Callable[..., None]) -> None:
+    with started("server", "--data", tmp_path, "--listen", "127.0.0.1:0", "--tier", "-o", "json") as process:
+        assert process.stdout is not None and process.stderr is not None
+        with lh.connect(json.loads(process.stdout.readline())["uri"]) as con:
+            table = con.create_table("a.t", pa.schema([("id", pa.int64())]), lake="iceberg", freshness="200ms")
+            for n in range(3):
+                table.append([{"id": n}])
+                wait_until(lambda: table.status()["lag_rows"].to_pylist() == [0], WAIT_SECONDS)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_SECONDS) == 0 and process.stderr.read() == b""
+    with lh.connect(tmp_path) as con:
+        assert con.table("a.t").scan(tier="lake").count() == 3
 
 
 def test_errors_in_the_middle_say_what_was_written(tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
 import lakehead as lh
+from lakehead.api.connection import reopened
 from lakehead.api.tiering import ConnectionTables
 from lakehead.env import Env
 from lakehead.tiering.queue import TieringQueue
@@ -25,7 +27,7 @@ SCHEMA = pa.schema([("id", pa.int64())])
 
 
 @contextmanager
-def running(tables: ConnectionTables) -> Iterator[list[RoundReport]]:
+def running(tables: ConnectionTables[lh.Connection]) -> Iterator[list[RoundReport]]:
     reports: list[RoundReport] = []
     queue = functools.partial(TieringQueue, relist_seconds=0.1)
     service = TieringService(tables, Env.system(), on_round=reports.append, make_queue=queue)
@@ -46,7 +48,7 @@ def test_a_service_may_begin_before_its_server_and_outlives_it(
     with server.connect() as con:
         con.create_table("t.t", SCHEMA, lake="iceberg", freshness="200ms").append([{"id": 1}])
     server.stop()
-    tables = ConnectionTables(server.uri)
+    tables = ConnectionTables(functools.partial(lh.connect, server.uri), again=reopened)
     with caplog.at_level(logging.WARNING, "lakehead.tiering"), running(tables) as reports:
         wait_until(lambda: "cannot be listed" in caplog.text)
         server.start()
@@ -88,3 +90,40 @@ def test_a_fenced_table_that_is_made_again_is_tiered(
             con.drop_table("t.t")
             create()
             wait_until(lambda: [r.rows for r in older] == [1], 60)
+
+
+@pytest.fixture
+def lakes(tmp_path: Path) -> Iterator[lh.Connection]:
+    with lh.connect(tmp_path / "data") as con:
+        for name in ("t.a", "t.b"):
+            con.create_table(name, SCHEMA, lake="iceberg", freshness="200ms")
+        yield con
+
+
+def test_in_the_background_of_a_program(lakes: lh.Connection, wait_until: Callable[..., None]) -> None:
+    table = lakes.table("t.a")
+    table.append([{"id": 1}])
+    with lakes.tiering(["t.a"]) as tiering:
+        wait_until(lambda: table.status()["lag_rows"].to_pylist() == [0], 60)
+        table.append([{"id": 2}])
+        wait_until(lambda: table.status()["lag_rows"].to_pylist() == [0], 60)
+        lakes.table("t.b").append([{"id": 3}])
+        with tiering:
+            pass
+    assert table.scan(tier="lake").count() == 2 and lakes.table("t.b").scan(tier="lake").count() == 0
+    with lakes.tiering():
+        pass  # may end before it has begun
+
+
+def test_what_ends_it_in_the_background_is_told_at_the_end(lakes: lh.Connection) -> None:
+    lakes.create_table("plain", SCHEMA)
+    with pytest.raises(lh.TableNotFoundError):
+        lakes.tiering(["t.x"])
+    ended = lakes.tiering(["plain"])
+    with pytest.raises(lh.NoLakeError), ended:
+        assert ended._running is not None
+        ended._running.join()
+    with pytest.raises(ValueError, match="mine"), lakes.tiering(["plain"]):
+        raise ValueError("mine")
+    with lh.connect(lakes.uri) as remote, remote.tiering():
+        remote.close()

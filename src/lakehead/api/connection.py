@@ -7,7 +7,7 @@ import difflib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     import duckdb
 
     from lakehead.api.sql import SqlEngine
+    from lakehead.api.tiering import BackgroundTiering
+    from lakehead.tiering.service import RoundReport
 
 _SCHEME = "lakehead://"
 _EXIT_SECONDS = 2.0
@@ -99,6 +101,11 @@ def open_server(uri: str, *, token: str | None, tls_ca: bytes | None) -> Connect
     con = Connection(endpoint, uri, None)
     con._given = (token, tls_ca)
     return con
+
+
+def reopened(con: Connection) -> Connection:
+    """Another connection to a server that was started again, with another token: the one in this user's files."""
+    return open_server(con.uri, token=None, tls_ca=con._given[1])
 
 
 def parse_uri(uri: str) -> tuple[str, int]:
@@ -271,6 +278,27 @@ class Connection(Displayed):
             CommitError: the lake refused the commit; nothing was moved.
         """
         return self.table(name)._tier()
+
+    def tiering(
+        self, tables: Sequence[str] | None = None, *, on_round: Callable[[RoundReport], None] | None = None
+    ) -> BackgroundTiering:
+        """The tiering service in the background of this process, without Spark, as long as a ``with`` block lasts.
+
+        Every lake table stays within its freshness; what fails is tried again. The block's end waits for the round
+        under way. Rounds run beside this program's own work, one at a time: for much data run `lakehead tier run`,
+        which has Spark do it.
+
+        Args:
+            tables: names; None for all tables with a lake, those created later too.
+            on_round: called after each round that moved rows, in the service's thread.
+
+        Raises:
+            TableNotFoundError: a table was named that does not exist.
+            NoLakeError: at the end of the block: a table was named that has no lake.
+        """
+        from lakehead.api.tiering import BackgroundTiering, ConnectionTables
+
+        return BackgroundTiering(ConnectionTables(self, tables, again=reopened), self._env, on_round)
 
     def sql(
         self, query: str, params: object = None, frames: Mapping[str, object] | None = None

@@ -1,21 +1,24 @@
-"""The tables that a tiering service reaches through a connection."""
+"""Tiering through a connection: the tables that a service reaches, and a service in the background of a program."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from lakehead.api.connection import Connection, connect, open_server
 from lakehead.api.lake import tier_table
-from lakehead.api.table import handle_of
+from lakehead.api.table import Table, handle_of
 from lakehead.client.patience import is_gone
 from lakehead.client.table import TableHandle
-from lakehead.errors import AuthenticationError, LakeheadError, UnavailableError
+from lakehead.env import Env
+from lakehead.env.threads import Started
+from lakehead.errors import AuthenticationError, ClosedError, LakeheadError, UnavailableError
 from lakehead.lake.formats import format_of
 from lakehead.lake.marks import next_epoch
 from lakehead.tiering.executor import Executor, LocalExecutor
 from lakehead.tiering.queue import Listed, ListedTable
+from lakehead.tiering.service import RoundReport, TieringService
 from lakehead.types import TablePath, TabletKey
 
 if TYPE_CHECKING:
@@ -23,36 +26,55 @@ if TYPE_CHECKING:
     from lakehead.tiering.round_plan import HotSource
 
 
-class ConnectionTables:
+class Server(Protocol):
+    """What `lakehead.Connection` is to a tiering service."""
+
+    @property
+    def uri(self) -> str: ...
+
+    def tables(self) -> list[str]: ...
+
+    def table(self, name: str) -> Table: ...
+
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=Server)
+
+
+class ConnectionTables(Generic[C]):
     """Tables of one server, whose rounds run in this process; implements `lakehead.tiering.service.TieredTables`.
 
-    A server that is not there when this is made is connected to when it is first asked. One that has another token
-    than before is reached with the one in this user's files, where it stands on the server's machine.
+    A server that is not there when this is made is connected to when it is first asked.
 
     Args:
-        con_or_uri: a connection, which stays its owner's, or what `lakehead.connect` takes.
+        con: a connection, which stays its owner's, or how to make one, which is closed with this.
         chosen: names of the tables to tier; None for all.
+        again: another connection to the same server, after it has refused what this one gives as its token.
 
     Raises:
         TableNotFoundError: a chosen table does not exist.
     """
 
-    def __init__(self, con_or_uri: Connection | str, chosen: Sequence[str] | None = None) -> None:
-        self._target = con_or_uri
+    def __init__(
+        self, con: C | Callable[[], C], chosen: Sequence[str] | None = None, *, again: Callable[[C], C] | None = None
+    ) -> None:
+        self._target = con
+        self._again = again
         self._chosen = None if chosen is None else frozenset(str(TablePath.parse(name)) for name in chosen)
-        self._con: Connection | None = None
-        self._own = False
+        self._con: C | None = None
+        self._own = callable(con)
         self._attached = False
         self._listed = False
         self._ids: dict[str, str] = {}
         self._handles: dict[str, TableHandle] = {}
         self._epochs: dict[str, int] = {}
         try:
-            con = self._connected()
+            reached = self._connected()
         except UnavailableError:
             return
         for name in self._chosen or ():
-            con.table(name)
+            reached.table(name)
 
     # ---- for those that run rounds elsewhere --------------------------------------------------------------------
 
@@ -61,11 +83,11 @@ class ConnectionTables:
         """Where tasks run."""
         return LocalExecutor()
 
-    def log(self, con: Connection, handle: TableHandle) -> HotSource:
+    def log(self, con: C, handle: TableHandle) -> HotSource:
         """The log of a table as tasks read it."""
         return handle.log
 
-    def attach(self, con: Connection) -> None:
+    def attach(self, con: C) -> None:
         """Called with each connection before it is used."""
 
     def open(self) -> None:
@@ -81,21 +103,23 @@ class ConnectionTables:
 
     # ---- the server ---------------------------------------------------------------------------------------------
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> C:
         if self._con is None:
-            self._own = not isinstance(self._target, Connection)
-            self._con = self._target if isinstance(self._target, Connection) else connect(self._target)
+            self._own = callable(self._target)
+            self._con = self._target() if callable(self._target) else self._target
         return self._con
 
-    def _reached(self) -> Connection:
+    def _reached(self) -> C:
         con = self._connected()
         if not self._attached:
             self.attach(con)
             self._attached = True
         return con
 
-    def _reach_anew(self, refused: Connection) -> Connection:
-        con = open_server(refused.uri, token=None, tls_ca=refused._given[1])
+    def _reach_anew(self, refused: C, e: AuthenticationError) -> C:
+        if self._again is None:
+            raise e
+        con = self._again(refused)
         if self._own:
             refused.close()
         self._con, self._own, self._attached = con, True, False
@@ -110,8 +134,8 @@ class ConnectionTables:
         con = self._reached()
         try:
             names = frozenset(con.tables())
-        except AuthenticationError:
-            con = self._reach_anew(con)
+        except AuthenticationError as e:
+            con = self._reach_anew(con, e)
             names = frozenset(con.tables())
         if self._chosen is not None:
             if not self._listed:
@@ -125,7 +149,7 @@ class ConnectionTables:
         self._listed = True
         return Listed(names, tuple(found))
 
-    def _look_up(self, con: Connection, name: str) -> ListedTable | None:
+    def _look_up(self, con: C, name: str) -> ListedTable | None:
         try:
             handle = handle_of(con.table(name))
         except LakeheadError as e:
@@ -169,3 +193,44 @@ class ConnectionTables:
             self._epochs[table_id] = next_epoch(lake.load())
         source = self.log(self._connected(), handle)
         return tier_table(handle, lake, source, executor=self.executor, epoch=self._epochs[table_id])
+
+
+class BackgroundTiering:
+    """Keeps lake tables fresh in the background of a program, without Spark, between ``with`` and its end.
+
+    Attributes:
+        service: what runs.
+    """
+
+    def __init__(self, tables: ConnectionTables[C], env: Env, on_round: Callable[[RoundReport], None] | None) -> None:
+        self.service = TieringService(tables, env, on_round=on_round)
+        self._threads = env.threads
+        self._running: Started | None = None
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> BackgroundTiering:
+        """Begin."""
+        if self._running is None:
+            self._running = self._threads.start(self._run, "lakehead-tiering")
+        return self
+
+    def _run(self) -> None:
+        try:
+            self.service.run()
+        except BaseException as e:
+            self._error = e
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End once the round under way is committed.
+
+        Raises:
+            NoLakeError: a table was named that has no lake; nothing was tiered.
+        """
+        if self._running is not None:
+            self.service.stop()
+            self._running.join()
+            self._running = None
+        if self._error is not None and not isinstance(self._error, ClosedError) and error is None:
+            raise self._error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ def server(
     listen: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Default 127.0.0.1:9123; port 0 takes a free one.")
     ] = None,
+    tier: Annotated[bool, typer.Option("--tier", help="Keep lake tables fresh, too, in this process.")] = False,
     config: ConfigOption = None,
 ) -> None:
     """Serve a data folder until SIGINT or SIGTERM.
@@ -33,6 +35,7 @@ def server(
 
     Settings: defaults, then the file, then LAKEHEAD_LISTEN, LAKEHEAD_TOKEN and LAKEHEAD_LAKE_NAME, then options.
     """
+    from lakehead.api.connection import open_server
     from lakehead.api.embedded import serve
     from lakehead.config import load
 
@@ -50,7 +53,11 @@ def server(
             sys.stdout.flush()
         else:
             write_line(f"serving {data} at {host.uri}")
-        signal.sigwait(stops)
+        with contextlib.ExitStack() as stack:
+            if tier:
+                con = stack.enter_context(open_server(host.uri, token=host.token, tls_ca=None))
+                stack.enter_context(con.tiering())
+            signal.sigwait(stops)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     host.close()

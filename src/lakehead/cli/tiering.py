@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lakehead.cli.output import count_text, seconds_text, write_json, write_line, write_table
-from lakehead.cli.session import Session, TableArgument, command
+from lakehead.cli.session import Session, command
 from lakehead.cli.tables import table_states
+from lakehead.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from lakehead.api.connection import Connection
+    from lakehead.api.lake import TieringResult
     from lakehead.tiering.service import RoundReport
 
 _LOOK_SECONDS = 1.0
@@ -29,10 +31,20 @@ def register(app: typer.Typer) -> None:
     app.add_typer(nouns, name="tier")
 
 
-def once(session: Session, table: TableArgument) -> None:
+def once(
+    session: Session,
+    table: Annotated[str | None, typer.Argument(metavar="TABLE", help="database.table, or a name in default.")] = None,
+    all_tables: Annotated[bool, typer.Option("--all", help="All tables with a lake, one after the other.")] = False,
+) -> None:
     """Move what is not in the lake yet there: one round, in this process, without Spark."""
+    if (table is None) is not all_tables:
+        raise InvalidRequestError("name one table, or give --all")
     with session.connect() as con:
-        result: Any = con.tier(table)
+        for name in [table] if table else [str(s["table"]) for s in table_states(con) if s["lake"]]:
+            _show_round(session, name, con.tier(name))
+
+
+def _show_round(session: Session, table: str, result: TieringResult) -> None:
     offsets = [{"partition": t.partition, "bucket": t.bucket, "end": end} for t, end in result.offsets.items()]
     if session.json:
         fields = {"snapshot_id": result.snapshot_id, "rows": result.rows, "deletes": result.deletes}
@@ -51,12 +63,14 @@ def run(
     master: Annotated[str | None, typer.Option(help="Spark master; default: what Spark is configured for.")] = None,
     table: Annotated[list[str] | None, typer.Option(help="Only this table; may be repeated.")] = None,
     until_idle: Annotated[bool, typer.Option("--until-idle", help="End when nothing is left to move.")] = False,
+    local: Annotated[bool, typer.Option("--local", help="In this process, without Spark.")] = False,
 ) -> None:
     """Run the tiering service on Spark until Ctrl-C.
 
     Every lake table stays within its freshness. Prints a line for each round that moved rows.
     """
-    import lakehead.spark as lhs
+    if local and master is not None:
+        raise InvalidRequestError("--local runs no Spark: leave --master out, or --local")
 
     def report(round: RoundReport) -> None:
         if session.json:
@@ -68,13 +82,28 @@ def run(
 
     with _connected(session) as con:
         names = [con.table(t).name for t in table] if table else None
-        spark = None if master is None else lhs.session(con, master=master)
-        try:
-            service = lhs.tiering_service(spark, con, tables=names, on_round=report)
-            service.run(until=_idle(con, names) if until_idle else None)
-        finally:
-            if spark is not None:
-                spark.stop()
+        until = _idle(con, names) if until_idle else None
+        if local:
+            con.tiering(names, on_round=report).service.run(until)
+            return
+        _run_on_spark(con, master, names, report, until)
+
+
+def _run_on_spark(
+    con: Connection,
+    master: str | None,
+    names: list[str] | None,
+    report: Callable[[RoundReport], None],
+    until: Callable[[], bool] | None,
+) -> None:
+    import lakehead.spark as lhs
+
+    spark = None if master is None else lhs.session(con, master=master)
+    try:
+        lhs.tiering_service(spark, con, tables=names, on_round=report).run(until)
+    finally:
+        if spark is not None:
+            spark.stop()
 
 
 def _connected(session: Session) -> Connection:

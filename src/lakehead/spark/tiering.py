@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from lakehead.api.connection import Connection
+from lakehead.api.connection import Connection, connect, reopened
 from lakehead.api.tiering import ConnectionTables
 from lakehead.client.table import TableHandle
 from lakehead.env import Env
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class SparkTables(ConnectionTables):
+class SparkTables(ConnectionTables[Connection]):
     """Tables of one server whose rounds run on Spark.
 
     Args:
@@ -36,7 +37,8 @@ class SparkTables(ConnectionTables):
         self._spark = spark
         self._own_session = spark is None
         self._bound = False
-        super().__init__(con_or_uri, chosen)
+        con = con_or_uri if isinstance(con_or_uri, Connection) else functools.partial(connect, con_or_uri)
+        super().__init__(con, chosen, again=reopened)
 
     @property
     def executor(self) -> SparkExecutor:

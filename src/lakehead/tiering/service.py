@@ -150,7 +150,7 @@ class TieringService:
         self.queue = make_queue()
 
     def stop(self) -> None:
-        """Make `run` return once the round under way is committed."""
+        """Make `run`, or the next one if there is none, return once the round under way is committed."""
         self._stopped = True
         self._changed.notify_all()
 
@@ -168,13 +168,13 @@ class TieringService:
             ClosedError: the connection was closed.
         """
         self.queue = self._make_queue()
-        self._stopped = False
         try:
             with _stop_on_signals(self.stop):
                 self._tables.open()
                 end = self._clock.monotonic() + until if isinstance(until, int | float) else math.inf
                 self._serve(end, until if callable(until) else None)
         finally:
+            self._stopped = False
             self._tables.close()
 
     def _serve(self, end: float, ask: Callable[[], bool] | None) -> None:

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 import lakehead as lh
-from lakehead.api import tiering
 from lakehead.api.table import handle_of
 from lakehead.api.tiering import ConnectionTables
 
@@ -87,17 +86,16 @@ def test_chosen_tables_exist_and_have_lakes(con: lh.Connection) -> None:
     assert [t.has_lake for t in chosen.list(NONE).tables] == [False, True], "later it is let go"
 
 
-def test_a_server_that_comes_later(con: lh.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_comes_later(con: lh.Connection) -> None:
     servers: list[Any] = [lh.UnavailableError("away"), lh.UnavailableError("away"), con, con]
 
-    def connect(uri: str) -> lh.Connection:
+    def connect() -> lh.Connection:
         found = servers.pop(0)
         if isinstance(found, Exception):
             raise found
         return found
 
-    monkeypatch.setattr(tiering, "connect", connect)
-    tables = ConnectionTables("lakehead://box:1", ["t.a", "t.x"])
+    tables = ConnectionTables(connect, ["t.a", "t.x"])
     with pytest.raises(lh.UnavailableError):
         tables.list(NONE)
     with pytest.raises(lh.TableNotFoundError):
@@ -109,24 +107,26 @@ def test_another_token_is_taken_from_the_files(
 ) -> None:
     attached: list[lh.Connection] = []
 
-    class Attaching(ConnectionTables):
+    class Attaching(ConnectionTables[lh.Connection]):
         def attach(self, con: lh.Connection) -> None:
             attached.append(con)
 
     def refused() -> list[str]:
         raise lh.AuthenticationError("refused")
 
-    def not_yet(uri: str, **_: object) -> lh.Connection:
-        raise lh.UnavailableError(uri)
+    def another(of: lh.Connection) -> lh.Connection:
+        if not known:
+            raise lh.UnavailableError(of.uri)
+        return known[0]
 
-    tables = Attaching(con)
+    known: list[lh.Connection] = []
+    tables = Attaching(con, again=another)
     tables.list(NONE)
     monkeypatch.setattr(con, "tables", refused)
-    monkeypatch.setattr(tiering, "open_server", not_yet)
     with pytest.raises(lh.UnavailableError):
         tables.list(NONE)
     again = lh.connect(tmp_path / "data")
-    monkeypatch.setattr(tiering, "open_server", lambda uri, **_: again)
+    known.append(again)
     found = tables.list(frozenset(["t.a", "t.b"]))
     assert [t.name for t in found.tables] == ["t.a", "t.b"], "looked up through the new connection"
     assert attached == [con, again]
