@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakehead.iceberg.file_io import SyncedFileIO
-from lakehead.iceberg.positions import deleted_positions, find_offsets
+from lakehead.iceberg.positions import deleted_positions, find_offsets, offset_statistics
 
 IO = SyncedFileIO()
 SORTED = [0, 1, 4, 5, 9, 12]
@@ -38,6 +38,22 @@ def test_every_position_of_an_offset_is_found(tmp_path: Path, kind: str, group_r
         positions, values = find_offsets(IO, f"file:{path}", np.array(wanted, np.int64), NO_ID)
         expected = [i for i, o in enumerate(offsets) if o in wanted]
         assert positions.tolist() == expected and values.tolist() == [offsets[i] for i in expected], wanted
+
+
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("group_rows", [2, 100])
+@pytest.mark.parametrize("statistics", [True, False, ["x", "z"], ["__offset"]])
+def test_what_a_file_says_of_its_offsets(tmp_path: Path, kind: str, group_rows: int, statistics: bool) -> None:
+    """From its footer or from its rows, whatever stands in other columns, and wherever."""
+    offsets = FILES[kind]
+    others = {n: pa.array([100 + i if i else None for i in range(len(offsets))], pa.int64()) for n in "Axz"}
+    nested = pa.StructArray.from_arrays([others["x"], others["z"]], names=["__offset", "b"])
+    columns = {"A": others["A"], "s": nested, "x": others["x"], "__offset": pa.array(offsets, pa.int64())}
+    table = pa.table({**columns, "z": others["z"]})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=group_rows, write_statistics=statistics)
+    known = [o for o in offsets if o is not None]
+    bounds = (min(known), max(known)) if known else None
+    assert offset_statistics(IO, str(tmp_path / "a.parquet"), NO_ID) == (bounds, offsets.count(None))
 
 
 def test_a_file_without_offsets_has_none(tmp_path: Path) -> None:
