@@ -77,7 +77,7 @@ def commit_round(lake: LakeTable, plan: RoundPlan, files: Sequence[WrittenFile],
         CommitConflictError, CommitUnknownError, TieringFencedError, LakeStateError: as `run_round`.
         UnavailableError: the catalog cannot be reached or refuses; nothing landed.
     """
-    if not plan.ranges:
+    if not plan.ranges and not plan.removed:
         return CommitResult(None, 0, 0, 0, plan.offsets)
     return _Commit(lake, plan, files, clock).run()
 
@@ -148,11 +148,29 @@ class _Commit:
         count = functools.partial(self._lake.census, version)
         check_rows(version, mark, count, keyed=plan.keyed)
         before = {} if mark is None else count().rows if mark.rows is None else mark.rows
-        rows = rows_after(plan, before, self._files)
-        added, deleted = tuple(self._files), plan.deletes
+        self._require_as_planned(version)
         return LakeChange(
-            plan.table_id, plan.epoch, plan.round_id, plan.offsets, added=added, deleted=deleted, rows=rows
+            plan.table_id,
+            plan.epoch,
+            plan.round_id,
+            plan.offsets,
+            added=tuple(self._files),
+            removed=plan.removed,
+            deleted=plan.deletes,
+            rows=dict(before) if plan.removed else rows_after(plan, before, self._files),
         )
+
+    def _require_as_planned(self, version: LakeVersion) -> None:
+        """That files to take out are there, and have no deleted rows that were live when they were read."""
+        if not self._plan.removed:
+            return
+        now = {f.path: f for f in self._lake.plan(version)}
+        for file in self._plan.removed:
+            if now.get(file.path) != file:
+                raise CommitConflictError(
+                    f"{file.path} of lake table {version.name} was changed while it was compacted: try again",
+                    path=file.path,
+                )
 
     def _discard_unsent(self) -> None:
         """Remove what was staged for an attempt that was never made."""

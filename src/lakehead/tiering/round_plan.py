@@ -13,6 +13,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from lakehead.errors import InvalidRequestError, LakeStateError
+from lakehead.lake.lake_table import LakeFile
 from lakehead.lake.marks import LakeMark
 from lakehead.log.netchange import NO_OFFSETS, Offsets, between
 from lakehead.types import Epoch, TableDescriptor, TabletKey
@@ -67,6 +68,7 @@ class RoundPlan:
         tasks: the ranges, cut.
         deletes: offsets below the ranges whose rows are gone, per tablet; sorted. Filled in by `with_superseded`.
         cleanup: the newest orphan clean-up that was announced before any file was written; None for none.
+        removed: lake files whose live rows the files of the commit hold; a compaction's, which has no ranges.
     """
 
     table_id: str
@@ -78,6 +80,7 @@ class RoundPlan:
     tasks: tuple[TieringTask, ...]
     deletes: Mapping[TabletKey, Offsets]
     cleanup: str | None = None
+    removed: tuple[LakeFile, ...] = ()
 
     @property
     def offsets(self) -> dict[TabletKey, int]:

@@ -1,0 +1,117 @@
+"""Compaction: live rows of small or worn lake files are written to new files, in one commit that moves no mark.
+
+Rows keep their offsets and their order, so that every read, at any snapshot, finds what it found. A commit whose files
+were changed meanwhile, by a round's deletes or another engine, is refused, and nothing of it remains.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from lakehead.env import Env
+from lakehead.errors import CommitConflictError, LakeStateError, TieringFencedError
+from lakehead.lake.census import check_rows
+from lakehead.lake.lake_table import LakeTable, WrittenFile
+from lakehead.lake.marks import CLEANUP, mark_of
+from lakehead.predicate.read_spec import ReadSpec
+from lakehead.tiering.commit import commit_round
+from lakehead.tiering.compaction_plan import TURN_BYTES, Rewrite, plan_rewrites
+from lakehead.tiering.round_plan import RoundPlan
+from lakehead.types import Epoch, TableDescriptor
+
+
+@dataclass(frozen=True)
+class CompactionResult:
+    """What a compaction did.
+
+    Attributes:
+        snapshot_id: the lake snapshot; None when there was nothing to do.
+        rows: rows that were written anew.
+        files_before, files_after: data files that were taken out, and those in their place.
+        more: whether there is more to do.
+    """
+
+    snapshot_id: int | None
+    rows: int
+    files_before: int
+    files_after: int
+    more: bool
+
+
+def compact(
+    lake: LakeTable, desc: TableDescriptor, env: Env, *, epoch: Epoch | None = None, bytes_max: int = TURN_BYTES
+) -> CompactionResult:
+    """Write anew what is worth it, as one lake commit; no commit when nothing is.
+
+    Args:
+        epoch: owner number of the job; None takes the lake's own, which fences nobody.
+        bytes_max: of files that are read, at most, unless one group is larger.
+
+    Raises:
+        CommitConflictError: a round or another engine changed the lake first; run again.
+        CommitUnknownError: whether it landed cannot be known; running again is safe.
+        TieringFencedError: a newer job tiers this table; stop. Without an ``epoch`` it is a conflict like any other.
+        LakeStateError: the lake is damaged, or was changed as only tiering may.
+        UnavailableError: the catalog cannot be reached; nothing landed.
+    """
+    version = lake.load()
+    mark = mark_of(version)
+    if mark is None:
+        return CompactionResult(None, 0, 0, 0, False)
+    check_rows(version, mark, functools.partial(lake.census, version), keyed=desc.keyed)
+    target = desc.properties.target_file_bytes
+    rewrites, more = plan_rewrites(
+        lake.plan(version), lambda f: lake.count([f]), target_bytes=target, bytes_max=bytes_max
+    )
+    if not rewrites:
+        return CompactionResult(None, 0, 0, 0, False)
+    writer = lake.writer(version, target_file_bytes=target)
+    written: list[WrittenFile] = []
+    try:
+        for rewrite in rewrites:
+            made = writer.write(_live_batches(lake, desc, rewrite), rewrite.tablet)
+            written += made
+            _require_all(lake, rewrite, sum(f.record_count for f in made))
+    except BaseException:
+        lake.discard(f.path for f in written)
+        raise
+    plan = RoundPlan(
+        desc.table_id,
+        epoch if epoch is not None else mark.epoch,
+        env.randomness.uuid_hex(),
+        desc.keyed,
+        base=dict(mark.offsets),
+        ranges={},
+        tasks=(),
+        deletes={},
+        cleanup=version.properties.get(CLEANUP),
+        removed=tuple(f for r in rewrites for f in r.files),
+    )
+    try:
+        result = commit_round(lake, plan, written, clock=env.clock)
+    except TieringFencedError as e:
+        if epoch is not None:
+            raise
+        raise CommitConflictError(
+            f"a tiering service took over table {desc.path} while it was compacted: try again", table=str(desc.path)
+        ) from e
+    return CompactionResult(result.snapshot_id, result.rows, len(plan.removed), len(written), more)
+
+
+def _live_batches(lake: LakeTable, desc: TableDescriptor, rewrite: Rewrite) -> Iterator[pa.RecordBatch]:
+    spec = ReadSpec(tuple(desc.schema.names), system_columns=True)
+    for file in rewrite.files:
+        yield from lake.read([file], spec)
+
+
+def _require_all(lake: LakeTable, rewrite: Rewrite, written: int) -> None:
+    expected = lake.count(rewrite.files)
+    if written != expected:
+        raise LakeStateError(
+            f"lake files of tablet {rewrite.tablet} hold {expected} rows, but {written} were read: they stay",
+            tablet=str(rewrite.tablet),
+        )
