@@ -312,7 +312,7 @@ class ModelLake(Tiered):
         return sorted((r["id"], r["v"]) for r in self.memory.rows())
 
     def expire(self, *snapshot_ids: int) -> None:
-        self.memory.expire(*snapshot_ids, files=True)
+        self.memory.forget(*snapshot_ids, files=True)
 
     def append_foreign(self, *ids: int, bucket: int | None = None) -> None:
         self.memory.append_foreign([{"id": i, "code": i, "v": 0} for i in ids], bucket)

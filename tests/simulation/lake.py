@@ -193,7 +193,7 @@ class SimulatedLake:
             old = list(itertools.takewhile(lambda i: i not in self.pinned, table.snapshot_ids()[:-1]))
             if not old:
                 return "nothing"
-            table.expire(*old[: draws.randint(1, len(old))], files=True)
+            table.forget(*old[: draws.randint(1, len(old))], files=True)
         elif what == "orphans":
             self._remove_orphans()
         elif table.snapshot_ids():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
@@ -13,15 +13,14 @@ from pyiceberg.io import FileIO
 from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.table import Table
 
-from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import (
     CommitConflictError,
     LakeFileMissingError,
     LakeStateError,
-    UnavailableError,
 )
 from lakehead.iceberg.contract import LakeContract, check_contract
 from lakehead.iceberg.data_files import IcebergFile, IcebergWriter, LakeWriteSpec, discard_files
+from lakehead.iceberg.expiry import expire_snapshots
 from lakehead.iceberg.file_io import FILES_AT_ONCE, lake_files
 from lakehead.iceberg.live_rows import count_rows
 from lakehead.iceberg.planner import FilePlan, plan_files, read_manifests
@@ -44,13 +43,11 @@ from lakehead.lake.lake_table import (
     Superseded,
     WrittenFile,
 )
-from lakehead.lake.marks import CLEANUP, INCARNATION, OWNER, LakeMark, LakeVersion
+from lakehead.lake.marks import INCARNATION, OWNER, LakeMark, LakeVersion
 from lakehead.log.netchange import Offsets
 from lakehead.predicate import Bound
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.types import OFFSET_COLUMN, TableDescriptor
-
-_ANNOUNCEMENTS_MAX = 5
 
 
 class IcebergLakeTable:
@@ -205,6 +202,11 @@ class IcebergLakeTable:
                 if e.status == ManifestEntryStatus.ADDED
             )
 
+    def expire(self, version: LakeVersion, snapshot_ids: Collection[int], in_use: Callable[[], Iterable[str]]) -> int:
+        """See `LakeTable.expire`."""
+        with lake_files():
+            return expire_snapshots(_table(version), snapshot_ids, in_use, self._load)
+
     def discard(self, paths: Iterable[str]) -> None:
         """See `LakeTable.discard`."""
         discard_files(self.table.io, paths)
@@ -219,34 +221,6 @@ def native_table(lake: LakeTable) -> Table:
     if not isinstance(lake, IcebergLakeTable):
         raise LakeStateError("this engine reads lakes of the format iceberg only")
     return lake.table
-
-
-def announce_cleanup(load_table: Callable[[], Table]) -> None:
-    """Commit a snapshot without files that says that orphans will be removed: rounds that were planned before are
-    refused from then on, and what landed before is in the version that it was made from.
-
-    Raises:
-        CommitConflictError: others keep changing the table.
-        UnavailableError: the catalog does not answer; it may be announced.
-    """
-    for _ in range(_ANNOUNCEMENTS_MAX):
-        table = load_table()
-        transaction = StagingTransaction(table)
-        values = {CLEANUP: SystemRandomness().uuid_hex()}
-        delta = RowDelta(transaction, values)
-        with lake_files():
-            delta.commit()
-        transaction.set_properties(values)
-        staged = transaction.staged()
-        try:
-            staged.publish()
-            return
-        except CommitFailedException:
-            delta.discard()
-            discard_files(table.io, staged.written)
-        except Exception as e:
-            raise UnavailableError(f"the lake's catalog did not take the announcement of a clean-up: {e}") from e
-    raise CommitConflictError("others keep changing the lake table while orphans are to be removed: try again")
 
 
 def _require_new_files(io: FileIO, files: Sequence[WrittenFile | IcebergFile]) -> None:

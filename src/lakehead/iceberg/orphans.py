@@ -15,21 +15,26 @@ import datetime as dt
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 
 from lakehead.env.clock import Clock
+from lakehead.env.randomness import SystemRandomness
 from lakehead.env.storage import storage_errors
-from lakehead.errors import LakeStateError, UnavailableError
-from lakehead.iceberg.file_io import FILES_AT_ONCE, locate_file
-from lakehead.iceberg.iceberg_table import announce_cleanup
+from lakehead.errors import CommitConflictError, LakeStateError, UnavailableError
+from lakehead.iceberg.data_files import discard_files
+from lakehead.iceberg.file_io import FILES_AT_ONCE, lake_files, locate_file
+from lakehead.iceberg.rowdelta import RowDelta
+from lakehead.iceberg.staging import StagingTransaction
+from lakehead.lake.marks import CLEANUP
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -37,6 +42,7 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
 
+_ANNOUNCEMENTS_MAX = 5
 _METADATA = (".metadata.json", ".metadata.json.gz")
 _KINDS = (".parquet", ".orc", ".avro", ".puffin", ".stats", *_METADATA)
 
@@ -89,10 +95,10 @@ def remove_orphans(
     # Files first: what is committed after this look is reachable in the next.
     listed = list(_list_files(fs, folder))
     table = load_table()
-    reached = _Reached(table.io)
+    reached = Reached(table.io)
     reached.add_metadata(table.metadata_location, table.metadata, may_lack=False)
     for location in also_reachable:
-        reached.add_metadata(location, _read_metadata(table.io, location), may_lack=True)
+        reached.add_metadata(location, read_metadata(table.io, location), may_lack=True)
     others = list(_folders_of_others(table, fs, listed, reached))
     orphans = []
     for info in listed:
@@ -101,7 +107,7 @@ def remove_orphans(
             orphans.append(info)
     if orphans and not dry_run:
         # A round that was planned before cannot commit any more; what landed until now is reached.
-        announce_cleanup(load_table)
+        _announce(load_table)
         table = load_table()
         reached.add_metadata(table.metadata_location, table.metadata, may_lack=False)
         orphans = [i for i in orphans if i.base_name not in reached.names]
@@ -116,22 +122,57 @@ def remove_orphans(
     return sorted((Orphan(base + i.path[start:], i.size, i.mtime) for i in orphans), key=lambda o: o.path)
 
 
+def _announce(load_table: Callable[[], Table]) -> None:
+    """Commit a snapshot without files that says that orphans will be removed: rounds that were planned before are
+    refused from then on, and what landed before is in the version that it was made from.
+
+    Raises:
+        CommitConflictError: others keep changing the table.
+        UnavailableError: the catalog does not answer; it may be announced.
+    """
+    for _ in range(_ANNOUNCEMENTS_MAX):
+        table = load_table()
+        transaction = StagingTransaction(table)
+        values = {CLEANUP: SystemRandomness().uuid_hex()}
+        delta = RowDelta(transaction, values)
+        with lake_files():
+            delta.commit()
+        transaction.set_properties(values)
+        staged = transaction.staged()
+        try:
+            staged.publish()
+            return
+        except CommitFailedException:
+            delta.discard()
+            discard_files(table.io, staged.written)
+        except Exception as e:
+            raise UnavailableError(f"the lake's catalog did not take the announcement of a clean-up: {e}") from e
+    raise CommitConflictError("others keep changing the lake table while orphans are to be removed: try again")
+
+
 def _list_files(fs: FileSystem, folder: str) -> Iterator[FileInfo]:
     for info in fs.get_file_info(FileSelector(folder, recursive=True, allow_not_found=True)):
         if info.type == FileType.File and info.base_name.endswith(_KINDS):
             yield info
 
 
-class _Reached:
-    """Names of all files that metadata leads to."""
+class Reached:
+    """All files that metadata leads to.
+
+    Attributes:
+        addresses: as whoever names them spells them.
+        names: without their folders.
+    """
 
     def __init__(self, io: FileIO) -> None:
         self._io = io
+        self.addresses: set[str] = set()
         self.names: set[str] = set()
         self._manifests: set[str] = set()
 
     def _add(self, addresses: Iterable[str]) -> None:
         for address in addresses:
+            self.addresses.add(address)
             name = address.rpartition("/")[2]
             self.names |= {name, unquote(name)}
 
@@ -139,10 +180,14 @@ class _Reached:
         """A metadata file, those before it, and all that its snapshots hold; ``may_lack`` passes over what is gone."""
         self._add([location, *(entry.metadata_file for entry in metadata.metadata_log)])
         self._add(s.statistics_path for s in (*metadata.statistics, *metadata.partition_statistics))
-        self._add(s.manifest_list for s in metadata.snapshots)
+        self.add_snapshots(metadata.snapshots, may_lack=may_lack)
+
+    def add_snapshots(self, snapshots: Sequence[Snapshot], *, may_lack: bool) -> None:
+        """All that these snapshots hold."""
+        self._add(s.manifest_list for s in snapshots)
         with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
             manifests: dict[str, ManifestFile] = {}
-            for found in pool.map(lambda s: self._read(s, self._list_manifests, may_lack), metadata.snapshots):
+            for found in pool.map(lambda s: self._read(s, self._list_manifests, may_lack), snapshots):
                 manifests |= {m.manifest_path: m for m in found}
             new = [m for path, m in manifests.items() if path not in self._manifests]
             self._add(m.manifest_path for m in new)
@@ -168,18 +213,23 @@ class _Reached:
             ) from e
 
 
-def _read_metadata(io: FileIO, location: str) -> TableMetadata:
+def read_metadata(io: FileIO, location: str) -> TableMetadata:
+    """What a metadata file says at which somebody reads the table.
+
+    Raises:
+        UnavailableError: it is gone.
+    """
     try:
         return FromInputFile.table_metadata(io.new_input(location))
     except FileNotFoundError as e:
         raise UnavailableError(
             f"the metadata file {location}, at which somebody reads the lake table, is gone, so what he needs is not"
-            " known: remove orphans when the read has ended",
+            " known: remove files when the read has ended",
             path=location,
         ) from e
 
 
-def _folders_of_others(table: Table, fs: FileSystem, listed: Iterable[FileInfo], reached: _Reached) -> Iterator[str]:
+def _folders_of_others(table: Table, fs: FileSystem, listed: Iterable[FileInfo], reached: Reached) -> Iterator[str]:
     """Folders inside the table's that are other tables'; what tables in the very same folder hold is marked reached.
 
     A catalog may give a new table the folder of one that was dropped, and dropped tables can be registered again.

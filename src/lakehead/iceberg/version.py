@@ -19,6 +19,7 @@ def lake_version(table: Table) -> LakeVersion:
             s.parent_snapshot_id,
             s.sequence_number or 0,
             s.summary.additional_properties if s.summary else {},
+            s.timestamp_ms * 1000,
         )
         for s in metadata.snapshots
     }

@@ -9,7 +9,7 @@ tries again: an attempt ends in one of three ways, and what to do next is not th
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -233,6 +233,24 @@ class LakeTable(Protocol):
 
     def added_paths(self, version: LakeVersion, snapshot_id: int) -> frozenset[str] | None:
         """Data and delete files that a snapshot added; None when it is not listed."""
+        ...
+
+    def expire(self, version: LakeVersion, snapshot_ids: Collection[int], in_use: Callable[[], Iterable[str]]) -> int:
+        """Take snapshots out of the list, but for what branches and tags name, then remove the files that only they
+        named. A process that ends in between leaves orphans.
+
+        Args:
+            in_use: states of versions at which somebody reads: what these hold stays. Asked before and after the
+                snapshots are taken out.
+
+        Returns:
+            How many files were removed.
+
+        Raises:
+            CommitConflictError: the table has moved on; nothing was changed.
+            UnavailableError: the catalog does not answer, or what is in use cannot be known; no file was removed.
+            LakeStateError: the table lacks a file that it names.
+        """
         ...
 
     def discard(self, paths: Iterable[str]) -> None:

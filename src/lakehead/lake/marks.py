@@ -80,12 +80,14 @@ class LakeSnapshot:
         parent_id: the snapshot it was made from; None for the first, and where expiry has erased it.
         sequence_number: its place in the order of the table's commits, from 1.
         summary: its own entries, marks among them.
+        committed_us: when it was made, by the clock of who made it; microseconds since 1970.
     """
 
     snapshot_id: int
     parent_id: int | None
     sequence_number: int
     summary: Mapping[str, str]
+    committed_us: int = 0
 
     @property
     def foreign(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -288,6 +288,17 @@ class MemoryLake:
         before = state.contents.get(parent, _Content()) if parent is not None else _Content()
         return frozenset(state.contents[snapshot_id].paths - before.paths)
 
+    def expire(self, version: LakeVersion, snapshot_ids: Collection[int], in_use: Callable[[], Iterable[str]]) -> int:
+        """See `LakeTable.expire`; while anything is in use, all files stay."""
+        self.on_step("commit")
+        state, before = self._known(), self.reachable()
+        if (state.table_uuid, state.current_id) != (version.table_uuid, version.current_id):
+            raise CommitConflictError("others changed the table while snapshots expired")
+        self.forget(*snapshot_ids)
+        gone = set() if any(True for _ in in_use()) else before - self.reachable()
+        self.discard(gone)
+        return len(gone)
+
     def discard(self, paths: Iterable[str]) -> None:
         """See `LakeTable.discard`.
 
@@ -322,7 +333,8 @@ class MemoryLake:
         state = self._known()
         state.sequence_number += 1
         made = snapshot_id or self._new_snapshot_id()
-        state.snapshots[made] = LakeSnapshot(made, state.current_id, state.sequence_number, dict(summary))
+        number = state.sequence_number
+        state.snapshots[made] = LakeSnapshot(made, state.current_id, number, dict(summary), committed_us=number)
         state.contents[made] = content
         state.current_id = made
         return made
@@ -372,7 +384,7 @@ class MemoryLake:
                 made.append(self._put("data", replace(first, rows=rows[::-1] if backwards else rows)))
         return self._foreign(_Content(tuple(made), (), ()))
 
-    def expire(self, *snapshot_ids: int, files: bool = False) -> None:
+    def forget(self, *snapshot_ids: int, files: bool = False) -> None:
         """Take snapshots out of the list, and, with ``files``, remove what only they name."""
         state = self._known()
         assert state.current_id not in snapshot_ids

@@ -88,8 +88,7 @@ def _groups(
 
 
 def _joins(older: LakeFile, newer: LakeFile, size: int, target_bytes: int) -> bool:
-    assert older.offsets is not None and newer.offsets is not None
-    in_order = older.offsets[1] < newer.offsets[0]
+    in_order = older.offsets is not None and newer.offsets is not None and older.offsets[1] < newer.offsets[0]
     small = max(older.size, newer.size) < target_bytes // 2 and size + older.size <= target_bytes
     return in_order and small and older.size <= max(size, TINY_BYTES)
 

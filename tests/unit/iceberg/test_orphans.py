@@ -220,7 +220,7 @@ def test_what_others_expired_goes_and_what_somebody_still_reads_stays(keyed: Any
 
 def test_a_lease_whose_metadata_is_gone_stops_the_clean_up(keyed: Any) -> None:
     path = stray(keyed)
-    with pytest.raises(UnavailableError, match="remove orphans when the read has ended"):
+    with pytest.raises(UnavailableError, match="remove files when the read has ended"):
         clean(keyed, also_reachable=[f"{keyed.load().location()}/metadata/gone.metadata.json"])
     assert path.exists()
 

@@ -1,0 +1,67 @@
+"""Taking snapshots out of an Iceberg table, and the files that only they named off its storage.
+
+PyIceberg's expiry takes them out of the list alone. The list is committed first: a process that ends before the files
+are gone leaves orphans, which `lakehead.iceberg.orphans` finds, and never a snapshot without its files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.update import AssertRefSnapshotId, RemoveSnapshotsUpdate
+
+from lakehead.errors import CommitConflictError, UnavailableError
+from lakehead.iceberg.data_files import discard_files
+from lakehead.iceberg.orphans import Reached, read_metadata
+from lakehead.iceberg.staging import StagingTransaction
+
+
+def expire_snapshots(
+    table: Table, snapshot_ids: Collection[int], in_use: Callable[[], Iterable[str]], load_table: Callable[[], Table]
+) -> int:
+    """See `lakehead.lake.lake_table.LakeTable.expire`. Heads of branches and tags stay."""
+    heads = {ref.snapshot_id for ref in table.metadata.refs.values()}
+    going = [s for s in table.metadata.snapshots if s.snapshot_id in set(snapshot_ids) - heads]
+    if not going:
+        return 0
+    # What is not known now will not be known when the list is committed.
+    for location in in_use():
+        read_metadata(table.io, location)
+    named = _files_of(table, going)
+    _commit(table, [s.snapshot_id for s in going])
+    reached = Reached(table.io)
+    left = load_table()
+    reached.add_metadata(left.metadata_location, left.metadata, may_lack=False)
+    for location in in_use():
+        reached.add_metadata(location, read_metadata(table.io, location), may_lack=True)
+    gone = [path for path in named if path.rpartition("/")[2] not in reached.names]
+    discard_files(table.io, gone)
+    return len(gone)
+
+
+def _files_of(table: Table, snapshots: Iterable[Snapshot]) -> set[str]:
+    """Addresses of all that these snapshots name."""
+    reached = Reached(table.io)
+    reached.add_snapshots(list(snapshots), may_lack=True)
+    return reached.addresses
+
+
+def _commit(table: Table, snapshot_ids: list[int]) -> None:
+    transaction = StagingTransaction(table)
+    current = table.metadata.current_snapshot_id
+    transaction._apply(
+        (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": snapshot_ids}),),
+        (AssertRefSnapshotId.model_validate({"ref": "main", "snapshot-id": current}),),
+    )
+    staged = transaction.staged()
+    name = ".".join(table.name())
+    try:
+        staged.publish()
+    except CommitFailedException as e:
+        discard_files(table.io, staged.written)
+        raise CommitConflictError(f"others changed lake table {name} while snapshots expired: try again") from e
+    except Exception as e:
+        raise UnavailableError(f"the catalog of lake table {name} did not answer while snapshots expired: {e}") from e

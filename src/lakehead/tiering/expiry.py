@@ -1,0 +1,43 @@
+"""Expiry: lake snapshots that nobody needs any more leave the list, and then the files that only they named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from lakehead.env.clock import Clock
+from lakehead.lake.lake_table import LakeTable
+from lakehead.lake.marks import mark_of
+from lakehead.tiering.expiry_plan import Retention, plan_expiry
+
+
+@dataclass(frozen=True)
+class ExpiryResult:
+    """What an expiry did.
+
+    Attributes:
+        snapshots: so many were taken out of the list.
+        files: so many were removed: data, deletes, manifests and their lists.
+    """
+
+    snapshots: int
+    files: int
+
+
+def expire(lake: LakeTable, retention: Retention, *, clock: Clock, in_use: Callable[[], Iterable[str]]) -> ExpiryResult:
+    """Expire what the retention does not keep.
+
+    Args:
+        in_use: the metadata files at which somebody reads the table: what these name stays on disk.
+
+    Raises:
+        CommitConflictError: a round or another engine changed the lake first; run again.
+        LakeStateError: the lake was rolled back, or lacks a file.
+        UnavailableError: the catalog does not answer, or what readers need cannot be known; run again.
+    """
+    version = lake.load()
+    if mark_of(version) is None:
+        return ExpiryResult(0, 0)
+    expired = plan_expiry(version, retention, now_us=clock.now_us())
+    files = lake.expire(version, expired, in_use) if expired else 0
+    return ExpiryResult(len(expired), files)

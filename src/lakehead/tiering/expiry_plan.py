@@ -1,0 +1,61 @@
+"""Which lake snapshots are no longer needed, as plain values. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lakehead.errors import InvalidRequestError
+from lakehead.lake.marks import LakeVersion
+
+HOUR_US = 3_600_000_000
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Which snapshots stay.
+
+    Attributes:
+        keep: so many of the newest, whatever their age; at least one.
+        older_than_us: age from which on others go.
+        one_per_us: of those that are younger, one in each such span stays; None: all.
+    """
+
+    keep: int
+    older_than_us: int
+    one_per_us: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises: InvalidRequestError: the current snapshot would go."""
+        if self.keep < 1:
+            raise InvalidRequestError(f"keep={self.keep}: the current snapshot stays, so keep at least 1")
+
+
+USUAL = Retention(keep=100, older_than_us=7 * 24 * HOUR_US, one_per_us=HOUR_US)
+"""What the tiering service keeps: a table of one second's freshness has 86,400 snapshots a day, and each commit writes
+the list of all."""
+
+
+def plan_expiry(version: LakeVersion, retention: Retention, *, now_us: int) -> list[int]:
+    """Ids of the snapshots to expire, oldest first: none that the current one's mark is read from, and none newer than
+    the current one."""
+    lineage = list(version.lineage())
+    if not lineage:
+        return []
+    kept = {s.snapshot_id for s in lineage[: retention.keep]}
+    for snapshot in lineage:
+        kept.add(snapshot.snapshot_id)
+        if snapshot.mark is not None:
+            break
+    current = lineage[0]
+    expired: list[int] = []
+    spans: set[int] = set()
+    for snapshot in sorted(version.snapshots.values(), key=lambda s: -s.sequence_number):
+        if snapshot.snapshot_id in kept or snapshot.sequence_number >= current.sequence_number:
+            continue
+        span = 0 if retention.one_per_us is None else snapshot.committed_us // retention.one_per_us
+        young = now_us - snapshot.committed_us < retention.older_than_us
+        if young and (retention.one_per_us is None or span not in spans):
+            spans.add(span)
+        else:
+            expired.append(snapshot.snapshot_id)
+    return expired[::-1]

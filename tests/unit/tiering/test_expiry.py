@@ -1,0 +1,175 @@
+"""Expiry, in Iceberg and in the model: snapshots that nobody needs leave, with the files that only they named."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from tests.unit.tiering.test_commit import at_step
+from tests.unit.tiering.test_compaction import history
+
+from lakehead.errors import CommitConflictError, InvalidRequestError, LakeStateError, UnavailableError
+from lakehead.lake.marks import LakeMark, LakeSnapshot, LakeVersion, mark_of
+from lakehead.tiering.compaction import compact
+from lakehead.tiering.expiry import ExpiryResult, expire
+from lakehead.tiering.expiry_plan import HOUR_US, USUAL, Retention, plan_expiry
+
+MARK = LakeMark(0, "t", 1, "r", {}).to_summary()
+NOW = 1000 * HOUR_US
+
+
+# ---- the plan -------------------------------------------------------------------------------------------------------
+
+
+def listed(*ages_us: int, marks: Iterable[int] | None = None) -> LakeVersion:
+    """Snapshots 1, 2, ... of these ages, each made from the one before; all are rounds, or those that are named."""
+    marked = set(range(1, len(ages_us) + 1)) if marks is None else set(marks)
+    snapshots = {
+        n: LakeSnapshot(n, n - 1 if n > 1 else None, n, MARK if n in marked else {}, NOW - age)
+        for n, age in enumerate(ages_us, 1)
+    }
+    return LakeVersion("t", "u", len(ages_us) or None, snapshots, {})
+
+
+def expired(version: LakeVersion, keep: int, older_than_us: int, one_per_us: int | None = None) -> list[int]:
+    return plan_expiry(version, Retention(keep, older_than_us, one_per_us), now_us=NOW)
+
+
+def test_by_age_and_count() -> None:
+    version = listed(50, 40, 30, 20, 10)
+    assert expired(version, 1, 30) == [1, 2, 3]
+    assert expired(version, 1, 31) == [1, 2] and expired(version, 4, 0) == [1] and expired(version, 9, 0) == []
+    assert expired(version, 1, 0) == [1, 2, 3, 4] and expired(listed(), 1, 0) == []
+
+
+def test_one_of_each_span_stays() -> None:
+    version = listed(*(HOUR_US * h + m for h in (30, 3, 2, 1, 0) for m in (3, 2, 1)))
+    assert expired(version, 3, 24 * HOUR_US, HOUR_US) == [1, 2, 3, 4, 5, 7, 8, 10, 11]
+
+
+def test_what_the_mark_is_read_from_stays() -> None:
+    version = listed(50, 40, 30, 20, 10, marks=[1, 2])
+    assert expired(version, 1, 0) == [1]
+
+
+def test_what_is_newer_than_the_current_one_stays() -> None:
+    version = dataclasses.replace(listed(50, 40, 30, 20, 10), current_id=3)
+    assert expired(version, 1, 0) == [1, 2]
+
+
+def test_a_gap_in_the_history_hides_nothing() -> None:
+    version = listed(50, 40, 30, 20, 10)
+    snapshots = {**version.snapshots, 4: dataclasses.replace(version.snapshots[4], parent_id=None)}
+    assert expired(dataclasses.replace(version, snapshots=snapshots), 9, 0) == [1, 2, 3]
+
+
+def test_the_current_one_cannot_go() -> None:
+    with pytest.raises(InvalidRequestError, match="at least 1"):
+        Retention(0, 0)
+    assert USUAL.keep == 100
+
+
+# ---- what it does ---------------------------------------------------------------------------------------------------
+
+
+def run(lake: Any, keep: int = 1, in_use: Callable[[], Iterable[str]] = lambda: ()) -> ExpiryResult:
+    return expire(lake.table, Retention(keep, 0), clock=lake.clock, in_use=in_use)
+
+
+def is_exact(lake: Any) -> bool:
+    return bool(lake.values() == lake.model_values())
+
+
+@pytest.fixture(params=["keyed", "log"])
+def any_lake(request: Any, make_any: Callable[..., Any]) -> Any:
+    return make_any(keyed=request.param == "keyed")
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_only_what_is_needed_is_left(any_lake: Any, compacted: bool) -> None:
+    history(any_lake)
+    if compacted:
+        compact(any_lake.table, any_lake.desc, any_lake.env)
+    before, mark = len(any_lake.all_files()), mark_of(any_lake.table.load())
+    ids = any_lake.snapshot_ids()
+    found = run(any_lake, 2)
+    assert any_lake.snapshot_ids() == ids[-2:] and found.snapshots == len(ids) - 2
+    assert any_lake.stray_files() == set() and is_exact(any_lake)
+    assert before - len(any_lake.all_files()) <= found.files
+    assert mark_of(any_lake.table.load()) == mark
+    assert run(any_lake, 2) == ExpiryResult(0, 0)
+    last = run(any_lake)
+    assert last.snapshots == 1 and (last.files > 0 or not compacted)
+    assert len(any_lake.table.plan(any_lake.table.load())) == (1 if compacted else 6)
+    history(any_lake, 3)
+    assert is_exact(any_lake) and any_lake.stray_files() == set()
+
+
+def test_a_lake_without_rounds(any_lake: Any) -> None:
+    assert run(any_lake) == ExpiryResult(0, 0)
+
+
+def test_what_somebody_reads_stays(any_lake: Any) -> None:
+    history(any_lake)
+    version = any_lake.table.load()
+    held = any_lake.table.plan(version)
+    counts = any_lake.table.count(held)
+    compact(any_lake.table, any_lake.desc, any_lake.env)
+    run(any_lake, in_use=lambda: [version.state])
+    assert any_lake.table.count(held) == counts, "the files of a pinned read are there"
+    assert is_exact(any_lake)
+
+
+def test_nothing_changes_while_it_is_not_known_what_is_in_use(keyed: Any) -> None:
+    history(keyed)
+    ids, files = keyed.snapshot_ids(), keyed.all_files()
+
+    def unknown() -> Iterable[str]:
+        raise UnavailableError("away")
+
+    with pytest.raises(UnavailableError):
+        run(keyed, in_use=unknown)
+    with pytest.raises(UnavailableError):
+        run(keyed, in_use=lambda: [f"file://{keyed.folder}/none.metadata.json"])
+    assert keyed.snapshot_ids() == ids and keyed.all_files() == files
+
+
+def test_a_round_in_between_goes_first(any_keyed: Any) -> None:
+    history(any_keyed)
+    version = any_keyed.table.load()
+    ids = any_keyed.snapshot_ids()
+    any_keyed.write(1, v=8)
+    any_keyed.round()
+    with pytest.raises(CommitConflictError):
+        any_keyed.table.expire(version, ids[:2], lambda: ())
+    assert set(ids) < set(any_keyed.snapshot_ids()) and is_exact(any_keyed) and any_keyed.stray_files() == set()
+
+
+@pytest.mark.parametrize("step", ["write data", "write deletes", "commit"])
+def test_an_expiry_in_between_keeps_no_round_from_landing(any_keyed: Any, step: str) -> None:
+    history(any_keyed)
+    any_keyed.delete(0, 4)
+    any_keyed.write(5, 100, v=77)
+    at_step(any_keyed, step, lambda: run(any_keyed))
+    any_keyed.round()
+    assert is_exact(any_keyed) and any_keyed.stray_files() == set()
+
+
+def test_a_lake_that_was_rolled_back_is_left_as_it_is(any_keyed: Any) -> None:
+    history(any_keyed)
+    ids = any_keyed.snapshot_ids()
+    any_keyed.roll_back(ids[-2])
+    with pytest.raises(LakeStateError, match="rolled back"):
+        run(any_keyed)
+    assert any_keyed.snapshot_ids() == ids
+
+
+def test_branches_and_tags_stay(keyed: Any) -> None:
+    history(keyed)
+    ids = keyed.snapshot_ids()
+    keyed.load().manage_snapshots().create_tag(ids[1], "quarter").commit()
+    run(keyed)
+    assert keyed.snapshot_ids() == [ids[1], ids[-1]]
+    assert keyed.load().scan(snapshot_id=ids[1]).to_arrow().num_rows > 0 and keyed.stray_files() == set()
