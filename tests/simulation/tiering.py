@@ -30,6 +30,9 @@ from lakehead.errors import (
 from lakehead.lake.marks import next_epoch
 from lakehead.protocol import messages as m
 from lakehead.tiering.commit import CommitResult
+from lakehead.tiering.compaction import compact
+from lakehead.tiering.expiry import expire
+from lakehead.tiering.expiry_plan import Retention
 from lakehead.tiering.queue import Listed, ListedTable, TieringQueue
 from lakehead.tiering.round import run_round
 from lakehead.tiering.service import TieringService
@@ -40,7 +43,7 @@ def tier(deployment: Deployment, name: str) -> None:
     """Run a tiering service that begins at some time and soon tries again what failed."""
     # Those that begin at the same time take the same epoch, and fence nobody.
     deployment.scheduler.sleep(deployment.draws.random() * 0.5)
-    queue = functools.partial(TieringQueue, relist_seconds=0.2, retry_seconds=(0.05, 0.4))
+    queue = functools.partial(TieringQueue, relist_seconds=0.2, retry_seconds=(0.05, 0.4), maintenance_rounds=3)
     TieringService(SimulatedTables(deployment, name), deployment.env, make_queue=queue).run()
 
 
@@ -112,6 +115,28 @@ class SimulatedTables:
                     self._fenced.add(table_id)
                 self.note("round failed", type(e).__name__)
                 raise
+
+    def maintain(self, table_id: str) -> bool:
+        """See `TieredTables.maintain`; snapshots that somebody has pinned are kept, as for other engines' expiry."""
+        with self.deployment.scheduler.judging():
+            require(table_id not in self._fenced, f"{self.name} goes on with a table that it lost")
+            d, desc, lake = self.deployment, self._clients[table_id].desc, self.deployment.lakes.by_table[table_id]
+            if table_id not in self._epochs:
+                self._epochs[table_id] = next_epoch(lake.table.load())
+            try:
+                done = compact(lake.table, desc, d.env, epoch=self._epochs[table_id])
+                pinned = [n for n, i in enumerate(reversed(lake.table.snapshot_ids()), 1) if i in lake.pinned]
+                kept = Retention(keep=max(d.draws.randint(1, 5), *pinned, 1), older_than_us=0)
+                expired = expire(lake.table, kept, clock=d.env.clock, in_use=tuple)
+            except LakeheadError as e:
+                self._require_expected(e, table_id)
+                if isinstance(e, TieringFencedError):
+                    self._fenced.add(table_id)
+                self.note("maintenance failed", type(e).__name__)
+                raise
+            lake.inspect()
+            self.note("maintenance", (done.files_before, done.files_after, expired.snapshots, expired.files))
+            return done.more
 
     def _round(self, table_id: str) -> CommitResult:
         d, client = self.deployment, self._clients[table_id]

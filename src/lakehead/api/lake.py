@@ -16,13 +16,15 @@ from lakehead.errors import LakeheadError
 from lakehead.lake.formats import format_of
 from lakehead.lake.listing import files_table
 from lakehead.lake.pinned_lake import PinnedLake
-from lakehead.types import TIMESTAMP_TYPE, TabletId
+from lakehead.types import TIMESTAMP_TYPE, Epoch, TabletId
 
 if TYPE_CHECKING:
     from lakehead.iceberg.version import IcebergTable
     from lakehead.lake.lake_table import LakeTable
     from lakehead.tiering.commit import CommitResult
+    from lakehead.tiering.compaction import CompactionResult
     from lakehead.tiering.executor import Executor
+    from lakehead.tiering.expiry import ExpiryResult
     from lakehead.tiering.round_plan import HotSource
 
 _ORPHANS_SCHEMA = pa.schema(
@@ -111,6 +113,59 @@ class TableLake(Displayed):
         """
         return self._handle.adopt_lake()
 
+    def compact(self) -> CompactionResult:
+        """Write live rows of small files, and of files with many deleted rows, to new ones, until nothing is left to
+        do. Every snapshot and every read finds what it found before; the tiering service does it by itself, unless the
+        table has ``auto_maintenance=False``.
+
+        Raises:
+            NoLakeError: the table has no lake.
+            CommitConflictError: a round or another engine changed the lake meanwhile; what was done so far stays, try
+                again.
+            UnavailableError: the lake's catalog cannot be reached.
+        """
+        from lakehead.tiering.compaction import CompactionResult, compact
+
+        lake = format_of(self._handle.desc).open(self._handle.desc, self._handle.lake())
+        done = CompactionResult(None, 0, 0, 0, True)
+        while done.more:
+            new = compact(lake, self._handle.desc, self._handle.env)
+            done = CompactionResult(
+                new.snapshot_id or done.snapshot_id,
+                done.rows + new.rows,
+                done.files_before + new.files_before,
+                done.files_after + new.files_after,
+                new.more,
+            )
+        if done.snapshot_id is not None:
+            _report(self._handle)
+        return done
+
+    def expire(self, older_than: str | float = "7d", *, keep: int = 20) -> ExpiryResult:
+        """Take snapshots out of the lake's list, and remove the files that only they named. What a running read, a
+        branch or a tag needs stays. Time travel ends where the list does.
+
+        Args:
+            older_than: age from which on a snapshot goes, such as ``"7d"`` or a number of seconds.
+            keep: so many of the newest stay, whatever their age.
+
+        Raises:
+            NoLakeError: the table has no lake.
+            InvalidRequestError: ``keep`` is below 1.
+            CommitConflictError: a round or another engine changed the lake meanwhile; nothing was done, try again.
+            UnavailableError: the catalog cannot be reached, or what a running read needs cannot be known now.
+            LakeStateError: the lake was rolled back, or lacks a file.
+        """
+        from lakehead.tiering.expiry import expire
+        from lakehead.tiering.expiry_plan import Retention
+
+        retention = Retention(keep, parse_duration_ms(older_than, "older_than") * 1000)
+        lake = format_of(self._handle.desc).open(self._handle.desc, self._handle.lake())
+        found = expire(lake, retention, clock=self._handle.env.clock, in_use=lambda: _in_use(self._handle))
+        if found.snapshots:
+            _report(self._handle)
+        return found
+
     def remove_orphans(self, older_than: str | float = "1d", *, dry_run: bool = False) -> pa.Table:
         """Remove files in the table's lake folder that no lake snapshot names: crashes and lost commits leave some.
 
@@ -130,16 +185,12 @@ class TableLake(Displayed):
         """
         from lakehead.iceberg.orphans import remove_orphans
 
-        def leased() -> Iterator[str]:
-            # Asked when the table was loaded: what is pinned from then on is in that.
-            yield from self._handle.leases.metadata_in_use(self._handle.desc.table_id)
-
         age = parse_duration_ms(older_than, "older_than")
         found = remove_orphans(
             self.iceberg,
             older_than_ms=age,
             clock=self._handle.env.clock,
-            also_reachable=leased(),
+            also_reachable=_in_use(self._handle),
             dry_run=dry_run,
         )
         return pa.Table.from_pylist([vars(o) for o in found], _ORPHANS_SCHEMA)
@@ -163,7 +214,36 @@ def tier_table(
 
     result = run_round(lake, handle.desc, source, handle.env, executor=executor, epoch=epoch)
     if result.snapshot_id is not None:
-        # A hint, and the round has landed without it.
-        with contextlib.suppress(LakeheadError):
-            handle.report_tiered()
+        _report(handle)
     return result
+
+
+def maintain_table(handle: TableHandle, lake: LakeTable, *, epoch: Epoch) -> bool:
+    """A turn of a table's maintenance: one compaction, and expiry once there is nothing to compact.
+
+    Returns:
+        Whether there is more to do.
+    """
+    from lakehead.tiering.compaction import compact
+    from lakehead.tiering.expiry import expire
+    from lakehead.tiering.expiry_plan import USUAL
+
+    done = compact(lake, handle.desc, handle.env, epoch=epoch)
+    expired = 0
+    if not done.more:
+        expired = expire(lake, USUAL, clock=handle.env.clock, in_use=lambda: _in_use(handle)).snapshots
+    if done.snapshot_id is not None or expired:
+        _report(handle)
+    return done.more
+
+
+def _in_use(handle: TableHandle) -> Iterator[str]:
+    """Metadata files at which somebody reads now. To be asked once the table was loaded: what is pinned later is in
+    that."""
+    yield from handle.leases.metadata_in_use(handle.desc.table_id)
+
+
+def _report(handle: TableHandle) -> None:
+    # A hint, and the commit has landed without it.
+    with contextlib.suppress(LakeheadError):
+        handle.report_tiered()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from lakehead.api.lake import tier_table
+from lakehead.api.lake import maintain_table, tier_table
 from lakehead.api.table import Table, handle_of
 from lakehead.client.patience import is_gone
 from lakehead.client.table import TableHandle
@@ -19,9 +19,10 @@ from lakehead.lake.marks import next_epoch
 from lakehead.tiering.executor import Executor, LocalExecutor
 from lakehead.tiering.queue import Listed, ListedTable
 from lakehead.tiering.service import RoundReport, TieringService
-from lakehead.types import TablePath, TabletKey
+from lakehead.types import Epoch, TablePath, TabletKey
 
 if TYPE_CHECKING:
+    from lakehead.lake.lake_table import LakeTable
     from lakehead.tiering.commit import CommitResult
     from lakehead.tiering.round_plan import HotSource
 
@@ -187,12 +188,21 @@ class ConnectionTables(Generic[C]):
 
     def run_round(self, table_id: str) -> CommitResult:
         """See `TieredTables.run_round`."""
+        handle, lake, epoch = self._opened(table_id)
+        source = self.log(self._connected(), handle)
+        return tier_table(handle, lake, source, executor=self.executor, epoch=epoch)
+
+    def maintain(self, table_id: str) -> bool:
+        """See `TieredTables.maintain`."""
+        handle, lake, epoch = self._opened(table_id)
+        return maintain_table(handle, lake, epoch=epoch)
+
+    def _opened(self, table_id: str) -> tuple[TableHandle, LakeTable, Epoch]:
         handle = self._handle(table_id)
         lake = format_of(handle.desc).open(handle.desc, handle.lake())
         if table_id not in self._epochs:
             self._epochs[table_id] = next_epoch(lake.load())
-        source = self.log(self._connected(), handle)
-        return tier_table(handle, lake, source, executor=self.executor, epoch=self._epochs[table_id])
+        return handle, lake, self._epochs[table_id]
 
 
 class BackgroundTiering:

@@ -17,7 +17,7 @@ class Retention:
     Attributes:
         keep: so many of the newest, whatever their age; at least one.
         older_than_us: age from which on others go.
-        one_per_us: of those that are younger, one in each such span stays; None: all.
+        one_per_us: of those that are younger, one of tiering's in each such span stays; None: all.
     """
 
     keep: int
@@ -52,10 +52,12 @@ def plan_expiry(version: LakeVersion, retention: Retention, *, now_us: int) -> l
     for snapshot in sorted(version.snapshots.values(), key=lambda s: -s.sequence_number):
         if snapshot.snapshot_id in kept or snapshot.sequence_number >= current.sequence_number:
             continue
-        span = 0 if retention.one_per_us is None else snapshot.committed_us // retention.one_per_us
-        young = now_us - snapshot.committed_us < retention.older_than_us
-        if young and (retention.one_per_us is None or span not in spans):
-            spans.add(span)
-        else:
+        stays = now_us - snapshot.committed_us < retention.older_than_us
+        if stays and retention.one_per_us is not None:
+            # What a snapshot of others holds is read from those before it, which may go.
+            span = snapshot.committed_us // retention.one_per_us
+            stays = snapshot.mark is not None and span not in spans
+            spans |= {span} if stays else set()
+        if not stays:
             expired.append(snapshot.snapshot_id)
     return expired[::-1]

@@ -29,7 +29,9 @@ RETRY_SECONDS = (0.5, 60.0)
 IDLE_SHARE = 0.2
 """Least part of a table's freshness between the starts of two rounds, however long they take."""
 MAINTENANCE_SECONDS = 60.0
-"""From the first round that moved rows to the maintenance that looks at what it and those after it made."""
+"""From the first round that moved rows to the maintenance that looks at what it and those after it made, at most."""
+MAINTENANCE_ROUNDS = 20
+"""So many rounds that moved rows do not wait for it."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,14 @@ class RoundEnded:
 
 @dataclass(frozen=True)
 class MaintenanceEnded:
-    """The end of `RunMaintenance`."""
+    """The end of `RunMaintenance`.
+
+    Attributes:
+        more: whether it stopped for others' sake, with more to do.
+    """
 
     table_id: str
+    more: bool = False
 
 
 @dataclass(frozen=True)
@@ -191,6 +198,7 @@ class QueuedTable:
         offsets: what the lake held after the last round; None: not known.
         expected: seconds that its rounds have lately taken.
         failures: in a row.
+        rounds: that moved rows since the last maintenance.
     """
 
     table: ListedTable
@@ -199,6 +207,7 @@ class QueuedTable:
     offsets: Mapping[TabletKey, int] | None = None
     expected: float = 0.0
     failures: int = 0
+    rounds: int = 0
 
 
 class TieringQueue:
@@ -208,6 +217,7 @@ class TieringQueue:
         turns_at_once: so many tables are worked on at the same time.
         relist_seconds: instead of `RELIST_SECONDS`.
         retry_seconds: instead of `RETRY_SECONDS`.
+        maintenance_rounds: instead of `MAINTENANCE_ROUNDS`.
     """
 
     def __init__(
@@ -216,10 +226,12 @@ class TieringQueue:
         turns_at_once: int = 1,
         relist_seconds: float = RELIST_SECONDS,
         retry_seconds: tuple[float, float] = RETRY_SECONDS,
+        maintenance_rounds: int = MAINTENANCE_ROUNDS,
     ) -> None:
         self.relist_seconds = relist_seconds
         self._turns_at_once = turns_at_once
         self._retry_seconds = retry_seconds
+        self._maintenance_rounds = maintenance_rounds
         self._tables: dict[str, QueuedTable] = {}
         # Table ids by name, of all tables, what was looked up longest ago first.
         self._names: dict[str, str] = {}
@@ -331,7 +343,8 @@ class TieringQueue:
                 queued.offsets = None
                 queued.due = now + self.retry_delay(queued.failures)
             case MaintenanceEnded():
-                queued.maintain_at = None
+                queued.maintain_at = now if event.more else None
+                queued.rounds = 0
             case Watermarks() if not self._stopped and _has_news(queued, event):
                 return [self._begin(RunRound(event.table_id), began)]
             case RoundEnded():
@@ -341,15 +354,17 @@ class TieringQueue:
                 queued.due = began + budget(queued.table.freshness, queued.expected)
         return []
 
-    @staticmethod
-    def _round_ended(queued: QueuedTable, event: RoundEnded, began: float, now: float) -> None:
+    def _round_ended(self, queued: QueuedTable, event: RoundEnded, began: float, now: float) -> None:
         queued.failures = 0
         queued.offsets = event.offsets
         if event.moved:
             took = now - began
             queued.expected = took if took > queued.expected else (queued.expected + took) / 2
+            queued.rounds += 1
             if queued.table.maintained and queued.maintain_at is None:
                 queued.maintain_at = now + MAINTENANCE_SECONDS
+            if queued.maintain_at is not None and queued.rounds >= self._maintenance_rounds:
+                queued.maintain_at = min(queued.maintain_at, now)
         queued.due = began + budget(queued.table.freshness, queued.expected)
 
     def _begin(self, turn: Turn, began: float) -> Turn:

@@ -30,6 +30,7 @@ from lakehead.errors import (
     UnavailableError,
 )
 from lakehead.tiering.queue import (
+    MAINTENANCE_SECONDS,
     AskWatermarks,
     End,
     Event,
@@ -40,6 +41,7 @@ from lakehead.tiering.queue import (
     ListTables,
     MaintenanceEnded,
     RoundEnded,
+    RunMaintenance,
     RunRound,
     ServerAway,
     Stopped,
@@ -113,6 +115,14 @@ class TieredTables(Protocol):
         Raises:
             TieringFencedError, FolderCopiedError: a newer service tiers the table, or that of another copy.
             TableNotFoundError: it is gone.
+        """
+        ...
+
+    def maintain(self, table_id: str) -> bool:
+        """A turn of bounded work: compaction, and once there is none, expiry. Returns whether there is more to do.
+
+        Raises:
+            TieringFencedError, FolderCopiedError, TableNotFoundError: as `run_round`.
         """
         ...
 
@@ -232,15 +242,18 @@ class TieringService:
                     return Watermarks(table_id, self._tables.watermarks(table_id))
                 case RunRound():
                     return self._round(table_id, name)
-                case _:
-                    return MaintenanceEnded(table_id)  # there is none yet
+                case RunMaintenance():
+                    return MaintenanceEnded(table_id, self._tables.maintain(table_id))
         except (TieringFencedError, FolderCopiedError) as e:  # a server that is fenced has a successor
             _log.error("%s: left to a newer tiering service: %s", name, e)
             return Fenced(table_id)
         except TableNotFoundError:
             return Gone(table_id)
         except Exception as e:  # one table's trouble, whatever it is, may not stop the others
-            self._tell(name, e, 0 if queued is None else queued.failures)
+            if isinstance(turn, RunMaintenance):
+                _log.warning("%s: maintenance failed, again in %.0f s: %s", name, MAINTENANCE_SECONDS, e)
+            else:
+                self._tell(name, e, 0 if queued is None else queued.failures)
             return Failed(table_id)
 
     def _round(self, table_id: str, name: str) -> RoundEnded:

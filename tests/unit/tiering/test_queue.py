@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from lakehead.tiering.queue import (
     IDLE_SHARE,
     LOOKUPS_MAX,
+    MAINTENANCE_ROUNDS,
     MAINTENANCE_SECONDS,
     RELIST_SECONDS,
     RETRY_SECONDS,
@@ -287,6 +288,24 @@ def test_maintenance_follows_rounds_that_moved_rows_and_delays_none() -> None:
     assert woken(queue, at, a) == [RunMaintenance("a")]
     queue.handle(MaintenanceEnded("a"), at)
     assert queue.tables["a"].maintain_at is None, "until the next round that moves rows"
+
+
+def test_many_rounds_do_not_wait_for_maintenance_and_it_goes_on_while_there_is_more() -> None:
+    a = table("a", freshness=1.0)
+    queue, _ = started(a)
+    now = NOW
+    for n in range(MAINTENANCE_ROUNDS):
+        assert (
+            RunMaintenance("a") not in queue.handle(ended("a", n + 1), now)[: 0 if n + 1 == MAINTENANCE_ROUNDS else 9]
+        )
+        if n + 1 < MAINTENANCE_ROUNDS:
+            now = queue.tables["a"].due
+            assert woken(queue, now, a) == [AskWatermarks("a")]
+            queue.handle(Watermarks("a", {TABLET: n + 2}), now)
+    assert queue._under_way["a"][0] == RunMaintenance("a")
+    assert queue.handle(MaintenanceEnded("a", more=True), now)[0] == RunMaintenance("a")
+    queue.handle(MaintenanceEnded("a"), now)
+    assert (queue.tables["a"].maintain_at, queue.tables["a"].rounds) == (None, 0)
 
 
 def test_a_table_without_maintenance() -> None:

@@ -63,6 +63,7 @@ class PlayedTables:
         self.wrong: dict[str, Exception] = {}
         self.list_fails: list[LakeheadError] = []
         self.rounds: list[str] = []
+        self.maintained: list[str] = []
         self.closed = False
 
     def open(self) -> None:
@@ -84,6 +85,10 @@ class PlayedTables:
         rows = self.logs[table_id] - self.lakes[table_id]
         self.lakes[table_id] += rows
         return CommitResult(len(self.rounds) if rows else None, rows, 0, 1, {TABLET: self.lakes[table_id]})
+
+    def maintain(self, table_id: str) -> bool:
+        self.maintained.append(table_id)
+        return len(self.maintained) == 1
 
     def close(self) -> None:
         self.closed = True
@@ -231,3 +236,14 @@ def test_it_may_run_again(clock: MovingClock) -> None:
     tables.closed = False
     made.run(1)
     assert tables.lakes["a#0"] == 2
+
+
+def test_maintenance_follows_many_rounds(clock: MovingClock) -> None:
+    tables = PlayedTables(clock, "a")
+
+    def on_round(report: RoundReport) -> None:
+        tables.logs["a#0"] += 1
+
+    service(tables, on_round).run(until=lambda: len(tables.maintained) == 2)
+    assert tables.maintained == ["a#0", "a#0"], "there was more to do"
+    assert len(tables.rounds) == 20
