@@ -66,7 +66,7 @@ class TableProperties:
         compression: of the Arrow buffers in the log: "none", "lz4" or "zstd".
         hot_retention_ms: how long tiered rows stay in the log of a table with a lake.
         log_ttl_ms: after which rows leave the log of a table without a lake, for good; None keeps them for ever.
-        auto_maintenance: compact and expire inside tiering rounds.
+        auto_maintenance: whether the tiering service compacts the lake table and expires its snapshots.
         target_file_bytes: size that lake data files aim at.
         segment_bytes: size at which a log segment is rolled.
     """

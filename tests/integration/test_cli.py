@@ -193,6 +193,29 @@ def test_tiering_without_spark(tmp_path: Path) -> None:
     assert (moved["table"], moved["rows"]) == ("a.u", 1)
 
 
+def test_a_lake_is_maintained_by_hand(tmp_path: Path) -> None:
+    uri = ("--uri", tmp_path / "data")
+    lakehead(*uri, "table", "create", "a.t", "--schema", "id bigint", "--lake", "iceberg")
+    assert lakehead(*uri, "lake", "compact", "a.t").stdout == b"a.t: nothing to compact\n"
+    for n in range(5):
+        lakehead(*uri, "append", "a.t", stdin=b'{"id": %d}\n' % n)
+        lakehead(*uri, "tier", "once", "a.t")
+    (done,) = documents(*uri, "lake", "compact", "a.t")
+    assert (done["rows"], done["files_before"], done["files_after"]) == (5, 5, 1)
+    assert b"nothing to compact" in lakehead(*uri, "lake", "compact", "a.t").stdout
+    assert b"0 snapshots expired" in lakehead(*uri, "lake", "expire", "a.t").stdout
+    (expired,) = documents(*uri, "lake", "expire", "a.t", "--older-than", "0s", "--keep", 1)
+    assert expired["snapshots"] == 5 and expired["files"] > 5
+    assert b"keep" in lakehead(*uri, "lake", "expire", "a.t", "--keep", 0, code=2).stderr
+    assert documents(*uri, "sql", "select count(*) n from a.t$lake") == [{"n": 5}]
+    stray = next((tmp_path / "data" / "lake").rglob("*.parquet")).with_name("0" * 32 + ".parquet")
+    stray.write_bytes(b"")
+    (listed,) = documents(*uri, "lake", "orphans", "a.t", "--older-than", "0s", "--dry-run")
+    assert [f["path"].endswith(stray.name) for f in listed["files"]] == [True] and stray.exists()
+    assert b"1 orphan removed" in lakehead(*uri, "lake", "orphans", "a.t", "--older-than", "0s").stdout
+    assert not stray.exists() and documents(*uri, "sql", "select count(*) n from a.t") == [{"n": 5}]
+
+
 def test_a_server_that_tiers(tmp_path: Path, wait_until: Callable[..., None]) -> None:
     with started("server", "--data", tmp_path, "--listen", "127.0.0.1:0", "--tier", "-o", "json") as process:
         assert process.stdout is not None and process.stderr is not None

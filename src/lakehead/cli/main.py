@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from lakehead.cli import extras, folders, reading, segments, server, tables, tiering, writing
+from lakehead.cli import extras, folders, lake, reading, segments, server, tables, tiering, writing
 from lakehead.cli.session import (
     DEFAULT_URI,
     EXIT_BROKEN_PIPE,
@@ -39,7 +39,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 failed, 2 fix the call, 3 unavailable, 4 fenced, 5 corrupt, 6 commit failed,"
     " 8 no such key.",
 )
-for module in (extras, server, tables, writing, reading, tiering, folders, segments):
+for module in (extras, server, tables, writing, reading, tiering, lake, folders, segments):
     module.register(app)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from lakehead.client.table import TableHandle
-from lakehead.errors import LakeStateError, OffsetOutOfRangeError
+from lakehead.errors import LakeFileMissingError, LakeStateError, OffsetOutOfRangeError
 from lakehead.lake.history import read_history
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.lake.union_read import OpenLake
@@ -39,6 +39,7 @@ def read_records(
     Raises:
         OffsetOutOfRangeError: the log does not hold them all, and the table has no lake that outlives it.
         LakeStateError: neither log nor lake holds them all.
+        LakeFileMissingError: a file of the newest version is gone.
     """
     at = start
     while at < end:
@@ -51,7 +52,8 @@ def read_records(
             if not outlives_log(handle.desc):
                 raise
             trimmed = e
-        lake = open_lake(handle.desc, handle.lake(), None)
+        info = handle.lake()
+        lake = open_lake(handle.desc, info, None)
         held = min(lake.offsets.get(tablet, 0), end)
         if held <= at:
             raise LakeStateError(
@@ -59,9 +61,16 @@ def read_records(
                 f" restore one of them ({trimmed})",
                 table=str(handle.desc.path),
             ) from trimmed
-        for batch in read_history(lake, tablet, at, held, spec):
-            at = _after(batch)
-            yield batch
+        began = at
+        try:
+            for batch in read_history(lake, tablet, at, held, spec):
+                at = _after(batch)
+                yield batch
+        except LakeFileMissingError:
+            # A reader that takes its time outlasts the version it began with; a newer one holds the same records.
+            if at == began and handle.lake().metadata_location == info.metadata_location:
+                raise
+            continue
         at = held
 
 

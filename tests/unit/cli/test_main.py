@@ -39,12 +39,36 @@ def test_help_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == ""
-    for name in ("demo", "server", "table", "append", "upsert", "delete", "get", "tail", "sql", "tier", "inspect"):
+    for name in (
+        "demo",
+        "server",
+        "table",
+        "append",
+        "upsert",
+        "delete",
+        "get",
+        "tail",
+        "sql",
+        "tier",
+        "lake",
+        "inspect",
+    ):
         assert f"\n  {name} " in done.stdout
 
 
 def test_every_command_has_help(run: Run) -> None:
-    for words in ("table create", "table list", "table describe", "table drop", "tier once", "tier run", "tier status"):
+    for words in (
+        "table create",
+        "table list",
+        "table describe",
+        "table drop",
+        "tier once",
+        "tier run",
+        "tier status",
+        "lake compact",
+        "lake expire",
+        "lake orphans",
+    ):
         assert run(*words.split(), "--help")[0] == 0
     for word in ["demo", "server", "append", "upsert", "delete", "get", "tail", "sql", "status", "bench"]:
         code, out, _ = run(word, "--help")
@@ -122,7 +146,7 @@ def test_misuse_is_one_line_and_says_where_help_is(arguments: list[str], words: 
 
 
 def test_no_command_shows_help(run: Run) -> None:
-    for group in ((), ("table",), ("tier",)):
+    for group in ((), ("table",), ("tier",), ("lake",)):
         code, out, err = run(*group)
         assert code == 0 and err == "" and "Commands:" in out and out.count("\n") > 5
 

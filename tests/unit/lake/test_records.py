@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakehead.errors import LakeStateError, OffsetOutOfRangeError
+from lakehead.errors import LakeFileMissingError, LakeStateError, OffsetOutOfRangeError
 from lakehead.lake import records
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey
@@ -102,3 +102,44 @@ def test_lakes_that_do_not_hold_every_record_are_not_asked(
     with pytest.raises(OffsetOutOfRangeError, match="begins at 9"):
         read(Log([9]), [20], monkeypatch, desc)
     assert read(Log([3]), [20], monkeypatch, desc) == list(range(3, 17))
+
+
+@pytest.mark.parametrize("fails_at", [3, 7])
+@pytest.mark.parametrize("newer", [True, False])
+def test_a_reader_outlasts_a_version_whose_files_go(
+    fails_at: int, newer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = iter(range(100) if newer else [0] * 100)
+    failures = [1] if newer else [1] * 100
+
+    def history(lake: Any, tablet: TabletKey, start: int, end: int, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+        for batch in rows(start, end):
+            if batch.column(0)[0].as_py() == fails_at and failures:
+                failures.pop()
+                raise LakeFileMissingError("gone")
+            yield batch
+
+    monkeypatch.setattr(records, "read_history", history)
+    handle: Any = SimpleNamespace(
+        desc=DESC, log=Log([20]), lake=lambda: SimpleNamespace(metadata_location=str(next(versions)))
+    )
+    found: list[int] = []
+
+    def read_all() -> None:
+        for batch in records.read_records(
+            handle,
+            TABLET,
+            3,
+            17,
+            SPEC,
+            open_lake=lambda *_: SimpleNamespace(offsets={TABLET: 20}),  # type: ignore
+        ):
+            found.extend(batch.column(0).to_pylist())
+
+    if newer:
+        read_all()
+        assert found == list(range(3, 17))
+    else:
+        with pytest.raises(LakeFileMissingError):
+            read_all()
+        assert found == list(range(3, fails_at))

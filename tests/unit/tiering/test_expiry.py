@@ -49,6 +49,12 @@ def test_one_of_each_span_stays() -> None:
     assert expired(version, 3, 24 * HOUR_US, HOUR_US) == [1, 2, 3, 4, 5, 7, 8, 10, 11]
 
 
+def test_all_stay_for_a_time() -> None:
+    version = listed(60, 50, 40, 30, 20, 10, marks=[1, 6])
+    assert plan_expiry(version, Retention(1, 100, 1000, all_for_us=41), now_us=NOW) == [2]
+    assert plan_expiry(version, Retention(1, 5, 1000, all_for_us=41), now_us=NOW) == [1, 2]
+
+
 def test_of_others_only_the_newest_stay() -> None:
     version = listed(*(HOUR_US * h for h in range(9, 0, -1)), marks=[1, 3, 4, 8])
     assert expired(version, 1, 24 * HOUR_US, HOUR_US) == [2, 5, 6, 7]
