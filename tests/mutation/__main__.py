@@ -393,6 +393,41 @@ MUTANTS = (
         "known.append(bound)",
         "tests/unit/format/test_read_as.py",
     ),
+    Mutant(
+        "compact over deletes that came meanwhile",
+        "tiering/commit.py",
+        "            if now.get(file.path) != file:\n",
+        "            if file.path not in now:\n",
+        "tests/unit/tiering/test_compaction.py",
+    ),
+    Mutant(
+        "remove files that somebody reads",
+        "iceberg/expiry.py",
+        "        reached.add_metadata(location, read_metadata(table.io, location), may_lack=True)\n",
+        "        pass\n",
+        "tests/unit/tiering/test_expiry.py",
+    ),
+    Mutant(
+        "expire what the mark is read from",
+        "tiering/expiry_plan.py",
+        "        if snapshot.mark is not None:\n            break\n",
+        "        break\n",
+        "tests/unit/tiering/test_expiry.py",
+    ),
+    Mutant(
+        "publish on whatever version there is",
+        "iceberg/staging.py",
+        "        IcebergTables.metadata_location == old,\n",
+        "",
+        "tests/unit/iceberg/test_staging.py",
+    ),
+    Mutant(
+        "collect what a child inherited",
+        "env/forks.py",
+        "    gc.freeze()\n",
+        "",
+        "tests/unit/env/test_forks.py",
+    ),
 )
 
 
