@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,9 @@ from lakehead.errors import (
 from lakehead.lake.marks import mark_of
 from lakehead.testing.hot import MemoryHotSource
 from lakehead.testing.lake import Fault, MemoryLake
+from lakehead.tiering.compaction import compact
+from lakehead.tiering.expiry import expire
+from lakehead.tiering.expiry_plan import Retention
 from lakehead.tiering.round import run_round
 from lakehead.types import OFFSET_COLUMN, PREV_OFFSET_COLUMN, ChangeType, Schemas, TableDescriptor, TablePath, TabletKey
 
@@ -33,14 +37,14 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), False), pa.field("code", pa.int64
 STEPS = ("commit", "write deletes", "load", "write data", "committed", "watermarks", "read")
 EXPECTED = (CommitConflictError, CommitUnknownError, TieringFencedError, UnavailableError)
 
+DISTURBANCES = ["trim", "append", "compact", "backwards", "delete", "expire", "late", "clean", "maintenance"]
+
 ids = st.lists(st.integers(0, 9), min_size=1, max_size=6)
 faults = st.lists(st.none() | st.sampled_from(Fault), max_size=6)
 events = st.lists(
     st.tuples(
         st.sampled_from(STEPS),
-        st.sampled_from(
-            ["crash", "down", "rival", "trim", "append", "compact", "backwards", "delete", "expire", "late", "clean"]
-        ),
+        st.sampled_from(["crash", "down", "rival", *DISTURBANCES]),
     ),
     max_size=5,
 )
@@ -124,11 +128,20 @@ class Rounds(RuleBasedStateMachine):
             self.delete_by_others()
         elif event == "expire":
             current = self.lake._known().current_id
-            self.lake.expire(*(i for i in self.lake.snapshot_ids() if i != current), files=True)
+            self.lake.forget(*(i for i in self.lake.snapshot_ids() if i != current), files=True)
+        elif event == "maintenance":
+            self.maintain()
         elif event == "clean":
             self.lake.clean_up()
         elif event == "late":
             self.lake.deliver()
+
+    def maintain(self) -> None:
+        """What the service of the newest epoch does between rounds."""
+        env = dataclasses.replace(Env.system(), clock=Instant(), randomness=self.randomness)
+        with contextlib.suppress(*EXPECTED):
+            compact(self.lake, self.desc, env, epoch=self.epoch)
+            expire(self.lake, Retention(1, 0), clock=Instant(), in_use=tuple)
 
     def delete_by_others(self) -> None:
         """Rows that are gone stop every round, until whoever took them takes that back."""
@@ -187,7 +200,7 @@ class Rounds(RuleBasedStateMachine):
         finally:
             self.events, self.faults = [], []
 
-    @rule(event=st.sampled_from(["trim", "append", "compact", "backwards", "delete", "expire", "late", "clean"]))
+    @rule(event=st.sampled_from(DISTURBANCES))
     def disturbance(self, event: str) -> None:
         self.disturb(event)
 

@@ -132,12 +132,15 @@ class Wait:
                 self.items.put(e)
 
         thread = threading.Thread(target=report, name=name, daemon=True)
-        self._threads = [t for t in self._threads if t.is_alive()] + [thread]
-        thread.start()
+        with self._lock:  # who closes joins none that is not started yet
+            thread.start()
+            self._threads = [t for t in self._threads if t.is_alive()] + [thread]
 
     def join(self, deadline: float) -> None:
         """Wait until the stream's threads have ended, up to a time of the monotonic clock."""
-        for thread in self._threads:
+        with self._lock:
+            threads = self._threads
+        for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _began(self, reader: Any) -> None:

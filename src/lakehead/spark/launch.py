@@ -13,7 +13,6 @@ from lakehead.api.connection import Connection
 from lakehead.errors import MissingDependencyError
 from lakehead.spark.connections import bind_session, opened
 from lakehead.spark.java import find_java
-from lakehead.spark.source import LakeheadDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,6 +93,8 @@ def attach_session(
     spark: SparkSession, con_or_uri: Connection | str, runtime: Mapping[str, str] | None = None
 ) -> SparkSession:
     """See `lakehead.spark.attach`; ``runtime`` overrides `RUNTIME_SETTINGS`."""
+    from lakehead.spark.source import LakeheadDataSource
+
     con = opened(con_or_uri)
     for name, value in {**RUNTIME_SETTINGS, **(runtime or {})}.items():
         spark.conf.set(name, value)
