@@ -172,6 +172,11 @@ class LakeConfig:
     catalog: dict[str, str] = dataclasses.field(default_factory=dict, repr=False)
     name: str = "lakehead"
 
+    def __post_init__(self) -> None:
+        """Raises: InvalidPropertyError: the catalog is given in another form."""
+        if not isinstance(self.catalog, Mapping):
+            raise InvalidPropertyError("a lake's catalog is given by its properties: {'type': 'sql', 'uri': '...'}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:

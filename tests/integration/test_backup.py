@@ -381,6 +381,10 @@ def test_offsets_of_one_folder_mean_nothing_in_another(tmp_path: Path) -> None:
                     astray.log.subscribe(
                         starts={TabletKey("", 0): 2}, default=default, stops=None, spec=ReadSpec(("k",))
                     )
+            rows = pa.table({"k": [9], "v": [9]}, NUMBERS)
+            for write in (astray.writers.write, lambda *_: astray.writers.named("w")):
+                with pytest.raises(FolderCopiedError, match="another copy"):
+                    write("append", rows)
             assert two.table("t").scan().count() == 6 and one.table("t").scan().count() == 2
             with pytest.raises(OffsetOutOfRangeError):
                 next(iter(two.table("t").subscribe(start={TabletId(): 1000})))

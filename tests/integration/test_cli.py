@@ -193,6 +193,13 @@ def test_tiering_without_spark(tmp_path: Path) -> None:
     assert (moved["table"], moved["rows"]) == ("a.u", 1)
 
 
+def test_a_table_that_exists_is_shown_as_it_is(tmp_path: Path) -> None:
+    made = ("--uri", tmp_path / "data", "table", "create", "a.t", "--schema", "id bigint")
+    lakehead(*made)
+    again = lakehead(*made, "--if-not-exists", "--lake", "iceberg", "--buckets", 4)
+    assert again.stdout == b"created a.t: log table, 1 bucket\n"
+
+
 def test_a_lake_is_maintained_by_hand(tmp_path: Path) -> None:
     uri = ("--uri", tmp_path / "data")
     lakehead(*uri, "table", "create", "a.t", "--schema", "id bigint", "--lake", "iceberg")

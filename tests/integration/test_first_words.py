@@ -42,6 +42,8 @@ INPUTS: dict[str, tuple[Callable[[], Any], list[tuple[Any, ...]]]] = {
     "a frame": (lambda: pd.DataFrame({"w": ["z"], "id": [7]}), [(7, None, "z")]),
     "a reader": (lambda: WHOLE.to_reader(), [(1, 0.5, "a"), (2, 1.5, "b")]),
     "no row": (lambda: iter([]), []),
+    "no row of some columns": (lambda: WHOLE.select(["id"]).slice(0, 0), []),
+    "an empty frame": (lambda: pd.DataFrame({"id": [1]}).query("id > 5"), []),
 }
 
 
@@ -185,6 +187,77 @@ def test_a_forked_child_is_told_of_the_fork(tmp_path: Path) -> None:
         os.close(reading), os.close(writing)
         assert "forked" in said and "closed by a fork" in said
         assert table.scan().count() == 0
+
+
+def test_the_name_of_one_column_is_one_column(con: lh.Connection) -> None:
+    schema = pa.schema([("k", pa.int64()), ("a", pa.int64()), ("b", pa.int64()), ("ab", pa.int64())])
+    table = con.create_table("s.letters", schema, primary_key="k")
+    table.upsert([{"k": 1, "a": 1, "b": 2, "ab": 3}])
+    assert table.scan("ab").to_arrow().to_pylist() == table.scan(columns="ab").to_arrow().to_pylist() == [{"ab": 3}]
+    (batch,) = table.subscribe("full", columns="ab", stop="now")
+    assert batch.rows.column_names[0] == "ab" and "a" not in batch.rows.column_names
+    with pytest.raises(lh.SchemaMismatchError, match="non-null"):
+        table.upsert([{"k": 1, "a": 7, "b": 7, "ab": 7}], columns="ab")
+    with pytest.raises(lh.ColumnNotFoundError, match="'abc'"):
+        table.scan("abc")
+    assert table.get(1) == {"k": 1, "a": 1, "b": 2, "ab": 3}
+
+
+@pytest.mark.parametrize(
+    "target", ["localhost:9123", "lakehead:/127.0.0.1:9123", "lakehead:127.0.0.1:9123", "box.net:1"]
+)
+def test_an_address_is_not_taken_for_a_folder(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(lh.InvalidUriError, match="lakehead://host:port"):
+        lh.connect(target)
+    assert not list(tmp_path.iterdir())
+
+
+def test_settings_of_the_wrong_kind(con: lh.Connection, tmp_path: Path) -> None:
+    with pytest.raises(lh.InvalidRequestError, match="LakeConfig"):
+        lh.connect(tmp_path / "x", lake={"type": "sql"})  # type: ignore[arg-type]
+    with pytest.raises(lh.InvalidRequestError, match="properties"):
+        lh.LakeConfig(catalog="sqlite:///x")  # type: ignore[arg-type]
+    with pytest.raises(lh.InvalidRequestError, match="by name"):
+        con.sql("select 1", frames=[WHOLE])  # type: ignore[arg-type]
+
+
+def test_a_table_whose_lake_is_in_another_catalog_says_so(tmp_path: Path) -> None:
+    other = lh.LakeConfig(
+        catalog={"type": "sql", "uri": f"sqlite:///{tmp_path}/c.db", "warehouse": f"file://{tmp_path}/w"}
+    )
+    with lh.connect(tmp_path / "data", lake=other) as con:
+        con.create_table("t", SCHEMA, lake="iceberg").append([{"id": 1}])
+        con.tier("t")
+    with lh.connect(tmp_path / "data") as con, pytest.raises(lh.LakeStateError, match="give lake= or --config"):
+        con.table("t").scan()
+    with lh.connect(tmp_path / "data", lake=other) as con:
+        assert con.table("t").scan().count() == 1
+
+
+def test_a_table_that_is_dropped_is_not_said_to_be_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with lh.connect(tmp_path / "data") as con:
+        maintenance = con._server.service._maintenance  # type: ignore[attr-defined]
+        tables = con._server.service._tables  # type: ignore[attr-defined]
+        lakes = con._server.service._definitions._lake  # type: ignore[attr-defined]
+        drop_lake = lakes.drop
+
+        def drop(desc: Any, *, purge: bool) -> None:
+            (live,) = tables._live.values()
+            drop_lake(desc, purge=purge)
+            maintenance.run()
+            maintenance._maintain = lambda table: (_ for _ in ()).throw(lh.LakeStateError("gone"))
+            monkey = tables.open_tables
+            tables.open_tables = lambda: [live]
+            maintenance.run()
+            tables.open_tables = monkey
+            del maintenance._maintain
+
+        lakes.drop = drop
+        con.create_table("t", SCHEMA, lake="iceberg").append([{"id": 1}])
+        con.tier("t")
+        con.drop_table("t", purge=True)
+        assert con.tables() == [] and not caplog.records
 
 
 def test_a_folder_that_would_be_memory_is_refused() -> None:

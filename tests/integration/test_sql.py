@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import lakehead as lh
+from lakehead.api.relation import Reading
 
 ROWS = pa.table(
     {
@@ -164,3 +165,10 @@ def test_frames_are_filtered_as_duckdb_means_it(con: lh.Connection) -> None:
             assert con.sql(f"select count(*) from frame where {where}", frames=frames).fetchone() == (len(keys),)
     assert con.sql("select count(*), max(f) from frame", frames={"frame": rows}).fetchone()[0] == 4  # type: ignore[index]
     assert con.sql("select count(*) from frame", frames={"frame": rows}).fetchone() == (4,)
+
+
+def test_an_interrupt_that_duckdb_met_is_one() -> None:
+    reading = Reading(duckdb.connect())
+    for text, error in (("Query interrupted", KeyboardInterrupt), ("another", RuntimeError)):
+        with pytest.raises(error):
+            reading.run(lambda text=text: (_ for _ in ()).throw(RuntimeError(text)))  # type: ignore[misc]

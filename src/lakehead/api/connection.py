@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import difflib
 import os
+import re
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from lakehead.env import Env
 from lakehead.env.credentials import load_token
 from lakehead.env.interrupts import shielded
 from lakehead.errors import (
+    InvalidPropertyError,
     InvalidUriError,
     LakeheadError,
     TableNotFoundError,
@@ -76,6 +78,12 @@ def connect(
         raise InvalidUriError("':memory:' is no folder, and rows are kept in one: give tempfile.mkdtemp()")
     if not isinstance(text, str) or not text:
         raise InvalidUriError(f"cannot connect to {target!r}: give a folder or 'lakehead://host:port'")
+    if re.fullmatch(r"lakehead:/?[^/].*|[\w.-]+:\d+", text):
+        raise InvalidUriError(f"{text!r} looks like a server's address: write 'lakehead://host:port' (or ./{text})")
+    if lake is not None and not isinstance(lake, LakeConfig):
+        raise InvalidPropertyError(
+            "lake= takes a lakehead.LakeConfig, for example LakeConfig(catalog={'type': 'rest'})"
+        )
     if "://" in text:
         return open_server(text, token=token, tls_ca=Path(tls_ca).read_bytes() if tls_ca is not None else None)
     folder, how = os.path.realpath(os.path.expanduser(text)), lake or LakeConfig()
@@ -270,7 +278,7 @@ class Connection(Displayed):
     # ---- lake and SQL -----------------------------------------------------------------------------------------
 
     def tier(self, name: str) -> TieringResult:
-        """Move what is not in the lake yet there: one round, now, in this process, without Spark.
+        """Move to the lake what is not there yet: one round, now, in this process, without Spark.
 
         Raises:
             NoLakeError: the table has no lake.

@@ -26,10 +26,11 @@ def rows_for_upsert(desc: TableDescriptor, data: object, columns: Sequence[str] 
     what = f"rows for {desc.path}"
     table = to_arrow_table(data, desc.schema, what=what)
     if columns is not None:
+        columns = [columns] if isinstance(columns, str) else list(columns)
         missing = [c for c in columns if c not in table.column_names]
         if missing:
-            raise ColumnNotFoundError(f"columns={list(columns)}: the data has no {missing}", column=missing[0])
-        table = table.select(list(columns))
+            raise ColumnNotFoundError(f"columns={columns}: the data has no {missing}", column=missing[0])
+        table = table.select(columns)
     required = [f.name for f in desc.schema if not f.nullable]
     lacking = [c for c in required if c not in table.column_names]
     if lacking:

@@ -13,6 +13,9 @@ from lakehead.errors import LakeheadError, SqlError
 
 T = TypeVar("T")
 
+INTERRUPTED = "Query interrupted"
+"""DuckDB's words for Ctrl-C."""
+
 
 class Reading:
     """What one statement holds while it is read, and why a read of it failed.
@@ -44,6 +47,7 @@ class Reading:
         Raises:
             LakeheadError: what a read of a table raised; else, for DuckDB's own errors:
             SqlError: in DuckDB's words.
+            KeyboardInterrupt: DuckDB met one, and calls it an error of its own.
         """
         try:
             return self._pushing_less(call)
@@ -51,6 +55,10 @@ class Reading:
             if self._failures:
                 raise self._failures.pop() from e
             raise SqlError(str(e)) from e
+        except RuntimeError as e:
+            if INTERRUPTED not in str(e):
+                raise
+            raise KeyboardInterrupt from e
 
     def _pushing_less(self, call: Callable[[], T]) -> T:
         """Call; once more without push-down where DuckDB plans to push a condition down that it then cannot push."""

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from lakehead.api.dataset import FrameDataset, PushdownDataset
 from lakehead.api.pushdown import as_duckdb_means
-from lakehead.api.relation import Reading, Relation, as_duckdb
+from lakehead.api.relation import INTERRUPTED, Reading, Relation, as_duckdb
 from lakehead.api.statement import NamedTable, Statement, read_statement
 from lakehead.api.subscription import changelog_schema, named_changes
 from lakehead.api.table import Table, handle_of
@@ -114,6 +114,8 @@ def run_sql(
             if (view := _View(path, None)) not in views:
                 _make_view(cursor, catalog, view, con.table(path).schema.empty_table())
     cursor.execute(f'create schema if not exists {catalog}."{_DEFAULT}"; use {catalog}."{_DEFAULT}"')
+    if frames is not None and not isinstance(frames, Mapping):
+        raise InvalidRequestError('frames= takes tables by name: {"name": data}')
     for name, rows in (frames or {}).items():
         _register(cursor, name, rows, tables)
     return as_duckdb(Relation(reading.run(lambda: _relation(cursor, statement, params, tables)), reading))
@@ -133,6 +135,8 @@ def _relation(
             raise
         raise _not_found(str(e).splitlines()[0], statement, tables) from e
     except (TypeError, ValueError, RuntimeError) as e:
+        if INTERRUPTED in str(e):
+            raise
         raise SqlError(f"these parameters cannot be used: {e}") from e
     assert isinstance(relation, duckdb.DuckDBPyRelation), statement
     return relation

@@ -123,18 +123,19 @@ def _symbols() -> pa.Array:
 
 
 def chosen_columns(desc: TableDescriptor, columns: Sequence[str] | None) -> list[str]:
-    """The user columns asked for, checked.
+    """The user columns asked for, checked; a name alone is one column.
 
     Raises:
         ColumnNotFoundError: one does not exist; the message names the nearest.
     """
     names: list[str] = desc.schema.names
+    columns = [columns] if isinstance(columns, str) else None if columns is None else list(columns)
     if columns is not None and len(set(columns)) != len(columns):
-        raise InvalidRequestError(f"columns={list(columns)} names a column twice: name each once")
+        raise InvalidRequestError(f"columns={columns} names a column twice: name each once")
     for c in columns or ():
         if c not in names:
             raise ColumnNotFoundError(f"{desc.path} has no column {c!r}; {nearest_name(str(c), names)}", column=str(c))
-    return names if columns is None else list(columns)
+    return names if columns is None else columns
 
 
 def subscribe(

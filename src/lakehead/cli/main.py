@@ -37,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Tables that are a stream, a keyed table and an Iceberg table at once.",
     epilog="Exit codes: 0 done, 1 failed, 2 fix the call, 3 unavailable, 4 fenced, 5 corrupt, 6 commit failed,"
-    " 8 no such key.",
+    " 7 closed, 8 no such key, 130 Ctrl-C, 141 nobody reads on.",
 )
 for module in (extras, server, tables, writing, reading, tiering, lake, folders, segments):
     module.register(app)

@@ -38,7 +38,9 @@ def create(
     lake: Annotated[str | None, typer.Option(help="iceberg: rows can be tiered to an Iceberg table.")] = None,
     freshness: Annotated[str | None, typer.Option(help="How old a row may get before it is in the lake: 30s.")] = None,
     property: Annotated[list[str] | None, typer.Option(metavar="K=V", help="durability=os, ...")] = None,
-    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Accept one of the same definition.")] = False,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="Keep an existing table of the same columns and keys, as it is.")
+    ] = False,
 ) -> None:
     """Create a table; types: bigint, int, string, double, boolean, date, timestamp, list<T>, ..."""
     from lakehead.format.schema import parse_schema_text
@@ -63,7 +65,8 @@ def create(
     if session.json:
         write_json(definition)
     else:
-        more = count_text(buckets, "bucket") + (f", lake {lake}" if lake else "")
+        found = definition["lake"]
+        more = count_text(definition["buckets"], "bucket") + (f", lake {found}" if found else "")
         write_line(f"created {definition['name']}: {definition['kind']} table, {more}")
 
 

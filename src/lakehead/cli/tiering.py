@@ -36,7 +36,7 @@ def once(
     table: Annotated[str | None, typer.Argument(metavar="TABLE", help="database.table, or a name in default.")] = None,
     all_tables: Annotated[bool, typer.Option("--all", help="All tables with a lake, one after the other.")] = False,
 ) -> None:
-    """Move what is not in the lake yet there: one round, in this process, without Spark."""
+    """Move to the lake what is not there yet: one round, in this process, without Spark."""
     if (table is None) is not all_tables:
         raise InvalidRequestError("name one table, or give --all")
     with session.connect() as con:

@@ -62,6 +62,7 @@ class BatchWriter:
 
     Args:
         writer_id: 16 bytes that no other live writer uses.
+        folder_id: where its rows go: a server of another copy refuses them.
         retry_seconds: how long a batch is sent again while the server cannot be reached; None as long as reads are.
 
     Attributes:
@@ -80,8 +81,10 @@ class BatchWriter:
         last_sequence: int = -1,
         retry_seconds: float | None = None,
         batch_bytes_max: int = 256 << 20,
+        folder_id: str = "",
     ) -> None:
         self._desc = desc
+        self._folder_id = folder_id
         self._routes = routes
         self._clock = clock
         self._writer_id = writer_id
@@ -97,7 +100,9 @@ class BatchWriter:
         self.sent_again = False
 
     @classmethod
-    def resume(cls, desc: TableDescriptor, routes: Routes, clock: Clock, name: str) -> BatchWriter:
+    def resume(
+        cls, desc: TableDescriptor, routes: Routes, clock: Clock, name: str, *, folder_id: str = ""
+    ) -> BatchWriter:
         """Take over a named writer: its predecessor is fenced, and numbering goes on after its last batch that is in
         every tablet it went to.
 
@@ -108,8 +113,9 @@ class BatchWriter:
         if len(servers) > 1:
             raise InvalidRequestError(f"{desc.path} lives on several servers: write without a writer_id")
         writer_id = writer_bytes(name)
-        reply, _ = servers[0].call(OpenWriter(table_id=desc.table_id, writer_id=writer_id))
-        writer = cls(desc, routes, clock, writer_id=writer_id, epoch=reply.epoch, last_sequence=reply.last_sequence)
+        reply, _ = servers[0].call(OpenWriter(table_id=desc.table_id, folder_id=folder_id, writer_id=writer_id))
+        epoch, last = reply.epoch, reply.last_sequence
+        writer = cls(desc, routes, clock, writer_id=writer_id, epoch=epoch, last_sequence=last, folder_id=folder_id)
         writer._previous = {ref.key: sequence for ref, sequence in zip(reply.tablets, reply.sequences, strict=True)}
         return writer
 
@@ -145,6 +151,7 @@ class BatchWriter:
         self._next += 1
         request = Write(
             table_id=self._desc.table_id,
+            folder_id=self._folder_id,
             kind=kind,
             tablets=[TabletRef.of(key) for key, _ in parts],
             checksums=checksums,
@@ -210,6 +217,7 @@ class BatchWriter:
             self._routes.servers(self._desc.table_id)[0].call(
                 CloseWriter(
                     table_id=self._desc.table_id,
+                    folder_id=self._folder_id,
                     writer_id=self._writer_id,
                     epoch=self._epoch,
                     acked_through=self.acked_through,

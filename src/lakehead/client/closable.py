@@ -50,7 +50,10 @@ class ClosableEndpoint:
 
     def forget(self) -> None:
         """In a forked child: refuse everything, touch nothing that the parent uses."""
-        self._reason = "this connection was opened before the process was forked: connect again in the child"
+        self._reason = (
+            "this connection was opened before the process was forked: start children by multiprocessing's 'spawn', and"
+            " connect there"
+        )
         self.closed = True
 
 

@@ -21,8 +21,9 @@ _LOOKUP_KEYS = 1 << 16
 class Lookups:
     """Thread-safe. Keys given here were conformed to the table's schema; errors are those of the servers."""
 
-    def __init__(self, desc: TableDescriptor, routes: Routes, clock: Clock) -> None:
+    def __init__(self, desc: TableDescriptor, routes: Routes, clock: Clock, folder_id: str = "") -> None:
         self._desc = desc
+        self._folder_id = folder_id
         self._routes = routes
         self._clock = clock
 
@@ -83,11 +84,13 @@ class Lookups:
         while True:
             try:
                 if len(servers := self._routes.servers(table_id)) == 1:
-                    request = m.Lookup(table_id=table_id, tablets=refs, prefix=prefix)
+                    request = m.Lookup(table_id=table_id, folder_id=self._folder_id, tablets=refs, prefix=prefix)
                     return ask(servers[0], self._clock, request, attachments)[1]
                 out = [pa.py_buffer(b"")] * (2 * len(refs))
                 for endpoint, places in by_server(self._routes, table_id, [ref.key for ref in refs]):
-                    request = m.Lookup(table_id=table_id, tablets=[refs[i] for i in places], prefix=prefix)
+                    request = m.Lookup(
+                        table_id=table_id, folder_id=self._folder_id, tablets=[refs[i] for i in places], prefix=prefix
+                    )
                     _, found = ask(endpoint, self._clock, request, [attachments[i] for i in places])
                     for n, i in enumerate(places):
                         out[2 * i : 2 * i + 2] = found[2 * n : 2 * n + 2]

@@ -24,12 +24,12 @@ class TableHandle:
     def __init__(
         self, desc: TableDescriptor, routes: Routes, env: Env, leases: Leases | None = None, folder_id: str = ""
     ) -> None:
-        """``folder_id`` is the folder that offsets are of: a server of another copy refuses them."""
+        """``folder_id`` is the folder that the table was opened in: a server of another copy refuses its rows."""
         self.desc = desc
         self.env = env
         self._routes = routes
-        self.writers = Writers(desc, routes, env)
-        self.lookups = Lookups(desc, routes, env.clock)
+        self.writers = Writers(desc, routes, env, folder_id)
+        self.lookups = Lookups(desc, routes, env.clock, folder_id)
         self.log = RemoteLog(desc, routes, env, folder_id)
         self.leases = Leases(routes, env, renewing=False) if leases is None else leases
 

@@ -18,8 +18,9 @@ from lakehead.types import TableDescriptor, TabletKey, WriteKind
 class Writers:
     """Thread-safe. Rows given here were conformed to the table's schema; errors are those of the servers."""
 
-    def __init__(self, desc: TableDescriptor, routes: Routes, env: Env) -> None:
+    def __init__(self, desc: TableDescriptor, routes: Routes, env: Env, folder_id: str = "") -> None:
         self._desc = desc
+        self._folder_id = folder_id
         self._routes = routes
         self._clock = env.clock
         self._randomness = env.randomness
@@ -73,9 +74,9 @@ class Writers:
 
     def named(self, name: str) -> BatchWriter:
         """Take over a named writer; see `BatchWriter.resume`."""
-        return BatchWriter.resume(self._desc, self._routes, self._clock, name)
+        return BatchWriter.resume(self._desc, self._routes, self._clock, name, folder_id=self._folder_id)
 
     def anonymous(self) -> BatchWriter:
         """A writer that nobody resumes."""
         writer_id = bytes.fromhex(self._randomness.uuid_hex())
-        return BatchWriter(self._desc, self._routes, self._clock, writer_id=writer_id)
+        return BatchWriter(self._desc, self._routes, self._clock, writer_id=writer_id, folder_id=self._folder_id)

@@ -64,7 +64,7 @@ def filled(table: pa.Table, schema: pa.Schema) -> pa.Table:
         return table
     have = set(table.column_names)
     nulls = {f.name: pa.chunked_array([pa.nulls(table.num_rows, f.type)]) for f in schema if f.name not in have}
-    return pa.Table.from_arrays([nulls.get(n) or table.column(n) for n in schema.names], schema=schema)
+    return pa.Table.from_arrays([nulls[n] if n in nulls else table.column(n) for n in schema.names], schema=schema)
 
 
 def conform(

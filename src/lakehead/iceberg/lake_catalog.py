@@ -163,10 +163,16 @@ class LakeCatalog:
                 return _checked(self.iceberg.load_table((desc.path.database, desc.path.table)), desc)
         except NoSuchTableError as e:
             raise LakeStateError(
-                f"table {desc.path} has no table in lake catalog {self.name!r}: someone dropped it there; drop and"
-                " create the table again",
+                f"table {desc.path} has no table in lake catalog {self.name!r} ({self._kind()}): the catalog is"
+                " not the one that the table was made in (give lake= or --config again), or someone dropped it there"
+                " (restore it; or drop the table here, with all its rows, and create it again)",
                 table=str(desc.path),
             ) from e
+
+    def _kind(self) -> str:
+        """What tells this catalog from others; no address, in which a password may stand."""
+        uri = self.properties.get("uri", "")
+        return uri if uri.startswith("sqlite:") else self.properties.get("type", "of its own kind")
 
     def storage_properties(self, table: Table) -> dict[str, str]:
         """What `open_metadata` needs, beside the metadata location, to read the table's files."""

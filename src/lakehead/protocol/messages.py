@@ -194,9 +194,11 @@ class Request(Message, Generic[A_co], frozen=True, kw_only=True, tag=True):
 
 
 class TableRequest(Request[A_co], Generic[A_co], frozen=True, kw_only=True):
-    """Base of requests about one table."""
+    """Base of requests about one table. A server of another folder than ``folder_id``, if one is given, refuses it:
+    offsets, and numbers of writers, mean something in the log of one folder."""
 
     table_id: str
+    folder_id: str = ""
 
     @property
     def about(self) -> Sequence[str | TablePath]:
@@ -295,9 +297,12 @@ class DropTable(NamedRequest[Done], frozen=True, kw_only=True):
 
 
 class WriteReply(Reply, frozen=True, kw_only=True):
-    """Offsets ``[start, end)`` that each part got, durable as the table promises."""
+    """Offsets ``[start, end)`` that each part got in this folder's log, durable as the table promises; ``incarnation``
+    as in `HelloReply`."""
 
     offsets: list[tuple[Int64, Int64]]
+    folder_id: str = ""
+    incarnation: Int64 = 0
 
 
 class Write(TableRequest[WriteReply], frozen=True, kw_only=True):
@@ -465,8 +470,7 @@ class Read(TableRequest[Stream], frozen=True, kw_only=True):
     over reads what there is now.
 
     ``columns`` may name user columns and ``__bucket``, ``__offset``, ``__timestamp``, ``__change_type`` (int8) and
-    ``__prev_offset`` (int64, -1 for none). ``predicate`` is a serialised Arrow expression over user columns. Offsets
-    mean something in the log of one folder: with another ``folder_id`` than the server's, the request is refused.
+    ``__prev_offset`` (int64, -1 for none). ``predicate`` is a serialised Arrow expression over user columns.
     """
 
     privilege = Privilege.READ
@@ -474,7 +478,6 @@ class Read(TableRequest[Stream], frozen=True, kw_only=True):
     columns: list[str]
     predicate: bytes | None
     lease: str | None = None
-    folder_id: str = ""
 
 
 class ReadLive(TableRequest[Stream], frozen=True, kw_only=True):
@@ -486,7 +489,6 @@ class ReadLive(TableRequest[Stream], frozen=True, kw_only=True):
     columns: list[str]
     predicate: bytes | None
     lease: str | None = None
-    folder_id: str = ""
 
 
 class Subscribe(TableRequest[Stream], frozen=True, kw_only=True):
@@ -494,7 +496,7 @@ class Subscribe(TableRequest[Stream], frozen=True, kw_only=True):
 
     ``starts`` are explicit offsets; tablets not named start at ``default``; tablets created later start at 0.
     ``full`` sends a keyed tablet's live rows as +I first. ``stops`` end a tablet at an offset; the stream ends when all
-    of them are reached. Columns and folder as in `Read`.
+    of them are reached. Columns as in `Read`.
     """
 
     privilege = Privilege.READ
@@ -503,7 +505,6 @@ class Subscribe(TableRequest[Stream], frozen=True, kw_only=True):
     stops: list[TabletRange] | None
     columns: list[str]
     predicate: bytes | None
-    folder_id: str = ""
 
 
 # ---- lake ---------------------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ class Definitions:
     def drop(self, request: m.DropTable) -> m.Done:
         """See `DropTable`."""
         desc = self._metadata.table(request.path)
-        with self._create_lock:
+        with self._create_lock, self._tables.leaving(desc.table_id):
             self._fence()
             # The lake first: whatever a crash leaves, dropping again goes on from there.
             if desc.lake is not None:

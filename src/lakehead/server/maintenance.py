@@ -96,6 +96,8 @@ class Maintenance:
                 except ClosedError:
                     continue
                 except LakeheadError as e:
+                    if not self._tables.is_kept(table.desc.table_id):
+                        continue
                     _log.warning("maintenance of table %s failed and is tried again: %s", table.desc.path, e)
                 except Exception:
                     _log.exception("maintenance of table %s failed and is tried again", table.desc.path)

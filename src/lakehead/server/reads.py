@@ -10,7 +10,6 @@ from lakehead.config import Limits
 from lakehead.env import Env
 from lakehead.errors import (
     CorruptionError,
-    FolderCopiedError,
     InvalidRequestError,
     LimitExceededError,
     OverloadedError,
@@ -159,22 +158,11 @@ class Reads:
 
     def stream(self, request: m.AnyStream) -> ServerStream:
         """Open a stream."""
-        self._require_same_folder(request.folder_id)
         if isinstance(request, m.Subscribe):
             return self._counted(
                 self._subscriptions, lambda: open_subscription(self._tables.get(request.table_id), request)
             )
         return self._counted(self._reads, lambda: self._read(request))
-
-    def _require_same_folder(self, folder_id: str) -> None:
-        own = self._metadata.incarnation.folder_id
-        if folder_id not in ("", own):
-            raise FolderCopiedError(
-                "this server serves another copy of the data folder than the one that the offsets are of: open the"
-                " table again, and read it from its beginning",
-                folder_id=own,
-                expected=folder_id,
-            )
 
     def _read(self, request: m.Read | m.ReadLive) -> ServerStream:
         leased = self._leases.views(request.table_id, request.lease)

@@ -63,10 +63,13 @@ class Scrub:
             return
         try:
             self._lake.proven_offsets(table.desc)
-        except CorruptionError as e:
-            _log.error("the lake of %s is damaged: %s", table.desc.path, e)
         except LakeheadError as e:
-            _log.warning("the lake of %s could not be looked at: %s", table.desc.path, e)
+            if not self._tables.is_kept(table.desc.table_id):
+                return
+            if not isinstance(e, CorruptionError):
+                _log.warning("the lake of %s could not be looked at: %s", table.desc.path, e)
+                return
+            _log.error("the lake of %s is damaged: %s", table.desc.path, e)
 
     def _tell(self) -> None:
         """Log each damage once, also damage that a reader found; once more when it comes back after it was gone."""

@@ -15,6 +15,7 @@ from lakehead.env import Env
 from lakehead.env.clock import SteadyClock
 from lakehead.env.interrupts import shielded, uninterrupted
 from lakehead.env.place import Place
+from lakehead.errors import FolderCopiedError
 from lakehead.log.checkpoint import USUAL_CHECKPOINTS, CheckpointPolicy
 from lakehead.protocol import messages as m
 from lakehead.server.access import Caller, authorize
@@ -147,7 +148,7 @@ class Service:
         Raises:
             LakeheadError: it was refused, or failed.
         """
-        _require(request, caller)
+        self._require(request, caller)
         handler = self._handlers[type(request)]
         if isinstance(request, m.Lookup) and self._tables.is_open(request.table_id):
             # It changes nothing, holds one plain lock, and is quicker than another thread is woken.
@@ -156,9 +157,21 @@ class Service:
             return uninterrupted(lambda: handler(request, attachments, caller))
         return shielded(lambda: handler(request, attachments, caller))
 
+    def _require(self, request: m.Request[Any], caller: Caller) -> None:
+        """That the caller may ask this, and asks of this folder."""
+        for table in request.about or (None,):
+            authorize(caller, request.privilege, table)
+        if isinstance(request, m.TableRequest) and request.folder_id not in ("", self.folder_id):
+            raise FolderCopiedError(
+                "this server serves another copy of the data folder than the one that the table was opened in: open the"
+                " table again, and read it from its beginning",
+                folder_id=self.folder_id,
+                expected=request.folder_id,
+            )
+
     def stream(self, request: m.Request[m.Stream], caller: Caller) -> ServerStream:
         """Open a stream; errors as in `call`."""
-        _require(request, caller)
+        self._require(request, caller)
         assert isinstance(request, m.Read | m.ReadLive | m.Subscribe)
         return shielded(lambda: self._reads.stream(request), undo=ServerStream.close)
 
@@ -184,8 +197,3 @@ class Service:
     def _lake_info(self, request: m.LakeInfo, caller: Caller) -> m.LakeReply:
         found = self._definitions.lake_info(request)
         return found if m.Privilege.TIER in caller.privileges else found.for_reading()
-
-
-def _require(request: m.Request[Any], caller: Caller) -> None:
-    for table in request.about or (None,):
-        authorize(caller, request.privilege, table)

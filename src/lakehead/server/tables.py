@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 from lakehead.env import Env
@@ -260,6 +260,7 @@ class LiveTables:
         self._opening: dict[str, Lock] = {}
         self._live: dict[str, LiveTable] = {}
         self._dropped: set[str] = set()
+        self._leaving: set[str] = set()
         self._closed = False
         self.moment = env.threads.lock()
         """Held while watermarks move: who holds it sees those of all tables as they are at one moment."""
@@ -325,7 +326,7 @@ class LiveTables:
     def open_tables(self) -> list[LiveTable]:
         """The tables that were used since the start."""
         with self._lock:
-            return list(self._live.values())
+            return [live for table_id, live in self._live.items() if table_id not in self._leaving]
 
     def _open(self, desc: TableDescriptor) -> LiveTable:
         return LiveTable(
@@ -366,6 +367,19 @@ class LiveTables:
             self._dropped.discard(desc.table_id)
             raise
         self.remove_dropped()
+
+    @contextlib.contextmanager
+    def leaving(self, table_id: str) -> Iterator[None]:
+        """While a table is dropped: nobody looks after it any more, whose lake may be gone already."""
+        self._leaving.add(table_id)
+        try:
+            yield
+        finally:
+            self._leaving.discard(table_id)
+
+    def is_kept(self, table_id: str) -> bool:
+        """Whether the table is open, and nobody is about to drop it."""
+        return table_id in self._live and table_id not in self._leaving
 
     def remove_dropped(self) -> None:
         """Delete the logs of tables that were dropped; those that cannot be now, at the next call."""

@@ -45,6 +45,7 @@ class Writes:
         run_in_background: Callable[[Callable[[], None]], object],
     ) -> None:
         self._tables = tables
+        self._me = metadata.incarnation
         self._limits = limits
         self._threads = threads
         self._run_in_background = run_in_background
@@ -99,7 +100,8 @@ class Writes:
             # What one tablet alone would refuse, none may have written.
             for tablet, write in zip(tablets, writes, strict=True):
                 tablet.require_change(write)
-        return m.WriteReply(offsets=self._submit(tablets, writes))
+        offsets = self._submit(tablets, writes)
+        return m.WriteReply(offsets=offsets, folder_id=self._me.folder_id, incarnation=self._me.number)
 
     def _check_partitions(self, table: LiveTable, tablets: Sequence[m.TabletRef]) -> None:
         unknown = [ref.key for ref in tablets if ref.key not in table.tablets]
