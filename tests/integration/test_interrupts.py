@@ -33,6 +33,14 @@ TRACED += ("/threading.py", "/contextlib.py", "/queue.py")
 LINES_MAX = 3000
 
 
+@pytest.fixture(autouse=True)
+def interrupts() -> Iterator[None]:
+    """As in a terminal: a shell's background job begins with interrupts ignored, and Spark's driver takes them."""
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, usual or signal.SIG_DFL)
+
+
 @cache
 def _entry(code: CodeType, line: int) -> int:
     return min(start for start, _, at in code.co_lines() if at == line)

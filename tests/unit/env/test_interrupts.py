@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
@@ -17,6 +17,14 @@ from lakehead.env.interrupts import Changes, Latch, shielded, uninterrupted
 
 pytestmark = pytest.mark.timeout(method="thread")
 """A time limit by SIGALRM would itself be a signal whose handler raises."""
+
+
+@pytest.fixture(autouse=True)
+def interrupts() -> Iterator[None]:
+    """As in a terminal: a shell's background job begins with interrupts ignored, and Spark's driver takes them."""
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, usual or signal.SIG_DFL)
 
 
 def here() -> threading.Thread:
