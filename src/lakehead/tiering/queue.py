@@ -198,7 +198,7 @@ class QueuedTable:
         offsets: what the lake held after the last round; None: not known.
         expected: seconds that its rounds have lately taken.
         failures: in a row.
-        rounds: that moved rows since the last maintenance.
+        rounds: that moved rows since the last maintenance, or the last try.
     """
 
     table: ListedTable
@@ -338,6 +338,7 @@ class TieringQueue:
         match event:
             case Failed() if isinstance(turn, RunMaintenance):
                 queued.maintain_at = now + MAINTENANCE_SECONDS
+                queued.rounds = 0
             case Failed():
                 queued.failures += 1
                 queued.offsets = None

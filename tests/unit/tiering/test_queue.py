@@ -308,6 +308,27 @@ def test_many_rounds_do_not_wait_for_maintenance_and_it_goes_on_while_there_is_m
     assert (queue.tables["a"].maintain_at, queue.tables["a"].rounds) == (None, 0)
 
 
+def test_maintenance_that_fails_is_not_tried_after_every_round() -> None:
+    a = table("a", freshness=1.0)
+    queue, out = started(a)
+    rounds = tries = 0
+    now = NOW
+    while rounds < 2 * MAINTENANCE_ROUNDS + 5:
+        turns = [i for i in out if isinstance(i, AskWatermarks | RunRound | RunMaintenance)]
+        if not turns:
+            now += 0.5
+            out = list(woken(queue, now, a))
+        elif isinstance(turns[0], RunMaintenance):
+            tries += 1
+            out = queue.handle(Failed("a"), now)
+        elif isinstance(turns[0], AskWatermarks):
+            out = queue.handle(Watermarks("a", {TABLET: rounds + 1}), now)
+        else:
+            rounds += 1
+            out = queue.handle(ended("a", rounds), now)
+    assert tries == 2, "each after so many rounds that moved rows"
+
+
 def test_a_table_without_maintenance() -> None:
     queue, _ = started(table("a", maintained=False))
     queue.handle(ended("a", 1), NOW)
