@@ -116,7 +116,8 @@ class TableLake(Displayed):
     def compact(self) -> CompactionResult:
         """Write live rows of small files, and of files with many deleted rows, to new ones, until nothing is left to
         do. Every snapshot and every read finds what it found before; the tiering service does it by itself, unless the
-        table has ``auto_maintenance=False``.
+        table has ``auto_maintenance=False``. A lake table to which another engine added columns is left to that engine:
+        what it wrote into them would be lost.
 
         Raises:
             NoLakeError: the table has no lake.

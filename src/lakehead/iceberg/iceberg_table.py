@@ -47,7 +47,7 @@ from lakehead.lake.marks import INCARNATION, OWNER, LakeMark, LakeVersion
 from lakehead.log.netchange import Offsets
 from lakehead.predicate import Bound
 from lakehead.predicate.read_spec import ReadSpec
-from lakehead.types import OFFSET_COLUMN, TableDescriptor
+from lakehead.types import OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor
 
 
 class IcebergLakeTable:
@@ -128,6 +128,11 @@ class IcebergLakeTable:
     def census(self, version: LakeVersion, *, snapshot_id: int | None = None) -> Census:
         """See `LakeTable.census`."""
         return count_rows(_table(version), snapshot_id, lambda: self._all(version, snapshot_id).files)
+
+    def foreign_columns(self, version: LakeVersion) -> tuple[str, ...]:
+        """See `LakeTable.foreign_columns`."""
+        own = {*self._desc.schema.names, *(f.name for f in SYSTEM_FIELDS)}
+        return tuple(f.name for f in _table(version).schema().fields if f.name not in own)
 
     def stage(self, base: LakeVersion, change: LakeChange) -> StagedCommit:
         """See `LakeTable.stage`."""

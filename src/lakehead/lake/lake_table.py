@@ -205,6 +205,11 @@ class LakeTable(Protocol):
         """
         ...
 
+    def foreign_columns(self, version: LakeVersion) -> tuple[str, ...]:
+        """Columns that the table lacks: other engines added them, and may have written values into them, which `read`
+        does not give."""
+        ...
+
     # ---- what becomes of it -------------------------------------------------------------------------------------
 
     def writer(self, version: LakeVersion, *, target_file_bytes: int) -> DataWriter:

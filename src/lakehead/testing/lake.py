@@ -228,6 +228,10 @@ class MemoryLake:
                 rows[tablet] += known
         return Census(dict(rows), strangers)
 
+    def foreign_columns(self, version: LakeVersion) -> tuple[str, ...]:
+        """See `LakeTable.foreign_columns`; nobody adds any."""
+        return ()
+
     def stage(self, base: LakeVersion, change: LakeChange) -> StagedCommit:
         """See `LakeTable.stage`."""
         old, gone = _content(base), {f.path for f in change.removed}

@@ -45,7 +45,8 @@ class CompactionResult:
 def compact(
     lake: LakeTable, desc: TableDescriptor, env: Env, *, epoch: Epoch | None = None, bytes_max: int = TURN_BYTES
 ) -> CompactionResult:
-    """Write anew what is worth it, as one lake commit; no commit when nothing is.
+    """Write anew what is worth it, as one lake commit; no commit when nothing is, or when other engines added columns,
+    whose values a rewrite would lose.
 
     Args:
         epoch: owner number of the job; None takes the lake's own, which fences nobody.
@@ -60,7 +61,7 @@ def compact(
     """
     version = lake.load()
     mark = mark_of(version)
-    if mark is None:
+    if mark is None or lake.foreign_columns(version):
         return CompactionResult(None, 0, 0, 0, False)
     check_rows(version, mark, functools.partial(lake.census, version), keyed=desc.keyed)
     target = desc.properties.target_file_bytes

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pyiceberg.exceptions import CommitFailedException
 
+from lakehead.errors import CommitConflictError
 from lakehead.iceberg.staging import MetadataFile, MetadataUpdates
 from lakehead.lake.lake_table import LakeChange, Outcome, StagedCommit
 
@@ -58,3 +59,18 @@ def test_old_metadata_goes(keyed: Any, kind: type) -> None:
     for _ in range(5):
         assert keyed.table.publish(stage(keyed)).outcome is Outcome.LANDED
     assert len(list(keyed.folder.rglob("*.metadata.json"))) == 3
+
+
+def test_expiry(keyed: Any, kind: type) -> None:
+    for n in range(4):
+        keyed.write(n)
+        keyed.round()
+    version, other = keyed.table.load(), stage(keyed)
+    ids = keyed.snapshot_ids()
+    assert keyed.table.expire(version, ids[:2], tuple) > 0 and keyed.snapshot_ids() == ids[2:]
+    keyed.table.discard(other.written)
+    assert keyed.stray_files() == set() and keyed.ids() == keyed.model_ids()
+    assert keyed.table.publish(stage(keyed)).outcome is Outcome.LANDED
+    with pytest.raises(CommitConflictError):
+        keyed.table.expire(version, ids[2:3], tuple)
+    assert ids[2] in keyed.snapshot_ids()

@@ -7,7 +7,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyiceberg.types import LongType
 from tests.unit.tiering.test_commit import at_step
 
 from lakehead.errors import CommitConflictError, CommitError, LakeStateError, TieringFencedError, UnavailableError
@@ -265,3 +267,20 @@ def test_a_failed_write_leaves_nothing(any_keyed: Any) -> None:
     with pytest.raises(OSError, match="disk full"):
         run(any_keyed)
     assert any_keyed.stray_files() == set() and is_exact(any_keyed)
+
+
+def test_what_another_engine_wrote_into_columns_of_its_own_stays(log: Any) -> None:
+    history(log)
+    with log.load().update_schema() as change:
+        change.add_column("theirs", LongType())
+    rows = log.load().scan().to_arrow()
+    values = pa.array(range(rows.num_rows), pa.int64())
+    log.load().overwrite(rows.set_column(rows.schema.get_field_index("theirs"), "theirs", values))
+    history(log)
+    files = len(log.table.plan(log.table.load()))
+    assert files > 4 and run(log).snapshot_id is None
+    found = log.load().scan().to_arrow()["theirs"].drop_null().to_pylist()
+    assert sorted(found) == values.to_pylist() and log.ids() == log.model_ids()
+    with log.load().update_schema() as change:
+        change.delete_column("theirs")
+    assert run(log).snapshot_id is not None and log.ids() == log.model_ids()
