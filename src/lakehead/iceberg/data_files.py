@@ -2,7 +2,8 @@
 
 Runs where the rows are, on a Spark executor too: all it needs is a `LakeWriteSpec`, all it returns are `IcebergFile`
 values, both plain and picklable. Columns carry Iceberg's field ids. A file holds rows of one tablet in offset order.
-Nothing here commits; files no commit names are removed by whoever planned them.
+Nothing here commits; files no commit names are removed by whoever planned them. Many processes write into one folder:
+file names are random, whatever a process may draw otherwise.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -30,7 +32,6 @@ from pyiceberg.io.pyarrow import (
 from pyiceberg.schema import Schema
 from pyiceberg.table.locations import load_location_provider
 
-from lakehead.env.randomness import Randomness, SystemRandomness
 from lakehead.env.storage import storage_errors
 from lakehead.errors import LakeStateError, SchemaMismatchError
 from lakehead.format.schema import lake_type
@@ -142,15 +143,12 @@ def write_data_files(
     spec: LakeWriteSpec,
     batches: Iterable[pa.RecordBatch],
     partition: tuple[object, ...],
-    *,
-    randomness: Randomness | None = None,
 ) -> list[IcebergFile]:
     """Write rows of one partition, in the order they come; a new file begins at ``spec.target_file_bytes``.
 
     Args:
         batches: rows with the table's columns, its own or the lake's types, and the system columns.
         partition: partition values of all these rows.
-        randomness: names the files.
 
     Returns:
         The files; none when there are no rows. After an error none remains.
@@ -160,13 +158,12 @@ def write_data_files(
         StorageError: the storage refused.
     """
     tools = _tools(spec)
-    randomness = randomness or SystemRandomness()
     written: list[IcebergFile] = []
     open_file: _DataFile | None = None
     try:
         for rows in _row_groups(_to_lake(b, tools.arrow) for b in batches if b.num_rows):
             with storage_errors(spec.location, "write lake files in"):
-                open_file = open_file or _DataFile(tools, rows, f"{randomness.uuid_hex()}.parquet")
+                open_file = open_file or _DataFile(tools, rows, f"{uuid.uuid4().hex}.parquet")
                 open_file.write(rows)
                 if open_file.size >= spec.target_file_bytes:
                     written.append(open_file.finish(partition))
@@ -189,7 +186,6 @@ def write_position_deletes(
     *,
     spec_id: int,
     partition: tuple[object, ...],
-    randomness: Randomness | None = None,
 ) -> IcebergFile:
     """Write one position-delete file that deletes rows of one data file, as every reader can apply it.
 
@@ -202,7 +198,7 @@ def write_position_deletes(
         StorageError: the storage refused; nothing is left of the file.
     """
     tools = _tools(spec)
-    path = tools.locations.new_data_location(f"{(randomness or SystemRandomness()).uuid_hex()}-deletes.parquet")
+    path = tools.locations.new_data_location(f"{uuid.uuid4().hex}-deletes.parquet")
     paths = pa.DictionaryArray.from_arrays(np.zeros(len(positions), np.int32), pa.array([data_path])).cast(pa.string())
     rows = pa.Table.from_arrays([paths, pa.array(positions, pa.int64())], schema=_POSITION_SCHEMA)
     try:
