@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from lakehead.env.randomness import Randomness
-from lakehead.errors import CommitConflictError, LakeStateError
+from lakehead.errors import CommitConflictError, LakeStateError, UnavailableError
 from lakehead.lake.census import Census
 from lakehead.lake.deleted_rows import find_deleted_rows
 from lakehead.lake.lake_table import (
@@ -124,6 +124,7 @@ class MemoryLake:
         self._randomness = randomness
         self._files: dict[str, _Data | _Deletes | None] = {}
         self._delayed: list[Callable[[], bool]] = []
+        self._told: dict[str, dict[int, _Content]] = {}
         self._state: _State | None = None
         self.create(desc.table_id)
 
@@ -135,12 +136,15 @@ class MemoryLake:
         state = self._state
         if state is None or state.properties.get(TABLE_ID) != self.desc.table_id:
             raise LakeStateError(f"table {self.desc.path} has no lake table of its own any more")
+        told = str(state.current_id)
+        self._told.setdefault(told, {}).update(state.contents)
         return LakeVersion(
             str(self.desc.path),
             state.table_uuid,
             state.current_id,
             dict(state.snapshots),
             dict(state.properties),
+            state=told,
             handle=dict(state.contents),
         )
 
@@ -293,13 +297,20 @@ class MemoryLake:
         return frozenset(state.contents[snapshot_id].paths - before.paths)
 
     def expire(self, version: LakeVersion, snapshot_ids: Collection[int], in_use: Callable[[], Iterable[str]]) -> int:
-        """See `LakeTable.expire`; while anything is in use, all files stay."""
+        """See `LakeTable.expire`."""
+        self.held(in_use())
         self.on_step("commit")
-        state, before = self._known(), self.reachable()
-        if (state.table_uuid, state.current_id) != (version.table_uuid, version.current_id):
+        state, going = self._state, set(snapshot_ids)
+        if (
+            state is None
+            or (state.table_uuid, state.current_id) != (version.table_uuid, version.current_id)
+            or not going <= state.contents.keys()
+        ):
             raise CommitConflictError("others changed the table while snapshots expired")
-        self.forget(*snapshot_ids)
-        gone = set() if any(True for _ in in_use()) else before - self.reachable()
+        named = {p for i in going for p in state.contents[i].paths}
+        self.forget(*going)
+        self.on_step("committed")
+        gone = named - self.reachable() - self.held(in_use())
         self.discard(gone)
         return len(gone)
 
@@ -454,6 +465,19 @@ class MemoryLake:
     def reachable(self) -> set[str]:
         """Addresses that listed snapshots name."""
         return {p for c in self._state.contents.values() for p in c.paths} if self._state else set()
+
+    def held(self, states: Iterable[str]) -> set[str]:
+        """Addresses that versions of these states name, though their snapshots may not be listed any more.
+
+        Raises:
+            UnavailableError: no version of such a state was ever loaded.
+        """
+        out: set[str] = set()
+        for state in states:
+            if state not in self._told:
+                raise UnavailableError(f"nobody knows what version {state} of {self.desc.path} names")
+            out.update(p for content in self._told[state].values() for p in content.paths)
+        return out
 
     def _live(self, content: _Content, path: str) -> list[Row]:
         dead = union(*(d.positions for d in map(self._deletes, content.deletes) if d.target == path), NO_OFFSETS)
