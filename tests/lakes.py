@@ -34,7 +34,7 @@ from lakehead.testing.hot import MemoryHotSource
 from lakehead.testing.lake import Fault, MemoryLake
 from lakehead.tiering.commit import CommitResult
 from lakehead.tiering.round import run_round
-from lakehead.types import OFFSET_COLUMN, Schemas, TableDescriptor, TablePath
+from lakehead.types import OFFSET_COLUMN, Schemas, TableDescriptor, TablePath, TabletKey
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), pa.field("code", pa.int64(), False), pa.field("v", pa.int8())])
 
@@ -272,9 +272,9 @@ class SteppedTable(IcebergLakeTable):
         lake, writer = self._lake, super().writer(version, target_file_bytes=target_file_bytes)
 
         class Writer:
-            def write(self, batches: Any, partition: tuple[object, ...]) -> Any:
+            def write(self, batches: Any, tablet: TabletKey) -> Any:
                 lake.on_step("write data")
-                return writer.write(batches, partition)
+                return writer.write(batches, tablet)
 
         return Writer()
 
@@ -370,3 +370,13 @@ def any_keyed(make_any: Callable[..., Lake | ModelLake]) -> Lake | ModelLake:
 @pytest.fixture
 def any_log(make_any: Callable[..., Lake | ModelLake]) -> Lake | ModelLake:
     return make_any(keyed=False)
+
+
+@pytest.fixture(params=["keyed", "log"])
+def any_lake(request: pytest.FixtureRequest, make_any: Callable[..., Lake | ModelLake]) -> Lake | ModelLake:
+    return make_any(keyed=request.param == "keyed")
+
+
+def is_exact(lake: Tiered) -> bool:
+    """Whether readers of the lake see the rows that the log makes."""
+    return lake.values() == lake.model_values()

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.lakes import is_exact
 
 from lakehead.errors import (
     CommitConflictError,
@@ -59,10 +60,6 @@ def history(lake: Any) -> None:
     lake.round()
     lake.write(6, 4, v=2)
     lake.delete(3)
-
-
-def is_exact(lake: Any) -> bool:
-    return bool(lake.values() == lake.model_values())
 
 
 # ---- repeats and rivals ---------------------------------------------------------------------------------------------

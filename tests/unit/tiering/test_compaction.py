@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyiceberg.types import LongType
+from tests.lakes import is_exact
 from tests.unit.tiering.test_commit import at_step
 
 from lakehead.errors import CommitConflictError, CommitError, LakeStateError, TieringFencedError, UnavailableError
@@ -113,15 +114,6 @@ def history(lake: Any, rounds: int = 6) -> None:
 
 def run(lake: Any, **options: Any) -> CompactionResult:
     return compact(lake.table, lake.desc, lake.env, **options)
-
-
-def is_exact(lake: Any) -> bool:
-    return bool(lake.values() == lake.model_values())
-
-
-@pytest.fixture(params=["keyed", "log"])
-def any_lake(request: Any, make_any: Callable[..., Any]) -> Any:
-    return make_any(keyed=request.param == "keyed")
 
 
 def test_the_same_rows_in_fewer_files(any_lake: Any) -> None:

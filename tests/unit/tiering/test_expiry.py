@@ -7,11 +7,19 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from tests.lakes import is_exact
 from tests.unit.tiering.test_commit import at_step
 from tests.unit.tiering.test_compaction import history
 
-from lakehead.errors import CommitConflictError, InvalidRequestError, LakeStateError, UnavailableError
+from lakehead.errors import (
+    CommitConflictError,
+    InvalidRequestError,
+    LakeFileMissingError,
+    LakeStateError,
+    UnavailableError,
+)
 from lakehead.lake.marks import LakeMark, LakeSnapshot, LakeVersion, mark_of
+from lakehead.predicate.read_spec import ReadSpec
 from lakehead.tiering.compaction import compact
 from lakehead.tiering.expiry import ExpiryResult, expire
 from lakehead.tiering.expiry_plan import HOUR_US, USUAL, Retention, plan_expiry
@@ -89,15 +97,6 @@ def run(lake: Any, keep: int = 1, in_use: Callable[[], Iterable[str]] = lambda: 
     return expire(lake.table, Retention(keep, 0), clock=lake.clock, in_use=in_use)
 
 
-def is_exact(lake: Any) -> bool:
-    return bool(lake.values() == lake.model_values())
-
-
-@pytest.fixture(params=["keyed", "log"])
-def any_lake(request: Any, make_any: Callable[..., Any]) -> Any:
-    return make_any(keyed=request.param == "keyed")
-
-
 @pytest.mark.parametrize("compacted", [False, True])
 def test_only_what_is_needed_is_left(any_lake: Any, compacted: bool) -> None:
     history(any_lake)
@@ -133,18 +132,60 @@ def test_what_somebody_reads_stays(any_lake: Any) -> None:
     assert is_exact(any_lake)
 
 
-def test_nothing_changes_while_it_is_not_known_what_is_in_use(keyed: Any) -> None:
-    history(keyed)
-    ids, files = keyed.snapshot_ids(), keyed.all_files()
+def test_what_is_read_stays_after_its_snapshot_has_left_the_list(any_lake: Any) -> None:
+    history(any_lake)
+    version = any_lake.table.load()
+    held = any_lake.table.plan(version)
+    counts = any_lake.table.count(held)
+    for _ in range(3):
+        any_lake.write(1, v=8)
+        any_lake.round()
+        run(any_lake, in_use=lambda: [version.state])
+        assert version.current_id not in any_lake.snapshot_ids()
+    compact(any_lake.table, any_lake.desc, any_lake.env)
+    run(any_lake, in_use=lambda: [version.state])
+    assert any_lake.table.count(held) == counts and any_lake.stray_files() != set()
+    any_lake.clean_up()
+    assert any_lake.stray_files() == set() and is_exact(any_lake)
+
+
+def test_a_reader_that_begins_while_the_list_is_committed_keeps_its_files(any_lake: Any) -> None:
+    history(any_lake)
+    version = any_lake.table.load()
+    held = any_lake.table.plan(version)
+    counts = any_lake.table.count(held)
+    compact(any_lake.table, any_lake.desc, any_lake.env)
+    answers: list[list[str]] = [[], [version.state]]
+    run(any_lake, in_use=lambda: answers.pop(0))
+    assert answers == [] and any_lake.table.count(held) == counts
+
+
+def test_what_nobody_reads_goes_while_something_else_is_read(any_lake: Any) -> None:
+    history(any_lake)
+    held = any_lake.table.plan(any_lake.table.load())
+    compact(any_lake.table, any_lake.desc, any_lake.env)
+    run(any_lake)
+    version = any_lake.table.load()
+    any_lake.write(1, v=8)
+    any_lake.round()
+    run(any_lake, in_use=lambda: [version.state])
+    assert any_lake.table.count(any_lake.table.plan(version)) > 0
+    with pytest.raises(LakeFileMissingError):
+        list(any_lake.table.read(held, ReadSpec(("id",))))
+
+
+def test_nothing_changes_while_it_is_not_known_what_is_in_use(any_keyed: Any) -> None:
+    history(any_keyed)
+    ids, files, state = any_keyed.snapshot_ids(), any_keyed.all_files(), any_keyed.table.load().state
 
     def unknown() -> Iterable[str]:
         raise UnavailableError("away")
 
     with pytest.raises(UnavailableError):
-        run(keyed, in_use=unknown)
+        run(any_keyed, in_use=unknown)
     with pytest.raises(UnavailableError):
-        run(keyed, in_use=lambda: [f"file://{keyed.folder}/none.metadata.json"])
-    assert keyed.snapshot_ids() == ids and keyed.all_files() == files
+        run(any_keyed, in_use=lambda: [f"{state}.gone"])
+    assert any_keyed.snapshot_ids() == ids and any_keyed.all_files() == files
 
 
 def test_a_round_in_between_goes_first(any_keyed: Any) -> None:
