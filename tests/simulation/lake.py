@@ -7,13 +7,12 @@ says that it ends.
 from __future__ import annotations
 
 import datetime as dt
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tests.simulation.history import History, require
-from tests.simulation.scheduler import Process, Scheduler
+from tests.simulation.scheduler import Process, Scheduler, Task
 
 from lakehead.env.randomness import Randomness
 from lakehead.errors import UnavailableError
@@ -52,7 +51,7 @@ class SimulatedLake:
         self.table.on_step = self._step
         self.table.fault = self._fault
         self.foreign_rows = 0
-        self.pinned: list[int | None] = []
+        self._pins: dict[Task, list[LakeVersion]] = {}
         self._scheduler = scheduler
         self._history = history
         self._rounds: dict[str, LakeMark] = {}
@@ -81,6 +80,20 @@ class SimulatedLake:
         """The current snapshot."""
         ids = self.table.snapshot_ids()
         return ids[-1] if ids else None
+
+    # ---- who reads it ---------------------------------------------------------------------------------------------
+
+    def pin(self, version: LakeVersion) -> None:
+        """The current task is told a version: what that names stays until the task releases all that it was told."""
+        self._pins.setdefault(self._scheduler.current, []).append(version)
+
+    def release(self) -> None:
+        """The current task reads none of the versions that it was told any more."""
+        self._pins.pop(self._scheduler.current, None)
+
+    def in_use(self) -> list[str]:
+        """States of the versions that somebody may read now."""
+        return sorted({v.state for task, versions in self._pins.items() if not task.done for v in versions})
 
     # ---- the catalog ----------------------------------------------------------------------------------------------
 
@@ -190,10 +203,12 @@ class SimulatedLake:
             self.foreign_rows += 1
         elif what == "expire":
             # From the oldest on: with one left out, a lineage with a hole looks like that of a table rolled back.
-            old = list(itertools.takewhile(lambda i: i not in self.pinned, table.snapshot_ids()[:-1]))
+            old = table.snapshot_ids()[:-1]
             if not old:
                 return "nothing"
-            table.forget(*old[: draws.randint(1, len(old))], files=True)
+            named = table.reachable()
+            table.forget(*old[: draws.randint(1, len(old))])
+            self._remove(named)
         elif what == "orphans":
             self._remove_orphans()
         elif table.snapshot_ids():
@@ -211,7 +226,11 @@ class SimulatedLake:
         self.table.announce_cleanup()
         self.inspect()
         self._scheduler.sleep(self._scheduler.draws.random() * 0.05)
-        self.table.remove_orphans(listed)
+        self._remove(listed)
+
+    def _remove(self, paths: set[str]) -> None:
+        """Remove those of these files that nobody needs."""
+        self.table.remove_orphans(paths - self.table.held(self.in_use()))
 
 
 def tablet_of_row(desc: TableDescriptor, row: Mapping[str, Any]) -> TabletKey:
@@ -247,12 +266,12 @@ class SimulatedLakes:
             self.by_table[desc.table_id].drop()
 
     def info(self, desc: TableDescriptor) -> LakeReply:
-        """See `LakeState.info`. The address stands for the version; its snapshot does not expire until `release`."""
+        """See `LakeState.info`. The address stands for the version, whose files stay until `SimulatedLake.release`."""
         lake = self.by_table[desc.table_id]
         version = lake.table.load()
         location = f"{desc.table_id}/{len(self.versions)}"
         self.versions[location] = version
-        lake.pinned.append(version.current_id)
+        lake.pin(version)
         return LakeReply(metadata_location=location, catalog_name="", catalog_properties={}, storage_properties={})
 
     def at(self, desc: TableDescriptor, info: LakeReply, moment: Moment | None) -> PinnedLake:

@@ -5,8 +5,9 @@ A service tiers all tables until it is killed. Those that run at the same time f
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from tests.simulation.deployment import Deployment
 from tests.simulation.history import require
@@ -95,54 +96,49 @@ class SimulatedTables:
 
     def watermarks(self, table_id: str) -> Mapping[TabletKey, int]:
         """See `TieredTables.watermarks`."""
-        with self.deployment.scheduler.judging():
-            require(table_id not in self._fenced, f"{self.name} goes on with a table that it lost")
-            try:
-                return {t.key: t.high_watermark for t in self._clients[table_id].log.tablets()}
-            except LakeheadError as e:
-                self._require_expected(e, table_id)
-                raise
+        with self._turn(table_id, "watermarks"):
+            return {t.key: t.high_watermark for t in self._clients[table_id].log.tablets()}
 
     def run_round(self, table_id: str) -> CommitResult:
         """See `TieredTables.run_round`."""
-        with self.deployment.scheduler.judging():
-            require(table_id not in self._fenced, f"{self.name} goes on with a table that it lost")
-            try:
-                return self._round(table_id)
-            except LakeheadError as e:
-                self._require_expected(e, table_id)
-                if isinstance(e, TieringFencedError):
-                    self._fenced.add(table_id)
-                self.note("round failed", type(e).__name__)
-                raise
+        with self._turn(table_id, "round"):
+            return self._round(table_id)
 
     def maintain(self, table_id: str) -> bool:
-        """See `TieredTables.maintain`; snapshots that somebody has pinned are kept, as for other engines' expiry."""
-        with self.deployment.scheduler.judging():
-            require(table_id not in self._fenced, f"{self.name} goes on with a table that it lost")
+        """See `TieredTables.maintain`."""
+        with self._turn(table_id, "maintenance"):
             d, desc, lake = self.deployment, self._clients[table_id].desc, self.deployment.lakes.by_table[table_id]
-            if table_id not in self._epochs:
-                self._epochs[table_id] = next_epoch(lake.table.load())
-            try:
-                done = compact(lake.table, desc, d.env, epoch=self._epochs[table_id])
-                pinned = [n for n, i in enumerate(reversed(lake.table.snapshot_ids()), 1) if i in lake.pinned]
-                kept = Retention(keep=max(d.draws.randint(1, 5), *pinned, 1), older_than_us=0)
-                expired = expire(lake.table, kept, clock=d.env.clock, in_use=tuple)
-            except LakeheadError as e:
-                self._require_expected(e, table_id)
-                if isinstance(e, TieringFencedError):
-                    self._fenced.add(table_id)
-                self.note("maintenance failed", type(e).__name__)
-                raise
+            done = compact(lake.table, desc, d.env, epoch=self._epoch(table_id))
+            kept = Retention(keep=d.draws.randint(1, 5), older_than_us=0)
+            expired = expire(lake.table, kept, clock=d.env.clock, in_use=lake.in_use)
             lake.inspect()
             self.note("maintenance", (done.files_before, done.files_after, expired.snapshots, expired.files))
             return done.more
 
+    @contextlib.contextmanager
+    def _turn(self, table_id: str, what: str) -> Iterator[None]:
+        """Judge what a service does with one table, and what goes wrong with it."""
+        with self.deployment.scheduler.judging():
+            require(table_id not in self._fenced, f"{self.name} goes on with a table that it lost")
+            try:
+                yield
+            except LakeheadError as e:
+                self._require_expected(e, table_id)
+                if isinstance(e, TieringFencedError):
+                    self._fenced.add(table_id)
+                self.note(f"{what} failed", type(e).__name__)
+                raise
+
+    def _epoch(self, table_id: str) -> int:
+        """The one that this service has taken for a table."""
+        if table_id not in self._epochs:
+            self._epochs[table_id] = next_epoch(self.deployment.lakes.by_table[table_id].table.load())
+        return self._epochs[table_id]
+
     def _round(self, table_id: str) -> CommitResult:
         d, client = self.deployment, self._clients[table_id]
         lake = d.lakes.by_table[table_id]
-        if table_id not in self._epochs:
-            self._epochs[table_id] = next_epoch(lake.table.load())
+        epoch = self._epoch(table_id)
         round_id = d.env.randomness.uuid_hex()
         try:
             result = run_round(
@@ -150,7 +146,7 @@ class SimulatedTables:
                 client.desc,
                 client.log,
                 d.env,
-                epoch=self._epochs[table_id],
+                epoch=epoch,
                 round_id=round_id,
                 rows_per_task=d.draws.choice([5, 1000]),
             )

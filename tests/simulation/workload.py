@@ -305,7 +305,6 @@ class UnionReader(Actor):
         """One union read, carried out so much after it was pinned."""
         history, lakes = self.deployment.history, self.deployment.lakes
         lake = lakes.by_table[self.desc.table_id]
-        held = list(lake.pinned)
         try:
             cuts = {t: t.cuts for t in history.of(self.desc.table_id)}
             starts = self.deployment.starts
@@ -328,7 +327,7 @@ class UnionReader(Actor):
                     self._compare(tablet, rows, ends[tablet.key], pinned.ranges[tablet.key][0])
             self.note("union read", sorted((str(k), *r) for k, r in pinned.ranges.items()))
         finally:
-            lake.pinned[:] = held
+            lake.release()
 
     def _compare(self, tablet: TabletHistory, rows: list[Row], end: int, boundary: int) -> None:
         names = [*self.desc.schema.names, BUCKET_COLUMN]
