@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -32,6 +31,7 @@ from pyiceberg.io.pyarrow import (
 from pyiceberg.schema import Schema
 from pyiceberg.table.locations import load_location_provider
 
+from lakehead.env.randomness import SystemRandomness
 from lakehead.env.storage import storage_errors
 from lakehead.errors import LakeStateError, SchemaMismatchError
 from lakehead.format.schema import lake_type
@@ -163,7 +163,7 @@ def write_data_files(
     try:
         for rows in _row_groups(_to_lake(b, tools.arrow) for b in batches if b.num_rows):
             with storage_errors(spec.location, "write lake files in"):
-                open_file = open_file or _DataFile(tools, rows, f"{uuid.uuid4().hex}.parquet")
+                open_file = open_file or _DataFile(tools, rows, f"{SystemRandomness().uuid_hex()}.parquet")
                 open_file.write(rows)
                 if open_file.size >= spec.target_file_bytes:
                     written.append(open_file.finish(partition))
@@ -198,7 +198,7 @@ def write_position_deletes(
         StorageError: the storage refused; nothing is left of the file.
     """
     tools = _tools(spec)
-    path = tools.locations.new_data_location(f"{uuid.uuid4().hex}-deletes.parquet")
+    path = tools.locations.new_data_location(f"{SystemRandomness().uuid_hex()}-deletes.parquet")
     paths = pa.DictionaryArray.from_arrays(np.zeros(len(positions), np.int32), pa.array([data_path])).cast(pa.string())
     rows = pa.Table.from_arrays([paths, pa.array(positions, pa.int64())], schema=_POSITION_SCHEMA)
     try:
