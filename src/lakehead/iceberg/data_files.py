@@ -32,6 +32,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.locations import load_location_provider
 
 from lakehead.env.randomness import SystemRandomness
+from lakehead.env.randomness import SystemRandomness
 from lakehead.env.storage import storage_errors
 from lakehead.errors import LakeStateError, SchemaMismatchError
 from lakehead.format.schema import lake_type
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
     from pyiceberg.table.locations import LocationProvider
+
+_NAMES = SystemRandomness()
 
 ROW_GROUP_ROWS = (128 << 10, 1 << 20)
 """A row group has at least and at most so many rows, where there are so many."""
