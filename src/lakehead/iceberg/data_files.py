@@ -32,7 +32,6 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.locations import load_location_provider
 
 from lakehead.env.randomness import SystemRandomness
-from lakehead.env.randomness import SystemRandomness
 from lakehead.env.storage import storage_errors
 from lakehead.errors import LakeStateError, SchemaMismatchError
 from lakehead.format.schema import lake_type
