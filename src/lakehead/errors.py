@@ -186,6 +186,12 @@ class ProtocolVersionError(InvalidRequestError):
     code = 1022
 
 
+class SchemaChangedError(InvalidRequestError):
+    """The table was altered since it was opened; ``context`` has ``schema_id``, of the definition in force."""
+
+    code = 1023
+
+
 class UnavailableError(LakeheadError):
     """The service cannot be reached or cannot serve now; retry with back-off."""
 

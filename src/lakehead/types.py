@@ -7,7 +7,7 @@ import decimal
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import Literal, TypeAlias, get_args
@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 
 from lakehead.config import TableProperties
-from lakehead.errors import CorruptionError, InvalidRequestError, NoLakeError
+from lakehead.errors import CorruptionError, InvalidRequestError, NoLakeError, SchemaChangedError
 
 Offset: TypeAlias = int
 """Dense position of a row in one tablet, from 0; also what stands after the last row of a range."""
@@ -179,7 +179,7 @@ class TableSchema:
         """
         ids = list(_ids_in(list(schema)))
         if not any(ids):
-            numbered = _numbered([*schema, *SYSTEM_FIELDS], itertools.count(1))
+            numbered = numbered_fields([*schema, *SYSTEM_FIELDS], itertools.count(1))
             return cls(schema_id, pa.schema(numbered[: len(schema)]))
         if None in ids or len(set(ids)) < len(ids):
             raise CorruptionError(f"schema {schema_id} has fields without an id, or with the same: {ids}")
@@ -226,9 +226,10 @@ def with_children(t: pa.DataType, fields: Sequence[pa.Field]) -> pa.DataType:
     return pa.list_(*fields) if pa.types.is_list(t) else t
 
 
-def _numbered(fields: Sequence[pa.Field], ids: Iterator[int]) -> list[pa.Field]:
+def numbered_fields(fields: Sequence[pa.Field], ids: Iterator[int]) -> list[pa.Field]:
+    """Fields with ids: theirs first, then, field by field, of what is inside."""
     own = [next(ids) for _ in fields]
-    types = [with_children(f.type, _numbered(children(f.type), ids)) for f in fields]
+    types = [with_children(f.type, numbered_fields(children(f.type), ids)) for f in fields]
     whole = zip(fields, types, own, strict=True)
     return [pa.field(f.name, t, f.nullable, {FIELD_ID: str(i)}) for f, t, i in whole]
 
@@ -259,6 +260,31 @@ class Schemas:
     def current(self) -> TableSchema:
         """What rows are written under, and read as."""
         return self.known[-1]
+
+    def as_of(self, schema_id: int) -> Schemas:
+        """The same definitions, for who reads as this one.
+
+        Raises:
+            CorruptionError: there is none of this id.
+        """
+        wanted = self.of(schema_id)
+        return self if wanted is self.current else Schemas((*(s for s in self.known if s is not wanted), wanted))
+
+    @property
+    def oldest_id(self) -> int:
+        """The least id."""
+        return min(s.id for s in self.known)
+
+    @property
+    def newest_id(self) -> int:
+        """The greatest id; ids grow."""
+        return max(s.id for s in self.known)
+
+    @property
+    def last_field_id(self) -> int:
+        """No field, system columns included, ever had a greater id."""
+        system = max(len(s.fields) for s in self.known) + len(SYSTEM_FIELDS)
+        return max(system, *(i for s in self.known for i in _ids_in(list(s.fields)) if i is not None))
 
     def of(self, schema_id: int) -> TableSchema:
         """The definition with this id.
@@ -306,6 +332,23 @@ class TableDescriptor:
     def keyed(self) -> bool:
         """True for a primary-key table, False for a log table."""
         return bool(self.primary_key)
+
+    def as_of(self, schema_id: int) -> TableDescriptor:
+        """The same table under one of its other definitions; see `Schemas.as_of`."""
+        return self if schema_id == self.schema_id else replace(self, schemas=self.schemas.as_of(schema_id))
+
+    def require_schema(self, schema_id: int) -> None:
+        """That a schema is the one in force; -1 always is.
+
+        Raises:
+            SchemaChangedError: it is not.
+        """
+        if schema_id not in (-1, self.schema_id):
+            raise SchemaChangedError(
+                f"table {self.path} was altered since it was opened: open it again",
+                table=str(self.path),
+                schema_id=self.schema_id,
+            )
 
     def require_lake(self) -> str:
         """The kind of its lake.

@@ -260,6 +260,10 @@ class SimulatedLakes:
         if desc.table_id not in self.by_table:
             self.by_table[desc.table_id] = self._make(desc)
 
+    def require_alterable(self, desc: TableDescriptor) -> None:
+        """See `LakeState.require_alterable`."""
+        raise NotImplementedError
+
     def drop(self, desc: TableDescriptor, *, purge: bool) -> None:
         """See `LakeState.drop`."""
         if desc.table_id in self.by_table:

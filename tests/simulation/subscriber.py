@@ -26,7 +26,7 @@ class SimulatedFeed(Feed):
 
     def __init__(self, lakes: SimulatedLakes, client: TableHandle, start: FeedStart, columns: list[str]) -> None:
         self._lakes = lakes
-        super().__init__(client, start, None, ReadSpec(tuple(columns)))
+        super().__init__(client, start, None, lambda _: ReadSpec(tuple(columns)))
 
     def _records(self, key: TabletKey, start: int, end: int) -> Iterator[pa.RecordBatch]:
         return read_records(self._handle, key, start, end, self._spec, open_lake=self._open_lake)

@@ -7,7 +7,7 @@ before the first pushed row as well as when retention overtakes a slow reader.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,11 +16,19 @@ import pyarrow.compute as pc
 
 from lakehead.client.patience import Patience
 from lakehead.client.table import TableHandle
-from lakehead.errors import OffsetOutOfRangeError, UnavailableError
+from lakehead.errors import OffsetOutOfRangeError, SchemaChangedError, UnavailableError
 from lakehead.lake.records import outlives_log, read_records
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.protocol.messages import Stream, StreamHeader, TabletState
-from lakehead.types import CHANGE_TYPE_COLUMN, OFFSET_COLUMN, SYSTEM_FIELDS, TIMESTAMP_COLUMN, TIMESTAMP_TYPE, TabletKey
+from lakehead.types import (
+    CHANGE_TYPE_COLUMN,
+    OFFSET_COLUMN,
+    SYSTEM_FIELDS,
+    TIMESTAMP_COLUMN,
+    TIMESTAMP_TYPE,
+    TableDescriptor,
+    TabletKey,
+)
 
 Item = tuple[StreamHeader, pa.RecordBatch]
 FeedStart = Literal["latest", "earliest", "full"] | int | Mapping[TabletKey, int]
@@ -49,9 +57,12 @@ class Feed:
         handle: TableHandle,
         start: FeedStart,
         stops: Mapping[TabletKey, int] | None,
-        spec: ReadSpec,
+        specify: Callable[[TableDescriptor], ReadSpec],
     ) -> None:
         """Find where it starts, and open it.
+
+        Args:
+            specify: what is wanted of the table under a definition; asked again when it is altered.
 
         Raises:
             LakeheadError: that is not possible.
@@ -59,7 +70,8 @@ class Feed:
         self._handle = handle
         self._over_lake = outlives_log(handle.desc)
         self._stops = stops
-        self._spec = spec
+        self._specify = specify
+        self._spec = specify(handle.desc)
         self._since_us = start if isinstance(start, int) else None
         self._default: Literal["earliest", "full"] = "full" if start == "full" else "earliest"
         self._positions: dict[TabletKey, int] = {}
@@ -68,9 +80,7 @@ class Feed:
         what, clock = f"subscription to {handle.desc.path}", handle.env.clock
         self._patience = Patience(clock, what, None) if stops is None else Patience.bounded(clock, what)
         self._stream = self._first(start)
-        # The stream's own: what comes from the lake has the same.
-        fields = pa.schema([*handle.desc.schema, *SYSTEM_FIELDS, pa.field(CHANGE_TYPE_COLUMN, pa.int8())])
-        self.schema = pa.schema([fields.field(c) for c in spec.names])
+        self.schema = self._columns()
 
     # ---- where it starts --------------------------------------------------------------------------------------
 
@@ -128,6 +138,9 @@ class Feed:
                     continue
                 yield from self._follow(self._stream)
                 return
+            except SchemaChangedError:
+                self._forget_stream()
+                self._follow_definition()
             except UnavailableError as e:
                 self._forget_stream()
                 if not self._stopped:
@@ -140,6 +153,21 @@ class Feed:
             except BaseException:
                 self._forget_stream()
                 raise
+
+    def _follow_definition(self) -> None:
+        """Go on at the same positions, with the columns that the table has now, or those of them that were asked for.
+
+        Raises:
+            ColumnNotFoundError: one that was asked for does not exist any more, or the condition needs it.
+        """
+        self._handle = self._handle.now()
+        self._spec = self._specify(self._handle.desc)
+        self.schema = self._columns()
+
+    def _columns(self) -> pa.Schema:
+        """The stream's own: what comes from the lake has the same."""
+        fields = pa.schema([*self._handle.desc.schema, *SYSTEM_FIELDS, pa.field(CHANGE_TYPE_COLUMN, pa.int8())])
+        return pa.schema([fields.field(c) for c in self._spec.names])
 
     def _follow(self, stream: Stream) -> Iterator[Item]:
         if self._stopped:

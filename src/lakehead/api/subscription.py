@@ -147,13 +147,16 @@ def subscribe(
     stop: Literal["now"] | Mapping[TabletId, int] | None,
 ) -> Subscription:
     """Open a subscription; see `Table.subscribe`."""
-    desc = handle.desc
-    wanted = chosen_columns(desc, columns)
-    predicate: Predicate | None = None if where is None else parse_predicate(where, desc.schema)
-    changes = [CHANGE_TYPE_COLUMN] if desc.keyed else []
-    system = [BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN]
-    stream = Feed(handle, _start(desc, start), _stops(handle, stop), ReadSpec((*wanted, *changes, *system), predicate))
-    return Subscription(desc, stream)
+    columns = columns if columns is None or isinstance(columns, str) else list(columns)
+
+    def specify(desc: TableDescriptor) -> ReadSpec:
+        wanted = chosen_columns(desc, columns)
+        predicate: Predicate | None = None if where is None else parse_predicate(where, desc.schema)
+        changes = [CHANGE_TYPE_COLUMN] if desc.keyed else []
+        return ReadSpec((*wanted, *changes, BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN), predicate)
+
+    stream = Feed(handle, _start(handle.desc, start), _stops(handle, stop), specify)
+    return Subscription(handle.desc, stream)
 
 
 def _start(desc: TableDescriptor, start: Any) -> FeedStart:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakehead.api.alteration import TableAlteration
 from lakehead.api.display import Displayed
 from lakehead.api.input import in_partitions, rows_for_append, rows_for_delete, rows_for_upsert
 from lakehead.api.lake import TableLake, TieringResult
@@ -19,9 +20,20 @@ from lakehead.api.subscription import Subscription, subscribe
 from lakehead.api.writer import Writer
 from lakehead.client.row_routing import slices
 from lakehead.client.table import TableHandle
-from lakehead.errors import InvalidRequestError, SchemaMismatchError, WrongTableKindError
+from lakehead.errors import (
+    ColumnNotFoundError,
+    InvalidPredicateError,
+    InvalidRequestError,
+    LakeStateError,
+    SchemaChangedError,
+    SchemaMismatchError,
+    WrongTableKindError,
+)
 from lakehead.format.rows import to_key_table
+from lakehead.protocol.alterations import Alteration
 from lakehead.types import TableDescriptor, TabletId, Tier, WriteKind
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,6 +57,21 @@ class Table(Displayed):
 
     def __init__(self, handle: TableHandle) -> None:
         self._handle = handle
+
+    def _current(self, call: Callable[[], T], *data: object) -> T:
+        """Call, and once more where the table was altered since it was opened and that is what it failed of.
+
+        Args:
+            data: what the call reads; nothing that was read is there to be read again.
+        """
+        try:
+            return call()
+        except (SchemaChangedError, SchemaMismatchError, ColumnNotFoundError, InvalidPredicateError, LakeStateError):
+            before = self._handle
+            self._handle = before.now()
+            if self._handle is before or any(isinstance(d, Iterator | pa.RecordBatchReader) for d in data):
+                raise
+            return call()
 
     def _facts(self) -> Mapping[str, object]:
         desc = self._desc
@@ -123,7 +150,7 @@ class Table(Displayed):
             SchemaMismatchError, ColumnNotFoundError, NullKeyError: the data does not fit; nothing was written.
         """
         self._require(keyed=False, verb="append", use="upsert")
-        return self._write("append", rows_for_append(self._desc, data))
+        return self._current(lambda: self._write("append", rows_for_append(self._desc, data)), data)
 
     def upsert(self, data: object, *, columns: Sequence[str] | None = None) -> WriteResult:
         """Insert rows, or update those whose key exists. Rows of one key take effect in order.
@@ -137,7 +164,7 @@ class Table(Displayed):
             SchemaMismatchError, ColumnNotFoundError, NullKeyError: the data does not fit; nothing was written.
         """
         self._require(keyed=True, verb="upsert", use="append")
-        return self._write("upsert", rows_for_upsert(self._desc, data, columns))
+        return self._current(lambda: self._write("upsert", rows_for_upsert(self._desc, data, columns)), data)
 
     def delete(self, keys: object) -> WriteResult:
         """Delete rows by primary key; keys that do not exist are ignored. ``rows`` of the result is how many existed.
@@ -188,7 +215,11 @@ class Table(Displayed):
         self._require(keyed=True, verb="look up", use="scan")
         what = f"keys of {self.name}"
         asked = to_key_table(keys, self._key_schema(), what=what)
-        parts = [self._handle.lookups.by_key(batch) for batch in slices(in_partitions(self._desc, asked, what))]
+        return self._current(lambda: self._by_key(in_partitions(self._desc, asked, what)))
+
+    def _by_key(self, keys: pa.Table) -> pa.Table:
+        lookups = self._handle.lookups
+        parts = [lookups.by_key(batch) for batch in slices(keys)]
         return parts[0] if len(parts) == 1 else pa.concat_tables(parts)
 
     def get(self, key: object) -> dict[str, Any] | None:
@@ -219,7 +250,8 @@ class Table(Displayed):
         schema = pa.schema([desc.schema.field(c) for c in desc.primary_key if c in asked])
         what = f"prefixes of {self.name}"
         prefixes = to_key_table(prefix, schema, what=what)
-        return self._handle.lookups.by_prefix(_one_batch(in_partitions(desc, prefixes, what)))
+        batch = _one_batch(in_partitions(desc, prefixes, what))
+        return self._current(lambda: self._handle.lookups.by_prefix(batch))
 
     def _key_schema(self) -> pa.Schema:
         return pa.schema([self._desc.schema.field(c) for c in self._desc.primary_key])
@@ -250,14 +282,16 @@ class Table(Displayed):
         Raises:
             ColumnNotFoundError, InvalidPredicateError, NoLakeError, SnapshotNotFoundError.
         """
-        return Scan(
-            self._handle,
-            columns=columns,
-            where=where,
-            tier=tier,
-            snapshot=snapshot,
-            limit=limit,
-            system_columns=system_columns,
+        return self._current(
+            lambda: Scan(
+                self._handle,
+                columns=columns,
+                where=where,
+                tier=tier,
+                snapshot=snapshot,
+                limit=limit,
+                system_columns=system_columns,
+            )
         )
 
     def subscribe(
@@ -278,7 +312,7 @@ class Table(Displayed):
                 lone -U or +U.
             stop: None: never ends; ``"now"``: ends at what was readable at the call; or an end offset per tablet.
         """
-        return subscribe(self._handle, start=start, columns=columns, where=where, stop=stop)
+        return self._current(lambda: subscribe(self._handle, start=start, columns=columns, where=where, stop=stop))
 
     # ---- lake and state ---------------------------------------------------------------------------------------
 
@@ -293,7 +327,21 @@ class Table(Displayed):
         return TableLake(self._handle)
 
     def _tier(self) -> TieringResult:
-        return self.lake.tier()
+        return self._current(lambda: self.lake.tier())
+
+    # ---- definition -------------------------------------------------------------------------------------------
+
+    def alter(self) -> TableAlteration:
+        """Change the table's columns and properties: ``with table.alter() as a: a.add_column("note", pa.string())``.
+
+        Raises, at the end of the block:
+            ColumnNotFoundError, InvalidSchemaError, InvalidPropertyError, SchemaChangedError, LakeStateError: nothing
+                was changed.
+        """
+        return TableAlteration(self._alter)
+
+    def _alter(self, changes: Sequence[Alteration]) -> None:
+        self._handle = self._handle.altered(changes)
 
     def status(self) -> pa.Table:
         """One row a tablet: partition, bucket, start_offset, high_watermark, tiered_offset, rows, lag_rows,

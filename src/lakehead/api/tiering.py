@@ -198,7 +198,7 @@ class ConnectionTables(Generic[C]):
         return maintain_table(handle, lake, epoch=epoch)
 
     def _opened(self, table_id: str) -> tuple[TableHandle, LakeTable, Epoch]:
-        handle = self._handle(table_id)
+        handle = self._handles[table_id] = self._handle(table_id).now()
         lake = format_of(handle.desc).open(handle.desc, handle.lake())
         if table_id not in self._epochs:
             self._epochs[table_id] = next_epoch(lake.load())

@@ -48,7 +48,7 @@ class Leases:
         self._closed = False
         self.before: list[Callable[[Occasion], None]] = []
 
-    def open(self, tables: Sequence[tuple[str, str | None]], *, planned: bool = False) -> list[m.Lease]:
+    def open(self, tables: Sequence[m.LeasedTable], *, planned: bool = False) -> list[m.Lease]:
         """Pin what all tablets of these tables hold at one moment, and the files of a lake metadata file of each; see
         `lakehead.protocol.messages.OpenLeases`. Tablets of several servers are pinned one server after the other.
 
@@ -62,14 +62,14 @@ class Leases:
                 raise
             return self._open("full", tables, planned=planned)
 
-    def _open(self, occasion: Occasion, tables: Sequence[tuple[str, str | None]], *, planned: bool) -> list[m.Lease]:
+    def _open(self, occasion: Occasion, tables: Sequence[m.LeasedTable], *, planned: bool) -> list[m.Lease]:
         for drop in list(self.before):
             drop(occasion)
         found: list[list[m.Lease]] = [[] for _ in tables]
         released = _parts(self._drained())
         try:
-            for server, places in self._places([t for t, _ in tables]):
-                wanted = [m.LeasedTable(table_id=tables[i][0], lake_metadata=tables[i][1]) for i in places]
+            for server, places in self._places([t.table_id for t in tables]):
+                wanted = [tables[i] for i in places]
                 request = m.OpenLeases(tables=wanted, release=released, planned=planned)
                 reply, _ = ask(server, self._clock, request)
                 self._seconds = reply.seconds

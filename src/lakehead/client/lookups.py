@@ -84,13 +84,10 @@ class Lookups:
         while True:
             try:
                 if len(servers := self._routes.servers(table_id)) == 1:
-                    request = m.Lookup(table_id=table_id, folder_id=self._folder_id, tablets=refs, prefix=prefix)
-                    return ask(servers[0], self._clock, request, attachments)[1]
+                    return ask(servers[0], self._clock, self._request(refs, prefix), attachments)[1]
                 out = [pa.py_buffer(b"")] * (2 * len(refs))
                 for endpoint, places in by_server(self._routes, table_id, [ref.key for ref in refs]):
-                    request = m.Lookup(
-                        table_id=table_id, folder_id=self._folder_id, tablets=[refs[i] for i in places], prefix=prefix
-                    )
+                    request = self._request([refs[i] for i in places], prefix)
                     _, found = ask(endpoint, self._clock, request, [attachments[i] for i in places])
                     for n, i in enumerate(places):
                         out[2 * i : 2 * i + 2] = found[2 * n : 2 * n + 2]
@@ -98,3 +95,9 @@ class Lookups:
             except NotLeaderError as e:
                 if not self._routes.moved(e):
                     raise
+
+    def _request(self, refs: list[m.TabletRef], prefix: list[str]) -> m.Lookup:
+        desc = self._desc
+        return m.Lookup(
+            table_id=desc.table_id, folder_id=self._folder_id, schema_id=desc.schema_id, tablets=refs, prefix=prefix
+        )

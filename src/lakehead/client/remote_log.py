@@ -147,6 +147,7 @@ class RemoteLog:
             columns=list(spec.names),
             predicate=None if spec.predicate is None else spec.predicate.to_bytes(),
             folder_id=self._folder_id,
+            schema_id=self._desc.schema_id,
             lease=lease,
         )
 
@@ -168,6 +169,7 @@ class RemoteLog:
                 stops=None if stops is None else [_range(k, o, o) for k, o in stops.items() if mine(k)],
                 columns=list(spec.names),
                 folder_id=self._folder_id,
+                schema_id=self._desc.schema_id,
                 predicate=None if spec.predicate is None else spec.predicate.to_bytes(),
             )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lakehead.client.leases import Leases
 from lakehead.client.lookups import Lookups
 from lakehead.client.patience import ask
@@ -9,7 +11,9 @@ from lakehead.client.remote_log import RemoteLog
 from lakehead.client.routes import Routes
 from lakehead.client.writers import Writers
 from lakehead.env import Env
+from lakehead.errors import TableNotFoundError
 from lakehead.protocol import messages as m
+from lakehead.protocol.alterations import Alteration
 from lakehead.types import TableDescriptor
 
 
@@ -28,6 +32,7 @@ class TableHandle:
         self.desc = desc
         self.env = env
         self._routes = routes
+        self._folder_id = folder_id
         self.writers = Writers(desc, routes, env, folder_id)
         self.lookups = Lookups(desc, routes, env.clock, folder_id)
         self.log = RemoteLog(desc, routes, env, folder_id)
@@ -46,7 +51,45 @@ class TableHandle:
 
     def lake(self) -> m.LakeReply:
         """Where the table's lake stands now."""
-        return ask(self._server, self.env.clock, m.LakeInfo(table_id=self.desc.table_id))[0]
+        request = m.LakeInfo(table_id=self.desc.table_id, schema_id=self.desc.schema_id)
+        return ask(self._server, self.env.clock, request)[0]
+
+    def leased(self, lake_metadata: str | None) -> m.LeasedTable:
+        """The table as a read that is pinned under its definition names it."""
+        return m.LeasedTable(table_id=self.desc.table_id, lake_metadata=lake_metadata, schema_id=self.desc.schema_id)
+
+    # ---- definition -------------------------------------------------------------------------------------------
+
+    def now(self) -> TableHandle:
+        """The same table under the definition in force; this one when it is.
+
+        Raises:
+            TableNotFoundError: it was dropped, or another one has its name.
+        """
+        path = self.desc.path
+        reply, _ = ask(self._server, self.env.clock, m.GetTable(database=path.database, table=path.table))
+        if reply.info.table_id != self.desc.table_id:
+            raise TableNotFoundError(f"table {path} was dropped: open it again by name", table=str(path))
+        return self._of(reply)
+
+    def altered(self, changes: Sequence[Alteration]) -> TableHandle:
+        """The same table once it has these changes.
+
+        Raises:
+            SchemaChangedError: another one altered it since this was opened.
+            LakeheadError: see `lakehead.server.alteration.altered`; nothing was changed.
+        """
+        desc = self.desc
+        request = m.AlterTable(
+            table_id=desc.table_id, folder_id=self._folder_id, schema_id=desc.schema_id, changes=list(changes)
+        )
+        return self._of(ask(self._server, self.env.clock, request)[0])
+
+    def _of(self, reply: m.TableReply) -> TableHandle:
+        desc = reply.info.descriptor()
+        if desc == self.desc:
+            return self
+        return TableHandle(desc, self._routes, self.env, self.leases, self._folder_id)
 
     def adopt_lake(self) -> bool:
         """See `lakehead.api.lake.TableLake.adopt`."""

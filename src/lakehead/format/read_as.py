@@ -52,6 +52,21 @@ def rows_as(
     return _bound(binding, rows.select(list(binding.read)), written, wanted)
 
 
+def given_as(rows: pa.RecordBatch, schema_id: int, schemas: Schemas) -> pa.RecordBatch:
+    """Rows that a writer gave under one schema, with all its columns or some, as columns of the current one, in its
+    order. What was dropped since is left out; what is newer is not given.
+
+    Raises:
+        CorruptionError: there is no schema of this id, or the rows cannot be read as the current.
+    """
+    written, wanted = schemas.of(schema_id), schemas.current
+    given = {field_id(written.fields.field(name)) for name in rows.schema.names}
+    fields = [f for f in wanted.fields if field_id(f) in given]
+    there = [written.fields.field(name) for name in rows.schema.names]
+    binding = Binding.of(there, fields)
+    return _bound(binding, rows.select(list(binding.read)), written, wanted)
+
+
 def cast_to(schema: pa.Schema, batch: pa.RecordBatch) -> pa.RecordBatch:
     """The columns of a schema, by their names, from a batch that has them, perhaps among others, in its types.
 

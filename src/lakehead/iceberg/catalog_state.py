@@ -12,8 +12,12 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from pyiceberg.exceptions import CommitFailedException
+
 from lakehead.config import LakeConfig
-from lakehead.errors import FolderCopiedError, LakeStateError
+from lakehead.errors import FolderCopiedError, LakeStateError, UnavailableError
+from lakehead.iceberg.contract import definition_of
+from lakehead.iceberg.evolution import evolve, evolved
 from lakehead.iceberg.iceberg_table import IcebergLakeTable
 from lakehead.iceberg.lake_catalog import LakeCatalog
 from lakehead.iceberg.proof import manifest_paths, missing_files
@@ -30,6 +34,9 @@ if TYPE_CHECKING:
 
     from lakehead.iceberg.lake_catalog import LakeCatalog
     from lakehead.server.lake_state import LakeOwner
+
+
+_ATTEMPTS_MAX = 20
 
 
 class CatalogLakeState:
@@ -86,7 +93,7 @@ class CatalogLakeState:
     def info(self, desc: TableDescriptor) -> LakeReply:
         """See `LakeState.info`."""
         with self._lock:
-            table = self._load_own(desc)
+            table = self._follow(desc)
             catalog = self._open()
         return LakeReply(
             metadata_location=table.metadata_location,
@@ -96,6 +103,23 @@ class CatalogLakeState:
             incarnation=str(self._me.incarnation),
             owner=table.properties.get(OWNER, ""),
         )
+
+    def require_alterable(self, desc: TableDescriptor) -> None:
+        """See `LakeState.require_alterable`."""
+        with self._lock:
+            table = self._load_own(desc)
+        evolved(table, desc, desc.schemas.of(definition_of(table, desc)))
+
+    def _follow(self, desc: TableDescriptor) -> Table:
+        """The lake table, once it has the table's definition."""
+        for _ in range(_ATTEMPTS_MAX):
+            table = self._load_own(desc)
+            try:
+                evolve(table, desc)
+                return table
+            except CommitFailedException:
+                continue
+        raise UnavailableError(f"others keep changing the lake table of {desc.path}: try again", table=str(desc.path))
 
     def tiered_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
         """See `LakeState.tiered_offsets`."""

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 CONTRACT = "lakehead.contract"
 """Table property: the columns and the partition spec that tiering relies on, as JSON."""
+DEFINITION = "lakehead.schema"
+"""Table property: id of the definition of its table that the lake table has; without it, the table's first."""
 FORMAT_VERSION = 2
 _WIDER = {(IntegerType, LongType), (FloatType, DoubleType)}
 
@@ -87,7 +89,11 @@ def check_contract(table: Table, desc: TableDescriptor) -> LakeContract:
 
     Raises:
         LakeStateError: someone changed it; the message says what to undo. Or it has columns of an older schema only.
+        SchemaChangedError: it has a newer one than ``desc``.
     """
+    definition = table.properties.get(DEFINITION)
+    if definition is not None:
+        desc.require_schema(max(int(definition), desc.schema_id))
     contract = LakeContract.of(table, desc)
     pinned = {f.name for f in contract.columns.fields}
     if newer := [c for c in desc.schema.names if c not in pinned]:
@@ -103,6 +109,16 @@ def check_contract(table: Table, desc: TableDescriptor) -> LakeContract:
             table=str(desc.path),
         )
     return contract
+
+
+def definition_of(table: Table, desc: TableDescriptor) -> int:
+    """The id of the definition that a lake table has.
+
+    Args:
+        desc: with all schemas that the table ever had.
+    """
+    found = table.properties.get(DEFINITION)
+    return desc.schemas.oldest_id if found is None else int(found)
 
 
 def names_are_lasting(table: Table) -> bool:
@@ -154,11 +170,11 @@ def _field_breaches(own: NestedField, now: NestedField) -> Iterator[str]:
         yield f"column {own.name!r} was renamed to {now.name!r}: rename it back"
     if now.required and not own.required:
         yield f"column {own.name!r} was made required: make it optional again"
-    if not _holds(own.field_type, now.field_type):
+    if not holds(own.field_type, now.field_type):
         yield f"column {own.name!r} was {own.field_type} and is {now.field_type} now: change it back"
 
 
-def _holds(own: IcebergType, now: IcebergType) -> bool:
+def holds(own: IcebergType, now: IcebergType) -> bool:
     """Whether the type now has every value of the own one, in the same places."""
     if isinstance(own, StructType):
         return isinstance(now, StructType) and _hold(own.fields, now.fields)
@@ -174,5 +190,5 @@ def _holds(own: IcebergType, now: IcebergType) -> bool:
 
 def _hold(own: Sequence[NestedField], now: Sequence[NestedField]) -> bool:
     return [(f.field_id, f.name) for f in own] == [(f.field_id, f.name) for f in now] and all(
-        _holds(a.field_type, b.field_type) and (a.required or not b.required) for a, b in zip(own, now, strict=True)
+        holds(a.field_type, b.field_type) and (a.required or not b.required) for a, b in zip(own, now, strict=True)
     )

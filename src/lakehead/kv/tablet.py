@@ -21,11 +21,12 @@ import pyarrow.compute as pc
 from lakehead.errors import LimitExceededError
 from lakehead.format import joins
 from lakehead.format.joins import join, within_bytes
+from lakehead.format.read_as import Binding
 from lakehead.kv import kernels
 from lakehead.kv.heap import HeapColumn, Slots, heap_column
 from lakehead.kv.index import KeyIndex, home_shift
 from lakehead.kv.keys import KeyBatch, encode_keys
-from lakehead.types import ChangeType, Offset, Schemas
+from lakehead.types import ChangeType, Offset, Schemas, field_id, without_ids
 
 _GATHER_ROWS = 1 << 16
 
@@ -63,7 +64,7 @@ class KvTablet:
     def __init__(self, schemas: Schemas, key: tuple[str, ...], prefix: tuple[str, ...] = (), *, seed: int) -> None:
         self.schemas = schemas
         self.schema = schema = schemas.current.columns
-        self._key = key
+        self._key, self._prefix = key, prefix
         self._key_at = [schema.get_field_index(c) for c in key]
         self._prefix_at = [schema.get_field_index(c) for c in prefix]
         self._seed = np.uint64(seed)
@@ -71,6 +72,37 @@ class KvTablet:
         self._columns: list[HeapColumn] = [heap_column(f.type) for f in schema]
         self._prefix_hashes = np.zeros(0, np.int64)
         self._resize()
+
+    def alter(self, schemas: Schemas) -> None:
+        """Hold the rows as another schema has them. Keys stay as they are, and columns that do are not looked at."""
+        before, wanted = self.schemas.current, schemas.current
+        held = {field_id(f): at for at, f in enumerate(before.fields)}
+        columns = []
+        for f in wanted.fields:
+            at = held.get(field_id(f))
+            if at is not None and before.fields.field(at).type.equals(f.type, check_metadata=True):
+                columns.append(self._columns[at])
+            else:
+                columns.append(self._bound(before.fields.field(at) if at is not None else None, at or 0, f))
+        self.schemas, self.schema, self._columns = schemas, wanted.columns, columns
+        self._key_at = [self.schema.get_field_index(c) for c in self._key]
+        self._prefix_at = [self.schema.get_field_index(c) for c in self._prefix]
+
+    def _bound(self, there: pa.Field | None, at: int, wanted: pa.Field) -> HeapColumn:
+        """A column of another type, or a new one, with the values that there are."""
+        (plain,) = without_ids([wanted])
+        column = heap_column(plain.type)
+        column.resize(self._capacity)
+        slots = self._index.live_slots()
+        for start in range(0, len(slots), _GATHER_ROWS):
+            part = slots[start : start + _GATHER_ROWS]
+            if there is None:
+                column.scatter(part, pa.nulls(len(part), plain.type))
+                continue
+            for some in self._cut(part):
+                rows = pa.RecordBatch.from_arrays([self._columns[at].gather(some)], names=[there.name])
+                column.scatter(some, Binding.of([there], [wanted]).rows(rows).column(0))
+        return column
 
     def __len__(self) -> int:
         return len(self._index)

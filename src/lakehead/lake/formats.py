@@ -94,6 +94,10 @@ class LakesByKind:
         """See `LakeState.create`."""
         self._of(desc).create(desc)
 
+    def require_alterable(self, desc: TableDescriptor) -> None:
+        """See `LakeState.require_alterable`."""
+        self._of(desc).require_alterable(desc)
+
     def drop(self, desc: TableDescriptor, *, purge: bool) -> None:
         """See `LakeState.drop`."""
         self._of(desc).drop(desc, purge=purge)

@@ -131,10 +131,7 @@ def _pinned(
         infos = [h.lake() if h.desc.lake is not None else None for h in handles]
         views = [None if i is None else open_lake(h.desc, i, snapshot) for h, i in zip(handles, infos, strict=True)]
         leases = handles[0].leases.open(
-            [
-                (h.desc.table_id, None if i is None else i.metadata_location)
-                for h, i in zip(handles, infos, strict=True)
-            ],
+            [h.leased(None if i is None else i.metadata_location) for h, i in zip(handles, infos, strict=True)],
             planned=planned,
         )
         pins, gaps = [], []

@@ -119,7 +119,7 @@ class LogTablet:
         """
         self._storage = storage
         self._folder = folder
-        self._segment_bytes = segment_bytes
+        self.segment_bytes = segment_bytes
         self._epoch = epoch
         self._checkpoint_policy = checkpoint_policy
         self._last_epoch = 0
@@ -209,7 +209,7 @@ class LogTablet:
                     base_offset=frame.base_offset,
                 )
             at = frame.end_offset
-        if self._segments[-1].size_bytes >= self._segment_bytes:
+        if self._segments[-1].size_bytes >= self.segment_bytes:
             self.roll()
         self._segments[-1].append([(f.header, f.body.buffer, f.body.row_count, f.timestamp_us) for f in frames])
         self.frames_written += len(frames)

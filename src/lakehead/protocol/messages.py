@@ -7,7 +7,6 @@ then record batches, each with a `StreamHeader`. The type of a request says what
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 from collections.abc import Iterator, Sequence
 from enum import Enum
@@ -18,7 +17,8 @@ import pyarrow as pa
 
 from lakehead.config import LEASE_SECONDS, TableProperties
 from lakehead.errors import InvalidPropertyError, InvalidRequestError
-from lakehead.format.schema import schema_from_bytes, schema_to_bytes
+from lakehead.protocol.alterations import Alteration
+from lakehead.protocol.schemas import schema_from_text, schema_to_text
 from lakehead.types import Schemas, TableDescriptor, TablePath, TableSchema, TabletKey, WriteKind
 
 PROTOCOL_VERSION = 3
@@ -93,20 +93,6 @@ class TableInfo(Message, frozen=True, kw_only=True):
             lake=self.lake,
             properties=properties,
         )
-
-
-def schema_to_text(schema: TableSchema) -> str:
-    """A definition as it is stored and sent, beside its id: an Arrow IPC schema message, base64."""
-    return base64.b64encode(schema_to_bytes(schema.stored)).decode()
-
-
-def schema_from_text(schema_id: int, text: str) -> TableSchema:
-    """Inverse of `schema_to_text`; for errors see `TableInfo.descriptor`."""
-    try:
-        data = base64.b64decode(text)
-    except ValueError as e:
-        raise InvalidRequestError(f"a table's definition cannot be read: {e}") from e
-    return TableSchema.of(schema_id, schema_from_bytes(data))
 
 
 class TabletRef(Message, frozen=True, kw_only=True):
@@ -195,10 +181,16 @@ class Request(Message, Generic[A_co], frozen=True, kw_only=True, tag=True):
 
 class TableRequest(Request[A_co], Generic[A_co], frozen=True, kw_only=True):
     """Base of requests about one table. A server of another folder than ``folder_id``, if one is given, refuses it:
-    offsets, and numbers of writers, mean something in the log of one folder."""
+    offsets, and numbers of writers, mean something in the log of one folder.
+
+    ``schema_id`` is the definition under which the sender knows the table; -1 stands for the one in force. Ranges are
+    read as it has them; whatever finds out where a read begins refuses one that is not in force any more
+    (`SchemaChangedError`).
+    """
 
     table_id: str
     folder_id: str = ""
+    schema_id: Int64 = -1
 
     @property
     def about(self) -> Sequence[str | TablePath]:
@@ -280,6 +272,18 @@ class ListDatabases(Request[NamesReply], frozen=True, kw_only=True):
 
 class Done(Reply, frozen=True, kw_only=True):
     pass
+
+
+class AlterTable(TableRequest[TableReply], frozen=True, kw_only=True):
+    """Change a table's definition: all of it, in this order, or nothing. It is refused when the table was altered since
+    ``schema_id``."""
+
+    privilege = Privilege.ALTER
+    changes: list[Alteration]
+
+    @property
+    def idempotent(self) -> bool:
+        return False
 
 
 class DropTable(NamedRequest[Done], frozen=True, kw_only=True):
@@ -417,6 +421,7 @@ class LeasedTable(Message, frozen=True, kw_only=True):
 
     table_id: str
     lake_metadata: str | None
+    schema_id: Int64 = -1
 
 
 class Lease(Message, frozen=True, kw_only=True):
@@ -562,6 +567,7 @@ class ErrorReply(Reply, frozen=True, kw_only=True):
 AnyCall = (
     Hello | CreateTable | GetTable | ListTables | ListDatabases | DropTable | Write | OpenWriter | CloseWriter | Lookup
     | Watermarks | TimestampsAt | OpenLeases | RenewLeases | LeasedMetadata | LakeInfo | ReportTiered | AdoptLake
+    | AlterTable
 )  # fmt: skip
 AnyStream = Read | ReadLive | Subscribe
 

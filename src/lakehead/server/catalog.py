@@ -13,7 +13,8 @@ from typing import TypeVar
 import msgspec
 
 from lakehead.errors import LimitExceededError, TableExistsError
-from lakehead.protocol.messages import TableInfo, schema_to_text
+from lakehead.protocol.messages import TableInfo
+from lakehead.protocol.schemas import schema_to_text
 from lakehead.types import TableDescriptor
 
 
@@ -25,6 +26,17 @@ class CreateTable(msgspec.Struct, frozen=True, tag=True):
 
     @classmethod
     def of(cls, desc: TableDescriptor) -> CreateTable:
+        return cls(TableInfo.of(desc), [(s.id, schema_to_text(s)) for s in desc.schemas.known])
+
+
+class AlterTable(msgspec.Struct, frozen=True, tag=True):
+    """Give a table another definition; ``schemas`` as in `CreateTable`."""
+
+    info: TableInfo
+    schemas: list[tuple[int, str]]
+
+    @classmethod
+    def of(cls, desc: TableDescriptor) -> AlterTable:
         return cls(TableInfo.of(desc), [(s.id, schema_to_text(s)) for s in desc.schemas.known])
 
 
@@ -67,7 +79,7 @@ class EndWriter(msgspec.Struct, frozen=True, tag=True):
     acked_through: int
 
 
-Command = CreateTable | DropTable | ForgetFolder | CreatePartition | RegisterWriter | EndWriter
+Command = CreateTable | AlterTable | DropTable | ForgetFolder | CreatePartition | RegisterWriter | EndWriter
 C = TypeVar("C", bound=Command)
 
 
@@ -112,6 +124,10 @@ def apply(db: sqlite3.Connection, position: int, command: Command) -> None:
             row = (info.table_id, info.database, info.table, msgspec.msgpack.encode(info))
             db.execute("insert into tables values (?, ?, ?, ?)", row)
             db.executemany("insert into schemas values (?, ?, ?)", [(info.table_id, *s) for s in command.schemas])
+        case AlterTable(info=info):
+            db.execute("update tables set info = ? where table_id = ?", (msgspec.msgpack.encode(info), info.table_id))
+            schemas = [(info.table_id, *s) for s in command.schemas]
+            db.executemany("insert or ignore into schemas values (?, ?, ?)", schemas)
         case DropTable():
             for table in ("tables", "schemas", "partitions", "writers"):
                 db.execute(f"delete from {table} where table_id = ?", (command.table_id,))

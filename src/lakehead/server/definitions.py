@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 
 from lakehead.config import Limits
 from lakehead.env import Env
-from lakehead.errors import InvalidPropertyError, NoLakeError, TableExistsError, TableNotFoundError
+from lakehead.errors import InvalidPropertyError, LakeheadError, NoLakeError, TableExistsError, TableNotFoundError
 from lakehead.format.schema import validate_definition
 from lakehead.protocol import messages as m
+from lakehead.server.alteration import altered
 from lakehead.server.catalog import CreateTable
 from lakehead.server.lake_state import LakeState
 from lakehead.server.leases import Leases
@@ -88,6 +90,24 @@ class Definitions:
                     raise
         return self._reply(desc)
 
+    def alter(self, request: m.AlterTable) -> m.TableReply:
+        """See `AlterTable`."""
+        with self._create_lock:
+            self._fence()
+            desc = self._metadata.table_by_id(request.table_id)
+            desc.require_schema(request.schema_id)
+            new = altered(desc, request.changes, self._limits)
+            if new == desc:
+                return self._reply(desc)
+            if desc.lake is not None and new.schemas != desc.schemas:
+                self._lake_state().require_alterable(new)
+            self._tables.alter(new)
+            if desc.lake is not None:
+                # The table is altered: a lake that does not follow now follows when it is asked for next.
+                with contextlib.suppress(LakeheadError):
+                    self._lake_state().info(new)
+        return self._reply(new)
+
     def _reply(self, desc: TableDescriptor) -> m.TableReply:
         return m.TableReply(info=m.TableInfo.of(desc), folder_id=self._metadata.incarnation.folder_id)
 
@@ -147,7 +167,9 @@ class Definitions:
     def lake_info(self, request: m.LakeInfo) -> m.LakeReply:
         """See `LakeInfo`."""
         self._fence()
-        return self._lake_state().info(self._lake_table(request.table_id))
+        desc = self._lake_table(request.table_id)
+        desc.require_schema(request.schema_id)
+        return self._lake_state().info(desc)
 
     def adopt_lake(self, request: m.AdoptLake) -> m.NamesReply:
         """See `AdoptLake`."""

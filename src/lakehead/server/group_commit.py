@@ -126,12 +126,13 @@ class GroupCommit:
 
 
 def _same_plan(group: list[PendingWrite]) -> list[PendingWrite]:
-    """The longest start of the group that can be planned as one batch: one kind, one set of columns, each writer
-    once (a writer's next batch must see the answer of the one before), and not more than one batch can hold."""
+    """The longest start of the group that can be planned as one batch: one kind, one schema, one set of columns, each
+    writer once (a writer's next batch must see the answer of the one before), and not more than one batch can hold."""
     first, writers, size = group[0], set(), 0
     run: list[PendingWrite] = []
     for w in group:
-        same = w.kind == first.kind and (w.rows is None or first.rows is None or w.rows.schema == first.rows.schema)
+        same = (w.kind, w.body.schema_id) == (first.kind, first.body.schema_id)
+        same = same and (w.rows is None or first.rows is None or w.rows.schema == first.rows.schema)
         size += w.body.buffer.size
         if not same or w.body.stamp.writer_id in writers or (run and size > _PLAN_BYTES_MAX):
             break

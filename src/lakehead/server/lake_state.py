@@ -52,6 +52,16 @@ class LakeState(Protocol):
         """
         ...
 
+    def require_alterable(self, desc: TableDescriptor) -> None:
+        """That the lake table can follow its table to this definition.
+
+        Raises:
+            LakeStateError: another engine has added a column of a name that the definition has, of another type.
+            FolderCopiedError: it belongs to another copy of the folder.
+            UnavailableError: the catalog cannot be reached.
+        """
+        ...
+
     def drop(self, desc: TableDescriptor, *, purge: bool) -> None:
         """Remove the lake table from its catalog; with ``purge`` its files too. One that belongs to another copy of the
         folder stays as it is.
@@ -62,7 +72,7 @@ class LakeState(Protocol):
         ...
 
     def info(self, desc: TableDescriptor) -> LakeReply:
-        """Where the lake table stands now, read from its catalog.
+        """Where the lake table stands now, read from its catalog, once it has the table's definition.
 
         Raises:
             FolderCopiedError: it belongs to another copy of the folder.

@@ -23,16 +23,17 @@ from lakehead.errors import (
     TableNotFoundError,
     UnsupportedFormatError,
 )
-from lakehead.protocol.messages import TableInfo, schema_from_text
+from lakehead.protocol.messages import TableInfo
+from lakehead.protocol.schemas import schema_from_text
 from lakehead.server import catalog
 from lakehead.server.incarnations import begin_incarnation, unfenced
 from lakehead.types import Epoch, TableDescriptor, TablePath
 
 C = TypeVar("C", bound=catalog.Command)
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Version of the data folder: layout, metadata tables, frames and checkpoints together. 1 had no checkpoints, and logs
-began at offset 0; 2 had no incarnations, and its frames and checkpoints do not say what clients sent. Such a folder is
-opened as it is and marked as 3."""
+began at offset 0; 2 had no incarnations, and its frames and checkpoints do not say what clients sent; 3 had one
+schema a table. Such a folder is opened as it is and marked as 4."""
 
 _SCHEMA = """
 create table if not exists meta(name text primary key, value text not null);

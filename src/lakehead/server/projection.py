@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lakehead.errors import ColumnNotFoundError, InvalidRequestError
+from lakehead.errors import ColumnNotFoundError, InvalidRequestError, SchemaChangedError
 from lakehead.format.frame import Frame
 from lakehead.format.joins import gathered, join
 from lakehead.format.read_as import may_match_as, read_as
@@ -36,13 +36,17 @@ _SYSTEM_TYPES = {
 class Projection:
     """The columns of one read, user and system ones, in the order asked; the predicate's columns are read beside them.
 
+    Attributes:
+        schemas: rows are read as the current one of them.
+
     Raises:
         ColumnNotFoundError: a column does not exist.
         InvalidRequestError: one is named twice.
     """
 
     def __init__(self, schemas: Schemas, columns: Sequence[str], predicate: Predicate | None) -> None:
-        self._schemas = schemas
+        self.schemas = schemas
+        self._newest_id = schemas.newest_id
         self._table_schema = schema = schemas.current.columns
         self._predicate = predicate
         self._columns = list(columns)
@@ -65,10 +69,12 @@ class Projection:
     def frame(self, frame: Frame, bucket: int, start: int, end: int) -> pa.RecordBatch | None:
         """Rows of a frame with offsets in ``[start, end)``; None when statistics show that none can match."""
         body = frame.body
+        if body.schema_id > self._newest_id:
+            raise SchemaChangedError("the table was altered while it was read: open it again", schema_id=body.schema_id)
         bounds = self._predicate.bounds if self._predicate is not None and body.statistics_length else ()
-        if bounds and not may_match_as(body, self._schemas, bounds):
+        if bounds and not may_match_as(body, self.schemas, bounds):
             return None
-        rows = read_as(body, self._schemas, self.positions)
+        rows = read_as(body, self.schemas, self.positions)
         low = max(start - frame.base_offset, 0)
         count = min(end, frame.end_offset) - frame.base_offset - low
         rows = rows.slice(low, count)

@@ -54,6 +54,7 @@ class Reads:
         """See `Lookup`."""
         table = self._tables.get(request.table_id)
         desc = table.desc
+        desc.require_schema(request.schema_id)
         if not desc.keyed:
             raise WrongTableKindError(f"{desc.path} is a log table: it has no keys to look up, scan it with where=")
         if request.prefix and tuple(request.prefix) != desc.prefix_key:
@@ -74,7 +75,7 @@ class Reads:
                     )
             except CorruptionError as e:
                 raise SchemaMismatchError(f"the keys do not have the schema of {desc.path}: {e}") from e
-            found = self._lookup_in(table, ref, keys, prefix=bool(request.prefix))
+            found = self._lookup_in(table, ref, keys, desc.schema_id, prefix=bool(request.prefix))
             out += found
             asked, held = asked + keys.num_rows, held + sum(part.size for part in found)
             # Each tablet bounds its part; many of them are one answer.
@@ -82,13 +83,15 @@ class Reads:
         return m.LookupReply(), out
 
     @staticmethod
-    def _lookup_in(table: LiveTable, ref: m.TabletRef, keys: pa.RecordBatch, *, prefix: bool) -> list[pa.Buffer]:
+    def _lookup_in(
+        table: LiveTable, ref: m.TabletRef, keys: pa.RecordBatch, schema_id: int, *, prefix: bool
+    ) -> list[pa.Buffer]:
         tablet = table.tablet(ref.key)
         if tablet is None:
             return [pa.py_buffer(b""), pa.py_buffer(b"")]
         if prefix:
-            return [tablet.prefix_lookup(keys).serialize(), pa.py_buffer(b"")]
-        rows, positions = tablet.lookup(keys)
+            return [tablet.prefix_lookup(keys, schema_id).serialize(), pa.py_buffer(b"")]
+        rows, positions = tablet.lookup(keys, schema_id)
         return [rows.serialize(), pa.py_buffer(positions)]
 
     def watermarks(self, request: m.Watermarks) -> m.WatermarksReply:
@@ -129,9 +132,13 @@ class Reads:
         """See `OpenLeases`."""
         self._leases.release(request.release)
         self._fence()
-        tables = [sorted(self._tables.get(t.table_id).answering().items()) for t in request.tables]
+        live = [self._tables.get(t.table_id) for t in request.tables]
+        tables = [sorted(table.answering().items()) for table in live]
         with self._tables.moment:  # no watermark moves: each lies within its view
             seen = [{key: (t.view(), t.high_watermark) for key, t in tablets} for tablets in tables]
+        # Looked at last: what an altered table was written since lies above these watermarks.
+        for asked, table in zip(request.tables, live, strict=True):
+            table.desc.require_schema(asked.schema_id)
         opened: list[m.Lease] = []
         try:
             for asked, tablets, views in zip(request.tables, tables, seen, strict=True):

@@ -123,6 +123,7 @@ class Service:
         self._answer(m.ListTables, definitions.list_tables)
         self._answer(m.ListDatabases, definitions.list_databases)
         self._answer(m.DropTable, definitions.drop)
+        self._answer(m.AlterTable, definitions.alter)
         self._answer(m.ReportTiered, definitions.report_tiered)
         self._answer(m.AdoptLake, definitions.adopt_lake)
         self._answer(m.OpenWriter, writes.open_writer)

@@ -15,7 +15,7 @@ from lakehead.protocol.messages import Read, ReadLive, StreamHeader, Subscribe
 from lakehead.server.projection import Projection, coalesce
 from lakehead.server.tables import LiveTable
 from lakehead.server.tablet import Tablet
-from lakehead.types import ChangeType, TabletKey
+from lakehead.types import ChangeType, TableDescriptor, TabletKey
 
 Item = tuple[StreamHeader, pa.RecordBatch]
 Views = Mapping[TabletKey, LogView]
@@ -59,8 +59,9 @@ class ServerStream:
             self.close()
 
 
-def _predicate(data: bytes | None, table: LiveTable) -> Predicate | None:
-    return None if data is None else Predicate.from_bytes(data, table.desc.schema)
+def _projection(desc: TableDescriptor, request: Read | ReadLive | Subscribe) -> Projection:
+    predicate = None if request.predicate is None else Predicate.from_bytes(request.predicate, desc.schema)
+    return Projection(desc.schemas, request.columns, predicate)
 
 
 def _header(key: TabletKey, end: int | None, live_at: int | None = None) -> StreamHeader:
@@ -73,7 +74,7 @@ def open_read(table: LiveTable, request: Read, leased: Views) -> ServerStream:
     Raises:
         OffsetOutOfRangeError: a range is not, or not wholly, in the log.
     """
-    projection = Projection(table.desc.schemas, request.columns, _predicate(request.predicate, table))
+    projection = _projection(table.as_of(request.schema_id), request)
     views: dict[TabletKey, LogView] = {}
     for part in request.ranges:
         tablet = table.tablet(part.key)
@@ -122,7 +123,7 @@ def open_read_live(table: LiveTable, request: ReadLive, leased: Views) -> Server
     desc = table.desc
     if not desc.keyed:
         raise WrongTableKindError(f"{desc.path} is a log table: it has no live rows, read its log")
-    projection = Projection(desc.schemas, request.columns, _predicate(request.predicate, table))
+    projection = _projection(table.as_of(request.schema_id), request)
     views: dict[TabletKey, LogView] = {}
     for part in request.ranges:
         tablet = table.tablet(part.key)
@@ -140,7 +141,7 @@ def open_read_live(table: LiveTable, request: ReadLive, leased: Views) -> Server
         for part in request.ranges:
             tablet = table.tablets.get(part.key)
             if tablet is not None:
-                live = tablet.live_at(part.end, projection.positions, views[part.key])
+                live = tablet.live_at(part.end, projection.positions, views[part.key], projection.schemas)
                 batches = (
                     projection.live(b.offsets, b.timestamps, b.rows, part.bucket, ChangeType.INSERT) for b in live
                 )
@@ -151,7 +152,7 @@ def open_read_live(table: LiveTable, request: ReadLive, leased: Views) -> Server
 
 
 def _initial(key: TabletKey, tablet: Tablet, projection: Projection) -> Iterator[Item]:
-    end, parts = tablet.live_rows(projection.positions)
+    end, parts = tablet.live_rows(projection.positions, projection.schemas.current.id)
     for i, (offsets, rows) in enumerate(parts):
         batch = projection.live(offsets, None, rows, key.bucket, ChangeType.INSERT)
         last = i == len(parts) - 1
@@ -171,10 +172,13 @@ def open_subscription(table: LiveTable, request: Subscribe) -> ServerStream:
     Raises:
         OffsetOutOfRangeError: a start is no longer, or not yet, in the log.
         WrongTableKindError: ``full`` live rows were asked of a log table.
+        SchemaChangedError: the table was altered, before or while it is followed.
     """
+    desc = table.desc
+    desc.require_schema(request.schema_id)
     if request.default == "full" and not table.desc.keyed:
         raise WrongTableKindError(f"{table.desc.path} is a log table: subscribe from 'earliest' to get all its rows")
-    projection = Projection(table.desc.schemas, request.columns, _predicate(request.predicate, table))
+    projection = _projection(desc, request)
     positions = {part.key: part.start for part in request.starts}
     known = table.answering()
     for key, start in positions.items():
@@ -232,6 +236,7 @@ class _Subscription:
         spoke = clock.monotonic()
         while not closed():
             version = self._table.version
+            self._table.desc.require_schema(self._projection.schemas.current.id)
             sent = False
             for key, tablet in self._table.tablets.items():
                 for item in self._turn(key, tablet):

@@ -11,15 +11,18 @@ from lakehead.env.clock import Clock
 from lakehead.env.threads import Event, Lock, Threads
 from lakehead.errors import (
     ClosedError,
+    CorruptionError,
     InvalidRequestError,
     LakeheadError,
     LakeStateError,
     NotLeaderError,
+    SchemaMismatchError,
     StorageError,
     TableNotFoundError,
+    UnavailableError,
 )
 from lakehead.log.checkpoint import CheckpointPolicy
-from lakehead.server.catalog import CreatePartition, DropTable, ForgetFolder
+from lakehead.server.catalog import AlterTable, CreatePartition, DropTable, ForgetFolder
 from lakehead.server.committer import Committers
 from lakehead.server.lake_state import LakeState
 from lakehead.server.metadata import MetadataStore
@@ -186,6 +189,28 @@ class LiveTable:
             canonical = None
         if canonical != key.partition or not 0 <= key.bucket < self.desc.buckets:
             raise InvalidRequestError(f"{key} is no tablet of {self.desc.path}", tablet=str(key))
+
+    def alter(self, desc: TableDescriptor) -> None:
+        """Take another definition. Tablets come first: what was checked under the old one they bind to the new."""
+        with self._open_lock:
+            for tablet in self._tablets.values():
+                tablet.alter(desc)
+            self.desc = desc
+        self.notify()
+
+    def as_of(self, schema_id: int) -> TableDescriptor:
+        """The definition under which a request knows the table.
+
+        Raises:
+            SchemaMismatchError: it never had it.
+        """
+        desc = self.desc
+        if schema_id in (-1, desc.schema_id):
+            return desc
+        try:
+            return desc.as_of(schema_id)
+        except CorruptionError:
+            raise SchemaMismatchError(f"{desc.path} has no schema {schema_id}: open the table again") from None
 
     def notify(self) -> None:
         """Wake everyone who waits for progress."""
@@ -367,6 +392,26 @@ class LiveTables:
             self._dropped.discard(desc.table_id)
             raise
         self.remove_dropped()
+
+    def alter(self, desc: TableDescriptor) -> None:
+        """Give a table another definition, for good, and have it in force when this returns.
+
+        Raises:
+            StorageError: the metadata could not be written; the table is as before.
+        """
+        with self._opening_lock(desc.table_id):
+            self._metadata.submit(AlterTable.of(desc))
+            live = self._live.get(desc.table_id)
+            if live is None:
+                return
+            try:
+                live.alter(desc)
+            except BaseException:
+                # Some of its tablets may have the new definition: opened anew, all have.
+                with self._lock:
+                    self._live.pop(desc.table_id, None)
+                live.close(UnavailableError(f"table {desc.path} is opened anew: call again", gone=True))
+                raise
 
     @contextlib.contextmanager
     def leaving(self, table_id: str) -> Iterator[None]:

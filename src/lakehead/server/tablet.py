@@ -28,6 +28,7 @@ from lakehead.errors import (
 )
 from lakehead.format.frame import Frame, FrameBody, encode_body
 from lakehead.format.joins import join
+from lakehead.format.read_as import given_as
 from lakehead.log import LogTablet, LogView
 from lakehead.log.checkpoint import USUAL_CHECKPOINTS, CheckpointPolicy, LiveBatch, live_at, write_checkpoint
 from lakehead.log.tablet_state import TabletState
@@ -35,7 +36,7 @@ from lakehead.log.writers import WriterTable
 from lakehead.server.committer import Committers, local_committer
 from lakehead.server.group_commit import GroupCommit, PendingWrite
 from lakehead.server.incarnations import unfenced
-from lakehead.types import Offset, TableDescriptor, TabletKey
+from lakehead.types import Offset, Schemas, TableDescriptor, TabletKey
 
 if TYPE_CHECKING:
     from lakehead.kv import Change, KvTablet
@@ -111,6 +112,7 @@ class Tablet:
         self._clock = env.clock
         self._on_progress = on_progress
         self._moment = moment
+        self._committers = committers
         self._committer = committers(desc, key, fence)
         self._group = GroupCommit(
             env.threads, f"tablet {key}", commit=self._commit_run, run_in_background=run_in_background
@@ -121,6 +123,8 @@ class Tablet:
             from lakehead.kv import KvTablet  # the door to numba, which takes half a second
 
             self._kv = KvTablet(desc.schemas, desc.tablet_key_columns, desc.prefix_key, seed=seed)
+        # Held from the plan of a group of writes until it is applied: the definition stays the same meanwhile.
+        self._plan_lock = env.threads.lock()
         # Held around what changes the state and how the tablet ends, and around reads of the rows.
         self._state_lock = env.threads.lock()
         # Held around what moves the log's end or syncs it: of two syncs at once the kernel tells only one of a failure.
@@ -146,7 +150,20 @@ class Tablet:
         """See `GroupCommit.drive`."""
         self._group.drive()
 
+    def alter(self, desc: TableDescriptor) -> None:
+        """Take another definition of the table, between two groups of writes."""
+        with self._plan_lock, self._log_lock, self._state_lock:
+            if self._kv is not None:
+                self._kv.alter(desc.schemas)
+            self._desc = desc
+            self._committer = self._committers(desc, self.key, self._fence)
+            self._log.segment_bytes = desc.properties.segment_bytes
+
     def _commit_run(self, run: list[PendingWrite]) -> None:
+        with self._plan_lock:
+            self._plan_run(run)
+
+    def _plan_run(self, run: list[PendingWrite]) -> None:
         self._require_writable()
         fresh = [w for w in run if not self._answered(w)]
         if fresh and self._kv is None:
@@ -163,7 +180,9 @@ class Tablet:
 
     def _commit_changes(self, kv: KvTablet, writes: list[PendingWrite]) -> None:
         base = self._log.log_end_offset
-        rows = [w.rows for w in writes if w.rows is not None]
+        schemas = self._desc.schemas
+        given = [(w.rows, w.body.schema_id) for w in writes if w.rows is not None]
+        rows = [r if i == schemas.current.id else given_as(r, i, schemas) for r, i in given]
         batch, deleted = join(rows), writes[0].kind == "delete"
         try:
             with self._state_lock:
@@ -336,8 +355,11 @@ class Tablet:
         """
         return self._while_open((view or self._log.view()).frames(start, min(end, self.high_watermark)))
 
-    def live_at(self, end: int, columns: list[int], view: LogView | None = None) -> Iterator[LiveBatch]:
-        """Rows of a keyed tablet that are live at exactly ``end``, the end of a batch, in offset order.
+    def live_at(
+        self, end: int, columns: list[int], view: LogView | None = None, schemas: Schemas | None = None
+    ) -> Iterator[LiveBatch]:
+        """Rows of a keyed tablet that are live at exactly ``end``, the end of a batch, in offset order, with columns at
+        these positions of the current of these schemas, None for the table's.
 
         Raises:
             OffsetOutOfRangeError: the log no longer reaches back to ``end``; while iterating, as the next:
@@ -353,7 +375,7 @@ class Tablet:
                 log_start_offset=covered,
                 high_watermark=self.high_watermark,
             )
-        return self._while_open(live_at(view.checkpoint, view.frames, end, self._desc.schemas, columns))
+        return self._while_open(live_at(view.checkpoint, view.frames, end, schemas or self._desc.schemas, columns))
 
     def _while_open(self, items: Iterator[T]) -> Iterator[T]:
         try:
@@ -394,14 +416,18 @@ class Tablet:
             with self._state_lock:
                 self._kv.require_change(write.rows, deleted=write.kind == "delete")
 
-    def lookup(self, keys: pa.RecordBatch) -> tuple[pa.RecordBatch, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    def lookup(
+        self, keys: pa.RecordBatch, schema_id: int = -1
+    ) -> tuple[pa.RecordBatch, np.ndarray[tuple[int], np.dtype[np.int64]]]:
         """Rows of the keys that exist, and each one's position in ``keys``.
 
         Raises:
             LimitExceededError: they are too many bytes; see `KvTablet.require_answer`.
+            SchemaChangedError: the schema is not in force any more.
         """
         assert self._kv is not None
         with self._state_lock:
+            self._desc.require_schema(schema_id)
             slots = self._kv.find(keys)
             self._kv.require_answer(slots)
             if (slots >= 0).all():
@@ -409,24 +435,30 @@ class Tablet:
             at = np.flatnonzero(slots >= 0)
             return self._kv.gather(slots[at]), at
 
-    def prefix_lookup(self, prefixes: pa.RecordBatch) -> pa.RecordBatch:
+    def prefix_lookup(self, prefixes: pa.RecordBatch, schema_id: int = -1) -> pa.RecordBatch:
         """Rows whose leading key columns equal one of these.
 
         Raises:
-            LimitExceededError: as `lookup`.
+            LimitExceededError, SchemaChangedError: as `lookup`.
         """
         assert self._kv is not None
         with self._state_lock:
+            self._desc.require_schema(schema_id)
             slots = self._kv.prefix_find(prefixes)
             self._kv.require_answer(slots)
             return self._kv.gather(slots)
 
     def live_rows(
-        self, columns: list[int]
+        self, columns: list[int], schema_id: int = -1
     ) -> tuple[int, list[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], pa.RecordBatch]]]:
-        """High watermark, and the live rows at exactly it as (offsets, rows) batches in offset order."""
+        """High watermark, and the live rows at exactly it as (offsets, rows) batches in offset order.
+
+        Raises:
+            SchemaChangedError: as `lookup`.
+        """
         assert self._kv is not None
         with self._state_lock:
+            self._desc.require_schema(schema_id)
             return self._log.high_watermark, self._kv.live_rows(columns)
 
     # ---- maintenance ------------------------------------------------------------------------------------------
@@ -513,12 +545,13 @@ class Tablet:
         with self._log_lock:
             self._require_writable()
             with self._broken_by_failure():
-                footer = self._log.take_checkpoint(self._desc.schema_id)
+                desc = self._desc
+                footer = self._log.take_checkpoint(desc.schema_id)
             view = self._log.view()
         rows: Iterable[LiveBatch] = ()
         if self._kv is not None:
-            rows = self._until_closed(live_at(view.checkpoint, view.frames, footer.offset, self._desc.schemas))
-        made = write_checkpoint(self._env.storage, self._folder, footer, self._desc.schema, rows)
+            rows = self._until_closed(live_at(view.checkpoint, view.frames, footer.offset, desc.schemas))
+        made = write_checkpoint(self._env.storage, self._folder, footer, desc.schema, rows)
         with self._log_lock:
             self._require_owned()
             if self._end is None:

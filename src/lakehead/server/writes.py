@@ -55,17 +55,15 @@ class Writes:
     def write(self, request: m.Write, attachments: Sequence[pa.Buffer]) -> m.WriteReply:
         """See `Write`."""
         table = self._tables.get(request.table_id)
-        desc = table.desc
+        if not len(request.tablets) == len(request.checksums) == len(attachments):
+            raise InvalidRequestError("a write must have one checksum and one attachment for each tablet")
+        bodies = [decode_body(buffer, crc) for buffer, crc in zip(attachments, request.checksums, strict=True)]
+        desc = table.as_of(bodies[0].schema_id) if bodies else table.desc
         if desc.keyed == (request.kind == "append"):
             kind, use = ("primary-key", "upsert") if desc.keyed else ("log", "append")
             raise WrongTableKindError(f"{desc.path} is a {kind} table: use {use}, not {request.kind}")
         schema = self._body_schema(desc, request)
-        if not len(request.tablets) == len(request.checksums) == len(attachments):
-            raise InvalidRequestError("a write must have one checksum and one attachment for each tablet")
-        parts = []
-        for buffer, crc in zip(attachments, request.checksums, strict=True):
-            body = decode_body(buffer, crc)
-            parts.append((body, self._checked_rows(desc, request, body, schema)))
+        parts = [(body, self._checked_rows(desc, body, schema)) for body in bodies]
         self._check_partitions(table, request.tablets)
         stamp = _common_stamp(request, [body for body, _ in parts])
         with self._bytes.held(sum(a.size for a in attachments)):
@@ -134,16 +132,16 @@ class Writes:
             raise SchemaMismatchError(f"an upsert to {desc.path} must hold the non-null columns {required}")
         return pa.schema([desc.schema.field(c) for c in request.columns])
 
-    def _checked_rows(
-        self, desc: TableDescriptor, request: m.Write, body: FrameBody, schema: pa.Schema
-    ) -> pa.RecordBatch:
+    def _checked_rows(self, desc: TableDescriptor, body: FrameBody, schema: pa.Schema) -> pa.RecordBatch:
         if body.buffer.size > self._limits.batch_bytes_max:
             raise LimitExceededError(
                 f"a batch of {body.buffer.size} bytes is over the limit of {self._limits.batch_bytes_max}: split it",
                 batch_bytes_max=self._limits.batch_bytes_max,
             )
         if body.schema_id != desc.schema_id:
-            raise SchemaMismatchError(f"the batch has schema {body.schema_id}, {desc.path} has {desc.schema_id}")
+            raise SchemaMismatchError(
+                f"one batch has schema {body.schema_id}, another {desc.schema_id}: write one each"
+            )
         try:
             rows = body.received_rows(schema, bytes_max=self._limits.batch_bytes_max)
         except CorruptionError as e:

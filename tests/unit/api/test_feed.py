@@ -92,6 +92,6 @@ def test_trims_at_any_moment_leave_no_gap(before: int, between: int, monkeypatch
 
     monkeypatch.setattr(records, "read_history", history)
     client: Any = Client([0] * before + [5] * between + [9])
-    stream = OverLake(client, "earliest", {TABLET: 12}, ReadSpec(("__offset",)))
+    stream = OverLake(client, "earliest", {TABLET: 12}, lambda _: ReadSpec(("__offset",)))
     seen = [o for _, batch in stream for o in batch.column(0).to_pylist()]
     assert seen == list(range(12)), client.opened

@@ -46,11 +46,14 @@ class Client:
         location = str(min(self.asked, len(self.views) - 1))
         return LakeReply(metadata_location=location, catalog_name="", catalog_properties={}, storage_properties={})
 
+    def leased(self, lake_metadata: str | None) -> str | None:
+        return lake_metadata
+
     @property
     def leases(self) -> Client:
         return self
 
-    def open(self, tables: list[tuple[str, str | None]], *, planned: bool) -> list[Lease]:
+    def open(self, tables: list[str | None], *, planned: bool) -> list[Lease]:
         start, end = self.logs[min(self.asked, len(self.logs) - 1)]
         self.asked += 1
         state = TabletState(partition="", bucket=0, log_start=start, high_watermark=end, rows=0)

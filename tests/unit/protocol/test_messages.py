@@ -12,6 +12,7 @@ import pytest
 from lakehead.config import TableProperties
 from lakehead.errors import ERRORS_BY_CODE, LakeheadError, error_from_code
 from lakehead.protocol import messages as m
+from lakehead.protocol.alterations import DropColumn, SetProperty
 from lakehead.protocol.codec import (
     answer_type,
     decode_call,
@@ -46,6 +47,7 @@ CALLS: list[m.Request[Any]] = [
     m.ListTables(database=None),
     m.ListDatabases(),
     m.DropTable(database="shop", table="orders", purge=False),
+    m.AlterTable(table_id="t1", changes=[DropColumn(name="søk"), SetProperty(name="freshness", value="1s")]),
     m.Write(table_id="t1", kind="delete", tablets=[REF], checksums=[2**32 - 1], columns=["søk"]),
     m.OpenWriter(table_id="t1", writer_id=bytes(range(16))),
     m.CloseWriter(table_id="t1", writer_id=bytes(range(16)), epoch=3, acked_through=7),
@@ -122,7 +124,7 @@ def test_no_message_is_left_out() -> None:
 
 def test_what_is_repeated_after_a_lost_connection() -> None:
     once = {type(r).__name__ for r in CALLS if not r.idempotent}
-    assert once == {"DropTable", "OpenWriter"}
+    assert once == {"AlterTable", "DropTable", "OpenWriter"}
     assert not m.CreateTable(info=INFO, if_not_exists=False).idempotent
 
 
@@ -137,7 +139,7 @@ def test_every_request_says_what_it_needs() -> None:
         ],
         m.Privilege.WRITE: ["CloseWriter", "OpenWriter", "Write"],
         m.Privilege.TIER: ["LeasedMetadata", "ReportTiered"],
-        m.Privilege.ALTER: ["CreateTable", "DropTable"],
+        m.Privilege.ALTER: ["AlterTable", "CreateTable", "DropTable"],
         m.Privilege.ADMIN: ["AdoptLake"],
     }  # fmt: skip
     nameless = {type(r).__name__ for r in (*CALLS, *STREAMS) if not r.about}

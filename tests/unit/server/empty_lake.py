@@ -23,6 +23,9 @@ class EmptyLake:
     def create(self, desc: TableDescriptor) -> None:
         return
 
+    def require_alterable(self, desc: TableDescriptor) -> None:
+        return
+
     def drop(self, desc: TableDescriptor, *, purge: bool) -> None:
         return
 

@@ -62,7 +62,7 @@ def requests(table_id: str) -> list[m.Request[Any]]:
         "table_id": table_id, "database": "d", "table": "t", "info": m.TableInfo.of(DESC), "if_not_exists": True,
         "purge": False, "kind": "upsert", "tablets": [], "checksums": [], "columns": ["k"], "writer_id": bytes(16),
         "epoch": 1, "acked_through": 0, "prefix": [], "sync": True, "ranges": [], "leases": [], "release": [],
-        "predicate": None, "starts": [], "default": "latest", "stops": None,
+        "predicate": None, "changes": [], "starts": [], "default": "latest", "stops": None,
     }  # fmt: skip
     tables = [m.LeasedTable(table_id=table_id, lake_metadata=None)]
     fields = {kind: [f for f in kind.__struct_fields__ if f in plain] for kind in get_args(m.AnyCall | m.AnyStream)}

@@ -1,0 +1,107 @@
+"""Changing a table's definition: `Table.alter`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from lakehead.errors import InvalidRequestError, InvalidSchemaError
+from lakehead.format.schema import normalize_schema
+from lakehead.protocol.alterations import (
+    AddColumn,
+    Alteration,
+    DropColumn,
+    MakeNullable,
+    RenameColumn,
+    ResetProperty,
+    SetProperty,
+    WidenColumn,
+)
+from lakehead.protocol.schemas import field_to_text
+
+
+class TableAlteration:
+    """Changes of one table, gathered in a ``with`` block and made at its end: all of them in their order, or none.
+
+    Rows are not rewritten. Writers that were opened before go on with the columns that they know; subscriptions go on
+    with the new ones.
+    """
+
+    def __init__(self, apply: Callable[[Sequence[Alteration]], object]) -> None:
+        self._apply = apply
+        self._changes: list[Alteration] = []
+
+    def add_column(self, name: str, type: object, *, after: str | None = None) -> TableAlteration:
+        """Add a column, null in the rows there are.
+
+        Args:
+            type: a `pyarrow.DataType`, or what `pyarrow.type_for_alias` knows.
+            after: the column behind which it comes; None: the last.
+        """
+        self._changes.append(AddColumn(name=name, field=_type_text(name, type), after=after))
+        return self
+
+    def rename_column(self, old: str, new: str) -> TableAlteration:
+        """Call a column something else; no key, bucket-key or partition column."""
+        self._changes.append(RenameColumn(name=old, to=new))
+        return self
+
+    def drop_column(self, name: str) -> TableAlteration:
+        """Take a column away; no key, bucket-key or partition column. One that is added under the name later is another
+        one, without the old values."""
+        self._changes.append(DropColumn(name=name))
+        return self
+
+    def widen_column(self, name: str, type: object) -> TableAlteration:
+        """Give a column a type that holds all its values: a wider integer, double for float, a decimal of the same
+        scale with more digits."""
+        self._changes.append(WidenColumn(name=name, field=_type_text(name, type)))
+        return self
+
+    def make_nullable(self, name: str) -> TableAlteration:
+        """Let a column be null."""
+        self._changes.append(MakeNullable(name=name))
+        return self
+
+    def set_property(self, name: str, value: Any) -> TableAlteration:
+        """Set a property, under the name and with a value that `Connection.create_table` takes."""
+        if not isinstance(value, str | int | float | bool | None):
+            raise InvalidRequestError(f"property {name}={value!r} must be a text, a number, true, false or None")
+        self._changes.append(SetProperty(name=name, value=value))
+        return self
+
+    def reset_property(self, name: str) -> TableAlteration:
+        """Give a property its default again."""
+        self._changes.append(ResetProperty(name=name))
+        return self
+
+    def __enter__(self) -> TableAlteration:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Make the changes, unless the block raised.
+
+        Raises:
+            ColumnNotFoundError, InvalidSchemaError, InvalidPropertyError: one is not possible; nothing was changed.
+            SchemaChangedError: the table was altered since it was opened; nothing was changed.
+            LakeStateError: the lake table has a column of a new name already; nothing was changed.
+        """
+        if kind is None and self._changes:
+            self._apply(self._changes)
+
+
+def _type_text(name: str, type: object) -> str:
+    if isinstance(type, str):
+        try:
+            type = pa.type_for_alias(type)
+        except ValueError:
+            raise InvalidSchemaError(f"column {name!r}: {type!r} is no Arrow type, as 'int64' is one") from None
+    if not isinstance(type, pa.DataType):
+        raise InvalidSchemaError(f"column {name!r}: give a pyarrow type, such as pa.int64(), not {type!r}")
+    # The server checks it again; here it is refused before anything is sent.
+    return field_to_text(normalize_schema(pa.schema([pa.field(name, type)])).field(0))

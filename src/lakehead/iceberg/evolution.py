@@ -1,0 +1,96 @@
+"""A lake table follows its table's definition: one commit that makes another schema the current one.
+
+Rows are not rewritten. Fields keep the ids that the lake gave them, also where the lake's are others than the table's:
+which field is which is known by the names of the definition that the lake had last, whose id is one of its properties.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pyarrow as pa
+from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
+from pyiceberg.table import Table
+from pyiceberg.table.update import AddSchemaUpdate, AssertCurrentSchemaId, SetCurrentSchemaUpdate
+from pyiceberg.types import NestedField
+
+from lakehead.errors import LakeStateError
+from lakehead.format.schema import lake_schema
+from lakehead.iceberg.contract import DEFINITION, LakeContract, check_contract, definition_of, holds
+from lakehead.types import SYSTEM_FIELDS, TableDescriptor, TableSchema, field_id, without_ids
+
+
+def evolve(table: Table, desc: TableDescriptor) -> bool:
+    """Give a lake table the definition of its table; False when it has it.
+
+    Args:
+        table: as its catalog has it; it is the new one afterwards.
+        desc: with all schemas that the table ever had.
+
+    Raises:
+        LakeStateError: someone changed what tiering relies on; or see `evolved`.
+        CommitFailedException: somebody else committed meanwhile: load it again.
+    """
+    written = desc.schemas.of(definition_of(table, desc))
+    if written.id == desc.schema_id:
+        return False
+    contract = check_contract(table, desc.as_of(written.id))
+    schema = evolved(table, desc, written)
+    own = {*desc.schema.names, *(f.name for f in SYSTEM_FIELDS)}
+    pinned = LakeContract(Schema(*(f for f in schema.fields if f.name in own)), contract.spec)
+    now = table.metadata.current_schema_id
+    with table.transaction() as change:
+        last = SetCurrentSchemaUpdate.model_validate({"action": "set-current-schema", "schema-id": -1})
+        as_it_was = AssertCurrentSchemaId.model_validate({"current-schema-id": now})
+        change._apply((AddSchemaUpdate(schema=schema), last), (as_it_was,))
+        change.set_properties({**pinned.to_properties(), DEFINITION: str(desc.schema_id)})
+    return True
+
+
+def evolved(table: Table, desc: TableDescriptor, written: TableSchema) -> Schema:
+    """The lake's schema under the definition in force.
+
+    Args:
+        written: the one that it has.
+
+    Raises:
+        LakeStateError: another engine has added a column of a name that is to be the table's own, of another type.
+    """
+    now = table.schema()
+    theirs = {f.name: f for f in now.fields}
+    held = {field_id(f): theirs.pop(f.name) for f in written.fields}
+    system = [theirs.pop(f.name) for f in SYSTEM_FIELDS]
+    ids = itertools.count(table.metadata.last_column_id + 1)
+    fields = []
+    for f, lake in zip(desc.schemas.current.fields, lake_schema(desc.schema), strict=True):
+        found = held.get(field_id(f))
+        own_type = _own(lake, itertools.count(1)).field_type
+        if found is not None:
+            # Another engine may have widened it already; types with others inside keep theirs.
+            kind = found.field_type if pa.types.is_nested(lake.type) or holds(own_type, found.field_type) else own_type
+            required = found.required and not f.nullable
+            fields.append(NestedField(found.field_id, f.name, kind, required=required, doc=found.doc))
+            continue
+        adopted = next((t for t in theirs.values() if t.name.casefold() == f.name.casefold()), None)
+        if adopted is None:
+            fields.append(_own(lake, ids))
+        elif adopted.name == f.name and not adopted.required and own_type == adopted.field_type:
+            fields.append(theirs.pop(f.name))
+        else:
+            raise LakeStateError(
+                f"another engine has added column {adopted.name!r} of type {adopted.field_type} to the lake table of"
+                f" {desc.path}: drop it there, or choose another name",
+                table=str(desc.path),
+                column=f.name,
+            )
+    number = max(s.schema_id for s in table.metadata.schemas) + 1
+    every = [*fields, *system, *theirs.values()]
+    return Schema(*every, schema_id=number, identifier_field_ids=now.identifier_field_ids)
+
+
+def _own(f: pa.Field, ids: itertools.count[int]) -> NestedField:
+    """A field of the table as the lake has it, with new ids."""
+    plain = pa.schema(without_ids([f]))
+    fresh = assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(plain), lambda: next(ids))
+    return fresh.fields[0]

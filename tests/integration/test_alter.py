@@ -1,0 +1,261 @@
+"""Tables that change: columns and properties, while rows are written, read, tiered and followed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.types import LongType, StringType
+
+import lakehead as lh
+from lakehead.errors import (
+    ColumnNotFoundError,
+    InvalidPropertyError,
+    InvalidSchemaError,
+    LakeheadError,
+    LakeStateError,
+    SchemaChangedError,
+)
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), ("a", pa.int32()), ("b", pa.string())])
+
+
+@pytest.fixture
+def con(tmp_path: Path) -> Iterator[lh.Connection]:
+    with lh.connect(tmp_path / "data") as con:
+        yield con
+
+
+@pytest.fixture(params=["log", "keyed"])
+def keyed(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "keyed")
+
+
+@pytest.fixture(params=[None, "iceberg"])
+def table(request: pytest.FixtureRequest, con: lh.Connection, keyed: bool) -> lh.Table:
+    return con.create_table("t", SCHEMA, primary_key=["k"] if keyed else None, lake=request.param, buckets=2)
+
+
+def put(table: lh.Table, rows: Any) -> None:
+    (table.upsert if table.primary_key else table.append)(rows)
+
+
+def rows_of(table: lh.Table, **scan: Any) -> list[dict[str, Any]]:
+    return sorted(table.scan(**scan).to_arrow().to_pylist(), key=lambda r: r["k"])
+
+
+def old(k: int) -> dict[str, Any]:
+    return {"k": k, "a": k, "b": f"b{k}"}
+
+
+def new(k: int, note: str | None = None) -> dict[str, Any]:
+    return {"k": k, "note": note, "a": k, "bee": f"b{k}"}
+
+
+def change(table: lh.Table) -> None:
+    with table.alter() as a:
+        a.add_column("note", pa.string(), after="k").rename_column("b", "bee").widen_column("a", pa.int64())
+
+
+def tier(con: lh.Connection, table: lh.Table) -> None:
+    if table.describe()["lake"] is not None:
+        con.tier("t")
+
+
+def taken(subscription: lh.Subscription, rows: int) -> pa.Table:
+    found: list[pa.RecordBatch] = []
+    while sum(b.num_rows for b in found) < rows:
+        found.append(next(subscription).rows)
+    return pa.Table.from_batches(found)
+
+
+def test_rows_before_and_after_are_one_table(con: lh.Connection, table: lh.Table) -> None:
+    put(table, [old(k) for k in range(5)])
+    tier(con, table)
+    put(table, [old(k) for k in range(5, 10)])
+    change(table)
+    assert table.schema.names == ["k", "note", "a", "bee"] and table.schema.field("a").type == pa.int64()
+    wanted = [new(k) for k in range(10)]
+    assert rows_of(table) == wanted
+    put(table, [{**new(10, "x"), "a": 1 << 40}])
+    wanted.append({**new(10, "x"), "a": 1 << 40})
+    assert rows_of(table) == wanted and rows_of(table, where="a > 8 and bee >= 'b'") == wanted[9:]
+    tier(con, table)
+    assert rows_of(table) == wanted and table.scan(where="note is null").count() == 10
+    assert con.sql("select count(*), count(note), max(a) from t").fetchall() == [(11, 1, 1 << 40)]
+    if table.primary_key:
+        assert table.lookup([3, 10]).to_pylist() == [wanted[3], wanted[10]]
+
+
+def test_it_holds_after_a_restart(tmp_path: Path, keyed: bool) -> None:
+    with lh.connect(tmp_path / "data") as con:
+        t = con.create_table("t", SCHEMA, primary_key=["k"] if keyed else None)
+        put(t, [old(1)])
+        change(t)
+        put(t, [new(2, "x")])
+    with lh.connect(tmp_path / "data") as con:
+        assert rows_of(con.table("t")) == [new(1), new(2, "x")]
+        assert not keyed or con.table("t").get(1) == new(1)
+
+
+def test_whoever_has_the_old_columns_goes_on(con: lh.Connection, table: lh.Table) -> None:
+    other = con.table("t")
+    put(table, [old(1)])
+    writer, pinned = other.writer(), other.scan()
+    change(table)
+    (writer.upsert if table.primary_key else writer.append)([old(2)])
+    writer.flush()
+    assert pinned.to_arrow().to_pylist() == [old(1)], "a scan has one schema"
+    assert rows_of(table) == [new(1), new(2)] == rows_of(other) and other.schema == table.schema
+    put(con.table("t"), [new(3, "x")])
+    if table.primary_key:
+        writer.upsert([{**old(3), "b": "again"}])
+        writer.flush()
+        assert table.get(3) == {**new(3, "x"), "bee": "again"}, "who does not know a column does not change it"
+
+
+def test_calls_of_a_table_that_others_altered(con: lh.Connection, table: lh.Table, keyed: bool) -> None:
+    def opened() -> lh.Table:
+        return con.table("t")
+
+    others = [opened() for _ in range(6)]
+    change(table)
+    put(others[0], [new(1, "x")])
+    assert rows_of(others[1], where="note = 'x'") == [new(1, "x")]
+    with others[2].subscribe("earliest", columns=["k", "note"], stop="now") as subscription:
+        assert [r for b in subscription for r in b.rows.to_pylist() if r["note"] == "x"]
+    tier(con, others[3])
+    if keyed:
+        assert others[4].get(1) == new(1, "x")
+    with pytest.raises(SchemaChangedError), others[5].alter() as a:
+        a.drop_column("a")
+
+
+def test_a_subscription_goes_on_with_the_new_columns(con: lh.Connection, table: lh.Table) -> None:
+    put(table, [old(k) for k in range(4)])
+    named = table.subscribe("earliest", columns=["k", "a"])
+    gone = table.subscribe("earliest", columns=["b"])
+    with table.subscribe("earliest") as subscription:
+        before = taken(subscription, 4)
+        change(table)
+        put(table, [new(k, "x") for k in range(4, 8)])
+        after = taken(subscription, 4)
+    assert {"b"} < set(before.schema.names) and {"note", "bee"} < set(after.schema.names)
+    assert sorted(before["k"].to_pylist()) == [0, 1, 2, 3] and sorted(after["k"].to_pylist()) == [4, 5, 6, 7]
+    assert sorted(taken(named, 8)["k"].to_pylist()) == list(range(8))
+    named.close()
+    with pytest.raises(ColumnNotFoundError, match="'b'"):
+        for _ in range(9):
+            next(gone)
+
+
+def test_a_name_that_comes_again_is_another_column(con: lh.Connection, table: lh.Table) -> None:
+    put(table, [old(1)])
+    tier(con, table)
+    put(table, [old(2)])
+    with table.alter() as a:
+        a.drop_column("b").add_column("b", "int64").rename_column("a", "c").add_column("a", pa.bool_())
+    assert rows_of(table) == [{"k": 1, "c": 1, "b": None, "a": None}, {"k": 2, "c": 2, "b": None, "a": None}]
+    put(table, [{"k": 3, "b": 7}])
+    tier(con, table)
+    assert rows_of(table, where="b = 7") == [{"k": 3, "c": None, "b": 7, "a": None}]
+    assert rows_of(table, where="b is null", columns=["k"]) == [{"k": 1}, {"k": 2}]
+
+
+def test_other_engines_find_the_columns(con: lh.Connection) -> None:
+    table = con.create_table("t", SCHEMA, lake="iceberg")
+    put(table, [old(1)])
+    con.tier("t")
+    change(table)
+    put(table, [new(2, "x")])
+    con.tier("t")
+    lake = table.lake.iceberg().scan().to_arrow().select(table.schema.names).sort_by("k")
+    assert lake.to_pylist() == [new(1), new(2, "x")]
+    assert table.scan(snapshot=table.lake.snapshots()["snapshot_id"][0].as_py()).to_arrow().to_pylist() == [new(1)]
+
+
+def test_a_column_of_another_engine_is_adopted_or_in_the_way(con: lh.Connection) -> None:
+    table = con.create_table("t", SCHEMA, lake="iceberg")
+    put(table, [old(1)])
+    con.tier("t")
+    with table.lake.iceberg().update_schema() as theirs:
+        theirs.add_column("note", StringType())
+        theirs.add_column("Size", LongType())
+    lake = table.lake.iceberg()
+    rows = lake.scan().to_arrow()
+    at = rows.schema.get_field_index("note")
+    lake.overwrite(rows.set_column(at, "note", pa.array(["theirs"])))
+    for name, kind in {"note": pa.int64(), "size": pa.int64()}.items():
+        with pytest.raises(LakeStateError, match="another engine has added column"), table.alter() as a:
+            a.add_column(name, kind)
+    assert table.schema == SCHEMA
+    with table.alter() as a:
+        a.add_column("note", pa.string())
+    assert rows_of(table) == [{**old(1), "note": "theirs"}]
+    assert table.lake.compact().snapshot_id is None, "a column of another engine is left"
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "match"),
+    [
+        (lambda a: a.drop_column("x"), ColumnNotFoundError, "no column 'x'"),
+        (lambda a: a.drop_column("k"), InvalidSchemaError, "part of the primary key"),
+        (lambda a: a.rename_column("k", "q"), InvalidSchemaError, "part of the primary key"),
+        (lambda a: a.widen_column("k", pa.int64()), InvalidSchemaError, "part of the primary key"),
+        (lambda a: a.make_nullable("k"), InvalidSchemaError, "part of the primary key"),
+        (lambda a: a.rename_column("b", "A"), InvalidSchemaError, "equal but for case"),
+        (lambda a: a.add_column("a", pa.int64()), InvalidSchemaError, "two columns named"),
+        (lambda a: a.add_column("__x", pa.int64()), InvalidSchemaError, "reserved"),
+        (lambda a: a.add_column("x", pa.int64(), after="y"), ColumnNotFoundError, "no column 'y'"),
+        (lambda a: a.widen_column("a", pa.int16()), InvalidSchemaError, "cannot become"),
+        (lambda a: a.widen_column("b", pa.int64()), InvalidSchemaError, "cannot become"),
+        (lambda a: a.add_column("x", "integer number"), InvalidSchemaError, "no Arrow type"),
+        (lambda a: a.set_property("freshnes", "1s"), InvalidPropertyError, "freshness"),
+        (lambda a: a.set_property("freshness", "soon"), LakeheadError, "soon"),
+        (lambda a: a.reset_property("nothing"), InvalidPropertyError, "nothing"),
+    ],
+)
+def test_what_is_not_possible_is_refused_whole(con: lh.Connection, bad: Any, error: type, match: str) -> None:
+    table = con.create_table("t", SCHEMA, primary_key="k", partition_by=None)
+    before = table.describe()
+    with pytest.raises(error, match=match), table.alter() as a:
+        a.add_column("fine", pa.int64())
+        bad(a)
+    assert con.table("t").describe() == before
+
+
+def test_what_raises_inside_the_block_changes_nothing(con: lh.Connection) -> None:
+    table = con.create_table("t", SCHEMA)
+    with pytest.raises(ZeroDivisionError), table.alter() as a:
+        a.drop_column("b")
+        raise ZeroDivisionError
+    assert con.table("t").schema == SCHEMA
+
+
+def test_properties(con: lh.Connection, table: lh.Table) -> None:
+    with table.alter() as a:
+        a.set_property("freshness", "1s").set_property("compression", "zstd").set_property("durability", "os")
+    assert table.properties["freshness"] == "1000ms" and con.table("t").properties["durability"] == "os"
+    put(table, [old(1)])
+    with table.alter() as a:
+        a.reset_property("freshness")
+    assert con.table("t").properties["freshness"] == "30000ms" and rows_of(table) == [old(1)]
+
+
+def test_twenty_changes_between_rounds(con: lh.Connection, table: lh.Table) -> None:
+    wanted: dict[int, dict[str, Any]] = {}
+    for n in range(20):
+        row = {"k": n, "a": n, **{c: n for c in table.schema.names if c.startswith("c")}}
+        put(table, [row])
+        wanted[n] = row
+        with table.alter() as a:
+            a.add_column(f"c{n}", pa.int64())
+            if n > 3:
+                a.drop_column(f"c{n - 4}")
+        if n % 3 == 0:
+            tier(con, table)
+    names = table.schema.names
+    assert rows_of(table) == [{c: row.get(c) for c in names} for row in wanted.values()]
