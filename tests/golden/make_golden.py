@@ -276,15 +276,44 @@ def fill_clicks(con: lh.Connection) -> Rows:
     return clicks(0, 50)
 
 
+def note(n: int, text: str | None = None) -> dict[str, Any]:
+    """A row of ``shop.notes`` and ``shop.people`` after their last change."""
+    return {"id": n, "text": text, "size": n, "label": f"label {n}"}
+
+
+def fill_altered(con: lh.Connection, name: str, *, keyed: bool) -> Rows:
+    """A table that was changed twice: rows of its three definitions in log, checkpoint and lake."""
+    schema = pa.schema([("id", pa.int64()), ("size", pa.int32()), ("text", pa.bool_()), ("tag", pa.string())])
+    lake = None if keyed else "iceberg"
+    key = ["id"] if keyed else None
+    table = con.create_table(name, schema, primary_key=key, lake=lake, hot_retention=FOR_EVER, log_ttl=FOR_EVER)
+    put = table.upsert if keyed else table.append
+    put([{"id": n, "size": n, "text": True, "tag": f"label {n}"} for n in range(20)])
+    if not keyed:
+        con.tier(name)
+    with table.alter() as a:
+        a.rename_column("tag", "label").widen_column("size", pa.int64()).drop_column("text")
+    put([{"id": n, "size": n, "label": f"label {n}"} for n in range(20, 30)])
+    if not keyed:
+        con.tier(name)
+    trim(con, table)
+    with table.alter() as a:
+        a.add_column("text", pa.string(), after="id")
+    put([note(n, "x") for n in range(30, 35)])
+    return [note(n, "x" if n >= 30 else None) for n in range(35)]
+
+
 def fill(con: lh.Connection, name: str) -> dict[str, Rows]:
     """Create and fill the tables of a folder; returns what each holds."""
     held = {"shop.users": fill_users(con), "shop.clicks": fill_clicks(con)}
+    held["shop.notes"] = fill_altered(con, "shop.notes", keyed=False)
     held["types.packed"] = fill_types(con, "types.packed", [1, 5, 5], "zstd")
     if name == "clean":
         held["types.plain"] = fill_types(con, "types.plain", [1, 65, 2], "none")
         held["shop.visits"] = fill_visits(con)
         held["shop.beats"] = fill_beats(con)
         held["shop.orders"] = fill_orders(con)
+        held["shop.people"] = fill_altered(con, "shop.people", keyed=True)
     return held
 
 

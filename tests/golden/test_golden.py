@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.golden.make_golden import clicks, every_type, in_order, log_of, order, user
+from tests.golden.make_golden import clicks, every_type, in_order, log_of, note, order, user
 from tests.golden.relocation import PLACEHOLDER, padded, relocate
 
 import lakehead as lh
@@ -33,6 +33,8 @@ MORE: dict[str, list[dict[str, Any]]] = {
     "shop.beats": clicks(14, 2),
     "shop.clicks": clicks(50, 9),
     "shop.users": [user(n, visits=7) for n in range(55, 75)],
+    "shop.notes": [note(n, "late") for n in range(35, 40)],
+    "shop.people": [note(n, "late") for n in range(33, 40)],
     "shop.orders": [order(n, "late") for n in range(20, 60, 3)],
 }
 
