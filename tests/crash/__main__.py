@@ -79,7 +79,9 @@ def print_summary(counts: Counts, seconds: float) -> None:
         f"{counts.scans:,} scans and {counts.lookups:,} lookups under load, named writers resumed"
         f" {counts.writers_resumed} times, subscribers {counts.feeds_resumed} times, {counts.feeds_restarted} of them"
         f" from live rows\nlake prefixes compared {counts.prefixes_checked} (not seen row by row:"
-        f" {counts.prefixes_unseen}), deepest log start {counts.deepest_trim:,}\nrounds: {dict(counts.rounds)}"
+        f" {counts.prefixes_unseen}), deepest log start {counts.deepest_trim:,}\nrounds: {dict(counts.rounds)}\n"
+        f"maintenance: {dict(counts.maintenance)}; {counts.orphans} orphans found by checks, {counts.scans_held} scans"
+        " held through kills of it"
     )
 
 

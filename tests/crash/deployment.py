@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import os
 import time
 from collections import Counter
@@ -22,7 +24,7 @@ from tests.crash.history import (
     keyed_rows,
     require,
 )
-from tests.crash.processes import Rounds, Server, wait_until
+from tests.crash.processes import Rounds, Server, Task, wait_until
 from tests.crash.workload import Actor, Gate, KeyedWriter, Load, LogAppender, NamedAppender, Scanner
 
 import lakehead as lh
@@ -56,6 +58,11 @@ class Counts:
     checks: int = 0
     rows_checked: int = 0
     rounds: Counter[str] = field(default_factory=Counter)
+    maintenance: Counter[str] = field(default_factory=Counter)
+    """How its turns ended, and what they came to."""
+    scans_held: int = 0
+    """Through maintenance that was killed, and read again."""
+    orphans: int = 0
     acknowledged: int = 0
     unanswered: int = 0
     scans: int = 0
@@ -190,18 +197,25 @@ class Deployment:
             raise WrongDataError(f"a process for rounds does not start: {self._rounds[0].errors[-3000:]}")
         return self._rounds.pop(0)
 
-    def tier(self, rounds: Rounds, table: str) -> dict[str, Any] | None:
-        """One round; None when the process died in it."""
-        rounds.send(table)
+    def ask(self, rounds: Rounds, table: str, task: Task = "tier") -> dict[str, Any] | None:
+        """One round, or maintenance; None when the process died in it."""
+        rounds.send(table, task)
         answer = rounds.answer()
-        self.note_round(answer)
+        self.note(answer, task)
         return answer
 
-    def note_round(self, answer: Mapping[str, Any] | None) -> None:
-        """Count how a round ended."""
-        if answer is not None:
+    def note(self, answer: Mapping[str, Any] | None, task: Task = "tier") -> None:
+        """Count how it ended."""
+        if answer is None:
+            return
+        if task == "tier":
             moved = "moved rows" if answer.get("rows") or answer.get("deletes") else "nothing to move"
             self.counts.rounds[answer.get("error", moved)] += 1
+        elif "error" in answer:
+            self.counts.maintenance[f"{task}: {answer['error']}"] += 1
+        else:
+            self.counts.maintenance.update(answer)
+            self.counts.maintenance[f"{task}: done"] += 1
 
     # ---- checks -------------------------------------------------------------------------------------------------
 
@@ -299,12 +313,17 @@ class Deployment:
         require(not left, f"temporary files were left behind by a kill: {left}")
 
     def check_lake_folders(self) -> None:
-        """After clean-up a lake's folder holds exactly what the lake names; run while no round is under way."""
+        """After clean-up a lake's folder holds exactly what the lake names; run while no round is under way, and the
+        load is paused."""
         for name in LAKE_TABLES:
             table = self.tables[name]
-            if not hasattr(table.lake, "remove_orphans"):
-                return
-            table.lake.remove_orphans(older_than="0s")
+            # What scans have read that are over may go now, not some moments later.
+            gc.collect()
+            leases, table_id = handle_of(table).leases, handle_of(table).desc.table_id
+            leases.renew()
+            in_use = leases.metadata_in_use(table_id)
+            require(not in_use, f"{name}: scans that are over still hold {in_use}")
+            self.counts.orphans += table.lake.remove_orphans(older_than="0s").num_rows
             iceberg = table.lake.iceberg()
             root = iceberg.location().removeprefix("file://")
             there = {os.path.join(folder, f) for folder, _, files in os.walk(root) for f in files}
@@ -335,6 +354,25 @@ class Deployment:
         counts.feeds_restarted += sum(f.restarted for f in self.followers.values())
 
 
+class HeldScan:
+    """A scan of a lake table that was pinned, read once and begun again; `finish` reads it to its end, and again."""
+
+    def __init__(self, table: lh.Table) -> None:
+        self._name = table.name
+        self._scan = table.scan(system_columns=True)
+        self._rows = self._scan.to_arrow()
+        self._begun = self._scan.to_batches()
+        self._first = list(itertools.islice(self._begun, 1))
+
+    def finish(self) -> None:
+        """Whatever was compacted, expired and killed meanwhile, the rows are those of the first time."""
+        order = [(c, "ascending") for c in ("p", "__bucket", "__offset")]
+        expected = self._rows.sort_by(order)
+        for again in ([*self._first, *self._begun], self._scan.to_batches()):
+            found = pa.Table.from_batches(again, self._rows.schema).sort_by(order)
+            require(found.equals(expected), f"{self._name}: a scan that was pinned reads other rows than at first")
+
+
 def _between_rounds(table: lh.Table, *tiers: Any) -> list[Any]:
     """Tiered offsets and the rows of tiers at exactly these: read again when a round committed in between."""
     for _ in range(100):
@@ -350,11 +388,11 @@ def _sum(column: pa.ChunkedArray) -> int:
 
 
 def _named_files(iceberg: Any) -> set[str]:
-    """Every file that the metadata, old versions of it and all snapshots of an Iceberg table name."""
+    """Every file that the metadata, old versions of it and all snapshots of an Iceberg table lead to."""
     named = {iceberg.metadata_location, *(entry.metadata_file for entry in iceberg.metadata.metadata_log)}
     for snapshot in iceberg.metadata.snapshots:
         named.add(snapshot.manifest_list)
         for manifest in snapshot.manifests(iceberg.io):
             named.add(manifest.manifest_path)
-            named |= {e.data_file.file_path for e in manifest.fetch_manifest_entry(iceberg.io, discard_deleted=False)}
+            named |= {e.data_file.file_path for e in manifest.fetch_manifest_entry(iceberg.io)}
     return named

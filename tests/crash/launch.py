@@ -1,7 +1,8 @@
 """Starts a process of the product with the named points in it.
 
 * ``launch.py server --data ...``: any `lakehead` command
-* ``launch.py rounds URI``: rounds in this process: a table name a line in, a JSON line out for each
+* ``launch.py rounds URI``: rounds and maintenance in this process: ``tier``, ``maintain`` or ``clean`` and a table's
+  name a line in, a JSON line out for each
 * ``launch.py -m MODULE ARGS``: a module, as Spark starts its Python workers
 """
 
@@ -13,28 +14,46 @@ import runpy
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from tests.crash.points import PLAN_VARIABLE, die_with_parent, install  # noqa: E402
+from tests.crash.points import PLAN_VARIABLE, SNAPSHOTS_KEPT, die_with_parent, install  # noqa: E402
 
 import lakehead as lh  # noqa: E402
 
 
+def tier(table: lh.Table) -> dict[str, object]:
+    """One round."""
+    result = table.lake.tier()
+    return {"snapshot_id": result.snapshot_id, "rows": result.rows, "deletes": result.deletes}
+
+
+def maintain(table: lh.Table) -> dict[str, object]:
+    """All that there is to compact, and expiry of all but a few snapshots."""
+    compacted = table.lake.compact()
+    expired = table.lake.expire("0s", keep=SNAPSHOTS_KEPT)
+    return {"compacted": compacted.files_before, "snapshots": expired.snapshots, "files": expired.files}
+
+
+def clean(table: lh.Table) -> dict[str, object]:
+    """Removal of orphans, however young."""
+    return {"orphans": table.lake.remove_orphans("0s").num_rows}
+
+
+TASKS: dict[str, Callable[[lh.Table], dict[str, object]]] = {"tier": tier, "maintain": maintain, "clean": clean}
+
+
 def rounds(uri: str) -> None:
-    """Run a round of each table named on standard input."""
+    """Do what standard input says."""
     import lakehead.iceberg.lake_format  # noqa: F401
 
     con = _connect(uri)
     print(json.dumps({"ready": os.getpid()}), flush=True)
     for line in sys.stdin:
+        task, name = line.split()
         try:
-            result = con.tier(line.strip())
-            answer: dict[str, object] = {
-                "snapshot_id": result.snapshot_id,
-                "rows": result.rows,
-                "deletes": result.deletes,
-            }
+            answer = TASKS[task](con.table(name))
         except lh.LakeheadError as e:
             answer = {"error": type(e).__name__, "message": str(e)}
         print(json.dumps(answer), flush=True)

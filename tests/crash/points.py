@@ -64,6 +64,32 @@ ROUND = (
     "catalog.commit.before", "lake.metadata.open", "lake.metadata.closed", "catalog.commit.after", "round.done",
 )  # fmt: skip
 WORKER = ("round.read", "lake.data.open", "lake.data.closed")
+COMPACTION = tuple(
+    f"compact.{step}"
+    for step in (
+        "begin", "lake.data.open", "lake.data.closed", "lake.stage.before", "lake.manifest.open",
+        "lake.manifest.closed", "lake.manifest-list.open", "lake.manifest-list.closed", "lake.metadata.open",
+        "lake.metadata.closed", "lake.stage.after", "catalog.commit.before", "catalog.commit.after", "done",
+    )
+)  # fmt: skip
+EXPIRY = tuple(
+    f"expire.{step}"
+    for step in (
+        "begin", "lake.metadata.open", "lake.metadata.closed", "catalog.commit.before", "catalog.commit.after",
+        "lake.remove.before", "lake.remove.after", "done",
+    )
+)  # fmt: skip
+"""What stands between the list's commit and ``done`` is the removal of files, one after the other."""
+CLEAN_UP_AFTER = {
+    "orphans.catalog.commit.before": "compact.lake.manifest-list.closed",
+    "orphans.catalog.commit.after": "compact.catalog.commit.before",
+    "orphans.done": "expire.catalog.commit.after",
+}
+"""Points of a removal of orphans that finds some: what left them is killed first."""
+MAINTENANCE_ROUNDS = 3
+"""After so many rounds the tiering service does maintenance here."""
+SNAPSHOTS_KEPT = 4
+"""By its expiry, here."""
 
 _recovering = threading.local()
 
@@ -80,6 +106,18 @@ class Points:
         self._lock = threading.Lock()
         self._armed = ""
         self._seen = 0
+        self._doing = ""
+
+    @contextlib.contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """While the process does this, in whatever thread, the names of its points begin with it."""
+        self.reach(f"{what}.begin")
+        self._doing = f"{what}."
+        try:
+            yield
+        finally:
+            self._doing = ""
+        self.reach(f"{what}.done")
 
     def reach(self, name: str, last: Callable[[], object] | None = None) -> None:
         """Carry out the plan if it names this point; ``last`` is done first, if the process is to die."""
@@ -89,7 +127,7 @@ class Points:
         except FileNotFoundError:
             return
         plan = json.loads(text) if text else {}
-        if plan.get("point") != name:
+        if plan.get("point") != self._doing + name:
             return
         with self._lock:
             if text != self._armed:
@@ -138,7 +176,13 @@ def install(plan: str) -> None:
                 "lakehead.client.remote_log": functools.partial(_wrap_client, points),
                 "lakehead.iceberg.file_io": functools.partial(_wrap_lake_files, points),
                 "lakehead.iceberg.staging": lambda m: points.around(m, "swap_metadata", "catalog.commit"),
+                "lakehead.iceberg.iceberg_table": lambda m: points.around(m.IcebergLakeTable, "stage", "lake.stage"),
+                "lakehead.iceberg.orphans": functools.partial(_wrap_task, points, "remove_orphans", "orphans"),
                 "lakehead.tiering.round": functools.partial(_wrap_round, points),
+                "lakehead.tiering.compaction": functools.partial(_wrap_task, points, "compact", "compact"),
+                "lakehead.tiering.expiry": functools.partial(_wrap_task, points, "expire", "expire"),
+                "lakehead.tiering.expiry_plan": _keep_few_snapshots,
+                "lakehead.tiering.queue": _maintain_often,
                 "pyiceberg.catalog.sql": functools.partial(_wrap_catalog, points),
             }
         ),
@@ -343,7 +387,7 @@ def _lake_kind(path: str) -> str:
 
 def _wrap_lake_files(points: Points, module: ModuleType) -> None:
     io, stream = module.SyncedFileIO, module._SyncedStream
-    new_output, close = io.new_output, stream.close
+    new_output, close, delete = io.new_output, stream.close, io.delete
 
     def opened(self: Any, location: str) -> Any:
         points.reach(f"{_lake_kind(location)}.open")
@@ -355,7 +399,14 @@ def _wrap_lake_files(points: Points, module: ModuleType) -> None:
         if not again:
             points.reach(f"{_lake_kind(self._synced_path)}.closed")
 
-    io.new_output, stream.close = opened, closed
+    def removed(self: Any, location: Any) -> None:
+        # The catalog removes old metadata files with each commit.
+        name = "lake.metadata.remove" if _lake_kind(str(location)) == "lake.metadata" else "lake.remove"
+        points.reach(f"{name}.before")
+        delete(self, location)
+        points.reach(f"{name}.after")
+
+    io.new_output, stream.close, io.delete = opened, closed, removed
 
 
 def _wrap_round(points: Points, module: ModuleType) -> None:
@@ -368,6 +419,25 @@ def _wrap_round(points: Points, module: ModuleType) -> None:
         return result
 
     module.run_round = reported  # type: ignore[attr-defined]
+
+
+def _wrap_task(points: Points, function: str, what: str, module: ModuleType) -> None:
+    original = getattr(module, function)
+
+    @functools.wraps(original)
+    def named(*args: Any, **kwargs: Any) -> Any:
+        with points.doing(what):
+            return original(*args, **kwargs)
+
+    setattr(module, function, named)
+
+
+def _keep_few_snapshots(module: ModuleType) -> None:
+    module.USUAL = module.Retention(keep=SNAPSHOTS_KEPT, older_than_us=0)  # type: ignore[attr-defined]
+
+
+def _maintain_often(module: ModuleType) -> None:
+    module.TieringQueue.__init__.__kwdefaults__["maintenance_rounds"] = MAINTENANCE_ROUNDS
 
 
 def _wrap_catalog(points: Points, module: ModuleType) -> None:

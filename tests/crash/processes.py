@@ -22,6 +22,7 @@ LAUNCH = Path(__file__).with_name("launch.py")
 TOKEN = "a token of the crash suite"
 START_SECONDS = 60.0
 Action = Literal["kill", "stop", "lose", "report"]
+Task = Literal["tier", "maintain", "clean"]
 
 
 class Child:
@@ -141,7 +142,7 @@ class Server(Child):
 
 
 class Rounds(Child):
-    """A process that runs tiering rounds on demand, without Spark."""
+    """A process that runs tiering rounds and maintenance on demand, without Spark."""
 
     def __init__(self, work: Path, number: int) -> None:
         super().__init__(work, f"rounds-{number}")
@@ -162,11 +163,11 @@ class Rounds(Child):
         """Wait until it is connected; False when it ended before."""
         return self._answers.get(timeout=START_SECONDS) is not None
 
-    def send(self, table: str) -> None:
-        """Ask for a round."""
+    def send(self, table: str, task: Task = "tier") -> None:
+        """Ask for a round of a table, its maintenance, or the removal of its orphans."""
         assert self.process is not None and self.process.stdin is not None
         try:
-            self.process.stdin.write(f"{table}\n")
+            self.process.stdin.write(f"{task} {table}\n")
             self.process.stdin.flush()
         except BrokenPipeError:
             return
@@ -177,7 +178,7 @@ class Rounds(Child):
         return self._answers.empty()
 
     def answer(self, seconds: float = 60.0) -> dict[str, Any] | None:
-        """What the round came to; None when the process died in it."""
+        """What it came to; None when the process died in it."""
         return self._answers.get(timeout=seconds)
 
 

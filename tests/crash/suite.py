@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.crash import points
-from tests.crash.deployment import LAKE_TABLES, Counts, Deployment
+from tests.crash.deployment import LAKE_TABLES, Counts, Deployment, HeldScan
 from tests.crash.history import LOG_SCHEMA, WrongDataError, log_rows, require
-from tests.crash.processes import Rounds, SparkTiering, wait_until
+from tests.crash.processes import Rounds, SparkTiering, Task, wait_until
 from tests.crash.workload import Load
 
 import lakehead as lh
@@ -31,7 +31,13 @@ _OFTEN = {
     "segment.sync": (1, 2, 5, 20),
     "answer.Write": (1, 2, 5, 20),
     "recovery.segment.sync": (1, 2, 5),
+    "expire.lake.remove": (1, 2, 5, 9),
 }
+_MAINTENANCE = ("compact", "expire")
+_EXPIRED = ("expire.catalog.commit.after", "expire.lake.remove.before")
+"""The list is committed: nobody may refuse what is left to do."""
+_ALL_MAINTENANCE: tuple[Task, ...] = ("maintain", "clean")
+_ROUND_AND_MAINTENANCE: tuple[Task, ...] = ("tier", *_ALL_MAINTENANCE)
 
 
 @dataclass(frozen=True)
@@ -63,11 +69,17 @@ def deck(seed: int) -> list[Step]:
         *(Step("recovery", p, first) for p, first in points.RECOVERY_AFTER.items()),
         *(Step("stop", p) for p in points.STOP * 2),
         *(Step("round", p) for p in points.ROUND * 2),
+        *(Step("maintenance", p) for p in (*points.COMPACTION, *points.EXPIRY)),
+        *(Step("maintenance", p, first) for p, first in points.CLEAN_UP_AFTER.items()),
         *(Step("lost", p) for p in ("catalog.commit.before", "catalog.commit.after") * 2),
+        *(Step("lost", f"{task}.catalog.commit.{step}") for task in _MAINTENANCE for step in ("before", "after")),
         *(Step("asleep", p) for p in ("lake.data.closed", "lake.metadata.closed", "catalog.commit.before") * 2),
+        *(Step("asleep", p) for p in ("compact.lake.data.closed", "compact.catalog.commit.before")),
+        *(Step("asleep", p) for p in ("expire.catalog.commit.before", *_EXPIRED)),
         *(Step("under", p) for p in ("round.read", "lake.data.open", "catalog.commit.before", "catalog.commit.after")),
+        *(Step("under", p) for p in ("compact.catalog.commit.before", "expire.begin", *_EXPIRED)),
         *(Step("locked", p) for p in ("killed", "refused", "restart")),
-        *(Step("random", p) for p in ("server",) * 24 + ("rounds",) * 8),
+        *(Step("random", p) for p in ("server",) * 24 + ("rounds",) * 8 + ("maintenance",) * 4),
     ]
     random.Random(seed).shuffle(steps)
     return steps
@@ -78,6 +90,7 @@ def spark_deck(seed: int) -> list[Step]:
     draw = random.Random(f"spark {seed}")
     in_driver = [p for p in points.ROUND if p not in points.WORKER]
     driver = ["catalog.commit.before", "catalog.commit.after", *draw.sample(in_driver, 3)]
+    driver += [*draw.sample(points.COMPACTION, 2), *draw.sample(points.EXPIRY, 2)]
     steps = [
         *(Step("worker", p) for p in points.WORKER * 2),
         *(Step("worker", "random") for _ in range(3)),
@@ -206,10 +219,10 @@ class Player:
         rounds.kill()
         self._tierer = None
 
-    def _tier(self, deployment: Deployment, table: str) -> dict[str, Any]:
-        """A round that nothing disturbs must succeed."""
-        answer = deployment.tier(self._rounds(deployment), table)
-        require(answer is not None and "error" not in answer, f"a round that nothing disturbs ended with {answer}")
+    def _tier(self, deployment: Deployment, table: str, task: Task = "tier") -> dict[str, Any]:
+        """A round, or maintenance, that nothing disturbs must succeed."""
+        answer = deployment.ask(self._rounds(deployment), table, task)
+        require(answer is not None and "error" not in answer, f"{task} that nothing disturbs ended with {answer}")
         assert answer is not None
         return answer
 
@@ -239,11 +252,11 @@ class Player:
         rounds.send(self.random.choice(LAKE_TABLES))
         yield
         answer = rounds.answer()
-        deployment.note_round(answer)
+        deployment.note(answer)
         require(answer is not None, f"a process for rounds died: {rounds.errors[-2000:]}")
 
     def _random(self, deployment: Deployment, step: Step) -> None:
-        """Killed at any time: the server under load, or the process of a round."""
+        """Killed at any time: the server under load, or the process of a round or of maintenance."""
         if step.point == "server":
             with self._round_beside(deployment):
                 deployment.gate.open()
@@ -253,15 +266,24 @@ class Player:
                 deployment.restart()
             deployment.check()
             return
-        rounds = self._rounds(deployment)
         deployment.gate.open()
         self._wait(0.1, 0.3)
-        rounds.send(self.random.choice(LAKE_TABLES))
+        if step.point == "maintenance":
+            table = self.random.choice(LAKE_TABLES)
+            for _ in range(4):
+                self._tier(deployment, table)
+            rounds = self._rounds(deployment)
+            rounds.send(table, "maintain")
+        else:
+            rounds = self._rounds(deployment)
+            rounds.send(self.random.choice(LAKE_TABLES))
         self._wait(0.0, 0.5)
         self._bury(rounds)
-        self._count("rounds at a random time", True)
+        self._count(f"{step.point} at a random time", True)
         self._tier(deployment, self.random.choice(LAKE_TABLES))
         deployment.check()
+        if step.point == "maintenance":
+            deployment.check_lake_folders()
 
     def _churn(self, deployment: Deployment, step: Step) -> None:
         """Killed while tables are created and dropped."""
@@ -327,30 +349,52 @@ class Player:
     def _table_of(self, point: str) -> str:
         return "t.kv_lake" if point.startswith("lake.deletes") else self.random.choice(LAKE_TABLES)
 
-    def _send_until_reached(self, deployment: Deployment, rounds: Rounds, point: str) -> bool:
-        """Rounds until the armed point is reached in one, whose answer is still to come; the load must run."""
-        table = self._table_of(point)
+    def _send_until_reached(self, deployment: Deployment, rounds: Rounds, point: str, table: str | None = None) -> bool:
+        """Rounds, and maintenance where the point is one of it, until the armed point is reached in one, whose answer
+        is still to come; the load must run."""
+        table = table or self._table_of(point)
         deadline = time.monotonic() + REACH_SECONDS
         while time.monotonic() < deadline:
-            rounds.send(table)
-            if wait_until(lambda: rounds.reached or not rounds.idle, 30) and rounds.reached:
-                return True
-            deployment.note_round(rounds.answer())
+            for task in _tasks_of(point):
+                rounds.send(table, task)
+                if wait_until(lambda: rounds.reached or not rounds.idle, 30) and rounds.reached:
+                    return True
+                deployment.note(rounds.answer(), task)
             self._wait(0.05, 0.1)
         return False
 
     def _round(self, deployment: Deployment, step: Step) -> None:
         """The process of a round is killed at a point of it."""
-        rounds = self._rounds(deployment)
-        rounds.arm(step.point)
         deployment.gate.open()
-        self._count(step.point, self._send_until_reached(deployment, rounds, step.point))
-        self._bury(rounds)
+        self._kill_in_round(deployment, step.point, self._table_of(step.point))
         self._tier(deployment, self._table_of(step.point))
         deployment.check()
 
+    def _kill_in_round(self, deployment: Deployment, point: str, table: str) -> None:
+        rounds = self._rounds(deployment)
+        rounds.arm(point, nth=self._nth(point))
+        self._count(point, self._send_until_reached(deployment, rounds, point, table))
+        self._bury(rounds)
+
+    def _maintenance(self, deployment: Deployment, step: Step) -> None:
+        """The process is killed at a point of compaction, of expiry or of the removal of orphans, with scans under
+        way; what it left is found and removed by the next one."""
+        held = [HeldScan(deployment.tables[table]) for table in LAKE_TABLES]
+        deployment.gate.open()
+        table = self.random.choice(LAKE_TABLES)
+        if step.first:
+            self._kill_in_round(deployment, step.first, table)
+        self._kill_in_round(deployment, step.point, table)
+        for task in _ROUND_AND_MAINTENANCE:
+            self._tier(deployment, table, task)
+        deployment.counts.scans_held += len(held)
+        while held:
+            held.pop().finish()
+        deployment.check()
+        deployment.check_lake_folders()
+
     def _lost(self, deployment: Deployment, step: Step) -> None:
-        """The catalog's answer, or the request to it, is lost: the outcome is read from the lake."""
+        """The catalog's answer, or the request to it, is lost: the outcome is read from the lake, or tried again."""
         rounds = self._rounds(deployment)
         rounds.arm(step.point, action="lose")
         deployment.gate.open()
@@ -358,14 +402,16 @@ class Player:
         self._count(f"lost: {step.point}", hit)
         if hit:
             answer = rounds.answer()
-            deployment.note_round(answer)
-            landed = step.point == "catalog.commit.after"
-            require(answer is not None and (not landed or "error" not in answer), f"a lost answer became {answer}")
+            deployment.note(answer, _tasks_of(step.point)[-1])
+            allowed = {None} if step.point.startswith(("catalog", "compact")) else {"UnavailableError"}
+            require(answer is not None and answer.get("error") in allowed, f"a lost answer became {answer}")
         rounds.disarm()
         deployment.check()
+        deployment.check_lake_folders()
 
     def _asleep(self, deployment: Deployment, step: Step) -> None:
-        """A round is stopped before it commits, another one commits, the first wakes up: it must be refused."""
+        """A round, or maintenance, is stopped before it commits, others commit and clean up, the first wakes up: it
+        must be refused, and one that had committed goes on."""
         sleeper = self._rounds(deployment)
         sleeper.arm(step.point, action="stop")
         deployment.gate.open()
@@ -373,19 +419,23 @@ class Player:
         self._count(f"asleep: {step.point}", hit)
         self._tierer = None
         won = [self._tier(deployment, table) for table in LAKE_TABLES]
+        if _tasks_of(step.point) != ["tier"]:
+            won += [self._tier(deployment, table, task) for table in LAKE_TABLES for task in _ALL_MAINTENANCE]
         os.kill(sleeper.pid, signal.SIGCONT)
         if hit:
             answer = sleeper.answer()
-            deployment.note_round(answer)
+            deployment.note(answer, _tasks_of(step.point)[-1])
+            expected = None if step.point in _EXPIRED else "CommitConflictError"
             require(
-                answer is not None and answer.get("error") == "CommitConflictError",
-                f"a round that slept while others committed ({won}) ended with {answer}",
+                answer is not None and answer.get("error") == expected,
+                f"one that slept at {step.point} while others committed ({won}) ended with {answer}",
             )
         sleeper.kill()
         deployment.check()
+        deployment.check_lake_folders()
 
     def _under(self, deployment: Deployment, step: Step) -> None:
-        """The server is killed and comes back while a round stands still at a point."""
+        """The server is killed and comes back while a round, or maintenance, stands still at a point."""
         rounds = self._rounds(deployment)
         rounds.arm(step.point, action="stop")
         deployment.gate.open()
@@ -395,10 +445,11 @@ class Player:
         deployment.restart()
         os.kill(rounds.pid, signal.SIGCONT)
         if hit:
-            deployment.note_round(rounds.answer())
+            deployment.note(rounds.answer(), _tasks_of(step.point)[-1])
         rounds.disarm()
         self._tier(deployment, self._table_of(step.point))
         deployment.check()
+        deployment.check_lake_folders()
 
     def _locked(self, deployment: Deployment, step: Step) -> None:
         """The catalog's file is locked: in a commit that is then killed, in one that gives up, and at a restart."""
@@ -418,7 +469,7 @@ class Player:
             else:
                 os.kill(rounds.pid, signal.SIGCONT)
                 answer = rounds.answer() if hit else {"error": "not reached"}
-                deployment.note_round(answer)
+                deployment.note(answer)
                 require(answer and "error" in answer, f"a round committed through a locked catalog: {answer}")
         self._count(f"catalog locked: {step.point}", hit)
         if self._tierer is not None:
@@ -509,10 +560,18 @@ def _exclusive_lock(database: Path) -> Iterator[None]:
         db.close()
 
 
+def _tasks_of(point: str) -> list[Task]:
+    """What a process is asked for, again and again, until it comes to a point."""
+    if point.startswith(("compact.", "expire.")):
+        return ["tier", "maintain"]
+    return ["tier", "clean"] if point.startswith("orphans.") else ["tier"]
+
+
 def missed_points(counts: Counts) -> list[str]:
     """Named points that no kill of a full run was at."""
     expected = {
         *points.SEGMENT, *points.CHECKPOINT, *points.TRIM, *points.REQUESTS, *points.CREATE_AND_DROP, *points.STOP,
-        *points.RECOVERY, *points.RECOVERY_AFTER, *points.ROUND, *(f"Spark worker: {p}" for p in points.WORKER),
+        *points.RECOVERY, *points.RECOVERY_AFTER, *points.ROUND, *points.COMPACTION, *points.EXPIRY,
+        *points.CLEAN_UP_AFTER, *(f"Spark worker: {p}" for p in points.WORKER),
     }  # fmt: skip
     return sorted(expected - set(counts.kills))

@@ -32,6 +32,8 @@ SAMPLE = [
     Step("round", "lake.deletes.closed"),
     Step("round", "catalog.commit.after"),
     Step("asleep", "catalog.commit.before"),
+    Step("maintenance", "compact.catalog.commit.before"),
+    Step("maintenance", "expire.lake.remove.after"),
     Step("stop", "stop-record.write.torn"),
     Step("churn", "folder.remove.half"),
 ]
