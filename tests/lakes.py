@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +291,18 @@ class SteppedTable(IcebergLakeTable):
         self._lake.on_step("committed")
         return answer
 
+    def expire(self, version: LakeVersion, snapshot_ids: Collection[int], in_use: Callable[[], Iterable[str]]) -> int:
+        def commit(*args: Any) -> Any:
+            self._lake.on_step("commit")
+            try:
+                return self._lake.commit_faultily(*args)
+            finally:
+                self._lake.on_step("committed")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(staging, "swap_metadata", commit)
+            return super().expire(version, snapshot_ids, in_use)
+
 
 class ModelLake(Tiered):
     """The model, driven like the real thing."""
@@ -299,6 +311,7 @@ class ModelLake(Tiered):
         super().__init__(desc)
         self.table = self.memory = MemoryLake(desc, SeededRandomness(7), lands_late=lands_late)
         self.memory.fault = lambda change: self.next_fault()
+        self.memory.expiry_fault = self.next_fault
         self.memory.on_step = lambda step: self.on_step(step)
         self.deliver = self.memory.deliver
         self.roll_back = self.memory.roll_back

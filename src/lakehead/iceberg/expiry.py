@@ -31,7 +31,7 @@ def expire_snapshots(
     for location in in_use():
         read_metadata(table.io, location)
     named = _files_of(table, going)
-    _commit(table, [s.snapshot_id for s in going])
+    _commit(table, [s.snapshot_id for s in going], load_table)
     reached = Reached(table.io)
     left = load_table()
     reached.add_metadata(left.metadata_location, left.metadata, may_lack=False)
@@ -49,7 +49,7 @@ def _files_of(table: Table, snapshots: Iterable[Snapshot]) -> set[str]:
     return reached.addresses
 
 
-def _commit(table: Table, snapshot_ids: list[int]) -> None:
+def _commit(table: Table, snapshot_ids: list[int], load_table: Callable[[], Table]) -> None:
     transaction = StagingTransaction(table)
     current = table.metadata.current_snapshot_id
     transaction._apply(
@@ -61,6 +61,9 @@ def _commit(table: Table, snapshot_ids: list[int]) -> None:
     try:
         staged.publish()
     except CommitFailedException as e:
+        # A request that was delivered twice is refused the second time: the table may be what was staged.
+        if {s.snapshot_id for s in load_table().metadata.snapshots}.isdisjoint(snapshot_ids):
+            return
         discard_files(table.io, staged.written)
         raise CommitConflictError(f"others changed lake table {name} while snapshots expired: try again") from e
     except Exception as e:

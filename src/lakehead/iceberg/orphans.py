@@ -143,6 +143,9 @@ def _announce(load_table: Callable[[], Table]) -> None:
             staged.publish()
             return
         except CommitFailedException:
+            # A request that was delivered twice is refused the second time: the table may be what was staged.
+            if load_table().metadata.snapshot_by_id(delta.snapshot_id) is not None:
+                return
             delta.discard()
             discard_files(table.io, staged.written)
         except Exception as e:

@@ -110,7 +110,8 @@ class MemoryLake:
         lands_late: whether the catalog is one where commits may be on their way after their caller has given up.
 
     Attributes:
-        fault: asked at each commit.
+        fault: asked at each commit of files and rows.
+        expiry_fault: asked at each commit that takes snapshots out of the list.
         on_step: called with ``"load"``, ``"write data"``, ``"write deletes"``, ``"commit"`` (sent next) and
             ``"committed"`` (answered next). An exception that it raises is one of that step; at ``"committed"`` only a
             `BaseException` is, for a process that ends there.
@@ -120,6 +121,7 @@ class MemoryLake:
         self.desc = desc
         self.lands_late = lands_late
         self.fault: Callable[[LakeChange], Fault | None] = lambda change: None
+        self.expiry_fault: Callable[[], Fault | None] = lambda: None
         self.on_step: Callable[[str], None] = lambda step: None
         self._randomness = randomness
         self._files: dict[str, _Data | _Deletes | None] = {}
@@ -271,19 +273,23 @@ class MemoryLake:
         """See `LakeTable.publish`."""
         self.on_step("commit")
         change, _ = staged.own
-        fault = self.fault(change)
+        answer = self._send(self.fault(change), lambda: self._land(staged))
+        self.on_step("committed")
+        return answer
+
+    def _send(self, fault: Fault | None, land: Callable[[], bool]) -> CommitAnswer:
+        """What the catalog makes of one commit, and what it says of it."""
         outcome = Outcome.UNKNOWN
         if fault is Fault.DELAYED:
-            self._delayed.append(lambda: self._land(staged))
+            self._delayed.append(land)
         elif fault is Fault.REFUSED:
             outcome = Outcome.REFUSED
         elif fault is not Fault.REQUEST_LOST:
-            landed = self._land(staged)
+            landed = land()
             if fault is Fault.REPEATED:
-                landed = self._land(staged)
+                landed = land()
             if fault is not Fault.ANSWER_LOST:
                 outcome = Outcome.LANDED if landed else Outcome.REFUSED
-        self.on_step("committed")
         cause = None if outcome is Outcome.LANDED else ConnectionError(str(fault.value if fault else "conflict"))
         return CommitAnswer(outcome, cause)
 
@@ -300,16 +306,15 @@ class MemoryLake:
         """See `LakeTable.expire`."""
         self.held(in_use())
         self.on_step("commit")
-        state, going = self._state, set(snapshot_ids)
-        if (
-            state is None
-            or (state.table_uuid, state.current_id) != (version.table_uuid, version.current_id)
-            or not going <= state.contents.keys()
-        ):
-            raise CommitConflictError("others changed the table while snapshots expired")
-        named = {p for i in going for p in state.contents[i].paths}
-        self.forget(*going)
+        named = {p for i in snapshot_ids for p in self._content_of(i).paths}
+        answer = self._send(self.expiry_fault(), lambda: self._land_expiry(version, snapshot_ids))
         self.on_step("committed")
+        if answer.outcome is Outcome.UNKNOWN:
+            raise UnavailableError("the catalog did not answer while snapshots expired") from answer.cause
+        if answer.outcome is Outcome.REFUSED and (
+            self._state is None or not self._state.snapshots.keys().isdisjoint(snapshot_ids)
+        ):
+            raise CommitConflictError("others changed the table while snapshots expired") from answer.cause
         gone = named - self.reachable() - self.held(in_use())
         self.discard(gone)
         return len(gone)
@@ -342,6 +347,18 @@ class MemoryLake:
         )
         self._add_snapshot(content, mark.to_summary(), staged.snapshot_id)
         state.properties.update(mark.to_properties())
+        return True
+
+    def _content_of(self, snapshot_id: int) -> _Content:
+        return self._state.contents.get(snapshot_id, _Content()) if self._state else _Content()
+
+    def _land_expiry(self, version: LakeVersion, snapshot_ids: Collection[int]) -> bool:
+        state = self._state
+        if state is None or (state.table_uuid, state.current_id) != (version.table_uuid, version.current_id):
+            return False
+        if not state.snapshots.keys() >= set(snapshot_ids):
+            return False
+        self.forget(*snapshot_ids)
         return True
 
     def _add_snapshot(self, content: _Content, summary: Mapping[str, str], snapshot_id: int | None = None) -> int:

@@ -372,3 +372,21 @@ def test_a_busy_table_is_not_cleaned(keyed: Any, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(CommitConflictError):
         clean(keyed)
     assert path.exists() and keyed.all_files() == before
+
+
+def test_an_announcement_that_is_delivered_twice_has_landed(keyed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second delivery is refused; what the first one made the table's stays."""
+    history(keyed)
+    path, swap = stray(keyed), staging.swap_metadata
+
+    def deliver_twice(*args: Any) -> None:
+        swap(*args)
+        swap(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, "swap_metadata", deliver_twice)
+        assert [o.path.removeprefix("file://") for o in clean(keyed)] == [str(path)]
+    assert keyed.stray_files() == set() and keyed.values() == keyed.model_values()
+    keyed.write(8)
+    keyed.round()
+    assert keyed.values() == keyed.model_values()

@@ -146,6 +146,125 @@ def test_a_delete_file_goes_with_the_last_file_that_it_applies_to(any_log: Any) 
     assert len(any_log.table.plan(any_log.table.load())) == 2
 
 
+# ---- files are written anew -----------------------------------------------------------------------------------------
+
+
+def rewrite(lake: Any, base: LakeVersion, round_id: str = "c") -> LakeChange:
+    """All files of the tablet become one, which holds their live rows; the mark stays where it was."""
+    mark, old = mark_of(base), lake.table.plan(base)
+    assert mark is not None
+    live = list(lake.table.read(old, ReadSpec(tuple(lake.desc.schema.names), system_columns=True)))
+    added = write(lake, base, live)
+    return LakeChange("t1", 1, round_id, mark.offsets, added, removed=tuple(old), rows=mark.rows)
+
+
+def history(lake: Any) -> LakeVersion:
+    commit(lake, "r1", 0, 3)
+    commit(lake, "r2", 3, 5, 1)
+    commit(lake, "r3", 5, 7, 0, 3)
+    version: LakeVersion = lake.table.load()
+    return version
+
+
+LIVE = [2, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "lands"),
+    [
+        (None, Outcome.LANDED, True),
+        (Fault.REQUEST_LOST, Outcome.UNKNOWN, False),
+        (Fault.ANSWER_LOST, Outcome.UNKNOWN, True),
+        (Fault.REFUSED, Outcome.REFUSED, False),
+        (Fault.REPEATED, Outcome.REFUSED, True),
+    ],
+)
+def test_files_are_taken_out_for_others_or_not_at_all(
+    any_log: Any, fault: Fault | None, outcome: Outcome, lands: bool
+) -> None:
+    base = history(any_log)
+    planned = rewrite(any_log, base)
+    staged = any_log.table.stage(base, planned)
+    any_log.faults = [fault]
+    assert any_log.table.publish(staged).outcome is outcome
+    version = any_log.table.load()
+    assert (find_round(version, "c") is not None) is lands and any_log.ids() == LIVE
+    paths = {f.path for f in any_log.table.plan(version)}
+    assert paths == {f.path for f in (planned.added if lands else planned.removed)}
+    if lands:
+        any_log.expire(*any_log.snapshot_ids()[:-1])
+        assert not any_log.all_files() & {f.path for f in planned.removed}
+    else:
+        any_log.table.discard([*staged.written, *(f.path for f in planned.added)])
+    assert any_log.stray_files() == set() and any_log.ids() == LIVE
+    commit(any_log, "r4", 7, 8, 4)
+    assert any_log.ids() == [2, 5, 6, 7]
+
+
+def others_delete_what_is_rewritten(lake: Any) -> None:
+    lake.delete_foreign(4)
+
+
+def a_round_deletes_what_is_rewritten(lake: Any) -> None:
+    commit(lake, "other", 7, 7, 4)
+
+
+def another_compaction(lake: Any) -> None:
+    base = lake.table.load()
+    lake.table.publish(lake.table.stage(base, rewrite(lake, base, "other")))
+
+
+MEANWHILE = [
+    others_delete_what_is_rewritten,
+    a_round_deletes_what_is_rewritten,
+    another_compaction,
+    lambda lake: lake.append_foreign(9),
+    lambda lake: lake.rewrite_foreign(backwards=True),
+    lambda lake: lake.roll_back(lake.snapshot_ids()[1]),
+    lambda lake: lake.clean_up(),
+]
+
+
+@pytest.mark.parametrize("meanwhile", MEANWHILE)
+@pytest.mark.parametrize("when", ["read", "staged", "on its way"])
+def test_files_that_came_or_changed_meanwhile_are_not_taken_out(
+    make_any: MakeLake, meanwhile: Callable[[Any], None], when: str
+) -> None:
+    lake = make_any(keyed=False, lands_late=True)
+    base = history(lake)
+    planned = rewrite(lake, base)
+    if when == "read":
+        meanwhile(lake)
+    try:
+        staged = lake.table.stage(base, planned)
+    except CommitConflictError:  # a clean-up took the new file
+        staged = None
+    if when == "staged":
+        meanwhile(lake)
+    if when == "on its way":
+        lake.faults = [Fault.DELAYED]
+    if staged is not None:
+        answer = lake.table.publish(staged)
+        assert answer.outcome is (Outcome.UNKNOWN if when == "on its way" else Outcome.REFUSED)
+    if when == "on its way":
+        meanwhile(lake)
+    before = lake.table.load(), lake.ids(), lake.snapshot_ids()
+    assert when != "on its way" or not lake.deliver()
+    assert (lake.table.load(), lake.ids(), lake.snapshot_ids()) == before
+    assert find_round(before[0], "c") is None
+    lake.table.discard([*(staged.written if staged else ()), *(f.path for f in planned.added)])
+    assert lake.stray_files() == set() and lake.ids() == before[1]
+
+
+def test_a_rewrite_that_is_late_lands_where_nothing_came_between(make_any: MakeLake) -> None:
+    lake = make_any(keyed=False, lands_late=True)
+    base = history(lake)
+    lake.faults = [Fault.DELAYED]
+    lake.table.publish(lake.table.stage(base, rewrite(lake, base)))
+    assert len(lake.table.plan(lake.table.load())) == 3
+    assert lake.deliver() and lake.ids() == LIVE and len(lake.table.plan(lake.table.load())) == 1
+
+
 def test_staging_calls_no_catalog(any_log: Any) -> None:
     commit(any_log, "r1", 0, 2)
     base = any_log.table.load()

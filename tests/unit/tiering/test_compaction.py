@@ -236,6 +236,60 @@ def test_a_catalog_that_always_fails(make_any: Callable[..., Any], fault: Fault)
     assert is_exact(lake)
 
 
+@pytest.mark.parametrize("fault", [None, *Fault])
+@pytest.mark.parametrize("late", [False, True])
+def test_what_a_round_deletes_once_an_attempt_is_sent_stays_deleted(
+    make_any: Callable[..., Any], fault: Fault | None, late: bool
+) -> None:
+    lake = make_any(keyed=True, lands_late=late)
+    history(lake)
+
+    def overtake() -> None:
+        lake.delete(0, 4)
+        lake.write(5, v=77)
+        lake.round()
+
+    lake.faults = [fault]
+    at_step(lake, "committed", overtake)
+    with contextlib.suppress(CommitError):
+        run(lake)
+    lake.deliver()
+    assert is_exact(lake)
+    lake.clean_up()
+    assert lake.stray_files() == set() and is_exact(lake)
+    run(lake)
+    assert is_exact(lake)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("step", ["load", "write data", "commit", "committed"])
+@pytest.mark.parametrize("nth", [0, 1])
+def test_a_process_that_ends_at_any_step_leaves_litter_at_most(any_lake: Any, step: str, nth: int) -> None:
+    history(any_lake)
+    listed = any_lake.snapshot_ids()
+
+    def end() -> None:
+        raise Killed
+
+    at_step(any_lake, step, end, skip=nth)
+    if step == "load" or not nth:
+        with pytest.raises(Killed):
+            run(any_lake)
+    else:
+        run(any_lake)
+    assert is_exact(any_lake) and set(listed) <= set(any_lake.snapshot_ids())
+    any_lake.on_step = lambda step: None
+    any_lake.clean_up()
+    assert any_lake.stray_files() == set()
+    run(any_lake)
+    any_lake.write(1, v=9)
+    any_lake.round()
+    assert is_exact(any_lake) and any_lake.stray_files() == set()
+
+
 def test_a_newer_job_fences_it(any_keyed: Any) -> None:
     history(any_keyed)
     any_keyed.write(50)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from tests.lakes import is_exact
 from tests.unit.tiering.test_commit import at_step
-from tests.unit.tiering.test_compaction import history
+from tests.unit.tiering.test_compaction import Killed, history
 
 from lakehead.errors import (
     CommitConflictError,
@@ -20,6 +21,7 @@ from lakehead.errors import (
 )
 from lakehead.lake.marks import LakeMark, LakeSnapshot, LakeVersion, mark_of
 from lakehead.predicate.read_spec import ReadSpec
+from lakehead.testing.lake import Fault
 from lakehead.tiering.compaction import compact
 from lakehead.tiering.expiry import ExpiryResult, expire
 from lakehead.tiering.expiry_plan import HOUR_US, USUAL, Retention, plan_expiry
@@ -197,6 +199,70 @@ def test_a_round_in_between_goes_first(any_keyed: Any) -> None:
     with pytest.raises(CommitConflictError):
         any_keyed.table.expire(version, ids[:2], lambda: ())
     assert set(ids) < set(any_keyed.snapshot_ids()) and is_exact(any_keyed) and any_keyed.stray_files() == set()
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "lands"),
+    [
+        (Fault.REQUEST_LOST, UnavailableError, False),
+        (Fault.ANSWER_LOST, UnavailableError, True),
+        (Fault.REFUSED, CommitConflictError, False),
+        (Fault.REPEATED, None, True),
+    ],
+)
+def test_whatever_a_catalog_does(any_lake: Any, fault: Fault, error: type[Exception] | None, lands: bool) -> None:
+    history(any_lake)
+    compact(any_lake.table, any_lake.desc, any_lake.env)
+    ids, files = any_lake.snapshot_ids(), any_lake.all_files()
+    any_lake.faults = [fault]
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        run(any_lake)
+    assert any_lake.snapshot_ids() == (ids[-1:] if lands else ids)
+    assert is_exact(any_lake) and (any_lake.all_files() >= files) is (error is not None)
+    run(any_lake)
+    any_lake.clean_up()
+    assert any_lake.snapshot_ids()[0] == ids[-1] and is_exact(any_lake) and any_lake.stray_files() == set()
+    history(any_lake, 3)
+    assert is_exact(any_lake)
+
+
+@pytest.mark.parametrize("overtaken", [False, True])
+def test_one_that_is_late_takes_no_file(make_any: Callable[..., Any], overtaken: bool) -> None:
+    lake = make_any(lands_late=True)
+    history(lake)
+    compact(lake.table, lake.desc, lake.env)
+    ids, files = lake.snapshot_ids(), lake.all_files()
+    lake.faults = [Fault.DELAYED]
+    with pytest.raises(UnavailableError):
+        run(lake)
+    if overtaken:
+        lake.write(1, v=8)
+        lake.round()
+    assert lake.deliver() is not overtaken
+    assert set(lake.snapshot_ids()) >= (set(ids) if overtaken else {ids[-1]})
+    assert lake.all_files() >= files and is_exact(lake)
+    run(lake)
+    lake.clean_up()
+    assert lake.stray_files() == set() and is_exact(lake)
+
+
+@pytest.mark.parametrize("step", ["commit", "committed"])
+def test_a_process_that_ends_in_between_leaves_litter_at_most(any_lake: Any, step: str) -> None:
+    history(any_lake)
+    compact(any_lake.table, any_lake.desc, any_lake.env)
+    files = any_lake.all_files()
+
+    def end() -> None:
+        raise Killed
+
+    at_step(any_lake, step, end)
+    with pytest.raises(Killed):
+        run(any_lake)
+    assert any_lake.all_files() >= files and is_exact(any_lake)
+    any_lake.clean_up()
+    assert any_lake.stray_files() == set() and is_exact(any_lake)
+    history(any_lake, 3)
+    assert is_exact(any_lake)
 
 
 @pytest.mark.parametrize("step", ["write data", "write deletes", "commit"])
