@@ -11,6 +11,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
+# Before there are threads: one that comes to numba here while another opens a lake, and so comes to pandas, would meet
+# it in this package, whose parts import each other, and an import that Python gives up leaves numba broken for good.
+import numpy.random  # isort: skip
 import numpy as np
 import pyarrow as pa
 

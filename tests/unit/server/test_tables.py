@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -111,3 +113,21 @@ def test_what_leases_pin_is_looked_at_in_one_moment(tmp_path: Path, monkeypatch:
         assert looked == [True, True], "watermarks move under this lock: they lie within the views"
     finally:
         service.close()
+
+
+def test_threads_that_come_to_numba_and_to_pandas_at_once_share_no_package_that_is_not_loaded() -> None:
+    """Python takes two that import a package from its two ends for a deadlock, and one of the imports fails."""
+    shared = """
+import sys
+import lakehead.server.tablet
+before = set(sys.modules)
+import pandas
+pandas_takes = set(sys.modules) - before
+for name in pandas_takes:
+    del sys.modules[name]
+import lakehead.kv
+both = pandas_takes & set(sys.modules)
+print(sorted(n for n in both if n.split(".")[0] in ("numpy", "pyarrow", "lakehead")))
+"""
+    found = subprocess.run([sys.executable, "-c", shared], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.strip() == "[]"
