@@ -70,7 +70,6 @@ REPLIES: list[m.Reply] = [
     m.HelloReply(folder_id="f" * 32, version=1, pid=7),
     m.TableReply(info=INFO),
     m.NamesReply(names=["a.b"]),
-    m.LakeUsesReply(uses=[m.LakeUse(metadata="file:///m.json", snapshot=7), m.LakeUse(metadata="file:///n.json")]),
     m.Done(),
     m.WriteReply(offsets=[(0, 1), (5, 5)]),
     m.WriterReply(epoch=2, last_sequence=-1, tablets=[REF], sequences=[4]),
