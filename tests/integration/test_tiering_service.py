@@ -103,7 +103,7 @@ def lakes(tmp_path: Path) -> Iterator[lh.Connection]:
 def test_in_the_background_of_a_program(lakes: lh.Connection, wait_until: Callable[..., None]) -> None:
     table = lakes.table("t.a")
     table.append([{"id": 1}])
-    with lakes.tiering(["t.a"]) as tiering:
+    with lakes.tiering("t.a") as tiering:
         wait_until(lambda: table.status()["lag_rows"].to_pylist() == [0], 60)
         table.append([{"id": 2}])
         wait_until(lambda: table.status()["lag_rows"].to_pylist() == [0], 60)

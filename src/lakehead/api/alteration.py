@@ -34,13 +34,20 @@ class TableAlteration:
         self._apply = apply
         self._changes: list[Alteration] = []
 
-    def add_column(self, name: str, type: object, *, after: str | None = None) -> TableAlteration:
+    def add_column(self, name: str, type: object, default: object = None, after: str | None = None) -> TableAlteration:
         """Add a column, null in the rows there are.
 
         Args:
             type: a `pyarrow.DataType`, or what `pyarrow.type_for_alias` knows.
+            default: None; Iceberg's format 2 has no other.
             after: the column behind which it comes; None: the last.
         """
+        if default is not None:
+            raise InvalidSchemaError(
+                f"column {name!r} cannot have default={default!r}, which lake tables of Iceberg's format 2 do not know:"
+                " add it, then write the value to the rows that are to have it",
+                column=name,
+            )
         self._changes.append(AddColumn(name=name, field=_type_text(name, type), after=after))
         return self
 

@@ -69,6 +69,7 @@ def connect(
 
     Raises:
         InvalidUriError: the target is neither a path nor such a URI.
+        InvalidPropertyError: ``lake`` is no `LakeConfig`.
         StorageError: the folder cannot be created or written.
         UnsupportedFormatError: a newer version wrote the folder.
         UnavailableError: no server answers.

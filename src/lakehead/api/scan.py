@@ -46,6 +46,8 @@ class Scan(Displayed):
             raise InvalidRequestError(f"limit={limit!r} must be a whole number that is not negative")
         if snapshot is not None and (isinstance(snapshot, bool) or not isinstance(snapshot, int | dt.datetime)):
             raise InvalidRequestError(f"snapshot={snapshot!r}: give the id of a lake snapshot, or a datetime")
+        if snapshot is not None and tier == "hot":
+            raise InvalidRequestError("a lake snapshot has no hot rows: leave out tier='hot', or snapshot=")
         self._where = where
         self._tier = "lake" if snapshot is not None else tier
         self._handle = handle

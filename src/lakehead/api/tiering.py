@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lakehead.tiering.round_plan import HotSource
 
 
-class Server(Protocol):
+class TieredConnection(Protocol):
     """What `lakehead.Connection` is to a tiering service."""
 
     @property
@@ -40,7 +40,7 @@ class Server(Protocol):
     def close(self) -> None: ...
 
 
-C = TypeVar("C", bound=Server)
+C = TypeVar("C", bound=TieredConnection)
 
 
 class ConnectionTables(Generic[C]):
@@ -50,7 +50,7 @@ class ConnectionTables(Generic[C]):
 
     Args:
         con: a connection, which stays its owner's, or how to make one, which is closed with this.
-        chosen: names of the tables to tier; None for all.
+        chosen: names of the tables to tier, or one name; None for all.
         again: another connection to the same server, after it has refused what this one gives as its token.
 
     Raises:
@@ -62,6 +62,7 @@ class ConnectionTables(Generic[C]):
     ) -> None:
         self._target = con
         self._again = again
+        chosen = [chosen] if isinstance(chosen, str) else chosen
         self._chosen = None if chosen is None else frozenset(str(TablePath.parse(name)) for name in chosen)
         self._con: C | None = None
         self._own = callable(con)

@@ -54,13 +54,13 @@ def server(
         else:
             write_line(f"serving {data} at {host.uri}")
         with contextlib.ExitStack() as stack:
+            stack.callback(host.close)
             if tier:
                 con = stack.enter_context(open_server(host.uri, token=host.token, tls_ca=None))
                 stack.enter_context(con.tiering())
             signal.sigwait(stops)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    host.close()
     sys.stdout.flush()
     sys.stderr.flush()
     # Everything is synced and closed; a normal exit would wait for the connections that clients keep open.

@@ -1,0 +1,76 @@
+"""Altered tables on Spark: union reads, and a tiering service that runs while they change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+import lakehead as lh
+import lakehead.spark as lhs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from lakehead.tiering.service import RoundReport
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), ("a", pa.int32()), ("b", pa.string())])
+
+
+@pytest.fixture
+def con(tmp_path: Path) -> Iterator[lh.Connection]:
+    with lh.connect(tmp_path / "data") as con:
+        yield con
+
+
+def rows_of(frame: Any) -> list[dict[str, Any]]:
+    return sorted((row.asDict() for row in frame.collect()), key=lambda r: r["k"])
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_union_reads_of_every_definition(spark: SparkSession, con: lh.Connection, keyed: bool) -> None:
+    lhs.attach(spark, con)
+    table = con.create_table("t", SCHEMA, primary_key=["k"] if keyed else None, lake="iceberg", buckets=2)
+    put = table.upsert if keyed else table.append
+    put([{"k": k, "a": k, "b": f"b{k}"} for k in range(6)])
+    con.tier("t")
+    before = lhs.table(spark, "t")
+    with table.alter() as a:
+        a.rename_column("b", "bee").widen_column("a", pa.int64()).add_column("b", pa.int32()).drop_column("b")
+        a.add_column("b", pa.int64(), after="k")
+    put([{"k": k, "a": 1 << 40, "bee": "new", "b": k} for k in range(6, 9)])
+    wanted = [{"k": k, "b": None, "a": k, "bee": f"b{k}"} for k in range(6)]
+    wanted += [{"k": k, "b": k, "a": 1 << 40, "bee": "new"} for k in range(6, 9)]
+    assert rows_of(lhs.table(spark, "t")) == wanted
+    assert rows_of(lhs.sql(spark, "select k, bee from t where a > 4")) == [
+        {"k": r["k"], "bee": r["bee"]} for r in wanted if r["a"] > 4
+    ]
+    con.tier("t")
+    assert rows_of(lhs.table(spark, "t")) == wanted == rows_of(lhs.sql(spark, "select k, b, a, bee from t$lake"))
+    assert rows_of(before) == [{"k": k, "a": k, "b": f"b{k}"} for k in range(6)], "a frame is pinned"
+
+
+def test_a_service_goes_on_over_changes(spark: SparkSession, con: lh.Connection) -> None:
+    table = con.create_table("t", SCHEMA, primary_key=["k"], lake="iceberg", freshness="1s")
+    table.upsert([{"k": 0, "a": 0, "b": "0"}])
+    reports: list[RoundReport] = []
+
+    def on_round(report: RoundReport) -> None:
+        reports.append(report)
+        if len(table.schema) < 6:
+            n = len(table.schema)
+            with table.alter() as a:
+                a.add_column(f"c{n}", pa.int64())
+            table.upsert([{"k": n, f"c{n}": n}])
+
+    service = lhs.tiering_service(spark, con, on_round=on_round)
+    service.run(lambda: (len(table.schema) == 6 and table.scan(tier="hot").count() == 0) or len(reports) > 50)
+    assert table.lake.iceberg().scan().to_arrow().select(table.schema.names).sort_by("k").to_pylist() == [
+        {"k": 0, "a": 0, "b": "0", "c3": None, "c4": None, "c5": None},
+        *({"k": n, "a": None, "b": None, **{f"c{m}": n if m == n else None for m in (3, 4, 5)}} for n in (3, 4, 5)),
+    ]
