@@ -23,6 +23,8 @@ from lakehead.tiering.service import RoundReport, TieringService
 if TYPE_CHECKING:
     from tests.integration.conftest import ServerProcess
 
+    from lakehead.tiering.commit import CommitResult
+
 SCHEMA = pa.schema([("id", pa.int64())])
 
 
@@ -127,3 +129,47 @@ def test_what_ends_it_in_the_background_is_told_at_the_end(lakes: lh.Connection)
         raise ValueError("mine")
     with lh.connect(lakes.uri) as remote, remote.tiering():
         remote.close()
+
+
+def test_a_long_round_keeps_no_other_table_waiting(lakes: lh.Connection) -> None:
+    """Of two cores; each table's round waits until the other's has begun."""
+    tables = ConnectionTables(lakes)
+    both = threading.Barrier(2, timeout=60)
+    run_round = tables.run_round
+
+    def meets_another(table_id: str) -> CommitResult:
+        both.wait()
+        return run_round(table_id)
+
+    tables.run_round = meets_another  # type: ignore[method-assign]
+    reports: list[RoundReport] = []
+    for name in ("t.a", "t.b"):
+        lakes.table(name).append([{"id": 1}])
+    queue = functools.partial(TieringQueue, turns_at_once=2)
+    TieringService(tables, Env.system(), on_round=reports.append, make_queue=queue).run(lambda: len(reports) == 2)
+    assert {r.table for r in reports} == {"t.a", "t.b"}
+    assert all(lakes.table(name).scan(tier="lake").count() == 1 for name in ("t.a", "t.b"))
+
+
+def test_a_round_under_way_is_waited_for(lakes: lh.Connection) -> None:
+    tables = ConnectionTables(lakes, "t.a")
+    began, may_go = threading.Event(), threading.Event()
+    run_round = tables.run_round
+
+    def held(table_id: str) -> CommitResult:
+        began.set()
+        assert may_go.wait(60)
+        return run_round(table_id)
+
+    tables.run_round = held  # type: ignore[method-assign]
+    lakes.table("t.a").append([{"id": 1}])
+    queue = functools.partial(TieringQueue, turns_at_once=2)
+    service = TieringService(tables, Env.system(), make_queue=queue)
+    thread = threading.Thread(target=service.run)
+    thread.start()
+    assert began.wait(60)
+    service.stop()
+    assert thread.is_alive()
+    may_go.set()
+    thread.join(60)
+    assert not thread.is_alive() and lakes.table("t.a").scan(tier="lake").count() == 1

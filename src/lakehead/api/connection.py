@@ -294,8 +294,8 @@ class Connection(Displayed):
         """The tiering service in the background of this process, without Spark, as long as a ``with`` block lasts.
 
         Every lake table stays within its freshness; what fails is tried again. The block's end waits for the round
-        under way. Rounds run beside this program's own work, one at a time: for much data run `lakehead tier run`,
-        which has Spark do it.
+        under way. Rounds run beside this program's own work, of as many tables at once as there are cores, four at
+        most: for much data run `lakehead tier run`, which has Spark do it.
 
         Args:
             tables: names; None for all tables with a lake, those created later too.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
@@ -17,7 +18,7 @@ from lakehead.errors import AuthenticationError, ClosedError, LakeheadError, Una
 from lakehead.lake.formats import format_of
 from lakehead.lake.marks import next_epoch
 from lakehead.tiering.executor import Executor, LocalExecutor
-from lakehead.tiering.queue import Listed, ListedTable
+from lakehead.tiering.queue import Listed, ListedTable, TieringQueue
 from lakehead.tiering.service import RoundReport, TieringService
 from lakehead.types import Epoch, TablePath, TabletKey
 
@@ -40,6 +41,7 @@ class TieredConnection(Protocol):
     def close(self) -> None: ...
 
 
+_TURNS_AT_ONCE_MAX = 4
 C = TypeVar("C", bound=TieredConnection)
 
 
@@ -206,6 +208,11 @@ class ConnectionTables(Generic[C]):
         return handle, lake, self._epochs[table_id]
 
 
+def queue_for_cores() -> TieringQueue:
+    """A queue that has as many tables worked on at once as there are cores, and not more than a few."""
+    return TieringQueue(turns_at_once=min(os.cpu_count() or 1, _TURNS_AT_ONCE_MAX))
+
+
 class BackgroundTiering:
     """Keeps lake tables fresh in the background of a program, without Spark, between ``with`` and its end.
 
@@ -214,7 +221,7 @@ class BackgroundTiering:
     """
 
     def __init__(self, tables: ConnectionTables[C], env: Env, on_round: Callable[[RoundReport], None] | None) -> None:
-        self.service = TieringService(tables, env, on_round=on_round)
+        self.service = TieringService(tables, env, on_round=on_round, make_queue=queue_for_cores)
         self._threads = env.threads
         self._running: Started | None = None
         self._error: BaseException | None = None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lakehead.api.connection import Connection, connect, reopened
-from lakehead.api.tiering import ConnectionTables
+from lakehead.api.tiering import ConnectionTables, queue_for_cores
 from lakehead.client.table import TableHandle
 from lakehead.env import Env
 from lakehead.errors import LakeheadError
@@ -76,7 +76,9 @@ def open_service(
     on_round: Callable[[RoundReport], None] | None = None,
 ) -> TieringService:
     """See `lakehead.spark.tiering_service`."""
-    return TieringService(SparkTables(spark, con_or_uri, tables), Env.system(), on_round=on_round)
+    return TieringService(
+        SparkTables(spark, con_or_uri, tables), Env.system(), on_round=on_round, make_queue=queue_for_cores
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

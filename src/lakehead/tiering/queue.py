@@ -229,7 +229,7 @@ class TieringQueue:
         maintenance_rounds: int = MAINTENANCE_ROUNDS,
     ) -> None:
         self.relist_seconds = relist_seconds
-        self._turns_at_once = turns_at_once
+        self.turns_at_once = turns_at_once
         self._retry_seconds = retry_seconds
         self._maintenance_rounds = maintenance_rounds
         self._tables: dict[str, QueuedTable] = {}
@@ -387,7 +387,7 @@ class TieringQueue:
 
     def _next(self) -> tuple[float, Turn] | None:
         """The turn that is due first, of tables that have none; None when no more may be under way."""
-        if len(self._under_way) >= self._turns_at_once:
+        if len(self._under_way) >= self.turns_at_once:
             return None
         return min(
             (turn for i, q in self._tables.items() if i not in self._under_way for turn in _turns(i, q)),

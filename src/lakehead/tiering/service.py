@@ -6,6 +6,7 @@ later: the service asks for it every two seconds, and goes on at once with all t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import signal
@@ -86,7 +87,7 @@ class RoundReport:
 
 
 class TieredTables(Protocol):
-    """Tables by id, as a service reaches them. Used by one thread."""
+    """Tables by id, as a service reaches them. Turns of different tables may be taken by several threads at once."""
 
     def open(self) -> None:
         """Make ready what takes long; a server that is away is nothing to wait for.
@@ -152,9 +153,11 @@ class TieringService:
     ) -> None:
         self._tables = tables
         self._clock = env.clock
+        self._threads = env.threads
         # Not an event: a signal may land in the middle of waiting for it.
         self._changed = env.threads.condition()
         self._stopped = False
+        self._ended: deque[Callable[[], TurnEnded]] = deque()
         self._on_round = on_round
         self._make_queue = make_queue
         self.queue = make_queue()
@@ -182,42 +185,71 @@ class TieringService:
             with _stop_on_signals(self.stop):
                 self._tables.open()
                 end = self._clock.monotonic() + until if isinstance(until, int | float) else math.inf
-                self._serve(end, until if callable(until) else None)
+                with contextlib.ExitStack() as stack:
+                    self._serve(end, until if callable(until) else None, self._start_turns(stack))
         finally:
             self._stopped = False
             self._tables.close()
 
-    def _serve(self, end: float, ask: Callable[[], bool] | None) -> None:
+    def _start_turns(self, stack: contextlib.ExitStack) -> Callable[[Turn], None]:
+        """What has a turn taken: here, or by threads that the stack waits for."""
+        self._ended.clear()
+        if self.queue.turns_at_once == 1:
+            return lambda turn: self._ended.append(self._take_turn(turn))
+        pool = self._threads.pool(self.queue.turns_at_once, "lakehead-tiering")
+        stack.callback(pool.shutdown)
+
+        def take(turn: Turn) -> None:
+            self._ended.append(self._take_turn(turn))
+            self._changed.notify_all()
+
+        def start(turn: Turn) -> None:
+            pool.submit(lambda: take(turn))
+
+        return start
+
+    def _serve(self, end: float, ask: Callable[[], bool] | None, start: Callable[[Turn], None]) -> None:
         event: Event = Woken()
         todo: deque[ListTables | Turn] = deque()
         then: Wait | End = End()
+        stopping = False
         while True:
             now = self._clock.monotonic()
-            if self._stopped or now >= end or (ask is not None and says_so(ask)):
+            if not stopping and (self._stopped or now >= end or (ask is not None and says_so(ask))):
+                stopping = True
                 self.queue.handle(Stopped(), now)
             for instruction in self.queue.handle(event, now):
                 if isinstance(instruction, Wait | End):
                     then = instruction
                 else:
                     todo.append(instruction)
-            if todo:
-                event = self._carry_out(todo.popleft())
+            if self._ended:
+                event = self._ended.popleft()()
+            elif todo:
+                event = Woken()
+                if isinstance(following := todo.popleft(), ListTables):
+                    event = self._list(following)
+                else:
+                    start(following)
             elif isinstance(then, End):
                 return
             else:
-                self._wait(min(then.until, end, math.inf if ask is None else now + ASK_SECONDS))
+                asked = math.inf if ask is None else now + ASK_SECONDS
+                self._wait(None if stopping else min(then.until, end, asked))
                 event = Woken()
 
-    def _wait(self, until: float) -> None:
+    def _wait(self, until: float | None) -> None:
+        """Return when a turn has ended, or at this time, or when told to stop; None: when a turn has ended."""
+        if until is None:
+            self._changed.wait_for(lambda: bool(self._ended))
+            return
+
         def reached() -> bool:
-            return self._stopped or self._clock.monotonic() >= until
+            return bool(self._ended) or self._stopped or self._clock.monotonic() >= until
 
         self._changed.wait_for(reached, max(until - self._clock.monotonic(), 0.0))
 
     # ---- what the queue says ------------------------------------------------------------------------------------
-
-    def _carry_out(self, instruction: ListTables | Turn) -> Event:
-        return self._list(instruction) if isinstance(instruction, ListTables) else self._take_turn(instruction)
 
     def _list(self, listing: ListTables) -> Event:
         try:
@@ -232,35 +264,52 @@ class TieringService:
             _log.warning("the server answers again")
         return found
 
-    def _take_turn(self, turn: Turn) -> TurnEnded:
-        table_id = turn.table_id
-        queued = self.queue.tables.get(table_id)
-        name = table_id if queued is None else queued.table.name
+    def _take_turn(self, turn: Turn) -> Callable[[], TurnEnded]:
+        """Take a turn; what comes of it is told by the thread of `run`, which calls what this returns."""
+        start = self._clock.monotonic()
         try:
             match turn:
                 case AskWatermarks():
-                    return Watermarks(table_id, self._tables.watermarks(table_id))
+                    ends = self._tables.watermarks(turn.table_id)
+                    return lambda: Watermarks(turn.table_id, ends)
                 case RunRound():
-                    return self._round(table_id, name)
+                    result = self._tables.run_round(turn.table_id)
+                    seconds = self._clock.monotonic() - start
+                    return lambda: self._told(turn, lambda: self._report(turn, result, seconds))
                 case RunMaintenance():
-                    return MaintenanceEnded(table_id, self._tables.maintain(table_id))
-        except (TieringFencedError, FolderCopiedError) as e:  # a server that is fenced has a successor
+                    more = self._tables.maintain(turn.table_id)
+                    return lambda: MaintenanceEnded(turn.table_id, more)
+        except Exception as e:  # one table's trouble, whatever it is, may not stop the others
+            error = e
+            return lambda: self._failed(turn, error)
+
+    def _told(self, turn: Turn, tell: Callable[[], TurnEnded]) -> TurnEnded:
+        try:
+            return tell()
+        except Exception as e:
+            return self._failed(turn, e)
+
+    def _name(self, table_id: str) -> str:
+        queued = self.queue.tables.get(table_id)
+        return table_id if queued is None else queued.table.name
+
+    def _failed(self, turn: Turn, e: Exception) -> TurnEnded:
+        table_id, name = turn.table_id, self._name(turn.table_id)
+        if isinstance(e, TieringFencedError | FolderCopiedError):  # a server that is fenced has a successor
             _log.error("%s: left to a newer tiering service: %s", name, e)
             return Fenced(table_id)
-        except TableNotFoundError:
+        if isinstance(e, TableNotFoundError):
             return Gone(table_id)
-        except Exception as e:  # one table's trouble, whatever it is, may not stop the others
-            if isinstance(turn, RunMaintenance):
-                _log.warning("%s: maintenance failed, again in %.0f s: %s", name, MAINTENANCE_SECONDS, e)
-            else:
-                self._tell(name, e, 0 if queued is None else queued.failures)
-            return Failed(table_id)
+        queued = self.queue.tables.get(table_id)
+        if isinstance(turn, RunMaintenance):
+            _log.warning("%s: maintenance failed, again in %.0f s: %s", name, MAINTENANCE_SECONDS, e)
+        else:
+            self._tell(name, e, 0 if queued is None else queued.failures)
+        return Failed(table_id)
 
-    def _round(self, table_id: str, name: str) -> RoundEnded:
-        start = self._clock.monotonic()
-        result = self._tables.run_round(table_id)
+    def _report(self, turn: RunRound, result: CommitResult, seconds: float) -> RoundEnded:
         if result.snapshot_id is not None:
-            seconds = self._clock.monotonic() - start
+            name = self._name(turn.table_id)
             report = RoundReport(name, result.rows, result.deletes, result.files, result.snapshot_id, seconds)
             _log.info(
                 "%s: %s rows, %s deletes in %d files, %.2f s, lake snapshot %d",
@@ -268,7 +317,7 @@ class TieringService:
             )  # fmt: skip
             if self._on_round is not None:
                 self._on_round(report)
-        return RoundEnded(table_id, result.offsets, result.snapshot_id is not None)
+        return RoundEnded(turn.table_id, result.offsets, result.snapshot_id is not None)
 
     def _tell(self, name: str, e: Exception, failures: int) -> None:
         conflict = isinstance(e, CommitConflictError)
