@@ -11,6 +11,8 @@ import pytest
 from pyiceberg.types import LongType, StringType
 
 import lakehead as lh
+from lakehead.api.lake import tier_table
+from lakehead.api.table import handle_of
 from lakehead.errors import (
     ColumnNotFoundError,
     InvalidPropertyError,
@@ -18,7 +20,11 @@ from lakehead.errors import (
     LakeheadError,
     LakeStateError,
     SchemaChangedError,
+    UnavailableError,
 )
+from lakehead.iceberg import catalog_state
+from lakehead.iceberg.evolution import evolve
+from lakehead.lake.formats import format_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), ("a", pa.int32()), ("b", pa.string())])
 
@@ -175,6 +181,41 @@ def test_other_engines_find_the_columns(con: lh.Connection) -> None:
     lake = table.lake.iceberg().scan().to_arrow().select(table.schema.names).sort_by("k")
     assert lake.to_pylist() == [new(1), new(2, "x")]
     assert table.scan(snapshot=table.lake.snapshots()["snapshot_id"][0].as_py()).to_arrow().to_pylist() == [new(1)]
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_round_that_began_before_takes_no_row_of_after(con: lh.Connection, keyed: bool) -> None:
+    """Its files would lack the new columns. The lake has not followed, so that nothing else tells."""
+    table = con.create_table("t", SCHEMA, primary_key=["k"] if keyed else None, lake="iceberg")
+    put(table, [old(1)])
+    con.tier("t")
+    put(table, [old(2)])
+    handle = handle_of(con.table("t"))
+    lake = format_of(handle.desc).open(handle.desc, handle.lake())
+    with pytest.MonkeyPatch.context() as away:
+        away.setattr(catalog_state, "evolve", refuse)
+        change(table)
+        put(table, [new(3, "x")])
+        with pytest.raises(SchemaChangedError):
+            tier_table(handle, lake, handle.log)
+    with pytest.raises(SchemaChangedError):
+        handle.lake()
+    con.tier("t")
+    assert rows_of(table, tier="lake") == [new(1), new(2), new(3, "x")]
+    assert table.scan(tier="hot").count() == 0
+
+
+def refuse(*_: object) -> None:
+    raise UnavailableError("the catalog does not answer")
+
+
+def test_a_lake_that_has_followed_already(con: lh.Connection) -> None:
+    """Who asked before the table was altered is answered after."""
+    table = con.create_table("t", SCHEMA, lake="iceberg")
+    before = handle_of(table).desc
+    change(table)
+    with pytest.raises(SchemaChangedError):
+        evolve(table.lake.iceberg(), before)
 
 
 def test_a_column_of_another_engine_is_adopted_or_in_the_way(con: lh.Connection) -> None:

@@ -128,8 +128,12 @@ class Feed:
     # ---- what comes -------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Item]:
+        altered = False
         while not self._stopped:
             try:
+                if altered:
+                    self._follow_definition()
+                    altered = False
                 if self._stream is None:
                     yield from self._rest_of_live_rows()
                     self._stream = self._open(self._handle.log.tablets())
@@ -140,7 +144,7 @@ class Feed:
                 return
             except SchemaChangedError:
                 self._forget_stream()
-                self._follow_definition()
+                altered = True
             except UnavailableError as e:
                 self._forget_stream()
                 if not self._stopped:

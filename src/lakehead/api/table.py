@@ -59,19 +59,21 @@ class Table(Displayed):
         self._handle = handle
 
     def _current(self, call: Callable[[], T], *data: object) -> T:
-        """Call, and once more where the table was altered since it was opened and that is what it failed of.
+        """Call, and again where the table was altered since it was opened and that is what it failed of.
 
         Args:
             data: what the call reads; nothing that was read is there to be read again.
         """
-        try:
-            return call()
-        except (SchemaChangedError, SchemaMismatchError, ColumnNotFoundError, InvalidPredicateError, LakeStateError):
+        while True:
             before = self._handle
-            self._handle = before.now()
-            if self._handle is before or any(isinstance(d, Iterator | pa.RecordBatchReader) for d in data):
-                raise
-            return call()
+            try:
+                return call()
+            except (
+                SchemaChangedError, SchemaMismatchError, ColumnNotFoundError, InvalidPredicateError, LakeStateError,
+            ):  # fmt: skip
+                self._handle = before.now()
+                if self._handle is before or any(isinstance(d, Iterator | pa.RecordBatchReader) for d in data):
+                    raise
 
     def _facts(self) -> Mapping[str, object]:
         desc = self._desc

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakehead.errors import CorruptionError
+from lakehead.errors import CorruptionError, SchemaChangedError
 from lakehead.format.frame import FrameBody
 from lakehead.format.statistics import may_match
 from lakehead.predicate import Bound
@@ -31,6 +31,7 @@ def read_as(body: FrameBody, schemas: Schemas, columns: Sequence[int] | None = N
 
     Raises:
         CorruptionError: the frame cannot be decoded; there is no schema of its id, or it cannot be read as the current.
+        SchemaChangedError: it was written under a newer schema, of which the current one does not have all.
     """
     wanted = schemas.current
     if body.schema_id == wanted.id:
@@ -109,6 +110,12 @@ def may_match_as(body: FrameBody, schemas: Schemas, bounds: Iterable[Bound]) -> 
 
 @lru_cache(maxsize=256)
 def _binding(written: TableSchema, wanted: TableSchema, columns: tuple[int, ...] | None) -> Binding:
+    if written.id > wanted.id:
+        raise SchemaChangedError(
+            f"rows of schema {written.id} are not read as the older schema {wanted.id}: the table was altered, open it"
+            " again",
+            schema_id=written.id,
+        )
     positions = range(len(wanted.fields)) if columns is None else columns
     binding = Binding.of(written.fields, [wanted.fields.field(i) for i in positions])
     for f, at in zip(binding.schema, binding.places, strict=True):

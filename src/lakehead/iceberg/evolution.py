@@ -29,10 +29,13 @@ def evolve(table: Table, desc: TableDescriptor) -> bool:
         desc: with all schemas that the table ever had.
 
     Raises:
+        SchemaChangedError: it has a newer one already.
         LakeStateError: someone changed what tiering relies on; or see `evolved`.
         CommitFailedException: somebody else committed meanwhile: load it again.
     """
-    written = desc.schemas.of(definition_of(table, desc))
+    definition = definition_of(table, desc)
+    desc.require_schema(max(definition, desc.schema_id))
+    written = desc.schemas.of(definition)
     if written.id == desc.schema_id:
         return False
     contract = check_contract(table, desc.as_of(written.id))

@@ -45,6 +45,7 @@ class Definitions:
         self._limits = limits
         self._fence = fence
         self._create_lock = env.threads.lock()
+        self._alter_lock = env.threads.lock()
 
     def create(self, request: m.CreateTable) -> m.TableReply:
         """See `CreateTable`."""
@@ -101,7 +102,8 @@ class Definitions:
                 return self._reply(desc)
             if desc.lake is not None and new.schemas != desc.schemas:
                 self._lake_state().require_alterable(new)
-            self._tables.alter(new)
+            with self._alter_lock:
+                self._tables.alter(new)
             if desc.lake is not None:
                 # The table is altered: a lake that does not follow now follows when it is asked for next.
                 with contextlib.suppress(LakeheadError):
@@ -124,8 +126,10 @@ class Definitions:
             )
 
     def get(self, request: m.GetTable) -> m.TableReply:
-        """See `GetTable`."""
-        return self._reply(self._metadata.table(request.path))
+        """See `GetTable`. The catalog has a new definition a moment before it is in force."""
+        with self._alter_lock:
+            desc = self._metadata.table(request.path)
+        return self._reply(desc)
 
     def list_tables(self, request: m.ListTables) -> m.NamesReply:
         """See `ListTables`."""

@@ -46,7 +46,6 @@ class Projection:
 
     def __init__(self, schemas: Schemas, columns: Sequence[str], predicate: Predicate | None) -> None:
         self.schemas = schemas
-        self._newest_id = schemas.newest_id
         self._table_schema = schema = schemas.current.columns
         self._predicate = predicate
         self._columns = list(columns)
@@ -69,7 +68,8 @@ class Projection:
     def frame(self, frame: Frame, bucket: int, start: int, end: int) -> pa.RecordBatch | None:
         """Rows of a frame with offsets in ``[start, end)``; None when statistics show that none can match."""
         body = frame.body
-        if body.schema_id > self._newest_id:
+        if body.schema_id > self.schemas.current.id:
+            # Not even where its columns fit: a round that read it so would leave the new ones behind.
             raise SchemaChangedError("the table was altered while it was read: open it again", schema_id=body.schema_id)
         bounds = self._predicate.bounds if self._predicate is not None and body.statistics_length else ()
         if bounds and not may_match_as(body, self.schemas, bounds):

@@ -74,7 +74,6 @@ def open_read(table: LiveTable, request: Read, leased: Views) -> ServerStream:
     Raises:
         OffsetOutOfRangeError: a range is not, or not wholly, in the log.
     """
-    projection = _projection(table.as_of(request.schema_id), request)
     views: dict[TabletKey, LogView] = {}
     for part in request.ranges:
         tablet = table.tablet(part.key)
@@ -89,6 +88,8 @@ def open_read(table: LiveTable, request: Read, leased: Views) -> ServerStream:
                 log_start_offset=low,
                 high_watermark=high,
             )
+    # After the views: of what they hold every definition is known.
+    projection = _projection(table.as_of(request.schema_id), request)
 
     def items(closed: Callable[[], bool]) -> Iterator[Item]:
         for part in request.ranges:
@@ -123,7 +124,6 @@ def open_read_live(table: LiveTable, request: ReadLive, leased: Views) -> Server
     desc = table.desc
     if not desc.keyed:
         raise WrongTableKindError(f"{desc.path} is a log table: it has no live rows, read its log")
-    projection = _projection(table.as_of(request.schema_id), request)
     views: dict[TabletKey, LogView] = {}
     for part in request.ranges:
         tablet = table.tablet(part.key)
@@ -136,6 +136,8 @@ def open_read_live(table: LiveTable, request: ReadLive, leased: Views) -> Server
                 log_start_offset=0,
                 high_watermark=high,
             )
+    # After the views: of what they hold every definition is known.
+    projection = _projection(table.as_of(request.schema_id), request)
 
     def items(closed: Callable[[], bool]) -> Iterator[Item]:
         for part in request.ranges:

@@ -191,8 +191,11 @@ class LiveTable:
             raise InvalidRequestError(f"{key} is no tablet of {self.desc.path}", tablet=str(key))
 
     def alter(self, desc: TableDescriptor) -> None:
-        """Take another definition. Tablets come first: what was checked under the old one they bind to the new."""
-        with self._open_lock:
+        """Take another definition, all tablets at one moment: who is told the old one has seen no row of the new.
+        Writes that were checked under the old one are bound to the new."""
+        with self._open_lock, contextlib.ExitStack() as paused:
+            for tablet in self._tablets.values():
+                paused.enter_context(tablet.paused())
             for tablet in self._tablets.values():
                 tablet.alter(desc)
             self.desc = desc

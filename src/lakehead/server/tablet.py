@@ -153,9 +153,15 @@ class Tablet:
         """See `GroupCommit.drive`."""
         self._group.drive()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """No group of writes is under way inside; those that come wait."""
+        with self._plan_lock:
+            yield
+
     def alter(self, desc: TableDescriptor) -> None:
-        """Take another definition of the table, between two groups of writes."""
-        with self._plan_lock, self._log_lock, self._state_lock:
+        """Take another definition of the table; inside `paused`."""
+        with self._log_lock, self._state_lock:
             if self._kv is not None:
                 self._kv.alter(desc.schemas)
             self._desc = desc

@@ -12,7 +12,7 @@ import pytest
 
 from lakehead.api import feed
 from lakehead.env import Env
-from lakehead.errors import OffsetOutOfRangeError
+from lakehead.errors import OffsetOutOfRangeError, SchemaChangedError, UnavailableError
 from lakehead.lake import records
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.protocol.messages import StreamHeader, TabletState
@@ -95,3 +95,33 @@ def test_trims_at_any_moment_leave_no_gap(before: int, between: int, monkeypatch
     stream = OverLake(client, "earliest", {TABLET: 12}, lambda _: ReadSpec(("__offset",)))
     seen = [o for _, batch in stream for o in batch.column(0).to_pylist()]
     assert seen == list(range(12)), client.opened
+
+
+class Altered(Pushed):
+    """A stream that ends because the table was altered."""
+
+    def __iter__(self) -> Iterator[tuple[StreamHeader, pa.RecordBatch]]:
+        raise SchemaChangedError("altered")
+
+
+class Away(Client):
+    """A table that was altered, and whose server is away when it is asked how it is defined now."""
+
+    unanswered = 2
+
+    def subscribe(self, *, starts: Mapping[TabletKey, int], **how: object) -> Any:
+        found = super().subscribe(starts=starts, **how)
+        return Altered() if len(self.opened) == 1 else found
+
+    def now(self) -> Away:
+        self.unanswered -= 1
+        if self.unanswered >= 0:
+            raise UnavailableError("away", gone=True)
+        return self
+
+
+def test_a_server_that_goes_when_the_table_was_altered_is_waited_for() -> None:
+    client: Any = Away([0])
+    stream = feed.Feed(client, "earliest", {TABLET: 12}, lambda _: ReadSpec(("__offset",)))
+    assert [o for _, batch in stream for o in batch.column(0).to_pylist()] == list(range(12))
+    assert client.unanswered == -1 and len(client.opened) == 2
