@@ -28,8 +28,9 @@ from lakehead.iceberg.orphans import remove_orphans
 from lakehead.iceberg.planner import plan_files
 from lakehead.iceberg.reader import read_lake
 from lakehead.iceberg.rowdelta import RowDelta, to_data_file
-from lakehead.lake.lake_table import CommitAnswer, LakeChange, LakeTable, StagedCommit
+from lakehead.lake.lake_table import CommitAnswer, Expired, LakeChange, LakeTable, StagedCommit
 from lakehead.lake.marks import LakeVersion
+from lakehead.protocol.messages import LakeUse
 from lakehead.testing.hot import MemoryHotSource
 from lakehead.testing.lake import Fault, MemoryLake
 from lakehead.tiering.commit import CommitResult
@@ -291,7 +292,9 @@ class SteppedTable(IcebergLakeTable):
         self._lake.on_step("committed")
         return answer
 
-    def expire(self, version: LakeVersion, snapshot_ids: Collection[int], in_use: Callable[[], Iterable[str]]) -> int:
+    def expire(
+        self, version: LakeVersion, snapshot_ids: Collection[int], in_use: Callable[[], Iterable[LakeUse]]
+    ) -> Expired:
         def commit(*args: Any) -> Any:
             self._lake.on_step("commit")
             try:

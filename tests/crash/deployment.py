@@ -321,7 +321,7 @@ class Deployment:
             gc.collect()
             leases, table_id = handle_of(table).leases, handle_of(table).desc.table_id
             leases.renew()
-            in_use = leases.metadata_in_use(table_id)
+            in_use = leases.lake_uses(table_id)
             require(not in_use, f"{name}: scans that are over still hold {in_use}")
             self.counts.orphans += table.lake.remove_orphans(older_than="0s").num_rows
             iceberg = table.lake.iceberg()

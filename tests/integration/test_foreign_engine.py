@@ -113,6 +113,7 @@ def tiering(table: lh.Table, history: History) -> None:
                 history, "expiry", lambda: table.lake.expire("0s", keep=SNAPSHOTS_KEPT), lh.CommitConflictError
             )
             history.count("snapshots expired", gone.snapshots)
+            history.count("files expired", gone.files)
 
 
 def foreign_engine(table: lh.Table, history: History) -> None:
@@ -196,7 +197,7 @@ def test_all_at_once_lose_nothing_and_bring_nothing_back(tmp_path: Path) -> None
         history.check(table.scan(tier="lake").to_arrow(), *history.seen())
         counts = history.counts
         assert counts["round"] == ROUNDS and counts["append"] == len(range(0, BATCH * ROUNDS // 3, BATCH))
-        assert counts["files compacted"] > 4 and counts["snapshots expired"] > 0 and counts["scans"] > 2
+        assert counts["files compacted"] > 4 and counts["files expired"] > 0 and counts["scans"] > 2
         # What scans have read that are over may go now, not some moments later.
         gc.collect()
         handle_of(table).leases.renew()

@@ -21,7 +21,7 @@ ONE = TabletId((), 0)
 
 def metadata_in_use(table: lh.Table) -> list[str]:
     handle = handle_of(table)
-    return handle.leases.metadata_in_use(handle.desc.table_id)
+    return [use.metadata for use in handle.leases.lake_uses(handle.desc.table_id)]
 
 
 def trim(con: lh.Connection) -> None:

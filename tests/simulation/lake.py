@@ -20,7 +20,7 @@ from lakehead.lake.lake_table import LakeChange
 from lakehead.lake.marks import LakeMark, LakeVersion, mark_of
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.lake.union_read import Moment
-from lakehead.protocol.messages import LakeReply
+from lakehead.protocol.messages import LakeReply, LakeUse
 from lakehead.server.lake_state import LakeOwner
 from lakehead.testing.lake import Fault, MemoryLake, Row
 from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN, TableDescriptor, TabletKey, partition_name
@@ -91,9 +91,10 @@ class SimulatedLake:
         """The current task reads none of the versions that it was told any more."""
         self._pins.pop(self._scheduler.current, None)
 
-    def in_use(self) -> list[str]:
-        """States of the versions that somebody may read now."""
-        return sorted({v.state for task, versions in self._pins.items() if not task.done for v in versions})
+    def in_use(self) -> list[LakeUse]:
+        """What somebody may read now: each snapshot that was the current one when it was told."""
+        pinned = {(v.state, v.current_id) for task, versions in self._pins.items() if not task.done for v in versions}
+        return [LakeUse(metadata=state, snapshot=i) for state, i in sorted(pinned, key=str)]
 
     # ---- the catalog ----------------------------------------------------------------------------------------------
 

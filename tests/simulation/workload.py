@@ -244,7 +244,7 @@ class Reader(Actor):
         starts = self.deployment.starts
         lease, states = None, self.client.log.tablets(sync=self.draws.random() < 0.3)
         if leased:
-            table = m.LeasedTable(table_id=self.desc.table_id, lake_metadata=None)
+            table = m.LeasedTable(table_id=self.desc.table_id, lake=None)
             reply, _ = self.endpoint.call(m.OpenLeases(tables=[table], release=[]))
             lease, states = reply.leases[0].lease, reply.leases[0].tablets
         history = self.deployment.history

@@ -237,7 +237,7 @@ def _copy_lake(table: Table, folder: str, data: str) -> str | None:
         return None
     from lakehead.iceberg.inventory import inventory
 
-    (lease,) = handle.leases.open([handle.leased(info.metadata_location)])
+    (lease,) = handle.leases.open([handle.leased(m.LakeUse(metadata=info.metadata_location))])
     try:
         for address, needed in inventory(info):
             if not address.startswith(inside):

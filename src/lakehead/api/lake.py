@@ -16,6 +16,7 @@ from lakehead.errors import LakeheadError
 from lakehead.lake.formats import format_of
 from lakehead.lake.listing import files_table
 from lakehead.lake.pinned_lake import PinnedLake
+from lakehead.protocol.messages import LakeUse
 from lakehead.types import TIMESTAMP_TYPE, Epoch, TabletId
 
 if TYPE_CHECKING:
@@ -238,10 +239,9 @@ def maintain_table(handle: TableHandle, lake: LakeTable, *, epoch: Epoch) -> boo
     return done.more
 
 
-def _in_use(handle: TableHandle) -> Iterator[str]:
-    """Metadata files at which somebody reads now. To be asked once the table was loaded: what is pinned later is in
-    that."""
-    yield from handle.leases.metadata_in_use(handle.desc.table_id)
+def _in_use(handle: TableHandle) -> Iterator[LakeUse]:
+    """What somebody reads now. To be asked once the table was loaded: what is pinned later is in that."""
+    yield from handle.leases.lake_uses(handle.desc.table_id)
 
 
 def _report(handle: TableHandle) -> None:

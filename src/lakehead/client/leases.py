@@ -49,7 +49,7 @@ class Leases:
         self.before: list[Callable[[Occasion], None]] = []
 
     def open(self, tables: Sequence[m.LeasedTable], *, planned: bool = False) -> list[m.Lease]:
-        """Pin what all tablets of these tables hold at one moment, and the files of a lake metadata file of each; see
+        """Pin what all tablets of these tables hold at one moment, and what is used of the lake table of each; see
         `lakehead.protocol.messages.OpenLeases`. Tablets of several servers are pinned one server after the other.
 
         Raises:
@@ -89,11 +89,11 @@ class Leases:
                 places.setdefault(id(server), (server, []))[1].append(i)
         return list(places.values())
 
-    def metadata_in_use(self, table_id: str) -> list[str]:
-        """Iceberg metadata files that pinned reads of a table still use."""
-        request = m.LeasedMetadata(table_id=table_id)
+    def lake_uses(self, table_id: str) -> list[m.LakeUse]:
+        """What pinned reads of a table still use of its lake table, each once."""
+        request = m.LeasedLake(table_id=table_id)
         replies = [ask(s, self._clock, request)[0] for s in self._routes.servers(table_id)]
-        return sorted({name for reply in replies for name in reply.names})
+        return list(dict.fromkeys(use for reply in replies for use in reply.uses))
 
     def keep(self, lease: str) -> None:
         """Renew a lease until it is released."""

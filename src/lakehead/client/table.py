@@ -54,9 +54,9 @@ class TableHandle:
         request = m.LakeInfo(table_id=self.desc.table_id, schema_id=self.desc.schema_id)
         return ask(self._server, self.env.clock, request)[0]
 
-    def leased(self, lake_metadata: str | None) -> m.LeasedTable:
+    def leased(self, lake: m.LakeUse | None) -> m.LeasedTable:
         """The table as a read that is pinned under its definition names it."""
-        return m.LeasedTable(table_id=self.desc.table_id, lake_metadata=lake_metadata, schema_id=self.desc.schema_id)
+        return m.LeasedTable(table_id=self.desc.table_id, lake=lake, schema_id=self.desc.schema_id)
 
     # ---- definition -------------------------------------------------------------------------------------------
 

@@ -17,29 +17,41 @@ from lakehead.errors import CommitConflictError, UnavailableError
 from lakehead.iceberg.data_files import discard_files
 from lakehead.iceberg.orphans import Reached, read_metadata
 from lakehead.iceberg.staging import StagingTransaction
+from lakehead.lake.lake_table import Expired
+from lakehead.protocol.messages import LakeUse
 
 
 def expire_snapshots(
-    table: Table, snapshot_ids: Collection[int], in_use: Callable[[], Iterable[str]], load_table: Callable[[], Table]
-) -> int:
-    """See `lakehead.lake.lake_table.LakeTable.expire`. Heads of branches and tags stay."""
-    heads = {ref.snapshot_id for ref in table.metadata.refs.values()}
-    going = [s for s in table.metadata.snapshots if s.snapshot_id in set(snapshot_ids) - heads]
+    table: Table,
+    snapshot_ids: Collection[int],
+    in_use: Callable[[], Iterable[LakeUse]],
+    load_table: Callable[[], Table],
+) -> Expired:
+    """See `lakehead.lake.lake_table.LakeTable.expire`. Heads of branches and tags stay, and what somebody reads: files
+    that stay for him when their snapshot has left the list would be nobody's afterwards."""
+    stay = {ref.snapshot_id for ref in table.metadata.refs.values()}
+    for use in in_use():
+        stay |= _used(table, use)
+    going = [s for s in table.metadata.snapshots if s.snapshot_id in set(snapshot_ids) - stay]
     if not going:
-        return 0
-    # What is not known now will not be known when the list is committed.
-    for location in in_use():
-        read_metadata(table.io, location)
+        return Expired(0, 0)
     named = _files_of(table, going)
     _commit(table, [s.snapshot_id for s in going], load_table)
     reached = Reached(table.io)
     left = load_table()
     reached.add_metadata(left.metadata_location, left.metadata, may_lack=False)
-    for location in in_use():
-        reached.add_metadata(location, read_metadata(table.io, location), may_lack=True)
+    for use in in_use():
+        reached.add_use(use, left.metadata)
     gone = [path for path in named if path.rpartition("/")[2] not in reached.names]
     discard_files(table.io, gone)
-    return len(gone)
+    return Expired(len(going), len(gone))
+
+
+def _used(table: Table, use: LakeUse) -> set[int]:
+    """Snapshots that a read needs; what is not known now will not be known when the list is committed."""
+    if use.snapshot is not None:
+        return {use.snapshot}
+    return {s.snapshot_id for s in read_metadata(table.io, use.metadata).snapshots}
 
 
 def _files_of(table: Table, snapshots: Iterable[Snapshot]) -> set[str]:

@@ -35,6 +35,7 @@ from lakehead.lake.census import Census
 from lakehead.lake.deleted_rows import find_deleted_rows
 from lakehead.lake.lake_table import (
     CommitAnswer,
+    Expired,
     LakeChange,
     LakeFile,
     LakeTable,
@@ -47,6 +48,7 @@ from lakehead.lake.marks import INCARNATION, OWNER, LakeMark, LakeVersion
 from lakehead.log.netchange import Offsets
 from lakehead.predicate import Bound
 from lakehead.predicate.read_spec import ReadSpec
+from lakehead.protocol.messages import LakeUse
 from lakehead.types import OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor
 
 
@@ -207,7 +209,9 @@ class IcebergLakeTable:
                 if e.status == ManifestEntryStatus.ADDED
             )
 
-    def expire(self, version: LakeVersion, snapshot_ids: Collection[int], in_use: Callable[[], Iterable[str]]) -> int:
+    def expire(
+        self, version: LakeVersion, snapshot_ids: Collection[int], in_use: Callable[[], Iterable[LakeUse]]
+    ) -> Expired:
         """See `LakeTable.expire`."""
         with lake_files():
             return expire_snapshots(_table(version), snapshot_ids, in_use, self._load)

@@ -35,6 +35,7 @@ from lakehead.iceberg.file_io import FILES_AT_ONCE, lake_files, locate_file
 from lakehead.iceberg.rowdelta import RowDelta
 from lakehead.iceberg.staging import StagingTransaction
 from lakehead.lake.marks import CLEANUP
+from lakehead.protocol.messages import LakeUse
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -67,7 +68,7 @@ def remove_orphans(
     *,
     older_than_ms: int,
     clock: Clock,
-    also_reachable: Iterable[str] = (),
+    also_reachable: Iterable[LakeUse] = (),
     dry_run: bool = False,
 ) -> list[Orphan]:
     """Remove the orphans of one lake table.
@@ -75,7 +76,7 @@ def remove_orphans(
     Args:
         load_table: loads it anew from its catalog.
         older_than_ms: age from which on a file may go; greater than the longest round of any engine that writes to it.
-        also_reachable: metadata files whose snapshots somebody still reads, though the table may have expired them.
+        also_reachable: what somebody still reads, though the table may have expired it.
         dry_run: only say what would go.
 
     Returns:
@@ -97,8 +98,8 @@ def remove_orphans(
     table = load_table()
     reached = Reached(table.io)
     reached.add_metadata(table.metadata_location, table.metadata, may_lack=False)
-    for location in also_reachable:
-        reached.add_metadata(location, read_metadata(table.io, location), may_lack=True)
+    for use in also_reachable:
+        reached.add_use(use, table.metadata)
     others = list(_folders_of_others(table, fs, listed, reached))
     orphans = []
     for info in listed:
@@ -184,6 +185,13 @@ class Reached:
         self._add([location, *(entry.metadata_file for entry in metadata.metadata_log)])
         self._add(s.statistics_path for s in (*metadata.statistics, *metadata.partition_statistics))
         self.add_snapshots(metadata.snapshots, may_lack=may_lack)
+
+    def add_use(self, use: LakeUse, now: TableMetadata) -> None:
+        """What somebody reads, of a table of which all that it lists now is reached."""
+        if use.snapshot is not None and now.snapshot_by_id(use.snapshot) is not None:
+            self._add([use.metadata])
+        else:
+            self.add_metadata(use.metadata, read_metadata(self._io, use.metadata), may_lack=True)
 
     def add_snapshots(self, snapshots: Sequence[Snapshot], *, may_lack: bool) -> None:
         """All that these snapshots hold."""

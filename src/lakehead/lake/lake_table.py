@@ -21,6 +21,7 @@ from lakehead.lake.marks import LakeVersion
 from lakehead.log.netchange import Offsets
 from lakehead.predicate import Bound
 from lakehead.predicate.read_spec import ReadSpec
+from lakehead.protocol.messages import LakeUse
 from lakehead.types import Epoch, TabletKey
 
 Superseded: TypeAlias = Mapping[TabletKey, Offsets]
@@ -124,6 +125,15 @@ class CommitAnswer:
 
     outcome: Outcome
     cause: Exception | None = None
+
+
+@dataclass(frozen=True)
+class Expired:
+    """So many snapshots were taken out of the list, and so many files removed: data, deletes, manifests and their
+    lists."""
+
+    snapshots: int
+    files: int
 
 
 class DataWriter(Protocol):
@@ -240,16 +250,15 @@ class LakeTable(Protocol):
         """Data and delete files that a snapshot added; None when it is not listed."""
         ...
 
-    def expire(self, version: LakeVersion, snapshot_ids: Collection[int], in_use: Callable[[], Iterable[str]]) -> int:
-        """Take snapshots out of the list, but for what branches and tags name, then remove the files that only they
-        named. A process that ends in between leaves orphans.
+    def expire(
+        self, version: LakeVersion, snapshot_ids: Collection[int], in_use: Callable[[], Iterable[LakeUse]]
+    ) -> Expired:
+        """Take snapshots out of the list, but for what branches and tags name and what somebody reads, then remove the
+        files that only they named. A process that ends in between leaves orphans.
 
         Args:
-            in_use: states of versions at which somebody reads: what these hold stays. Asked before and after the
-                snapshots are taken out.
-
-        Returns:
-            How many files were removed.
+            in_use: what somebody reads; an address is the ``state`` of a version. Asked before and after the snapshots
+                are taken out: who came in between finds his files, too.
 
         Raises:
             CommitConflictError: the table has moved on; nothing was changed.

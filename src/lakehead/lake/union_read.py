@@ -25,7 +25,7 @@ from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.log.netchange import net_change
 from lakehead.predicate import Predicate
 from lakehead.predicate.read_spec import ReadSpec
-from lakehead.protocol.messages import LakeReply, TabletState
+from lakehead.protocol.messages import LakeReply, LakeUse, TabletState
 from lakehead.types import (
     CHANGE_TYPE_COLUMN,
     OFFSET_COLUMN,
@@ -131,7 +131,7 @@ def _pinned(
         infos = [h.lake() if h.desc.lake is not None else None for h in handles]
         views = [None if i is None else open_lake(h.desc, i, snapshot) for h, i in zip(handles, infos, strict=True)]
         leases = handles[0].leases.open(
-            [h.leased(None if i is None else i.metadata_location) for h, i in zip(handles, infos, strict=True)],
+            [h.leased(_use(i, v)) for h, i, v in zip(handles, infos, views, strict=True)],
             planned=planned,
         )
         pins, gaps = [], []
@@ -152,6 +152,12 @@ def _pinned(
         # A round was committed and the log trimmed after we read the lake: once more.
         seen.append(read)
     return []
+
+
+def _use(info: LakeReply | None, view: PinnedLake | None) -> LakeUse | None:
+    if info is None or view is None:
+        return None
+    return LakeUse(metadata=info.metadata_location, snapshot=view.snapshot_id)
 
 
 def _gap(desc: TableDescriptor, key: TabletKey, pinned: Pin) -> LakeStateError:

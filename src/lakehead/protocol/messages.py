@@ -21,7 +21,7 @@ from lakehead.protocol.alterations import Alteration
 from lakehead.protocol.schemas import schema_from_text, schema_to_text
 from lakehead.types import Schemas, TableDescriptor, TablePath, TableSchema, TabletKey, WriteKind
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """MessagePack also has numbers beyond, which neither SQLite nor Arrow can hold."""
@@ -415,12 +415,22 @@ LEASE_JOINT = "+"
 """Between the ids of leases of several servers, of which each takes its own."""
 
 
+class LakeUse(Message, frozen=True, kw_only=True):
+    """What a read needs of a lake table: one snapshot of a version, or, where ``snapshot`` is None, all of them.
+
+    ``metadata`` is the version's address, for Iceberg its metadata file.
+    """
+
+    metadata: str
+    snapshot: int | None = None
+
+
 class LeasedTable(Message, frozen=True, kw_only=True):
-    """A table that a read will use. ``lake_metadata`` is the Iceberg metadata file that it will use, whose files must
-    not be cleaned up."""
+    """A table that a read will use. ``lake`` is what it will use of its lake table: files that must not be cleaned
+    up."""
 
     table_id: str
-    lake_metadata: str | None
+    lake: LakeUse | None
     schema_id: Int64 = -1
 
 
@@ -464,8 +474,12 @@ class RenewLeases(Request[Done], frozen=True, kw_only=True):
     release: list[str]
 
 
-class LeasedMetadata(TableRequest[NamesReply], frozen=True, kw_only=True):
-    """Iceberg metadata files (`NamesReply`) that pinned reads of the table still use."""
+class LakeUsesReply(Reply, frozen=True, kw_only=True):
+    uses: list[LakeUse]
+
+
+class LeasedLake(TableRequest[LakeUsesReply], frozen=True, kw_only=True):
+    """What pinned reads of the table still use of its lake table."""
 
     privilege = Privilege.TIER
 
@@ -566,7 +580,7 @@ class ErrorReply(Reply, frozen=True, kw_only=True):
 
 AnyCall = (
     Hello | CreateTable | GetTable | ListTables | ListDatabases | DropTable | Write | OpenWriter | CloseWriter | Lookup
-    | Watermarks | TimestampsAt | OpenLeases | RenewLeases | LeasedMetadata | LakeInfo | ReportTiered | AdoptLake
+    | Watermarks | TimestampsAt | OpenLeases | RenewLeases | LeasedLake | LakeInfo | ReportTiered | AdoptLake
     | AlterTable
 )  # fmt: skip
 AnyStream = Read | ReadLive | Subscribe

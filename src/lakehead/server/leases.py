@@ -15,7 +15,7 @@ from lakehead.config import Limits
 from lakehead.env import Env
 from lakehead.errors import OverloadedError
 from lakehead.log import LogView
-from lakehead.protocol.messages import LEASE_JOINT
+from lakehead.protocol.messages import LEASE_JOINT, LakeUse
 from lakehead.types import TabletKey
 
 
@@ -23,7 +23,7 @@ from lakehead.types import TabletKey
 class _Lease:
     table_id: str
     views: Mapping[TabletKey, LogView]
-    lake_metadata: str | None
+    lake: LakeUse | None
     planned: bool
     used: float
 
@@ -39,7 +39,7 @@ class Leases:
         self._open: dict[str, _Lease] = {}
 
     def open(
-        self, table_id: str, views: Mapping[TabletKey, LogView], lake_metadata: str | None, *, planned: bool = False
+        self, table_id: str, views: Mapping[TabletKey, LogView], lake: LakeUse | None, *, planned: bool = False
     ) -> str:
         """A new lease on these views; ``planned``: nobody renews it.
 
@@ -56,7 +56,7 @@ class Leases:
                     leases_max=self._limits.leases_max,
                 )
             lease = self._randomness.uuid_hex()
-            self._open[lease] = _Lease(table_id, views, lake_metadata, planned, self._clock.monotonic())
+            self._open[lease] = _Lease(table_id, views, lake, planned, self._clock.monotonic())
             return lease
 
     def renew(self, leases: Iterable[str]) -> None:
@@ -86,12 +86,11 @@ class Leases:
             for lease in leases:
                 self._open.pop(lease, None)
 
-    def lake_metadata(self, table_id: str) -> list[str]:
-        """Iceberg metadata files that reads of a table use."""
+    def lake_uses(self, table_id: str) -> list[LakeUse]:
+        """What reads of a table use of its lake table, each once."""
         with self._lock:
             self._end_unused()
-            files = {x.lake_metadata for x in self._open.values() if x.table_id == table_id and x.lake_metadata}
-            return sorted(files)
+            return list(dict.fromkeys(x.lake for x in self._open.values() if x.table_id == table_id and x.lake))
 
     def end_all(self, table_id: str | None = None) -> None:
         """End the leases of a table that is dropped; of all when the server closes."""

@@ -143,7 +143,7 @@ class Reads:
         try:
             for asked, tablets, views in zip(request.tables, tables, seen, strict=True):
                 held = {key: view for key, (view, _) in views.items()}
-                lease = self._leases.open(asked.table_id, held, asked.lake_metadata, planned=request.planned)
+                lease = self._leases.open(asked.table_id, held, asked.lake, planned=request.planned)
                 states = [self._tablet_state(k, t, held[k].log_start_offset, views[k][1]) for k, t in tablets]
                 opened.append(m.Lease(lease=lease, tablets=states))
         except OverloadedError:
@@ -157,9 +157,9 @@ class Reads:
         self._leases.renew(request.leases)
         return m.Done()
 
-    def leased_metadata(self, request: m.LeasedMetadata) -> m.NamesReply:
-        """See `LeasedMetadata`."""
-        return m.NamesReply(names=self._leases.lake_metadata(request.table_id))
+    def leased_lake(self, request: m.LeasedLake) -> m.LakeUsesReply:
+        """See `LeasedLake`."""
+        return m.LakeUsesReply(uses=self._leases.lake_uses(request.table_id))
 
     # ---- streams ----------------------------------------------------------------------------------------------
 

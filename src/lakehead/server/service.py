@@ -132,7 +132,7 @@ class Service:
         self._answer(m.TimestampsAt, reads.timestamps_at)
         self._answer(m.OpenLeases, reads.open_leases)
         self._answer(m.RenewLeases, reads.renew_leases)
-        self._answer(m.LeasedMetadata, reads.leased_metadata)
+        self._answer(m.LeasedLake, reads.leased_lake)
         self._handlers[m.LakeInfo] = lambda request, _, caller: (self._lake_info(request, caller), [])
         self._handlers[m.Write] = lambda request, attachments, _: (writes.write(request, attachments), [])
         self._handlers[m.Lookup] = lambda request, attachments, _: reads.lookup(request, attachments)

@@ -22,6 +22,7 @@ from lakehead.lake.census import Census
 from lakehead.lake.deleted_rows import find_deleted_rows
 from lakehead.lake.lake_table import (
     CommitAnswer,
+    Expired,
     LakeChange,
     LakeFile,
     Outcome,
@@ -36,6 +37,7 @@ from lakehead.lake.superseded import superseded_in
 from lakehead.log.netchange import NO_OFFSETS, Offsets, contains, union
 from lakehead.predicate import Bound
 from lakehead.predicate.read_spec import ReadSpec
+from lakehead.protocol.messages import LakeUse
 from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor, TabletKey
 
 Row = dict[str, Any]
@@ -302,9 +304,16 @@ class MemoryLake:
         before = state.contents.get(parent, _Content()) if parent is not None else _Content()
         return frozenset(state.contents[snapshot_id].paths - before.paths)
 
-    def expire(self, version: LakeVersion, snapshot_ids: Collection[int], in_use: Callable[[], Iterable[str]]) -> int:
+    def expire(
+        self, version: LakeVersion, snapshot_ids: Collection[int], in_use: Callable[[], Iterable[LakeUse]]
+    ) -> Expired:
         """See `LakeTable.expire`."""
-        self.held(in_use())
+        uses = list(in_use())
+        self.held(uses)
+        stay = {i for u in uses for i in ([u.snapshot] if u.snapshot is not None else self._told[u.metadata])}
+        snapshot_ids = [i for i in snapshot_ids if i not in stay]
+        if not snapshot_ids:
+            return Expired(0, 0)
         self.on_step("commit")
         named = {p for i in snapshot_ids for p in self._content_of(i).paths}
         answer = self._send(self.expiry_fault(), lambda: self._land_expiry(version, snapshot_ids))
@@ -317,7 +326,7 @@ class MemoryLake:
             raise CommitConflictError("others changed the table while snapshots expired") from answer.cause
         gone = named - self.reachable() - self.held(in_use())
         self.discard(gone)
-        return len(gone)
+        return Expired(len(snapshot_ids), len(gone))
 
     def discard(self, paths: Iterable[str]) -> None:
         """See `LakeTable.discard`.
@@ -483,17 +492,19 @@ class MemoryLake:
         """Addresses that listed snapshots name."""
         return {p for c in self._state.contents.values() for p in c.paths} if self._state else set()
 
-    def held(self, states: Iterable[str]) -> set[str]:
-        """Addresses that versions of these states name, though their snapshots may not be listed any more.
+    def held(self, uses: Iterable[LakeUse]) -> set[str]:
+        """Addresses that these reads need, though their snapshots may not be listed any more.
 
         Raises:
             UnavailableError: no version of such a state was ever loaded.
         """
         out: set[str] = set()
-        for state in states:
-            if state not in self._told:
-                raise UnavailableError(f"nobody knows what version {state} of {self.desc.path} names")
-            out.update(p for content in self._told[state].values() for p in content.paths)
+        for use in uses:
+            if use.metadata not in self._told:
+                raise UnavailableError(f"nobody knows what version {use.metadata} of {self.desc.path} names")
+            told = self._told[use.metadata]
+            contents = told.values() if use.snapshot is None else [told[use.snapshot]]
+            out.update(p for content in contents for p in content.paths)
         return out
 
     def _live(self, content: _Content, path: str) -> list[Row]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from lakehead.env.clock import Clock
 from lakehead.lake.lake_table import LakeTable
 from lakehead.lake.marks import mark_of
+from lakehead.protocol.messages import LakeUse
 from lakehead.tiering.expiry_plan import Retention, plan_expiry
 
 
@@ -24,11 +25,13 @@ class ExpiryResult:
     files: int
 
 
-def expire(lake: LakeTable, retention: Retention, *, clock: Clock, in_use: Callable[[], Iterable[str]]) -> ExpiryResult:
+def expire(
+    lake: LakeTable, retention: Retention, *, clock: Clock, in_use: Callable[[], Iterable[LakeUse]]
+) -> ExpiryResult:
     """Expire what the retention does not keep.
 
     Args:
-        in_use: the metadata files at which somebody reads the table: what these name stays on disk.
+        in_use: what somebody reads: it stays, and goes with a later expiry.
 
     Raises:
         CommitConflictError: a round or another engine changed the lake first; run again.
@@ -38,6 +41,8 @@ def expire(lake: LakeTable, retention: Retention, *, clock: Clock, in_use: Calla
     version = lake.load()
     if mark_of(version) is None:
         return ExpiryResult(0, 0)
-    expired = plan_expiry(version, retention, now_us=clock.now_us())
-    files = lake.expire(version, expired, in_use) if expired else 0
-    return ExpiryResult(len(expired), files)
+    planned = plan_expiry(version, retention, now_us=clock.now_us())
+    if not planned:
+        return ExpiryResult(0, 0)
+    done = lake.expire(version, planned, in_use)
+    return ExpiryResult(done.snapshots, done.files)

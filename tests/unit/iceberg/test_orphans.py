@@ -19,6 +19,7 @@ from lakehead.iceberg.lake_catalog import open_metadata
 from lakehead.iceberg.orphans import Orphan, remove_orphans
 from lakehead.lake.census import changed_by_others
 from lakehead.lake.lake_table import LakeChange
+from lakehead.protocol.messages import LakeUse
 from lakehead.testing.lake import Fault
 
 HOUR_MS = 3_600_000
@@ -207,12 +208,12 @@ def test_what_others_expired_goes_and_what_somebody_still_reads_stays(keyed: Any
     old = keyed.snapshot_ids()[:-1]
     # PyIceberg's expiry leaves the files.
     keyed.load().maintenance.expire_snapshots().by_ids(old).commit()
-    removed = clean(keyed, also_reachable=[pinned.metadata_location])
+    removed = clean(keyed, also_reachable=[LakeUse(metadata=pinned.metadata_location)])
     assert removed and not any(o.path.endswith(".metadata.json") for o in removed)
     reader = open_metadata(pinned.metadata_location, dict(pinned.io.properties))
     assert sorted(reader.scan().to_arrow()["id"].to_pylist()) == [1, 2]
     # Which snapshots were expired and removed before does not matter to it.
-    assert clean(keyed, also_reachable=[pinned.metadata_location]) == []
+    assert clean(keyed, also_reachable=[LakeUse(metadata=pinned.metadata_location)]) == []
     assert clean(keyed) and keyed.ids() == [1, 2] and keyed.stray_files() == set()
     with pytest.raises(FileNotFoundError):
         reader.scan().to_arrow()
@@ -221,7 +222,7 @@ def test_what_others_expired_goes_and_what_somebody_still_reads_stays(keyed: Any
 def test_a_lease_whose_metadata_is_gone_stops_the_clean_up(keyed: Any) -> None:
     path = stray(keyed)
     with pytest.raises(UnavailableError, match="remove files when the read has ended"):
-        clean(keyed, also_reachable=[f"{keyed.load().location()}/metadata/gone.metadata.json"])
+        clean(keyed, also_reachable=[LakeUse(metadata=f"{keyed.load().location()}/metadata/gone.metadata.json")])
     assert path.exists()
 
 

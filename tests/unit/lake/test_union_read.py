@@ -13,7 +13,7 @@ from lakehead.lake import union_read
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.predicate import parse_predicate
 from lakehead.predicate.read_spec import ReadSpec
-from lakehead.protocol.messages import LakeReply, Lease, TabletState
+from lakehead.protocol.messages import LakeReply, LakeUse, Lease, TabletState
 from lakehead.testing.hot import MemoryHotSource
 from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey
 
@@ -46,14 +46,14 @@ class Client:
         location = str(min(self.asked, len(self.views) - 1))
         return LakeReply(metadata_location=location, catalog_name="", catalog_properties={}, storage_properties={})
 
-    def leased(self, lake_metadata: str | None) -> str | None:
-        return lake_metadata
+    def leased(self, lake: LakeUse | None) -> LakeUse | None:
+        return lake
 
     @property
     def leases(self) -> Client:
         return self
 
-    def open(self, tables: list[str | None], *, planned: bool) -> list[Lease]:
+    def open(self, tables: list[LakeUse | None], *, planned: bool) -> list[Lease]:
         start, end = self.logs[min(self.asked, len(self.logs) - 1)]
         self.asked += 1
         state = TabletState(partition="", bucket=0, log_start=start, high_watermark=end, rows=0)

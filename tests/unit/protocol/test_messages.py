@@ -54,9 +54,9 @@ CALLS: list[m.Request[Any]] = [
     m.Lookup(table_id="t1", tablets=[REF, REF], prefix=[]),
     m.Watermarks(table_id="t1", sync=True, at_timestamp_us=5),
     m.TimestampsAt(table_id="t1", ranges=[RANGE]),
-    m.OpenLeases(tables=[m.LeasedTable(table_id="t1", lake_metadata=None)], release=["a" * 32]),
+    m.OpenLeases(tables=[m.LeasedTable(table_id="t1", lake=None)], release=["a" * 32]),
     m.RenewLeases(leases=["a" * 32], release=[]),
-    m.LeasedMetadata(table_id="t1"),
+    m.LeasedLake(table_id="t1"),
     m.LakeInfo(table_id="t1"),
     m.AdoptLake(table_id="t"),
     m.ReportTiered(table_id="t1"),
@@ -67,6 +67,9 @@ STREAMS: list[m.Request[m.Stream]] = [
     m.Subscribe(table_id="t1", starts=[RANGE], default="full", stops=None, columns=["søk"], predicate=None),
 ]
 REPLIES: list[m.Reply] = [
+    m.LakeUsesReply(
+        uses=[m.LakeUse(metadata="file:///m.json"), m.LakeUse(metadata="file:///m.json", snapshot=2**63 - 1)]
+    ),
     m.HelloReply(folder_id="f" * 32, version=1, pid=7),
     m.TableReply(info=INFO),
     m.NamesReply(names=["a.b"]),
@@ -138,7 +141,7 @@ def test_every_request_says_what_it_needs() -> None:
             "Watermarks",
         ],
         m.Privilege.WRITE: ["CloseWriter", "OpenWriter", "Write"],
-        m.Privilege.TIER: ["LeasedMetadata", "ReportTiered"],
+        m.Privilege.TIER: ["LeasedLake", "ReportTiered"],
         m.Privilege.ALTER: ["AlterTable", "CreateTable", "DropTable"],
         m.Privilege.ADMIN: ["AdoptLake"],
     }  # fmt: skip

@@ -64,7 +64,7 @@ def requests(table_id: str) -> list[m.Request[Any]]:
         "epoch": 1, "acked_through": 0, "prefix": [], "sync": True, "ranges": [], "leases": [], "release": [],
         "predicate": None, "changes": [], "starts": [], "default": "latest", "stops": None,
     }  # fmt: skip
-    tables = [m.LeasedTable(table_id=table_id, lake_metadata=None)]
+    tables = [m.LeasedTable(table_id=table_id, lake=None)]
     fields = {kind: [f for f in kind.__struct_fields__ if f in plain] for kind in get_args(m.AnyCall | m.AnyStream)}
     return [
         m.OpenLeases(tables=tables, release=[]) if kind is m.OpenLeases else kind(**{f: plain[f] for f in of_kind})

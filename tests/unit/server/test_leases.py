@@ -11,6 +11,7 @@ from lakehead.env import Env
 from lakehead.env.clock import SystemClock
 from lakehead.errors import OverloadedError
 from lakehead.log import LogView
+from lakehead.protocol.messages import LakeUse
 from lakehead.server.leases import Leases
 from lakehead.types import TabletKey
 
@@ -35,33 +36,37 @@ def leases(clock: Clock) -> Leases:
     return Leases(dataclasses.replace(Env.system(), clock=clock), limits)
 
 
+def in_use(leases: Leases) -> list[str]:
+    return [use.metadata for use in leases.lake_uses("t")]
+
+
 def test_a_lease_lasts_while_it_is_renewed_or_used(leases: Leases, clock: Clock) -> None:
-    renewed, used, left = (leases.open("t", {}, name) for name in ("renewed", "used", "left"))
+    renewed, used, left = (leases.open("t", {}, LakeUse(metadata=name)) for name in ("renewed", "used", "left"))
     for clock.now in (60.0, 120.0, 180.0):
         leases.renew([renewed, "unknown"])
         leases.views("t", used)
-    assert leases.lake_metadata("t") == ["renewed", "used"]
+    assert in_use(leases) == ["renewed", "used"]
     leases.renew([left])
-    assert leases.lake_metadata("t") == ["renewed", "used"], "what is over stays over"
+    assert in_use(leases) == ["renewed", "used"], "what is over stays over"
     clock.now = 281.0
-    assert leases.lake_metadata("t") == []
+    assert in_use(leases) == []
 
 
 def test_a_plan_lasts_longer(leases: Leases, clock: Clock) -> None:
-    leases.open("t", {}, "plan", planned=True)
+    leases.open("t", {}, LakeUse(metadata="plan"), planned=True)
     clock.now = 499.0
-    assert leases.lake_metadata("t") == ["plan"]
+    assert in_use(leases) == ["plan"]
     clock.now = 501.0
-    assert leases.lake_metadata("t") == []
+    assert in_use(leases) == []
 
 
 def test_plans_give_way_and_held_leases_do_not(leases: Leases, clock: Clock) -> None:
-    first, second = (leases.open("t", {}, name, planned=True) for name in ("first", "second"))
+    first, second = (leases.open("t", {}, LakeUse(metadata=name), planned=True) for name in ("first", "second"))
     clock.now = 1.0
     leases.views("t", first)
     for i in range(3):
-        leases.open("t", {}, f"held {i}")
-    assert leases.lake_metadata("t") == ["held 0", "held 1", "held 2"]
+        leases.open("t", {}, LakeUse(metadata=f"held {i}"))
+    assert in_use(leases) == ["held 0", "held 1", "held 2"]
     assert leases.views("t", second) == {}
     for planned in (False, True):
         with pytest.raises(OverloadedError, match="pinned reads"):

@@ -117,7 +117,7 @@ def test_a_write_with_one_part_elsewhere_writes_nothing(server: LocalEndpoint) -
 def test_watermarks_and_leases_are_of_what_lives_here(server: LocalEndpoint) -> None:
     table_id = created(server, partitioned=False)
     write(server, table_id, m.TabletRef(partition="", bucket=0))
-    leased = m.OpenLeases(tables=[m.LeasedTable(table_id=table_id, lake_metadata=None)], release=[])
+    leased = m.OpenLeases(tables=[m.LeasedTable(table_id=table_id, lake=None)], release=[])
     for states in (
         server.call(m.Watermarks(table_id=table_id, sync=True))[0].tablets,
         server.call(leased)[0].leases[0].tablets,
@@ -131,7 +131,7 @@ def test_of_a_table_that_lives_elsewhere_altogether_nothing_is_said(tmp_path: Pa
     server = LocalEndpoint(made)
     table_id = created(server, partitioned=False)
     subscribe = m.Subscribe(table_id=table_id, starts=[], default="latest", stops=None, columns=["k"], predicate=None)
-    leased = m.OpenLeases(tables=[m.LeasedTable(table_id=table_id, lake_metadata=None)], release=[])
+    leased = m.OpenLeases(tables=[m.LeasedTable(table_id=table_id, lake=None)], release=[])
     asks: list[Callable[[], object]] = [
         lambda: server.call(m.Watermarks(table_id=table_id, sync=False)),
         lambda: server.call(leased),

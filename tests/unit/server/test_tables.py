@@ -108,7 +108,7 @@ def test_what_leases_pin_is_looked_at_in_one_moment(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(Tablet, "view", seen)
     try:
-        tables = [m.LeasedTable(table_id=_create(service, name, None), lake_metadata=None) for name in ("a.t", "a.u")]
+        tables = [m.LeasedTable(table_id=_create(service, name, None), lake=None) for name in ("a.t", "a.u")]
         LocalEndpoint(service).call(m.OpenLeases(tables=tables, release=[]))
         assert looked == [True, True], "watermarks move under this lock: they lie within the views"
     finally:

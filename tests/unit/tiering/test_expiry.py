@@ -21,6 +21,7 @@ from lakehead.errors import (
 )
 from lakehead.lake.marks import LakeMark, LakeSnapshot, LakeVersion, mark_of
 from lakehead.predicate.read_spec import ReadSpec
+from lakehead.protocol.messages import LakeUse
 from lakehead.testing.lake import Fault
 from lakehead.tiering.compaction import compact
 from lakehead.tiering.expiry import ExpiryResult, expire
@@ -95,7 +96,7 @@ def test_the_current_one_cannot_go() -> None:
 # ---- what it does ---------------------------------------------------------------------------------------------------
 
 
-def run(lake: Any, keep: int = 1, in_use: Callable[[], Iterable[str]] = lambda: ()) -> ExpiryResult:
+def run(lake: Any, keep: int = 1, in_use: Callable[[], Iterable[LakeUse]] = lambda: ()) -> ExpiryResult:
     return expire(lake.table, Retention(keep, 0), clock=lake.clock, in_use=in_use)
 
 
@@ -123,70 +124,62 @@ def test_a_lake_without_rounds(any_lake: Any) -> None:
     assert run(any_lake) == ExpiryResult(0, 0)
 
 
-def test_what_somebody_reads_stays(any_lake: Any) -> None:
+def live(lake: Any, files: Any) -> list[int]:
+    return sorted(i for b in lake.table.read(files, ReadSpec(("id",))) for i in b["id"].to_pylist())
+
+
+@pytest.mark.parametrize("all_of_it", [False, True])
+def test_what_somebody_reads_stays(any_lake: Any, all_of_it: bool) -> None:
     history(any_lake)
     version = any_lake.table.load()
+    snapshot = None if all_of_it else version.current_id
     held = any_lake.table.plan(version)
-    counts = any_lake.table.count(held)
+    rows = live(any_lake, held)
     compact(any_lake.table, any_lake.desc, any_lake.env)
-    run(any_lake, in_use=lambda: [version.state])
-    assert any_lake.table.count(held) == counts, "the files of a pinned read are there"
-    assert is_exact(any_lake)
-
-
-def test_what_is_read_stays_after_its_snapshot_has_left_the_list(any_lake: Any) -> None:
-    history(any_lake)
-    version = any_lake.table.load()
-    held = any_lake.table.plan(version)
-    counts = any_lake.table.count(held)
-    for _ in range(3):
-        any_lake.write(1, v=8)
-        any_lake.round()
-        run(any_lake, in_use=lambda: [version.state])
-        assert version.current_id not in any_lake.snapshot_ids()
-    compact(any_lake.table, any_lake.desc, any_lake.env)
-    run(any_lake, in_use=lambda: [version.state])
-    assert any_lake.table.count(held) == counts and any_lake.stray_files() != set()
-    any_lake.clean_up()
-    assert any_lake.stray_files() == set() and is_exact(any_lake)
-
-
-def test_a_reader_that_begins_while_the_list_is_committed_keeps_its_files(any_lake: Any) -> None:
-    history(any_lake)
-    version = any_lake.table.load()
-    held = any_lake.table.plan(version)
-    counts = any_lake.table.count(held)
-    compact(any_lake.table, any_lake.desc, any_lake.env)
-    answers: list[list[str]] = [[], [version.state]]
-    run(any_lake, in_use=lambda: answers.pop(0))
-    assert answers == [] and any_lake.table.count(held) == counts
-
-
-def test_what_nobody_reads_goes_while_something_else_is_read(any_lake: Any) -> None:
-    history(any_lake)
-    held = any_lake.table.plan(any_lake.table.load())
-    compact(any_lake.table, any_lake.desc, any_lake.env)
+    found = run(any_lake, in_use=lambda: [LakeUse(metadata=version.state, snapshot=snapshot)])
+    assert found.snapshots == (0 if snapshot is None else 5)
+    assert live(any_lake, held) == rows, "the files of a pinned read are there"
+    assert is_exact(any_lake) and any_lake.stray_files() == set()
+    assert len(any_lake.snapshot_ids()) == (7 if snapshot is None else 2), "what nobody reads is gone"
     run(any_lake)
-    version = any_lake.table.load()
-    any_lake.write(1, v=8)
-    any_lake.round()
-    run(any_lake, in_use=lambda: [version.state])
-    assert any_lake.table.count(any_lake.table.plan(version)) > 0
+    assert len(any_lake.snapshot_ids()) == 1 and any_lake.stray_files() == set()
     with pytest.raises(LakeFileMissingError):
-        list(any_lake.table.read(held, ReadSpec(("id",))))
+        live(any_lake, held)
+
+
+def test_what_somebody_began_to_read_when_it_left_the_list_stays(any_lake: Any) -> None:
+    history(any_lake)
+    version = any_lake.table.load()
+    held = any_lake.table.plan(version)
+    rows = live(any_lake, held)
+    compact(any_lake.table, any_lake.desc, any_lake.env)
+    use = LakeUse(metadata=version.state, snapshot=version.current_id)
+    answers = iter([[], [use]])
+    run(any_lake, in_use=lambda: next(answers))
+    assert len(any_lake.snapshot_ids()) == 1 and live(any_lake, held) == rows
+
+
+def test_a_read_needs_its_snapshot_and_no_metadata_file(keyed: Any) -> None:
+    """Of which the newest fifty are kept, whoever reads older ones."""
+    history(keyed)
+    version = keyed.table.load()
+    compact(keyed.table, keyed.desc, keyed.env)
+    keyed.lose(version.state)
+    run(keyed, in_use=lambda: [LakeUse(metadata=version.state, snapshot=version.current_id)])
+    assert keyed.snapshot_ids()[0] == version.current_id and len(keyed.snapshot_ids()) == 2
 
 
 def test_nothing_changes_while_it_is_not_known_what_is_in_use(any_keyed: Any) -> None:
     history(any_keyed)
     ids, files, state = any_keyed.snapshot_ids(), any_keyed.all_files(), any_keyed.table.load().state
 
-    def unknown() -> Iterable[str]:
+    def unknown() -> Iterable[LakeUse]:
         raise UnavailableError("away")
 
     with pytest.raises(UnavailableError):
         run(any_keyed, in_use=unknown)
     with pytest.raises(UnavailableError):
-        run(any_keyed, in_use=lambda: [f"{state}.gone"])
+        run(any_keyed, in_use=lambda: [LakeUse(metadata=f"{state}.gone")])
     assert any_keyed.snapshot_ids() == ids and any_keyed.all_files() == files
 
 
