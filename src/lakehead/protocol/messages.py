@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from enum import Enum
 from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
@@ -18,6 +17,7 @@ import pyarrow as pa
 from lakehead.config import LEASE_SECONDS, TableProperties
 from lakehead.errors import InvalidPropertyError, InvalidRequestError
 from lakehead.protocol.alterations import Alteration
+from lakehead.protocol.privileges import Privilege
 from lakehead.protocol.schemas import schema_from_text, schema_to_text
 from lakehead.types import Schemas, TableDescriptor, TablePath, TableSchema, TabletKey, WriteKind
 
@@ -144,23 +144,6 @@ class Stream(Protocol):
 
 class Reply(Message, frozen=True, kw_only=True, tag=True):
     """Base of replies."""
-
-
-class Privilege(Enum):
-    """What a request needs from whoever sends it, on the tables that it names; none includes another."""
-
-    DESCRIBE = "describe"
-    """Learn which tables there are, and their definitions."""
-    READ = "read"
-    """Rows, and how far log and lake reach."""
-    WRITE = "write"
-    """Rows, and the names of writers."""
-    TIER = "tier"
-    """Commit to the lake, and clean it up."""
-    ALTER = "alter"
-    """Create and drop tables."""
-    ADMIN = "admin"
-    """Decide whose a lake is."""
 
 
 class Request(Message, Generic[A_co], frozen=True, kw_only=True, tag=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lakehead.errors import PermissionDeniedError
-from lakehead.protocol.messages import Privilege
+from lakehead.protocol.privileges import Privilege
 from lakehead.types import TablePath
 
 

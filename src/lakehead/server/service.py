@@ -18,6 +18,7 @@ from lakehead.env.place import Place
 from lakehead.errors import FolderCopiedError
 from lakehead.log.checkpoint import USUAL_CHECKPOINTS, CheckpointPolicy
 from lakehead.protocol import messages as m
+from lakehead.protocol.privileges import Privilege
 from lakehead.server.access import Caller, authorize
 from lakehead.server.committer import Committers, local_committer
 from lakehead.server.definitions import Definitions
@@ -197,4 +198,4 @@ class Service:
 
     def _lake_info(self, request: m.LakeInfo, caller: Caller) -> m.LakeReply:
         found = self._definitions.lake_info(request)
-        return found if m.Privilege.TIER in caller.privileges else found.for_reading()
+        return found if Privilege.TIER in caller.privileges else found.for_reading()

@@ -22,6 +22,7 @@ from lakehead.protocol.codec import (
     decode_stream_request,
     encode,
 )
+from lakehead.protocol.privileges import Privilege
 from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey
 
 DESC = TableDescriptor(
@@ -133,17 +134,17 @@ def test_what_is_repeated_after_a_lost_connection() -> None:
 
 def test_every_request_says_what_it_needs() -> None:
     needed = {type(r).__name__: r.privilege for r in (*CALLS, *STREAMS)}
-    by_privilege = {p: sorted(n for n, q in needed.items() if q is p) for p in m.Privilege}
+    by_privilege = {p: sorted(n for n, q in needed.items() if q is p) for p in Privilege}
     assert by_privilege == {
-        m.Privilege.DESCRIBE: ["GetTable", "Hello", "ListDatabases", "ListTables"],
-        m.Privilege.READ: [
+        Privilege.DESCRIBE: ["GetTable", "Hello", "ListDatabases", "ListTables"],
+        Privilege.READ: [
             "LakeInfo", "Lookup", "OpenLeases", "Read", "ReadLive", "RenewLeases", "Subscribe", "TimestampsAt",
             "Watermarks",
         ],
-        m.Privilege.WRITE: ["CloseWriter", "OpenWriter", "Write"],
-        m.Privilege.TIER: ["LeasedLake", "ReportTiered"],
-        m.Privilege.ALTER: ["AlterTable", "CreateTable", "DropTable"],
-        m.Privilege.ADMIN: ["AdoptLake"],
+        Privilege.WRITE: ["CloseWriter", "OpenWriter", "Write"],
+        Privilege.TIER: ["LeasedLake", "ReportTiered"],
+        Privilege.ALTER: ["AlterTable", "CreateTable", "DropTable"],
+        Privilege.ADMIN: ["AdoptLake"],
     }  # fmt: skip
     nameless = {type(r).__name__ for r in (*CALLS, *STREAMS) if not r.about}
     assert nameless == {"Hello", "ListDatabases", "ListTables", "RenewLeases"}, "lists are of all; leases are secrets"

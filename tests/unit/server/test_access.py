@@ -16,13 +16,14 @@ from lakehead.env import Env, SystemClock, SystemThreads
 from lakehead.env.randomness import SeededRandomness
 from lakehead.errors import PermissionDeniedError
 from lakehead.protocol import messages as m
+from lakehead.protocol.privileges import Privilege
 from lakehead.server.access import EMBEDDED_OWNER, TOKEN_HOLDER, Caller
 from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.service import Service
 from lakehead.testing.storage import MemoryStorage
 from lakehead.types import Schemas, TableDescriptor, TablePath
 
-ALL = frozenset(m.Privilege)
+ALL = frozenset(Privilege)
 SCHEMA = Schemas.only(pa.schema([pa.field("k", pa.int64(), False)]))
 DESC = TableDescriptor("", TablePath("d", "t"), SCHEMA, ("k",), (), ("k",), 1, "iceberg")
 
@@ -94,7 +95,7 @@ def test_who_may_not_commit_gets_no_catalog(service: Service) -> None:
     request = m.LakeInfo(table_id=created(service))
     whole, _ = service.call(request, [], TOKEN_HOLDER)
     assert whole.catalog_properties == {"password": "p"} and whole.catalog_name == "lake"
-    reader = dataclasses.replace(TOKEN_HOLDER, privileges=frozenset({m.Privilege.READ}))
+    reader = dataclasses.replace(TOKEN_HOLDER, privileges=frozenset({Privilege.READ}))
     part, _ = service.call(request, [], reader)
     assert (part.catalog_name, part.catalog_properties) == ("", {})
     assert (part.metadata_location, part.storage_properties) == (whole.metadata_location, whole.storage_properties)
