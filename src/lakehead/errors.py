@@ -91,7 +91,7 @@ class WrongTableKindError(InvalidRequestError):
 
 
 class InvalidSchemaError(InvalidRequestError):
-    """The schema, key, partition or bucket definition of a new table is not possible."""
+    """The schema, key, partition or bucket definition of a table is not possible."""
 
     code = 1007
 

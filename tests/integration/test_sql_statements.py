@@ -45,7 +45,6 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lh.Connection
         "create table x (a int)",
         "create view v as select * from shop.orders",
         "drop table shop.orders",
-        "alter table shop.orders add column x int",
         "copy shop.orders to '{file}'",
         "copy (select 1) to '{file}'",
         "export database '{file}'",

@@ -314,7 +314,8 @@ class Connection(Displayed):
     ) -> duckdb.DuckDBPyRelation:
         """Run SQL (DuckDB) over union reads; also ``t$lake``, ``t$changelog``, ``t$lake$snapshots``, ``t$lake$files``.
 
-        One statement that reads: SELECT, DESCRIBE, SUMMARIZE, SHOW TABLES or EXPLAIN of them. All tables that it names
+        One statement that reads: SELECT, DESCRIBE, SUMMARIZE, SHOW TABLES or EXPLAIN of them; or ALTER TABLE, which is
+        answered without rows once the table is changed (see `Table.alter`). All tables that a statement names
         are read as of one moment, that of this call; columns and filters are pushed into both tiers. The relation is
         lazy: fetch it before the connection is closed. Its methods raise `SqlError` for what DuckDB finds while it
         runs.
@@ -325,8 +326,10 @@ class Connection(Displayed):
             frames: tables of this statement by name: Arrow data, pandas, Polars, relations, scans or lists of dicts.
 
         Raises:
-            SqlError: the statement cannot be parsed or executed, is not one, or does something else than read; nothing
+            SqlError: the statement cannot be parsed or executed, is not one, or does something else than that; nothing
                 of it had an effect.
+            ColumnNotFoundError, InvalidSchemaError, SchemaChangedError, LakeStateError: a table cannot be altered so;
+                nothing was changed.
             TableNotFoundError: it names a Lakehead table that does not exist.
             InvalidRequestError: a frame has no rows, or the name of a table.
         """

@@ -1,5 +1,7 @@
 """SQL over union reads: DuckDB sees each Lakehead table that a statement names as a view of an Arrow dataset.
 
+ALTER TABLE it sees as one of an empty table of its own: see `lakehead.api.alter_statement`.
+
 A statement has a catalog of its own inside one DuckDB, with a schema a database, so that names resolve as they do in
 DuckDB. Everything that it names is pinned at one moment.
 """
@@ -18,6 +20,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakehead.api.alter_statement import EmptyCopy
 from lakehead.api.dataset import FrameDataset, PushdownDataset
 from lakehead.api.pushdown import as_duckdb_means
 from lakehead.api.relation import INTERRUPTED, Reading, Relation, as_duckdb
@@ -107,6 +110,8 @@ def run_sql(
     reading = Reading(cursor)
     if statement.shows is not None:
         return as_duckdb(Relation(cursor.from_arrow(_shown(con, statement.shows, tables)), reading))
+    if statement.alters:
+        return as_duckdb(Relation(_alter(con, cursor, catalog, statement, params, views, reading), reading))
     for view, rows in _contents(con, views, reading).items():
         _make_view(cursor, catalog, view, rows)
     if statement.catalog:
@@ -140,6 +145,41 @@ def _relation(
         raise SqlError(f"these parameters cannot be used: {e}") from e
     assert isinstance(relation, duckdb.DuckDBPyRelation), statement
     return relation
+
+
+def _alter(
+    con: Tables,
+    cursor: duckdb.DuckDBPyConnection,
+    catalog: str,
+    statement: Statement,
+    params: object,
+    views: set[_View],
+    reading: Reading,
+) -> duckdb.DuckDBPyRelation:
+    """Change the table that the statement names; no rows, as DuckDB answers it."""
+    if suffixed := [v for v in views if v.suffix]:
+        path, suffix = suffixed[0].path, suffixed[0].suffix
+        raise SqlError(f"{path}${suffix} has the columns of {path}: alter {path}, and it follows", statement="ALTER")
+    cursor.execute(f'create schema if not exists {catalog}."{_DEFAULT}"; use {catalog}."{_DEFAULT}"')
+    if views:
+        (view,) = views
+        table = con.table(view.path)
+        copy = EmptyCopy(cursor, catalog, table)
+        reading.run(lambda: copy.run(statement, params))
+        with table.alter() as alteration:
+            reading.run(lambda: copy.tell(alteration))
+    else:  # of a table that does not exist, which is nothing with IF EXISTS
+        reading.run(lambda: _execute(cursor, statement, params, con.tables()))
+    return cursor.sql("select true as Success where false")
+
+
+def _execute(cursor: duckdb.DuckDBPyConnection, statement: Statement, params: object, tables: Sequence[str]) -> None:
+    try:
+        cursor.execute(statement.text, params)
+    except duckdb.CatalogException as e:
+        if "Table with name" not in str(e):
+            raise
+        raise _not_found(str(e).splitlines()[0], statement, tables) from e
 
 
 def _not_found(text: str, statement: Statement, tables: Sequence[str]) -> TableNotFoundError:

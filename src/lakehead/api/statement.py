@@ -1,4 +1,4 @@
-"""What DuckDB's own parser says of a statement: whether it only reads, and which tables it names.
+"""What DuckDB's own parser says of a statement: whether it reads, or alters a table, and which tables it names.
 
 Nothing here runs a statement: what is refused has had no effect.
 """
@@ -6,13 +6,15 @@ Nothing here runs a statement: what is refused has had no effect.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import duckdb
 
-from lakehead.api.table_names import find_names
+from lakehead.api.table_names import TableName, find_names
 from lakehead.errors import SqlError
 
 _INSTEAD = {
@@ -24,7 +26,7 @@ _INSTEAD = {
     " relation: frames={'name': relation}",
     "CREATE_FUNC": "write the expression out",
     "DROP": "drop tables with con.drop_table(name)",
-    "ALTER": "a table's columns do not change once it is made",
+    "ALTER": "columns are changed by ALTER TABLE, by itself; nothing else is altered, or has comments",
     "COPY": "write the relation: con.sql('select ...').write_parquet(path), or .write_csv(path)",
     "EXPORT": "write the relation: con.sql('select ...').write_parquet(path)",
     "COPY_DATABASE": "write the relation: con.sql('select ...').write_parquet(path)",
@@ -38,6 +40,10 @@ _INSTEAD = {
     "TRANSACTION": "each statement stands for itself, and all tables that it names are read as of one moment",
     "PRAGMA": "use DESCRIBE table, or SHOW TABLES",
 }
+ALTER_TABLE_TAKES = (
+    "ALTER TABLE takes ADD COLUMN name type, RENAME COLUMN a TO b, DROP COLUMN, ALTER COLUMN TYPE for a wider one, and"
+    " ALTER COLUMN DROP NOT NULL"
+)
 _METADATA_FUNCTIONS = ("duckdb_tables", "duckdb_views", "duckdb_columns", "duckdb_schemas", "pragma_show")
 _METADATA_SCHEMAS = ("information_schema", "pg_catalog")
 
@@ -53,7 +59,7 @@ class NamedTable:
 
 @dataclass(frozen=True)
 class Statement:
-    """One statement that reads.
+    """One statement that reads, or alters a table.
 
     Attributes:
         text: what DuckDB is to run.
@@ -61,6 +67,8 @@ class Statement:
         shows: ``"tables"``, ``"databases"`` or ``"schemas"`` for a bare SHOW of them.
         catalog: it asks for what tables there are, and needs them all to be known.
         parameters: names, or numbers, of the values that it takes.
+        alters: it is ALTER TABLE, of the table in ``tables``.
+        recomputes: it is ALTER TABLE with a USING.
     """
 
     text: str
@@ -68,13 +76,16 @@ class Statement:
     shows: str | None = None
     catalog: bool = False
     parameters: tuple[str, ...] = ()
+    alters: bool = False
+    recomputes: bool = False
 
 
 def read_statement(cursor: duckdb.DuckDBPyConnection, query: object) -> Statement:
     """Understand a statement without running it.
 
     Raises:
-        SqlError: it is none, it is several, or it does something else than read; the message says what to use instead.
+        SqlError: it is none, it is several, or it does something else than read or alter a table; the message says what
+            to use instead.
     """
     if not isinstance(query, str) or not query.strip():
         raise SqlError("the statement is empty: write for example 'select count(*) from shop.orders'")
@@ -87,6 +98,10 @@ def read_statement(cursor: duckdb.DuckDBPyConnection, query: object) -> Statemen
             raise SqlError(f"these are {len(kinds)} statements: con.sql() runs one at a time")
         # PIVOT over values that are not listed: DuckDB collects them first, in a type of its own.
         return Statement(text, frozenset(_names_in(text)))
+    parameters = tuple(sorted(parsed[0].named_parameters))
+    if kinds[0] == "ALTER" and _alters_table(text):
+        tables, recomputes = frozenset({_altered(text)}), "using" in _keywords(text)
+        return Statement(text, tables, parameters=parameters, alters=True, recomputes=recomputes)
     inner = _explained(cursor, text) if kinds[0] == "EXPLAIN" else text
     if kinds[0] not in ("SELECT", "EXPLAIN"):
         raise _refused(kinds[0])
@@ -98,13 +113,30 @@ def read_statement(cursor: duckdb.DuckDBPyConnection, query: object) -> Statemen
     shown = [n for n in nodes if n.get("type") == "SHOW_REF" and n.get("query") is None]
     asks = any(t.schema.lower() in _METADATA_SCHEMAS or t.name.lower().startswith("duckdb_") for t in tables)
     calls = any(str(n.get("function_name", "")).lower().startswith(_METADATA_FUNCTIONS) for n in nodes)
-    parameters = tuple(sorted(parsed[0].named_parameters))
     return Statement(text, tables, _shows(shown), bool(shown) or asks or calls, parameters)
+
+
+def _alters_table(text: str) -> bool:
+    return [n.text.lower() for n in islice(find_names(text), 2)] == ["alter", "table"]
+
+
+def _altered(text: str) -> NamedTable:
+    """The table that an ALTER TABLE is of."""
+    names = list(find_names(text))
+    words = [n.text.lower() for n in names]
+    at = 4 if words[2:4] == ["if", "exists"] else 2
+    return _named(names[at + (words[at] == "only")])
+
+
+def _keywords(text: str) -> set[str]:
+    data = text.encode()
+    found = (re.match(rb"\w+", data[at:]) for at, kind in _tokens(text) if kind == "keyword")
+    return {word[0].decode().lower() for word in found if word is not None}
 
 
 def _refused(kind: str) -> SqlError:
     name = kind.replace("_", " ")
-    instead = _INSTEAD.get(kind, "use SELECT, DESCRIBE, SUMMARIZE, SHOW TABLES or EXPLAIN")
+    instead = _INSTEAD.get(kind, "use SELECT, DESCRIBE, SUMMARIZE, SHOW TABLES, EXPLAIN or ALTER TABLE")
     return SqlError(f"con.sql() reads, and {name} does not: {instead}. Nothing was changed", statement=kind)
 
 
@@ -120,7 +152,8 @@ def _parsed(cursor: duckdb.DuckDBPyConnection, query: str) -> tuple[str, list[du
                 return quoted, cursor.extract_statements(quoted)
         except duckdb.Error:
             pass
-        raise SqlError(str(e)) from e
+        known = f"\n{ALTER_TABLE_TAKES}" if _alters_table(query) else ""
+        raise SqlError(f"{e}{known}") from e
 
 
 def _tokens(query: str) -> list[tuple[int, str]]:
@@ -194,7 +227,10 @@ def _shows(shown: list[dict[str, Any]]) -> str | None:
 
 
 def _names_in(text: str) -> Iterator[NamedTable]:
-    for name in find_names(text):
-        *before, last = name.path
-        whole = f"{last}${name.suffix}" if name.suffix else last
-        yield NamedTable("", before[-1] if before else "", whole)
+    return map(_named, find_names(text))
+
+
+def _named(name: TableName) -> NamedTable:
+    *before, last = name.path
+    whole = f"{last}${name.suffix}" if name.suffix else last
+    return NamedTable("", before[-1] if before else "", whole)

@@ -1,0 +1,133 @@
+"""ALTER TABLE in SQL: DuckDB makes the change to an empty copy of the table, and what came of it is made of the table.
+
+So names, types, quotes and IF EXISTS are as DuckDB has them. One statement is one change.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+import duckdb
+import pyarrow as pa
+
+from lakehead.api.alteration import TableAlteration
+from lakehead.api.statement import ALTER_TABLE_TAKES, Statement
+from lakehead.api.table import Table
+from lakehead.errors import ColumnNotFoundError, InvalidSchemaError, SqlError
+from lakehead.format.schema import nearest_name, normalize_schema
+
+_AS_IT_WAS = "ENUM('as it was')"
+"""The type of each column of the copy: none that a statement would give to one, and DuckDB casts it to any other."""
+_NO_COLUMN = re.compile(r'does not have a column with name "(.*)"')
+
+
+class _Column(NamedTuple):
+    name: str
+    type: str
+    nullable: bool
+
+
+class EmptyCopy:
+    """A table of DuckDB with a table's columns, on which a statement is tried."""
+
+    def __init__(self, cursor: duckdb.DuckDBPyConnection, catalog: str, table: Table) -> None:
+        schema, _, name = table.name.partition(".")
+        self._cursor = cursor
+        self._table = table
+        self._at = (catalog, schema, name)
+        self._before = [_Column(f.name, _AS_IT_WAS, f.nullable) for f in table.schema]
+        cursor.execute(f"create schema if not exists {_name(catalog, schema)}")
+        self._create(self._before)
+
+    def run(self, statement: Statement, params: object) -> None:
+        """Let DuckDB make the change.
+
+        Raises:
+            ColumnNotFoundError: the table has no such column.
+            SqlError: DuckDB makes no such change, or Lakehead does not.
+        """
+        if statement.recomputes:
+            raise _refused(self._table.name, "USING would write rows anew: add a column, and write it")
+        try:
+            self._cursor.execute(statement.text, params)
+        except duckdb.NotImplementedException as e:
+            raise _refused(self._table.name, str(e)) from e
+        except (duckdb.BinderException, duckdb.CatalogException) as e:
+            if missing := _NO_COLUMN.search(str(e)):
+                near = nearest_name(missing[1], self._table.schema.names)
+                raise ColumnNotFoundError(
+                    f"{self._table.name} has no column {missing[1]!r}; {near}", column=missing[1]
+                ) from e
+            if "nested type" in str(e):
+                raise _refused(self._table.name, "fields inside a column cannot be changed yet") from e
+            raise
+
+    def tell(self, alteration: TableAlteration) -> None:
+        """Make the same change of the table.
+
+        Raises:
+            SqlError: it is none that Lakehead makes.
+            InvalidSchemaError: a type is not supported.
+        """
+        text, after = self._text(), self._columns()
+        if text is None:
+            raise _refused(self._table.name, "a table keeps its name: create one under the new name, and copy the rows")
+        before = self._before
+        if len(after) > len(before):
+            alteration.add_column(after[-1].name, self._type(after[-1]))
+        elif len(after) < len(before):
+            (gone,) = {c.name for c in before} - {c.name for c in after}
+            alteration.drop_column(gone)
+        for was, now in zip(before, after, strict=False) if len(after) == len(before) else ():
+            if was.name != now.name:
+                alteration.rename_column(was.name, now.name)
+            if was.type != now.type:
+                alteration.widen_column(was.name, self._type(now))
+            if was.nullable > now.nullable:
+                raise _refused(self._table.name, f"rows may be null in {was.name!r}, and stay as they are")
+            if was.nullable < now.nullable:
+                alteration.make_nullable(was.name)
+        # What the catalog says beyond that: defaults, constraints, collations.
+        self._create(after)
+        if self._text() != text:
+            raise _refused(self._table.name, "columns have no defaults, constraints or collations: leave it away")
+
+    def _create(self, columns: list[_Column]) -> None:
+        texts = [f"{_name(c.name)} {c.type}{'' if c.nullable else ' not null'}" for c in columns]
+        self._cursor.execute(f"create or replace table {_name(*self._at)} ({', '.join(texts)})")
+
+    def _columns(self) -> list[_Column]:
+        asked = "select column_name, data_type, is_nullable from duckdb_columns()"
+        return [_Column(*row) for row in self._known(asked, "order by column_index")]
+
+    def _text(self) -> str | None:
+        """What defines the copy, in DuckDB's words; None when it has no more the name that it had."""
+        found = self._known("select sql from duckdb_tables()")
+        return found[0][0] if found else None
+
+    def _known(self, asked: str, then: str = "") -> list[tuple[Any, ...]]:
+        where = "database_name = ? and schema_name = ? and table_name = ?"
+        return self._cursor.execute(f"{asked} where {where} {then}", self._at).fetchall()
+
+    def _type(self, column: _Column) -> pa.DataType:
+        """The type of a column of the copy."""
+        found = self._cursor.sql(f"select {_name(column.name)} from {_name(*self._at)} limit 0").to_arrow_table()
+        plain = normalize_schema(found.schema)
+        (held,) = self._cursor.from_arrow(plain.empty_table()).types
+        if str(held) != column.type:
+            raise InvalidSchemaError(
+                f"column {column.name!r} has the type {column.type}, which is not supported: use {held}",
+                column=column.name,
+            )
+        return plain.field(0).type
+
+
+def _refused(table: str, why: str) -> SqlError:
+    return SqlError(
+        f"{table} cannot be changed in this way: {why}. {ALTER_TABLE_TAKES}. Nothing was changed", statement="ALTER"
+    )
+
+
+def _name(*parts: str) -> str:
+    return ".".join('"' + p.replace('"', '""') + '"' for p in parts)

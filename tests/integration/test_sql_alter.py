@@ -1,0 +1,199 @@
+"""ALTER TABLE through con.sql: DuckDB's grammar, names and types; what is refused changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import lakehead as lh
+from lakehead.errors import ColumnNotFoundError, InvalidSchemaError, LakeheadError, TableNotFoundError
+
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), False),
+        pa.field("units", pa.int32(), False),
+        ("price", pa.decimal128(8, 2)),
+        ("Unit price", pa.float32()),
+        ("tags", pa.list_(pa.string())),
+    ]
+)
+ROW = {"id": 1, "units": 2, "price": None, "Unit price": 0.5, "tags": ["a"]}
+
+
+@pytest.fixture
+def con(tmp_path: Path) -> Iterator[lh.Connection]:
+    with lh.connect(tmp_path / "data") as connection:
+        orders = connection.create_table("shop.orders", SCHEMA, primary_key=["id"], lake="iceberg")
+        orders.upsert([ROW])
+        connection.create_table("bare", SCHEMA).append([ROW])
+        yield connection
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lh.Connection]:
+    with lh.connect(tmp_path_factory.mktemp("sql") / "data") as connection:
+        connection.create_table("shop.orders", SCHEMA, primary_key=["id"], lake="iceberg")
+        yield connection
+
+
+def changed(before: pa.Schema, column: str, f: pa.Field | None) -> pa.Schema:
+    at = before.get_field_index(column)
+    if at < 0:
+        return before.append(f)
+    return before.remove(at) if f is None else before.set(at, f)
+
+
+@pytest.mark.parametrize(
+    ("action", "column", "f"),
+    [
+        ("add column note varchar", "note", pa.field("note", pa.string())),
+        ("ADD note TEXT;", "note", pa.field("note", pa.string())),
+        ('add column if not exists "a ""note""" bigint', 'a "note"', pa.field('a "note"', pa.int64())),
+        ("add seen timestamptz", "seen", pa.field("seen", pa.timestamp("us", "UTC"))),
+        ("add day date", "day", pa.field("day", pa.date32())),
+        ("add seen timestamp_s", "seen", pa.field("seen", pa.timestamp("s"))),
+        ("add d decimal(20, 4)", "d", pa.field("d", pa.decimal128(20, 4))),
+        ("add b blob /* ) */ -- ,", "b", pa.field("b", pa.binary())),
+        ("add s struct(a int, b varchar[])", "s", pa.field("s", pa.struct([("a", pa.int32()), ("b", SCHEMA[4].type)]))),
+        ("add m map(varchar, double)", "m", pa.field("m", pa.map_(pa.string(), pa.float64()))),
+        ("rename column price to cost", "price", pa.field("cost", pa.decimal128(8, 2))),
+        ("rename PRICE to Price", "price", pa.field("Price", pa.decimal128(8, 2))),
+        ("drop column price", "price", None),
+        ('drop if exists "unit price" cascade', "Unit price", None),
+        ("alter column units type bigint", "units", pa.field("units", pa.int64(), False)),
+        ("alter units set data type int8", "units", pa.field("units", pa.int64(), False)),
+        ('alter "Unit price" type double', "Unit price", pa.field("Unit price", pa.float64())),
+        ("alter price type decimal(12, 2)", "price", pa.field("price", pa.decimal128(12, 2))),
+        ("alter column units drop not null", "units", pa.field("units", pa.int32())),
+    ],
+)
+def test_each_form(con: lh.Connection, action: str, column: str, f: pa.Field | None) -> None:
+    for name, path in {"shop.orders": "shop.orders", "bare": "default.bare"}.items():
+        answer = con.sql(f"Alter Table {name} {action}")
+        assert (answer.columns, answer.fetchall()) == (["Success"], [])
+        table = con.table(path)
+        assert table.schema == changed(SCHEMA, column, f)
+        (row,) = table.scan().to_arrow().to_pylist()
+        assert row == {now: ROW.get(was) for now, was in zip(table.schema.names, _old_names(column, f), strict=True)}
+
+
+def _old_names(column: str, f: pa.Field | None) -> list[str]:
+    names = SCHEMA.names
+    if column not in names:
+        return [*names, column]
+    return names if f is not None else [n for n in names if n != column]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "alter table if exists shop.nothing add column x int",
+        "alter table shop.orders add column if not exists Units bigint",
+        "alter table shop.orders drop column if exists nothing",
+        "alter table shop.orders alter units type integer",
+        "alter table shop.orders alter price drop not null",
+        "alter table shop.orders alter units set not null",
+        "alter table shop.orders rename column price to price",
+    ],
+)
+def test_what_holds_already_is_no_change(standing: lh.Connection, statement: str) -> None:
+    assert standing.sql(statement).fetchall() == []
+    assert standing.table("shop.orders").describe()["columns"][1:3] == [
+        {"name": "units", "type": "int32", "nullable": False},
+        {"name": "price", "type": "decimal128(8, 2)", "nullable": True},
+    ]
+
+
+def test_names_are_resolved_as_in_queries(con: lh.Connection) -> None:
+    con.create_table("shop.Rows", SCHEMA)
+    names = ("default.bare", '"default"."bare"', "BARE", "shop.rows", "Shop.ROWS", "only shop.orders")
+    for n, name in enumerate(names):
+        con.sql(f"alter table {name} add column c{n} int")
+    assert [len(con.table(t).schema) for t in ("bare", "shop.Rows", "shop.orders")] == [8, 7, 6]
+    con.sql("alter table shop.orders add column bare int")
+    con.sql("alter table shop.orders rename bare to rows")
+    assert con.sql("select rows from shop.orders").fetchall() == [(None,)]
+
+
+def test_one_after_the_other(con: lh.Connection) -> None:
+    con.tier("shop.orders")
+    con.sql("alter table shop.orders add column note varchar")
+    con.table("shop.orders").upsert([{**ROW, "note": "x"}, {**ROW, "id": 2, "note": "y"}])
+    con.sql("alter table shop.orders rename column note to remark")
+    con.tier("shop.orders")
+    con.sql("alter table shop.orders drop column price")
+    for name in ("shop.orders", "shop.orders$lake"):
+        assert con.sql(f"select id, remark from {name} order by id").fetchall() == [(1, "x"), (2, "y")]
+
+
+@pytest.mark.parametrize(
+    ("statement", "error", "match"),
+    [
+        ("alter table shop.orders drop column unit", ColumnNotFoundError, "no column 'unit'; did you mean 'units'"),
+        ("alter table shop.orders rename prize to x", ColumnNotFoundError, "did you mean 'price'"),
+        ("alter table shop.orders alter prize type double", ColumnNotFoundError, "did you mean 'price'"),
+        ("alter table shop.orders alter prize drop not null", ColumnNotFoundError, "did you mean 'price'"),
+        ("alter table shop.orderz add x int", TableNotFoundError, "did you mean shop.orders"),
+        ("alter table orders add x int", TableNotFoundError, "Lakehead tables: shop.orders"),
+        ("alter table other.shop.orders add x int", lh.SqlError, "other"),
+        ("alter table shop.orders$lake add x int", lh.SqlError, "alter shop.orders, and it follows"),
+        ("alter table shop.orders$lakes add x int", lh.SqlError, "no such suffix"),
+        ("alter table shop.orders drop id", InvalidSchemaError, "primary key"),
+        ("alter table shop.orders alter id drop not null", InvalidSchemaError, "primary key"),
+        ("alter table shop.orders alter units type smallint", InvalidSchemaError, "cannot become int16"),
+        ("alter table shop.orders alter tags type varchar", InvalidSchemaError, "cannot become string"),
+        ("alter table shop.orders add __offset int", InvalidSchemaError, "reserved"),
+        ("alter table shop.orders add x ubigint", InvalidSchemaError, r"use decimal128\(20, 0\)"),
+        ("alter table shop.orders add x uuid", InvalidSchemaError, "UUID, which is not supported: use VARCHAR"),
+        ("alter table shop.orders add x json", InvalidSchemaError, "use VARCHAR"),
+        ("alter table shop.orders add x hugeint", InvalidSchemaError, r"use DECIMAL\(38,0\)"),
+        ("alter table shop.orders add x enum('a')", InvalidSchemaError, "use VARCHAR"),
+        ("alter table shop.orders add x struct(a bit)", InvalidSchemaError, "BIT"),
+        ("alter table shop.orders add x variant", lh.SqlError, "VARIANT"),
+        ("alter table shop.orders add x string_", lh.SqlError, "string_"),
+        ("alter table shop.orders add UNITS int", lh.SqlError, "already exists"),
+        ("alter table shop.orders rename price to units", lh.SqlError, "already exists"),
+        ("alter table shop.orders add x int default 1", lh.SqlError, "no defaults"),
+        ("alter table shop.orders add x varchar collate nocase", lh.SqlError, "collations"),
+        ("alter table shop.orders add x int not null", lh.SqlError, "constraints"),
+        ("alter table shop.orders add x int, add y int", lh.SqlError, r"Only one ALTER[^$]*takes ADD COLUMN"),
+        ("alter table shop.orders add primary key (id)", lh.SqlError, "constraints"),
+        ("alter table shop.orders add primary key (units)", lh.SqlError, "constraints"),
+        ("alter table shop.orders add constraint u unique (units)", lh.SqlError, "takes ADD COLUMN"),
+        ("alter table shop.orders alter units set default 1", lh.SqlError, "no defaults"),
+        ("alter table shop.orders alter price set not null", lh.SqlError, "may be null in 'price'"),
+        ("alter table shop.orders alter units type bigint using units * 2", lh.SqlError, "USING"),
+        ("alter table shop.orders alter units set data type using 1", lh.SqlError, "USING"),
+        ("alter table shop.orders rename to sales", lh.SqlError, "keeps its name"),
+        ("alter table shop.orders set schema other", lh.SqlError, "takes ADD COLUMN"),
+        ("alter table shop.orders set partitioned by (units)", lh.SqlError, "takes ADD COLUMN"),
+        ("alter table shop.orders add column tags.x int", lh.SqlError, "fields inside a column"),
+        ("alter table shop.orders rename tags.x to y", lh.SqlError, "fields inside a column"),
+        ("alter table shop.orders drop tags.x", lh.SqlError, "fields inside a column"),
+        ("alter table shop.orders add x int; alter table shop.orders add y int", lh.SqlError, "2 statements"),
+        ("explain alter table shop.orders add x int", lh.SqlError, "by itself"),
+        ("explain analyze alter table shop.orders add x int", lh.SqlError, "by itself"),
+        ("alter view shop.orders rename to x", lh.SqlError, "ALTER TABLE, by itself"),
+        ("comment on table shop.orders is 'x'", lh.SqlError, "comments"),
+        ("comment on column shop.orders.units is 'x'", lh.SqlError, "comments"),
+        ("alter database memory set alias to y", lh.SqlError, "ALTER TABLE, by itself"),
+        ("alter table", lh.SqlError, "syntax error"),
+    ],
+)
+def test_what_is_refused_changes_nothing(
+    standing: lh.Connection, statement: str, error: type[LakeheadError], match: str
+) -> None:
+    before = standing.table("shop.orders").describe()
+    with pytest.raises(error, match=match) as refused:
+        standing.sql(statement)
+    assert "lakehead_" not in str(refused.value) and "as it was" not in str(refused.value)
+    assert standing.table("shop.orders").describe() == before and standing.tables() == ["shop.orders"]
+
+
+def test_values_are_not_for_definitions(standing: lh.Connection) -> None:
+    with pytest.raises(lh.SqlError):
+        standing.sql("alter table shop.orders add column x int default ?", params=[1])
+    assert standing.table("shop.orders").schema == SCHEMA
