@@ -171,6 +171,13 @@ def test_a_name_that_comes_again_is_another_column(con: lh.Connection, table: lh
     assert rows_of(table, where="b is null", columns=["k"]) == [{"k": 1}, {"k": 2}]
 
 
+def test_names_are_swapped_by_way_of_a_third(con: lh.Connection, table: lh.Table) -> None:
+    put(table, [old(1)])
+    with table.alter() as a:
+        a.rename_column("a", "c").rename_column("b", "a").rename_column("c", "b").rename_column("b", "b")
+    assert rows_of(table) == [{"k": 1, "b": 1, "a": "b1"}]
+
+
 def test_other_engines_find_the_columns(con: lh.Connection) -> None:
     table = con.create_table("t", SCHEMA, lake="iceberg")
     put(table, [old(1)])
@@ -249,6 +256,8 @@ def test_a_column_of_another_engine_is_adopted_or_in_the_way(con: lh.Connection)
         (lambda a: a.make_nullable("k"), InvalidSchemaError, "part of the primary key"),
         (lambda a: a.rename_column("b", "A"), InvalidSchemaError, "equal but for case"),
         (lambda a: a.add_column("a", pa.int64()), InvalidSchemaError, "two columns named"),
+        (lambda a: a.rename_column("b", "a").rename_column("a", "b"), InvalidSchemaError, "two columns named 'a'"),
+        (lambda a: a.add_column("b", pa.int64()).drop_column("b"), InvalidSchemaError, "two columns named 'b'"),
         (lambda a: a.add_column("__x", pa.int64()), InvalidSchemaError, "reserved"),
         (lambda a: a.add_column("x", pa.int64(), after="y"), ColumnNotFoundError, "no column 'y'"),
         (lambda a: a.widen_column("a", pa.int16()), InvalidSchemaError, "cannot become"),

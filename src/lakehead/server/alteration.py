@@ -91,17 +91,28 @@ class _Columns:
             )
         return names.index(name)
 
+    def _require_free(self, name: str) -> None:
+        """That a later change which names the column can mean one only."""
+        if name in (f.name for f in self._fields):
+            raise InvalidSchemaError(
+                f"{self._desc.path} would have two columns named {name!r}: rename or drop the other one first",
+                column=name,
+            )
+
     def add(self, f: pa.Field, after: str | None) -> None:
         plain = normalize_schema(pa.schema([f])).field(0)
         if not plain.nullable:
             raise InvalidSchemaError(
                 f"column {f.name!r} cannot be added as non-null: the rows there are have no value for it", column=f.name
             )
+        self._require_free(f.name)
         (field,) = numbered_fields([plain], self._ids)
         self._fields.insert(len(self._fields) if after is None else self._at(after, None) + 1, field)
 
     def rename(self, name: str, to: str) -> None:
         at = self._at(name, "renamed")
+        if to != name:
+            self._require_free(to)
         self._fields[at] = self._fields[at].with_name(to)
 
     def drop(self, name: str) -> None:
