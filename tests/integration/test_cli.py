@@ -196,8 +196,59 @@ def test_tiering_without_spark(tmp_path: Path) -> None:
 def test_a_table_that_exists_is_shown_as_it_is(tmp_path: Path) -> None:
     made = ("--uri", tmp_path / "data", "table", "create", "a.t", "--schema", "id bigint")
     lakehead(*made)
-    again = lakehead(*made, "--if-not-exists", "--lake", "iceberg", "--buckets", 4)
-    assert again.stdout == b"created a.t: log table, 1 bucket\n"
+    (before,) = documents("--uri", tmp_path / "data", "table", "describe", "a.t")
+    again = (*made, "--if-not-exists", "--lake", "iceberg", "--buckets", 4)
+    assert lakehead(*again).stdout == b"kept a.t: log table, 1 bucket\n"
+    assert documents(*again) == [before]
+    made = ("--uri", tmp_path / "data", "table", "create", "a.u", "--schema", "id bigint", "--if-not-exists")
+    assert lakehead(*made).stdout == b"created a.u: log table, 1 bucket\n"
+    lakehead(*made[:-2], "id int", "--if-not-exists", code=2)
+
+
+def test_a_table_is_altered(tmp_path: Path) -> None:
+    uri = ("--uri", tmp_path / "data")
+    columns = "id bigint, units int not null, city string, old string, price decimal(8,2)"
+    lakehead(*uri, "table", "create", "a.t", "--schema", columns, "--primary-key", "id")
+    lakehead(*uri, "upsert", "a.t", stdin=b'{"id": 1, "units": 2, "city": "Oslo", "old": "x", "price": 1.5}\n')
+    alter = (*uri, "table", "alter", "a.t")
+    (now,) = documents(
+        *(*alter, "--add", "city int, tags list<string>", "--add", "n:int", "--after", "id", "--nullable", "amount"),
+        *("--rename", "city:town", "--rename", "units:amount", "--drop", "old", "--widen", "price decimal(12,2)"),
+        *("--widen", "amount:bigint", "--set", "freshness=1s", "--set", "durability=os", "--reset", "durability"),
+    )
+    assert [(c["name"], c["type"], c["nullable"]) for c in now["columns"]] == [
+        ("id", "int64", False),
+        ("city", "int32", True),
+        ("tags", "list<item: string>", True),
+        ("n", "int32", True),
+        ("amount", "int64", True),
+        ("town", "string", True),
+        ("price", "decimal128(12, 2)", True),
+    ]
+    assert (now["properties"]["freshness"], now["properties"]["durability"]) == ("1000ms", "sync")
+    assert documents(*uri, "get", "a.t", "1") == [
+        {"id": 1, "city": None, "tags": None, "n": None, "amount": 2, "town": "Oslo", "price": "1.50"}
+    ]
+    assert lakehead(*alter, "--drop", "n,tags").stdout == b"altered a.t: 5 columns\n"
+    assert lakehead(*alter, "--set", "freshness=1s", "--nullable", "town").stdout == b"kept a.t: 5 columns\n"
+    assert documents(*uri, "sql", "alter table a.t add column note varchar") == []
+    assert lakehead(*uri, "sql", "alter table a.t drop column note").stdout
+    (last,) = documents(*uri, "table", "describe", "a.t")
+    for wrong, kind in {
+        (): "InvalidRequestError",
+        ("--after", "id"): "InvalidRequestError",
+        ("--rename", "city"): "InvalidRequestError",
+        ("--rename", "a:b:c"): "InvalidRequestError",
+        ("--add", "x int", "--drop", "cty"): "ColumnNotFoundError",
+        ("--add", "x int", "--widen", "amount int"): "InvalidSchemaError",
+        ("--add", "x int not null"): "InvalidSchemaError",
+        ("--add", "x integr"): "InvalidSchemaError",
+        ("--add", "x int", "--drop", "id"): "InvalidSchemaError",
+        ("--add", "x int", "--set", "freshness"): "InvalidPropertyError",
+        ("--add", "x int", "--reset", "freshnes"): "InvalidPropertyError",
+    }.items():
+        assert json.loads(lakehead(*alter, *wrong, "-o", "json", code=2).stderr)["error"]["kind"] == kind, wrong
+    assert documents(*uri, "table", "describe", "a.t") == [last]
 
 
 def test_a_lake_is_maintained_by_hand(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,19 +10,22 @@ import typer
 
 from lakehead.cli.output import count_text, seconds_text, write_json, write_line, write_table
 from lakehead.cli.session import Session, TableArgument, command
-from lakehead.errors import InvalidPropertyError, InvalidRequestError
+from lakehead.errors import InvalidPropertyError, InvalidRequestError, InvalidSchemaError, TableExistsError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from lakehead.api.connection import Connection
     from lakehead.api.table import Table
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    nouns = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Create, list, describe and drop tables.")
+    nouns = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Create, list, describe, alter, drop.")
     command(nouns, "create")(create)
     command(nouns, "list")(list_tables)
     command(nouns, "describe")(describe)
+    command(nouns, "alter")(alter)
     command(nouns, "drop")(drop)
     app.add_typer(nouns, name="table")
     command(app, "status")(status)
@@ -45,12 +49,14 @@ def create(
     """Create a table; types: bigint, int, string, double, boolean, date, timestamp, list<T>, ..."""
     from lakehead.format.schema import parse_schema_text
 
-    properties = dict(_property(text) for text in property or [])
+    properties = dict(_property("--property", text) for text in property or [])
     if freshness is not None:
         properties["freshness"] = freshness
     columns = parse_schema_text(schema)
+    done = "created"
     with session.connect(create=True) as con:
-        made = con.create_table(
+        make = functools.partial(
+            con.create_table,
             table,
             columns,
             primary_key=_names(primary_key),
@@ -58,26 +64,30 @@ def create(
             buckets=buckets,
             bucket_key=_names(bucket_key),
             lake=lake,
-            if_not_exists=if_not_exists,
             **properties,
         )
-        definition = made.describe()
+        try:
+            definition = make().describe()
+        except TableExistsError:
+            if not if_not_exists:
+                raise
+            definition, done = make(if_not_exists=True).describe(), "kept"
     if session.json:
         write_json(definition)
     else:
         found = definition["lake"]
         more = count_text(definition["buckets"], "bucket") + (f", lake {found}" if found else "")
-        write_line(f"created {definition['name']}: {definition['kind']} table, {more}")
+        write_line(f"{done} {definition['name']}: {definition['kind']} table, {more}")
 
 
 def _names(text: str | None) -> list[str]:
     return [name.strip() for name in text.split(",")] if text else []
 
 
-def _property(text: str) -> tuple[str, Any]:
+def _property(option: str, text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise InvalidPropertyError(f"--property {text!r}: write name=value, for example durability=os")
+        raise InvalidPropertyError(f"{option} {text!r}: write name=value, for example durability=os")
     return name, value
 
 
@@ -105,6 +115,80 @@ def describe(session: Session, table: TableArgument) -> None:
     write_table(["property", "value"], rows, title=definition["name"])
     columns = definition["columns"]
     write_table(["column", "type", "null"], [(c["name"], c["type"], "yes" if c["nullable"] else "no") for c in columns])
+
+
+def alter(
+    session: Session,
+    table: TableArgument,
+    rename: Annotated[list[str] | None, typer.Option(metavar="OLD:NEW", help="A column's name.")] = None,
+    drop: Annotated[list[str] | None, typer.Option(metavar="A,B", help="Columns that go.")] = None,
+    widen: Annotated[list[str] | None, typer.Option(metavar="COLUMNS", help="Wider types: 'units bigint'.")] = None,
+    nullable: Annotated[list[str] | None, typer.Option(metavar="A,B", help="Columns that may be null.")] = None,
+    add: Annotated[list[str] | None, typer.Option(metavar="COLUMNS", help="New ones: 'note string, n int'.")] = None,
+    after: Annotated[
+        str | None, typer.Option(metavar="A", help="Behind which --add puts them; else: the last.")
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="K=V", help="A property: freshness=1s.")] = None,
+    reset: Annotated[list[str] | None, typer.Option(metavar="K,L", help="Properties that get their defaults.")] = None,
+) -> None:
+    """Change a table's columns and properties: all of it, or nothing.
+
+    First renames, then drops, wider types, nullable, added columns, set and reset properties, whatever the order of the
+    options. Each but --after may be given several times.
+    """
+    renames = [_renamed(text) for text in rename or []]
+    wider, added = _columns("--widen", widen), _columns("--add", add)
+    properties = [_property("--set", text) for text in set_ or []]
+    if after is not None and not added:
+        raise InvalidRequestError("--after says where --add puts columns: give --add, too")
+    if not any((renames, drop, wider, nullable, added, properties, reset)):
+        raise InvalidRequestError("say what to change: --rename, --drop, --widen, --nullable, --add, --set or --reset")
+    with session.connect() as con:
+        opened = con.table(table)
+        before = opened.describe()
+        with opened.alter() as alteration:
+            for old, new in renames:
+                alteration.rename_column(old, new)
+            for name in _each_name(drop):
+                alteration.drop_column(name)
+            for f in wider:
+                alteration.widen_column(f.name, f.type)
+            for name in _each_name(nullable):
+                alteration.make_nullable(name)
+            for f in added:
+                alteration.add_column(f.name, f.type, after=after)
+                after = f.name if after is not None else None
+            for name, value in properties:
+                alteration.set_property(name, value)
+            for name in _each_name(reset):
+                alteration.reset_property(name)
+        definition = opened.describe()
+    if session.json:
+        write_json(definition)
+    else:
+        count = count_text(len(definition["columns"]), "column")
+        write_line(f"{'kept' if definition == before else 'altered'} {definition['name']}: {count}")
+
+
+def _each_name(texts: list[str] | None) -> list[str]:
+    return [name for text in texts or [] for name in _names(text)]
+
+
+def _renamed(text: str) -> tuple[str, str]:
+    old, _, new = text.partition(":")
+    if not old or not new or ":" in new:
+        raise InvalidRequestError(f"--rename {text!r}: write old:new; names with a colon are renamed by ALTER TABLE")
+    return old, new
+
+
+def _columns(option: str, texts: list[str] | None) -> list[pa.Field]:
+    from lakehead.format.schema import parse_schema_text
+
+    fields: list[pa.Field] = [f for text in texts or [] for f in parse_schema_text(text)]
+    for f in fields:
+        if not f.nullable:
+            raise InvalidSchemaError(f"{option} {f.name!r}: leave NOT NULL away; it cannot be added", column=f.name)
+    return fields
 
 
 def drop(
