@@ -265,7 +265,7 @@ def test_a_column_of_another_engine_is_adopted_or_in_the_way(con: lh.Connection)
         (lambda a: a.add_column("x", "integer number"), InvalidSchemaError, "no Arrow type"),
         (lambda a: a.set_property("freshnes", "1s"), InvalidPropertyError, "freshness"),
         (lambda a: a.set_property("freshness", "soon"), LakeheadError, "soon"),
-        (lambda a: a.reset_property("nothing"), InvalidPropertyError, "nothing"),
+        (lambda a: a.reset_property("freshnes"), InvalidPropertyError, "did you mean 'freshness'"),
     ],
 )
 def test_what_is_not_possible_is_refused_whole(con: lh.Connection, bad: Any, error: type, match: str) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from lakehead.config import Limits, TableProperties
-from lakehead.errors import ColumnNotFoundError, InvalidPropertyError, InvalidRequestError, InvalidSchemaError
+from lakehead.config import Limits, TableProperties, unknown_name
+from lakehead.errors import ColumnNotFoundError, InvalidRequestError, InvalidSchemaError
 from lakehead.format.schema import nearest_name, normalize_schema, validate_definition
 from lakehead.protocol.alterations import (
     AddColumn,
@@ -50,7 +50,7 @@ def altered(desc: TableDescriptor, changes: Sequence[Alteration], limits: Limits
             case ResetProperty():
                 defaults = TableProperties().to_user()
                 if change.name not in defaults:
-                    raise InvalidPropertyError(f"unknown table property {change.name!r}", name=change.name)
+                    raise unknown_name("table property", change.name, list(defaults))
                 properties[change.name] = defaults[change.name]
             case AddColumn():
                 columns.add(field_from_text(change.field).with_name(change.name), change.after)
