@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -127,6 +128,14 @@ def test_one_after_the_other(con: lh.Connection) -> None:
     con.sql("alter table shop.orders drop column price")
     for name in ("shop.orders", "shop.orders$lake"):
         assert con.sql(f"select id, remark from {name} order by id").fetchall() == [(1, "x"), (2, "y")]
+
+
+def test_statements_at_once_are_one_after_the_other(con: lh.Connection) -> None:
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(lambda n: con.sql(f"alter table bare add column c{n} int"), range(6)))
+        done = list(threads.map(lambda n: con.sql("alter table bare add column if not exists x int"), range(6)))
+    assert [d.fetchall() for d in done] == [[]] * 6
+    assert sorted(con.table("bare").schema.names) == sorted([*SCHEMA.names, *(f"c{n}" for n in range(6)), "x"])
 
 
 @pytest.mark.parametrize(

@@ -28,13 +28,14 @@ from lakehead.api.statement import NamedTable, Statement, read_statement
 from lakehead.api.subscription import changelog_schema, named_changes
 from lakehead.api.table import Table, handle_of
 from lakehead.api.table_names import Suffix, suffix_of
-from lakehead.errors import InvalidRequestError, SqlError, TableNotFoundError
+from lakehead.errors import InvalidRequestError, SchemaChangedError, SqlError, TableNotFoundError
 from lakehead.lake.listing import files_table
 from lakehead.lake.union_read import Pin, UnionRead, pin_together
 from lakehead.predicate import parse_predicate
 from lakehead.predicate.read_spec import ReadSpec
 
 _DEFAULT = "default"
+_ALTER_ATTEMPTS_MAX = 20
 
 
 class Tables(Protocol):
@@ -163,14 +164,30 @@ def _alter(
     cursor.execute(f'create schema if not exists {catalog}."{_DEFAULT}"; use {catalog}."{_DEFAULT}"')
     if views:
         (view,) = views
-        table = con.table(view.path)
-        copy = EmptyCopy(cursor, catalog, table)
-        reading.run(lambda: copy.run(statement, params))
-        with table.alter() as alteration:
-            reading.run(lambda: copy.tell(alteration))
+        for left in reversed(range(_ALTER_ATTEMPTS_MAX)):
+            try:
+                _alter_once(con.table(view.path), cursor, catalog, statement, params, reading)
+                break
+            except SchemaChangedError:  # by somebody else, since it was opened a moment ago
+                if not left:
+                    raise
     else:  # of a table that does not exist, which is nothing with IF EXISTS
         reading.run(lambda: _execute(cursor, statement, params, con.tables()))
     return cursor.sql("select true as Success where false")
+
+
+def _alter_once(
+    table: Table,
+    cursor: duckdb.DuckDBPyConnection,
+    catalog: str,
+    statement: Statement,
+    params: object,
+    reading: Reading,
+) -> None:
+    copy = EmptyCopy(cursor, catalog, table)
+    reading.run(lambda: copy.run(statement, params))
+    with table.alter() as alteration:
+        reading.run(lambda: copy.tell(alteration))
 
 
 def _execute(cursor: duckdb.DuckDBPyConnection, statement: Statement, params: object, tables: Sequence[str]) -> None:
