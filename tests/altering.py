@@ -5,8 +5,10 @@ A column is known by a number of its own, whatever it is called: so models of ta
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -68,6 +70,10 @@ class Shape:
     def schema(self) -> pa.Schema:
         return pa.schema([pa.field(c.name, c.type, c.nullable) for c in self.columns])
 
+    @property
+    def names(self) -> list[str]:
+        return [c.name for c in self.columns]
+
     def named(self, name: str) -> Column:
         return next(c for c in self.columns if c.name == name)
 
@@ -120,6 +126,23 @@ class Shape:
                 name = choose(wider)
                 return widened(name, choose(_WIDER[self.named(name).type]))
         return MakeNullable(name=choose(strict))
+
+
+def value_of(t: pa.DataType, n: int | None) -> Any:
+    """A value of a type of `TYPES`, which every wider type has, too; the same for the same number."""
+    if n is None:
+        return None
+    if pa.types.is_struct(t):
+        return {"x": n, "tags": [str(n), None] if n % 2 else None}
+    if pa.types.is_decimal(t):
+        return Decimal(n % 1000).scaleb(-2)
+    if pa.types.is_date(t):
+        return dt.date(2020, 1, 1) + dt.timedelta(days=n)
+    if pa.types.is_string(t):
+        return ["", "text", "a longer text, past what fits inline", "é"][n % 4]
+    if pa.types.is_boolean(t):
+        return n % 3 == 0
+    return n / 2 if pa.types.is_floating(t) else n % 100
 
 
 def added(name: str, t: pa.DataType, *, after: str | None = None) -> AddColumn:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from pyiceberg.table import Table as IcebergTable
 from pyiceberg.table import Transaction
+from tests.altering import TYPES, Shape
 from tests.standby import with_standby
 
 from lakehead import LakeheadError
@@ -33,15 +34,19 @@ from lakehead.iceberg.catalog_state import CatalogLakeState
 from lakehead.iceberg.data_files import LakeWriteSpec, write_data_files
 from lakehead.iceberg.rowdelta import RowDelta, to_data_file
 from lakehead.protocol import messages as m
+from lakehead.protocol.alterations import SetProperty
 from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.service import Service
 from lakehead.testing.storage import FaultyStorage
 from lakehead.types import OFFSET_COLUMN, Schemas, TableDescriptor, TablePath, WriteKind
 
 Rows = list[dict[str, Any]]
+Held = list[dict[int, Any]]
+"""Rows as models have them: by the numbers of columns, see `Shape`."""
 HOUR_US = 3_600_000_000
 STEPS = {"taken": 0}
 DISTURBANCES = ["tier", "compact", "expire"]
+COMPRESSION = st.sampled_from(["none", "lz4", "zstd"])
 
 
 class ManualClock:
@@ -66,9 +71,17 @@ def in_order(rows: Rows) -> Rows:
 
 
 class Deployed(RuleBasedStateMachine):
-    """A table of a service, and what both kinds of tables have in common."""
+    """A table of a service, and what both kinds of tables have in common.
+
+    Attributes:
+        schema: at the beginning.
+        fixed: columns that no alter touches.
+        shape: the columns as they are now.
+        definitions: all that the table ever had, the one in force last.
+    """
 
     schema: ClassVar[pa.Schema]
+    fixed: ClassVar[tuple[str, ...]]
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,6 +93,7 @@ class Deployed(RuleBasedStateMachine):
         self.pins: list[tuple[Any, Rows]] = []
         self.sent: list[tuple[PreparedWrite, Any]] = []
         self.rounds = 0
+        self.definitions: list[tuple[TableDescriptor, Shape]] = []
 
     def deploy(
         self,
@@ -124,6 +138,8 @@ class Deployed(RuleBasedStateMachine):
         assert self.service is not None
         LocalEndpoint(self.service).call(m.CreateTable(info=m.TableInfo.of(desc), if_not_exists=False))
         self.open()
+        self.shape = Shape.of(schema)
+        self.definitions.append((handle_of(self.table).desc, self.shape))
 
     def start(self) -> None:
         self.service = Service(
@@ -136,10 +152,13 @@ class Deployed(RuleBasedStateMachine):
 
     def open(self) -> None:
         assert self.service is not None
-        endpoint = LocalEndpoint(self.service)
-        reply, _ = endpoint.call(m.GetTable(database="m", table="t"))
-        client = TableHandle(reply.info.descriptor(), OneServer(endpoint), self.env)
-        self.table = Table(client)
+        reply, _ = LocalEndpoint(self.service).call(m.GetTable(database="m", table="t"))
+        self.table = Table(self.handle(reply.info.descriptor()))
+
+    def handle(self, desc: TableDescriptor) -> TableHandle:
+        """The table as somebody knows it who opened it under this definition."""
+        assert self.service is not None
+        return TableHandle(desc, OneServer(LocalEndpoint(self.service)), self.env)
 
     def stop(self, *, dead: bool = False) -> None:
         """Stop the service; a ``dead`` one writes nothing any more."""
@@ -160,13 +179,17 @@ class Deployed(RuleBasedStateMachine):
 
     # ---- what the kinds say ---------------------------------------------------------------------------------------
 
-    def rows(self) -> Rows:
+    def rows(self) -> Held:
         """What the table holds."""
         raise NotImplementedError
 
-    def lake_rows(self) -> Rows:
+    def lake_rows(self) -> Held:
         """What its lake holds."""
         raise NotImplementedError
+
+    def shown(self, rows: Held) -> Rows:
+        """Rows as the table shows them now."""
+        return [self.shape.shown(row) for row in rows]
 
     def hot_rows(self) -> int | None:
         """How many rows a union read takes from the log, where the model tells."""
@@ -175,6 +198,30 @@ class Deployed(RuleBasedStateMachine):
     def tiered(self) -> None:
         """All that the table holds is in the lake now."""
         raise NotImplementedError
+
+    # ---- definitions ----------------------------------------------------------------------------------------------
+
+    @rule(data=st.data(), count=st.integers(1, 3), by_another=st.booleans(), compression=st.none() | COMPRESSION)
+    def alter(self, data: st.DataObject, count: int, by_another: bool, compression: str | None) -> None:
+        """Change some columns, through the table that all else is done with, which then has to find out, or another."""
+        changes, shape = [], self.shape
+        for _ in range(count):
+            changes.append(shape.next_change(lambda s: data.draw(st.sampled_from(s)), fixed=self.fixed, types=TYPES))
+            shape = shape.after(changes[-1])
+        more = [] if compression is None else [SetProperty(name="compression", value=compression)]
+        if by_another:
+            handle = self.handle(self.definitions[-1][0]).altered([*changes, *more])
+        else:
+            self.refresh()
+            self.table._alter([*changes, *more])
+            handle = handle_of(self.table)
+        self.shape = shape
+        self.definitions.append((handle.desc, shape))
+        assert handle.desc.schema == shape.schema
+
+    def refresh(self) -> None:
+        """Have the table know how it is defined now."""
+        self.table = Table(handle_of(self.table).now())
 
     # ---- ends and restarts ----------------------------------------------------------------------------------------
 
@@ -234,6 +281,7 @@ class Deployed(RuleBasedStateMachine):
 
     def send(self, kind: WriteKind, rows: Rows) -> None:
         """Write a batch that is sent again later, as after an answer that got lost."""
+        self.refresh()
         writer = handle_of(self.table).writers.anonymous()
         write = writer.prepare(kind, pa.RecordBatch.from_pylist(rows, self.table.schema))
         self.sent.append((write, [offsets for _, offsets in writer.send(write)]))
@@ -321,7 +369,7 @@ class Deployed(RuleBasedStateMachine):
         """Pin a read; some of what may follow follows at once, the rest at other steps."""
         if self.has_lake or tier == "union":
             rows = self.rows() if tier == "union" else self.lake_rows()
-            self.pins.append((self.table.scan(tier=tier), in_order(rows)))
+            self.pins.append((self.table.scan(tier=tier), in_order(self.shown(rows))))
         for action in then if self.has_lake else []:
             {"tier": self.tier, "compact": self.compact}[action](True) if action != "expire" else self.expire()
         self.read_what_was_pinned(len(self.pins) - 1, again=True)
@@ -343,7 +391,8 @@ class Deployed(RuleBasedStateMachine):
     @precondition(lambda self: self.has_lake)
     @rule()
     def read_the_tiers(self) -> None:
-        assert in_order(self.table.scan(tier="lake").to_arrow().to_pylist()) == in_order(self.lake_rows())
+        found = self.table.scan(tier="lake").to_arrow().to_pylist()
+        assert in_order(found) == in_order(self.shown(self.lake_rows()))
         assert self.table.scan(tier="lake").count() == len(self.lake_rows())
         hot = self.hot_rows()
         if hot is not None:
@@ -361,8 +410,8 @@ class Deployed(RuleBasedStateMachine):
             if r["__offset"] is not None
         ]
         assert len(set(places)) == len(places), "an offset is one row's"
-        mine = [{c: r[c] for c in self.schema.names} for r in found]
-        assert in_order(mine) == in_order(self.rows())
+        mine = [{c: r[c] for c in self.shape.names} for r in found]
+        assert in_order(mine) == in_order(self.shown(self.rows()))
 
     def teardown(self) -> None:
         if self.service is not None:
