@@ -63,7 +63,7 @@ class Deployment:
         self.draws = self.scheduler.draws
         self.trace = Trace()
         self.disk = Disk(self.scheduler, self._appended, self._removed, self._replaced)
-        self.history = History(self.disk, self._partition_names)
+        self.history = History(self.disk, self._partition_names, self._schema_texts)
         self.network = Network(self.scheduler, self.trace, Observer(self.scheduler, self.history))
         self.clock = VirtualClock(self.scheduler)
         self.env = Env(self.clock, self.disk, SeededRandomness(seed + 1), TaskThreads(self.scheduler))
@@ -110,6 +110,12 @@ class Deployment:
         """Past the store's lock: nothing may come between a write and its being noted."""
         assert self.metadata is not None
         rows = self.metadata._db.execute("select id, name from partitions where table_id = ?", (table_id,))
+        return dict(rows.fetchall())
+
+    def _schema_texts(self, table_id: str) -> dict[int, str]:
+        """As `_partition_names`."""
+        assert self.metadata is not None
+        rows = self.metadata._db.execute("select schema_id, schema from schemas where table_id = ?", (table_id,))
         return dict(rows.fetchall())
 
     # ---- the server ---------------------------------------------------------------------------------------------
@@ -207,7 +213,7 @@ class Deployment:
 
         made = copy.copy(self)
         made.disk = self.disk.copied(made._appended, made._removed, made._replaced, moved)
-        made.history = self.history.copied(made.disk, made._partition_names, moved)
+        made.history = self.history.copied(made.disk, made._partition_names, made._schema_texts, moved)
         made.network = Network(self.scheduler, self.trace, Observer(self.scheduler, made.history))
         made.folder, made.metadata, made._lake, made._folder_id = folder, None, None, ""
         made._place = Place("copy", 1 + self._copies, 1, "machine")

@@ -16,11 +16,13 @@ import pyarrow as pa
 from tests.simulation.disk import Disk
 
 from lakehead.format.frame import Frame, decode_body, decode_frame
-from lakehead.format.read_as import read_as
 from lakehead.protocol import messages as m
-from lakehead.types import UNPARTITIONED, ChangeType, TableDescriptor, TabletKey
+from lakehead.protocol.schemas import schema_from_text
+from lakehead.types import UNPARTITIONED, ChangeType, TableDescriptor, TableSchema, TabletKey, field_id
 
 Row = tuple[Any, ...]
+Held = dict[int, Any]
+"""A row by the ids of its fields, without nulls: the same under every definition that has these fields."""
 Key = tuple[Any, ...]
 Writer = tuple[bytes, int]
 """Writer id and batch sequence: one batch, whichever attempt carries it."""
@@ -31,15 +33,15 @@ class Record(NamedTuple):
 
     change: int
     prev: int
-    row: Row
+    row: Held
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one batch asks of one tablet."""
+    """What one batch asks of one tablet; columns by the ids of their fields."""
 
     kind: str
-    columns: tuple[str, ...]
+    columns: tuple[int, ...]
     rows: tuple[Row, ...]
 
 
@@ -77,7 +79,8 @@ class TabletHistory:
         self._disk = disk
         self._live: dict[Key, int] = {}
         self._last_sequence: dict[bytes, int] = {}
-        self._key_at = [desc.schema.get_field_index(c) for c in desc.primary_key]
+        fields = desc.schemas.current.fields
+        self._key = [field_id(fields.field(c)) or 0 for c in desc.primary_key]
 
     def copied(self, disk: Disk, moved: Callable[[str], str]) -> TabletHistory:
         """The same log in a copy of the folder, which goes on by itself."""
@@ -110,8 +113,8 @@ class TabletHistory:
                 return frame.end
         return 0
 
-    def key_of(self, row: Row) -> Key:
-        return tuple(row[i] for i in self._key_at)
+    def key_of(self, row: Held) -> Key:
+        return tuple(row[i] for i in self._key)
 
     def state_at(self, end: int) -> dict[Key, int]:
         """Key -> offset of the live row, after the records below ``end``."""
@@ -120,11 +123,11 @@ class TabletHistory:
             self._apply(live, offset, record)
         return live
 
-    def live_at(self, end: int) -> dict[int, Row]:
-        """Offset -> row of what the table holds after the records below ``end``."""
+    def live_at(self, end: int, schema: TableSchema) -> dict[int, Row]:
+        """Offset -> row of what the table holds after the records below ``end``, under a definition."""
         if not self.desc.keyed:
-            return {offset: record.row for offset, record in enumerate(self.records[:end])}
-        return {offset: self.records[offset].row for offset in sorted(self.state_at(end).values())}
+            return {offset: shown(record.row, schema) for offset, record in enumerate(self.records[:end])}
+        return {offset: shown(self.records[offset].row, schema) for offset in sorted(self.state_at(end).values())}
 
     def _apply(self, live: dict[Key, int], offset: int, record: Record) -> None:
         if record.change in (ChangeType.INSERT, ChangeType.UPDATE_AFTER):
@@ -134,25 +137,26 @@ class TabletHistory:
 
     # ---- what is written ------------------------------------------------------------------------------------------
 
-    def expected(self, part: Part) -> list[Record]:
-        """What this part logs when it comes next."""
+    def expected(self, part: Part, schema: TableSchema) -> list[Record]:
+        """What this part logs when it comes next, under a definition."""
         if part.kind == "append":
-            return [Record(ChangeType.APPEND, -1, row) for row in part.rows]
+            return [Record(ChangeType.APPEND, -1, held(row, schema)) for row in part.rows]
+        names = set(ids_of(schema))
         records: list[Record] = []
         live = dict(self._live)
-        images: dict[int, Row] = {}
+        images: dict[int, Held] = {}
         for values in part.rows:
             given = dict(zip(part.columns, values, strict=True))
-            key = tuple(given[c] for c in self.desc.primary_key)
+            key = self.key_of(given)
             old = live.get(key)
             image = None if old is None else images[old] if old in images else self.records[old].row
+            image = None if image is None else {i: v for i, v in image.items() if i in names}
             if part.kind == "delete":
                 if old is not None and image is not None:
                     records.append(Record(ChangeType.DELETE, old, image))
                     del live[key]
                 continue
-            before = image or (None,) * len(self.desc.schema)
-            row = tuple(given.get(c, before[i]) for i, c in enumerate(self.desc.schema.names))
+            row = {i: v for i, v in {**(image or {}), **given}.items() if v is not None and i in names}
             if old is None or image is None:
                 records.append(Record(ChangeType.INSERT, -1, row))
             else:
@@ -162,8 +166,9 @@ class TabletHistory:
             images[live[key]] = row
         return records
 
-    def append(self, path: str, size_after: int, frame: Frame, parts: Mapping[int, Part]) -> None:
-        """Take note of a frame that was written; ``parts`` are what was sent under its number, by version.
+    def append(self, path: str, size_after: int, frame: Frame, schema: TableSchema, parts: Mapping[int, Part]) -> None:
+        """Take note of a frame that was written under a definition; ``parts`` are what was sent under its number, by
+        version.
 
         Raises:
             AssertionError: it is not what must come next.
@@ -180,9 +185,9 @@ class TabletHistory:
         )
         before = self.timestamps[-1] if self.timestamps else 0
         require(frame.timestamp_us >= before, f"{self.name}: the commit time goes back at {self.end}")
-        found = records_of(frame, self.desc)
-        fits = frozenset(version for version, part in parts.items() if self.expected(part) == found)
-        wanted = [self.expected(part) for part in parts.values()]
+        found = records_of(frame, schema, keyed=self.desc.keyed)
+        fits = frozenset(version for version, part in parts.items() if self.expected(part, schema) == found)
+        wanted = [self.expected(part, schema) for part in parts.values()]
         require(bool(fits), f"{self.name} logs at {self.end}\n  {found}\nfor {parts}, must be of\n  {wanted}")
         self.versions[batch] = fits
         self.frames.append(Logged(path, size_after, self.end, frame.end_offset, batch, frame.synced_end))
@@ -253,11 +258,26 @@ def _short(batch: Writer) -> str:
     return f"{batch[0].hex()[:6]}#{batch[1]}"
 
 
-def records_of(frame: Frame, desc: TableDescriptor) -> list[Record]:
+def ids_of(schema: TableSchema) -> list[int]:
+    """The ids of a definition's columns, in their order."""
+    return [field_id(f) or 0 for f in schema.fields]
+
+
+def held(row: Row, schema: TableSchema) -> Held:
+    """A row of a definition by the ids of its fields."""
+    return {i: v for i, v in zip(ids_of(schema), row, strict=True) if v is not None}
+
+
+def shown(row: Held, schema: TableSchema) -> Row:
+    """A row as a definition has it: null in columns that are newer."""
+    return tuple(row.get(i) for i in ids_of(schema))
+
+
+def records_of(frame: Frame, schema: TableSchema, *, keyed: bool) -> list[Record]:
     """The records of a frame, read column by column."""
-    rows = rows_of(read_as(frame.body, desc.schemas))
+    rows = [held(row, schema) for row in rows_of(frame.body.rows(schema.columns))]
     changes = frame.body.change_types.tolist()
-    previous = frame.body.prev_offsets.tolist() if desc.keyed else [-1] * len(rows)
+    previous = frame.body.prev_offsets.tolist() if keyed else [-1] * len(rows)
     return [Record(*values) for values in zip(changes, previous, rows, strict=True)]
 
 
@@ -271,26 +291,34 @@ class History:
     """All tables of a deployment: what was sent, and the tablets' logs.
 
     Attributes:
+        schema_texts: definitions of a table as the catalog has them.
         sent_batches: what was sent under each number; more than one only by writers that are `divergent`.
         epochs: the newest of each named writer, by table.
     """
 
     disk: Disk
     partition_names: Callable[[str], Mapping[int, str]]
+    schema_texts: Callable[[str], Mapping[int, str]]
     tables: dict[str, TableDescriptor] = field(default_factory=dict)
     tablets: dict[tuple[str, TabletKey], TabletHistory] = field(default_factory=dict)
     sent_batches: dict[tuple[str, Writer], list[Batch]] = field(default_factory=dict)
     divergent: set[bytes] = field(default_factory=set)
     epochs: dict[str, dict[bytes, int]] = field(default_factory=dict)
     lakes: dict[str, Callable[[], Mapping[TabletKey, int]]] = field(default_factory=dict)
+    _schemas: dict[tuple[str, int], TableSchema] = field(default_factory=dict)
 
     def copied(
-        self, disk: Disk, partition_names: Callable[[str], Mapping[int, str]], moved: Callable[[str], str]
+        self,
+        disk: Disk,
+        partition_names: Callable[[str], Mapping[int, str]],
+        schema_texts: Callable[[str], Mapping[int, str]],
+        moved: Callable[[str], str],
     ) -> History:
         """That of a copy of the folder, without lakes."""
         return History(
             disk,
             partition_names,
+            schema_texts,
             dict(self.tables),
             {at: tablet.copied(disk, moved) for at, tablet in self.tablets.items()},
             {number: list(batches) for number, batches in self.sent_batches.items()},
@@ -310,6 +338,14 @@ class History:
             self.tablets[at] = TabletHistory(self.tables[table_id], key, self.disk)
         return self.tablets[at]
 
+    def definition(self, table_id: str, schema_id: int) -> TableSchema:
+        """One of a table's definitions."""
+        if (table_id, schema_id) not in self._schemas:
+            texts = self.schema_texts(table_id)
+            require(schema_id in texts, f"schema {schema_id} is used, the catalog has {sorted(texts)}")
+            self._schemas |= {(table_id, i): schema_from_text(i, text) for i, text in texts.items()}
+        return self._schemas[table_id, schema_id]
+
     def sent(self, request: m.Write, bodies: Sequence[pa.Buffer]) -> None:
         """A writer is about to send this, for the first time or again.
 
@@ -320,12 +356,13 @@ class History:
 
     def version(self, request: m.Write, bodies: Sequence[pa.Buffer]) -> int:
         """Which of the batches that were sent under its number this one is; see `sent`."""
-        desc = self.tables[request.table_id]
-        schema = pa.schema([desc.schema.field(c) for c in request.columns])
+        definition = self.definition(request.table_id, decode_body(bodies[0]).schema_id)
+        schema = pa.schema([definition.columns.field(c) for c in request.columns])
+        ids = tuple(field_id(definition.fields.field(c)) or 0 for c in request.columns)
         batch: Batch = {}
         for ref, buffer in zip(request.tablets, bodies, strict=True):
             body = decode_body(buffer)
-            batch[ref.key] = Part(request.kind, tuple(request.columns), tuple(rows_of(body.rows(schema))))
+            batch[ref.key] = Part(request.kind, ids, tuple(rows_of(body.rows(schema))))
         number = (body.stamp.writer_id, body.stamp.sequence)
         known = self.sent_batches.setdefault((request.table_id, number), [])
         if batch not in known:
@@ -425,7 +462,8 @@ class History:
             number = (stamp.writer_id, stamp.sequence)
             sent = self.sent_batches.get((table_id, number), [])
             parts = {version: batch[key] for version, batch in enumerate(sent) if key in batch}
-            tablet.append(path, size_after - len(data) + at, frame, parts)
+            schema = self.definition(table_id, frame.body.schema_id)
+            tablet.append(path, size_after - len(data) + at, frame, schema, parts)
             self.landed(table_id, number)
 
     def removed(self, path: str) -> None:
@@ -459,6 +497,7 @@ class History:
 
     def cut(self) -> int:
         """The power went; see `TabletHistory.cut`."""
+        self._schemas.clear()
         return sum(tablet.cut() for _, tablet in sorted(self.tablets.items()))
 
     def floors(self, table_id: str) -> Mapping[TabletKey, int]:

@@ -171,7 +171,8 @@ class SimulatedLake:
             end = offsets.get(tablet.key, 0)
             require(end <= tablet.durable_end, f"{tablet.name}: the lake holds {end}, the disk {tablet.durable_end}")
             wanted = {
-                (tablet.key, offset): (*row, tablet.timestamps[offset]) for offset, row in tablet.live_at(end).items()
+                (tablet.key, offset): (*row, tablet.timestamps[offset])
+                for offset, row in tablet.live_at(end, self.desc.schemas.current).items()
             }
             mine = {at: row for at, row in found.items() if at[0] == tablet.key}
             require(mine == wanted, f"{tablet.name}: the lake has for [0, {end})\n  {mine}\nmust be\n  {wanted}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from tests.simulation.history import History, TabletHistory, require, rows_of
+from tests.simulation.history import History, TabletHistory, held, ids_of, require, rows_of
 from tests.simulation.scheduler import Scheduler
 
 from lakehead.format.frame import decode_body
@@ -93,22 +93,27 @@ class Observer:
         self, request: m.Lookup, attachments: Sequence[pa.Buffer], out: Sequence[pa.Buffer], floors: Floors
     ) -> None:
         desc = self._history.tables[request.table_id]
+        definition = self._history.definition(request.table_id, request.schema_id)
         schema = pa.schema([desc.schema.field(c) for c in desc.primary_key])
         for i, (ref, asked) in enumerate(zip(request.tablets, attachments, strict=True)):
             tablet = self._history.tablet(request.table_id, ref.key)
             keys = rows_of(pa.ipc.read_record_batch(asked, schema))
             found = {}
             if out[2 * i].size:
-                rows = rows_of(pa.ipc.read_record_batch(out[2 * i], desc.schema))
+                rows = [held(r, definition) for r in rows_of(pa.ipc.read_record_batch(out[2 * i], definition.columns))]
                 found = dict(zip(np.frombuffer(out[2 * i + 1], np.int64).tolist(), rows, strict=True))
-            self._state_seen(tablet, keys, [found.get(n) for n in range(len(keys))], floors.get(ref.key, 0))
+            answer = [found.get(n) for n in range(len(keys))]
+            self._state_seen(tablet, keys, answer, floors.get(ref.key, 0), set(ids_of(definition)))
 
     @staticmethod
-    def _state_seen(tablet: TabletHistory, keys: list[tuple[object, ...]], found: list[object], floor: int) -> None:
+    def _state_seen(
+        tablet: TabletHistory, keys: list[tuple[object, ...]], found: Sequence[object], floor: int, ids: set[int]
+    ) -> None:
         """The rows found must be those of one moment between the request's arrival and now."""
         for end in range(floor, tablet.readable_end + 1):
             state = tablet.state_at(end)
-            if found == [tablet.records[state[k]].row if k in state else None for k in keys]:
+            rows = [tablet.records[state[k]].row if k in state else None for k in keys]
+            if found == [None if r is None else {i: v for i, v in r.items() if i in ids} for r in rows]:
                 tablet.floor = max(tablet.floor, end)
                 return
         end = tablet.readable_end

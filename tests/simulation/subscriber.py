@@ -6,27 +6,39 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 from tests.simulation.deployment import Deployment
-from tests.simulation.history import Row, TabletHistory, require, rows_of
+from tests.simulation.history import Row, TabletHistory, require, rows_of, shown
 from tests.simulation.lake import SimulatedLakes
 from tests.simulation.workload import Actor
 
 from lakehead.api.feed import Feed, FeedStart
 from lakehead.client.table import TableHandle
-from lakehead.errors import OffsetOutOfRangeError
+from lakehead.errors import OffsetOutOfRangeError, SchemaChangedError
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.lake.records import read_records
 from lakehead.lake.union_read import Moment
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.protocol.messages import LakeReply, StreamHeader
-from lakehead.types import OFFSET_COLUMN, TIMESTAMP_COLUMN, ChangeType, TableDescriptor, TabletKey
+from lakehead.types import (
+    OFFSET_COLUMN,
+    TIMESTAMP_COLUMN,
+    ChangeType,
+    TableDescriptor,
+    TableSchema,
+    TabletKey,
+)
 
 
 class SimulatedFeed(Feed):
     """The feed behind a subscription. The lake's rows come from memory; all else is the real one's."""
 
-    def __init__(self, lakes: SimulatedLakes, client: TableHandle, start: FeedStart, columns: list[str]) -> None:
+    def __init__(self, lakes: SimulatedLakes, client: TableHandle, start: FeedStart) -> None:
         self._lakes = lakes
-        super().__init__(client, start, None, lambda _: ReadSpec(tuple(columns)))
+        super().__init__(client, start, None, lambda desc: ReadSpec(tuple(_columns(desc))))
+
+    @property
+    def definition(self) -> TableSchema:
+        """What it goes by now."""
+        return self._handle.desc.schemas.current
 
     def _records(self, key: TabletKey, start: int, end: int) -> Iterator[pa.RecordBatch]:
         return read_records(self._handle, key, start, end, self._spec, open_lake=self._open_lake)
@@ -38,6 +50,11 @@ class SimulatedFeed(Feed):
         return view
 
 
+def _columns(desc: TableDescriptor) -> list[str]:
+    changes = ["__change_type"] if desc.keyed else []
+    return [*desc.schema.names, *changes, OFFSET_COLUMN, TIMESTAMP_COLUMN]
+
+
 class Subscriber(Actor):
     """Follows a table over crashes and over what its log has forgotten. Where the feed gives up, it goes on at the last
     end offset that it was told."""
@@ -45,7 +62,7 @@ class Subscriber(Actor):
     def __init__(self, deployment: Deployment, desc: TableDescriptor, name: str) -> None:
         super().__init__(deployment, desc, name)
         self.positions: dict[TabletKey, int] = {}
-        self._initial: dict[TabletKey, list[Row]] = {}
+        self._initial: dict[TabletKey, list[tuple[TableSchema, Row]]] = {}
         self._over_lake = desc.lake is not None and not desc.keyed
 
     def has_all(self) -> bool:
@@ -63,7 +80,10 @@ class Subscriber(Actor):
             if self.desc.keyed and not positions and self.draws.random() < 0.5:
                 start = "full"
             try:
-                self._follow(start, cuts)
+                try:
+                    self._follow(start, cuts)
+                except SchemaChangedError:
+                    self.follow()
             except self.expected as e:
                 self.note("subscription ends", type(e).__name__)
             except OffsetOutOfRangeError:
@@ -76,9 +96,7 @@ class Subscriber(Actor):
         return sum(t.cuts for t in self.deployment.history.of(self.desc.table_id))
 
     def _follow(self, start: FeedStart, cuts: int) -> None:
-        changes = ["__change_type"] if self.desc.keyed else []
-        columns = [*self.desc.schema.names, *changes, OFFSET_COLUMN, TIMESTAMP_COLUMN]
-        feed = SimulatedFeed(self.deployment.lakes, self.client, start, columns)
+        feed = SimulatedFeed(self.deployment.lakes, self.client, start)
         self._initial = {}
         self.note("subscribe", sorted((str(k), o) for k, o in self.positions.items()))
         try:
@@ -86,21 +104,23 @@ class Subscriber(Actor):
                 if self._cuts() != cuts:
                     self.note("subscription ends", "the power was cut")
                     return
-                self._take(header, rows_of(batch.select(columns[:-1])))
+                require(batch.schema.equals(feed.schema), f"{self.name}: {batch.schema} is not {feed.schema}")
+                self._take(header, rows_of(batch.select(batch.schema.names[:-1])), feed.definition)
         finally:
             feed.close()
 
-    def _take(self, header: StreamHeader, rows: list[Row]) -> None:
+    def _take(self, header: StreamHeader, rows: list[Row], schema: TableSchema) -> None:
         key, end = TabletKey(header.partition, header.bucket), header.end_offset
         tablet = self.deployment.history.tablet(self.desc.table_id, key)
         known = self.positions.get(key)
         at = known if known is not None else 0 if self._over_lake else rows[0][-1] if rows else 0
         wanted = [
-            (*r.row, *((r.change,) if self.desc.keyed else ()), at + i) for i, r in enumerate(tablet.records[at:end])
+            (*shown(r.row, schema), *((r.change,) if self.desc.keyed else ()), at + i)
+            for i, r in enumerate(tablet.records[at:end])
         ]
         from_log = end is not None and key not in self._initial and at == 0 and rows == wanted
         if known is None and self.desc.keyed and not from_log:
-            self._take_initial(tablet, end, rows)
+            self._take_initial(tablet, end, [(schema, row) for row in rows])
             return
         assert end is not None
         require(at <= end <= tablet.readable_end, f"{tablet.name} pushes up to {end} after {at}")
@@ -109,14 +129,19 @@ class Subscriber(Actor):
         self.positions[key] = end
         self.note("pushed from the lake" if at < tablet.log_start else "pushed", (str(key), at, end))
 
-    def _take_initial(self, tablet: TabletHistory, end: int | None, rows: list[Row]) -> None:
+    def _take_initial(self, tablet: TabletHistory, end: int | None, rows: list[tuple[TableSchema, Row]]) -> None:
         """Live rows, which stand for a part of the log that was trimmed."""
         held = self._initial.setdefault(tablet.key, [])
         held += rows
         if end is None:
             return
-        wanted = [(*row, ChangeType.INSERT, offset) for offset, row in tablet.live_at(end).items()]
-        require(held == wanted, f"{tablet.name} pushes as live at {end}\n  {held}\nmust be\n  {wanted}")
+        live = sorted(tablet.live_at(end, tablet.desc.schemas.current))
+        # Of some the definition may have been another than of the rest.
+        now = [
+            (s, (*shown(tablet.records[o].row, s), ChangeType.INSERT, o)) for (s, _), o in zip(held, live, strict=False)
+        ]
+        same = held == now and len(held) == len(live)
+        require(same, f"{tablet.name} pushes as live at {end}\n  {held}\nmust be\n  {now} at {live}")
         tablet.floor = max(tablet.floor, end)
         self.positions[tablet.key] = end
         self.note("pushed as live", (str(tablet.key), end))

@@ -19,7 +19,9 @@ DISTURBANCES = 60
 @pytest.mark.parametrize("seed", range(5))
 def test_others_leave_what_a_reader_was_told(seed: int) -> None:
     scheduler, desc = Scheduler(seed), describe(keyed=False)
-    history = History(Disk(scheduler, lambda *a: None, lambda p: None, lambda p: None), lambda table_id: {})
+    history = History(
+        Disk(scheduler, lambda *a: None, lambda p: None, lambda p: None), lambda table_id: {}, lambda table_id: {}
+    )
     lakes = SimulatedLakes(lambda desc: SimulatedLake(scheduler, history, desc, SeededRandomness(seed)))
     lakes.create(desc)
     lake = lakes.by_table[desc.table_id]

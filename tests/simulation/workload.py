@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from tests.simulation.deployment import Deployment
-from tests.simulation.history import Row, TabletHistory, by_offset, require, rows_of
+from tests.simulation.history import Row, TabletHistory, by_offset, require, rows_of, shown
 from tests.simulation.lake import tablet_of_row
 from tests.simulation.network import NetworkEndpoint
 
@@ -23,6 +23,7 @@ from lakehead.errors import (
     LakeheadError,
     OffsetOutOfRangeError,
     OutcomeUnknownError,
+    SchemaChangedError,
     SequenceGapError,
     UnavailableError,
     WriterFencedError,
@@ -64,6 +65,17 @@ class Actor:
         if self.deployment.tells_damage:
             now = (*now, CorruptionError)
         return (*now, FencedError) if self.deployment.tells_second_owner else now
+
+    def follow(self) -> None:
+        """Go on under the definition that the table has now, after a call that knew an older one.
+
+        Raises:
+            AssertionError: it is the same one.
+        """
+        before, self.client = self.client, self.client.now()
+        known, now = before.desc.schema_id, self.client.desc.schema_id
+        require(now > known, f"{self.name} was told that schema {known} has changed, to {now}")
+        self.note("follows", now)
 
     def lossy(self) -> bool:
         """Whether acknowledged rows may have been lost, as ``durability="os"`` allows."""
@@ -179,12 +191,16 @@ class Reader(Actor):
             self.think(0.05)
             choice = self.draws.choice([self.read_log, look, self.read_live])
             try:
-                choice()
+                try:
+                    choice()
+                except SchemaChangedError:
+                    self.follow()
             except self.expected as e:
                 self.note("read failed", type(e).__name__)
 
     def whole(self) -> None:
         """Read everything, when nothing is going on."""
+        self.client = self.client.now()
         states = {s.key: s for s in self.client.log.tablets(sync=True)}
         for tablet in self.deployment.history.of(self.desc.table_id):
             end = states[tablet.key].high_watermark
@@ -200,15 +216,16 @@ class Reader(Actor):
         self.note("lookup", rows_of(found))
 
     def read_log(self, *, all_of_it: bool = False) -> None:
-        pinned = self._pin(leased=self.draws.random() < 0.5)
+        pinned, desc = self._pin(leased=self.draws.random() < 0.5), self.client.desc
         if not all_of_it:
             for tablet, (start, end) in pinned.ranges.items():
                 start = self.draws.randint(start, end)
                 pinned.ranges[tablet] = (start, self.draws.randint(start, end))
             self.think(1.0)
-        columns = [*self.desc.schema.names, *(_CHANGES if self.desc.keyed else []), "__offset"]
+        columns = [*desc.schema.names, *(_CHANGES if desc.keyed else []), "__offset"]
         request = m.Read(
-            table_id=self.desc.table_id,
+            table_id=desc.table_id,
+            schema_id=desc.schema_id,
             ranges=pinned.request(),
             columns=columns,
             predicate=None,
@@ -217,7 +234,7 @@ class Reader(Actor):
         for tablet, found in self._rows(request, pinned):
             start, end = pinned.ranges[tablet]
             wanted = [
-                (*r.row, *((r.change, r.prev) if self.desc.keyed else ()), start + i)
+                (*shown(r.row, desc.schemas.current), *((r.change, r.prev) if desc.keyed else ()), start + i)
                 for i, r in enumerate(tablet.records[start:end])
             ]
             require(found == wanted, f"{tablet.name} reads [{start}, {end}) as\n  {found}\nmust be\n  {wanted}")
@@ -225,11 +242,12 @@ class Reader(Actor):
     def read_live(self) -> None:
         if not self.desc.keyed:
             return
-        pinned = self._pin(leased=True)
+        pinned, desc = self._pin(leased=True), self.client.desc
         self.think(1.0)
-        columns = [*self.desc.schema.names, "__offset"]
+        columns = [*desc.schema.names, "__offset"]
         request = m.ReadLive(
-            table_id=self.desc.table_id,
+            table_id=desc.table_id,
+            schema_id=desc.schema_id,
             ranges=pinned.request(),
             columns=columns,
             predicate=None,
@@ -237,15 +255,14 @@ class Reader(Actor):
         )
         for tablet, found in self._rows(request, pinned):
             end = pinned.ranges[tablet][1]
-            wanted = [(*row, offset) for offset, row in tablet.live_at(end).items()]
+            wanted = [(*row, offset) for offset, row in tablet.live_at(end, desc.schemas.current).items()]
             require(found == wanted, f"{tablet.name} holds at {end}\n  {found}\nmust be\n  {wanted}")
 
     def _pin(self, *, leased: bool) -> Pinned:
         starts = self.deployment.starts
         lease, states = None, self.client.log.tablets(sync=self.draws.random() < 0.3)
         if leased:
-            table = m.LeasedTable(table_id=self.desc.table_id, lake=None)
-            reply, _ = self.endpoint.call(m.OpenLeases(tables=[table], release=[]))
+            reply, _ = self.endpoint.call(m.OpenLeases(tables=[self.client.leased(None)], release=[]))
             lease, states = reply.leases[0].lease, reply.leases[0].tablets
         history = self.deployment.history
         ranges = {history.tablet(self.desc.table_id, s.key): (s.log_start, s.high_watermark) for s in states}
@@ -297,7 +314,10 @@ class UnionReader(Actor):
         while True:
             self.think(0.1)
             try:
-                self.read(1.0)
+                try:
+                    self.read(1.0)
+                except SchemaChangedError:
+                    self.follow()
             except self.expected as e:
                 self.note("union failed", type(e).__name__)
 
@@ -310,7 +330,8 @@ class UnionReader(Actor):
             starts = self.deployment.starts
             pinned = pin(self.client, open_lake=lakes.at)
             self.think(seconds)
-            read = UnionRead(self.client, pinned, ReadSpec(tuple(self.desc.schema.names), system_columns=True))
+            names = tuple(self.client.desc.schema.names)
+            read = UnionRead(self.client, pinned, ReadSpec(names, system_columns=True))
             try:
                 rows = [row for batch in read.batches() for row in rows_of(batch)]
             except UnavailableError as e:
@@ -330,15 +351,16 @@ class UnionReader(Actor):
             lake.release()
 
     def _compare(self, tablet: TabletHistory, rows: list[Row], end: int, boundary: int) -> None:
-        names = [*self.desc.schema.names, BUCKET_COLUMN]
+        desc = self.client.desc
+        names = [*desc.schema.names, BUCKET_COLUMN]
         mine = [
             r
             for r in rows
-            if r[-2] is not None and tablet_of_row(self.desc, dict(zip(names, r, strict=False))) == tablet.key
+            if r[-2] is not None and tablet_of_row(desc, dict(zip(names, r, strict=False))) == tablet.key
         ]
         found = [(r[-2], r[:-3]) for r in mine]
         once = dict(sorted(by_offset(found).items()))
-        wanted = dict(sorted(tablet.live_at(end).items()))
+        wanted = dict(sorted(tablet.live_at(end, desc.schemas.current).items()))
         require(
             once == wanted,
             f"{tablet.name} lake up to {boundary} and log up to {end} hold\n  {once}\nmust be\n  {wanted}",
