@@ -7,6 +7,7 @@ have made of them: the same frames, the same answers to writers, the same live r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -24,16 +25,29 @@ _FOLDER = "/standby/bucket-0"
 _COMPARED_EVERY = 5
 comparisons = 0
 """How often two tablets were compared in this process."""
+_standbys: WeakValueDictionary[tuple[str, TabletKey], Standby] = WeakValueDictionary()
 
 
 class Standby:
     """A committer that hands on what another one has committed."""
 
-    def __init__(self, desc: TableDescriptor, key: TabletKey, leader: Committer) -> None:
-        self._desc, self._key, self._leader = desc, key, leader
+    def __init__(self, desc: TableDescriptor, key: TabletKey, fence: Callable[[], None]) -> None:
+        self._desc, self._key, self._fence = desc, key, fence
+        self._leader = local_committer(desc, key, fence)
         self._tablet: Tablet | None = None
         self._same_until = 0
         self._commits = 0
+
+    def follows(self, desc: TableDescriptor, fence: Callable[[], None]) -> bool:
+        """Take the definition that the first tablet takes, as a standby does before frames of it come; False for one
+        that was opened anew."""
+        if fence is not self._fence or desc.schema_id <= self._desc.schema_id:
+            return False
+        self._desc, self._leader = desc, local_committer(desc, self._key, fence)
+        if self._tablet is not None:
+            with self._tablet.paused():
+                self._tablet.alter(desc)
+        return True
 
     def commit(self, log: LogTablet, frames: Sequence[Frame]) -> None:
         if self._tablet is None:
@@ -93,5 +107,8 @@ def flat(kv: KvTablet) -> tuple[np.ndarray, pa.Table]:
 
 
 def with_standby(desc: TableDescriptor, key: TabletKey, fence: Callable[[], None]) -> Committer:
-    """`local_committer`, followed."""
-    return Standby(desc, key, local_committer(desc, key, fence))
+    """`local_committer`, followed; by the same standby when the table is altered."""
+    standby = _standbys.get((desc.table_id, key))
+    if standby is None or not standby.follows(desc, fence):
+        standby = _standbys[desc.table_id, key] = Standby(desc, key, fence)
+    return standby

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -37,11 +36,11 @@ class ModelFormat:
         return self
 
     def open(self, desc: TableDescriptor, info: LakeReply) -> MemoryLake:
-        return self.lakes[desc.table_id]
+        return self.lakes[desc.table_id].under(desc)
 
     def at(self, desc: TableDescriptor, info: LakeReply) -> MemoryLake:
         version = self.versions[int(info.metadata_location)]
-        fixed = copy.copy(self.lakes[desc.table_id])
+        fixed = self.lakes[desc.table_id].under(desc)
         fixed.load = lambda: version  # type: ignore[method-assign]
         return fixed
 
@@ -51,16 +50,21 @@ class ModelFormat:
     def create(self, desc: TableDescriptor) -> None:
         self.lakes.setdefault(desc.table_id, MemoryLake(desc, SeededRandomness(len(self.lakes))))
 
+    def require_alterable(self, desc: TableDescriptor) -> None:
+        return
+
     def drop(self, desc: TableDescriptor, *, purge: bool) -> None:
         self.lakes.pop(desc.table_id)
 
     def info(self, desc: TableDescriptor) -> LakeReply:
-        self.versions.append(self.lakes[desc.table_id].load())
+        table = self.lakes[desc.table_id].under(desc)
+        table.follow()
+        self.versions.append(table.load())
         where = str(len(self.versions) - 1)
         return LakeReply(metadata_location=where, catalog_name="", catalog_properties={}, storage_properties={})
 
     def tiered_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
-        mark = mark_of(self.lakes[desc.table_id].load())
+        mark = mark_of(self.lakes[desc.table_id].now().load())
         return mark.offsets if mark else {}
 
     proven_offsets = tiered_offsets
@@ -102,6 +106,26 @@ def test_a_table_of_another_format_is_written_tiered_and_read(tmp_path: Path, mo
         assert log.lake.files()["rows"].to_pylist() == [5]
         con.drop_table("t.log")
         assert len(model.lakes) == 1
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_table_of_another_format_is_altered(tmp_path: Path, model: ModelFormat, keyed: bool) -> None:
+    with lh.connect(tmp_path / "data") as con:
+        table = con.create_table("t", SCHEMA, primary_key=["id"] if keyed else None, lake="model")
+        put = table.upsert if keyed else table.append
+        put([{"id": i, "v": "a"} for i in range(3)])
+        con.tier("t")
+        put([{"id": 3, "v": "b"}])
+        with table.alter() as a:
+            a.rename_column("v", "w").add_column("v", "int32", after="id")
+        assert model.lakes[table.describe()["table_id"]].now().desc.schema == table.schema
+        put([{"id": 4, "v": 7, "w": "c"}])
+        wanted = [{"id": i, "v": None, "w": "a"} for i in range(3)]
+        wanted += [{"id": 3, "v": None, "w": "b"}, {"id": 4, "v": 7, "w": "c"}]
+        for _ in range(2):
+            assert sorted(table.scan().to_arrow().to_pylist(), key=lambda r: r["id"]) == wanted
+            con.tier("t")
+        assert table.scan(tier="lake", where="v = 7").to_arrow().to_pylist() == wanted[4:]
 
 
 def test_a_kind_that_nobody_knows_is_refused(tmp_path: Path, model: ModelFormat) -> None:

@@ -113,10 +113,18 @@ class Deployment:
         return dict(rows.fetchall())
 
     def _schema_texts(self, table_id: str) -> dict[int, str]:
-        """As `_partition_names`."""
+        """As the disk has them: they are asked for while no server runs, too."""
         assert self.metadata is not None
-        rows = self.metadata._db.execute("select schema_id, schema from schemas where table_id = ?", (table_id,))
-        return dict(rows.fetchall())
+        db = self.disk.open_database(self.metadata._path)
+        try:
+            rows = db.execute("select schema_id, schema from schemas where table_id = ?", (table_id,))
+            return dict(rows.fetchall())
+        finally:
+            db.close()
+
+    def newest_schema(self, table_id: str) -> int:
+        """The id of the table's newest definition."""
+        return max(self._schema_texts(table_id), default=-1)
 
     # ---- the server ---------------------------------------------------------------------------------------------
 

@@ -339,7 +339,9 @@ class History:
         return self.tablets[at]
 
     def definition(self, table_id: str, schema_id: int) -> TableSchema:
-        """One of a table's definitions."""
+        """One of a table's definitions; of a table that is dropped its first at least."""
+        if schema_id == (first := self.tables[table_id].schemas.current).id:
+            return first
         if (table_id, schema_id) not in self._schemas:
             texts = self.schema_texts(table_id)
             require(schema_id in texts, f"schema {schema_id} is used, the catalog has {sorted(texts)}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.simulation.history import History, require
+from tests.simulation.history import History, held, ids_of, require, shown
 from tests.simulation.scheduler import Process, Scheduler, Task
 
 from lakehead.env.randomness import Randomness
@@ -22,8 +22,18 @@ from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.lake.union_read import Moment
 from lakehead.protocol.messages import LakeReply, LakeUse
 from lakehead.server.lake_state import LakeOwner
-from lakehead.testing.lake import Fault, MemoryLake, Row
-from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN, TableDescriptor, TabletKey, partition_name
+from lakehead.testing.lake import Fault, MemoryLake
+from lakehead.testing.lake_parts import Row
+from lakehead.types import (
+    BUCKET_COLUMN,
+    OFFSET_COLUMN,
+    TIMESTAMP_COLUMN,
+    TableDescriptor,
+    TableSchema,
+    TabletKey,
+    field_id,
+    partition_name,
+)
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
@@ -56,7 +66,7 @@ class SimulatedLake:
         self._history = history
         self._rounds: dict[str, LakeMark] = {}
         self._refused: set[str] = set()
-        self._seen: dict[int, list[Row]] = {}
+        self._seen: dict[int, list[tuple[TableSchema, Row]]] = {}
         self._quiet = False
         self._offsets_at_drop: Mapping[TabletKey, int] = {}
 
@@ -71,7 +81,7 @@ class SimulatedLake:
             return self._offsets_at_drop
         self._quiet = True
         try:
-            mark = mark_of(self.table.load())
+            mark = mark_of(self.table.now().load())
         finally:
             self._quiet = False
         return mark.offsets if mark else {}
@@ -137,7 +147,7 @@ class SimulatedLake:
             for snapshot_id in self.table.snapshot_ids():
                 if snapshot_id not in self._seen:
                     snapshot = version.snapshots[snapshot_id]
-                    rows = self._seen[snapshot_id] = self.table.rows(snapshot_id)
+                    rows = self._seen[snapshot_id] = self.table.written(snapshot_id)
                     if snapshot.mark is not None:
                         self._check_round(snapshot.mark, rows)
                     else:
@@ -157,7 +167,7 @@ class SimulatedLake:
         require(not known, f"{self.desc.path}: round {round_id[:6]} was said not to have landed")
         self._refused.add(round_id)
 
-    def _check_round(self, mark: LakeMark, rows: list[Row]) -> None:
+    def _check_round(self, mark: LakeMark, rows: list[tuple[TableSchema, Row]]) -> None:
         name, round_id, offsets = str(self.desc.path), mark.round_id, mark.offsets
         require(round_id not in self._rounds, f"{name}: round {round_id[:6]} landed twice")
         require(round_id not in self._refused, f"{name}: round {round_id[:6]} landed, and was said not to have")
@@ -172,23 +182,24 @@ class SimulatedLake:
             require(end <= tablet.durable_end, f"{tablet.name}: the lake holds {end}, the disk {tablet.durable_end}")
             wanted = {
                 (tablet.key, offset): (*row, tablet.timestamps[offset])
-                for offset, row in tablet.live_at(end, self.desc.schemas.current).items()
+                for offset, row in tablet.live_at(end, self.table.now().desc.schemas.current).items()
             }
             mine = {at: row for at, row in found.items() if at[0] == tablet.key}
             require(mine == wanted, f"{tablet.name}: the lake has for [0, {end})\n  {mine}\nmust be\n  {wanted}")
 
-    def _owned(self, rows: list[Row]) -> dict[tuple[TabletKey, int], tuple[object, ...]]:
-        """Rows with identity by tablet and offset, with their commit time.
+    def _owned(self, rows: list[tuple[TableSchema, Row]]) -> dict[tuple[TabletKey, int], tuple[object, ...]]:
+        """Rows with identity by tablet and offset, as the lake has them now, with their commit time.
 
         Raises:
             AssertionError: one is there twice.
         """
         out: dict[tuple[TabletKey, int], tuple[object, ...]] = {}
-        for row in rows:
+        now = self.table.now().desc.schemas.current
+        for schema, row in rows:
             if row[OFFSET_COLUMN] is not None:
                 at = (tablet_of_row(self.desc, row), row[OFFSET_COLUMN])
                 require(at not in out, f"the lake has offset {at} twice")
-                user = [row[c] for c in self.desc.schema.names]
+                user = shown(held(tuple(row[f.name] for f in schema.fields), schema), now)
                 out[at] = (*user, (row[TIMESTAMP_COLUMN] - _EPOCH) // dt.timedelta(microseconds=1))
         return out
 
@@ -201,7 +212,11 @@ class SimulatedLake:
             return "nothing"
         what = draws.choice(["append", "compact", "compact", "expire", "orphans"])
         if what == "append" and not self.desc.keyed:
-            table.append_foreign([{"who": "foreign", "n": self.foreign_rows, "text": None}], bucket=0)
+            fields = table.now().desc.schemas.current.fields
+            strange = {
+                i: v for i, v in zip(ids_of(self.desc.schemas.current), ("foreign", self.foreign_rows), strict=False)
+            }
+            table.append_foreign([{f.name: strange.get(field_id(f) or 0) for f in fields}], bucket=0)
             self.foreign_rows += 1
         elif what == "expire":
             # From the oldest on: with one left out, a lineage with a hole looks like that of a table rolled back.
@@ -264,7 +279,7 @@ class SimulatedLakes:
 
     def require_alterable(self, desc: TableDescriptor) -> None:
         """See `LakeState.require_alterable`."""
-        raise NotImplementedError
+        self.by_table[desc.table_id].table.now().load()
 
     def drop(self, desc: TableDescriptor, *, purge: bool) -> None:
         """See `LakeState.drop`."""
@@ -274,7 +289,9 @@ class SimulatedLakes:
     def info(self, desc: TableDescriptor) -> LakeReply:
         """See `LakeState.info`. The address stands for the version, whose files stay until `SimulatedLake.release`."""
         lake = self.by_table[desc.table_id]
-        version = lake.table.load()
+        table = lake.table.under(desc)
+        table.follow()
+        version = table.load()
         location = f"{desc.table_id}/{len(self.versions)}"
         self.versions[location] = version
         lake.pin(version)
@@ -285,11 +302,11 @@ class SimulatedLakes:
         assert moment is None
         version, lake = self.versions[info.metadata_location], self.by_table[desc.table_id]
         mark = mark_of(version)
-        return PinnedLake(desc, lake.table, version, version.current_id, mark.offsets if mark else {})
+        return PinnedLake(desc, lake.table.under(desc), version, version.current_id, mark.offsets if mark else {})
 
     def tiered_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
         """See `LakeState.tiered_offsets`."""
-        mark = mark_of(self.by_table[desc.table_id].table.load())
+        mark = mark_of(self.by_table[desc.table_id].table.now().load())
         return mark.offsets if mark else {}
 
     def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:

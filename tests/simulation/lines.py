@@ -24,7 +24,7 @@ _ROOT = Path(lakehead.__file__).parent
 _WATCHED = tuple(f"{_ROOT}/{part}/" for part in ("server", "client", "log", "kv", "lake", "tiering", "api"))
 _ATOMIC = {
     *(f"{_HERE}/{name}.py" for name in ("history", "observer", "lake", "disk")),
-    *(f"{_ROOT}/testing/{name}.py" for name in ("database", "lake", "storage")),
+    *(f"{_ROOT}/testing/{name}.py" for name in ("database", "lake", "lake_parts", "storage")),
     f"{_ROOT}/lake/formats.py",
     functools.__file__,
 }

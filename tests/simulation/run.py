@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tests.simulation.altering import Alterer, CurrentWriter
 from tests.simulation.deployment import Deployment
 from tests.simulation.disk import DiskFaults
 from tests.simulation.history import require
@@ -177,6 +178,8 @@ class Simulation:
         subscriber = Subscriber(d, desc, f"{table}-s")
         self._subscribers.append(subscriber)
         self._spawn(subscriber.name, subscriber.run)
+        if self.draws.random() < 0.5:
+            self._alter(desc)
         if desc.lake is not None:
             lake = d.lakes.by_table[desc.table_id]
             chance = self.draws.choice([0.0, 0.1, 0.4, 0.8])
@@ -184,6 +187,13 @@ class Simulation:
             self._spawn(f"{table}-u", UnionReader(d, desc, f"{table}-u").run)
             if self.draws.random() < 0.5:
                 self._spawn(f"{table}-e", functools.partial(self._run_engine, lake))
+
+    def _alter(self, desc: TableDescriptor) -> None:
+        """Have the table altered while all others use it, who know its first definition or go with it."""
+        d, name = self.deployment, desc.path.table
+        alterer, writer = Alterer(d, desc, f"{name}-a"), CurrentWriter(d, desc, f"{name}-c")
+        self._writers.append(self._spawn(alterer.name, functools.partial(alterer.run, self.draws.randint(1, 8))))
+        self._writers.append(self._spawn(writer.name, functools.partial(writer.run, self.draws.randint(3, 10))))
 
     def _start_tiering(self) -> None:
         name = f"tiering{len(self._tiering)}"
@@ -326,4 +336,4 @@ class Simulation:
                 again()
             Reader(d, desc, f"{name}-check").whole()
             if desc.lake is not None:
-                UnionReader(d, desc, f"{name}-check").read(0.0)
+                UnionReader(d, desc, f"{name}-check").whole()

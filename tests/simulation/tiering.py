@@ -24,12 +24,14 @@ from lakehead.errors import (
     LakeheadError,
     LakeStateError,
     OutcomeUnknownError,
+    SchemaChangedError,
     TableNotFoundError,
     TieringFencedError,
     UnavailableError,
 )
 from lakehead.lake.marks import next_epoch
 from lakehead.protocol import messages as m
+from lakehead.testing.lake import MemoryLake
 from lakehead.tiering.commit import CommitResult
 from lakehead.tiering.compaction import compact
 from lakehead.tiering.expiry import expire
@@ -107,10 +109,11 @@ class SimulatedTables:
     def maintain(self, table_id: str) -> bool:
         """See `TieredTables.maintain`."""
         with self._turn(table_id, "maintenance"):
-            d, desc, lake = self.deployment, self._clients[table_id].desc, self.deployment.lakes.by_table[table_id]
-            done = compact(lake.table, desc, d.env, epoch=self._epoch(table_id))
+            d, lake = self.deployment, self.deployment.lakes.by_table[table_id]
+            client, table = self._opened(table_id)
+            done = compact(table, client.desc, d.env, epoch=self._epoch(table_id, table))
             kept = Retention(keep=d.draws.randint(1, 5), older_than_us=0)
-            expired = expire(lake.table, kept, clock=d.env.clock, in_use=lake.in_use)
+            expired = expire(table, kept, clock=d.env.clock, in_use=lake.in_use)
             lake.inspect()
             self.note("maintenance", (done.files_before, done.files_after, expired.snapshots, expired.files))
             return done.more
@@ -129,20 +132,28 @@ class SimulatedTables:
                 self.note(f"{what} failed", type(e).__name__)
                 raise
 
-    def _epoch(self, table_id: str) -> int:
+    def _opened(self, table_id: str) -> tuple[TableHandle, MemoryLake]:
+        """A table under the definition that it has now, with its lake, once that has it, too."""
+        lake = self.deployment.lakes.by_table[table_id]
+        client = self._clients[table_id] = self._clients[table_id].now()
+        client.lake()
+        lake.release()
+        return client, lake.table.under(client.desc)
+
+    def _epoch(self, table_id: str, table: MemoryLake) -> int:
         """The one that this service has taken for a table."""
         if table_id not in self._epochs:
-            self._epochs[table_id] = next_epoch(self.deployment.lakes.by_table[table_id].table.load())
+            self._epochs[table_id] = next_epoch(table.load())
         return self._epochs[table_id]
 
     def _round(self, table_id: str) -> CommitResult:
-        d, client = self.deployment, self._clients[table_id]
-        lake = d.lakes.by_table[table_id]
-        epoch = self._epoch(table_id)
+        d, lake = self.deployment, self.deployment.lakes.by_table[table_id]
+        client, table = self._opened(table_id)
+        epoch = self._epoch(table_id, table)
         round_id = d.env.randomness.uuid_hex()
         try:
             result = run_round(
-                lake.table,
+                table,
                 client.desc,
                 client.log,
                 d.env,
@@ -150,7 +161,7 @@ class SimulatedTables:
                 round_id=round_id,
                 rows_per_task=d.draws.choice([5, 1000]),
             )
-        except CommitUnknownError:
+        except (CommitUnknownError, SchemaChangedError):
             raise
         except LakeheadError:
             lake.refused(round_id)
@@ -171,6 +182,8 @@ class SimulatedTables:
             expected = (*expected, FencedError)
         if table_id is not None:
             expected = (*expected, CommitConflictError, CommitUnknownError, TieringFencedError)
+            if self._clients[table_id].desc.schema_id < d.newest_schema(table_id):
+                expected = (*expected, SchemaChangedError)
             if d.lakes.by_table[table_id].table.is_dropped:
                 expected = (*expected, TableNotFoundError, LakeStateError)
         require(isinstance(e, expected), f"{self.name} meets {type(e).__name__}: {e}")

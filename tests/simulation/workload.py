@@ -321,6 +321,11 @@ class UnionReader(Actor):
             except self.expected as e:
                 self.note("union failed", type(e).__name__)
 
+    def whole(self) -> None:
+        """Read everything, when nothing is going on."""
+        self.client = self.client.now()
+        self.read(0.0)
+
     def read(self, seconds: float) -> None:
         """One union read, carried out so much after it was pinned."""
         history, lakes = self.deployment.history, self.deployment.lakes

@@ -7,11 +7,11 @@ raise there, or let others change the table.
 
 from __future__ import annotations
 
+import copy
 import enum
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -38,9 +38,15 @@ from lakehead.log.netchange import NO_OFFSETS, Offsets, contains, union
 from lakehead.predicate import Bound
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.protocol.messages import LakeUse
-from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor, TabletKey
-
-Row = dict[str, Any]
+from lakehead.testing.lake_parts import Content, Data, Deletes, Row, State, row_as
+from lakehead.types import (
+    BUCKET_COLUMN,
+    OFFSET_COLUMN,
+    SYSTEM_FIELDS,
+    TableDescriptor,
+    TableSchema,
+    TabletKey,
+)
 
 
 class Fault(enum.Enum):
@@ -56,52 +62,6 @@ class Fault(enum.Enum):
     """It is refused for no reason."""
     REPEATED = "repeated"
     """It is delivered twice, and the second answer is the one that comes back."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Data:
-    tablet: TabletKey | None
-    rows: tuple[Row, ...]
-
-    @property
-    def offsets(self) -> Offsets:
-        """-1 for none."""
-        return np.array([-1 if (o := r.get(OFFSET_COLUMN)) is None else o for r in self.rows], np.int64)
-
-
-@dataclass(frozen=True, eq=False)
-class _Deletes:
-    target: str
-    positions: Offsets
-
-
-@dataclass(frozen=True)
-class _Content:
-    """What a snapshot holds: addresses."""
-
-    data: tuple[str, ...] = ()
-    deletes: tuple[str, ...] = ()
-    manifests: tuple[str, ...] = ()
-
-    @property
-    def paths(self) -> set[str]:
-        return {*self.data, *self.deletes, *self.manifests}
-
-
-@dataclass
-class _State:
-    """What the catalog has of one table."""
-
-    table_uuid: str
-    properties: dict[str, str]
-    current_id: int | None = None
-    sequence_number: int = 0
-    snapshots: dict[int, LakeSnapshot] = field(default_factory=dict)
-    contents: dict[int, _Content] = field(default_factory=dict)
-
-    @property
-    def content(self) -> _Content:
-        return self.contents[self.current_id] if self.current_id is not None else _Content()
 
 
 class MemoryLake:
@@ -126,11 +86,52 @@ class MemoryLake:
         self.expiry_fault: Callable[[], Fault | None] = lambda: None
         self.on_step: Callable[[str], None] = lambda step: None
         self._randomness = randomness
-        self._files: dict[str, _Data | _Deletes | None] = {}
+        self._files: dict[str, Data | Deletes | None] = {}
         self._delayed: list[Callable[[], bool]] = []
-        self._told: dict[str, dict[int, _Content]] = {}
-        self._state: _State | None = None
+        self._told: dict[str, dict[int, Content]] = {}
+        self._states: list[State | None] = [None]
         self.create(desc.table_id)
+
+    @property
+    def _state(self) -> State | None:
+        return self._states[0]
+
+    @_state.setter
+    def _state(self, state: State | None) -> None:
+        self._states[0] = state
+
+    # ---- definitions --------------------------------------------------------------------------------------------
+
+    def under(self, desc: TableDescriptor) -> MemoryLake:
+        """The same table for who knows it under this definition."""
+        made = copy.copy(self)
+        made.desc = desc
+        return made
+
+    def now(self) -> MemoryLake:
+        """The same table under the definition that the lake has."""
+        return self if self._state is None else self.under(self._state.desc)
+
+    def follow(self) -> bool:
+        """Give the lake the definition that this is under, in one commit; False when it has it.
+
+        Raises:
+            SchemaChangedError: it has a newer one.
+        """
+        if not self._lags():
+            return False
+        self.on_step("commit")
+        if lags := self._lags():
+            self._known().desc = self.desc
+        self.on_step("committed")
+        return lags
+
+    def _lags(self) -> bool:
+        if self._state is None:
+            return False
+        has = self._state.desc.schema_id
+        self.desc.require_schema(max(has, self.desc.schema_id))
+        return has < self.desc.schema_id
 
     # ---- LakeTable ----------------------------------------------------------------------------------------------
 
@@ -140,7 +141,9 @@ class MemoryLake:
         state = self._state
         if state is None or state.properties.get(TABLE_ID) != self.desc.table_id:
             raise LakeStateError(f"table {self.desc.path} has no lake table of its own any more")
-        told = str(state.current_id)
+        if self._lags():
+            raise LakeStateError(f"the lake table of {self.desc.path} has an older definition than its table")
+        told = state.name
         self._told.setdefault(told, {}).update(state.contents)
         return LakeVersion(
             str(self.desc.path),
@@ -198,8 +201,9 @@ class MemoryLake:
         gone = set(replaced.tolist())
         dead = union(*(self._deletes(p).positions for p in file.delete_files), NO_OFFSETS)
         deleted = set(dead.tolist())
-        rows = enumerate(self._data(file.path).rows)
-        return [r for i, r in rows if i not in deleted and (r[OFFSET_COLUMN] is None or r[OFFSET_COLUMN] not in gone)]
+        data, now = self._data(file.path), self.desc.schemas.current
+        left = [r for i, r in enumerate(data.rows) if i not in deleted]
+        return [row_as(r, data.schema, now) for r in left if r[OFFSET_COLUMN] is None or r[OFFSET_COLUMN] not in gone]
 
     def snapshot_at(self, version: LakeVersion, time_us: int) -> int | None:
         """See `LakeTable.snapshot_at`; the n-th commit is made at n microseconds."""
@@ -230,7 +234,7 @@ class MemoryLake:
         strangers = 0
         for path in content.data:
             live = self._live(content, path)
-            known = sum(r.get(OFFSET_COLUMN) is not None for r in live)
+            known = sum(r.get(OFFSET_COLUMN) is not None for _, r in live)
             strangers += len(live) - known
             if (tablet := self._data(path).tablet) is not None and known:
                 rows[tablet] += known
@@ -251,12 +255,12 @@ class MemoryLake:
         try:
             for hit in hits:
                 self.on_step("write deletes")
-                made.append(self._put("deletes", _Deletes(hit.file.path, hit.positions)))
+                made.append(self._put("deletes", Deletes(hit.file.path, hit.positions)))
         except Exception:
             self.discard(made)
             raise
         manifest = self._put("manifest", None)
-        content = _Content(
+        content = Content(
             (*(p for p in old.data if p not in gone), *(f.path for f in change.added)),
             (*(p for p in old.deletes if self._deletes(p).target not in gone), *made),
             (*old.manifests, manifest),
@@ -301,7 +305,7 @@ class MemoryLake:
         if snapshot_id not in state.snapshots:
             return None
         parent = state.snapshots[snapshot_id].parent_id
-        before = state.contents.get(parent, _Content()) if parent is not None else _Content()
+        before = state.contents.get(parent, Content()) if parent is not None else Content()
         return frozenset(state.contents[snapshot_id].paths - before.paths)
 
     def expire(
@@ -340,7 +344,7 @@ class MemoryLake:
 
     def _land(self, staged: StagedCommit) -> bool:
         state, base = self._state, staged.base
-        if state is None or state.table_uuid != base.table_uuid or state.current_id != base.current_id:
+        if state is None or state.table_uuid != base.table_uuid or state.name != base.state:
             return False
         change: LakeChange
         change, content = staged.own
@@ -358,8 +362,8 @@ class MemoryLake:
         state.properties.update(mark.to_properties())
         return True
 
-    def _content_of(self, snapshot_id: int) -> _Content:
-        return self._state.contents.get(snapshot_id, _Content()) if self._state else _Content()
+    def _content_of(self, snapshot_id: int) -> Content:
+        return self._state.contents.get(snapshot_id, Content()) if self._state else Content()
 
     def _land_expiry(self, version: LakeVersion, snapshot_ids: Collection[int]) -> bool:
         state = self._state
@@ -370,7 +374,7 @@ class MemoryLake:
         self.forget(*snapshot_ids)
         return True
 
-    def _add_snapshot(self, content: _Content, summary: Mapping[str, str], snapshot_id: int | None = None) -> int:
+    def _add_snapshot(self, content: Content, summary: Mapping[str, str], snapshot_id: int | None = None) -> int:
         state = self._known()
         state.sequence_number += 1
         made = snapshot_id or self._new_snapshot_id()
@@ -388,7 +392,7 @@ class MemoryLake:
 
     def create(self, table_id: str) -> None:
         """The table, new and empty, in the place of any other."""
-        self._state = _State(self._randomness.uuid_hex(), {TABLE_ID: table_id})
+        self._state = State(self._randomness.uuid_hex(), {TABLE_ID: table_id}, self.desc)
 
     def drop(self) -> None:
         """Take the table out of the catalog; its files stay."""
@@ -397,7 +401,8 @@ class MemoryLake:
     def append_foreign(self, rows: Sequence[Row], bucket: int | None = None) -> int:
         """Rows that another engine adds: they have no offset. Returns the snapshot, as all of these do."""
         tablet = None if bucket is None else TabletKey("", bucket)
-        data = _Data(tablet, tuple({**r, BUCKET_COLUMN: bucket, OFFSET_COLUMN: None} for r in rows))
+        schema = self._known().desc.schemas.current
+        data = Data(tablet, tuple({**r, BUCKET_COLUMN: bucket, OFFSET_COLUMN: None} for r in rows), schema)
         content = self._known().content
         return self._foreign(replace(content, data=(*content.data, self._put("data", data))))
 
@@ -408,7 +413,7 @@ class MemoryLake:
         for path in content.data:
             hit = [i for i, r in enumerate(self._data(path).rows) if gone(r)]
             if hit:
-                made.append(self._put("deletes", _Deletes(path, np.array(hit, np.int64))))
+                made.append(self._put("deletes", Deletes(path, np.array(hit, np.int64))))
         return self._foreign(replace(content, deletes=(*content.deletes, *made)))
 
     def rewrite_foreign(self, *, backwards: bool = False) -> int:
@@ -419,11 +424,12 @@ class MemoryLake:
             by_tablet.setdefault(self._data(path).tablet, []).append(path)
         made = []
         for paths in by_tablet.values():
-            rows = tuple(r for p in paths for r in self._live(content, p))
-            first = self._data(paths[0])
+            now = self._known().desc.schemas.current
+            rows = tuple(row_as(r, schema, now) for p in paths for schema, r in self._live(content, p))
             if rows:
-                made.append(self._put("data", replace(first, rows=rows[::-1] if backwards else rows)))
-        return self._foreign(_Content(tuple(made), (), ()))
+                data = Data(self._data(paths[0]).tablet, rows[::-1] if backwards else rows, now)
+                made.append(self._put("data", data))
+        return self._foreign(Content(tuple(made), (), ()))
 
     def forget(self, *snapshot_ids: int, files: bool = False) -> None:
         """Take snapshots out of the list, and, with ``files``, remove what only they name."""
@@ -464,7 +470,7 @@ class MemoryLake:
         """Make an older snapshot the current one."""
         self._known().current_id = snapshot_id
 
-    def _foreign(self, content: _Content) -> int:
+    def _foreign(self, content: Content) -> int:
         return self._add_snapshot(replace(content, manifests=(self._put("manifest", None),)), {})
 
     @property
@@ -476,6 +482,10 @@ class MemoryLake:
 
     def rows(self, snapshot_id: int | None = None) -> list[Row]:
         """Live rows of a snapshot, None for the current one, with their system columns."""
+        return [row_as(r, schema, self.desc.schemas.current) for schema, r in self.written(snapshot_id)]
+
+    def written(self, snapshot_id: int | None = None) -> list[tuple[TableSchema, Row]]:
+        """`rows` as they were written, with the definition of each."""
         state = self._known()
         content = state.content if snapshot_id is None else state.contents[snapshot_id]
         return [r for path in content.data for r in self._live(content, path)]
@@ -507,27 +517,28 @@ class MemoryLake:
             out.update(p for content in contents for p in content.paths)
         return out
 
-    def _live(self, content: _Content, path: str) -> list[Row]:
+    def _live(self, content: Content, path: str) -> list[tuple[TableSchema, Row]]:
         dead = union(*(d.positions for d in map(self._deletes, content.deletes) if d.target == path), NO_OFFSETS)
-        return [r for i, r in enumerate(self._data(path).rows) if i not in set(dead.tolist())]
+        data, gone = self._data(path), set(dead.tolist())
+        return [(data.schema, r) for i, r in enumerate(data.rows) if i not in gone]
 
-    def _known(self) -> _State:
+    def _known(self) -> State:
         assert self._state is not None, "the table was dropped"
         return self._state
 
-    def _data(self, path: str) -> _Data:
+    def _data(self, path: str) -> Data:
         data = self._files.get(path)
-        if not isinstance(data, _Data):
+        if not isinstance(data, Data):
             raise missing_file(path)
         return data
 
-    def _deletes(self, path: str) -> _Deletes:
+    def _deletes(self, path: str) -> Deletes:
         deletes = self._files.get(path)
-        if not isinstance(deletes, _Deletes):
+        if not isinstance(deletes, Deletes):
             raise missing_file(path)
         return deletes
 
-    def _put(self, kind: str, file: _Data | _Deletes | None) -> str:
+    def _put(self, kind: str, file: Data | Deletes | None) -> str:
         path = f"memory:///{kind}-{self._randomness.uuid_hex()}"
         self._files[path] = file
         return path
@@ -548,10 +559,10 @@ class MemoryWriter:
         self.lake.on_step("write data")
         if not rows:
             return []
-        path = self.lake._put("data", _Data(tablet, tuple(rows)))
+        path = self.lake._put("data", Data(tablet, tuple(rows), self.lake.desc.schemas.current))
         return [WrittenFile(path, len(rows), len(rows), tablet)]
 
 
-def _content(version: LakeVersion, snapshot_id: int | None = None) -> _Content:
+def _content(version: LakeVersion, snapshot_id: int | None = None) -> Content:
     at = version.current_id if snapshot_id is None else snapshot_id
-    return version.handle[at] if at is not None else _Content()
+    return version.handle[at] if at is not None else Content()

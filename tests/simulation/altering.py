@@ -1,0 +1,110 @@
+"""Users of a simulated deployment that alter tables, and that write what others have altered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+from tests.altering import Shape, value_of
+from tests.simulation.deployment import Deployment
+from tests.simulation.history import ids_of, require
+from tests.simulation.workload import KEYS, Actor
+
+from lakehead.errors import SchemaChangedError, SequenceGapError
+from lakehead.protocol.alterations import Alteration
+from lakehead.types import TableDescriptor
+
+TYPES = (pa.int8(), pa.int32(), pa.float32(), pa.string(), pa.decimal128(5, 2))
+
+
+class Alterer(Actor):
+    """The only one who alters a table. Whatever becomes of its requests, the table has the definition that it knew, or
+    the one of an attempt on that."""
+
+    def __init__(self, deployment: Deployment, desc: TableDescriptor, name: str) -> None:
+        super().__init__(deployment, desc, name)
+        self._attempts: list[Shape] = []
+        self._ids = set(ids_of(desc.schemas.current))
+
+    def run(self, times: int) -> None:
+        """Alter so often, until it is known."""
+        while times:
+            self.think(0.3)
+            try:
+                self._look()
+                changes, shape = self._some_changes()
+                self._attempts.append(shape)
+                before = self.client
+                self.client = before.altered(changes)
+                self.note("altered", [type(c).__name__ for c in changes])
+                self._took(before.desc, self.client.desc)
+                times -= 1
+            except SchemaChangedError:
+                # An earlier attempt has come through late.
+                require(len(self._attempts) > 1, f"{self.name} is told of an alter that nobody made")
+                self.note("altered before")
+            except self.expected as e:
+                self.note("alter unknown", type(e).__name__)
+
+    def _look(self) -> None:
+        """How the table is defined now."""
+        before, self.client = self.client, self.client.now()
+        if self.client.desc != before.desc:
+            self.note("altered late")
+            self._took(before.desc, self.client.desc)
+
+    def _took(self, before: TableDescriptor, now: TableDescriptor) -> None:
+        old, new = before.schemas.current, now.schemas.current
+        require(new.id == old.id + 1, f"{self.name}: schema {old.id} became {new.id}")
+        kept = dict(zip((c.number for c in Shape.of(before.schema).columns), ids_of(old), strict=True))
+        fits = [s for s in self._attempts if s.schema == now.schema and self._keeps_ids(s, kept, ids_of(new))]
+        require(bool(fits), f"{self.name}: {old} became {new}, attempts were {self._attempts}")
+        self._ids |= set(ids_of(new))
+        self._attempts = []
+
+    def _keeps_ids(self, shape: Shape, kept: Mapping[int, int], ids: list[int]) -> bool:
+        """Whether these columns have the ids that they had, and new ones such as none ever had."""
+        found = {c.number: i for c, i in zip(shape.columns, ids, strict=True)}
+        return all(kept[n] == i if n in kept else i not in self._ids for n, i in found.items())
+
+    def _some_changes(self) -> tuple[list[Alteration], Shape]:
+        """Some that do not come to nothing."""
+        desc = self.client.desc
+        changes: list[Alteration] = []
+        first = shape = Shape.of(desc.schema)
+        fixed = [*desc.primary_key, *desc.partition_by]
+        while shape.columns == first.columns or self.draws.random() < 0.4:
+            changes.append(shape.next_change(self.draws.choice, fixed=fixed, types=TYPES))
+            shape = shape.after(changes[-1])
+        return changes, shape
+
+
+class CurrentWriter(Actor):
+    """Writes batches once each, with the columns that the table has, or had a moment ago."""
+
+    def run(self, batches: int) -> None:
+        for n in range(batches):
+            self.think(0.1)
+            try:
+                if self.draws.random() < 0.7:
+                    self.client = self.client.now()
+                offsets = self.client.writers.write("upsert" if self.desc.keyed else "append", self._rows(n * 10))
+                self.note("current write", [self.client.desc.schema_id, *((str(k), *o) for k, o in offsets)])
+            except self.expected as e:
+                self.note("write unknown", type(e).__name__)
+            except SequenceGapError:
+                require(self.lossy(), f"{self.name}: a batch was refused that follows the one before")
+                self.note("write refused")
+
+    def _rows(self, tag: int) -> pa.Table:
+        desc, draws = self.client.desc, self.draws
+        free = [c for c in Shape.of(desc.schema).columns if c.name not in desc.primary_key]
+        if self.desc.keyed:
+            free = [c for c in free if not c.nullable or draws.random() < 0.7]
+        rows: list[dict[str, Any]] = []
+        for i in range(draws.randint(1, 4)):
+            key = dict(zip(("p", "k"), draws.choice(KEYS), strict=True)) if self.desc.keyed else {}
+            drawn = {c.name: tag + i + c.number if not c.nullable or draws.random() < 0.8 else None for c in free}
+            rows.append({**key, **{c.name: value_of(c.type, drawn[c.name]) for c in free}})
+        return pa.Table.from_pylist(rows, pa.schema([f for f in desc.schema if f.name in rows[0]]))
