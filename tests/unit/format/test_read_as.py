@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakehead.errors import CorruptionError
+from lakehead.errors import CorruptionError, SchemaChangedError
 from lakehead.format.frame import FrameBody, WriterStamp, encode_body
-from lakehead.format.read_as import Binding, may_match_as, read_as, rows_as
+from lakehead.format.read_as import Binding, given_as, may_match_as, read_as, rows_as
 from lakehead.predicate import Bound
 from lakehead.types import FIELD_ID, Schemas, TableSchema
 
@@ -191,3 +191,35 @@ def test_fields_without_an_id_are_no_one() -> None:
     physical = [pa.field("id", pa.int32()), made("strange", pa.int32(), b"none"), made("n", pa.int32(), 1)]
     binding = Binding.of(physical, [OLD.fields.field(0), OLD.fields.field(1)])
     assert (binding.read, binding.places) == ((2,), (0, None))
+
+
+def test_rows_that_a_writer_gave_are_bound_as_far_as_they_were_given() -> None:
+    """Partial columns in any number; renamed, widened, moved, dropped; a new column of an old name is not given."""
+    written = TableSchema.of(0, pa.schema([("k", pa.int64()), ("a", pa.int32()), ("b", pa.string()), ("c", pa.int8())]))
+    k, a, b, c = written.fields
+    now = [c.with_type(pa.int32()), b.with_name("a"), made("b", pa.string(), 50), k, a.with_name("n")]
+    schemas = Schemas((written, TableSchema.of(1, pa.schema(now))))
+    row = {"k": 1, "a": 2, "b": "x", "c": None}
+    after = {"c": ("c", pa.int32()), "b": ("a", pa.string()), "k": ("k", pa.int64()), "a": ("n", pa.int32())}
+    for given in (["k", "a", "b", "c"], ["k"], ["k", "b"], ["k", "a", "c"], ["a", "b", "c"]):
+        batch = pa.RecordBatch.from_pylist([row, row], written.columns).select(given)
+        found = given_as(batch, 0, schemas)
+        assert found.schema == pa.schema([after[c] for c in after if c in given])
+        assert found.to_pylist() == [{after[c][0]: row[c] for c in after if c in given}] * 2
+    without = Schemas((written, TableSchema.of(1, pa.schema([k, c]))))
+    batch = pa.RecordBatch.from_pylist([row], written.columns)
+    assert given_as(batch, 0, without).to_pylist() == [{"k": 1, "c": None}]
+    assert given_as(batch, 0, Schemas((written,))) == batch
+    with pytest.raises(CorruptionError, match="schema 7"):
+        given_as(batch, 7, schemas)
+
+
+def test_rows_of_a_newer_schema_are_not_read() -> None:
+    new = evolved()
+    schemas = Schemas((OLD, new)).as_of(0)
+    batch = pa.RecordBatch.from_pylist([], new.columns)
+    with pytest.raises(SchemaChangedError):
+        rows_as(batch, 1, schemas)
+    body = encode_body(batch, schema_id=1, stamp=WriterStamp(bytes(16), 0))
+    with pytest.raises(SchemaChangedError):
+        read_as(body, schemas)
