@@ -26,7 +26,7 @@ demo: $(STAMP) java  ## run the demo on real data (about two minutes)
 test: $(STAMP) java  ## run every test
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=15 $(ARGS)
 
-crash: $(STAMP) java  ## kill real processes at every named point, check the data (SEED=n; about 15 minutes)
+crash: $(STAMP) java  ## kill real processes at every named point, check the data (SEED=n; the better part of an hour)
 	$(BIN)/python -m tests.crash $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 soak: $(STAMP) java  ## mixed load with kills, every process watched (MINUTES=60, SEED=n)
