@@ -247,6 +247,19 @@ def test_a_lake_of_an_older_schema_follows(tmp_path: Path) -> None:
         assert con.table("t").scan(where="note = 1", tier="lake").to_arrow()["n"].to_pylist() == [BIG]
 
 
+def test_a_log_is_trimmed_whose_lake_has_not_followed_yet(tmp_path: Path) -> None:
+    with lh.connect(tmp_path / "data") as con:
+        con.create_table("t", OLD, lake="iceberg").append([old(1, 1)])
+        con.tier("t")
+    change_schema(tmp_path / "data", WIDER, lake=False)
+    with lh.connect(tmp_path / "data") as con:
+        assert isinstance(con._server, LocalEndpoint)
+        service = con._server.service
+        desc = service._metadata.table(TablePath.parse("t"))
+        lake = service._definitions._lake_state()
+        assert list(lake.proven_offsets(desc).values()) == [1]
+
+
 def test_files_of_a_narrower_schema_are_skipped_by_their_bounds(tmp_path: Path) -> None:
     with lh.connect(tmp_path / "data") as con:
         con.create_table("t", OLD, lake="iceberg").append([old(k, k) for k in range(100)])

@@ -134,7 +134,7 @@ class CatalogLakeState:
         """See `LakeState.proven_offsets`."""
         with self._lock:
             try:
-                table = self._load_own(desc)
+                table = self._follow(desc)
             except FolderCopiedError:
                 return {}
         lake = IcebergLakeTable(lambda: table, desc)
