@@ -52,7 +52,7 @@ def test_a_frame_holds_its_lease_until_nothing_is_made_of_it(
     derived = lhs.table(spark, "s.t").where("k < 95").select("v")
     told = lhs.sql(spark, "select count(*) n from s.t a join s.t b on a.k = b.k")
     gc.collect()
-    con._leases._open("full", [(handle_of(table).desc.table_id, None)], planned=True)
+    con._leases._open("full", [handle_of(table).leased(None)], planned=True)
     assert held(con) == 2, "Python has no reference to the frames that were read, the JVM has"
     assert derived.count() == 95 and told.collect()[0].n == 110
     del derived, told

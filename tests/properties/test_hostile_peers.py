@@ -22,7 +22,9 @@ from lakehead.errors import InvalidRequestError, LakeheadError
 from lakehead.format.frame import WriterStamp, encode_body
 from lakehead.predicate import parse_predicate
 from lakehead.protocol import messages as m
+from lakehead.protocol.alterations import AddColumn, SetProperty
 from lakehead.protocol.codec import decode_call, decode_stream_request, encode
+from lakehead.protocol.schemas import field_to_text
 from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.service import Service
 from lakehead.testing.storage import MemoryStorage
@@ -94,6 +96,8 @@ def requests(log: str, keyed: str) -> list[tuple[AnyRequest, list[pa.Buffer]]]:
     sums = [crc32c.crc32c(b) for b in bodies]
     names = SCHEMA.names
     keys = batch(4).select(["k"]).serialize()
+    more = field_to_text(pa.field("more", pa.int64()))
+    changes = [AddColumn(name="more", field=more, after="k"), SetProperty(name="freshness", value="1s")]
     return [
         (m.Hello(), []),
         (m.CreateTable(info=info, if_not_exists=True), []),
@@ -101,6 +105,7 @@ def requests(log: str, keyed: str) -> list[tuple[AnyRequest, list[pa.Buffer]]]:
         (m.ListTables(database=None), []),
         (m.ListDatabases(), []),
         (m.DropTable(database="f", table="none", purge=False), []),
+        (m.AlterTable(table_id=keyed, changes=changes), []),
         (m.Write(table_id=log, kind="append", tablets=[ref, other], checksums=sums, columns=names), bodies),
         (m.Write(table_id=keyed, kind="upsert", tablets=[ref, other], checksums=sums, columns=names), bodies),
         (m.OpenWriter(table_id=log, writer_id=b"n" * 16), []),

@@ -45,7 +45,7 @@ def server() -> Server:
 
 
 def opened(keeper: Leases) -> str:
-    lease = keeper.open([("t", None)])[0].lease
+    lease = keeper.open([m.LeasedTable(table_id="t", lake=None)])[0].lease
     keeper.keep(lease)
     return lease
 
@@ -122,7 +122,9 @@ def test_each_server_is_asked_and_told(server: Server) -> None:
             return (server, other) if table_id != "one" else (server,)
 
     keeper = Leases(Two(server), Env.system(), renewing=False)
-    both, one = keeper.open([("t", "metadata"), ("one", None)])
+    both, one = keeper.open(
+        [m.LeasedTable(table_id="t", lake=m.LakeUse(metadata="metadata")), m.LeasedTable(table_id="one", lake=None)]
+    )
     assert both.lease == "lease 1+lease 1" and one.lease == "lease 1"
     assert [t.table_id for t in server.asked[0].tables] == ["t", "one"]
     assert [t.table_id for t in other.asked[0].tables] == ["t"]
