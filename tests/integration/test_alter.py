@@ -246,6 +246,17 @@ def test_a_column_of_another_engine_is_adopted_or_in_the_way(con: lh.Connection)
     assert table.lake.compact().snapshot_id is None, "a column of another engine is left"
 
 
+def test_a_lake_that_someone_broke_is_not_changed_further(con: lh.Connection) -> None:
+    table = con.create_table("t", SCHEMA, lake="iceberg")
+    put(table, [old(1)])
+    con.tier("t")
+    with table.lake.iceberg().update_schema() as theirs:
+        theirs.delete_column("b")
+    with pytest.raises(LakeStateError, match="column 'b'"), table.alter() as a:
+        a.add_column("note", pa.string())
+    assert con.table("t").schema == SCHEMA
+
+
 @pytest.mark.parametrize(
     ("bad", "error", "match"),
     [

@@ -30,7 +30,7 @@ def evolve(table: Table, desc: TableDescriptor) -> bool:
 
     Raises:
         SchemaChangedError: it has a newer one already.
-        LakeStateError: someone changed what tiering relies on; or see `evolved`.
+        LakeStateError: see `evolved`.
         CommitFailedException: somebody else committed meanwhile: load it again.
     """
     definition = definition_of(table, desc)
@@ -38,10 +38,9 @@ def evolve(table: Table, desc: TableDescriptor) -> bool:
     written = desc.schemas.of(definition)
     if written.id == desc.schema_id:
         return False
-    contract = check_contract(table, desc.as_of(written.id))
     schema = evolved(table, desc, written)
     own = {*desc.schema.names, *(f.name for f in SYSTEM_FIELDS)}
-    pinned = LakeContract(Schema(*(f for f in schema.fields if f.name in own)), contract.spec)
+    pinned = LakeContract(Schema(*(f for f in schema.fields if f.name in own)), LakeContract.of(table, desc).spec)
     now = table.metadata.current_schema_id
     with table.transaction() as change:
         last = SetCurrentSchemaUpdate.model_validate({"action": "set-current-schema", "schema-id": -1})
@@ -58,8 +57,10 @@ def evolved(table: Table, desc: TableDescriptor, written: TableSchema) -> Schema
         written: the one that it has.
 
     Raises:
-        LakeStateError: another engine has added a column of a name that is to be the table's own, of another type.
+        LakeStateError: another engine has added a column of a name that is to be the table's own, of another type, or
+            changed what tiering relies on.
     """
+    check_contract(table, desc.as_of(written.id))
     now = table.schema()
     theirs = {f.name: f for f in now.fields}
     held = {field_id(f): theirs.pop(f.name) for f in written.fields}
