@@ -29,7 +29,7 @@ def opened(storage: FaultyStorage, *, followed: bool = False) -> tuple[Tablet, l
     behind: list[Standby] = []
 
     def committers(desc: TableDescriptor, key: TabletKey, fence: object) -> Standby:
-        behind.append(Standby(desc, key, local_committer(desc, key, lambda: None)))
+        behind.append(Standby(desc, key, lambda: None))
         return behind[0]
 
     return Tablet(
