@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from pyiceberg.types import LongType, StringType
 
 import lakehead as lh
-from lakehead.api.lake import tier_table
+from lakehead.api import backup
+from lakehead.api.lake import TableLake, tier_table
 from lakehead.api.table import handle_of
 from lakehead.errors import (
     ColumnNotFoundError,
@@ -25,6 +27,7 @@ from lakehead.errors import (
 from lakehead.iceberg import catalog_state
 from lakehead.iceberg.evolution import evolve
 from lakehead.lake.formats import format_of
+from lakehead.spark.worker import WorkerLog
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), ("a", pa.int32()), ("b", pa.string())])
 
@@ -138,6 +141,57 @@ def test_calls_of_a_table_that_others_altered(con: lh.Connection, table: lh.Tabl
         assert others[4].get(1) == new(1, "x")
     with pytest.raises(SchemaChangedError), others[5].alter() as a:
         a.drop_column("a")
+
+
+CALLS: dict[str, Callable[[lh.Table], object]] = {
+    "upsert": lambda t: t.upsert([new(1)]),
+    "delete": lambda t: t.delete([7]),
+    "get": lambda t: t.get(1),
+    "lookup": lambda t: t.lookup([1]),
+    "prefix_lookup": lambda t: t.prefix_lookup([1]),
+    "scan": lambda t: t.scan().count(),
+    "scan of the lake": lambda t: t.scan(tier="lake").count(),
+    "subscribe": lambda t: list(t.subscribe("full", stop="now")),
+    "writer": lambda t: t.writer().close(),
+    "status": lambda t: t.status(),
+    "describe": lambda t: t.describe(),
+    "offsets": lambda t: t.lake.offsets(),
+    "snapshots": lambda t: t.lake.snapshots(),
+    "files": lambda t: t.lake.files(),
+    "iceberg": lambda t: t.lake.iceberg(),
+    "metadata": lambda t: t.lake.metadata_location,
+    "tier": lambda t: t.lake.tier(),
+    "compact": lambda t: t.lake.compact(),
+    "expire": lambda t: t.lake.expire(),
+    "orphans": lambda t: t.lake.remove_orphans(),
+    "adopt": lambda t: t.lake.adopt(),
+}
+
+
+def test_every_call_is_among_them() -> None:
+    public = {n for kind in (lh.Table, TableLake) for n in vars(kind) if not n.startswith("_")}
+    plain = {"name", "schema", "primary_key", "partition_by", "buckets", "properties", "lake", "alter", "append"}
+    spelled = {"metadata_location": "metadata", "remove_orphans": "orphans"}
+    assert {spelled.get(n, n) for n in public - plain} == set(CALLS) - {"scan of the lake"}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_table_that_others_altered_is_used_as_before(con: lh.Connection, call: Callable[[lh.Table], object]) -> None:
+    key = ["k", "line"]
+    schema = pa.schema([("k", pa.int64()), ("line", pa.int64()), *list(SCHEMA)[1:]])
+    if call is not CALLS["prefix_lookup"]:
+        key, schema = ["k"], SCHEMA
+    table = con.create_table("t", schema, primary_key=key, bucket_key=["k"], lake="iceberg")
+    table.upsert([{**old(1), **({"line": 1} if "line" in key else {})}])
+    con.tier("t")
+    stale, lake = con.table("t"), con.table("t").lake
+    change(table)
+    call(stale)
+    lake.offsets()
+    change_again = con.table("t")
+    with change_again.alter() as a:
+        a.drop_column("note")
+    lake.offsets()
 
 
 def test_a_subscription_goes_on_with_the_new_columns(con: lh.Connection, table: lh.Table) -> None:
@@ -320,3 +374,48 @@ def test_twenty_changes_between_rounds(con: lh.Connection, table: lh.Table) -> N
             tier(con, table)
     names = table.schema.names
     assert rows_of(table) == [{c: row.get(c) for c in names} for row in wanted.values()]
+
+
+@pytest.mark.parametrize("step", ["_copy_lake", "_copy_tablet", "_copy_metadata"])
+def test_a_backup_of_a_table_that_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keyed: bool, step: str
+) -> None:
+    """At each step of it: what was copied before and after fits together."""
+    folder = tmp_path / "data"
+    with lh.connect(folder) as con:
+        table = con.create_table("t", SCHEMA, primary_key=["k"] if keyed else None, lake="iceberg")
+        put(table, [old(1)])
+        con.tier("t")
+        put(table, [old(2)])
+        do, left = getattr(backup, step), [1]
+
+        def altered_first(*args: Any) -> Any:
+            if left:
+                left.clear()
+                change(table)
+                put(table, [new(3, "x")])
+            return do(*args)
+
+        monkeypatch.setattr(backup, step, altered_first)
+        backup.back_up(con, str(folder), str(tmp_path / "backup"))
+    assert not left
+    backup.restore(str(tmp_path / "backup"), str(tmp_path / "restored"))
+    with lh.connect(tmp_path / "restored") as con:
+        table = con.table("t")
+        rows = [new(1), new(2), *([new(3, "x")] if step != "_copy_metadata" else [])]
+        assert rows_of(table) == rows
+        con.tier("t")
+        assert rows_of(table, tier="lake") == rows
+
+
+def test_what_a_worker_reads_was_planned_under_the_same_definition(con: lh.Connection) -> None:
+    """A task of a round would else write values of one column into another of its name."""
+    table = con.create_table("t", SCHEMA)
+    put(table, [old(1)])
+    planned = WorkerLog(con.uri, handle_of(table))
+    (tablet,) = planned.watermarks()
+    assert pickle.loads(pickle.dumps(planned)).watermarks() == {tablet: (0, 1)}
+    with con.table("t").alter() as a:
+        a.drop_column("b").add_column("b", pa.string())
+    with pytest.raises(SchemaChangedError):
+        list(pickle.loads(pickle.dumps(planned)).read(tablet, 0, 1))

@@ -24,6 +24,7 @@ import msgspec
 
 from lakehead.api.connection import Connection
 from lakehead.api.table import Table, handle_of
+from lakehead.client.table import TableHandle
 from lakehead.env import LocalStorage
 from lakehead.env.storage import storage_errors, sync_file
 from lakehead.errors import (
@@ -32,6 +33,7 @@ from lakehead.errors import (
     InvalidRequestError,
     LakeFileMissingError,
     LakeStateError,
+    SchemaChangedError,
     StorageError,
     TableNotFoundError,
     UnavailableError,
@@ -170,23 +172,25 @@ def _copy_table(table: Table, folder: str, data: str) -> str | None:
     """Copy the lake, then the log, so that the log is never behind; returns the lake's metadata file, None for a lake
     outside the folder.
 
-    Files that the owner removes meanwhile, as it trims, cleans up and drops, make it begin anew.
+    Files that the owner removes meanwhile, as it trims, cleans up and drops, make it begin anew, and so does a change
+    of the table's columns.
     """
     handle = handle_of(table)
     last: Exception | None = None
     for _ in range(_ATTEMPTS):
         _remove_table(data, table)
         try:
-            pointer = _copy_lake(table, folder, data)
+            handle = handle.now()
+            pointer = _copy_lake(handle, folder, data)
             handle.log.watermarks()
             for tablet in _tablet_folders(folder, table):
                 _copy_tablet(os.path.join(folder, tablet), os.path.join(data, tablet), table)
             return pointer
-        except (FileNotFoundError, LakeFileMissingError, LakeStateError) as e:
+        except (FileNotFoundError, LakeFileMissingError, LakeStateError, SchemaChangedError) as e:
             last = e
             handle.log.watermarks()  # it may have been dropped
             handle.env.clock.sleep(_PAUSE_SECONDS)  # or is being dropped, its lake first
-    if isinstance(last, LakeFileMissingError | LakeStateError):
+    if isinstance(last, LakeFileMissingError | LakeStateError | SchemaChangedError):
         raise last
     raise UnavailableError(f"files of {table.name} keep going while they are copied ({last}): try again") from last
 
@@ -226,9 +230,8 @@ def _copy_tablet(source: str, target: str, table: Table) -> None:
     LogTablet(LocalStorage(), target, segment_bytes=segment_bytes, epoch=_ANY_EPOCH).close()
 
 
-def _copy_lake(table: Table, folder: str, data: str) -> str | None:
+def _copy_lake(handle: TableHandle, folder: str, data: str) -> str | None:
     """Copy all files of one version of the lake table; returns its metadata file, None when that lies outside."""
-    handle = handle_of(table)
     if handle.desc.lake is None:
         return None
     info = handle.lake()

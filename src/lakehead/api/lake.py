@@ -63,10 +63,16 @@ class TableLake(Displayed):
     """The Iceberg table behind a table, as of each call."""
 
     def __init__(self, handle: TableHandle) -> None:
-        self._handle = handle
+        self._opened = handle
+
+    @property
+    def _handle(self) -> TableHandle:
+        """The table under the definition in force: each call is of the lake as it is then."""
+        self._opened = self._opened.now()
+        return self._opened
 
     def _facts(self) -> Mapping[str, object]:
-        desc = self._handle.desc
+        desc = self._opened.desc
         return {"table": repr(str(desc.path)), "format": desc.lake, "freshness": desc.properties.to_user()["freshness"]}
 
     @property
@@ -78,26 +84,29 @@ class TableLake(Displayed):
         """The table in PyIceberg, opened through its catalog."""
         from lakehead.iceberg.iceberg_table import native_table
 
-        return native_table(format_of(self._handle.desc).open(self._handle.desc, self._handle.lake()))
+        return native_table(_lake_of(self._handle))
 
     def offsets(self) -> dict[TabletId, int]:
         """Exclusive end of what the lake holds, per tablet."""
-        view = PinnedLake.current(self._handle.desc, self._handle.lake())
-        return {self._handle.desc.tablet_id(k): o for k, o in view.offsets.items()}
+        handle = self._handle
+        view = PinnedLake.current(handle.desc, handle.lake())
+        return {handle.desc.tablet_id(k): o for k, o in view.offsets.items()}
 
     def snapshots(self) -> pa.Table:
         """Lake snapshots, oldest first."""
-        return format_of(self._handle.desc).at(self._handle.desc, self._handle.lake()).snapshots()
+        handle = self._handle
+        return format_of(handle.desc).at(handle.desc, handle.lake()).snapshots()
 
     def files(self) -> pa.Table:
         """Data and delete files of the current lake snapshot."""
-        return files_table(PinnedLake.current(self._handle.desc, self._handle.lake()).plan())
+        handle = self._handle
+        return files_table(PinnedLake.current(handle.desc, handle.lake()).plan())
 
     def tier(self) -> TieringResult:
         """One tiering round in this process; see `Connection.tier`."""
-        lake = format_of(self._handle.desc).open(self._handle.desc, self._handle.lake())
-        result = tier_table(self._handle, lake, self._handle.log)
-        offsets = {self._handle.desc.tablet_id(k): o for k, o in result.offsets.items()}
+        handle = self._handle
+        result = tier_table(handle, _lake_of(handle), handle.log)
+        offsets = {handle.desc.tablet_id(k): o for k, o in result.offsets.items()}
         return TieringResult(result.snapshot_id, result.rows, result.deletes, result.files, offsets)
 
     def adopt(self) -> bool:
@@ -128,10 +137,11 @@ class TableLake(Displayed):
         """
         from lakehead.tiering.compaction import CompactionResult, compact
 
-        lake = format_of(self._handle.desc).open(self._handle.desc, self._handle.lake())
+        handle = self._handle
+        lake = _lake_of(handle)
         done = CompactionResult(None, 0, 0, 0, True)
         while done.more:
-            new = compact(lake, self._handle.desc, self._handle.env)
+            new = compact(lake, handle.desc, handle.env)
             done = CompactionResult(
                 new.snapshot_id or done.snapshot_id,
                 done.rows + new.rows,
@@ -140,7 +150,7 @@ class TableLake(Displayed):
                 new.more,
             )
         if done.snapshot_id is not None:
-            _report(self._handle)
+            _report(handle)
         return done
 
     def expire(self, older_than: str | float = "7d", *, keep: int = 20) -> ExpiryResult:
@@ -162,10 +172,10 @@ class TableLake(Displayed):
         from lakehead.tiering.expiry_plan import Retention
 
         retention = Retention(keep, parse_duration_ms(older_than, "older_than") * 1000)
-        lake = format_of(self._handle.desc).open(self._handle.desc, self._handle.lake())
-        found = expire(lake, retention, clock=self._handle.env.clock, in_use=lambda: _in_use(self._handle))
+        handle = self._handle
+        found = expire(_lake_of(handle), retention, clock=handle.env.clock, in_use=lambda: _in_use(handle))
         if found.snapshots:
-            _report(self._handle)
+            _report(handle)
         return found
 
     def remove_orphans(self, older_than: str | float = "1d", *, dry_run: bool = False) -> pa.Table:
@@ -188,14 +198,20 @@ class TableLake(Displayed):
         from lakehead.iceberg.orphans import remove_orphans
 
         age = parse_duration_ms(older_than, "older_than")
+        handle = self._handle
         found = remove_orphans(
             self.iceberg,
             older_than_ms=age,
-            clock=self._handle.env.clock,
-            also_reachable=_in_use(self._handle),
+            clock=handle.env.clock,
+            also_reachable=_in_use(handle),
             dry_run=dry_run,
         )
         return pa.Table.from_pylist([vars(o) for o in found], _ORPHANS_SCHEMA)
+
+
+def _lake_of(handle: TableHandle) -> LakeTable:
+    """The lake table, to commit to it."""
+    return format_of(handle.desc).open(handle.desc, handle.lake())
 
 
 def tier_table(

@@ -305,6 +305,10 @@ class Table(Displayed):
     ) -> Subscription:
         """Rows pushed as soon as they are readable; each item is a `Batch`.
 
+        When the table is altered, batches have its new columns from some offset of each tablet on; a column that was
+        named, here or in ``where``, and is gone ends the subscription with `ColumnNotFoundError` or
+        `InvalidPredicateError`.
+
         Args:
             start: ``"latest"``: what comes from now on; ``"earliest"``: everything there is, then what comes;
                 ``"full"``: the current rows, then the changes, joined at one offset; a datetime: from the first row
@@ -349,7 +353,7 @@ class Table(Displayed):
         """One row a tablet: partition, bucket, start_offset, high_watermark, tiered_offset, rows, lag_rows,
         lag_seconds (age of the oldest row that is not in the lake; null without a lake), damage (what is
         known to be wrong with the tablet's files; null when nothing is)."""
-        return status_table(self._handle)
+        return self._current(lambda: status_table(self._handle))
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:

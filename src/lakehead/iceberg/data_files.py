@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.locations import LocationProvider
 
-_NAMES = SystemRandomness()
-
 ROW_GROUP_ROWS = (128 << 10, 1 << 20)
 """A row group has at least and at most so many rows, where there are so many."""
 ROW_GROUP_BYTES = (64 << 20, 256 << 20)

@@ -12,9 +12,16 @@ import threading
 from typing import TYPE_CHECKING
 
 from lakehead.api.connection import Connection, connect, open_server
-from lakehead.api.table import Table
+from lakehead.api.table import Table, handle_of
+from lakehead.client.table import TableHandle
 from lakehead.env.forks import keep
-from lakehead.errors import AuthenticationError, ClosedError, InvalidRequestError, UnavailableError
+from lakehead.errors import (
+    AuthenticationError,
+    ClosedError,
+    InvalidRequestError,
+    TableNotFoundError,
+    UnavailableError,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,6 +81,22 @@ def worker_table(uri: str, name: str) -> Table:
                 del _of_process[key]
         con = _of_process[key] = _connected(uri)
         return con.table(name)
+
+
+def planned_handle(uri: str, name: str, table_id: str, schema_id: int) -> TableHandle:
+    """A table as it was when what this process carries out was planned.
+
+    Raises:
+        TableNotFoundError: it was dropped, or another one has its name.
+        SchemaChangedError: it was altered since: read now, rows would have other columns than was planned.
+    """
+    handle = handle_of(worker_table(uri, name))
+    if handle.desc.table_id != table_id:
+        raise TableNotFoundError(
+            f"table {name} was dropped and created again while it was read: read it again", table=name
+        )
+    handle.desc.require_schema(schema_id)
+    return handle
 
 
 def _connected(uri: str) -> Connection:

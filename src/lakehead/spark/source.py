@@ -20,16 +20,16 @@ from pyspark.sql.types import StructType
 
 from lakehead.api.table import Table, handle_of
 from lakehead.config import unknown_name
-from lakehead.errors import ColumnNotFoundError, InvalidPropertyError, InvalidRequestError, LakeStateError
+from lakehead.errors import ColumnNotFoundError, InvalidPropertyError, InvalidRequestError
 from lakehead.format.read_as import cast_to
 from lakehead.format.schema import nearest_name
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.lake.union_read import Pin, UnionRead, pin
 from lakehead.log.netchange import Offsets, between
 from lakehead.predicate.read_spec import ReadSpec
-from lakehead.spark.connections import worker_table
+from lakehead.spark.connections import planned_handle, worker_table
 from lakehead.spark.types import spark_schema
-from lakehead.types import SYSTEM_FIELDS, TabletKey, Tier, require_tier
+from lakehead.types import SYSTEM_FIELDS, TableDescriptor, TabletKey, Tier, require_tier
 
 if TYPE_CHECKING:
     from lakehead.lake.lake_table import LakeFile
@@ -40,8 +40,8 @@ LAKE_BYTES = 32 << 20
 """Lake files of so many bytes together make a partition."""
 HOT_ROWS = 512 << 10
 """Log records that make a partition; a keyed tablet is never cut."""
-OPTIONS = ("uri", "table", "columns", "tier", "snapshot", "ranges", "lease")
-_INTERNAL = ("ranges", "lease")
+OPTIONS = ("uri", "table", "columns", "tier", "snapshot", "ranges", "lease", "schema_id")
+_INTERNAL = ("ranges", "lease", "schema_id")
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class ReadOptions:
         tier: see `lakehead.Table.scan`.
         snapshot: read the lake alone, at this lake snapshot.
         ranges: read exactly these log offsets and no lake; how a union read ships its pin, with its ``lease``.
+        schema_id: the definition under which that was pinned; -1 for what is pinned with the plan.
     """
 
     uri: str
@@ -64,6 +65,7 @@ class ReadOptions:
     snapshot: int | None
     ranges: Ranges | None
     lease: str | None = None
+    schema_id: int = -1
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -97,6 +99,7 @@ class ReadOptions:
             int(snapshot) if snapshot is not None else None,
             None if ranges is None else {TabletKey.parse(k): (s, e) for k, (s, e) in json.loads(ranges).items()},
             given.get("lease"),
+            int(given.get("schema_id", -1)),
         )
 
 
@@ -111,9 +114,10 @@ def _columns(text: str | None) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, eq=False)
 class LakePart:
-    """Lake files to read, and offsets of rows to leave out, under the lease of the plan."""
+    """Lake files to read, and offsets of rows to leave out, under the lease and the definition of the plan."""
 
     table_id: str
+    schema_id: int
     files: tuple[LakeFile, ...]
     superseded: Mapping[TabletKey, Offsets]
     lease: str | None = None
@@ -121,9 +125,10 @@ class LakePart:
 
 @dataclass(frozen=True, eq=False)
 class HotPart:
-    """Log offsets to read, under the lease of the plan; whole tablets where the table is keyed."""
+    """Log offsets to read, under the lease and the definition of the plan; whole tablets where the table is keyed."""
 
     table_id: str
+    schema_id: int
     ranges: Ranges
     lease: str | None = None
 
@@ -167,6 +172,7 @@ class LakeheadReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         table = self._table()
         handle, options = handle_of(table), self._options
+        handle.desc.require_schema(options.schema_id)
         if options.ranges is not None:
             pinned = Pin(None, options.ranges, options.lease)
         else:
@@ -177,8 +183,8 @@ class LakeheadReader(DataSourceReader):
             superseded: Mapping[TabletKey, Offsets] = {}
             if handle.desc.keyed and pinned.ranges:
                 superseded = UnionRead(handle, pinned, ReadSpec(())).hot_changes()[0]
-            parts += lake_parts(handle.desc.table_id, view.plan(), superseded, pinned.lease)
-        parts += hot_parts(handle.desc.table_id, pinned.ranges, pinned.lease, whole_tablets=handle.desc.keyed)
+            parts += lake_parts(handle.desc, view.plan(), superseded, pinned.lease)
+        parts += hot_parts(handle.desc, pinned.ranges, pinned.lease)
         return [InputPartition(p) for p in parts]
 
     # ---- reading --------------------------------------------------------------------------------------------------
@@ -187,10 +193,8 @@ class LakeheadReader(DataSourceReader):
         part = partition.value
         if part is None:
             return
-        table = self._table()
-        handle, names = handle_of(table), self._schema.names
-        if handle.desc.table_id != part.table_id:
-            raise LakeStateError(f"table {table.name} was dropped and created again while it was read: read it again")
+        handle = planned_handle(self._options.uri, self._options.table, part.table_id, part.schema_id)
+        names = self._schema.names
         system = {f.name for f in SYSTEM_FIELDS}
         user = [n for n in names if n not in system]
         target = _arrow_schema(self._schema)
@@ -211,13 +215,13 @@ class LakeheadReader(DataSourceReader):
 
 
 def lake_parts(
-    table_id: str, files: Iterable[LakeFile], superseded: Mapping[TabletKey, Offsets], lease: str | None = None
+    desc: TableDescriptor, files: Iterable[LakeFile], superseded: Mapping[TabletKey, Offsets], lease: str | None = None
 ) -> Iterator[LakePart]:
     """Files in order, cut where `LAKE_BYTES` are reached; each part with the superseded offsets of its tablets."""
     for group in _grouped(files, lambda f: f.size, LAKE_BYTES):
         tablets = {f.tablet for f in group if f.tablet is not None}
         mine = {k: _within(superseded[k], [f for f in group if f.tablet == k]) for k in tablets if k in superseded}
-        yield LakePart(table_id, tuple(group), mine, lease)
+        yield LakePart(desc.table_id, desc.schema_id, tuple(group), mine, lease)
 
 
 def _within(offsets: Offsets, files: Sequence[LakeFile]) -> Offsets:
@@ -227,18 +231,18 @@ def _within(offsets: Offsets, files: Sequence[LakeFile]) -> Offsets:
     return between(offsets, min(b[0] for b in bounds), max(b[1] for b in bounds) + 1)
 
 
-def hot_parts(table_id: str, ranges: Ranges, lease: str | None = None, *, whole_tablets: bool) -> Iterator[HotPart]:
+def hot_parts(desc: TableDescriptor, ranges: Ranges, lease: str | None = None) -> Iterator[HotPart]:
     """Log ranges, cut or gathered to about `HOT_ROWS` records."""
     pieces: list[tuple[TabletKey, int, int]] = []
     for key, (start, end) in sorted(ranges.items()):
-        step = max(end - start, 1) if whole_tablets else HOT_ROWS
+        step = max(end - start, 1) if desc.keyed else HOT_ROWS
         pieces += [(key, at, min(at + step, end)) for at in range(start, end, step)]
     for group in _grouped(pieces, lambda p: p[2] - p[1], HOT_ROWS):
         # A tablet's pieces are neighbours, so that those in one group are one range.
         joined: dict[TabletKey, tuple[int, int]] = {}
         for key, start, end in group:
             joined[key] = (joined[key][0] if key in joined else start, end)
-        yield HotPart(table_id, joined, lease)
+        yield HotPart(desc.table_id, desc.schema_id, joined, lease)
 
 
 def _grouped(items: Iterable[Any], size: Callable[[Any], int], limit: int) -> Iterator[list[Any]]:

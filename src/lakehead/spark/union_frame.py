@@ -83,6 +83,7 @@ def _hot_frame(spark: SparkSession, uri: str, table: Table, read: UnionRead) -> 
     superseded = UnionRead(handle, pinned, ReadSpec(())).hot_changes()[0] if handle.desc.keyed else {}
     source = spark.read.format("lakehead").option("uri", uri).option("table", table.name)
     source = source.option("ranges", json.dumps({str(k): list(r) for k, r in pinned.ranges.items()}))
+    source = source.option("schema_id", handle.desc.schema_id)
     source = source.option("lease", pinned.lease or "").option("columns", json.dumps(read.schema.names))
     return superseded, source.load()
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakehead.api.table import handle_of
 from lakehead.client.table import TableHandle
-from lakehead.errors import LakeheadError, TableNotFoundError
-from lakehead.spark.connections import worker_table
+from lakehead.errors import LakeheadError
+from lakehead.spark.connections import planned_handle
 from lakehead.types import TabletKey
 
 
@@ -20,7 +19,7 @@ class WorkerLog:
     def __init__(self, uri: str, handle: TableHandle) -> None:
         self._uri = uri
         self._name = str(handle.desc.path)
-        self._table_id = handle.desc.table_id
+        self._table_id, self._schema_id = handle.desc.table_id, handle.desc.schema_id
         self._handle: TableHandle | None = handle
 
     def __getstate__(self) -> dict[str, Any]:
@@ -28,10 +27,7 @@ class WorkerLog:
 
     def _opened(self) -> TableHandle:
         if self._handle is None:
-            handle = handle_of(worker_table(self._uri, self._name))
-            if handle.desc.table_id != self._table_id:
-                raise TableNotFoundError(f"table {self._name} was dropped and created again", table=self._name)
-            self._handle = handle
+            self._handle = planned_handle(self._uri, self._name, self._table_id, self._schema_id)
         return self._handle
 
     def watermarks(self) -> Mapping[TabletKey, tuple[int, int]]:
