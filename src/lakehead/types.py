@@ -286,6 +286,23 @@ class Schemas:
         system = max(len(s.fields) for s in self.known) + len(SYSTEM_FIELDS)
         return max(system, *(i for s in self.known for i in _ids_in(list(s.fields)) if i is not None))
 
+    def written(self, schema_id: int) -> TableSchema:
+        """The definition with this id, of rows that are to be read as the current one.
+
+        Raises:
+            SchemaChangedError: it is newer, whether its columns fit or not: a round that read rows without columns
+                which came since would leave them behind.
+            CorruptionError: there is none of this id.
+        """
+        found = self.of(schema_id)
+        if schema_id > self.current.id:
+            raise SchemaChangedError(
+                f"rows of schema {schema_id} are not read as the older schema {self.current.id}: the table was altered,"
+                " open it again",
+                schema_id=schema_id,
+            )
+        return found
+
     def of(self, schema_id: int) -> TableSchema:
         """The definition with this id.
 
@@ -344,11 +361,23 @@ class TableDescriptor:
             SchemaChangedError: it is not.
         """
         if schema_id not in (-1, self.schema_id):
-            raise SchemaChangedError(
-                f"table {self.path} was altered since it was opened: open it again",
-                table=str(self.path),
-                schema_id=self.schema_id,
-            )
+            raise self._altered(self.schema_id)
+
+    def require_newest(self, schema_id: int) -> None:
+        """That nobody has found a newer definition than this one.
+
+        Raises:
+            SchemaChangedError: somebody has.
+        """
+        if schema_id > self.schema_id:
+            raise self._altered(schema_id)
+
+    def _altered(self, schema_id: int) -> SchemaChangedError:
+        return SchemaChangedError(
+            f"table {self.path} was altered since it was opened: open it again",
+            table=str(self.path),
+            schema_id=schema_id,
+        )
 
     def require_lake(self) -> str:
         """The kind of its lake.

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.types import LongType, StringType
 
 import lakehead as lh
@@ -419,3 +420,30 @@ def test_what_a_worker_reads_was_planned_under_the_same_definition(con: lh.Conne
         a.drop_column("b").add_column("b", pa.string())
     with pytest.raises(SchemaChangedError):
         list(pickle.loads(pickle.dumps(planned)).read(tablet, 0, 1))
+
+
+@pytest.mark.parametrize("lost", ["request", "answer"])
+def test_a_catalog_that_fails_while_the_lake_is_to_follow(
+    con: lh.Connection, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """The table is altered; its lake follows when it is asked for next."""
+    table = con.create_table("t", SCHEMA, lake="iceberg")
+    put(table, [old(1)])
+    con.tier("t")
+    commit, left = SqlCatalog.commit_table, [1]
+
+    def fails_once(*args: Any) -> Any:
+        if not left:
+            return commit(*args)
+        left.clear()
+        if lost == "answer":
+            commit(*args)
+        raise OSError("away")
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", fails_once)
+    change(table)
+    assert not left and table.schema.names == ["k", "note", "a", "bee"]
+    assert rows_of(table) == [new(1)]
+    put(table, [new(2, "x")])
+    con.tier("t")
+    assert rows_of(table, tier="lake") == [new(1), new(2, "x")]

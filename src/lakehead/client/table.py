@@ -58,6 +58,15 @@ class TableHandle:
         """The table as a read that is pinned under its definition names it."""
         return m.LeasedTable(table_id=self.desc.table_id, lake=lake, schema_id=self.desc.schema_id)
 
+    def adopt_lake(self) -> bool:
+        """See `lakehead.api.lake.TableLake.adopt`."""
+        return bool(ask(self._server, self.env.clock, m.AdoptLake(table_id=self.desc.table_id))[0].names)
+
+    def report_tiered(self) -> None:
+        """Tell the servers that a round was committed, so that they may trim at once. A hint: they look at the lake."""
+        for server in self._routes.servers(self.desc.table_id):
+            ask(server, self.env.clock, m.ReportTiered(table_id=self.desc.table_id))
+
     # ---- definition -------------------------------------------------------------------------------------------
 
     def now(self) -> TableHandle:
@@ -90,12 +99,3 @@ class TableHandle:
         if desc == self.desc:
             return self
         return TableHandle(desc, self._routes, self.env, self.leases, self._folder_id)
-
-    def adopt_lake(self) -> bool:
-        """See `lakehead.api.lake.TableLake.adopt`."""
-        return bool(ask(self._server, self.env.clock, m.AdoptLake(table_id=self.desc.table_id))[0].names)
-
-    def report_tiered(self) -> None:
-        """Tell the servers that a round was committed, so that they may trim at once. A hint: they look at the lake."""
-        for server in self._routes.servers(self.desc.table_id):
-            ask(server, self.env.clock, m.ReportTiered(table_id=self.desc.table_id))

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakehead.errors import CorruptionError, SchemaChangedError
+from lakehead.errors import CorruptionError
 from lakehead.format.frame import FrameBody
 from lakehead.format.statistics import may_match
 from lakehead.predicate import Bound
@@ -31,12 +31,12 @@ def read_as(body: FrameBody, schemas: Schemas, columns: Sequence[int] | None = N
 
     Raises:
         CorruptionError: the frame cannot be decoded; there is no schema of its id, or it cannot be read as the current.
-        SchemaChangedError: it was written under a newer schema, of which the current one does not have all.
+        SchemaChangedError: it was written under a newer schema.
     """
     wanted = schemas.current
     if body.schema_id == wanted.id:
         return body.rows(wanted.columns, columns)
-    written = schemas.of(body.schema_id)
+    written = schemas.written(body.schema_id)
     binding = _binding(written, wanted, columns if columns is None else tuple(columns))
     return _bound(binding, body.rows(written.columns, binding.read), written, wanted)
 
@@ -48,7 +48,7 @@ def rows_as(
     wanted = schemas.current
     if schema_id == wanted.id:
         return rows if columns is None else rows.select(list(columns))
-    written = schemas.of(schema_id)
+    written = schemas.written(schema_id)
     binding = _binding(written, wanted, columns if columns is None else tuple(columns))
     return _bound(binding, rows.select(list(binding.read)), written, wanted)
 
@@ -95,7 +95,7 @@ def may_match_as(body: FrameBody, schemas: Schemas, bounds: Iterable[Bound]) -> 
     wanted = schemas.current
     if body.schema_id == wanted.id:
         return may_match(body.statistics, wanted.columns, bounds)
-    written = schemas.of(body.schema_id)
+    written = schemas.written(body.schema_id)
     names = {field_id(f): f.name for f in written.fields}
     known = []
     for bound in bounds:
@@ -110,12 +110,6 @@ def may_match_as(body: FrameBody, schemas: Schemas, bounds: Iterable[Bound]) -> 
 
 @lru_cache(maxsize=256)
 def _binding(written: TableSchema, wanted: TableSchema, columns: tuple[int, ...] | None) -> Binding:
-    if written.id > wanted.id:
-        raise SchemaChangedError(
-            f"rows of schema {written.id} are not read as the older schema {wanted.id}: the table was altered, open it"
-            " again",
-            schema_id=written.id,
-        )
     positions = range(len(wanted.fields)) if columns is None else columns
     binding = Binding.of(written.fields, [wanted.fields.field(i) for i in positions])
     for f, at in zip(binding.schema, binding.places, strict=True):

@@ -19,7 +19,7 @@ from lakehead.errors import FolderCopiedError, LakeStateError, UnavailableError
 from lakehead.iceberg.contract import definition_of
 from lakehead.iceberg.evolution import evolve, evolved
 from lakehead.iceberg.iceberg_table import IcebergLakeTable
-from lakehead.iceberg.lake_catalog import LakeCatalog
+from lakehead.iceberg.lake_catalog import LakeCatalog, catalog_errors
 from lakehead.iceberg.proof import manifest_paths, missing_files
 from lakehead.iceberg.relocation import relocate_table
 from lakehead.iceberg.version import read_mark
@@ -115,7 +115,8 @@ class CatalogLakeState:
         for _ in range(_ATTEMPTS_MAX):
             table = self._load_own(desc)
             try:
-                evolve(table, desc)
+                with catalog_errors(self._config.name):
+                    evolve(table, desc)
                 return table
             except CommitFailedException:
                 continue

@@ -93,7 +93,7 @@ def check_contract(table: Table, desc: TableDescriptor) -> LakeContract:
     """
     definition = table.properties.get(DEFINITION)
     if definition is not None:
-        desc.require_schema(max(int(definition), desc.schema_id))
+        desc.require_newest(int(definition))
     contract = LakeContract.of(table, desc)
     pinned = {f.name for f in contract.columns.fields}
     if newer := [c for c in desc.schema.names if c not in pinned]:

@@ -34,7 +34,7 @@ def evolve(table: Table, desc: TableDescriptor) -> bool:
         CommitFailedException: somebody else committed meanwhile: load it again.
     """
     definition = definition_of(table, desc)
-    desc.require_schema(max(definition, desc.schema_id))
+    desc.require_newest(definition)
     written = desc.schemas.of(definition)
     if written.id == desc.schema_id:
         return False

@@ -86,7 +86,7 @@ class LakeCatalog:
         uri = self.properties.get("uri", "")
         if uri.startswith("sqlite:///") and (folder := os.path.dirname(make_url(uri).database or "")):
             LocalStorage().make_folder(folder)
-        with _catalog_errors(self.name):
+        with catalog_errors(self.name):
             try:
                 catalog = load_catalog(self.name, **self.properties)
             except NotInstalledError as e:
@@ -109,7 +109,7 @@ class LakeCatalog:
             UnavailableError: the catalog cannot be reached.
         """
         identifier = (desc.path.database, desc.path.table)
-        with _catalog_errors(self.name):
+        with catalog_errors(self.name):
             self.iceberg.create_namespace_if_not_exists(desc.path.database)
             try:
                 return _checked(self.iceberg.load_table(identifier), desc)
@@ -137,7 +137,7 @@ class LakeCatalog:
             UnavailableError: the catalog or its storage cannot be reached.
         """
         identifier = (desc.path.database, desc.path.table)
-        with _catalog_errors(self.name):
+        with catalog_errors(self.name):
             try:
                 table = _checked(self.iceberg.load_table(identifier), desc)
             except NoSuchTableError:
@@ -159,7 +159,7 @@ class LakeCatalog:
             UnavailableError: the catalog cannot be reached.
         """
         try:
-            with _catalog_errors(self.name):
+            with catalog_errors(self.name):
                 return _checked(self.iceberg.load_table((desc.path.database, desc.path.table)), desc)
         except NoSuchTableError as e:
             raise LakeStateError(
@@ -207,7 +207,7 @@ def open_metadata(metadata_location: str, properties: Mapping[str, str]) -> Tabl
     Raises:
         UnavailableError: the file cannot be read.
     """
-    with _catalog_errors(metadata_location):
+    with catalog_errors(metadata_location):
         return StaticTable.from_metadata(metadata_location, dict(properties))
 
 
@@ -237,7 +237,7 @@ def _checked(table: Table, desc: TableDescriptor) -> Table:
 
 
 @contextmanager
-def _catalog_errors(name: str) -> Iterator[None]:
+def catalog_errors(name: str) -> Iterator[None]:
     """Turn what catalogs and storage raise when they cannot be reached, or lack a file, into one error."""
     try:
         with lake_files():

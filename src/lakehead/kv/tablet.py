@@ -83,22 +83,23 @@ class KvTablet:
             if at is not None and before.fields.field(at).type.equals(f.type, check_metadata=True):
                 columns.append(self._columns[at])
             else:
-                columns.append(self._bound(before.fields.field(at) if at is not None else None, at or 0, f))
+                columns.append(self._bound(at, f))
         self.schemas, self.schema, self._columns = schemas, wanted.columns, columns
         self._key_at = [self.schema.get_field_index(c) for c in self._key]
         self._prefix_at = [self.schema.get_field_index(c) for c in self._prefix]
 
-    def _bound(self, there: pa.Field | None, at: int, wanted: pa.Field) -> HeapColumn:
-        """A column of another type, or a new one, with the values that there are."""
+    def _bound(self, at: int | None, wanted: pa.Field) -> HeapColumn:
+        """The column in this place in another type; None: a new one, null in all rows."""
         (plain,) = without_ids([wanted])
         column = heap_column(plain.type)
         column.resize(self._capacity)
         slots = self._index.live_slots()
         for start in range(0, len(slots), _GATHER_ROWS):
             part = slots[start : start + _GATHER_ROWS]
-            if there is None:
+            if at is None:
                 column.scatter(part, pa.nulls(len(part), plain.type))
                 continue
+            there = self.schemas.current.fields.field(at)
             for some in self._cut(part):
                 rows = pa.RecordBatch.from_arrays([self._columns[at].gather(some)], names=[there.name])
                 column.scatter(some, Binding.of([there], [wanted]).rows(rows).column(0))

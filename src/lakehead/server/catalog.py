@@ -8,7 +8,7 @@ catalog, wherever they are applied. SQLite is where it is kept (`lakehead.server
 from __future__ import annotations
 
 import sqlite3
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -18,26 +18,23 @@ from lakehead.protocol.schemas import schema_to_text
 from lakehead.types import TableDescriptor
 
 
-class CreateTable(msgspec.Struct, frozen=True, tag=True):
-    """Make a table, and its database where it is the first in it. ``schemas`` are ids and texts of its definitions."""
+class _Definition(msgspec.Struct, frozen=True, tag=True):
+    """A table's definition; ``schemas`` are ids and texts of all that it ever had."""
 
     info: TableInfo
     schemas: list[tuple[int, str]]
 
     @classmethod
-    def of(cls, desc: TableDescriptor) -> CreateTable:
+    def of(cls, desc: TableDescriptor) -> Self:
         return cls(TableInfo.of(desc), [(s.id, schema_to_text(s)) for s in desc.schemas.known])
 
 
-class AlterTable(msgspec.Struct, frozen=True, tag=True):
-    """Give a table another definition; ``schemas`` as in `CreateTable`."""
+class CreateTable(_Definition, frozen=True, tag=True):
+    """Make a table, and its database where it is the first in it."""
 
-    info: TableInfo
-    schemas: list[tuple[int, str]]
 
-    @classmethod
-    def of(cls, desc: TableDescriptor) -> AlterTable:
-        return cls(TableInfo.of(desc), [(s.id, schema_to_text(s)) for s in desc.schemas.known])
+class AlterTable(_Definition, frozen=True, tag=True):
+    """Give a table another definition."""
 
 
 class DropTable(msgspec.Struct, frozen=True, tag=True):

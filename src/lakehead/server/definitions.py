@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable
 
 from lakehead.config import Limits
@@ -19,6 +19,8 @@ from lakehead.server.maintenance import Maintenance
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.tables import LiveTables
 from lakehead.types import Schemas, TableDescriptor
+
+_log = logging.getLogger("lakehead.server")
 
 
 class Definitions:
@@ -45,7 +47,6 @@ class Definitions:
         self._limits = limits
         self._fence = fence
         self._create_lock = env.threads.lock()
-        self._alter_lock = env.threads.lock()
 
     def create(self, request: m.CreateTable) -> m.TableReply:
         """See `CreateTable`."""
@@ -102,12 +103,12 @@ class Definitions:
                 return self._reply(desc)
             if desc.lake is not None and new.schemas != desc.schemas:
                 self._lake_state().require_alterable(new)
-            with self._alter_lock:
-                self._tables.alter(new)
+            self._tables.alter(new)
             if desc.lake is not None:
-                # The table is altered: a lake that does not follow now follows when it is asked for next.
-                with contextlib.suppress(LakeheadError):
+                try:
                     self._lake_state().info(new)
+                except LakeheadError as e:
+                    _log.warning("the lake of %s follows its new columns when it is asked for next: %s", new.path, e)
         return self._reply(new)
 
     def _reply(self, desc: TableDescriptor) -> m.TableReply:
@@ -126,10 +127,8 @@ class Definitions:
             )
 
     def get(self, request: m.GetTable) -> m.TableReply:
-        """See `GetTable`. The catalog has a new definition a moment before it is in force."""
-        with self._alter_lock:
-            desc = self._metadata.table(request.path)
-        return self._reply(desc)
+        """See `GetTable`."""
+        return self._reply(self._tables.in_force(self._metadata.table(request.path)))
 
     def list_tables(self, request: m.ListTables) -> m.NamesReply:
         """See `ListTables`."""

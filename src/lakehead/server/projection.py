@@ -69,7 +69,7 @@ class Projection:
         """Rows of a frame with offsets in ``[start, end)``; None when statistics show that none can match."""
         body = frame.body
         if body.schema_id > self.schemas.current.id:
-            # Not even where its columns fit: a round that read it so would leave the new ones behind.
+            # These definitions may be of before it was made, which is no damage; for the rest see `Schemas.written`.
             raise SchemaChangedError("the table was altered while it was read: open it again", schema_id=body.schema_id)
         bounds = self._predicate.bounds if self._predicate is not None and body.statistics_length else ()
         if bounds and not may_match_as(body, self.schemas, bounds):

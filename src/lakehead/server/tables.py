@@ -396,6 +396,11 @@ class LiveTables:
             raise
         self.remove_dropped()
 
+    def in_force(self, desc: TableDescriptor) -> TableDescriptor:
+        """A definition of the catalog, which has a new one a moment before it is in force, as it is in force now."""
+        live = self._live.get(desc.table_id)
+        return desc if live is None else live.desc
+
     def alter(self, desc: TableDescriptor) -> None:
         """Give a table another definition, for good, and have it in force when this returns.
 
