@@ -14,6 +14,8 @@ import lakehead as lh
 from lakehead import TabletId
 from lakehead.api.table import handle_of
 from lakehead.env.clock import SystemClock
+from lakehead.errors import OffsetOutOfRangeError
+from lakehead.predicate.read_spec import ReadSpec
 
 KV = pa.schema([("k", pa.int64()), ("a", pa.string())])
 ONE = TabletId((), 0)
@@ -283,3 +285,17 @@ def test_orphan_clean_up_keeps_what_pinned_scans_read(con: lh.Connection) -> Non
     again = con.table("a.t").scan()
     assert data <= set(table.lake.remove_orphans(0)["path"].to_pylist())
     assert again.count() == 10
+
+
+def test_a_tablet_that_has_reached_its_stop_may_be_trimmed_before_its_stream_opens(con: lh.Connection) -> None:
+    table = con.create_table("a.t", KV, lake="iceberg", hot_retention="0s", buckets=2, segment_bytes=500)
+    table.append([*rows(*range(100))])
+    con.tier("a.t")
+    trim(con)
+    tablets = {t.key: t.log_start for t in handle_of(table).log.tablets()}
+    assert any(tablets.values())
+    zero = dict.fromkeys(tablets, 0)
+    spec = ReadSpec(("k", "a"))
+    with pytest.raises(OffsetOutOfRangeError):
+        handle_of(table).log.subscribe(starts=zero, default="earliest", stops=tablets, spec=spec)
+    assert list(handle_of(table).log.subscribe(starts=zero, default="earliest", stops=zero, spec=spec)) == []

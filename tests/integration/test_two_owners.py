@@ -12,6 +12,8 @@ import pytest
 
 import lakehead as lh
 from lakehead.api.embedded import serve
+from lakehead.api.table import handle_of
+from lakehead.client.writers import Writers
 from lakehead.config import ServerConfig
 from lakehead.env.folder_lock import read_announcement
 from lakehead.env.storage import LocalStorage
@@ -142,3 +144,22 @@ def test_the_first_may_connect_again(tmp_path: Path) -> None:
     with lh.connect(tmp_path) as con:
         con.table("t").append([{"who": "x", "n": 2}])
         assert con.table("t").scan().count() == 2
+
+
+def test_columns_that_only_a_second_owner_knows_are_refused_as_the_first_is_fenced(tmp_path: Path) -> None:
+    con = lh.connect(tmp_path)
+    con.create_table("t", SCHEMA).append([{"who": "x", "n": 1}])
+    remove_lock(tmp_path)
+    second = serve(tmp_path, ServerConfig())
+    with lh.connect(second.uri) as other:
+        table = other.table("t")
+        with table.alter() as a:
+            a.add_column("m", pa.int64())
+        altered = handle_of(table)
+    first = handle_of(con.table("t"))
+    assert isinstance(con._server, LocalEndpoint)
+    writers = Writers(altered.desc, first._routes, first.env, first._folder_id)
+    with pytest.raises(FencedError):
+        writers.write("append", pa.table({"who": ["y"], "n": [2], "m": [3]}))
+    second.close()
+    con.close()

@@ -259,7 +259,10 @@ class Feed:
         return read_records(self._handle, key, start, end, self._spec)
 
     def _open(self, tablets: Sequence[TabletState]) -> Stream | None:
-        """Follow the log; None when it does not hold all that is wanted, and the lake does."""
+        """Follow the log; None when it does not hold all that is wanted, and the lake does.
+
+        The server refuses a position that was trimmed meanwhile, unless the tablet has reached its stop.
+        """
         log_starts = {t.key: t.log_start for t in tablets}
         for key in log_starts:
             if key not in self._live_first:
@@ -267,13 +270,10 @@ class Feed:
                 self._positions.setdefault(key, 0)
         if self._over_lake and self._behind(log_starts):
             return None
-        # Tablets that have reached their stop may begin later. The server refuses a position that was trimmed.
-        starts = {k: p if p < self._stop(k) else max(p, log_starts.get(k, 0)) for k, p in self._positions.items()}
-        stops = self._stops
-        if stops is not None:
-            stops = {k: max(s, log_starts.get(k, 0)) for k, s in stops.items()}
         try:
-            return self._handle.log.subscribe(starts=starts, default=self._default, stops=stops, spec=self._spec)
+            return self._handle.log.subscribe(
+                starts=self._positions, default=self._default, stops=self._stops, spec=self._spec
+            )
         except OffsetOutOfRangeError:
             if self._over_lake and self._behind(self._log_starts()):
                 return None

@@ -172,7 +172,7 @@ def open_subscription(table: LiveTable, request: Subscribe) -> ServerStream:
     """Rows as soon as they are readable.
 
     Raises:
-        OffsetOutOfRangeError: a start is no longer, or not yet, in the log.
+        OffsetOutOfRangeError: a start is no longer in the log, though it has not reached its stop, or not yet.
         WrongTableKindError: ``full`` live rows were asked of a log table.
         SchemaChangedError: the table was altered, before or while it is followed.
     """
@@ -182,11 +182,13 @@ def open_subscription(table: LiveTable, request: Subscribe) -> ServerStream:
         raise WrongTableKindError(f"{table.desc.path} is a log table: subscribe from 'earliest' to get all its rows")
     projection = _projection(desc, request)
     positions = {part.key: part.start for part in request.starts}
+    stops = None if request.stops is None else {part.key: part.start for part in request.stops}
     known = table.answering()
     for key, start in positions.items():
         tablet = table.tablet(key)
         low, high = (tablet.log_start_offset, tablet.high_watermark) if tablet else (0, 0)
-        if not low <= start <= high:
+        ended = stops is not None and start >= stops.get(key, 0)
+        if start > high or (start < low and not ended):
             raise OffsetOutOfRangeError(
                 f"cannot start at offset {start} of {table.desc.path} tablet {key}: the log holds [{low}, {high}];"
                 " subscribe from 'earliest', or from 'full' to get the current rows and what changes after",
@@ -200,7 +202,6 @@ def open_subscription(table: LiveTable, request: Subscribe) -> ServerStream:
             if request.default == "full" or trimmed:
                 initial.append(key)
             positions[key] = tablet.high_watermark if request.default == "latest" else tablet.log_start_offset
-    stops = None if request.stops is None else {part.key: part.start for part in request.stops}
     if stops is not None and any(table.tablet(key) is None for key in stops):
         raise InvalidRequestError(f"stop names tablets that {table.desc.path} does not have")
     subscription = _Subscription(table, projection, positions, initial, stops)

@@ -206,6 +206,7 @@ class LiveTable:
 
         Raises:
             SchemaMismatchError: it never had it.
+            FencedError: nor can it have it: another process owns the folder, and may have altered the table.
         """
         desc = self.desc
         if schema_id in (-1, desc.schema_id):
@@ -213,6 +214,7 @@ class LiveTable:
         try:
             return desc.as_of(schema_id)
         except CorruptionError:
+            self._metadata.fence()
             raise SchemaMismatchError(f"{desc.path} has no schema {schema_id}: open the table again") from None
 
     def notify(self) -> None:
