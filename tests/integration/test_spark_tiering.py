@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,11 @@ import lakehead as lh
 import lakehead.spark as lhs
 from lakehead.api.table import handle_of
 from lakehead.env import Env
+from lakehead.errors import InvalidRequestError, NoLakeError, UnavailableError
 from lakehead.iceberg.iceberg_table import IcebergLakeTable
 from lakehead.lake.marks import next_epoch
+from lakehead.spark.executor import SharedJobs
+from lakehead.spark.tiering import SMALL_ROUND_RECORDS
 from lakehead.tiering.round import run_round
 
 if TYPE_CHECKING:
@@ -36,6 +40,12 @@ def con(tmp_path: Path) -> Iterator[lh.Connection]:
 
 def rows(start: int, end: int, v: str = "a") -> list[dict[str, object]]:
     return [{"id": i, "v": v} for i in range(start, end)]
+
+
+def _refuse_zero(n: int) -> int:
+    if n == 0:
+        raise NoLakeError("zero")
+    return n
 
 
 def test_tables_are_tiered_until_told_to_stop(spark: SparkSession, con: lh.Connection) -> None:
@@ -112,3 +122,49 @@ def test_stop_from_another_thread(spark: SparkSession, con: lh.Connection) -> No
     timer.start()
     service.run()
     timer.join()
+
+
+def test_rounds_that_wait_share_a_job(spark: SparkSession, con: lh.Connection) -> None:
+    names = [f"t.many{n}" for n in range(12)]
+    for name in names:
+        con.create_table(name, SCHEMA, lake="iceberg", freshness="1s").append(rows(0, 10))
+    reports: list[RoundReport] = []
+    tracker = spark.sparkContext.statusTracker()
+    before = set(tracker.getJobIdsForGroup())
+    lhs.tiering_service(spark, con, ["t.many*"], on_round=reports.append).run(lambda: len(reports) == len(names))
+    jobs = set(tracker.getJobIdsForGroup()) - before
+    assert {r.table for r in reports} == set(names) and len(jobs) < len(names)
+    assert all(con.table(name).scan(tier="lake").count() == 10 for name in names)
+
+
+def test_small_rounds_may_run_in_the_driver(spark: SparkSession, con: lh.Connection) -> None:
+    table = con.create_table("t.k", SCHEMA, primary_key=["id"], lake="iceberg", freshness="1s")
+    table.upsert(rows(0, 100))
+    tracker = spark.sparkContext.statusTracker()
+    before = set(tracker.getJobIdsForGroup())
+    reports: list[RoundReport] = []
+    service = lhs.tiering_service(spark, con, on_round=reports.append, small_rounds="driver")
+    service.run(lambda: len(reports) == 1)
+    assert set(tracker.getJobIdsForGroup()) == before
+    table.upsert(rows(0, SMALL_ROUND_RECORDS))
+    service.run(lambda: len(reports) == 2)
+    assert set(tracker.getJobIdsForGroup()) > before
+    assert table.scan(tier="lake").count() == SMALL_ROUND_RECORDS
+    with pytest.raises(InvalidRequestError, match="small_rounds"):
+        lhs.tiering_service(spark, con, small_rounds="here")  # type: ignore[arg-type]
+
+
+def test_who_shares_a_job_shares_its_failure_alone(spark: SparkSession) -> None:
+    jobs = SharedJobs(spark, Env.system().threads)
+    assert jobs.run(abs, [-1, 2]) == [1, 2] and jobs.run(abs, []) == []
+    undone: list[int] = []
+    with pytest.raises(UnavailableError, match="ZeroDivisionError"):
+        jobs.run(lambda n: 1 // n, [1, 0])
+    with pytest.raises(NoLakeError):
+        jobs.run(_refuse_zero, [1, 0], undo=undone.extend)
+    assert undone == [1]
+    found: dict[int, list[int]] = {}
+    with ThreadPoolExecutor(8) as pool:
+        for n, result in enumerate(pool.map(lambda n: jobs.run(abs, [-n, n]), range(8))):
+            found[n] = result
+    assert found == {n: [n, n] for n in range(8)}

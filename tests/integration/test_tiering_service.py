@@ -137,9 +137,9 @@ def test_a_long_round_keeps_no_other_table_waiting(lakes: lh.Connection) -> None
     both = threading.Barrier(2, timeout=60)
     run_round = tables.run_round
 
-    def meets_another(table_id: str) -> CommitResult:
+    def meets_another(table_id: str, records_max: int) -> CommitResult:
         both.wait()
-        return run_round(table_id)
+        return run_round(table_id, records_max)
 
     tables.run_round = meets_another  # type: ignore[method-assign]
     reports: list[RoundReport] = []
@@ -156,10 +156,10 @@ def test_a_round_under_way_is_waited_for(lakes: lh.Connection) -> None:
     began, may_go = threading.Event(), threading.Event()
     run_round = tables.run_round
 
-    def held(table_id: str) -> CommitResult:
+    def held(table_id: str, records_max: int) -> CommitResult:
         began.set()
         assert may_go.wait(60)
-        return run_round(table_id)
+        return run_round(table_id, records_max)
 
     tables.run_round = held  # type: ignore[method-assign]
     lakes.table("t.a").append([{"id": 1}])

@@ -160,7 +160,7 @@ class Rounds(RuleBasedStateMachine):
         for tablet, offset in (mark.offsets if mark else {}).items():
             self.log.trim(tablet, offset)
 
-    def tier(self, epoch: int) -> bool:
+    def tier(self, epoch: int, records_max: int | None = None) -> bool:
         try:
             run_round(
                 self.lake,
@@ -169,6 +169,7 @@ class Rounds(RuleBasedStateMachine):
                 dataclasses.replace(Env.system(), clock=Instant(), randomness=self.randomness),
                 epoch=epoch,
                 rows_per_task=5,
+                records_max=records_max,
             )
         except EXPECTED:
             return False
@@ -185,16 +186,29 @@ class Rounds(RuleBasedStateMachine):
     def delete(self, ids: list[int]) -> None:
         self.log.delete([{"id": i, "code": i} for i in ids])
 
-    @rule(ids=ids, events=events, faults=faults, newer=st.booleans(), asleep=st.booleans())
+    @rule(
+        ids=ids,
+        events=events,
+        faults=faults,
+        newer=st.booleans(),
+        asleep=st.booleans(),
+        records_max=st.none() | st.integers(1, 8),
+    )
     def round(
-        self, ids: list[int], events: list[tuple[str, str]], faults: list[Fault | None], newer: bool, asleep: bool
+        self,
+        ids: list[int],
+        events: list[tuple[str, str]],
+        faults: list[Fault | None],
+        newer: bool,
+        asleep: bool,
+        records_max: int | None,
     ) -> None:
         self.write(ids, -1)
         if newer:
             self.epoch += 1
         self.events, self.faults = list(events), list(faults)
         try:
-            self.tier(self.epoch - asleep)
+            self.tier(self.epoch - asleep, records_max)
         except Killed:
             pass
         finally:

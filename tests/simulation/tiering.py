@@ -101,10 +101,10 @@ class SimulatedTables:
         with self._turn(table_id, "watermarks"):
             return {t.key: t.high_watermark for t in self._clients[table_id].log.tablets()}
 
-    def run_round(self, table_id: str) -> CommitResult:
+    def run_round(self, table_id: str, records_max: int) -> CommitResult:
         """See `TieredTables.run_round`."""
         with self._turn(table_id, "round"):
-            return self._round(table_id)
+            return self._round(table_id, records_max)
 
     def maintain(self, table_id: str) -> bool:
         """See `TieredTables.maintain`."""
@@ -146,7 +146,7 @@ class SimulatedTables:
             self._epochs[table_id] = next_epoch(table.load())
         return self._epochs[table_id]
 
-    def _round(self, table_id: str) -> CommitResult:
+    def _round(self, table_id: str, records_max: int) -> CommitResult:
         d, lake = self.deployment, self.deployment.lakes.by_table[table_id]
         client, table = self._opened(table_id)
         epoch = self._epoch(table_id, table)
@@ -160,6 +160,7 @@ class SimulatedTables:
                 epoch=epoch,
                 round_id=round_id,
                 rows_per_task=d.draws.choice([5, 1000]),
+                records_max=d.draws.choice([7, records_max]),
             )
         except (CommitUnknownError, SchemaChangedError):
             raise

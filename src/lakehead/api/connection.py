@@ -298,7 +298,7 @@ class Connection(Displayed):
         most: for much data run `lakehead tier run`, which has Spark do it.
 
         Args:
-            tables: names; None for all tables with a lake, those created later too.
+            tables: names, or patterns such as ``shop.*``; None for all tables with a lake, those created later too.
             on_round: called after each round that moved rows, in the service's thread.
 
         Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from lakehead.lake.formats import format_of
 from lakehead.lake.listing import files_table
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.protocol.messages import LakeUse
+from lakehead.tiering.executor import here
 from lakehead.types import TIMESTAMP_TYPE, Epoch, TabletId
 
 if TYPE_CHECKING:
@@ -219,18 +220,21 @@ def tier_table(
     lake: LakeTable,
     source: HotSource,
     *,
-    executor: Executor | None = None,
+    executor_of: Callable[[int], Executor] = here,
     epoch: int | None = None,
+    records_max: int | None = None,
 ) -> CommitResult:
     """One tiering round of a table, here or on Spark, and what follows its commit.
 
     Args:
         source: the table's log, as the tasks reach it.
-        executor, epoch: see `run_round`, and there for errors too.
+        executor_of, epoch, records_max: see `run_round`, and there for errors too.
     """
     from lakehead.tiering.round import run_round
 
-    result = run_round(lake, handle.desc, source, handle.env, executor=executor, epoch=epoch)
+    result = run_round(
+        lake, handle.desc, source, handle.env, executor_of=executor_of, epoch=epoch, records_max=records_max
+    )
     if result.snapshot_id is not None:
         _report(handle)
     return result

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from lakehead.api.lake import maintain_table, tier_table
 from lakehead.api.table import Table, handle_of
+from lakehead.api.table_choice import TableChoice
 from lakehead.client.patience import is_gone
 from lakehead.client.table import TableHandle
 from lakehead.env import Env
@@ -17,10 +18,10 @@ from lakehead.env.threads import Started
 from lakehead.errors import AuthenticationError, ClosedError, LakeheadError, UnavailableError
 from lakehead.lake.formats import format_of
 from lakehead.lake.marks import next_epoch
-from lakehead.tiering.executor import Executor, LocalExecutor
+from lakehead.tiering.executor import Executor, here
 from lakehead.tiering.queue import Listed, ListedTable, TieringQueue
 from lakehead.tiering.service import RoundReport, TieringService
-from lakehead.types import Epoch, TablePath, TabletKey
+from lakehead.types import Epoch, TabletKey
 
 if TYPE_CHECKING:
     from lakehead.lake.lake_table import LakeTable
@@ -52,7 +53,7 @@ class ConnectionTables(Generic[C]):
 
     Args:
         con: a connection, which stays its owner's, or how to make one, which is closed with this.
-        chosen: names of the tables to tier, or one name; None for all.
+        chosen: names of the tables to tier or patterns, or one of them; see `TableChoice`.
         again: another connection to the same server, after it has refused what this one gives as its token.
 
     Raises:
@@ -64,8 +65,7 @@ class ConnectionTables(Generic[C]):
     ) -> None:
         self._target = con
         self._again = again
-        chosen = [chosen] if isinstance(chosen, str) else chosen
-        self._chosen = None if chosen is None else frozenset(str(TablePath.parse(name)) for name in chosen)
+        self._chosen = TableChoice.of(chosen)
         self._con: C | None = None
         self._own = callable(con)
         self._attached = False
@@ -77,15 +77,14 @@ class ConnectionTables(Generic[C]):
             reached = self._connected()
         except UnavailableError:
             return
-        for name in self._chosen or ():
+        for name in self._chosen.named:
             reached.table(name)
 
     # ---- for those that run rounds elsewhere --------------------------------------------------------------------
 
-    @property
-    def executor(self) -> Executor:
-        """Where tasks run."""
-        return LocalExecutor()
+    def executor_of(self, records: int) -> Executor:
+        """Where the tasks of a round of so many records run."""
+        return here(records)
 
     def log(self, con: C, handle: TableHandle) -> HotSource:
         """The log of a table as tasks read it."""
@@ -141,11 +140,10 @@ class ConnectionTables(Generic[C]):
         except AuthenticationError as e:
             con = self._reach_anew(con, e)
             names = frozenset(con.tables())
-        if self._chosen is not None:
-            if not self._listed:
-                for name in sorted(self._chosen - names):
-                    con.table(name)
-            names &= self._chosen
+        if not self._listed:
+            for name in sorted(self._chosen.named - names):
+                con.table(name)
+        names = frozenset(name for name in names if name in self._chosen)
         for name in self._ids.keys() - names:
             self._forget(self._ids.pop(name))
         wanted = [n for n in sorted(names) if n not in settled or self._ids.get(n) not in self._handles]
@@ -161,7 +159,7 @@ class ConnectionTables(Generic[C]):
                 raise
             return None
         desc = handle.desc
-        if self._chosen is not None and not self._listed:
+        if name in self._chosen.named and not self._listed:
             desc.require_lake()
         before = self._ids.get(name)
         if before not in (None, desc.table_id):
@@ -189,11 +187,11 @@ class ConnectionTables(Generic[C]):
         """See `TieredTables.watermarks`."""
         return {t.key: t.high_watermark for t in self._handle(table_id).log.tablets()}
 
-    def run_round(self, table_id: str) -> CommitResult:
+    def run_round(self, table_id: str, records_max: int) -> CommitResult:
         """See `TieredTables.run_round`."""
         handle, lake, epoch = self._opened(table_id)
         source = self.log(self._connected(), handle)
-        return tier_table(handle, lake, source, executor=self.executor, epoch=epoch)
+        return tier_table(handle, lake, source, executor_of=self.executor_of, epoch=epoch, records_max=records_max)
 
     def maintain(self, table_id: str) -> bool:
         """See `TieredTables.maintain`."""
@@ -210,7 +208,12 @@ class ConnectionTables(Generic[C]):
 
 def queue_for_cores() -> TieringQueue:
     """A queue that has as many tables worked on at once as there are cores, and not more than a few."""
-    return TieringQueue(turns_at_once=min(os.cpu_count() or 1, _TURNS_AT_ONCE_MAX))
+    return TieringQueue(turns_at_once=cores_for_turns())
+
+
+def cores_for_turns() -> int:
+    """So many tables are worked on at once by this process."""
+    return min(os.cpu_count() or 1, _TURNS_AT_ONCE_MAX)
 
 
 class BackgroundTiering:

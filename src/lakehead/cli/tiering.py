@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lakehead.api.table_choice import TableChoice
 from lakehead.cli.output import count_text, seconds_text, write_json, write_line, write_table
 from lakehead.cli.session import Session, command
 from lakehead.cli.tables import table_states
 from lakehead.errors import InvalidRequestError
+from lakehead.tiering.executor import SmallRounds
 
 if TYPE_CHECKING:
     from lakehead.api.connection import Connection
@@ -61,9 +63,16 @@ def _show_round(session: Session, table: str, result: TieringResult) -> None:
 def run(
     session: Session,
     master: Annotated[str | None, typer.Option(help="Spark master; default: what Spark is configured for.")] = None,
-    table: Annotated[list[str] | None, typer.Option(help="Only this table; may be repeated.")] = None,
+    table: Annotated[
+        list[str] | None,
+        typer.Option("--table", "--tables", help="Only these: a name, or a pattern as 'shop.*'; may be repeated."),
+    ] = None,
     until_idle: Annotated[bool, typer.Option("--until-idle", help="End when nothing is left to move.")] = False,
     local: Annotated[bool, typer.Option("--local", help="In this process, without Spark.")] = False,
+    small_rounds: Annotated[
+        SmallRounds,
+        typer.Option(help="Where rounds of few rows run: spark, sharing jobs, or driver, this process."),
+    ] = "spark",
 ) -> None:
     """Run the tiering service on Spark until Ctrl-C.
 
@@ -81,26 +90,27 @@ def run(
             write_line(f"{round.table}: {moved} in {round.seconds:.1f} s, lake snapshot {round.snapshot_id}")
 
     with _connected(session) as con:
-        names = [con.table(t).name for t in table] if table else None
-        until = _idle(con, names) if until_idle else None
+        until = _idle(con, TableChoice.of(table)) if until_idle else None
         if local:
-            con.tiering(names, on_round=report).service.run(until)
+            con.tiering(table, on_round=report).service.run(until)
             return
-        _run_on_spark(con, master, names, report, until)
+        _run_on_spark(con, master, table, report, until, small_rounds)
 
 
 def _run_on_spark(
     con: Connection,
     master: str | None,
-    names: list[str] | None,
+    tables: list[str] | None,
     report: Callable[[RoundReport], None],
     until: Callable[[], bool] | None,
+    small_rounds: SmallRounds,
 ) -> None:
     import lakehead.spark as lhs
 
     spark = None if master is None else lhs.session(con, master=master)
     try:
-        lhs.tiering_service(spark, con, tables=names, on_round=report).run(until)
+        service = lhs.tiering_service(spark, con, tables=tables, on_round=report, small_rounds=small_rounds)
+        service.run(until)
     finally:
         if spark is not None:
             spark.stop()
@@ -120,7 +130,7 @@ def _connected(session: Session) -> Connection:
             patience.wait(e)
 
 
-def _idle(con: Connection, names: list[str] | None) -> Callable[[], bool]:
+def _idle(con: Connection, chosen: TableChoice) -> Callable[[], bool]:
     """A function that is true once no table has rows that its lake lacks; looks at most once a second."""
     from lakehead.env.clock import SystemClock
 
@@ -131,7 +141,7 @@ def _idle(con: Connection, names: list[str] | None) -> Callable[[], bool]:
         nonlocal next_look
         if clock.monotonic() < next_look:
             return False
-        states = [s for s in table_states(con) if s["lake"] and (names is None or s["table"] in names)]
+        states = [s for s in table_states(con) if s["lake"] and s["table"] in chosen]
         next_look = clock.monotonic() + _LOOK_SECONDS
         return not any(s["lag_rows"] for s in states)
 

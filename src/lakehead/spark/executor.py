@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from lakehead.errors import UnavailableError
-from lakehead.spark.worker import guarded
+from lakehead.env.threads import Threads
+from lakehead.errors import LakeheadError, UnavailableError
+from lakehead.spark.worker import guarded, guarded_call
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Ended = tuple[Any, LakeheadError | None]
 
 
 class SparkExecutor:
@@ -35,17 +38,84 @@ class SparkExecutor:
         """See `Executor.run`; what a job that Spark itself fails has made is not undone."""
         if not items:
             return []
-        context = self._spark.sparkContext
+        return _results(run_job(self._spark, functools.partial(guarded, task), items, len(items)), undo)
+
+
+class SharedJobs:
+    """An `Executor`: what rounds ask for while a job runs goes with the next one, as one job.
+
+    So that fifty small rounds cost two or three jobs, whose start is most of what one of them takes.
+    """
+
+    def __init__(self, spark: SparkSession, threads: Threads) -> None:
+        self._spark = spark
+        self._job = threads.lock()
+        self._lock = threads.lock()
+        self._waiting: list[_Waiting] = []
+
+    def run(
+        self,
+        task: Callable[[Item], Result],
+        items: Sequence[Item],
+        *,
+        undo: Callable[[Iterable[Result]], None] | None = None,
+    ) -> list[Result]:
+        """See `SparkExecutor.run`."""
+        if not items:
+            return []
+        mine = _Waiting([(task, item) for item in items])
+        with self._lock:
+            self._waiting.append(mine)
+        with self._job:
+            # Whoever had it before may have had this done.
+            if mine.ended is None and mine.error is None:
+                self._run_waiting()
+        if mine.error is not None:
+            raise mine.error
+        assert mine.ended is not None
+        return _results(mine.ended, undo)
+
+    def _run_waiting(self) -> None:
+        with self._lock:
+            together, self._waiting = self._waiting, []
+        calls = [call for w in together for call in w.calls]
+        slices = min(len(calls), 2 * self._spark.sparkContext.defaultParallelism)
         try:
-            done = context.parallelize(items, len(items)).map(functools.partial(guarded, task)).collect()
-        except (Py4JError, PySparkException) as e:
-            raise UnavailableError(f"the Spark job of a round failed: {_cause(e)}") from e
-        errors = [e for _, e in done if e is not None]
-        if errors:
-            if undo is not None:
-                undo([result for result, e in done if e is None])
-            raise errors[0]
-        return [result for result, _ in done]
+            ended = run_job(self._spark, guarded_call, calls, slices)
+        except BaseException as e:
+            for waiting in together:
+                waiting.error = e
+            return
+        for waiting in together:
+            waiting.ended, ended = ended[: len(waiting.calls)], ended[len(waiting.calls) :]
+
+
+@dataclass
+class _Waiting:
+    calls: Sequence[tuple[Callable[[Any], Any], Any]]
+    ended: list[Ended] | None = field(default=None)
+    error: BaseException | None = field(default=None)
+
+
+def run_job(spark: SparkSession, function: Callable[[Item], Ended], items: Sequence[Item], slices: int) -> list[Ended]:
+    """What a function that does not raise returns for each item, from one Spark job.
+
+    Raises:
+        UnavailableError: the job failed.
+    """
+    try:
+        return spark.sparkContext.parallelize(items, slices).map(function).collect()
+    except (Py4JError, PySparkException) as e:
+        raise UnavailableError(f"the Spark job of a round failed: {_cause(e)}") from e
+
+
+def _results(ended: Sequence[Ended], undo: Callable[[Iterable[Any]], None] | None) -> list[Any]:
+    errors = [e for _, e in ended if e is not None]
+    if errors:
+        if undo is not None:
+            undo([result for result, e in ended if e is None])
+        raise errors[0]
+    return [result for result, _ in ended]
 
 
 def _cause(e: Exception) -> str:

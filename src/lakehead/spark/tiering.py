@@ -10,18 +10,24 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lakehead.api.connection import Connection, connect, reopened
-from lakehead.api.tiering import ConnectionTables, queue_for_cores
+from lakehead.api.tiering import ConnectionTables, cores_for_turns
 from lakehead.client.table import TableHandle
 from lakehead.env import Env
-from lakehead.errors import LakeheadError
+from lakehead.errors import InvalidRequestError, LakeheadError
 from lakehead.spark.connections import bind_session
-from lakehead.spark.executor import SparkExecutor
+from lakehead.spark.executor import SharedJobs, SparkExecutor
 from lakehead.spark.launch import attach_session, open_session
 from lakehead.spark.worker import WorkerLog
+from lakehead.tiering.executor import Executor, SmallRounds, here
+from lakehead.tiering.queue import TieringQueue
 from lakehead.tiering.service import RoundReport, TieringService
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+SMALL_ROUND_RECORDS = 50_000
+_TURNS_AT_ONCE = 32
 
 
 class SparkTables(ConnectionTables[Connection]):
@@ -29,22 +35,32 @@ class SparkTables(ConnectionTables[Connection]):
 
     Args:
         spark: None makes a session with the first connection, which `close` ends.
+        small_rounds: where those of fewer than `SMALL_ROUND_RECORDS` run.
     """
 
     def __init__(
-        self, spark: SparkSession | None, con_or_uri: Connection | str, chosen: Sequence[str] | None = None
+        self,
+        spark: SparkSession | None,
+        con_or_uri: Connection | str,
+        chosen: Sequence[str] | None = None,
+        *,
+        small_rounds: SmallRounds = "spark",
     ) -> None:
         self._spark = spark
+        self._small_rounds = small_rounds
+        self._jobs: SharedJobs | None = None
         self._own_session = spark is None
         self._bound = False
         con = con_or_uri if isinstance(con_or_uri, Connection) else functools.partial(connect, con_or_uri)
         super().__init__(con, chosen, again=reopened)
 
-    @property
-    def executor(self) -> SparkExecutor:
-        """See `ConnectionTables.executor`."""
+    def executor_of(self, records: int) -> Executor:
+        """See `ConnectionTables.executor_of`: large rounds are jobs of their own, beside one that small ones share."""
         assert self._spark is not None
-        return SparkExecutor(self._spark)
+        assert self._jobs is not None
+        if records >= SMALL_ROUND_RECORDS:
+            return SparkExecutor(self._spark)
+        return self._jobs if self._small_rounds == "spark" else here(records)
 
     def log(self, con: Connection, handle: TableHandle) -> WorkerLog:
         """See `ConnectionTables.log`."""
@@ -59,12 +75,14 @@ class SparkTables(ConnectionTables[Connection]):
         else:
             attach_session(self._spark, con)
         self._bound = True
+        if self._jobs is None:
+            self._jobs = SharedJobs(self._spark, Env.system().threads)
 
     def close(self) -> None:
         """See `TieredTables.close`."""
         if self._own_session and self._spark is not None:
             self._spark.stop()
-            self._spark, self._bound = None, False
+            self._spark, self._jobs, self._bound = None, None, False
         super().close()
 
 
@@ -74,11 +92,18 @@ def open_service(
     tables: Sequence[str] | None = None,
     *,
     on_round: Callable[[RoundReport], None] | None = None,
+    small_rounds: SmallRounds = "spark",
 ) -> TieringService:
     """See `lakehead.spark.tiering_service`."""
-    return TieringService(
-        SparkTables(spark, con_or_uri, tables), Env.system(), on_round=on_round, make_queue=queue_for_cores
-    )
+    if small_rounds not in ("spark", "driver"):
+        raise InvalidRequestError(f"small_rounds={small_rounds!r}: use 'spark' or 'driver'")
+    reached = SparkTables(spark, con_or_uri, tables, small_rounds=small_rounds)
+    return TieringService(reached, Env.system(), on_round=on_round, make_queue=_queue)
+
+
+def _queue() -> TieringQueue:
+    """Many tables at once, as their tasks run elsewhere; what maintains them runs here."""
+    return TieringQueue(turns_at_once=_TURNS_AT_ONCE, maintenance_at_once=cores_for_turns())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,12 +111,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="lakehead.spark.tiering", description="Keep lake tables fresh.")
     parser.add_argument("--uri", required=True, help="lakehead://host:port, or a data folder")
     parser.add_argument("--table", action="append", help="only this table; may be repeated")
+    parser.add_argument("--small-rounds", choices=["spark", "driver"], default="spark", help="where small rounds run")
     parser.add_argument("--seconds", type=float, help="stop after so many seconds")
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("lakehead.tiering").setLevel(logging.INFO)
     try:
-        open_service(None, given.uri, given.table).run(given.seconds)
+        open_service(None, given.uri, given.table, small_rounds=given.small_rounds).run(given.seconds)
     except LakeheadError as e:
         print(f"error {e.code}: {e}", file=sys.stderr)
         return e.exit_code

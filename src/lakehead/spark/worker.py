@@ -41,6 +41,11 @@ class WorkerLog:
         return self._opened().log.read(tablet, start, end, columns)
 
 
+def guarded_call(call: tuple[Callable[[Any], Any], Any]) -> tuple[Any, LakeheadError | None]:
+    """`guarded`, of a function and its item."""
+    return guarded(*call)
+
+
 def guarded(function: Callable[[Any], Any], item: Any) -> tuple[Any, LakeheadError | None]:
     """The result, or the typed error, which Spark would turn into the text of a Java exception."""
     try:

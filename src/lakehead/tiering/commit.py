@@ -58,6 +58,7 @@ class CommitResult:
         deletes: older rows deleted.
         files: data files added.
         offsets: what the lake holds, per tablet.
+        more: whether the log held more when the round was planned.
     """
 
     snapshot_id: int | None
@@ -65,6 +66,7 @@ class CommitResult:
     deletes: int
     files: int
     offsets: Mapping[TabletKey, int]
+    more: bool = False
 
 
 def commit_round(lake: LakeTable, plan: RoundPlan, files: Sequence[WrittenFile], *, clock: Clock) -> CommitResult:
@@ -187,7 +189,9 @@ class _Commit:
             self._discard_dead([a for a in self._sent if a.staged.snapshot_id != snapshot_id], self._seen)
         plan = self._plan
         rows = sum(f.record_count for f in self._files)
-        return CommitResult(snapshot_id, rows, sum(map(len, plan.deletes.values())), len(self._files), offsets)
+        return CommitResult(
+            snapshot_id, rows, sum(map(len, plan.deletes.values())), len(self._files), offsets, plan.more
+        )
 
     def _landed(self, mark: LakeMark) -> CommitResult:
         """The round is in the lake: by one of these attempts, or by whoever ran it before, with files of his own."""

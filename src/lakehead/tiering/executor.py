@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
+SmallRounds = Literal["spark", "driver"]
+"""Where rounds of few records run when there is Spark."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -32,6 +34,11 @@ class Executor(Protocol):
             UnavailableError: a task could not be run.
         """
         ...
+
+
+def here(records: int) -> Executor:
+    """Where the tasks of a round of so many records run: in the caller's thread."""
+    return LocalExecutor()
 
 
 class LocalExecutor:

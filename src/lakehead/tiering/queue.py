@@ -7,6 +7,7 @@ its name is another table. It holds that
 - a table is due so long before its freshness runs out as its rounds have lately taken;
 - whoever is due longest goes next, so that nobody waits for more than one turn of each other table;
 - nothing is done to a table while something else is;
+- a round takes no more of a long log than a share of the least freshness allows, so that no backlog makes others late;
 - an error of one table delays that table alone;
 - a table that a newer service has taken over never comes back.
 """
@@ -28,6 +29,14 @@ RETRY_SECONDS = (0.5, 60.0)
 """Delay after the first failure of a table, doubled with each until the greatest."""
 IDLE_SHARE = 0.2
 """Least part of a table's freshness between the starts of two rounds, however long they take."""
+ROUND_SHARE = 0.5
+"""Of the least freshness of all tables, what a round that leaves records behind should take, at most."""
+ROUND_SECONDS_MIN = 0.5
+"""However small that is: shorter rounds of a long log would be commits for the most part."""
+ROUND_RECORDS = (1 << 17, 1 << 20)
+"""Least and first number of records that a round takes if there are as many."""
+RECORDS_FACTOR_MAX = 4.0
+"""By how much it changes from one round to the next."""
 MAINTENANCE_SECONDS = 60.0
 """From the first round that moved rows to the maintenance that looks at what it and those after it made, at most."""
 MAINTENANCE_ROUNDS = 20
@@ -92,11 +101,13 @@ class RoundEnded:
     Attributes:
         offsets: what the lake holds now, per tablet.
         moved: whether there was something to move.
+        more: whether it left records behind that were there.
     """
 
     table_id: str
     offsets: Mapping[TabletKey, int]
     moved: bool
+    more: bool = False
 
 
 @dataclass(frozen=True)
@@ -160,9 +171,10 @@ class AskWatermarks:
 
 @dataclass(frozen=True)
 class RunRound:
-    """Run one tiering round; ends as any `TurnEnded`."""
+    """Run one tiering round of so many records at most; ends as any `TurnEnded`."""
 
     table_id: str
+    records_max: int
 
 
 @dataclass(frozen=True)
@@ -199,6 +211,7 @@ class QueuedTable:
         expected: seconds that its rounds have lately taken.
         failures: in a row.
         rounds: that moved rows since the last maintenance, or the last try.
+        records_max: what the next round takes at most.
     """
 
     table: ListedTable
@@ -208,6 +221,7 @@ class QueuedTable:
     expected: float = 0.0
     failures: int = 0
     rounds: int = 0
+    records_max: int = ROUND_RECORDS[1]
 
 
 class TieringQueue:
@@ -215,6 +229,7 @@ class TieringQueue:
 
     Args:
         turns_at_once: so many tables are worked on at the same time.
+        maintenance_at_once: so many of them are maintained, at most; None for all.
         relist_seconds: instead of `RELIST_SECONDS`.
         retry_seconds: instead of `RETRY_SECONDS`.
         maintenance_rounds: instead of `MAINTENANCE_ROUNDS`.
@@ -224,12 +239,14 @@ class TieringQueue:
         self,
         *,
         turns_at_once: int = 1,
+        maintenance_at_once: int | None = None,
         relist_seconds: float = RELIST_SECONDS,
         retry_seconds: tuple[float, float] = RETRY_SECONDS,
         maintenance_rounds: int = MAINTENANCE_ROUNDS,
     ) -> None:
         self.relist_seconds = relist_seconds
         self.turns_at_once = turns_at_once
+        self._maintenance_at_once = maintenance_at_once or turns_at_once
         self._retry_seconds = retry_seconds
         self._maintenance_rounds = maintenance_rounds
         self._tables: dict[str, QueuedTable] = {}
@@ -347,7 +364,7 @@ class TieringQueue:
                 queued.maintain_at = now if event.more else None
                 queued.rounds = 0
             case Watermarks() if not self._stopped and _has_news(queued, event):
-                return [self._begin(RunRound(event.table_id), began)]
+                return [self._begin(RunRound(event.table_id, queued.records_max), began)]
             case RoundEnded():
                 self._round_ended(queued, event, began, now)
             case _:
@@ -367,6 +384,15 @@ class TieringQueue:
             if queued.maintain_at is not None and queued.rounds >= self._maintenance_rounds:
                 queued.maintain_at = min(queued.maintain_at, now)
         queued.due = began + budget(queued.table.freshness, queued.expected)
+        if event.more:
+            queued.due = now
+            share = self._round_seconds() / max(now - began, 1e-3)
+            factor = min(max(share, 1 / RECORDS_FACTOR_MAX), RECORDS_FACTOR_MAX)
+            queued.records_max = max(int(queued.records_max * factor), ROUND_RECORDS[0])
+
+    def _round_seconds(self) -> float:
+        least = min(q.table.freshness for q in self._tables.values())
+        return max(ROUND_SHARE * least, ROUND_SECONDS_MIN)
 
     def _begin(self, turn: Turn, began: float) -> Turn:
         self._under_way[turn.table_id] = (turn, began)
@@ -389,11 +415,10 @@ class TieringQueue:
         """The turn that is due first, of tables that have none; None when no more may be under way."""
         if len(self._under_way) >= self.turns_at_once:
             return None
-        return min(
-            (turn for i, q in self._tables.items() if i not in self._under_way for turn in _turns(i, q)),
-            key=lambda turn: turn[0],
-            default=None,
-        )
+        maintained = sum(isinstance(turn, RunMaintenance) for turn, _ in self._under_way.values())
+        kinds = RunRound | AskWatermarks if maintained >= self._maintenance_at_once else Turn
+        turns = (t for i, q in self._tables.items() if i not in self._under_way for t in _turns(i, q))
+        return min((t for t in turns if isinstance(t[1], kinds)), key=lambda turn: turn[0], default=None)
 
     def _wait(self) -> Wait | End:
         if self._stopped:
@@ -404,7 +429,7 @@ class TieringQueue:
 
 
 def _turns(table_id: str, queued: QueuedTable) -> list[tuple[float, Turn]]:
-    turn: Turn = RunRound(table_id) if queued.offsets is None else AskWatermarks(table_id)
+    turn: Turn = RunRound(table_id, queued.records_max) if queued.offsets is None else AskWatermarks(table_id)
     turns = [(queued.due, turn)]
     return turns if queued.maintain_at is None else [*turns, (queued.maintain_at, RunMaintenance(table_id))]
 

@@ -8,7 +8,7 @@ the newest mark is exactly where the plan begins. Whoever gets `CommitConflictEr
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from lakehead.lake.lake_table import DataWriter, LakeTable, WrittenFile
 from lakehead.lake.marks import CLEANUP, LakeVersion, mark_of
 from lakehead.log.netchange import Offsets, live_rows, superseded_offsets, union
 from lakehead.tiering.commit import CommitResult, commit_round
-from lakehead.tiering.executor import Executor, LocalExecutor
+from lakehead.tiering.executor import Executor, here
 from lakehead.tiering.round_plan import ROWS_PER_TASK, HotSource, RoundPlan, TieringTask, plan_round
 from lakehead.types import (
     BUCKET_COLUMN,
@@ -57,17 +57,19 @@ def run_round(
     source: HotSource,
     env: Env,
     *,
-    executor: Executor | None = None,
+    executor_of: Callable[[int], Executor] = here,
     epoch: Epoch | None = None,
     round_id: str | None = None,
     rows_per_task: int = ROWS_PER_TASK,
+    records_max: int | None = None,
 ) -> CommitResult:
     """Tier what the log holds beyond the lake, as one lake commit; no commit when there is nothing.
 
     Args:
-        executor: where tasks run; None runs them here, one after the other.
+        executor_of: where the tasks of a round of so many records run.
         epoch: owner number of the job; None takes the lake's own, which fences nobody.
         round_id: unique for ever, the same when a round is repeated; None makes a new one.
+        records_max: of the log in one round; None for all there are.
 
     Raises:
         CommitConflictError: another round or engine changed the lake first; run again.
@@ -76,7 +78,6 @@ def run_round(
         LakeStateError: lake and log contradict each other.
         UnavailableError: the catalog cannot be reached; nothing landed.
     """
-    executor = executor or LocalExecutor()
     version, plan = _plan(
         lake,
         desc,
@@ -84,9 +85,11 @@ def run_round(
         epoch=epoch,
         round_id=round_id or env.randomness.uuid_hex(),
         rows_per_task=rows_per_task,
+        records_max=records_max,
     )
     if not plan.ranges:
         return CommitResult(None, 0, 0, 0, plan.offsets)
+    executor = executor_of(plan.records)
     writer = lake.writer(version, target_file_bytes=desc.properties.target_file_bytes)
     try:
         plan = resolve(plan, source, executor)
@@ -110,7 +113,14 @@ def run_round(
 
 
 def _plan(
-    lake: LakeTable, desc: TableDescriptor, source: HotSource, *, epoch: Epoch | None, round_id: str, rows_per_task: int
+    lake: LakeTable,
+    desc: TableDescriptor,
+    source: HotSource,
+    *,
+    epoch: Epoch | None,
+    round_id: str,
+    rows_per_task: int,
+    records_max: int | None,
 ) -> tuple[LakeVersion, RoundPlan]:
     """Plan from the mark and, read after it, the watermarks.
 
@@ -129,6 +139,7 @@ def _plan(
                 epoch=epoch if epoch is not None else mark.epoch if mark else 1,
                 round_id=round_id,
                 rows_per_task=rows_per_task,
+                records_max=records_max,
             )
             return version, replace(plan, cleanup=version.properties.get(CLEANUP))
         except LakeStateError:

@@ -69,6 +69,7 @@ class RoundPlan:
         deletes: offsets below the ranges whose rows are gone, per tablet; sorted. Filled in by `with_superseded`.
         cleanup: the newest orphan clean-up that was announced before any file was written; None for none.
         removed: lake files whose live rows the files of the commit hold; a compaction's, which has no ranges.
+        more: whether the log held more than the round takes.
     """
 
     table_id: str
@@ -81,6 +82,12 @@ class RoundPlan:
     deletes: Mapping[TabletKey, Offsets]
     cleanup: str | None = None
     removed: tuple[LakeFile, ...] = ()
+    more: bool = False
+
+    @property
+    def records(self) -> int:
+        """Log records that the round moves."""
+        return sum(end - start for start, end in self.ranges.values())
 
     @property
     def offsets(self) -> dict[TabletKey, int]:
@@ -104,16 +111,22 @@ def plan_round(
     epoch: Epoch,
     round_id: str,
     rows_per_task: int = ROWS_PER_TASK,
+    records_max: int | None = None,
 ) -> RoundPlan:
-    """Plan to tier everything between the lake's mark and the watermarks.
+    """Plan to tier everything between the lake's mark and the watermarks, or the oldest records of each tablet.
 
     Read the mark first, then the watermarks.
+
+    Args:
+        records_max: of the log in one round; None for all there are.
 
     Raises:
         LakeStateError: the lake holds more than the log, or the log no longer reaches back to where the lake ends.
     """
     if rows_per_task <= 0:
         raise InvalidRequestError(f"rows_per_task={rows_per_task}: a task has at least one row")
+    if records_max is not None and records_max <= 0:
+        raise InvalidRequestError(f"records_max={records_max}: a round has at least one record")
     base = dict(mark.offsets) if mark else {}
     ranges: dict[TabletKey, tuple[int, int]] = {}
     for tablet, (log_start, high_watermark) in sorted(watermarks.items()):
@@ -138,12 +151,23 @@ def plan_round(
             )
         if high_watermark > start:
             ranges[tablet] = (start, high_watermark)
+    taken = ranges if records_max is None else _oldest(ranges, records_max)
     tasks = tuple(
         TieringTask(tablet, at, until, desc.keyed)
-        for tablet, (start, end) in ranges.items()
+        for tablet, (start, end) in taken.items()
         for at, until in _cut(start, end, rows_per_task)
     )
-    return RoundPlan(desc.table_id, epoch, round_id, desc.keyed, base, ranges, tasks, {})
+    return RoundPlan(desc.table_id, epoch, round_id, desc.keyed, base, taken, tasks, {}, more=taken != ranges)
+
+
+def _oldest(ranges: Mapping[TabletKey, tuple[int, int]], records_max: int) -> dict[TabletKey, tuple[int, int]]:
+    """So many records at most, the same share of each tablet; what a short one leaves goes to the others."""
+    ends: dict[TabletKey, int] = {}
+    left, waiting = records_max, len(ranges)
+    for tablet, (start, end) in sorted(ranges.items(), key=lambda r: r[1][1] - r[1][0]):
+        ends[tablet] = min(end, start + -(-left // waiting))
+        left, waiting = left - (ends[tablet] - start), waiting - 1
+    return {tablet: (start, ends[tablet]) for tablet, (start, _) in ranges.items() if ends[tablet] > start}
 
 
 def _cut(start: int, end: int, rows: int) -> Iterator[tuple[int, int]]:

@@ -110,8 +110,8 @@ class TieredTables(Protocol):
         """Where the logs of the table's tablets end."""
         ...
 
-    def run_round(self, table_id: str) -> CommitResult:
-        """One tiering round; see `lakehead.tiering.round.run_round`.
+    def run_round(self, table_id: str, records_max: int) -> CommitResult:
+        """One tiering round of so many log records at most; see `lakehead.tiering.round.run_round`.
 
         Raises:
             TieringFencedError, FolderCopiedError: a newer service tiers the table, or that of another copy.
@@ -273,7 +273,7 @@ class TieringService:
                     ends = self._tables.watermarks(turn.table_id)
                     return lambda: Watermarks(turn.table_id, ends)
                 case RunRound():
-                    result = self._tables.run_round(turn.table_id)
+                    result = self._tables.run_round(turn.table_id, turn.records_max)
                     seconds = self._clock.monotonic() - start
                     return lambda: self._told(turn, lambda: self._report(turn, result, seconds))
                 case RunMaintenance():
@@ -317,7 +317,7 @@ class TieringService:
             )  # fmt: skip
             if self._on_round is not None:
                 self._on_round(report)
-        return RoundEnded(turn.table_id, result.offsets, result.snapshot_id is not None)
+        return RoundEnded(turn.table_id, result.offsets, result.snapshot_id is not None, result.more)
 
     def _tell(self, name: str, e: Exception, failures: int) -> None:
         conflict = isinstance(e, CommitConflictError)

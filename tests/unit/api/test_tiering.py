@@ -13,6 +13,7 @@ import lakehead as lh
 from lakehead.api.table import handle_of
 from lakehead.api.tiering import ConnectionTables
 
+RECORDS = 1000
 NONE: frozenset[str] = frozenset()
 SCHEMA = pa.schema([("id", pa.int64())])
 
@@ -48,10 +49,10 @@ def test_a_round_by_id(con: lh.Connection) -> None:
     con.table("t.a").append([{"id": 1}])
     (end,) = tables.watermarks(table_id(con, "t.a")).values()
     assert end == 1
-    result = tables.run_round(table_id(con, "t.a"))
+    result = tables.run_round(table_id(con, "t.a"), RECORDS)
     assert (result.rows, list(result.offsets.values())) == (1, [1])
     with pytest.raises(lh.UnavailableError):
-        tables.run_round("never listed")
+        tables.run_round("never listed", RECORDS)
 
 
 def test_an_older_service_is_fenced_for_good(con: lh.Connection) -> None:
@@ -60,17 +61,17 @@ def test_an_older_service_is_fenced_for_good(con: lh.Connection) -> None:
     for tables in (older, newer):
         tables.list(NONE)
         con.table("t.a").append([{"id": 1}])
-        assert tables.run_round(a).rows == 1
+        assert tables.run_round(a, RECORDS).rows == 1
     con.table("t.a").append([{"id": 2}])
     for _ in range(2):
         with pytest.raises(lh.FencedError):
-            older.run_round(a)
+            older.run_round(a, RECORDS)
     con.drop_table("t.a")
     with pytest.raises(lh.TableNotFoundError):
         older.watermarks(a)
     con.create_table("t.a", SCHEMA, lake="iceberg").append([{"id": 1}])
     again = next(t.table_id for t in older.list(NONE).tables if t.name == "t.a")
-    assert again != a and older.run_round(again).rows == 1
+    assert again != a and older.run_round(again, RECORDS).rows == 1
 
 
 def test_chosen_tables_exist_and_have_lakes(con: lh.Connection) -> None:

@@ -12,6 +12,8 @@ from lakehead.tiering.queue import (
     MAINTENANCE_SECONDS,
     RELIST_SECONDS,
     RETRY_SECONDS,
+    ROUND_RECORDS,
+    ROUND_SHARE,
     AskWatermarks,
     End,
     Failed,
@@ -55,9 +57,11 @@ def listed(*tables: ListedTable, unseen: Iterable[str] = ()) -> Listed:
     return Listed(frozenset([*(t.name for t in tables), *unseen]), tables)
 
 
-def started(*tables: ListedTable, turns_at_once: int = 1) -> tuple[TieringQueue, list[Instruction]]:
+def started(
+    *tables: ListedTable, turns_at_once: int = 1, relist_seconds: float = RELIST_SECONDS
+) -> tuple[TieringQueue, list[Instruction]]:
     """A queue that was told of these tables at `NOW`, and what it asked for then."""
-    queue = TieringQueue(turns_at_once=turns_at_once)
+    queue = TieringQueue(turns_at_once=turns_at_once, relist_seconds=relist_seconds)
     assert queue.handle(Woken(), NOW) == [ListTables(frozenset()), Wait(math.inf)]
     return queue, queue.handle(listed(*tables), NOW)
 
@@ -74,6 +78,10 @@ def ended(table_id: str, end: int = 0, *, moved: bool = True) -> RoundEnded:
     return RoundEnded(table_id, {TABLET: end}, moved)
 
 
+def round_of(table_id: str, records_max: int = ROUND_RECORDS[1]) -> RunRound:
+    return RunRound(table_id, records_max)
+
+
 def test_next_round_ends_before_rows_are_too_old() -> None:
     for freshness in (1.0, 5.0, 30.0):
         for took in (0.05, 0.2, 0.4):
@@ -86,17 +94,17 @@ def test_slow_rounds_leave_a_pause() -> None:
 
 def test_a_table_gets_a_round_at_once_and_then_when_it_has_news() -> None:
     queue, first = started(table("a"))
-    assert first == [RunRound("a"), Wait(NOW + RELIST_SECONDS)]
+    assert first == [round_of("a"), Wait(NOW + RELIST_SECONDS)]
     queue.handle(ended("a", 10), NOW + 2)
     due = NOW + budget(FRESHNESS, 2.0)
     assert queue.tables["a"].due == due
     queue.handle(listed(table("a")), due - 1)
     assert queue.handle(Woken(), due)[0] == AskWatermarks("a")
-    assert RunRound("a") not in queue.handle(Watermarks("a", {TABLET: 10}), due)
+    assert round_of("a") not in queue.handle(Watermarks("a", {TABLET: 10}), due)
     again = queue.tables["a"].due
     assert again == due + budget(FRESHNESS, 2.0)
     queue.handle(Woken(), again)
-    assert queue.handle(Watermarks("a", {TABLET: 11}), again + 1)[0] == RunRound("a")
+    assert queue.handle(Watermarks("a", {TABLET: 11}), again + 1)[0] == round_of("a")
     queue.handle(ended("a", 11), again + 5)
     assert queue.tables["a"].expected == 5, "counted from the question"
 
@@ -119,17 +127,17 @@ def test_a_round_that_moves_nothing_tells_nothing_of_those_that_do() -> None:
 
 def test_one_turn_at_a_time_and_who_is_due_longest_first() -> None:
     queue, first = started(table("a"), table("b"), table("c"))
-    assert first[:-1] == [RunRound("a")]
+    assert first[:-1] == [round_of("a")]
     assert queue.handle(Woken(), NOW + 1) == [Wait(NOW + RELIST_SECONDS)], "while a round runs"
-    assert queue.handle(Failed("a"), NOW + 1)[0] == RunRound("b")
-    assert queue.handle(ended("b"), NOW + 1.9)[0] == RunRound("c"), "before a, which is due since half a second"
-    assert queue.handle(ended("c"), NOW + 1.95)[0] == RunRound("a")
+    assert queue.handle(Failed("a"), NOW + 1)[0] == round_of("b")
+    assert queue.handle(ended("b"), NOW + 1.9)[0] == round_of("c"), "before a, which is due since half a second"
+    assert queue.handle(ended("c"), NOW + 1.95)[0] == round_of("a")
 
 
 def test_several_turns_at_once_are_of_several_tables() -> None:
     queue, first = started(table("a"), table("b"), table("c"), turns_at_once=2)
-    assert first == [RunRound("a"), RunRound("b"), Wait(NOW + RELIST_SECONDS)]
-    assert queue.handle(ended("b"), NOW + 1)[0] == RunRound("c")
+    assert first == [round_of("a"), round_of("b"), Wait(NOW + RELIST_SECONDS)]
+    assert queue.handle(ended("b"), NOW + 1)[0] == round_of("c")
 
 
 def test_an_error_delays_its_table_alone_and_ever_longer() -> None:
@@ -139,8 +147,8 @@ def test_an_error_delays_its_table_alone_and_ever_longer() -> None:
     for _ in range(2000):
         follows = queue.handle(Failed("a"), now)
         delays.append(queue.tables["a"].due - now)
-        while RunRound("a") not in follows:
-            if RunRound("b") in follows or AskWatermarks("b") in follows:
+        while round_of("a") not in follows:
+            if round_of("b") in follows or AskWatermarks("b") in follows:
                 follows = queue.handle(ended("b"), now)
             else:
                 now = min(queued.due for queued in queue.tables.values())
@@ -155,7 +163,7 @@ def test_delays_end_when_the_server_answers() -> None:
     queue.handle(Failed("a"), NOW)
     queue.handle(ended("b"), NOW)
     for at in (NOW + 1, NOW + 2, NOW + 4):
-        assert woken(queue, at, a, b) == [RunRound("a")]
+        assert woken(queue, at, a, b) == [round_of("a")]
         queue.handle(Failed("a"), at)
     late, due = queue.tables["a"].due, queue.tables["b"].due
     assert late == NOW + 8
@@ -165,7 +173,7 @@ def test_delays_end_when_the_server_answers() -> None:
     assert queue.away and [queue.tables[i].due for i in "ab"] == [late, due]
     queue.handle(Woken(), late)
     queue.handle(Failed("a"), late)
-    assert queue.handle(listed(a, b), late)[0] == RunRound("a")
+    assert queue.handle(listed(a, b), late)[0] == round_of("a")
     assert not queue.away and queue.tables["a"].failures == 0 and queue.tables["b"].due == due
 
 
@@ -174,7 +182,7 @@ def test_before_its_server_is_there_it_asks_for_it() -> None:
     assert queue.handle(Woken(), NOW)[0] == ListTables(frozenset())
     assert queue.handle(ServerAway(), NOW + 1) == [Wait(NOW + 1 + RELIST_SECONDS)]
     assert queue.handle(Woken(), NOW + 1 + RELIST_SECONDS)[0] == ListTables(frozenset())
-    assert queue.handle(listed(table("a")), NOW + 4)[0] == RunRound("a")
+    assert queue.handle(listed(table("a")), NOW + 4)[0] == round_of("a")
 
 
 def test_a_fenced_table_never_comes_back() -> None:
@@ -190,14 +198,14 @@ def test_a_fenced_table_that_is_created_again_is_another_one() -> None:
     queue, _ = started(table("old", "t"))
     queue.handle(Fenced("old"), NOW)
     queue.handle(Woken(), NOW + RELIST_SECONDS)
-    assert queue.handle(listed(table("new", "t")), NOW + RELIST_SECONDS)[0] == RunRound("new")
+    assert queue.handle(listed(table("new", "t")), NOW + RELIST_SECONDS)[0] == round_of("new")
 
 
 def test_a_table_without_a_lake_that_is_created_again_with_one_is_tiered() -> None:
     queue, first = started(table("plain", "t", lake=False))
     assert first == [Wait(NOW + RELIST_SECONDS)]
     queue.handle(Woken(), NOW + RELIST_SECONDS)
-    assert queue.handle(listed(table("tiered", "t")), NOW + RELIST_SECONDS)[0] == RunRound("tiered")
+    assert queue.handle(listed(table("tiered", "t")), NOW + RELIST_SECONDS)[0] == round_of("tiered")
     queue.handle(ended("tiered"), NOW + RELIST_SECONDS)
     queue.handle(Woken(), NOW + 2 * RELIST_SECONDS)
     queue.handle(listed(table("plain again", "t", lake=False)), NOW + 2 * RELIST_SECONDS)
@@ -208,13 +216,13 @@ def test_a_table_that_is_created_again_does_not_wait_for_the_old_ones_deadline()
     queue, _ = started(table("old", "t", freshness=86400))
     queue.handle(ended("old"), NOW + 1)
     queue.handle(Woken(), NOW + RELIST_SECONDS)
-    assert queue.handle(listed(table("new", "t", freshness=1)), NOW + RELIST_SECONDS)[0] == RunRound("new")
+    assert queue.handle(listed(table("new", "t", freshness=1)), NOW + RELIST_SECONDS)[0] == round_of("new")
     assert list(queue.tables) == ["new"]
 
 
 def test_a_table_that_is_gone_is_let_go_and_its_name_looked_up() -> None:
     queue, _ = started(*(table(f"i{n}", f"n{n}") for n in range(LOOKUPS_MAX + 5)))
-    assert queue.handle(Gone("i0"), NOW)[0] == RunRound("i1")
+    assert queue.handle(Gone("i0"), NOW)[0] == round_of("i1")
     assert "i0" not in queue.tables
     (listing, *_) = queue.handle(Woken(), NOW + RELIST_SECONDS)
     assert isinstance(listing, ListTables) and "n0" not in listing.settled
@@ -226,8 +234,8 @@ def test_dropped_while_its_round_runs() -> None:
     queue.handle(listed(table("b")), NOW + RELIST_SECONDS)
     assert list(queue.tables) == ["b"]
     queue.handle(Woken(), NOW + 2 * RELIST_SECONDS)
-    assert RunRound("a") not in queue.handle(listed(table("a"), table("b")), NOW + 2 * RELIST_SECONDS), "under way"
-    assert queue.handle(Failed("a"), NOW + 9)[0] != RunRound("a")
+    assert round_of("a") not in queue.handle(listed(table("a"), table("b")), NOW + 2 * RELIST_SECONDS), "under way"
+    assert queue.handle(Failed("a"), NOW + 9)[0] != round_of("a")
 
 
 def test_another_name_of_the_same_table_changes_nothing() -> None:
@@ -354,3 +362,37 @@ def test_what_is_not_under_way_changes_nothing() -> None:
     for event in (Failed("a"), ended("a", 5), Watermarks("a", {TABLET: 9}), Failed("x"), Gone("x")):
         assert queue.handle(event, NOW + 1) == [Wait(NOW + RELIST_SECONDS)]
     assert queue.tables["a"].due == due
+
+
+def test_a_long_log_is_tiered_in_rounds_that_others_can_wait_for() -> None:
+    queue, first = started(table("long", freshness=60.0), table("quick", freshness=4.0), relist_seconds=math.inf)
+    assert first[0] == round_of("long")
+    least, wanted = ROUND_RECORDS[0], 4.0 * ROUND_SHARE
+    assert queue.handle(RoundEnded("long", {TABLET: 1}, True, more=True), NOW + 2 * wanted)[0] == round_of("quick")
+    asked = queue.handle(ended("quick"), NOW + 5)[0]
+    assert asked == AskWatermarks("long"), "at once, as there is more"
+    halved = round_of("long", ROUND_RECORDS[1] // 2)
+    assert queue.handle(Watermarks("long", {TABLET: 9}), NOW + 5)[0] == halved
+    now = NOW + 5
+    for _ in range(9):
+        now += 50.0
+        queue.handle(RoundEnded("long", {TABLET: 1}, True, more=True), now)
+        queue.handle(ended("quick"), now)
+        queue.handle(Watermarks("long", {TABLET: 9}), now)
+    assert queue.tables["long"].records_max == least, "slow ones are commits for the most part"
+    for _ in range(3):
+        queue.handle(RoundEnded("long", {TABLET: 1}, True, more=True), now)
+        queue.handle(ended("quick"), now)
+        queue.handle(Watermarks("long", {TABLET: 9}), now)
+    assert queue.tables["long"].records_max == least * 4**3, "and fast ones grow"
+
+
+def test_maintenance_takes_few_of_many_turns() -> None:
+    tables = [table(f"t{n}") for n in range(6)]
+    queue = TieringQueue(turns_at_once=6, maintenance_at_once=1, maintenance_rounds=1, relist_seconds=math.inf)
+    queue.handle(Woken(), NOW)
+    assert queue.handle(listed(*tables), NOW)[:-1] == [round_of(t.table_id) for t in tables]
+    begun = [i for t in tables for i in queue.handle(ended(t.table_id), NOW + 1)]
+    assert [i for i in begun if isinstance(i, RunMaintenance)] == [RunMaintenance("t0")]
+    begun = queue.handle(MaintenanceEnded("t0"), NOW + 2)
+    assert begun[0] == RunMaintenance("t1")

@@ -36,7 +36,7 @@ def test_tasks_run_anywhere(keyed: Any) -> None:
         keyed.desc,
         keyed.hot,
         keyed.env,
-        executor=Elsewhere(),
+        executor_of=lambda records: Elsewhere(),
         rows_per_task=7,
     )
     assert (result.rows, result.deletes) == (19, 0) and result.files > 3
@@ -190,7 +190,7 @@ def test_a_round_of_no_service_is_not_fenced(log: Any, epoch: int | None, error:
             return super().run(task, items, undo=undo)
 
     with pytest.raises(error):
-        run_round(log.table, log.desc, log.hot, log.env, executor=Overtaken(), epoch=epoch)
+        run_round(log.table, log.desc, log.hot, log.env, executor_of=lambda _: Overtaken(), epoch=epoch)
     assert log.ids() == [1] and len(log.data_files()) == 1
 
 
@@ -207,3 +207,15 @@ def test_a_round_reads_the_manifests_of_a_version_once(keyed: Any, monkeypatch: 
     keyed.round()
     assert keyed.load().inspect.delete_files().num_rows == 1
     assert len(planned) == 1 and keyed.values() == keyed.model_values()
+
+
+def test_a_long_log_is_tiered_part_by_part(any_keyed: Any) -> None:
+    any_keyed.write(*range(20))
+    any_keyed.write(*range(0, 20, 2), v=1)
+    moved, more = [], True
+    while more:
+        result = run_round(any_keyed.table, any_keyed.desc, any_keyed.hot, any_keyed.env, records_max=8)
+        moved.append(sum(result.offsets.values()))
+        more = result.more
+    assert moved == [8, 16, 24, 32, 40]
+    assert any_keyed.ids() == any_keyed.model_ids()

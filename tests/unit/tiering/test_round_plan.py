@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lakehead.errors import LakeStateError
+from lakehead.errors import InvalidRequestError, LakeStateError
 from lakehead.lake.marks import LakeMark
 from lakehead.tiering.round_plan import plan_round
 from lakehead.types import TabletKey
@@ -15,9 +15,15 @@ from lakehead.types import TabletKey
 A, B = TabletKey("", 0), TabletKey("", 1)
 
 
-def plan(lake: Any, tiered: dict[TabletKey, int], marks: dict[TabletKey, tuple[int, int]], rows: int = 10) -> Any:
+def plan(
+    lake: Any,
+    tiered: dict[TabletKey, int],
+    marks: dict[TabletKey, tuple[int, int]],
+    rows: int = 10,
+    records_max: int | None = None,
+) -> Any:
     mark = LakeMark(1, "t1", 1, "r0", tiered) if tiered else None
-    return plan_round(lake.desc, mark, marks, epoch=1, round_id="r1", rows_per_task=rows)
+    return plan_round(lake.desc, mark, marks, epoch=1, round_id="r1", rows_per_task=rows, records_max=records_max)
 
 
 def test_ranges_are_cut_evenly_and_completely(keyed: Any) -> None:
@@ -41,3 +47,15 @@ def test_superseded_offsets_go_to_the_tasks_that_write_them_and_to_deletes(keyed
 def test_lake_and_log_that_do_not_meet_are_refused(keyed: Any, marks: Any, word: str) -> None:
     with pytest.raises(LakeStateError, match=word):
         plan(keyed, {A: 5}, marks)
+
+
+def test_a_round_takes_no_more_than_it_may_and_the_same_share_of_each_tablet(keyed: Any) -> None:
+    c = TabletKey("", 2)
+    marks = {A: (0, 105), B: (0, 3), c: (0, 50)}
+    made = plan(keyed, {A: 5}, marks, records_max=43)
+    assert made.ranges == {A: (5, 25), B: (0, 3), c: (0, 20)} and made.more and made.records == 43
+    assert sum(t.end - t.start for t in made.tasks) == 43
+    assert not plan(keyed, {A: 5}, marks, records_max=153).more
+    assert plan(keyed, {}, dict.fromkeys([A, B, c], (0, 9)), records_max=2).records <= 2
+    with pytest.raises(InvalidRequestError):
+        plan(keyed, {}, marks, records_max=0)

@@ -77,7 +77,7 @@ class PlayedTables:
     def watermarks(self, table_id: str) -> Mapping[TabletKey, int]:
         return {TABLET: self.logs[table_id]}
 
-    def run_round(self, table_id: str) -> CommitResult:
+    def run_round(self, table_id: str, records_max: int) -> CommitResult:
         self.clock.now += 0.1
         self.rounds.append(table_id)
         if table_id in self.wrong:
