@@ -16,6 +16,7 @@ import pytest
 from lakehead.config import TableProperties
 from lakehead.env import Env, SystemRandomness, SystemThreads
 from lakehead.env.clock import SteadyClock
+from lakehead.env.interrupts import Latch
 from lakehead.errors import ClosedError
 from lakehead.format.frame import WriterStamp, encode_body
 from lakehead.server.group_commit import PendingWrite
@@ -82,7 +83,7 @@ class Machine:
         at = len(self.written)
         batch = pa.RecordBatch.from_pydict({"n": [at]}, schema=SCHEMA)
         body = encode_body(batch, schema_id=0, stamp=WriterStamp(at.to_bytes(16, "little"), 0))
-        write = PendingWrite("append", body, None, threading.Event())
+        write = PendingWrite("append", body, None, Latch())
         if self.tablet.submit(write):
             self.tablet.drive()
         assert write.wait() == (at, at + 1)

@@ -63,6 +63,9 @@ class TaskEvent:
         self._set = True
         self._scheduler.wake(self._waiters)
 
+    open = set
+    """As a `Done`."""
+
     def clear(self) -> None:
         self._set = False
 
@@ -143,6 +146,9 @@ class TaskThreads:
         return TaskLock(self._scheduler, reentrant=True)
 
     def event(self) -> TaskEvent:
+        return TaskEvent(self._scheduler)
+
+    def done(self) -> TaskEvent:
         return TaskEvent(self._scheduler)
 
     def condition(self) -> TaskCondition:

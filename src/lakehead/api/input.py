@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from lakehead.errors import ColumnNotFoundError, SchemaMismatchError
-from lakehead.format.rows import conform, filled, to_arrow_table, to_key_table
+from lakehead.format.rows import conform, filled, required_columns, to_arrow_table, to_key_table
 from lakehead.format.storable import check_partition_values
 from lakehead.types import TableDescriptor
 
@@ -15,7 +15,7 @@ from lakehead.types import TableDescriptor
 def rows_for_append(desc: TableDescriptor, data: object) -> pa.Table:
     """User's rows as the table's columns; see `Table.append` for errors."""
     what = f"rows for {desc.path}"
-    required = [f.name for f in desc.schema if not f.nullable]
+    required = required_columns(desc.schema)
     given = to_arrow_table(data, desc.schema, what=what, fill=True)
     table = filled(conform(given, desc.schema, columns_required=required, what=what), desc.schema)
     return in_partitions(desc, table, what)
@@ -31,7 +31,7 @@ def rows_for_upsert(desc: TableDescriptor, data: object, columns: Sequence[str] 
         if missing:
             raise ColumnNotFoundError(f"columns={columns}: the data has no {missing}", column=missing[0])
         table = table.select(columns)
-    required = [f.name for f in desc.schema if not f.nullable]
+    required = required_columns(desc.schema)
     lacking = [c for c in required if c not in table.column_names]
     if lacking:
         raise SchemaMismatchError(
@@ -49,6 +49,7 @@ def rows_for_delete(desc: TableDescriptor, keys: object) -> pa.Table:
 
 def in_partitions(desc: TableDescriptor, table: pa.Table, what: str) -> pa.Table:
     """The table, once every row of it has a partition; see `check_partition_values`."""
-    columns = [table.column(c) for c in desc.partition_by]
-    check_partition_values(columns, [desc.schema.field(c) for c in desc.partition_by], what)
+    if desc.partition_by:
+        columns = [table.column(c) for c in desc.partition_by]
+        check_partition_values(columns, [desc.schema.field(c) for c in desc.partition_by], what)
     return table

@@ -28,6 +28,7 @@ from lakehead.errors import (
 )
 from lakehead.format.bucketing import unkeyed_bucket
 from lakehead.format.frame import TABLETS_MAX, WriterStamp, encode_body
+from lakehead.format.joins import within
 from lakehead.protocol.messages import CloseWriter, Endpoint, OpenWriter, TabletRef, Write, WriteReply
 from lakehead.types import TableDescriptor, TabletKey, WriteKind
 
@@ -161,7 +162,7 @@ class BatchWriter:
 
     def require_small(self, batch: pa.RecordBatch | pa.Table) -> None:
         """Raises: LimitExceededError: the batch is too large for one write."""
-        if batch.nbytes > self._batch_bytes_max:
+        if not within(batch, self._batch_bytes_max):
             rows = "one row" if batch.num_rows == 1 else "a batch"
             raise LimitExceededError(
                 f"{rows} of {batch.nbytes:,} bytes is over the limit of {self._batch_bytes_max:,}: write smaller ones",

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Protocol
 
-from lakehead.env.interrupts import Changes
+from lakehead.env.interrupts import Changes, Latch
 
 
 class Lock(Protocol):
@@ -33,6 +33,15 @@ class Event(Protocol):
     def clear(self) -> None: ...
 
     def wait(self, seconds: float | None = None, /) -> bool: ...
+
+
+class Done(Protocol):
+    """What one thread waits for, once; made and waited for at a fraction of the cost of an `Event`. `Latch` is the real
+    one."""
+
+    def open(self) -> None: ...
+
+    def wait(self) -> bool: ...
 
 
 class Condition(Protocol):
@@ -86,6 +95,10 @@ class Threads(Protocol):
         """One that is not set."""
         ...
 
+    def done(self) -> Done:
+        """One that is not open."""
+        ...
+
     def condition(self) -> Condition:
         """One that nobody waits for."""
         ...
@@ -110,6 +123,9 @@ class SystemThreads:
 
     def event(self) -> Event:
         return threading.Event()
+
+    def done(self) -> Done:
+        return Latch()
 
     def condition(self) -> Condition:
         return Changes()

@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.errors import ColumnNotFoundError, NullKeyError, SchemaMismatchError
+from lakehead.format.per_schema import once_per_schema
 from lakehead.format.schema import map_children, nearest_name
 from lakehead.format.storable import check_storable
 from lakehead.types import RESERVED_PREFIX
@@ -86,11 +87,11 @@ def conform(
     """
     if not table.schema.equals(schema, check_metadata=True):
         table = _fit(table, schema, schema.names if columns_required is None else columns_required, what)
-    for index, field in enumerate(table.schema):
-        nested = _requires_inside(field.type)
-        if not field.nullable or nested:
-            _check_nulls(table.column(index), field, nested, what)
-    check_storable(table.columns, table.schema, what)
+        if table.num_columns < len(schema):
+            schema = table.schema
+    for index, field, nested in _required(schema):
+        _check_nulls(table.column(index), field, nested, what)
+    check_storable(table, schema, what)
     return table
 
 
@@ -526,6 +527,19 @@ def _requires_inside(t: pa.DataType) -> bool:
         return False
     children = [t.item_field] if pa.types.is_map(t) else [t.field(i) for i in range(t.num_fields)]
     return any(not child.nullable or _requires_inside(child.type) for child in children)
+
+
+@once_per_schema
+def _required(schema: pa.Schema) -> list[tuple[int, pa.Field, bool]]:
+    """Columns that may not be null, or hold what may not be; the last says the latter."""
+    columns = [(at, field, _requires_inside(field.type)) for at, field in enumerate(schema)]
+    return [(at, field, nested) for at, field, nested in columns if nested or not field.nullable]
+
+
+@once_per_schema
+def required_columns(schema: pa.Schema) -> list[str]:
+    """Names of the columns that may not be null."""
+    return [f.name for f in schema if not f.nullable]
 
 
 def _check_nulls(column: pa.ChunkedArray, field: pa.Field, nested: bool, what: str) -> None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.errors import SchemaMismatchError
+from lakehead.format.per_schema import once_per_schema
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6}
 _FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799  # years 1 to 9999
@@ -28,15 +29,14 @@ _FIRST_DAY, _LAST_DAY = _FIRST_SECOND // 86_400, _LAST_SECOND // 86_400
 Column: TypeAlias = pa.Array | pa.ChunkedArray
 
 
-def check_storable(columns: Sequence[Column], fields: Iterable[pa.Field], what: str) -> None:
+def check_storable(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, what: str) -> None:
     """Refuse timestamps that the lake cannot hold; costs nothing for columns without seconds or milliseconds.
 
     Raises:
         SchemaMismatchError: ``context`` has the column and the row.
     """
-    for column, field in zip(columns, fields, strict=True):
-        if is_coarse(field.type):
-            _check(column, field, _beyond_microseconds, "is beyond what 64 bits of microseconds hold", what)
+    for at, field in _coarse(schema):
+        _check(rows.column(at), field, _beyond_microseconds, "is beyond what 64 bits of microseconds hold", what)
 
 
 def check_partition_values(columns: Sequence[Column], fields: Iterable[pa.Field], what: str) -> None:
@@ -110,6 +110,11 @@ def is_coarse(t: pa.DataType) -> bool:
     if pa.types.is_timestamp(t):
         return bool(t.unit in ("s", "ms"))
     return pa.types.is_nested(t) and any(is_coarse(t.field(i).type) for i in range(t.num_fields))
+
+
+@once_per_schema
+def _coarse(schema: pa.Schema) -> list[tuple[int, pa.Field]]:
+    return [(at, field) for at, field in enumerate(schema) if is_coarse(field.type)]
 
 
 def _beyond_microseconds(array: pa.Array) -> bool:

@@ -303,7 +303,8 @@ def _lake_column(batch: pa.RecordBatch, f: pa.Field) -> pa.Array:
         return column
     if is_coarse(column.type):
         try:
-            check_storable([column], [batch.schema.field(f.name)], "a lake cannot hold a value")
+            alone = batch.select([f.name])
+            check_storable(alone, alone.schema, "a lake cannot hold a value")
         except SchemaMismatchError as e:
             raise _unstorable(batch, e) from e
         # What lies under nulls may be anything, and a cast that checks looks at it, too.

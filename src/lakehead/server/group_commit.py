@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from lakehead.env.threads import Event, Threads
+from lakehead.env.threads import Done, Event, Threads
 from lakehead.errors import LakeheadError
 from lakehead.format.frame import UNKNOWN_CONTENT, Content, FrameBody
 from lakehead.types import WriteKind
@@ -26,7 +26,7 @@ class PendingWrite:
     kind: WriteKind
     body: FrameBody
     rows: pa.RecordBatch | None
-    done: Event
+    done: Done
     content: Content = UNKNOWN_CONTENT
     result: tuple[int, int] | None = None
     error: BaseException | None = None
@@ -109,7 +109,7 @@ class GroupCommit:
             for write in run:
                 if write.result is None and write.error is None:
                     write.error = error
-                write.done.set()
+                write.done.open()
         with self._lock:
             self._busy = bool(self._queue)
             if not self._busy and self._idle is not None:

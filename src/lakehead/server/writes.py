@@ -22,6 +22,7 @@ from lakehead.errors import (
 )
 from lakehead.format.content import content_checksum
 from lakehead.format.frame import WRITE_KINDS, Content, FrameBody, WriterStamp, decode_body
+from lakehead.format.rows import required_columns
 from lakehead.format.storable import check_storable
 from lakehead.protocol import messages as m
 from lakehead.server.admission import Bounded
@@ -87,7 +88,7 @@ class Writes:
                 request.kind,
                 body,
                 rows if table.desc.keyed else None,
-                self._threads.event(),
+                self._threads.done(),
                 content or Content(body.crc or 1, kind),
             )
             for body, rows in parts
@@ -127,7 +128,7 @@ class Writes:
             raise SchemaMismatchError(f"an append to {desc.path} must hold all its columns in their order")
         if request.kind == "delete" and request.columns != list(desc.primary_key):
             raise SchemaMismatchError(f"a delete from {desc.path} must hold exactly the columns {desc.primary_key}")
-        required = [f.name for f in desc.schema if not f.nullable]
+        required = required_columns(desc.schema)
         if request.kind == "upsert" and not set(required) <= set(request.columns):
             raise SchemaMismatchError(f"an upsert to {desc.path} must hold the non-null columns {required}")
         return pa.schema([desc.schema.field(c) for c in request.columns])
@@ -146,10 +147,10 @@ class Writes:
             rows = body.received_rows(schema, bytes_max=self._limits.batch_bytes_max)
         except CorruptionError as e:
             raise SchemaMismatchError(f"the batch does not have the schema of {desc.path}: {e}") from e
-        for field, column in zip(schema, rows.columns, strict=True):
-            if not field.nullable and column.null_count:
-                raise NullKeyError(f"column {field.name!r} of {desc.path} may not be null", column=field.name)
-        check_storable(rows.columns, schema, f"a batch for {desc.path}")
+        for name in required_columns(schema):
+            if rows.column(name).null_count:
+                raise NullKeyError(f"column {name!r} of {desc.path} may not be null", column=name)
+        check_storable(rows, schema, f"a batch for {desc.path}")
         return rows
 
     def _submit(self, tablets: list[Tablet], writes: list[PendingWrite]) -> list[tuple[int, int]]:

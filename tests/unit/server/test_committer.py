@@ -48,7 +48,7 @@ def opened(storage: FaultyStorage, *, followed: bool = False) -> tuple[Tablet, l
 def upsert(tablet: Tablet, sequence: int, keys: list[int]) -> tuple[int, int]:
     rows = pa.RecordBatch.from_pydict({"k": keys, "v": [f"{k} of {sequence}" for k in keys]}, schema=SCHEMA)
     body = encode_body(rows, schema_id=0, stamp=WriterStamp(b"w" * 16, sequence, sequence - 1))
-    write = PendingWrite("upsert", body, rows, SystemThreads().event())
+    write = PendingWrite("upsert", body, rows, SystemThreads().done())
     if tablet.submit(write):
         tablet.drive()
     return write.wait()

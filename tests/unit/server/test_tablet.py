@@ -15,6 +15,7 @@ import pytest
 from lakehead.config import TableProperties
 from lakehead.env import Env, SystemRandomness, SystemThreads
 from lakehead.env.clock import SystemClock
+from lakehead.env.interrupts import Latch
 from lakehead.errors import (
     ClosedError,
     LimitExceededError,
@@ -102,7 +103,7 @@ def pending(
     batch = pa.RecordBatch.from_pylist([{c: r[c] for c in names} for r in made], schema=schema)
     stamp = WriterStamp(number.to_bytes(16, "little"), sequence, previous, epoch=epoch)
     body = encode_body(batch, schema_id=0, stamp=stamp)
-    return PendingWrite(kind, body, None if kind == "append" else batch, threading.Event())
+    return PendingWrite(kind, body, None if kind == "append" else batch, Latch())
 
 
 def put(tablet: Tablet, write: PendingWrite) -> tuple[int, int]:
@@ -496,4 +497,4 @@ def test_what_queues_up_while_a_server_ends_is_committed_by_who_is_there() -> No
 
     t.storage.before = queue_up
     assert put(t.tablet, first) == (0, 1)
-    assert submitted == [False] and second.done.is_set() and second.wait() == (1, 2)
+    assert submitted == [False] and second.result == (1, 2)
