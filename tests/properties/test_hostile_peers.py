@@ -106,6 +106,8 @@ def requests(log: str, keyed: str) -> list[tuple[AnyRequest, list[pa.Buffer]]]:
         (m.ListDatabases(), []),
         (m.DropTable(database="f", table="none", purge=False), []),
         (m.AlterTable(table_id=keyed, changes=changes), []),
+        (m.RenameTable(database="f", table="keyed", to_database="g", to_table="keyed"), []),
+        (m.TableNow(table_id=keyed), []),
         (m.Write(table_id=log, kind="append", tablets=[ref, other], checksums=sums, columns=names), bodies),
         (m.Write(table_id=keyed, kind="upsert", tablets=[ref, other], checksums=sums, columns=names), bodies),
         (m.OpenWriter(table_id=log, writer_id=b"n" * 16), []),

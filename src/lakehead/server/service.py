@@ -125,6 +125,8 @@ class Service:
         self._answer(m.ListDatabases, definitions.list_databases)
         self._answer(m.DropTable, definitions.drop)
         self._answer(m.AlterTable, definitions.alter)
+        self._answer(m.RenameTable, definitions.rename)
+        self._answer(m.TableNow, definitions.now)
         self._answer(m.ReportTiered, definitions.report_tiered)
         self._answer(m.AdoptLake, definitions.adopt_lake)
         self._answer(m.OpenWriter, writes.open_writer)

@@ -48,6 +48,8 @@ CALLS: list[m.Request[Any]] = [
     m.ListTables(database=None),
     m.ListDatabases(),
     m.DropTable(database="shop", table="orders", purge=False),
+    m.RenameTable(database="shop", table="a", to_database="new", to_table="b", swap=True),
+    m.TableNow(table_id="t1"),
     m.AlterTable(table_id="t1", changes=[DropColumn(name="søk"), SetProperty(name="freshness", value="1s")]),
     m.Write(table_id="t1", kind="delete", tablets=[REF], checksums=[2**32 - 1], columns=["søk"]),
     m.OpenWriter(table_id="t1", writer_id=bytes(range(16))),
@@ -128,7 +130,7 @@ def test_no_message_is_left_out() -> None:
 
 def test_what_is_repeated_after_a_lost_connection() -> None:
     once = {type(r).__name__ for r in CALLS if not r.idempotent}
-    assert once == {"AlterTable", "DropTable", "OpenWriter"}
+    assert once == {"AlterTable", "DropTable", "OpenWriter", "RenameTable"}
     assert not m.CreateTable(info=INFO, if_not_exists=False).idempotent
 
 
@@ -136,14 +138,14 @@ def test_every_request_says_what_it_needs() -> None:
     needed = {type(r).__name__: r.privilege for r in (*CALLS, *STREAMS)}
     by_privilege = {p: sorted(n for n, q in needed.items() if q is p) for p in Privilege}
     assert by_privilege == {
-        Privilege.DESCRIBE: ["GetTable", "Hello", "ListDatabases", "ListTables"],
+        Privilege.DESCRIBE: ["GetTable", "Hello", "ListDatabases", "ListTables", "TableNow"],
         Privilege.READ: [
             "LakeInfo", "Lookup", "OpenLeases", "Read", "ReadLive", "RenewLeases", "Subscribe", "TimestampsAt",
             "Watermarks",
         ],
         Privilege.WRITE: ["CloseWriter", "OpenWriter", "Write"],
         Privilege.TIER: ["LeasedLake", "ReportTiered"],
-        Privilege.ALTER: ["AlterTable", "CreateTable", "DropTable"],
+        Privilege.ALTER: ["AlterTable", "CreateTable", "DropTable", "RenameTable"],
         Privilege.ADMIN: ["AdoptLake"],
     }  # fmt: skip
     nameless = {type(r).__name__ for r in (*CALLS, *STREAMS) if not r.about}

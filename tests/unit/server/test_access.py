@@ -64,6 +64,7 @@ def requests(table_id: str) -> list[m.Request[Any]]:
         "purge": False, "kind": "upsert", "tablets": [], "checksums": [], "columns": ["k"], "writer_id": bytes(16),
         "epoch": 1, "acked_through": 0, "prefix": [], "sync": True, "ranges": [], "leases": [], "release": [],
         "predicate": None, "changes": [], "starts": [], "default": "latest", "stops": None,
+        "to_database": "d", "to_table": "t",
     }  # fmt: skip
     tables = [m.LeasedTable(table_id=table_id, lake=None)]
     fields = {kind: [f for f in kind.__struct_fields__ if f in plain] for kind in get_args(m.AnyCall | m.AnyStream)}
