@@ -400,6 +400,11 @@ class TableDescriptor:
             raise NoLakeError(f"table {self.path} has no lake: create it with lake='iceberg'", table=str(self.path))
         return self.lake
 
+    @cached_property
+    def key_columns(self) -> pa.Schema:
+        """The primary key's columns, in key order."""
+        return pa.schema([self.schema.field(c) for c in self.primary_key])
+
     @property
     def partition_types(self) -> tuple[pa.DataType, ...]:
         return tuple(self.schema.field(c).type for c in self.partition_by)

@@ -113,6 +113,7 @@ def requests(log: str, keyed: str) -> list[tuple[AnyRequest, list[pa.Buffer]]]:
         (m.OpenWriter(table_id=log, writer_id=b"n" * 16), []),
         (m.CloseWriter(table_id=log, writer_id=b"n" * 16, epoch=1, acked_through=3), []),
         (m.Lookup(table_id=keyed, tablets=[ref], prefix=[]), [keys]),
+        (m.Get(table_id=keyed, tablet=ref, key=[3]), []),
         (m.Watermarks(table_id=log, sync=True, at_timestamp_us=5), []),
         (m.TimestampsAt(table_id=log, ranges=[whole]), []),
         (m.Read(table_id=log, ranges=[whole], columns=["s", "__offset"], predicate=where), []),

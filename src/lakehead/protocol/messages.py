@@ -21,7 +21,7 @@ from lakehead.protocol.table_info import Message as Message
 from lakehead.protocol.table_info import TableInfo as TableInfo
 from lakehead.types import TablePath, TabletKey, WriteKind
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 A_co = TypeVar("A_co", covariant=True)
 R = TypeVar("R", bound="Reply")
@@ -314,6 +314,20 @@ class Lookup(TableRequest[LookupReply], frozen=True, kw_only=True):
     prefix: list[str]
 
 
+class GetReply(Reply, frozen=True, kw_only=True):
+    """``row`` is plain, see `lakehead.format.plain`; None: there is none of that key."""
+
+    row: list[Any] | None
+
+
+class Get(TableRequest[GetReply], frozen=True, kw_only=True):
+    """One row of a table that has plain rows, by its plain primary key, from the tablet where it belongs."""
+
+    privilege = Privilege.READ
+    tablet: TabletRef
+    key: list[Any]
+
+
 class TabletState(TabletRef, frozen=True, kw_only=True):
     """Readable offsets ``[log_start, high_watermark)``; ``at_timestamp`` answers ``at_timestamp_us``, None
     when the row asked for may have been trimmed; ``damage`` says what is known to be wrong with the tablet's files."""
@@ -524,7 +538,7 @@ class ErrorReply(Reply, frozen=True, kw_only=True):
 
 AnyCall = (
     Hello | CreateTable | GetTable | ListTables | ListDatabases | DropTable | Write | OpenWriter | CloseWriter | Lookup
-    | Watermarks | TimestampsAt | OpenLeases | RenewLeases | LeasedLake | LakeInfo | ReportTiered | AdoptLake
+    | Get | Watermarks | TimestampsAt | OpenLeases | RenewLeases | LeasedLake | LakeInfo | ReportTiered | AdoptLake
     | AlterTable | RenameTable | TableNow
 )  # fmt: skip
 AnyStream = Read | ReadLive | Subscribe

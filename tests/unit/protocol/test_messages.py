@@ -55,6 +55,7 @@ CALLS: list[m.Request[Any]] = [
     m.OpenWriter(table_id="t1", writer_id=bytes(range(16))),
     m.CloseWriter(table_id="t1", writer_id=bytes(range(16)), epoch=3, acked_through=7),
     m.Lookup(table_id="t1", tablets=[REF, REF], prefix=[]),
+    m.Get(table_id="t1", tablet=REF, key=[1, "a", b"b"]),
     m.Watermarks(table_id="t1", sync=True, at_timestamp_us=5),
     m.TimestampsAt(table_id="t1", ranges=[RANGE]),
     m.OpenLeases(tables=[m.LeasedTable(table_id="t1", lake=None)], release=["a" * 32]),
@@ -80,6 +81,8 @@ REPLIES: list[m.Reply] = [
     m.WriteReply(offsets=[(0, 1), (5, 5)]),
     m.WriterReply(epoch=2, last_sequence=-1, tablets=[REF], sequences=[4]),
     m.LookupReply(),
+    m.GetReply(row=None),
+    m.GetReply(row=[1, None, "a", b"b", 0.5, True]),
     m.WatermarksReply(tablets=[m.TabletState(partition="", bucket=0, log_start=0, high_watermark=9, rows=4)]),
     m.TimestampsReply(now_us=1, timestamps_us=[None, 2]),
     m.LeasesReply(leases=[m.Lease(lease="a" * 32, tablets=[])]),
@@ -140,7 +143,7 @@ def test_every_request_says_what_it_needs() -> None:
     assert by_privilege == {
         Privilege.DESCRIBE: ["GetTable", "Hello", "ListDatabases", "ListTables", "TableNow"],
         Privilege.READ: [
-            "LakeInfo", "Lookup", "OpenLeases", "Read", "ReadLive", "RenewLeases", "Subscribe", "TimestampsAt",
+            "Get", "LakeInfo", "Lookup", "OpenLeases", "Read", "ReadLive", "RenewLeases", "Subscribe", "TimestampsAt",
             "Watermarks",
         ],
         Privilege.WRITE: ["CloseWriter", "OpenWriter", "Write"],
