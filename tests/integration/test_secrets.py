@@ -19,7 +19,7 @@ from lakehead.client.flight import FlightEndpoint
 from lakehead.config import LakeConfig, ServerConfig
 from lakehead.iceberg.lake_catalog import LakeCatalog
 from lakehead.protocol import messages as m
-from lakehead.protocol.codec import answer_type
+from lakehead.protocol.codec import AnyCall, answer_type
 
 SECRET = "open-sesame"
 CREDENTIALS = {
@@ -89,7 +89,7 @@ def filled(kind: Any) -> Any:
     return kind(**values)
 
 
-@pytest.mark.parametrize("call", get_args(m.AnyCall), ids=lambda c: c.__name__)
+@pytest.mark.parametrize("call", get_args(AnyCall), ids=lambda c: c.__name__)
 def test_no_message_shows_them(call: type[m.Request[Any]]) -> None:
     for kind in (call, answer_type(call)):
         assert SECRET not in repr(filled(kind)) + str(filled(kind))

@@ -39,7 +39,7 @@ def test_a_service_goes_on_when_its_server_is_back(
             thread.start()
             wait_until(lambda: len(reports) == 1, 120)
             server.kill()
-            wait_until(lambda: "cannot be listed" in caplog.text, 60)
+            wait_until(lambda: "cannot be looked for" in caplog.text, 60)
         server.token = token
         server.start()
         with server.connect() as other:

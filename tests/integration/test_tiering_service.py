@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
@@ -15,6 +16,7 @@ import pytest
 
 import lakehead as lh
 from lakehead.api.connection import reopened
+from lakehead.api.table import handle_of
 from lakehead.api.tiering import ConnectionTables
 from lakehead.env import Env
 from lakehead.tiering.queue import TieringQueue
@@ -31,7 +33,7 @@ SCHEMA = pa.schema([("id", pa.int64())])
 @contextmanager
 def running(tables: ConnectionTables[lh.Connection]) -> Iterator[list[RoundReport]]:
     reports: list[RoundReport] = []
-    queue = functools.partial(TieringQueue, relist_seconds=0.1)
+    queue = functools.partial(TieringQueue, look_seconds=0.1)
     service = TieringService(tables, Env.system(), on_round=reports.append, make_queue=queue)
     thread = threading.Thread(target=service.run)
     thread.start()
@@ -52,7 +54,7 @@ def test_a_service_may_begin_before_its_server_and_outlives_it(
     server.stop()
     tables = ConnectionTables(functools.partial(lh.connect, server.uri), again=reopened)
     with caplog.at_level(logging.WARNING, "lakehead.tiering"), running(tables) as reports:
-        wait_until(lambda: "cannot be listed" in caplog.text)
+        wait_until(lambda: "cannot be looked for" in caplog.text)
         server.start()
         wait_until(lambda: [r.rows for r in reports] == [1], 60)
         for token in (server.token, "another token"):
@@ -65,6 +67,44 @@ def test_a_service_may_begin_before_its_server_and_outlives_it(
             wait_until(lambda before=rounds: len(reports) > before, 60)
     with server.connect() as con:
         assert con.table("t.t").scan(tier="lake").count() == 3
+
+
+def test_services_share_the_tables_of_a_server(server: ServerProcess, wait_until: Callable[..., None]) -> None:
+    with server.connect() as con:
+        tables = [con.create_table(f"t.t{n}", SCHEMA, lake="iceberg", freshness="100ms") for n in range(4)]
+
+        def move_all(*reports: list[RoundReport]) -> None:
+            for of_one in reports:
+                of_one.clear()
+            for table in tables:
+                table.append([{"id": 1}])
+            wait_until(lambda: len({r.table for of_one in reports for r in of_one}) == 4, 60)
+
+        with running(ConnectionTables(con)) as first:
+            move_all(first)
+            with running(ConnectionTables(con)) as second:
+                while len({r.table for r in second}) < 2:
+                    move_all(first, second)
+                move_all(first, second)
+                assert not {r.table for r in first} & {r.table for r in second}
+            move_all(first)
+
+
+def test_tables_of_a_silent_service_go_to_others(
+    server: ServerProcess, wait_until: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    with server.connect() as con:
+        table = con.create_table("t.t", SCHEMA, lake="iceberg", freshness="100ms")
+        table.append([{"id": 1}])
+        silent = ConnectionTables(con)
+        (found,) = silent.look(frozenset(), frozenset()).tables
+        assert silent.run_round(found.table_id, 10).rows == 1
+        table.append([{"id": 2}])
+        with running(ConnectionTables(con)) as other:
+            wait_until(lambda: [r.rows for r in other] == [1], 60)
+        table.append([{"id": 3}])
+        with pytest.raises(lh.FencedError):
+            silent.run_round(found.table_id, 10)
 
 
 def test_a_fenced_table_that_is_made_again_is_tiered(
@@ -80,14 +120,12 @@ def test_a_fenced_table_that_is_made_again_is_tiered(
         table = create()
         with running(ConnectionTables(con)) as older:
             wait_until(lambda: len(older) == 1, 60)
-            with running(ConnectionTables(con)) as newer:
-                for n in range(100):
-                    table.append([{"id": n}])
-                    wait_until(lambda n=n: len(older) + len(newer) > n + 1 or newer, 60)
-                    if newer:
-                        break
-            table.append([{"id": 100}])
-            wait_until(lambda: "left to a newer tiering service" in caplog.text, 60)
+            unasked = ConnectionTables(con)
+            unasked._names[handle_of(table).desc.table_id] = table.name
+            while "left to another tiering service" not in caplog.text:
+                table.append([{"id": 2}])
+                with contextlib.suppress(lh.CommitConflictError):
+                    unasked.run_round(handle_of(table).desc.table_id, 10)
             older.clear()
             con.drop_table("t.t")
             create()

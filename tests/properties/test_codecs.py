@@ -26,7 +26,15 @@ from lakehead.log.checkpoint import Footer, LiveBatch, open_checkpoint, write_ch
 from lakehead.log.writers import ANSWERS_KEPT, WriterTable
 from lakehead.protocol import messages as m
 from lakehead.protocol.attachments import unwrap, wrap
-from lakehead.protocol.codec import answer_type, decode_call, decode_reply, decode_stream_request, encode
+from lakehead.protocol.codec import (
+    AnyCall,
+    AnyStream,
+    answer_type,
+    decode_call,
+    decode_reply,
+    decode_stream_request,
+    encode,
+)
 from lakehead.types import (
     TIMESTAMP_TYPE,
     Schemas,
@@ -252,7 +260,7 @@ def messages(cls: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
     return st.builds(cls, **{f.name: of_type(f.type) for f in msgspec.structs.fields(cls)})
 
 
-@pytest.mark.parametrize("cls", get_args(m.AnyCall), ids=lambda c: c.__name__)
+@pytest.mark.parametrize("cls", get_args(AnyCall), ids=lambda c: c.__name__)
 @settings(max_examples=15)
 @given(data=st.data())
 def test_calls(cls: type[m.Request[Any]], data: st.DataObject) -> None:
@@ -262,7 +270,7 @@ def test_calls(cls: type[m.Request[Any]], data: st.DataObject) -> None:
     assert decode_reply(encode(reply), message) == reply
 
 
-@pytest.mark.parametrize("cls", get_args(m.AnyStream), ids=lambda c: c.__name__)
+@pytest.mark.parametrize("cls", get_args(AnyStream), ids=lambda c: c.__name__)
 @settings(max_examples=15)
 @given(data=st.data())
 def test_stream_requests(cls: type[m.Request[m.Stream]], data: st.DataObject) -> None:
@@ -270,9 +278,9 @@ def test_stream_requests(cls: type[m.Request[m.Stream]], data: st.DataObject) ->
     assert decode_stream_request(encode(message)) == message
 
 
-@given(st.binary(max_size=50), st.lists(st.binary(max_size=7000), max_size=6))
+@given(st.binary(max_size=50), st.lists(st.binary(max_size=3000), max_size=6))
 def test_attachments(message: bytes, parts: list[bytes]) -> None:
-    pairs = iter(wrap(message, [pa.py_buffer(p) for p in parts]))
+    pairs = iter(list(wrap(message, [pa.py_buffer(p) for p in parts])))
 
     def read() -> Any:
         batch, metadata = next(pairs)

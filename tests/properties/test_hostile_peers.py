@@ -23,8 +23,9 @@ from lakehead.format.frame import WriterStamp, encode_body
 from lakehead.predicate import parse_predicate
 from lakehead.protocol import messages as m
 from lakehead.protocol.alterations import AddColumn, SetProperty
-from lakehead.protocol.codec import decode_call, decode_stream_request, encode
+from lakehead.protocol.codec import AnyCall, AnyStream, decode_call, decode_stream_request, encode
 from lakehead.protocol.schemas import field_to_text
+from lakehead.protocol.tiering import AskTieringWork
 from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.service import Service
 from lakehead.testing.storage import MemoryStorage
@@ -45,7 +46,7 @@ def body(rows: pa.RecordBatch, sequence: int, compression: str = "none") -> pa.B
     return encode_body(rows, schema_id=0, stamp=WriterStamp(b"w" * 16, sequence), compression=compression).buffer
 
 
-AnyRequest = m.AnyCall | m.AnyStream
+AnyRequest = AnyCall | AnyStream
 
 
 @contextmanager
@@ -106,14 +107,11 @@ def requests(log: str, keyed: str) -> list[tuple[AnyRequest, list[pa.Buffer]]]:
         (m.ListDatabases(), []),
         (m.DropTable(database="f", table="none", purge=False), []),
         (m.AlterTable(table_id=keyed, changes=changes), []),
-        (m.RenameTable(database="f", table="keyed", to_database="g", to_table="keyed"), []),
-        (m.TableNow(table_id=keyed), []),
         (m.Write(table_id=log, kind="append", tablets=[ref, other], checksums=sums, columns=names), bodies),
         (m.Write(table_id=keyed, kind="upsert", tablets=[ref, other], checksums=sums, columns=names), bodies),
         (m.OpenWriter(table_id=log, writer_id=b"n" * 16), []),
         (m.CloseWriter(table_id=log, writer_id=b"n" * 16, epoch=1, acked_through=3), []),
         (m.Lookup(table_id=keyed, tablets=[ref], prefix=[]), [keys]),
-        (m.Get(table_id=keyed, tablet=ref, key=[3]), []),
         (m.Watermarks(table_id=log, sync=True, at_timestamp_us=5), []),
         (m.TimestampsAt(table_id=log, ranges=[whole]), []),
         (m.Read(table_id=log, ranges=[whole], columns=["s", "__offset"], predicate=where), []),
@@ -128,6 +126,7 @@ def requests(log: str, keyed: str) -> list[tuple[AnyRequest, list[pa.Buffer]]]:
         (m.ReportTiered(table_id=log), []),
         (m.LakeInfo(table_id=log), []),
         (m.AdoptLake(table_id=log), []),
+        (AskTieringWork(job_id="j", name="n", number=1, tables=["d.*"], has=[log], without=[keyed]), []),
     ]
 
 

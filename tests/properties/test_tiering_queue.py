@@ -10,23 +10,23 @@ import itertools
 import os
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from lakehead.tiering.queue import (
-    RELIST_SECONDS,
+    FENCED_SECONDS,
+    LOOK_SECONDS,
     RETRY_SECONDS,
-    AskWatermarks,
     End,
     Event,
     Failed,
     Fenced,
+    FoundTable,
     Gone,
     Instruction,
-    Listed,
-    ListedTable,
-    ListTables,
+    Look,
+    Looked,
     MaintenanceEnded,
     RoundEnded,
     RunMaintenance,
@@ -36,24 +36,22 @@ from lakehead.tiering.queue import (
     TieringQueue,
     Turn,
     Wait,
-    Watermarks,
     Woken,
 )
-from lakehead.types import TabletKey
 
 SEEDS = int(os.environ.get("LAKEHEAD_MODEL_EXAMPLES", "20"))
-TABLET = TabletKey("", 0)
 
 
 @dataclass
 class Model:
     """A table of the model: how far its log and its lake are, and since when the lake lacks its oldest row."""
 
-    listed: ListedTable
+    found: FoundTable
     seconds: float
     end: int = 0
     lake: int = 0
-    fenced: bool = False
+    fenced_until: float = 0.0
+    known: bool = True
     lacks: list[tuple[float, int]] = field(default_factory=list)
 
 
@@ -71,9 +69,9 @@ class Shell:
         self.ids = itertools.count()
         self.order = itertools.count()
         self.under_way: dict[str, Turn] = {}
-        self.ending: list[tuple[float, int, ListTables | Turn, int]] = []
+        self.ending: list[tuple[float, int, Look | Turn, int]] = []
         self.wait: Wait | End = Wait(0.0)
-        self.fenced: set[str] = set()
+        self.fenced: dict[str, float] = {}
         self.began: Counter[str] = Counter()
         self.late: list[str] = []
         # Of each table that is due: how many turns each other one had begun then.
@@ -81,21 +79,20 @@ class Shell:
 
     # ---- the world ----------------------------------------------------------------------------------------------
 
-    def create(self, name: str, freshness: float, seconds: float, *, lake: bool, maintained: bool) -> None:
-        listed = ListedTable(f"{name}#{next(self.ids)}", name, freshness, lake, maintained)
-        self.tables[name] = Model(listed, seconds)
+    def create(self, name: str, freshness: float, seconds: float, *, maintained: bool) -> None:
+        found = FoundTable(f"{name}#{next(self.ids)}", name, freshness, maintained, None)
+        self.tables[name] = Model(found, seconds)
 
     def create_any(self, name: str) -> None:
         freshness, seconds = self.random.choice([0.5, 2.0, 30.0]), self.random.choice([0.01, 0.2, 3.0])
-        lake, maintained = self.random.random() < 0.9, self.random.random() < 0.5
-        self.create(name, freshness, seconds, lake=lake, maintained=maintained)
+        self.create(name, freshness, seconds, maintained=self.random.random() < 0.5)
 
     def write(self, model: Model) -> None:
         model.end += 1
         model.lacks.append((self.now, model.end))
 
     def by_id(self, table_id: str) -> Model | None:
-        return next((t for t in self.tables.values() if t.listed.table_id == table_id), None)
+        return next((t for t in self.tables.values() if t.found.table_id == table_id), None)
 
     def happen(self) -> None:
         """Something that the queue is not told."""
@@ -115,13 +112,14 @@ class Shell:
                 other = f"t{self.random.randrange(6)}"
                 if other not in self.tables:
                     del self.tables[name]
-                    was = model.listed
-                    model.listed = ListedTable(was.table_id, other, was.freshness, was.has_lake, was.maintained)
+                    model.found = replace(model.found, name=other)
                     self.tables[other] = model
             case "fence":
-                model.fenced = True
+                model.fenced_until = self.now + self.random.choice([1.0, 100.0])
             case "server":
                 self.away = not self.away
+                for table in self.tables.values():
+                    table.known = False
 
     # ---- the shell ----------------------------------------------------------------------------------------------
 
@@ -130,23 +128,22 @@ class Shell:
         for instruction in instructions:
             self.begin(instruction)
         for table_id, queued in self.queue.tables.items():
-            if queued.due <= self.now and table_id not in self.under_way:
+            if queued.due <= self.now and queued.has_news and table_id not in self.under_way:
                 self.due_since.setdefault(table_id, self.began.copy())
         for table_id in self.due_since.keys() - self.queue.tables.keys():
             del self.due_since[table_id]
 
     def begin(self, instruction: Instruction) -> None:
         took = self.random.random() * 0.01
-        if not isinstance(instruction, ListTables):
-            assert isinstance(instruction, AskWatermarks | RunRound | RunMaintenance), instruction
+        if not isinstance(instruction, Look):
+            assert isinstance(instruction, RunRound | RunMaintenance), instruction
             table_id = instruction.table_id
             assert table_id not in self.under_way, "two turns of one table"
-            assert table_id not in self.fenced, "a fenced table came back"
+            assert self.fenced.get(table_id, 0.0) <= self.now, "a fenced table came back"
             assert len(self.under_way) < self.turns_at_once
             self.under_way[table_id] = instruction
             model = self.by_id(table_id)
-            if not isinstance(instruction, AskWatermarks):
-                took = model.seconds if model is not None else 0.1
+            took = model.seconds if model is not None else 0.1
             self.count(instruction)
             heapq.heappush(
                 self.ending, (self.now + took, next(self.order), instruction, model.end if model is not None else 0)
@@ -157,22 +154,17 @@ class Shell:
     def count(self, turn: Turn) -> None:
         """No table waits while another has more than two turns, which are a round and a maintenance."""
         self.due_since.pop(turn.table_id, None) if not isinstance(turn, RunMaintenance) else None
-        if isinstance(turn, RunRound) and self.asked == turn.table_id:
-            return  # the turn that began with the question
         self.began[turn.table_id] += 1
         for waiting, since in self.due_since.items():
             turns = self.began[turn.table_id] - since[turn.table_id]
             assert turns <= 2, f"{waiting} waits while {turn.table_id} has {turns} turns"
 
-    asked: str | None = None
-
-    def end(self, instruction: ListTables | Turn, seen: int) -> Event:
-        if isinstance(instruction, ListTables):
+    def end(self, instruction: Look | Turn, seen: int) -> Event:
+        if isinstance(instruction, Look):
             if self.away:
                 return ServerAway()
-            asked = [t for n, t in self.tables.items() if n not in instruction.settled]
-            found = tuple(t.listed for t in asked if self.random.random() > self.trouble / 10)
-            return Listed(frozenset(self.tables), found)
+            mine = [t for t in self.tables.values() if t.found.table_id not in instruction.without]
+            return Looked(tuple(replace(t.found, end=t.end if t.known else None) for t in mine))
         table_id = instruction.table_id
         del self.under_way[table_id]
         model = self.by_id(table_id)
@@ -180,19 +172,18 @@ class Shell:
             return Gone(table_id)
         if self.away or self.random.random() < self.trouble / 3:
             return Failed(table_id)
-        if isinstance(instruction, AskWatermarks):
-            return Watermarks(table_id, {TABLET: model.end})
         if isinstance(instruction, RunMaintenance):
             return MaintenanceEnded(table_id)
-        if model.fenced:
-            self.fenced.add(table_id)
+        if model.fenced_until > self.now:
+            self.fenced[table_id] = self.now + FENCED_SECONDS
             return Fenced(table_id)
+        model.known = True
         moved, model.lake = seen > model.lake, seen
         for written, offset in [w for w in model.lacks if w[1] <= seen]:
             model.lacks.remove((written, offset))
-            if self.now - written > model.listed.freshness:
+            if self.now - written > model.found.freshness:
                 self.late.append(f"{table_id}: a row was {self.now - written:.3f} s old")
-        return RoundEnded(table_id, {TABLET: seen}, moved)
+        return RoundEnded(table_id, seen, moved)
 
     def step(self) -> bool:
         """The next thing that happens; False when the queue has ended."""
@@ -202,11 +193,9 @@ class Shell:
         if self.ending and self.ending[0][0] <= self.wait.until:
             self.now, _, instruction, seen = heapq.heappop(self.ending)
             event = self.end(instruction, seen)
-            self.asked = instruction.table_id if isinstance(instruction, AskWatermarks) else None
         else:
             assert self.wait.until >= self.now, "it waits for what has been"
             self.now, event = self.wait.until, Woken()
-            self.asked = None
         self.tell(event)
         return True
 
@@ -223,12 +212,11 @@ def test_promises_hold_in_any_history(seed: int) -> None:
     shell.tell(Woken())
     shell.run(150, happenings=0.3)
     shell.away, shell.trouble = False, 0.0
-    shell.run(2 * RELIST_SECONDS + RETRY_SECONDS[1] + 30 + 6 * 3 * 3)
+    shell.run(2 * LOOK_SECONDS + RETRY_SECONDS[1] + 100 + FENCED_SECONDS + 30 + 6 * 3 * 3)
     for model in shell.tables.values():
-        tiered = model.listed.has_lake and model.listed.table_id not in shell.fenced
-        assert (model.listed.table_id in shell.queue.tables) == tiered
-        assert not tiered or model.lake == model.end, f"{model.listed.table_id} is never tiered"
-    assert shell.queue.fenced == shell.fenced
+        assert model.found.table_id in shell.queue.tables
+        assert model.lake == model.end, f"{model.found.table_id} is never tiered"
+    assert not shell.queue.fenced
     shell.tell(Stopped())
     while shell.step():
         pass
@@ -242,7 +230,7 @@ def test_every_table_is_in_time_when_there_is_room(seed: int) -> None:
     for n in range(8):
         freshness = shell.random.choice([0.5, 2.0, 30.0])
         seconds = freshness * shell.random.choice([0.01, 0.1, 0.4])
-        shell.create(f"t{n}", freshness, seconds, lake=True, maintained=False)
+        shell.create(f"t{n}", freshness, seconds, maintained=False)
         shell.write(shell.tables[f"t{n}"])  # how long its rounds take is learnt from the first
     shell.tell(Woken())
     for _ in range(400):

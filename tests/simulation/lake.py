@@ -6,8 +6,9 @@ says that it ends.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.simulation.history import History, held, ids_of, require, shown
 from tests.simulation.scheduler import Process, Scheduler, Task
 
 from lakehead.env.randomness import Randomness
-from lakehead.errors import UnavailableError
+from lakehead.errors import SchemaChangedError, UnavailableError
 from lakehead.lake.lake_table import LakeChange
 from lakehead.lake.marks import LakeMark, LakeVersion, mark_of
 from lakehead.lake.pinned_lake import PinnedLake
@@ -281,9 +282,6 @@ class SimulatedLakes:
         """See `LakeState.require_alterable`."""
         self.by_table[desc.table_id].table.now().load()
 
-    def require_free(self, desc: TableDescriptor, *, besides: Sequence[str]) -> None:
-        """See `LakeState.require_free`."""
-
     def drop(self, desc: TableDescriptor, *, purge: bool) -> None:
         """See `LakeState.drop`."""
         if desc.table_id in self.by_table:
@@ -309,8 +307,11 @@ class SimulatedLakes:
 
     def tiered_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
         """See `LakeState.tiered_offsets`."""
-        mark = mark_of(self.by_table[desc.table_id].table.now().load())
-        return mark.offsets if mark else {}
+        # The mark is read under whatever definition the lake has; it may follow to a newer one meanwhile.
+        while True:
+            with contextlib.suppress(SchemaChangedError):
+                mark = mark_of(self.by_table[desc.table_id].table.now().load())
+                return mark.offsets if mark else {}
 
     def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
         """See `LakeState.proven_offsets`."""

@@ -1,13 +1,14 @@
 """Tiering services of a simulated deployment: the real queue in its real shell, over tables that the network reaches.
 
-A service tiers all tables until it is killed. Those that run at the same time fence each other, table by table.
+A service tiers its tables until it is killed. Those that run at the same time share them as the server says, or fence
+each other, table by table.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from tests.simulation.deployment import Deployment
 from tests.simulation.history import require
@@ -31,22 +32,23 @@ from lakehead.errors import (
 )
 from lakehead.lake.marks import next_epoch
 from lakehead.protocol import messages as m
+from lakehead.protocol.tiering import AskTieringWork, TieredTable, TieringWork
 from lakehead.testing.lake import MemoryLake
 from lakehead.tiering.commit import CommitResult
 from lakehead.tiering.compaction import compact
 from lakehead.tiering.expiry import expire
 from lakehead.tiering.expiry_plan import Retention
-from lakehead.tiering.queue import Listed, ListedTable, TieringQueue
+from lakehead.tiering.queue import FoundTable, Looked, TieringQueue
 from lakehead.tiering.round import run_round
 from lakehead.tiering.service import TieringService
-from lakehead.types import TablePath, TabletKey
+from lakehead.types import TablePath
 
 
 def tier(deployment: Deployment, name: str) -> None:
     """Run a tiering service that begins at some time and soon tries again what failed."""
     # Those that begin at the same time take the same epoch, and fence nobody.
     deployment.scheduler.sleep(deployment.draws.random() * 0.5)
-    queue = functools.partial(TieringQueue, relist_seconds=0.2, retry_seconds=(0.05, 0.4), maintenance_rounds=3)
+    queue = functools.partial(TieringQueue, look_seconds=0.2, retry_seconds=(0.05, 0.4), maintenance_rounds=3)
     TieringService(SimulatedTables(deployment, name), deployment.env, make_queue=queue).run()
 
 
@@ -57,6 +59,10 @@ class SimulatedTables:
         self.deployment = deployment
         self.name = name
         self._endpoint = NetworkEndpoint(deployment.network, name)
+        self._job_id = deployment.env.randomness.uuid_hex()
+        # Some ask nobody which tables are theirs, as services of another server would.
+        self._shares = deployment.draws.random() < 0.5
+        self._asked = 0
         self._clients: dict[str, TableHandle] = {}
         self._epochs: dict[str, int] = {}
         self._fenced: set[str] = set()
@@ -70,36 +76,47 @@ class SimulatedTables:
     def close(self) -> None:
         """See `TieredTables.close`."""
 
-    def list(self, settled: frozenset[str]) -> Listed:
-        """See `TieredTables.list`."""
+    def look(self, has: frozenset[str], without: frozenset[str]) -> Looked:
+        """See `TieredTables.look`."""
         with self.deployment.scheduler.judging():
             try:
-                reply, _ = self._endpoint.call(m.ListTables(database=None))
-                found = [self._look_up(name) for name in reply.names if name not in settled]
+                found = [t for t in self._ask(has, without).tables if self._look_up(t)]
             except LakeheadError as e:
                 self._require_expected(e)
-                self.note("not listed", type(e).__name__)
+                self.note("not looked", type(e).__name__)
                 # A server that stops says so to its clients as one that is away.
                 raise UnavailableError(str(e)) from e
-        return Listed(frozenset(reply.names), tuple(table for table in found if table is not None))
+        names = {t.table_id for t in found}
+        for table_id in self._epochs.keys() - names:
+            del self._epochs[table_id]
+        self._fenced &= without
+        return Looked(tuple(FoundTable(t.table_id, t.name, t.freshness_ms / 1000, t.maintained, t.end) for t in found))
 
-    def _look_up(self, name: str) -> ListedTable | None:
-        path = TablePath.parse(name)
-        try:
-            reply, _ = self._endpoint.call(m.GetTable(database=path.database, table=path.table))
-        except TableNotFoundError:
-            return None
-        desc = reply.info.descriptor()
-        if desc.table_id not in self._clients:
-            self._clients[desc.table_id] = TableHandle(desc, OneServer(self._endpoint), self.deployment.env)
-        return ListedTable(
-            desc.table_id, name, desc.properties.freshness_ms / 1000, desc.lake is not None, maintained=True
+    def _ask(self, has: frozenset[str], without: frozenset[str]) -> TieringWork:
+        self._asked += 1
+        request = AskTieringWork(
+            job_id=self._job_id if self._shares else "",
+            name=self.name,
+            number=self._asked,
+            tables=None,
+            has=sorted(has),
+            without=sorted(without),
         )
+        return self._endpoint.call(request)[0]
 
-    def watermarks(self, table_id: str) -> Mapping[TabletKey, int]:
-        """See `TieredTables.watermarks`."""
-        with self._turn(table_id, "watermarks"):
-            return {t.key: t.high_watermark for t in self._clients[table_id].log.tablets()}
+    def _look_up(self, table: TieredTable) -> bool:
+        """Whether there still is one under its name, of which a handle is made."""
+        if table.table_id not in self._clients:
+            path = TablePath.parse(table.name)
+            try:
+                reply, _ = self._endpoint.call(m.GetTable(database=path.database, table=path.table))
+            except TableNotFoundError:
+                return False
+            desc = reply.info.descriptor()
+            if desc.table_id != table.table_id:
+                return False
+            self._clients[desc.table_id] = TableHandle(desc, OneServer(self._endpoint), self.deployment.env)
+        return True
 
     def run_round(self, table_id: str, records_max: int) -> CommitResult:
         """See `TieredTables.run_round`."""

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+import socket
+from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from lakehead.api.lake import maintain_table, tier_table
 from lakehead.api.table import Table, handle_of
-from lakehead.api.table_choice import TableChoice
-from lakehead.client.patience import is_gone
 from lakehead.client.table import TableHandle
 from lakehead.env import Env
 from lakehead.env.threads import Started
-from lakehead.errors import AuthenticationError, ClosedError, LakeheadError, UnavailableError
+from lakehead.errors import AuthenticationError, ClosedError, LakeheadError, TableNotFoundError, UnavailableError
 from lakehead.lake.formats import format_of
 from lakehead.lake.marks import next_epoch
+from lakehead.protocol import messages as m
+from lakehead.protocol.table_choice import TableChoice
+from lakehead.protocol.tiering import AskTieringWork, TieringWork
 from lakehead.tiering.executor import Executor, here
-from lakehead.tiering.queue import Listed, ListedTable, TieringQueue
+from lakehead.tiering.queue import FoundTable, Looked, TieringQueue
 from lakehead.tiering.service import RoundReport, TieringService
-from lakehead.types import Epoch, TabletKey
+from lakehead.types import Epoch
 
 if TYPE_CHECKING:
     from lakehead.lake.lake_table import LakeTable
@@ -35,9 +37,9 @@ class TieredConnection(Protocol):
     @property
     def uri(self) -> str: ...
 
-    def tables(self) -> list[str]: ...
-
     def table(self, name: str) -> Table: ...
+
+    def _ask(self, request: m.Request[m.R]) -> m.R: ...
 
     def close(self) -> None: ...
 
@@ -69,8 +71,10 @@ class ConnectionTables(Generic[C]):
         self._con: C | None = None
         self._own = callable(con)
         self._attached = False
-        self._listed = False
-        self._ids: dict[str, str] = {}
+        self._looked = False
+        self._job_id = Env.system().randomness.uuid_hex()
+        self._asked = 0
+        self._names: dict[str, str] = {}
         self._handles: dict[str, TableHandle] = {}
         self._epochs: dict[str, int] = {}
         try:
@@ -100,6 +104,9 @@ class ConnectionTables(Generic[C]):
 
     def close(self) -> None:
         """See `TieredTables.close`."""
+        if self._con is not None and self._looked:
+            with contextlib.suppress(LakeheadError):
+                self._ask(self._con, leaving=True)
         if self._con is not None and self._own:
             self._con.close()
         self._con, self._attached = None, False
@@ -132,60 +139,54 @@ class ConnectionTables(Generic[C]):
 
     # ---- tables -------------------------------------------------------------------------------------------------
 
-    def list(self, settled: frozenset[str]) -> Listed:
-        """See `TieredTables.list`."""
+    def look(self, has: frozenset[str], without: frozenset[str]) -> Looked:
+        """See `TieredTables.look`."""
         con = self._reached()
+        if not self._looked:
+            for name in sorted(self._chosen.named):
+                handle_of(con.table(name)).desc.require_lake()
         try:
-            names = frozenset(con.tables())
+            work = self._ask(con, has, without)
         except AuthenticationError as e:
-            con = self._reach_anew(con, e)
-            names = frozenset(con.tables())
-        if not self._listed:
-            for name in sorted(self._chosen.named - names):
-                con.table(name)
-        names = frozenset(name for name in names if name in self._chosen)
-        for name in self._ids.keys() - names:
-            self._forget(self._ids.pop(name))
-        wanted = [n for n in sorted(names) if n not in settled or self._ids.get(n) not in self._handles]
-        found = [table for name in wanted if (table := self._look_up(con, name)) is not None]
-        self._listed = True
-        return Listed(names, tuple(found))
-
-    def _look_up(self, con: C, name: str) -> ListedTable | None:
-        try:
-            handle = handle_of(con.table(name))
-        except LakeheadError as e:
-            if is_gone(e) or isinstance(e, AuthenticationError):
-                raise
-            return None
-        desc = handle.desc
-        if name in self._chosen.named and not self._listed:
-            desc.require_lake()
-        before = self._ids.get(name)
-        if before not in (None, desc.table_id):
-            self._forget(before)
-        self._ids[name] = desc.table_id
-        if desc.table_id not in self._handles:
-            self._handles[desc.table_id] = handle
-        freshness = desc.properties.freshness_ms / 1000
-        return ListedTable(
-            desc.table_id, name, freshness, desc.lake is not None, maintained=desc.properties.auto_maintenance
-        )
-
-    def _forget(self, table_id: str | None) -> None:
-        if table_id is not None:
+            work = self._ask(self._reach_anew(con, e), has, without)
+        self._looked = True
+        self._names = {t.table_id: t.name for t in work.tables}
+        for table_id in {*self._handles, *self._epochs} - self._names.keys():
+            # Another job may have it: who gets it back begins with a higher epoch.
             self._handles.pop(table_id, None)
             self._epochs.pop(table_id, None)
+        return Looked(
+            tuple(FoundTable(t.table_id, t.name, t.freshness_ms / 1000, t.maintained, t.end) for t in work.tables)
+        )
+
+    def _ask(
+        self, con: C, has: Collection[str] = (), without: Collection[str] = (), *, leaving: bool = False
+    ) -> TieringWork:
+        self._asked += 1
+        request = AskTieringWork(
+            job_id=self._job_id,
+            name=f"{socket.gethostname()}:{os.getpid()}",
+            number=self._asked,
+            tables=self._chosen.texts,
+            has=sorted(has),
+            without=sorted(without),
+            leaving=leaving,
+        )
+        return con._ask(request)
 
     def _handle(self, table_id: str) -> TableHandle:
-        try:
-            return self._handles[table_id]
-        except KeyError:
-            raise UnavailableError(f"table {table_id} could not be looked up: it is with the next listing") from None
+        """As the table is now.
 
-    def watermarks(self, table_id: str) -> Mapping[TabletKey, int]:
-        """See `TieredTables.watermarks`."""
-        return {t.key: t.high_watermark for t in self._handle(table_id).log.tablets()}
+        Raises:
+            TableNotFoundError: it is gone.
+        """
+        handle = self._handles.get(table_id)
+        if handle is not None:
+            return handle.now()
+        found = handle_of(self._connected().table(self._names[table_id]))
+        if found.desc.table_id != table_id:
+            raise TableNotFoundError("another table has its name: it is with the next look", table_id=table_id)
+        return found
 
     def run_round(self, table_id: str, records_max: int) -> CommitResult:
         """See `TieredTables.run_round`."""
@@ -199,7 +200,7 @@ class ConnectionTables(Generic[C]):
         return maintain_table(handle, lake, epoch=epoch)
 
     def _opened(self, table_id: str) -> tuple[TableHandle, LakeTable, Epoch]:
-        handle = self._handles[table_id] = self._handle(table_id).now()
+        handle = self._handles[table_id] = self._handle(table_id)
         lake = format_of(handle.desc).open(handle.desc, handle.lake())
         if table_id not in self._epochs:
             self._epochs[table_id] = next_epoch(lake.load())
@@ -212,8 +213,9 @@ def queue_for_cores() -> TieringQueue:
 
 
 def cores_for_turns() -> int:
-    """So many tables are worked on at once by this process."""
-    return min(os.cpu_count() or 1, _TURNS_AT_ONCE_MAX)
+    """So many tables are worked on at once by this process; two at least, or a long round would keep it from asking
+    for news, by which others know that it lives."""
+    return max(2, min(os.cpu_count() or 1, _TURNS_AT_ONCE_MAX))
 
 
 class BackgroundTiering:

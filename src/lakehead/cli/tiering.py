@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lakehead.api.table_choice import TableChoice
 from lakehead.cli.output import count_text, seconds_text, write_json, write_line, write_table
 from lakehead.cli.session import Session, command
 from lakehead.cli.tables import table_states
 from lakehead.errors import InvalidRequestError
+from lakehead.protocol.table_choice import TableChoice
 from lakehead.tiering.executor import SmallRounds
 
 if TYPE_CHECKING:

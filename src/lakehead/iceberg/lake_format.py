@@ -29,7 +29,7 @@ class IcebergFormat:
 
         def load() -> Table:
             try:
-                table = catalog.load(desc, info.name)
+                table = catalog.load(desc)
             except LakeheadError:
                 raise
             except Exception as e:

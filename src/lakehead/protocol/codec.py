@@ -7,7 +7,16 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from lakehead.protocol.messages import AnyCall, AnyStream, ErrorReply, Message, R, Request, StreamHeader
+from lakehead.protocol import messages as m
+from lakehead.protocol.messages import ErrorReply, Message, R, Request, StreamHeader
+from lakehead.protocol.tiering import AskTieringWork
+
+AnyCall = (
+    m.Hello | m.CreateTable | m.GetTable | m.ListTables | m.ListDatabases | m.DropTable | m.AlterTable | m.Write
+    | m.OpenWriter | m.CloseWriter | m.Lookup | m.Watermarks | m.TimestampsAt | m.OpenLeases | m.RenewLeases
+    | m.LeasedLake | m.LakeInfo | m.ReportTiered | m.AdoptLake | AskTieringWork
+)  # fmt: skip
+AnyStream = m.Read | m.ReadLive | m.Subscribe
 
 _T = TypeVar("_T")
 _encoder = msgspec.msgpack.Encoder()

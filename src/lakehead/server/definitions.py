@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from lakehead.config import Limits
 from lakehead.env import Env
-from lakehead.errors import (
-    InvalidPropertyError,
-    InvalidRequestError,
-    LakeheadError,
-    NoLakeError,
-    TableExistsError,
-    TableNotFoundError,
-)
+from lakehead.errors import InvalidPropertyError, LakeheadError, NoLakeError, TableExistsError, TableNotFoundError
 from lakehead.format.schema import validate_definition
 from lakehead.protocol import messages as m
+from lakehead.protocol.table_choice import TableChoice
+from lakehead.protocol.tiering import AskTieringWork, TieredTable, TieringWork
 from lakehead.server.alteration import altered
 from lakehead.server.catalog import CreateTable
 from lakehead.server.lake_state import LakeState
@@ -25,7 +20,8 @@ from lakehead.server.leases import Leases
 from lakehead.server.maintenance import Maintenance
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.tables import LiveTables
-from lakehead.types import Schemas, TableDescriptor, TablePath
+from lakehead.server.tiering_jobs import TieringJobs
+from lakehead.types import Schemas, TableDescriptor
 
 _log = logging.getLogger("lakehead.server")
 
@@ -40,6 +36,7 @@ class Definitions:
         *,
         leases: Leases,
         maintenance: Maintenance,
+        jobs: TieringJobs,
         lake: LakeState | None,
         env: Env,
         limits: Limits,
@@ -49,6 +46,7 @@ class Definitions:
         self._tables = tables
         self._leases = leases
         self._maintenance = maintenance
+        self._jobs = jobs
         self._lake = lake
         self._randomness = env.randomness
         self._limits = limits
@@ -58,8 +56,6 @@ class Definitions:
     def create(self, request: m.CreateTable) -> m.TableReply:
         """See `CreateTable`."""
         asked = request.info.descriptor()
-        if asked.former:
-            raise InvalidRequestError(f"table {asked.path} is new: it has had no other name")
         schema, primary_key, partition_by, bucket_key = validate_definition(
             asked.schema,
             primary_key=asked.primary_key,
@@ -92,8 +88,6 @@ class Definitions:
                     self._lake_state().create(existing)
                 return self._reply(existing)
             lake = self._lake_state() if desc.lake is not None else None
-            if lake is not None:
-                self._vacate(desc.path)
             self._metadata.submit(CreateTable.of(desc))
             if lake is not None:
                 try:
@@ -116,46 +110,11 @@ class Definitions:
                 self._lake_state().require_alterable(new)
             self._tables.alter(new)
             if desc.lake is not None:
-                self._follow(new)
+                try:
+                    self._lake_state().info(new)
+                except LakeheadError as e:
+                    _log.warning("the lake of %s follows its new columns when it is asked for next: %s", new.path, e)
         return self._reply(new)
-
-    def rename(self, request: m.RenameTable) -> m.TableReply:
-        """See `RenameTable`."""
-        to = request.to
-        with self._create_lock:
-            self._fence()
-            desc = self._metadata.table(request.path)
-            if to == desc.path:
-                return self._reply(desc)
-            tables = [desc.renamed(to)]
-            if request.swap:
-                tables.append(self._metadata.table(to).renamed(desc.path))
-            with_lake = [t for t in tables if t.lake is not None]
-            for table in with_lake:
-                self._vacate(table.path)
-                self._lake_state().require_free(table, besides=[t.table_id for t in tables])
-            self._tables.rename(tables)
-            # The first may have to step aside for the second.
-            for table in (*with_lake, *with_lake[:-1]):
-                self._follow(table)
-        return self._reply(tables[0])
-
-    def _follow(self, desc: TableDescriptor) -> None:
-        """Have the lake have the table's definition and name; what fails is done when the lake is asked for next."""
-        try:
-            self._lake_state().info(desc)
-        except LakeheadError as e:
-            _log.warning("the lake of %s follows the change of its table when it is asked for next: %s", desc.path, e)
-
-    def _vacate(self, path: TablePath) -> None:
-        """Have lakes of tables that were called so follow to their names, where a crash kept them from it."""
-        for table in self._metadata.tables(None):
-            if table.lake is not None and path in table.former and path != table.path:
-                self._follow(table)
-
-    def now(self, request: m.TableNow) -> m.TableReply:
-        """See `TableNow`."""
-        return self._reply(self._tables.in_force(self._metadata.table_by_id(request.table_id)))
 
     def _reply(self, desc: TableDescriptor) -> m.TableReply:
         return m.TableReply(info=m.TableInfo.of(desc), folder_id=self._metadata.incarnation.folder_id)
@@ -213,6 +172,24 @@ class Definitions:
         self._maintenance.round_reported(self._lake_table(request.table_id).table_id)
         return m.Done()
 
+    def tiering_work(self, request: AskTieringWork) -> TieringWork:
+        """See `AskTieringWork`."""
+        if request.leaving:
+            self._jobs.leave(request.job_id)
+            return TieringWork(tables=[])
+        self._fence()
+        chosen = TableChoice.of(request.tables)
+        wanted = {t.table_id: t for t in self._metadata.tables(None) if t.lake is not None and str(t.path) in chosen}
+        for table_id in request.without:
+            wanted.pop(table_id, None)
+        own: Collection[str] = wanted.keys()
+        if request.job_id:
+            own = self._jobs.ask(
+                request.job_id, request.name, number=request.number, wants=wanted.keys(), has=request.has
+            )
+        ends = {live.desc.table_id: live.log_end for live in self._tables.open_tables()}
+        return TieringWork(tables=[_tiered(t, ends.get(i)) for i, t in wanted.items() if i in own])
+
     def lake_info(self, request: m.LakeInfo) -> m.LakeReply:
         """See `LakeInfo`."""
         self._fence()
@@ -227,3 +204,13 @@ class Definitions:
         ends = {key: tablet.sync() for key, tablet in table.tablets.items()}
         adopted = self._lake_state().adopt(table.desc, ends)
         return m.NamesReply(names=[str(table.desc.path)] if adopted else [])
+
+
+def _tiered(desc: TableDescriptor, end: int | None) -> TieredTable:
+    return TieredTable(
+        table_id=desc.table_id,
+        name=str(desc.path),
+        freshness_ms=desc.properties.freshness_ms,
+        maintained=desc.properties.auto_maintenance,
+        end=end,
+    )

@@ -23,8 +23,8 @@ from lakehead.errors import (
     TableNotFoundError,
     UnsupportedFormatError,
 )
+from lakehead.protocol.messages import TableInfo
 from lakehead.protocol.schemas import schema_from_text
-from lakehead.protocol.table_info import TableInfo
 from lakehead.server import catalog
 from lakehead.server.incarnations import begin_incarnation, unfenced
 from lakehead.types import Epoch, TableDescriptor, TablePath
@@ -51,6 +51,9 @@ create table if not exists writers(
 create table if not exists dropped(folder text primary key);
 create table if not exists incarnations(id text primary key, own integer not null);
 """
+
+
+_READ_MAX = 4096
 
 
 class MetadataStore:
@@ -94,6 +97,7 @@ class MetadataStore:
             db.execute("insert or ignore into databases values ('default')")
             self.incarnation = begin_incarnation(db, place, env.randomness)
         self._number = self.incarnation.number
+        self._read: dict[bytes, TableDescriptor] = {}
 
     def _check_version(self) -> None:
         has = self._db.execute("select 1 from sqlite_master where name = 'meta'").fetchone()
@@ -181,13 +185,6 @@ class MetadataStore:
         """Raises: TableNotFoundError."""
         rows = self._rows("select info from tables where database = ? and name = ?", path.database, path.table)
         if not rows:
-            now = [str(t.path) for t in self.tables(None) if path in t.former]
-            if now:
-                raise TableNotFoundError(
-                    f"there is no table {path} any more: it is called {' or '.join(now)} now",
-                    table=str(path),
-                    now=now[0],
-                )
             raise TableNotFoundError(f"there is no table {path}: see con.tables() or create it", table=str(path))
         return self._descriptor(rows[0][0])
 
@@ -199,6 +196,15 @@ class MetadataStore:
         return self._descriptor(rows[0][0])
 
     def _descriptor(self, data: bytes) -> TableDescriptor:
+        # The bytes tell all: schemas that are added change them.
+        known = self._read.get(data)
+        if known is None:
+            if len(self._read) >= _READ_MAX:
+                self._read.clear()
+            known = self._read[data] = self._read_descriptor(data)
+        return known
+
+    def _read_descriptor(self, data: bytes) -> TableDescriptor:
         info = msgspec.msgpack.decode(data, type=TableInfo)
         sql = "select schema_id, schema from schemas where table_id = ? and schema_id != ? order by schema_id"
         return info.descriptor([schema_from_text(*r) for r in self._rows(sql, info.table_id, info.schema_id)])

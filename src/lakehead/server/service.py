@@ -19,6 +19,7 @@ from lakehead.errors import FolderCopiedError
 from lakehead.log.checkpoint import USUAL_CHECKPOINTS, CheckpointPolicy
 from lakehead.protocol import messages as m
 from lakehead.protocol.privileges import Privilege
+from lakehead.protocol.tiering import AskTieringWork
 from lakehead.server.access import Caller, authorize
 from lakehead.server.committer import Committers, local_committer
 from lakehead.server.definitions import Definitions
@@ -31,6 +32,7 @@ from lakehead.server.placement import Home, everything_here
 from lakehead.server.reads import Reads
 from lakehead.server.streams import ServerStream
 from lakehead.server.tables import LiveTables
+from lakehead.server.tiering_jobs import TieringJobs
 from lakehead.server.writes import Writes
 from lakehead.types import Incarnation
 
@@ -93,6 +95,7 @@ class Service:
             self._tables,
             leases=self._leases,
             maintenance=self._maintenance,
+            jobs=TieringJobs(env.clock, env.threads),
             lake=lake,
             env=env,
             limits=limits,
@@ -125,13 +128,11 @@ class Service:
         self._answer(m.ListDatabases, definitions.list_databases)
         self._answer(m.DropTable, definitions.drop)
         self._answer(m.AlterTable, definitions.alter)
-        self._answer(m.RenameTable, definitions.rename)
-        self._answer(m.TableNow, definitions.now)
         self._answer(m.ReportTiered, definitions.report_tiered)
         self._answer(m.AdoptLake, definitions.adopt_lake)
+        self._answer(AskTieringWork, definitions.tiering_work)
         self._answer(m.OpenWriter, writes.open_writer)
         self._answer(m.CloseWriter, writes.close_writer)
-        self._answer(m.Get, reads.get)
         self._answer(m.Watermarks, reads.watermarks)
         self._answer(m.TimestampsAt, reads.timestamps_at)
         self._answer(m.OpenLeases, reads.open_leases)
@@ -155,7 +156,7 @@ class Service:
         """
         self._require(request, caller)
         handler = self._handlers[type(request)]
-        if isinstance(request, m.Get | m.Lookup) and self._tables.is_open(request.table_id):
+        if isinstance(request, m.Lookup) and self._tables.is_open(request.table_id):
             # It changes nothing, holds one plain lock, and is quicker than another thread is woken.
             return handler(request, attachments, caller)
         if isinstance(request, m.Write) and self._tables.is_open(request.table_id):

@@ -4,29 +4,32 @@
 (`lakehead.tiering.service`) and says how it ended. Tables are known by id: one that is dropped and created again under
 its name is another table. It holds that
 
+- one question tells which tables there are and which have news, however many they are;
 - a table is due so long before its freshness runs out as its rounds have lately taken;
 - whoever is due longest goes next, so that nobody waits for more than one turn of each other table;
 - nothing is done to a table while something else is;
 - a round takes no more of a long log than a share of the least freshness allows, so that no backlog makes others late;
 - an error of one table delays that table alone;
-- a table that a newer service has taken over never comes back.
+- a table that another service has taken over is left to it for a while.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from lakehead.types import TabletKey
-
-RELIST_SECONDS = 2.0
+LOOK_SECONDS = 1.0
 """How soon a table that is created joins the queue, and how often a server that is away is asked for."""
-LOOKUPS_MAX = 100
-"""So many tables whose names are known are looked up again with each listing."""
+LOOK_SHARE = 0.1
+"""Of the least freshness of all tables, what lies between two questions at least."""
+LOOK_SECONDS_MIN = 0.02
+"""However small that is."""
 RETRY_SECONDS = (0.5, 60.0)
 """Delay after the first failure of a table, doubled with each until the greatest."""
+FENCED_SECONDS = 60.0
+"""So long is a table left to the service that has taken it over."""
 IDLE_SHARE = 0.2
 """Least part of a table's freshness between the starts of two rounds, however long they take."""
 ROUND_SHARE = 0.5
@@ -44,20 +47,20 @@ MAINTENANCE_ROUNDS = 20
 
 
 @dataclass(frozen=True)
-class ListedTable:
-    """A table as the server defines it.
+class FoundTable:
+    """A table of this service, as a server describes it.
 
     Attributes:
         freshness: seconds.
-        has_lake: those without are not tiered.
         maintained: whether it gets maintenance beside rounds.
+        end: where its log ends, the sum of all tablets; None: not known.
     """
 
     table_id: str
     name: str
     freshness: float
-    has_lake: bool
     maintained: bool
+    end: int | None
 
 
 # ---- what happens ---------------------------------------------------------------------------------------------------
@@ -69,29 +72,15 @@ class Woken:
 
 
 @dataclass(frozen=True)
-class Listed:
-    """The end of `ListTables`.
+class Looked:
+    """The end of `Look`: all tables that are the service's now."""
 
-    Attributes:
-        names: of all tables there are.
-        tables: those that were looked up; a name that could not be is left out, and looked up again next time.
-    """
-
-    names: frozenset[str]
-    tables: tuple[ListedTable, ...]
+    tables: tuple[FoundTable, ...]
 
 
 @dataclass(frozen=True)
 class ServerAway:
-    """The end of `ListTables`: nobody answered, or not us."""
-
-
-@dataclass(frozen=True)
-class Watermarks:
-    """The end of `AskWatermarks`: where the logs of the table's tablets end."""
-
-    table_id: str
-    ends: Mapping[TabletKey, int]
+    """The end of `Look`: nobody answered, or not us."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +88,13 @@ class RoundEnded:
     """The end of `RunRound`.
 
     Attributes:
-        offsets: what the lake holds now, per tablet.
+        end: how far the lake holds the log now, the sum of all tablets.
         moved: whether there was something to move.
         more: whether it left records behind that were there.
     """
 
     table_id: str
-    offsets: Mapping[TabletKey, int]
+    end: int
     moved: bool
     more: bool = False
 
@@ -131,7 +120,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Fenced:
-    """A newer service tiers the table."""
+    """Another service tiers the table."""
 
     table_id: str
 
@@ -148,25 +137,24 @@ class Stopped:
     """Nothing more is to begin."""
 
 
-TurnEnded: TypeAlias = Watermarks | RoundEnded | MaintenanceEnded | Failed | Fenced | Gone
-Event: TypeAlias = Woken | Listed | ServerAway | TurnEnded | Stopped
+TurnEnded: TypeAlias = RoundEnded | MaintenanceEnded | Failed | Fenced | Gone
+Event: TypeAlias = Woken | Looked | ServerAway | TurnEnded | Stopped
 
 
 # ---- what is to be done ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class ListTables:
-    """Ask which tables there are, and look up all but the settled ones; ends with `Listed` or `ServerAway`."""
+class Look:
+    """Ask which tables are the service's, and where their logs end; ends with `Looked` or `ServerAway`.
 
-    settled: frozenset[str]
+    Attributes:
+        has: ids of tables that it may be working on.
+        without: ids of tables that it leaves to others.
+    """
 
-
-@dataclass(frozen=True)
-class AskWatermarks:
-    """Ask where the table's logs end; ends as any `TurnEnded`."""
-
-    table_id: str
+    has: frozenset[str]
+    without: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -196,8 +184,8 @@ class End:
     """Nothing is under way, and nothing will be."""
 
 
-Turn: TypeAlias = AskWatermarks | RunRound | RunMaintenance
-Instruction: TypeAlias = ListTables | Turn | Wait | End
+Turn: TypeAlias = RunRound | RunMaintenance
+Instruction: TypeAlias = Look | Turn | Wait | End
 
 
 @dataclass(eq=False)
@@ -205,23 +193,39 @@ class QueuedTable:
     """A table in the queue, for others to read.
 
     Attributes:
-        due: when its next turn begins, if nobody is due longer.
+        table: as it was last found.
+        due: when its next round begins if it has news, and nobody is due longer.
         maintain_at: when maintenance does; None while there is nothing to look at.
-        offsets: what the lake held after the last round; None: not known.
+        lake_end: how far the lake held the log after the last round; None: not known.
         expected: seconds that its rounds have lately taken.
         failures: in a row.
         rounds: that moved rows since the last maintenance, or the last try.
         records_max: what the next round takes at most.
     """
 
-    table: ListedTable
+    table: FoundTable
     due: float
     maintain_at: float | None = None
-    offsets: Mapping[TabletKey, int] | None = None
+    lake_end: int | None = None
     expected: float = 0.0
     failures: int = 0
     rounds: int = 0
     records_max: int = ROUND_RECORDS[1]
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the log has, or may have, what the lake lacks."""
+        end = self.table.end
+        return self.lake_end is None or end is None or end > self.lake_end
+
+    def turns(self) -> list[tuple[float, Turn]]:
+        """What is to be done with it, and when."""
+        turns: list[tuple[float, Turn]] = []
+        if self.has_news:
+            turns.append((self.due, RunRound(self.table.table_id, self.records_max)))
+        if self.maintain_at is not None:
+            turns.append((self.maintain_at, RunMaintenance(self.table.table_id)))
+        return turns
 
 
 class TieringQueue:
@@ -230,7 +234,7 @@ class TieringQueue:
     Args:
         turns_at_once: so many tables are worked on at the same time.
         maintenance_at_once: so many of them are maintained, at most; None for all.
-        relist_seconds: instead of `RELIST_SECONDS`.
+        look_seconds: instead of `LOOK_SECONDS`.
         retry_seconds: instead of `RETRY_SECONDS`.
         maintenance_rounds: instead of `MAINTENANCE_ROUNDS`.
     """
@@ -240,22 +244,20 @@ class TieringQueue:
         *,
         turns_at_once: int = 1,
         maintenance_at_once: int | None = None,
-        relist_seconds: float = RELIST_SECONDS,
+        look_seconds: float = LOOK_SECONDS,
         retry_seconds: tuple[float, float] = RETRY_SECONDS,
         maintenance_rounds: int = MAINTENANCE_ROUNDS,
     ) -> None:
-        self.relist_seconds = relist_seconds
+        self.look_seconds = look_seconds
         self.turns_at_once = turns_at_once
         self._maintenance_at_once = maintenance_at_once or turns_at_once
         self._retry_seconds = retry_seconds
         self._maintenance_rounds = maintenance_rounds
         self._tables: dict[str, QueuedTable] = {}
-        # Table ids by name, of all tables, what was looked up longest ago first.
-        self._names: dict[str, str] = {}
-        self._fenced: set[str] = set()
+        self._fenced: dict[str, float] = {}
         self._under_way: dict[str, tuple[Turn, float]] = {}
-        self._listing: ListTables | None = None
-        self._list_at = -math.inf
+        self._looking = False
+        self._asked_at = self._answered_at = -math.inf
         self._away = False
         self._stopped = False
 
@@ -266,12 +268,12 @@ class TieringQueue:
 
     @property
     def fenced(self) -> frozenset[str]:
-        """Ids of tables that were left to newer services."""
+        """Ids of tables that are left to other services for now."""
         return frozenset(self._fenced)
 
     @property
     def away(self) -> bool:
-        """Whether the last listing failed."""
+        """Whether the last question had no answer."""
         return self._away
 
     def retry_delay(self, failures: int) -> float:
@@ -288,39 +290,36 @@ class TieringQueue:
         Returns:
             What to begin now, in this order, and last `Wait`, which replaces the one before, or `End`.
         """
-        instructions: list[Instruction] = []
         match event:
             case Woken():
                 pass
             case Stopped():
                 self._stopped = True
-            case Listed():
-                self._listed(event, now)
+            case Looked():
+                self._looked(event, now)
             case ServerAway():
-                self._away = True
-                self._listing, self._list_at = None, now + self.relist_seconds
+                self._away, self._looking, self._answered_at = True, False, now
             case _:
-                instructions += self._turn_ended(event, now)
-        return [*instructions, *self._due(now), self._wait()]
+                self._turn_ended(event, now)
+        return [*self._due(now), self._wait()]
 
     # ---- tables -------------------------------------------------------------------------------------------------
 
-    def _listed(self, event: Listed, now: float) -> None:
-        settled = self._listing.settled if self._listing is not None else frozenset()
-        self._listing, self._list_at = None, now + self.relist_seconds
+    def _looked(self, event: Looked, now: float) -> None:
+        self._looking, self._answered_at = False, now
         if self._away:
             self._away = False
             self._server_back(now)
-        for name in list(self._names):
-            if name not in event.names:
-                del self._names[name]
-            elif name not in settled:
-                self._names[name] = self._names.pop(name)
         for table in event.tables:
-            self._names[table.name] = table.table_id
             self._take_up(table, now)
-        for table_id in self._tables.keys() - set(self._names.values()):
+        for table_id in self._tables.keys() - {t.table_id for t in event.tables}:
             del self._tables[table_id]
+        # Those that are due soon would ask the same again.
+        soon = now + self._pause()
+        for table_id, queued in self._tables.items():
+            if queued.due <= soon and table_id not in self._under_way and not queued.has_news:
+                queued.failures = 0
+                queued.due = self._asked_at + budget(queued.table.freshness, queued.expected)
 
     def _server_back(self, now: float) -> None:
         """Nobody waits any longer for a server that answers again."""
@@ -328,53 +327,45 @@ class TieringQueue:
             if queued.failures:
                 queued.due, queued.failures = min(queued.due, now), 0
 
-    def _take_up(self, table: ListedTable, now: float) -> None:
+    def _take_up(self, table: FoundTable, now: float) -> None:
         queued = self._tables.get(table.table_id)
         if queued is not None:
             if table.freshness < queued.table.freshness:
                 queued.due = min(queued.due, now + budget(table.freshness, queued.expected))
             queued.table = table
-        elif table.has_lake and table.table_id not in self._fenced:
+        elif table.table_id not in self._fenced:
             self._tables[table.table_id] = QueuedTable(table, now)
 
     # ---- turns --------------------------------------------------------------------------------------------------
 
-    def _turn_ended(self, event: TurnEnded, now: float) -> list[Instruction]:
-        """Take in how a turn ended; what it leads to at once is another turn of the same table."""
+    def _turn_ended(self, event: TurnEnded, now: float) -> None:
         turn, began = self._under_way.pop(event.table_id, (None, now))
         if isinstance(event, Fenced):
-            self._fenced.add(event.table_id)
+            self._fenced[event.table_id] = now + FENCED_SECONDS
         if isinstance(event, Fenced | Gone):
             self._tables.pop(event.table_id, None)
-        if isinstance(event, Gone):
-            # Whatever has the name now is looked up with the next listing.
-            self._names = {name: i for name, i in self._names.items() if i != event.table_id}
         queued = self._tables.get(event.table_id)
         if turn is None or queued is None:
-            return []  # let go while it was under way
+            return  # let go while it was under way
         match event:
             case Failed() if isinstance(turn, RunMaintenance):
                 queued.maintain_at = now + MAINTENANCE_SECONDS
                 queued.rounds = 0
             case Failed():
                 queued.failures += 1
-                queued.offsets = None
+                queued.lake_end = None
                 queued.due = now + self.retry_delay(queued.failures)
             case MaintenanceEnded():
                 queued.maintain_at = now if event.more else None
                 queued.rounds = 0
-            case Watermarks() if not self._stopped and _has_news(queued, event):
-                return [self._begin(RunRound(event.table_id, queued.records_max), began)]
             case RoundEnded():
                 self._round_ended(queued, event, began, now)
-            case _:
-                queued.failures = 0
-                queued.due = began + budget(queued.table.freshness, queued.expected)
-        return []
 
     def _round_ended(self, queued: QueuedTable, event: RoundEnded, began: float, now: float) -> None:
         queued.failures = 0
-        queued.offsets = event.offsets
+        queued.lake_end = event.end
+        if queued.table.end is None:
+            queued.table = replace(queued.table, end=event.end)
         if event.moved:
             took = now - began
             queued.expected = took if took > queued.expected else (queued.expected + took) / 2
@@ -385,18 +376,16 @@ class TieringQueue:
                 queued.maintain_at = min(queued.maintain_at, now)
         queued.due = began + budget(queued.table.freshness, queued.expected)
         if event.more:
-            queued.due = now
+            queued.lake_end, queued.due = None, now
             share = self._round_seconds() / max(now - began, 1e-3)
             factor = min(max(share, 1 / RECORDS_FACTOR_MAX), RECORDS_FACTOR_MAX)
             queued.records_max = max(int(queued.records_max * factor), ROUND_RECORDS[0])
 
     def _round_seconds(self) -> float:
-        least = min(q.table.freshness for q in self._tables.values())
-        return max(ROUND_SHARE * least, ROUND_SECONDS_MIN)
+        return max(ROUND_SHARE * self._least_freshness(), ROUND_SECONDS_MIN)
 
-    def _begin(self, turn: Turn, began: float) -> Turn:
-        self._under_way[turn.table_id] = (turn, began)
-        return turn
+    def _least_freshness(self) -> float:
+        return min((q.table.freshness for q in self._tables.values()), default=0.0)
 
     # ---- what is due --------------------------------------------------------------------------------------------
 
@@ -404,42 +393,45 @@ class TieringQueue:
         out: list[Instruction] = []
         if self._stopped:
             return out
-        if self._listing is None and self._list_at <= now:
-            self._listing = ListTables(frozenset(list(self._names)[LOOKUPS_MAX:]))
-            out.append(self._listing)
+        if self._look_at() <= now:
+            self._fenced = {i: until for i, until in self._fenced.items() if until > now}
+            self._looking, self._asked_at = True, now
+            out.append(Look(frozenset(self._tables) | frozenset(self._under_way), frozenset(self._fenced)))
         while (following := self._next()) is not None and following[0] <= now:
-            out.append(self._begin(following[1], now))
+            self._under_way[following[1].table_id] = (following[1], now)
+            out.append(following[1])
         return out
+
+    def _look_at(self) -> float:
+        """When to ask for news: when a table is due of which none is known, but not all the time."""
+        if self._looking:
+            return math.inf
+        latest = self._answered_at + self.look_seconds
+        waiting = [q.due for i, q in self._tables.items() if i not in self._under_way and not q.has_news]
+        if self._away or not waiting:
+            return latest
+        return min(max(min(waiting), self._answered_at + self._pause()), latest)
+
+    def _pause(self) -> float:
+        return max(LOOK_SHARE * self._least_freshness(), LOOK_SECONDS_MIN)
 
     def _next(self) -> tuple[float, Turn] | None:
         """The turn that is due first, of tables that have none; None when no more may be under way."""
         if len(self._under_way) >= self.turns_at_once:
             return None
         maintained = sum(isinstance(turn, RunMaintenance) for turn, _ in self._under_way.values())
-        kinds = RunRound | AskWatermarks if maintained >= self._maintenance_at_once else Turn
-        turns = (t for i, q in self._tables.items() if i not in self._under_way for t in _turns(i, q))
+        kinds = RunRound if maintained >= self._maintenance_at_once else Turn
+        turns = (t for i, q in self._tables.items() if i not in self._under_way for t in q.turns())
         return min((t for t in turns if isinstance(t[1], kinds)), key=lambda turn: turn[0], default=None)
 
     def _wait(self) -> Wait | End:
         if self._stopped:
-            return Wait(math.inf) if self._under_way or self._listing is not None else End()
+            return Wait(math.inf) if self._under_way or self._looking else End()
         following = self._next()
-        listing = self._list_at if self._listing is None else math.inf
-        return Wait(min(listing, math.inf if following is None else following[0]))
-
-
-def _turns(table_id: str, queued: QueuedTable) -> list[tuple[float, Turn]]:
-    turn: Turn = RunRound(table_id, queued.records_max) if queued.offsets is None else AskWatermarks(table_id)
-    turns = [(queued.due, turn)]
-    return turns if queued.maintain_at is None else [*turns, (queued.maintain_at, RunMaintenance(table_id))]
-
-
-def _has_news(queued: QueuedTable, event: Watermarks) -> bool:
-    known = queued.offsets or {}
-    return any(end > known.get(tablet, 0) for tablet, end in event.ends.items())
+        return Wait(min(self._look_at(), math.inf if following is None else following[0]))
 
 
 def budget(freshness: float, expected: float) -> float:
     """Seconds from the start of a round to that of the next, so that a row which the first just missed is in the lake
     before it is ``freshness`` old, if the next takes half as long again as ``expected``."""
-    return max(freshness - 1.5 * expected - 0.1 * freshness, IDLE_SHARE * freshness)
+    return max(freshness - 1.5 * expected - LOOK_SHARE * freshness, IDLE_SHARE * freshness)

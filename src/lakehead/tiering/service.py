@@ -1,7 +1,7 @@
 """The tiering service: a shell around its queue, which does what the queue says and tells it how that ended.
 
 Where tables are and where rounds run is for `TieredTables` to know. A server that is away ends nothing, at the start as
-later: the service asks for it every two seconds, and goes on at once with all tables when it answers.
+later: the service asks for it every second, and goes on at once with all tables when it answers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -32,14 +32,13 @@ from lakehead.errors import (
 )
 from lakehead.tiering.queue import (
     MAINTENANCE_SECONDS,
-    AskWatermarks,
     End,
     Event,
     Failed,
     Fenced,
     Gone,
-    Listed,
-    ListTables,
+    Look,
+    Looked,
     MaintenanceEnded,
     RoundEnded,
     RunMaintenance,
@@ -50,10 +49,8 @@ from lakehead.tiering.queue import (
     Turn,
     TurnEnded,
     Wait,
-    Watermarks,
     Woken,
 )
-from lakehead.types import TabletKey
 
 if TYPE_CHECKING:
     from lakehead.tiering.commit import CommitResult
@@ -64,7 +61,7 @@ _log = logging.getLogger("lakehead.tiering")
 ASK_SECONDS = 0.05
 """How often an ``until`` that is a function is asked."""
 _NO_LATER_TRY = (ClosedError, MissingDependencyError, NoLakeError, TableNotFoundError)
-"""What ends the service when tables are listed."""
+"""What ends the service when tables are looked for."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +94,12 @@ class TieredTables(Protocol):
         """
         ...
 
-    def list(self, settled: frozenset[str]) -> Listed:
-        """All names, and what those mean that are not settled.
+    def look(self, has: frozenset[str], without: frozenset[str]) -> Looked:
+        """The tables that are the service's until it looks again.
+
+        Args:
+            has: ids of tables that it may be working on.
+            without: ids of tables that it leaves to others.
 
         Raises:
             NoLakeError, TableNotFoundError: a table that the service is to tier has no lake, or does not exist.
@@ -106,15 +107,11 @@ class TieredTables(Protocol):
         """
         ...
 
-    def watermarks(self, table_id: str) -> Mapping[TabletKey, int]:
-        """Where the logs of the table's tablets end."""
-        ...
-
     def run_round(self, table_id: str, records_max: int) -> CommitResult:
         """One tiering round of so many log records at most; see `lakehead.tiering.round.run_round`.
 
         Raises:
-            TieringFencedError, FolderCopiedError: a newer service tiers the table, or that of another copy.
+            TieringFencedError, FolderCopiedError: a another service tiers the table, or that of another copy.
             TableNotFoundError: it is gone.
         """
         ...
@@ -128,7 +125,7 @@ class TieredTables(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what was opened for these tables."""
+        """Leave the tables to others, and let go of what was opened for them."""
         ...
 
 
@@ -210,7 +207,7 @@ class TieringService:
 
     def _serve(self, end: float, ask: Callable[[], bool] | None, start: Callable[[Turn], None]) -> None:
         event: Event = Woken()
-        todo: deque[ListTables | Turn] = deque()
+        todo: deque[Look | Turn] = deque()
         then: Wait | End = End()
         stopping = False
         while True:
@@ -227,8 +224,8 @@ class TieringService:
                 event = self._ended.popleft()()
             elif todo:
                 event = Woken()
-                if isinstance(following := todo.popleft(), ListTables):
-                    event = self._list(following)
+                if isinstance(following := todo.popleft(), Look):
+                    event = self._look(following)
                 else:
                     start(following)
             elif isinstance(then, End):
@@ -251,14 +248,14 @@ class TieringService:
 
     # ---- what the queue says ------------------------------------------------------------------------------------
 
-    def _list(self, listing: ListTables) -> Event:
+    def _look(self, look: Look) -> Event:
         try:
-            found = self._tables.list(listing.settled)
+            found = self._tables.look(look.has, look.without)
         except _NO_LATER_TRY:
             raise
         except LakeheadError as e:
             if not self.queue.away:
-                _log.warning("tables cannot be listed, trying every %g s: %s", self.queue.relist_seconds, e)
+                _log.warning("tables cannot be looked for, trying every %g s: %s", self.queue.look_seconds, e)
             return ServerAway()
         if self.queue.away:
             _log.warning("the server answers again")
@@ -269,9 +266,6 @@ class TieringService:
         start = self._clock.monotonic()
         try:
             match turn:
-                case AskWatermarks():
-                    ends = self._tables.watermarks(turn.table_id)
-                    return lambda: Watermarks(turn.table_id, ends)
                 case RunRound():
                     result = self._tables.run_round(turn.table_id, turn.records_max)
                     seconds = self._clock.monotonic() - start
@@ -296,7 +290,7 @@ class TieringService:
     def _failed(self, turn: Turn, e: Exception) -> TurnEnded:
         table_id, name = turn.table_id, self._name(turn.table_id)
         if isinstance(e, TieringFencedError | FolderCopiedError):  # a server that is fenced has a successor
-            _log.error("%s: left to a newer tiering service: %s", name, e)
+            _log.error("%s: left to another tiering service: %s", name, e)
             return Fenced(table_id)
         if isinstance(e, TableNotFoundError):
             return Gone(table_id)
@@ -317,7 +311,8 @@ class TieringService:
             )  # fmt: skip
             if self._on_round is not None:
                 self._on_round(report)
-        return RoundEnded(turn.table_id, result.offsets, result.snapshot_id is not None, result.more)
+        end = sum(result.offsets.values())
+        return RoundEnded(turn.table_id, end, result.snapshot_id is not None, result.more)
 
     def _tell(self, name: str, e: Exception, failures: int) -> None:
         conflict = isinstance(e, CommitConflictError)

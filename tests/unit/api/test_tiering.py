@@ -30,48 +30,78 @@ def table_id(con: lh.Connection, name: str) -> str:
     return handle_of(con.table(name)).desc.table_id
 
 
-def test_tables_are_listed_with_what_the_queue_needs(con: lh.Connection) -> None:
-    con.create_table("t.plain", SCHEMA, auto_maintenance=False)
+def test_tables_are_found_with_what_the_queue_needs(con: lh.Connection) -> None:
+    con.create_table("t.plain", SCHEMA)
+    con.create_table("t.left", SCHEMA, lake="iceberg", auto_maintenance=False).append([{"id": 1}, {"id": 2}])
     tables = ConnectionTables(con)
-    found = tables.list(NONE)
-    assert found.names == {"t.a", "t.b", "t.plain"}
-    assert [(t.table_id, t.name) for t in found.tables] == [(table_id(con, n), n) for n in sorted(found.names)]
-    _, b, plain = found.tables
-    assert (b.freshness, b.has_lake, b.maintained) == (5.0, True, True)
-    assert (plain.freshness, plain.has_lake, plain.maintained) == (30.0, False, False)
-    settled = tables.list(frozenset(["t.a"]))
-    assert settled.names == found.names and [t.name for t in settled.tables] == ["t.b", "t.plain"]
+    found = {t.name: t for t in tables.look(NONE, NONE).tables}
+    assert sorted(found) == ["t.a", "t.b", "t.left"]
+    b, left = found["t.b"], found["t.left"]
+    assert (b.table_id, b.freshness, b.maintained, b.end) == (table_id(con, "t.b"), 5.0, True, None)
+    assert (left.freshness, left.maintained, left.end) == (30.0, False, 2)
+    tables.close()
+    assert {t.name for t in ConnectionTables(con, "t.l*").look(NONE, NONE).tables} == {"t.left"}
 
 
 def test_a_round_by_id(con: lh.Connection) -> None:
     tables = ConnectionTables(con)
-    tables.list(NONE)
+    tables.look(NONE, NONE)
     con.table("t.a").append([{"id": 1}])
-    (end,) = tables.watermarks(table_id(con, "t.a")).values()
-    assert end == 1
     result = tables.run_round(table_id(con, "t.a"), RECORDS)
     assert (result.rows, list(result.offsets.values())) == (1, [1])
-    with pytest.raises(lh.UnavailableError):
-        tables.run_round("never listed", RECORDS)
 
 
-def test_an_older_service_is_fenced_for_good(con: lh.Connection) -> None:
+def test_a_name_that_means_another_table_by_now(con: lh.Connection) -> None:
+    tables = ConnectionTables(con)
+    tables.look(NONE, NONE)
+    a = table_id(con, "t.a")
+    con.drop_table("t.a")
+    with pytest.raises(lh.TableNotFoundError):
+        tables.run_round(a, RECORDS)
+    con.create_table("t.a", SCHEMA, lake="iceberg")
+    with pytest.raises(lh.TableNotFoundError):
+        tables.run_round(a, RECORDS)
+
+
+def test_services_share_tables_and_take_over_what_another_left(con: lh.Connection) -> None:
+    first, second = ConnectionTables(con), ConnectionTables(con)
+
+    def found(tables: ConnectionTables[lh.Connection], has: frozenset[str] = NONE) -> frozenset[str]:
+        return frozenset(t.table_id for t in tables.look(has, NONE).tables)
+
+    has = found(first)
+    assert len(has) == 2
+    assert not found(second), "the first may be at work on both"
+    has = found(first, has)
+    (kept,) = has
+    assert found(first, has) == has
+    (given,) = found(second)
+    con.table("t.a").append([{"id": 1}])
+    con.table("t.b").append([{"id": 1}])
+    assert first.run_round(kept, RECORDS).rows == second.run_round(given, RECORDS).rows == 1
+    first.close()
+    assert found(second, frozenset([given])) == {kept, given}
+    con.table("t.a").append([{"id": 2}])
+    con.table("t.b").append([{"id": 2}])
+    assert second.run_round(kept, RECORDS).rows == second.run_round(given, RECORDS).rows == 1
+
+
+def test_a_service_that_lost_a_table_is_fenced_until_it_is_told_of_it_again(con: lh.Connection) -> None:
     older, newer = ConnectionTables(con), ConnectionTables(con)
     a = table_id(con, "t.a")
-    for tables in (older, newer):
-        tables.list(NONE)
-        con.table("t.a").append([{"id": 1}])
-        assert tables.run_round(a, RECORDS).rows == 1
+    older.look(NONE, NONE)
+    con.table("t.a").append([{"id": 1}])
+    assert older.run_round(a, RECORDS).rows == 1
+    newer._names[a] = "t.a"  # as of a server that does not know the older one
+    con.table("t.a").append([{"id": 1}])
+    assert newer.run_round(a, RECORDS).rows == 1
     con.table("t.a").append([{"id": 2}])
     for _ in range(2):
         with pytest.raises(lh.FencedError):
             older.run_round(a, RECORDS)
-    con.drop_table("t.a")
-    with pytest.raises(lh.TableNotFoundError):
-        older.watermarks(a)
-    con.create_table("t.a", SCHEMA, lake="iceberg").append([{"id": 1}])
-    again = next(t.table_id for t in older.list(NONE).tables if t.name == "t.a")
-    assert again != a and older.run_round(again, RECORDS).rows == 1
+    older.look(NONE, frozenset([a]))
+    older.look(NONE, NONE)
+    assert older.run_round(a, RECORDS).rows == 1
 
 
 def test_chosen_tables_exist_and_have_lakes(con: lh.Connection) -> None:
@@ -79,12 +109,12 @@ def test_chosen_tables_exist_and_have_lakes(con: lh.Connection) -> None:
     with pytest.raises(lh.TableNotFoundError, match="did you mean"):
         ConnectionTables(con, ["t.x"])
     with pytest.raises(lh.NoLakeError):
-        ConnectionTables(con, ["plain"]).list(NONE)
+        ConnectionTables(con, ["plain"]).look(NONE, NONE)
     chosen = ConnectionTables(con, ["t.a", "t.b"])
-    assert chosen.list(NONE).names == {"t.a", "t.b"}
+    assert {t.name for t in chosen.look(NONE, NONE).tables} == {"t.a", "t.b"}
     con.drop_table("t.a")
     con.create_table("t.a", SCHEMA)
-    assert [t.has_lake for t in chosen.list(NONE).tables] == [False, True], "later it is let go"
+    assert [t.name for t in chosen.look(NONE, NONE).tables] == ["t.b"], "later it is let go"
 
 
 def test_a_server_that_comes_later(con: lh.Connection) -> None:
@@ -98,9 +128,9 @@ def test_a_server_that_comes_later(con: lh.Connection) -> None:
 
     tables = ConnectionTables(connect, ["t.a", "t.x"])
     with pytest.raises(lh.UnavailableError):
-        tables.list(NONE)
+        tables.look(NONE, NONE)
     with pytest.raises(lh.TableNotFoundError):
-        tables.list(NONE)
+        tables.look(NONE, NONE)
 
 
 def test_another_token_is_taken_from_the_files(
@@ -112,7 +142,7 @@ def test_another_token_is_taken_from_the_files(
         def attach(self, con: lh.Connection) -> None:
             attached.append(con)
 
-    def refused() -> list[str]:
+    def refused(request: object) -> object:
         raise lh.AuthenticationError("refused")
 
     def another(of: lh.Connection) -> lh.Connection:
@@ -122,19 +152,21 @@ def test_another_token_is_taken_from_the_files(
 
     known: list[lh.Connection] = []
     tables = Attaching(con, again=another)
-    tables.list(NONE)
-    monkeypatch.setattr(con, "tables", refused)
+    tables.look(NONE, NONE)
+    monkeypatch.setattr(con, "_ask", refused)
     with pytest.raises(lh.UnavailableError):
-        tables.list(NONE)
+        tables.look(NONE, NONE)
     again = lh.connect(tmp_path / "data")
     known.append(again)
-    found = tables.list(frozenset(["t.a", "t.b"]))
-    assert [t.name for t in found.tables] == ["t.a", "t.b"], "looked up through the new connection"
+    found = tables.look(NONE, NONE)
+    assert sorted(t.name for t in found.tables) == ["t.a", "t.b"], "through the new connection"
     assert attached == [con, again]
+    tables.run_round(found.tables[0].table_id, RECORDS)
     assert all(handle._routes is again._routes for handle in tables._handles.values())
     tables.close()
     with pytest.raises(lh.ClosedError):
         again.tables()
+    monkeypatch.undo()
     assert "t" in con.databases(), "a connection that was given stays its owner's"
 
 
@@ -142,21 +174,19 @@ def test_a_closed_connection_ends_it(con: lh.Connection) -> None:
     tables = ConnectionTables(con)
     con.close()
     with pytest.raises(lh.ClosedError):
-        tables.list(NONE)
+        tables.look(NONE, NONE)
 
 
-def test_an_error_of_one_table_hides_no_other(con: lh.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    tables, open_table = ConnectionTables(con), con.table
-    errors: list[Exception] = [lh.CorruptionError("damaged"), lh.UnavailableError("away", gone=True)]
-
-    def table(name: str) -> lh.Table:
-        if name == "t.a":
-            raise errors[0]
-        return open_table(name)
-
-    monkeypatch.setattr(con, "table", table)
-    found = tables.list(NONE)
-    assert found.names == {"t.a", "t.b"} and [t.name for t in found.tables] == ["t.b"]
-    errors.pop(0)
-    with pytest.raises(lh.UnavailableError):
-        tables.list(NONE)
+def test_an_error_of_one_table_hides_no_other(con: lh.Connection, tmp_path: Path) -> None:
+    a = con.table("t.a")
+    a.append([{"id": 1}])
+    con.close()
+    for log in (tmp_path / "data").glob("tables/t.a-*/**/*.log"):
+        log.write_bytes(b"x" * 100 + log.read_bytes()[100:])
+    with lh.connect(tmp_path / "data") as con:
+        tables = ConnectionTables(con)
+        found = {t.name: t for t in tables.look(NONE, NONE).tables}
+        assert sorted(found) == ["t.a", "t.b"]
+        with pytest.raises(lh.CorruptionError):
+            tables.run_round(found["t.a"].table_id, RECORDS)
+        tables.run_round(found["t.b"].table_id, RECORDS)

@@ -16,6 +16,7 @@ from lakehead.env import Env, SystemClock, SystemThreads
 from lakehead.env.randomness import SeededRandomness
 from lakehead.errors import PermissionDeniedError
 from lakehead.protocol import messages as m
+from lakehead.protocol.codec import AnyCall, AnyStream
 from lakehead.protocol.privileges import Privilege
 from lakehead.server.access import EMBEDDED_OWNER, TOKEN_HOLDER, Caller
 from lakehead.server.endpoint import LocalEndpoint
@@ -63,13 +64,13 @@ def requests(table_id: str) -> list[m.Request[Any]]:
         "table_id": table_id, "database": "d", "table": "t", "info": m.TableInfo.of(DESC), "if_not_exists": True,
         "purge": False, "kind": "upsert", "tablets": [], "checksums": [], "columns": ["k"], "writer_id": bytes(16),
         "epoch": 1, "acked_through": 0, "prefix": [], "sync": True, "ranges": [], "leases": [], "release": [],
+        "job_id": "j", "name": "host:1", "number": 1, "tables": None, "has": [], "without": [],
         "predicate": None, "changes": [], "starts": [], "default": "latest", "stops": None,
-        "to_database": "d", "to_table": "t",
     }  # fmt: skip
-    tables = [m.LeasedTable(table_id=table_id, lake=None)]
-    fields = {kind: [f for f in kind.__struct_fields__ if f in plain] for kind in get_args(m.AnyCall | m.AnyStream)}
+    leased = [m.LeasedTable(table_id=table_id, lake=None)]
+    fields = {kind: [f for f in kind.__struct_fields__ if f in plain] for kind in get_args(AnyCall | AnyStream)}
     return [
-        m.OpenLeases(tables=tables, release=[]) if kind is m.OpenLeases else kind(**{f: plain[f] for f in of_kind})
+        m.OpenLeases(tables=leased, release=[]) if kind is m.OpenLeases else kind(**{f: plain[f] for f in of_kind})
         for kind, of_kind in fields.items()
     ]
 
@@ -78,7 +79,7 @@ def test_no_request_is_answered_to_whom_it_is_not_allowed(service: Service) -> N
     for request in requests(created(service)):
         nobody = Caller("nobody", ALL - {request.privilege})
         with pytest.raises(PermissionDeniedError, match="nobody") as raised:
-            if isinstance(request, get_args(m.AnyStream)):
+            if isinstance(request, get_args(AnyStream)):
                 service.stream(request, nobody)
             else:
                 service.call(request, [], nobody)

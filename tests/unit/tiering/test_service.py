@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -22,7 +22,7 @@ from lakehead.errors import (
     UnavailableError,
 )
 from lakehead.tiering.commit import CommitResult
-from lakehead.tiering.queue import RELIST_SECONDS, Listed, ListedTable
+from lakehead.tiering.queue import LOOK_SECONDS, FoundTable, Looked
 from lakehead.tiering.service import RoundReport, TieringService
 from lakehead.types import TabletKey
 
@@ -61,7 +61,7 @@ class PlayedTables:
         self.logs = {i: 1 for i in self.ids.values()}
         self.lakes = {i: 0 for i in self.ids.values()}
         self.wrong: dict[str, Exception] = {}
-        self.list_fails: list[LakeheadError] = []
+        self.look_fails: list[LakeheadError] = []
         self.rounds: list[str] = []
         self.maintained: list[str] = []
         self.closed = False
@@ -69,13 +69,10 @@ class PlayedTables:
     def open(self) -> None:
         assert not self.closed
 
-    def list(self, settled: frozenset[str]) -> Listed:
-        if self.list_fails:
-            raise self.list_fails.pop(0)
-        return Listed(frozenset(self.ids), tuple(ListedTable(i, n, 1.0, True, True) for n, i in self.ids.items()))
-
-    def watermarks(self, table_id: str) -> Mapping[TabletKey, int]:
-        return {TABLET: self.logs[table_id]}
+    def look(self, has: frozenset[str], without: frozenset[str]) -> Looked:
+        if self.look_fails:
+            raise self.look_fails.pop(0)
+        return Looked(tuple(FoundTable(i, n, 1.0, True, self.logs[i]) for n, i in self.ids.items() if i not in without))
 
     def run_round(self, table_id: str, records_max: int) -> CommitResult:
         self.clock.now += 0.1
@@ -156,7 +153,7 @@ def test_a_table_that_a_newer_service_took_is_left_until_it_is_another_one(
     made = service(tables)
     with caplog.at_level(logging.ERROR, "lakehead.tiering"):
         made.run(lambda: clock.now > 1010)
-    assert tables.rounds == ["a#0"] and "a: left to a newer tiering service" in caplog.text
+    assert tables.rounds == ["a#0"] and "a: left to another tiering service" in caplog.text
     assert made.queue.fenced == {"a#0"}
     tables = PlayedTables(clock, "a")
     tables.wrong["a#0"] = TieringFencedError("newer")
@@ -187,20 +184,20 @@ def test_a_table_that_is_gone_is_let_go(clock: MovingClock, caplog: pytest.LogCa
     tables = PlayedTables(clock, "a", "b")
     tables.wrong["a#0"] = TableNotFoundError("dropped")
     with caplog.at_level(logging.INFO, "lakehead.tiering"):
-        service(tables).run(1)
+        service(tables).run(0.5)
     assert tables.rounds == ["a#0", "b#0"] and "failed" not in caplog.text
 
 
 def test_a_server_that_is_not_there_yet_is_waited_for(clock: MovingClock, caplog: pytest.LogCaptureFixture) -> None:
     tables = PlayedTables(clock, "a")
-    tables.list_fails = [
+    tables.look_fails = [
         UnavailableError("away"), RequestTimeoutError("silent"), StorageError("disk"), AuthenticationError("who")
     ]  # fmt: skip
     with caplog.at_level(logging.WARNING, "lakehead.tiering"):
         service(tables).run(lambda: tables.lakes["a#0"] == 1)
-    assert clock.now == pytest.approx(1000 + 4 * RELIST_SECONDS + 0.1)
+    assert clock.now == pytest.approx(1000 + 4 * LOOK_SECONDS + 0.1)
     assert [r.message for r in caplog.records] == [
-        f"tables cannot be listed, trying every {RELIST_SECONDS:g} s: away",
+        f"tables cannot be looked for, trying every {LOOK_SECONDS:g} s: away",
         "the server answers again",
     ]
 
@@ -208,7 +205,7 @@ def test_a_server_that_is_not_there_yet_is_waited_for(clock: MovingClock, caplog
 @pytest.mark.parametrize("error", [ClosedError("closed"), NoLakeError("no lake"), TableNotFoundError("unknown")])
 def test_what_no_later_try_mends_ends_it(clock: MovingClock, error: LakeheadError) -> None:
     tables = PlayedTables(clock, "a")
-    tables.list_fails = [error]
+    tables.look_fails = [error]
     with pytest.raises(type(error)):
         service(tables).run()
     assert tables.closed

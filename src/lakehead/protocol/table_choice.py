@@ -14,10 +14,12 @@ class TableChoice:
     """``name in choice`` tells; made by `of`.
 
     Attributes:
+        texts: as they were given; None for every table.
         named: whole names; these must exist.
         patterns: such as ``shop.*``; tables created later may fit them. None of both is every table.
     """
 
+    texts: list[str] | None = None
     named: frozenset[str] = frozenset()
     patterns: tuple[str, ...] = ()
 
@@ -39,7 +41,7 @@ class TableChoice:
                 patterns.append(text if "." in text else f"default.{text}")
             else:
                 named.add(str(TablePath.parse(text)))
-        return cls(frozenset(named), tuple(patterns))
+        return cls(texts, frozenset(named), tuple(patterns))
 
     def __contains__(self, name: str) -> bool:
         return name in self.named or any(fnmatch.fnmatchcase(name, p) for p in self.patterns)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lakehead.api.table_choice import TableChoice
 from lakehead.errors import InvalidRequestError
+from lakehead.protocol.table_choice import TableChoice
 
 
 def test_all_some_or_those_that_fit() -> None:
