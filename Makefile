@@ -8,7 +8,7 @@ STAMP := .venv/.lakehead-$(shell cat requirements/dev.lock pyproject.toml | cksu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java demo test check bench lock clean crash soak sim sim-long fuzz mutants mutants-auto
+.PHONY: help setup java postgres demo test check bench lock clean crash soak sim sim-long fuzz mutants mutants-auto
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -20,10 +20,12 @@ $(STAMP): requirements/dev.lock pyproject.toml
 
 java: ; @scripts/ensure-java.sh
 
+postgres: ; @scripts/ensure-postgres.sh
+
 demo: $(STAMP) java  ## run the demo on real data (about two minutes)
 	$(BIN)/lakehead demo $(ARGS)
 
-test: $(STAMP) java  ## run every test
+test: $(STAMP) java postgres  ## run every test
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=15 $(ARGS)
 
 crash: $(STAMP) java  ## kill real processes at every named point, check the data (SEED=n; the better part of an hour)

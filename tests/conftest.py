@@ -7,6 +7,9 @@ from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.lake_servers import database, lake_on, store
+
+__all__ = ["database", "lake_on", "store"]
 
 # Machines under load are slow, which is no fault of the code; a failure prints what replays it.
 settings.register_profile(

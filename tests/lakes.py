@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from pyarrow.fs import FileSelector
+from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table, Transaction
 
@@ -22,6 +24,7 @@ from lakehead.env.clock import SystemClock
 from lakehead.env.randomness import SeededRandomness
 from lakehead.iceberg import staging
 from lakehead.iceberg.data_files import LakeWriteSpec, write_data_files, write_position_deletes
+from lakehead.iceberg.file_io import locate_file
 from lakehead.iceberg.iceberg_table import IcebergLakeTable
 from lakehead.iceberg.lake_catalog import LakeCatalog
 from lakehead.iceberg.orphans import remove_orphans
@@ -105,15 +108,20 @@ class Tiered:
 
 
 class Lake(Tiered):
-    """The real thing: an SQLite catalog, real files, and other engines that use both."""
+    """The real thing: a catalog, by default SQLite's, real files, and other engines that use both."""
 
-    def __init__(self, folder: Path, desc: TableDescriptor, *, lands_late: bool = False) -> None:
+    def __init__(
+        self, folder: Path, desc: TableDescriptor, *, lands_late: bool = False, config: LakeConfig | None = None
+    ) -> None:
         super().__init__(desc)
         self.folder = folder
-        self.catalog = LakeCatalog(LakeConfig(), str(folder))
-        self.catalog.create_table(desc)
+        self.catalog = LakeCatalog(config or LakeConfig(), str(folder))
+        self.io = self.catalog.create_table(desc).io
         self.table = SteppedTable(self, lands_late)
-        self._land: Callable[..., Any] = staging.swap_metadata
+        self._sends_updates = isinstance(self.catalog.iceberg, RestCatalog)
+        self._land: Callable[..., Any] = (
+            staging.MetadataUpdates.publish if self._sends_updates else staging.swap_metadata
+        )
         self._delayed: list[tuple[Any, ...]] = []
 
     def load(self) -> Table:
@@ -137,6 +145,16 @@ class Lake(Tiered):
         if fault is Fault.ANSWER_LOST:
             raise broken
         return self._land(*args) if fault is Fault.REPEATED else answer
+
+    @contextmanager
+    def committing(self, commit: Callable[..., Any]) -> Iterator[None]:
+        """Have the catalog asked by way of ``commit``."""
+        with pytest.MonkeyPatch.context() as patch:
+            if self._sends_updates:
+                patch.setattr(staging.MetadataUpdates, "publish", lambda updates: commit(updates))
+            else:
+                patch.setattr(staging, "swap_metadata", commit)
+            yield
 
     def deliver(self) -> bool:
         if not self._delayed:
@@ -163,7 +181,8 @@ class Lake(Tiered):
         delta = RowDelta(transaction, {})
         for task in table.scan().plan_files():
             f = task.file
-            held = pq.read_table(f.file_path.removeprefix("file://"), columns=["id"], partitioning=None)["id"]
+            fs, path = locate_file(self.io, f.file_path)
+            held = pq.read_table(path, filesystem=fs, columns=["id"], partitioning=None)["id"]
             at = np.flatnonzero(np.isin(held.to_numpy(), ids))
             if len(at):
                 written = write_position_deletes(spec, f.file_path, at, spec_id=f.spec_id, partition=(f.partition[0],))
@@ -202,8 +221,7 @@ class Lake(Tiered):
         """As engines do that remove what only these snapshots name."""
         strays = self.stray_files()
         self.load().maintenance.expire_snapshots().by_ids(list(snapshot_ids)).commit()
-        for path in self.stray_files() - strays:
-            Path(path).unlink()
+        self.lose(*(self.stray_files() - strays))
 
     def roll_back(self, snapshot_id: int) -> None:
         self.load().manage_snapshots().set_current_snapshot(snapshot_id).commit()
@@ -213,11 +231,11 @@ class Lake(Tiered):
         remove_orphans(self.load, older_than_ms=-60_000, clock=SystemClock())
 
     def drop(self) -> None:
-        self.catalog.iceberg.drop_table(("db", "t"))
+        self.catalog.iceberg.drop_table((self.desc.path.database, self.desc.path.table))
 
     def recreate(self, table_id: str) -> None:
         self.drop()
-        self.catalog.create_table(describe(keyed=self.desc.keyed, table_id=table_id, buckets=self.desc.buckets))
+        self.catalog.create_table(dataclasses.replace(self.desc, table_id=table_id))
 
     # ---- files --------------------------------------------------------------------------------------------------
 
@@ -232,25 +250,28 @@ class Lake(Tiered):
         return {f.removeprefix("file://") for f in files}
 
     def stray_files(self) -> set[str]:
-        """Data files, delete files and manifests that no listed snapshot names."""
+        """Addresses of data files, delete files and manifests that no listed snapshot names."""
         table = self.load()
         used: set[str] = set()
         for snapshot in table.metadata.snapshots:
             manifests = snapshot.manifests(table.io)
             used |= {snapshot.manifest_list, *(m.manifest_path for m in manifests)}
             used |= {e.data_file.file_path for m in manifests for e in m.fetch_manifest_entry(table.io)}
-        there = {str(p) for p in itertools.chain(self.folder.rglob("*.parquet"), self.folder.rglob("*.avro"))}
-        assert {u.removeprefix("file://") for u in used} <= there, "a snapshot names files that are gone"
-        return there - {u.removeprefix("file://") for u in used}
+        there = self.all_files()
+        assert used <= there, "a snapshot names files that are gone"
+        return there - used
 
     def all_files(self) -> set[str]:
         """Addresses of every data file, delete file and manifest in the table's folder."""
-        return {f"file://{p}" for p in itertools.chain(self.folder.rglob("*.parquet"), self.folder.rglob("*.avro"))}
+        root = f"{self.catalog.properties['warehouse']}/{self.desc.path.database}"
+        fs, path = locate_file(self.io, root)
+        found = fs.get_file_info(FileSelector(path, recursive=True, allow_not_found=True))
+        return {root + i.path[len(path) :] for i in found if i.base_name.endswith((".parquet", ".avro"))}
 
     def lose(self, *addresses: str) -> None:
         """Files go though snapshots name them."""
         for address in addresses:
-            Path(address.removeprefix("file://")).unlink()
+            self.io.delete(address)
 
 
 class SteppedTable(IcebergLakeTable):
@@ -263,7 +284,7 @@ class SteppedTable(IcebergLakeTable):
 
     @property
     def lands_late(self) -> bool:
-        return self._late or super().lands_late
+        return self._late
 
     def load(self) -> LakeVersion:
         self._lake.on_step("load")
@@ -286,8 +307,7 @@ class SteppedTable(IcebergLakeTable):
 
     def publish(self, staged: StagedCommit) -> CommitAnswer:
         self._lake.on_step("commit")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(staging, "swap_metadata", self._lake.commit_faultily)
+        with self._lake.committing(self._lake.commit_faultily):
             answer = super().publish(staged)
         self._lake.on_step("committed")
         return answer
@@ -302,8 +322,7 @@ class SteppedTable(IcebergLakeTable):
             finally:
                 self._lake.on_step("committed")
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(staging, "swap_metadata", commit)
+        with self._lake.committing(commit):
             return super().expire(version, snapshot_ids, in_use)
 
 

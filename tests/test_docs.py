@@ -22,7 +22,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,8 +89,30 @@ def run_python(path: Path, found: list[Block]) -> None:
                 value.stop()
 
 
+@pytest.fixture
+def lake_addresses(
+    lake_on: Callable[[str], config.LakeConfig], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Path], None]:
+    """Gives a page that asks for them the addresses of servers for its lake, and the secrets."""
+
+    def give(path: Path) -> None:
+        if "CATALOG_URI" not in path.read_text():
+            return
+        rest = lake_on("rest").catalog
+        given = {"CATALOG_URI": lake_on("postgres").catalog["uri"], "S3_ENDPOINT": rest["s3.endpoint"]}
+        given |= {"S3_KEY_ID": rest["s3.access-key-id"], "S3_SECRET": rest["s3.secret-access-key"]}
+        given |= {"REST_URI": rest["uri"], "REST_WAREHOUSE": rest["warehouse"], "REST_CREDENTIAL": rest["credential"]}
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+
+    return give
+
+
 @pytest.mark.parametrize("path", [p for p in DOCS if has(p, "python")], ids=named)
-def test_python_blocks_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_blocks_run(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lake_addresses: Callable[[Path], None]
+) -> None:
+    lake_addresses(path)
     monkeypatch.chdir(tmp_path)
     run_python(path, [b for b in blocks(path) if b.info == ("python",)])
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,11 +21,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SERVE = """
-import sys
+import json, os, sys
 from lakehead.api.embedded import serve
-from lakehead.config import ServerConfig
+from lakehead.config import LakeConfig, ServerConfig
 folder, port, token = sys.argv[1:]
-host = serve(folder, ServerConfig(port=int(port), token=token))
+lake = LakeConfig(**json.loads(os.environ.get("LAKEHEAD_TEST_LAKE", "{}")))
+host = serve(folder, ServerConfig(port=int(port), token=token, lake=lake))
 print(host.port, flush=True)
 sys.stdin.read()
 host.close()
@@ -34,14 +38,17 @@ class ServerProcess:
 
     token = "a token of the tests"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lake: lh.LakeConfig | None = None) -> None:
         self.folder = folder
+        self.lake = lake or lh.LakeConfig()
         self.port = 0
         self.start()
 
     def start(self) -> None:
         args = [sys.executable, "-c", _SERVE, str(self.folder), str(self.port), self.token]
-        self.process = subprocess.Popen(args, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        environment = {**os.environ, "LAKEHEAD_TEST_LAKE": json.dumps(dataclasses.asdict(self.lake))}
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(args, env=environment, **pipes)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line.strip(), "the server did not start"

@@ -36,6 +36,7 @@ from lakehead.env.storage import storage_errors
 from lakehead.errors import LakeStateError, SchemaMismatchError
 from lakehead.format.schema import lake_type
 from lakehead.format.storable import check_storable, is_coarse
+from lakehead.iceberg.file_io import storage_properties
 from lakehead.iceberg.tablets import partition_values
 from lakehead.lake.lake_table import WrittenFile
 from lakehead.log.netchange import Offsets
@@ -93,7 +94,7 @@ class LakeWriteSpec:
             table.schema().model_dump_json(),
             table.spec().spec_id,
             tuple(sorted(table.properties.items())),
-            tuple(sorted((str(k), str(v)) for k, v in table.io.properties.items())),
+            tuple(sorted(storage_properties(table.io).items())),
             target_file_bytes,
         )
 

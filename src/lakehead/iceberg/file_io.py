@@ -25,6 +25,7 @@ FILES_AT_ONCE = 4
 """Files whose rows are read or written side by side; rows of that many are in memory."""
 LOOKS_AT_ONCE = 8
 """Files of which only a footer, a manifest or their being there is looked at side by side."""
+_STORAGE_PROPERTIES = (PY_IO_IMPL, "s3.", "gcs.", "adls.", "hdfs.", "hf.", "client.")
 _STORAGE = LocalStorage()
 
 
@@ -61,6 +62,14 @@ class _SyncedStream(pa.OSFile):  # type: ignore[misc, name-defined, unused-ignor
 
 
 SYNCED_FILE_IO = f"{SyncedFileIO.__module__}.{SyncedFileIO.__name__}"
+
+
+def storage_properties(io: FileIO) -> dict[str, str]:
+    """What opens a table's storage again in another process.
+
+    A FileIO is given all that its catalog and its table have: the catalog's password is not for those who read.
+    """
+    return {str(k): str(v) for k, v in io.properties.items() if str(k).startswith(_STORAGE_PROPERTIES)}
 
 
 def locate_file(io: FileIO, location: str) -> tuple[FileSystem, str]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyiceberg.catalog import load_catalog
-from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import NoSuchTableError, NotInstalledError, RESTError, TableAlreadyExistsError
 from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
 from pyiceberg.schema import assign_fresh_schema_ids
@@ -22,7 +21,7 @@ from pyiceberg.table import StaticTable
 from pyiceberg.table.sorting import SortField, SortOrder
 from pyiceberg.transforms import IdentityTransform
 from requests import RequestException
-from sqlalchemy import URL, NullPool, create_engine, make_url
+from sqlalchemy import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from lakehead.config import LakeConfig
@@ -35,7 +34,8 @@ from lakehead.errors import (
     UnavailableError,
 )
 from lakehead.format.schema import lake_schema
-from lakehead.iceberg.file_io import PY_IO_IMPL, SYNCED_FILE_IO, lake_files, locate_file
+from lakehead.iceberg.file_io import PY_IO_IMPL, SYNCED_FILE_IO, lake_files, locate_file, storage_properties
+from lakehead.iceberg.open_catalog import open_catalog
 from lakehead.iceberg.tablets import partition_spec
 from lakehead.lake.marks import OWNER, TABLE_ID
 from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, SYSTEM_FIELDS, TIMESTAMP_COLUMN, TableDescriptor
@@ -88,15 +88,15 @@ class LakeCatalog:
             LocalStorage().make_folder(folder)
         with catalog_errors(self.name):
             try:
-                catalog = load_catalog(self.name, **self.properties)
+                return open_catalog(self.name, self.properties)
             except NotInstalledError as e:
-                raise MissingDependencyError(f"lake catalog {self.name!r} cannot be opened: {e}") from e
+                lacks = getattr(e.__cause__, "name", None)
+                why = f"the Python package {lacks!r} is not installed" if lacks else str(e)
+                raise MissingDependencyError(f"lake catalog {self.name!r} cannot be opened: {why}") from e
             except ValueError as e:
                 # PyIceberg names the address, in which a password may stand.
                 why = str(e).replace(uri, "its uri") if uri else str(e)
                 raise InvalidPropertyError(f"lake catalog {self.name!r} cannot be opened: {why}") from None
-            _hold_no_sqlite_connections(catalog)
-            return catalog
 
     def create_table(self, desc: TableDescriptor, *, owner: str = "") -> Table:
         """Create the lake table of a table; nothing happens when it exists with this table id.
@@ -142,14 +142,17 @@ class LakeCatalog:
                 table = _checked(self.iceberg.load_table(identifier), desc)
             except NoSuchTableError:
                 return
-            if purge and table.location() != self._location(desc):
+            own, served = table.location() == self._location(desc), isinstance(self.iceberg, RestCatalog)
+            if purge and (served or not own):
                 self.iceberg.purge_table(identifier)
-                return
-            self.iceberg.drop_table(identifier)
-            if purge:
-                # The folder is this table's alone: what failed commits left there goes too.
-                fs, folder = locate_file(table.io, table.location())
-                fs.delete_dir(folder)
+            else:
+                self.iceberg.drop_table(identifier)
+            if purge and own:
+                # The folder is this table's alone: what failed commits left there goes too. A server may have removed
+                # it, or let nobody there any more.
+                with suppress(OSError) if served else nullcontext():
+                    fs, folder = locate_file(table.io, table.location())
+                    fs.delete_dir(folder)
 
     def load(self, desc: TableDescriptor) -> Table:
         """The lake table as it is now.
@@ -176,7 +179,7 @@ class LakeCatalog:
 
     def storage_properties(self, table: Table) -> dict[str, str]:
         """What `open_metadata` needs, beside the metadata location, to read the table's files."""
-        return {str(k): str(v) for k, v in table.io.properties.items()}
+        return storage_properties(table.io)
 
     def _location(self, desc: TableDescriptor) -> str | None:
         """A folder of the table's own, so that a new table of the same name finds no files; None: the catalog's."""
@@ -190,15 +193,6 @@ def iceberg_schema(desc: TableDescriptor) -> Schema:
     """The Iceberg schema of a table's lake: the user's columns, then the system columns, which are nullable."""
     arrow = pa.schema([*lake_schema(desc.schema), *SYSTEM_FIELDS])
     return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(arrow))
-
-
-def _hold_no_sqlite_connections(catalog: Catalog) -> None:
-    """Have an SQLite catalog open its file for each operation: PyIceberg never closes the connections that it pools,
-    and a catalog is opened for many a short life, in rounds, clients and Spark drivers."""
-    if isinstance(catalog, SqlCatalog) and catalog.engine.dialect.name == "sqlite":
-        url = catalog.engine.url
-        catalog.engine.dispose()
-        catalog.engine = create_engine(url, poolclass=NullPool)
 
 
 def open_metadata(metadata_location: str, properties: Mapping[str, str]) -> Table:

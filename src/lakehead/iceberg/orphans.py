@@ -228,14 +228,14 @@ def read_metadata(io: FileIO, location: str) -> TableMetadata:
     """What a metadata file says at which somebody reads the table.
 
     Raises:
-        UnavailableError: it is gone.
+        UnavailableError: it is gone, or the storage does not say.
     """
     try:
         return FromInputFile.table_metadata(io.new_input(location))
-    except FileNotFoundError as e:
+    except OSError as e:
         raise UnavailableError(
-            f"the metadata file {location}, at which somebody reads the lake table, is gone, so what he needs is not"
-            " known: remove files when the read has ended",
+            f"the metadata file {location}, at which somebody reads the lake table, cannot be read ({e}), so what he"
+            " needs is not known: remove files when the read has ended",
             path=location,
         ) from e
 

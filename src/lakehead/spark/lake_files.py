@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 from pyspark.sql import types as st
@@ -31,6 +32,19 @@ from lakehead.types import SYSTEM_FIELDS, field_id
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+
+def opens_lake(spark: SparkSession, view: PinnedLake) -> bool:
+    """Whether Spark has a driver for the storage of a lake: for object stores it is a Hadoop package of its own."""
+    scheme, found, _ = spark_path(native_table(view.table).location()).partition(":")
+    if not found or scheme == "file":
+        return True
+    context = spark.sparkContext
+    try:
+        context._jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, context._jsc.hadoopConfiguration())
+        return True
+    except Py4JJavaError:
+        return False
 
 
 class LakeScan:

@@ -54,7 +54,8 @@ class ReadOptions:
         columns: the columns wanted, in order; None for all of the user's.
         tier: see `lakehead.Table.scan`.
         snapshot: read the lake alone, at this lake snapshot.
-        ranges: read exactly these log offsets and no lake; how a union read ships its pin, with its ``lease``.
+        ranges: read exactly these log offsets, and of the lake ``snapshot`` or nothing; how a union read ships its
+            pin, with its ``lease``.
         schema_id: the definition under which that was pinned; -1 for what is pinned with the plan.
     """
 
@@ -174,7 +175,9 @@ class LakeheadReader(DataSourceReader):
         handle, options = handle_of(table), self._options
         handle.desc.require_schema(options.schema_id)
         if options.ranges is not None:
-            pinned = Pin(None, options.ranges, options.lease)
+            at = options.snapshot
+            lake = None if at is None else PinnedLake.at(handle.desc, handle.lake(), at)
+            pinned = Pin(lake, options.ranges, options.lease)
         else:
             pinned = pin(handle, tier=options.tier, snapshot=options.snapshot, planned=True)
         parts: list[LakePart | HotPart] = []

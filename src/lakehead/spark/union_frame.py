@@ -2,7 +2,8 @@
 
 The scans stay vectorised, pruned and filtered: Spark pushes columns and filters through the anti-join and the union,
 all but comparisons of floats (`lakehead.spark.floats`).
-Only files with dead rows take part in the join, so that a log table's lake is read as plain Parquet.
+Only files with dead rows take part in the join, so that a log table's lake is read as plain Parquet. A lake on storage
+that this Spark has no driver for is read by Python workers through the data source.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from lakehead.predicate.read_spec import ReadSpec
 from lakehead.spark.dead_rows import KEY_COLUMN, OFFSET_BITS, PARTITION_COLUMN, LakeParts, dead_table, split_files
 from lakehead.spark.floats import quoted
 from lakehead.spark.held_pins import hold_pin
-from lakehead.spark.lake_files import LakeScan
+from lakehead.spark.lake_files import LakeScan, opens_lake
 from lakehead.spark.scratch import is_shared, scratch_frame
 from lakehead.spark.types import spark_schema
 from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, TableDescriptor, Tier, require_tier
@@ -57,6 +58,10 @@ def union_frame(
     pinned = pin(handle, tier=tier, snapshot=snapshot)
     spec = ReadSpec(tuple(names), system_columns=system_columns)
     read = UnionRead(handle, Pin(None, pinned.ranges, pinned.lease), spec)
+    if pinned.lake is not None and pinned.lake.snapshot_id is not None and not opens_lake(spark, pinned.lake):
+        frame = _source_frame(spark, uri, table, read, pinned.lake)
+        hold_pin(spark, handle.leases, pinned, frame)
+        return frame
     superseded, hot = _hot_frame(spark, uri, table, read)
     parts = [*_lake_frames(spark, pinned.lake, superseded), *([hot] if hot is not None else [])]
     if not parts:
@@ -81,11 +86,19 @@ def _hot_frame(spark: SparkSession, uri: str, table: Table, read: UnionRead) -> 
         superseded, rows = read.hot_changes()
         return superseded, scratch_frame(spark, read.schema, (b for _, b in rows))
     superseded = UnionRead(handle, pinned, ReadSpec(())).hot_changes()[0] if handle.desc.keyed else {}
+    return superseded, _source_frame(spark, uri, table, read)
+
+
+def _source_frame(
+    spark: SparkSession, uri: str, table: Table, read: UnionRead, lake: PinnedLake | None = None
+) -> DataFrame:
+    """What Python workers read under a pin: its hot rows, and with ``lake`` all of it."""
+    pinned = read.pinned
     source = spark.read.format("lakehead").option("uri", uri).option("table", table.name)
     source = source.option("ranges", json.dumps({str(k): list(r) for k, r in pinned.ranges.items()}))
-    source = source.option("schema_id", handle.desc.schema_id)
+    source = source.option("schema_id", handle_of(table).desc.schema_id)
     source = source.option("lease", pinned.lease or "").option("columns", json.dumps(read.schema.names))
-    return superseded, source.load()
+    return (source if lake is None else source.option("snapshot", lake.snapshot_id)).load()
 
 
 # ---- lake ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,71 @@
+"""Opening a PyIceberg catalog so that no call to it lasts for ever, and no connection outlives its call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.sql import SqlCatalog
+from requests.adapters import HTTPAdapter
+from sqlalchemy import NullPool, create_engine, event
+from sqlalchemy.exc import IntegrityError, ProgrammingError
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from sqlalchemy import URL, Connection, Engine
+
+CONNECT_S, ANSWER_S = 10, 60
+"""How long a server may take to accept a connection, and to answer."""
+LOCK_S = 10
+"""How long a commit waits for another that stands still between its `UPDATE` and its end."""
+_LIBPQ = ("psycopg", "psycopg2")
+
+
+def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
+    """PyIceberg's catalog of a name and properties; raises what PyIceberg, SQLAlchemy and requests do."""
+    catalog = _loaded(name, properties)
+    if isinstance(catalog, SqlCatalog):
+        url = catalog.engine.url
+        catalog.engine.dispose()
+        catalog.engine = _engine(url)
+    if isinstance(catalog, RestCatalog):
+        for scheme in ("http://", "https://"):
+            catalog._session.mount(scheme, _Bounded())
+    return catalog
+
+
+def _loaded(name: str, properties: Mapping[str, str]) -> Catalog:
+    try:
+        return load_catalog(name, **properties)
+    except (ProgrammingError, IntegrityError):
+        # Two processes that are the first to open a database both make its tables: one finds the other's.
+        return load_catalog(name, **properties)
+
+
+def _engine(url: URL) -> Engine:
+    """Connects for each operation: PyIceberg never closes the connections that it pools, a catalog is opened for many a
+    short life, in rounds, clients and Spark drivers, and no pooled connection survives a restart of the database."""
+    if url.get_driver_name() not in _LIBPQ:
+        return create_engine(url, poolclass=NullPool)
+    ours: dict[str, Any] = {
+        "connect_timeout": CONNECT_S,
+        "tcp_user_timeout": 1000 * ANSWER_S,
+        "keepalives_idle": ANSWER_S,
+    }
+    engine = create_engine(url, poolclass=NullPool, connect_args={k: v for k, v in ours.items() if k not in url.query})
+
+    @event.listens_for(engine, "begin")
+    def bound(connection: Connection) -> None:
+        # Of this transaction alone, as poolers want it. A process that dies in it must not hold the row for hours.
+        connection.exec_driver_sql(f"set local lock_timeout = '{LOCK_S}s'")
+        connection.exec_driver_sql(f"set local idle_in_transaction_session_timeout = '{ANSWER_S}s'")
+
+    return engine
+
+
+class _Bounded(HTTPAdapter):
+    def send(self, request: Any, *args: Any, **given: Any) -> Any:
+        """As requests does, with an end; it has none of its own."""
+        return super().send(request, *args, **given | {"timeout": given.get("timeout") or (CONNECT_S, ANSWER_S)})
