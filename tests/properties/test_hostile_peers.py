@@ -25,7 +25,12 @@ from lakehead.protocol import messages as m
 from lakehead.protocol.alterations import AddColumn, SetProperty
 from lakehead.protocol.codec import AnyCall, AnyStream, decode_call, decode_stream_request, encode
 from lakehead.protocol.schemas import field_to_text
-from lakehead.protocol.tiering import AskTieringWork
+from lakehead.protocol.tiering import (
+    AskTieringStatus,
+    AskTieringWork,
+    ReportTiered,
+    RoundInfo,
+)
 from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.service import Service
 from lakehead.testing.storage import MemoryStorage
@@ -73,6 +78,9 @@ def create(server: LocalEndpoint, name: str, **how: Any) -> str:
     )
     reply, _ = server.call(m.CreateTable(info=m.TableInfo.of(desc), if_not_exists=False))
     return reply.info.table_id
+
+
+ROUND = RoundInfo(job="j", snapshot_id=1, records=2, rows=2, deletes=0, files=1, bytes=10, seconds={"plan": 0.1})
 
 
 def requests(log: str, keyed: str) -> list[tuple[AnyRequest, list[pa.Buffer]]]:
@@ -123,9 +131,10 @@ def requests(log: str, keyed: str) -> list[tuple[AnyRequest, list[pa.Buffer]]]:
         (m.OpenLeases(tables=[m.LeasedTable(table_id=log, lake=None)], release=["none"]), []),
         (m.RenewLeases(leases=["none"], release=["none"]), []),
         (m.LeasedLake(table_id=log), []),
-        (m.ReportTiered(table_id=log), []),
+        (ReportTiered(table_id=log, round=ROUND), []),
         (m.LakeInfo(table_id=log), []),
         (m.AdoptLake(table_id=log), []),
+        (AskTieringStatus(), []),
         (AskTieringWork(job_id="j", name="n", number=1, tables=["d.*"], has=[log], without=[keyed]), []),
     ]
 
@@ -210,7 +219,7 @@ def fuzz(seed: int, count: int) -> dict[str, int]:
             try:
                 send(server, request, attachments)
             except LakeheadError as e:
-                assert isinstance(request, m.DropTable | m.LakeInfo | m.ReportTiered | m.AdoptLake), e
+                assert isinstance(request, m.DropTable | m.LakeInfo | ReportTiered | m.AdoptLake), e
         for case in range(seed, seed + count):
             r = random.Random(case)
             request, attachments = r.choice(good)

@@ -35,6 +35,7 @@ from lakehead.errors import (
 )
 from lakehead.format.schema import normalize_schema, validate_definition
 from lakehead.protocol import messages as m
+from lakehead.protocol.tiering import AskTieringStatus, TieringStatus
 from lakehead.types import Schemas, TableDescriptor, TablePath
 
 if TYPE_CHECKING:
@@ -308,6 +309,10 @@ class Connection(Displayed):
         from lakehead.api.tiering import BackgroundTiering, ConnectionTables
 
         return BackgroundTiering(ConnectionTables(self, tables, again=reopened), self._env, on_round)
+
+    def tiering_status(self) -> TieringStatus:
+        """Which tiering jobs ask this server, and what its tables' newest rounds did."""
+        return self._ask(AskTieringStatus())
 
     def sql(
         self, query: str, params: object = None, frames: Mapping[str, object] | None = None

@@ -17,6 +17,7 @@ from lakehead.lake.formats import format_of
 from lakehead.lake.listing import files_table
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.protocol.messages import LakeUse
+from lakehead.protocol.tiering import RoundInfo
 from lakehead.tiering.executor import here
 from lakehead.types import TIMESTAMP_TYPE, Epoch, TabletId
 
@@ -223,12 +224,14 @@ def tier_table(
     executor_of: Callable[[int], Executor] = here,
     epoch: int | None = None,
     records_max: int | None = None,
+    job: str = "",
 ) -> CommitResult:
     """One tiering round of a table, here or on Spark, and what follows its commit.
 
     Args:
         source: the table's log, as the tasks reach it.
         executor_of, epoch, records_max: see `run_round`, and there for errors too.
+        job: who runs it, for people.
     """
     from lakehead.tiering.round import run_round
 
@@ -236,7 +239,19 @@ def tier_table(
         lake, handle.desc, source, handle.env, executor_of=executor_of, epoch=epoch, records_max=records_max
     )
     if result.snapshot_id is not None:
-        _report(handle)
+        _report(
+            handle,
+            RoundInfo(
+                job=job,
+                snapshot_id=result.snapshot_id,
+                records=result.records,
+                rows=result.rows,
+                deletes=result.deletes,
+                files=result.files,
+                bytes=result.bytes,
+                seconds=dict(result.seconds),
+            ),
+        )
     return result
 
 
@@ -264,7 +279,7 @@ def _in_use(handle: TableHandle) -> Iterator[LakeUse]:
     yield from handle.leases.lake_uses(handle.desc.table_id)
 
 
-def _report(handle: TableHandle) -> None:
+def _report(handle: TableHandle, round: RoundInfo | None = None) -> None:
     # A hint, and the commit has landed without it.
     with contextlib.suppress(LakeheadError):
-        handle.report_tiered()
+        handle.report_tiered(round)

@@ -165,7 +165,7 @@ class ConnectionTables(Generic[C]):
         self._asked += 1
         request = AskTieringWork(
             job_id=self._job_id,
-            name=f"{socket.gethostname()}:{os.getpid()}",
+            name=job_name(),
             number=self._asked,
             tables=self._chosen.texts,
             has=sorted(has),
@@ -192,7 +192,9 @@ class ConnectionTables(Generic[C]):
         """See `TieredTables.run_round`."""
         handle, lake, epoch = self._opened(table_id)
         source = self.log(self._connected(), handle)
-        return tier_table(handle, lake, source, executor_of=self.executor_of, epoch=epoch, records_max=records_max)
+        return tier_table(
+            handle, lake, source, executor_of=self.executor_of, epoch=epoch, records_max=records_max, job=job_name()
+        )
 
     def maintain(self, table_id: str) -> bool:
         """See `TieredTables.maintain`."""
@@ -205,6 +207,11 @@ class ConnectionTables(Generic[C]):
         if table_id not in self._epochs:
             self._epochs[table_id] = next_epoch(lake.load())
         return handle, lake, self._epochs[table_id]
+
+
+def job_name() -> str:
+    """This process, for people: its host and number."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def queue_for_cores() -> TieringQueue:

@@ -260,6 +260,7 @@ def table_states(con: Connection) -> list[dict[str, Any]]:
                 "kind": definition["kind"],
                 "tablets": len(tablets),
                 "rows": sum(t["rows"] for t in tablets),
+                "end": sum(t["high_watermark"] for t in tablets),
                 "lake": lake,
                 "freshness": definition["properties"]["freshness"] if lake else None,
                 "lag_rows": sum(t["lag_rows"] for t in tablets) if lake else None,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakehead.cli.output import count_text, seconds_text, write_json, write_line, write_table
+from lakehead.cli.output import count_text, write_json, write_line
 from lakehead.cli.session import Session, command
 from lakehead.cli.tables import table_states
+from lakehead.cli.tiering_status import status, top
 from lakehead.errors import InvalidRequestError
 from lakehead.protocol.table_choice import TableChoice
 from lakehead.tiering.executor import SmallRounds
@@ -31,6 +32,7 @@ def register(app: typer.Typer) -> None:
     command(nouns, "run")(run)
     command(nouns, "status")(status)
     app.add_typer(nouns, name="tier")
+    command(app, "top")(top)
 
 
 def once(
@@ -146,29 +148,3 @@ def _idle(con: Connection, chosen: TableChoice) -> Callable[[], bool]:
         return not any(s["lag_rows"] for s in states)
 
     return idle
-
-
-def status(session: Session) -> None:
-    """Show the lake tables, the one nearest to missing its freshness first."""
-    from lakehead.config import parse_duration_ms
-
-    with session.connect() as con:
-        states = [s for s in table_states(con) if s["lake"]]
-    for state in states:
-        allowed = parse_duration_ms(state["freshness"]) / 1000
-        state["freshness_seconds"] = allowed
-        state["late"] = state["lag_seconds"] > allowed
-    states.sort(key=lambda s: s["freshness_seconds"] - s["lag_seconds"])
-    if session.json:
-        keys = ("table", "lag_rows", "lag_seconds", "freshness_seconds", "late")
-        write_json([{k: s[k] for k in keys} for s in states])
-        return
-    rows = [
-        (s["table"], s["lag_rows"], seconds_text(s["lag_seconds"]), seconds_text(s["freshness_seconds"]), _word(s))
-        for s in states
-    ]
-    write_table(["table", "lag rows", "lag", "freshness", "state"], rows)
-
-
-def _word(state: dict[str, Any]) -> str:
-    return "late" if state["late"] else "in time" if state["lag_rows"] else "all tiered"

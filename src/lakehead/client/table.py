@@ -14,6 +14,7 @@ from lakehead.env import Env
 from lakehead.errors import TableNotFoundError
 from lakehead.protocol import messages as m
 from lakehead.protocol.alterations import Alteration
+from lakehead.protocol.tiering import ReportTiered, RoundInfo
 from lakehead.types import TableDescriptor
 
 
@@ -62,10 +63,10 @@ class TableHandle:
         """See `lakehead.api.lake.TableLake.adopt`."""
         return bool(ask(self._server, self.env.clock, m.AdoptLake(table_id=self.desc.table_id))[0].names)
 
-    def report_tiered(self) -> None:
-        """Tell the servers that a round was committed, so that they may trim at once. A hint: they look at the lake."""
+    def report_tiered(self, round: RoundInfo | None = None) -> None:
+        """Tell the servers of a commit to the lake, so that they may trim at once. A hint: they look at the lake."""
         for server in self._routes.servers(self.desc.table_id):
-            ask(server, self.env.clock, m.ReportTiered(table_id=self.desc.table_id))
+            ask(server, self.env.clock, ReportTiered(table_id=self.desc.table_id, round=round))
 
     # ---- definition -------------------------------------------------------------------------------------------
 

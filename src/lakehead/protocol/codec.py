@@ -9,12 +9,12 @@ import msgspec
 
 from lakehead.protocol import messages as m
 from lakehead.protocol.messages import ErrorReply, Message, R, Request, StreamHeader
-from lakehead.protocol.tiering import AskTieringWork
+from lakehead.protocol.tiering import AskTieringStatus, AskTieringWork, ReportTiered
 
 AnyCall = (
     m.Hello | m.CreateTable | m.GetTable | m.ListTables | m.ListDatabases | m.DropTable | m.AlterTable | m.Write
     | m.OpenWriter | m.CloseWriter | m.Lookup | m.Watermarks | m.TimestampsAt | m.OpenLeases | m.RenewLeases
-    | m.LeasedLake | m.LakeInfo | m.ReportTiered | m.AdoptLake | AskTieringWork
+    | m.LeasedLake | m.LakeInfo | m.AdoptLake | AskTieringWork | ReportTiered | AskTieringStatus
 )  # fmt: skip
 AnyStream = m.Read | m.ReadLive | m.Subscribe
 

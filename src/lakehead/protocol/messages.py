@@ -541,12 +541,6 @@ class LakeInfo(TableRequest[LakeReply], frozen=True, kw_only=True):
     privilege = Privilege.READ
 
 
-class ReportTiered(TableRequest[Done], frozen=True, kw_only=True):
-    """A hint that a round was committed: the server reads from the lake what it holds now, and may trim."""
-
-    privilege = Privilege.TIER
-
-
 class AdoptLake(TableRequest[NamesReply], frozen=True, kw_only=True):
     """Take the table's lake over from the folder that this one is a copy of; `NamesReply` of what was taken over."""
 

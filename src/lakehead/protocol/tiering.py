@@ -1,8 +1,8 @@
-"""What tiering jobs ask of a server: which tables are theirs now, and which of those have news."""
+"""What tiering jobs ask of a server, which tables are theirs now and which have news, and what they tell it."""
 
 from __future__ import annotations
 
-from lakehead.protocol.messages import Int64, Message, Reply, Request
+from lakehead.protocol.messages import Done, Int64, Message, Reply, Request, TableRequest
 from lakehead.protocol.privileges import Privilege
 
 
@@ -48,3 +48,54 @@ class AskTieringWork(Request[TieringWork], frozen=True, kw_only=True):
     def idempotent(self) -> bool:
         # Nobody waits for a server that is away to be told that it was left.
         return not self.leaving
+
+
+class RoundInfo(Message, frozen=True, kw_only=True):
+    """What a round did: records of the log that it moved, rows added to the lake, older ones deleted, data files added
+    and their bytes, and the seconds of its phases, in their order."""
+
+    job: str
+    snapshot_id: Int64
+    records: Int64
+    rows: Int64
+    deletes: Int64
+    files: Int64
+    bytes: Int64
+    seconds: dict[str, float]
+
+
+class ReportTiered(TableRequest[Done], frozen=True, kw_only=True):
+    """A hint that the lake was committed to, by the round that is told, if it was one: the server reads from the lake
+    what it holds now, and may trim."""
+
+    privilege = Privilege.TIER
+    round: RoundInfo | None = None
+
+
+class JobInfo(Message, frozen=True, kw_only=True):
+    """A tiering job that lives: the tables that it has, and the seconds since it asked for work."""
+
+    name: str
+    tables: Int64
+    silent_seconds: float
+
+
+class TableRounds(Message, frozen=True, kw_only=True):
+    """The newest rounds of a table, the oldest first, and for each the seconds since it was reported."""
+
+    table: str
+    rounds: list[RoundInfo]
+    ages: list[float]
+
+
+class TieringStatus(Reply, frozen=True, kw_only=True):
+    """What is known since the server began; tables without a round are left out."""
+
+    jobs: list[JobInfo]
+    tables: list[TableRounds]
+
+
+class AskTieringStatus(Request[TieringStatus], frozen=True, kw_only=True):
+    """Which jobs there are, and what rounds have lately done."""
+
+    privilege = Privilege.DESCRIBE

@@ -12,7 +12,16 @@ from lakehead.errors import InvalidPropertyError, LakeheadError, NoLakeError, Ta
 from lakehead.format.schema import validate_definition
 from lakehead.protocol import messages as m
 from lakehead.protocol.table_choice import TableChoice
-from lakehead.protocol.tiering import AskTieringWork, TieredTable, TieringWork
+from lakehead.protocol.tiering import (
+    AskTieringStatus,
+    AskTieringWork,
+    JobInfo,
+    ReportTiered,
+    TableRounds,
+    TieredTable,
+    TieringStatus,
+    TieringWork,
+)
 from lakehead.server.alteration import altered
 from lakehead.server.catalog import CreateTable
 from lakehead.server.lake_state import LakeState
@@ -153,6 +162,7 @@ class Definitions:
                 self._lake_state().drop(desc, purge=request.purge)
             self._tables.drop(desc)
             self._leases.end_all(desc.table_id)
+            self._jobs.forget_rounds(desc.table_id)
         return m.Done()
 
     # ---- lake -------------------------------------------------------------------------------------------------
@@ -167,8 +177,10 @@ class Definitions:
         desc.require_lake()
         return desc
 
-    def report_tiered(self, request: m.ReportTiered) -> m.Done:
+    def report_tiered(self, request: ReportTiered) -> m.Done:
         """See `ReportTiered`."""
+        if request.round is not None:
+            self._jobs.note_round(request.table_id, request.round)
         self._maintenance.round_reported(self._lake_table(request.table_id).table_id)
         return m.Done()
 
@@ -189,6 +201,19 @@ class Definitions:
             )
         ends = {live.desc.table_id: live.log_end for live in self._tables.open_tables()}
         return TieringWork(tables=[_tiered(t, ends.get(i)) for i, t in wanted.items() if i in own])
+
+    def tiering_status(self, request: AskTieringStatus) -> TieringStatus:
+        """See `AskTieringStatus`."""
+        jobs = [JobInfo(name=job.name, tables=n, silent_seconds=silent) for job, n, silent in self._jobs.listed()]
+        tables = [(str(t.path), self._jobs.rounds(t.table_id)) for t in self._metadata.tables(None)]
+        return TieringStatus(
+            jobs=jobs,
+            tables=[
+                TableRounds(table=name, rounds=[r for r, _ in seen], ages=[age for _, age in seen])
+                for name, seen in tables
+                if seen
+            ],
+        )
 
     def lake_info(self, request: m.LakeInfo) -> m.LakeReply:
         """See `LakeInfo`."""

@@ -19,7 +19,7 @@ from lakehead.errors import FolderCopiedError
 from lakehead.log.checkpoint import USUAL_CHECKPOINTS, CheckpointPolicy
 from lakehead.protocol import messages as m
 from lakehead.protocol.privileges import Privilege
-from lakehead.protocol.tiering import AskTieringWork
+from lakehead.protocol.tiering import AskTieringStatus, AskTieringWork, ReportTiered
 from lakehead.server.access import Caller, authorize
 from lakehead.server.committer import Committers, local_committer
 from lakehead.server.definitions import Definitions
@@ -128,9 +128,10 @@ class Service:
         self._answer(m.ListDatabases, definitions.list_databases)
         self._answer(m.DropTable, definitions.drop)
         self._answer(m.AlterTable, definitions.alter)
-        self._answer(m.ReportTiered, definitions.report_tiered)
+        self._answer(ReportTiered, definitions.report_tiered)
         self._answer(m.AdoptLake, definitions.adopt_lake)
         self._answer(AskTieringWork, definitions.tiering_work)
+        self._answer(AskTieringStatus, definitions.tiering_status)
         self._answer(m.OpenWriter, writes.open_writer)
         self._answer(m.CloseWriter, writes.close_writer)
         self._answer(m.Watermarks, reads.watermarks)

@@ -6,18 +6,20 @@ them take for their own is a conflict that the lake's compare-and-swap decides, 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lakehead.env.clock import Clock
 from lakehead.env.threads import Threads
 from lakehead.errors import OverloadedError
+from lakehead.protocol.tiering import RoundInfo
 
 SILENT_SECONDS = 5.0
 """A job that asked nothing for so long is gone, and its tables go to others."""
 
 JOBS_MAX = 1000
+ROUNDS_KEPT = 20
 
 
 @dataclass
@@ -50,6 +52,7 @@ class TieringJobs:
         self._jobs: dict[str, Job] = {}
         self._owners: dict[str, str] = {}
         self._resumed_until = clock.monotonic() + SILENT_SECONDS
+        self._rounds: dict[str, deque[tuple[RoundInfo, float]]] = {}
 
     def ask(
         self, job_id: str, name: str, *, number: int, wants: Collection[str], has: Collection[str]
@@ -100,6 +103,28 @@ class TieringJobs:
             now = self._clock.monotonic()
             self._forget_silent(now)
             return [(job, len(self._owned(i)), now - job.asked_at) for i, job in self._jobs.items()]
+
+    # ---- what they did ------------------------------------------------------------------------------------------
+
+    def note_round(self, table_id: str, info: RoundInfo) -> None:
+        """Keep what a round did, until `ROUNDS_KEPT` newer ones are known."""
+        with self._lock:
+            kept = self._rounds.setdefault(table_id, deque(maxlen=ROUNDS_KEPT))
+            if not any(info == known for known, _ in kept):
+                kept.append((info, self._clock.monotonic()))
+
+    def rounds(self, table_id: str) -> list[tuple[RoundInfo, float]]:
+        """The newest rounds of a table, the oldest first, and the seconds since each was reported."""
+        with self._lock:
+            now = self._clock.monotonic()
+            return [(info, now - at) for info, at in self._rounds.get(table_id, ())]
+
+    def forget_rounds(self, table_id: str) -> None:
+        """The table is gone."""
+        with self._lock:
+            self._rounds.pop(table_id, None)
+
+    # ---- who has what -------------------------------------------------------------------------------------------
 
     def _forget_silent(self, now: float) -> None:
         for job_id in [i for i, job in self._jobs.items() if now - job.asked_at > SILENT_SECONDS]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lakehead.env.clock import Clock
 from lakehead.errors import (
@@ -59,6 +59,9 @@ class CommitResult:
         files: data files added.
         offsets: what the lake holds, per tablet.
         more: whether the log held more when the round was planned.
+        records: of the log that were moved.
+        bytes: of the files added.
+        seconds: of the round's phases, in their order.
     """
 
     snapshot_id: int | None
@@ -67,6 +70,9 @@ class CommitResult:
     files: int
     offsets: Mapping[TabletKey, int]
     more: bool = False
+    records: int = 0
+    bytes: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 def commit_round(lake: LakeTable, plan: RoundPlan, files: Sequence[WrittenFile], *, clock: Clock) -> CommitResult:
@@ -190,7 +196,14 @@ class _Commit:
         plan = self._plan
         rows = sum(f.record_count for f in self._files)
         return CommitResult(
-            snapshot_id, rows, sum(map(len, plan.deletes.values())), len(self._files), offsets, plan.more
+            snapshot_id,
+            rows,
+            deletes=sum(map(len, plan.deletes.values())),
+            files=len(self._files),
+            offsets=offsets,
+            more=plan.more,
+            records=plan.records,
+            bytes=sum(f.size for f in self._files),
         )
 
     def _landed(self, mark: LakeMark) -> CommitResult:

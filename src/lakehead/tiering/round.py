@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from lakehead.env import Env
+from lakehead.env.clock import Clock
 from lakehead.errors import (
     CommitConflictError,
     CorruptionError,
@@ -51,6 +52,17 @@ class TaskResult:
     files: tuple[WrittenFile, ...]
 
 
+class _Stopwatch:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._at = clock.monotonic()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        at = self._clock.monotonic()
+        self.laps[name], self._at = at - self._at, at
+
+
 def run_round(
     lake: LakeTable,
     desc: TableDescriptor,
@@ -78,6 +90,7 @@ def run_round(
         LakeStateError: lake and log contradict each other.
         UnavailableError: the catalog cannot be reached; nothing landed.
     """
+    watch = _Stopwatch(env.clock)
     version, plan = _plan(
         lake,
         desc,
@@ -89,10 +102,12 @@ def run_round(
     )
     if not plan.ranges:
         return CommitResult(None, 0, 0, 0, plan.offsets)
+    watch.lap("plan")
     executor = executor_of(plan.records)
     writer = lake.writer(version, target_file_bytes=desc.properties.target_file_bytes)
     try:
         plan = resolve(plan, source, executor)
+        watch.lap("resolve")
         execute = functools.partial(execute_task, source=source, writer=writer)
         results = executor.run(execute, plan.tasks, undo=functools.partial(_discard, lake))
     except OffsetOutOfRangeError as e:
@@ -101,8 +116,11 @@ def run_round(
             " run the round again",
             table=str(desc.path),
         ) from e
+    watch.lap("write")
     try:
-        return commit_round(lake, plan, [f for r in results for f in r.files], clock=env.clock)
+        result = commit_round(lake, plan, [f for r in results for f in r.files], clock=env.clock)
+        watch.lap("commit")
+        return replace(result, seconds=watch.laps)
     except TieringFencedError as e:
         if epoch is not None:
             raise

@@ -25,7 +25,17 @@ from lakehead.protocol.codec import (
     encode,
 )
 from lakehead.protocol.privileges import Privilege
-from lakehead.protocol.tiering import AskTieringWork, TieredTable, TieringWork
+from lakehead.protocol.tiering import (
+    AskTieringStatus,
+    AskTieringWork,
+    JobInfo,
+    ReportTiered,
+    RoundInfo,
+    TableRounds,
+    TieredTable,
+    TieringStatus,
+    TieringWork,
+)
 from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey
 
 DESC = TableDescriptor(
@@ -44,6 +54,7 @@ DESC = TableDescriptor(
 INFO = m.TableInfo.of(DESC)
 REF = m.TabletRef(partition="day=2024-01-01&r=%2F", bucket=3)
 RANGE = m.TabletRange(partition="", bucket=0, start=0, end=2**62)
+ROUND = RoundInfo(job="h:1", snapshot_id=1, records=2, rows=2, deletes=0, files=1, bytes=10, seconds={"plan": 0.1})
 CALLS: list[m.Request[Any]] = [
     m.Hello(),
     m.CreateTable(info=INFO, if_not_exists=True),
@@ -64,7 +75,8 @@ CALLS: list[m.Request[Any]] = [
     m.LakeInfo(table_id="t1"),
     m.AdoptLake(table_id="t"),
     AskTieringWork(job_id="j", name="host:1", number=2, tables=["shop.*"], has=["t"], without=[], leaving=False),
-    m.ReportTiered(table_id="t1"),
+    ReportTiered(table_id="t1", round=ROUND),
+    AskTieringStatus(),
 ]
 STREAMS: list[m.Request[m.Stream]] = [
     m.Read(table_id="t1", ranges=[RANGE], columns=["søk", "__offset"], predicate=b"\x00\xff"),
@@ -72,6 +84,10 @@ STREAMS: list[m.Request[m.Stream]] = [
     m.Subscribe(table_id="t1", starts=[RANGE], default="full", stops=None, columns=["søk"], predicate=None),
 ]
 REPLIES: list[m.Reply] = [
+    TieringStatus(
+        jobs=[JobInfo(name="h:1", tables=1, silent_seconds=0.5)],
+        tables=[TableRounds(table="shop.orders", rounds=[ROUND], ages=[1.5])],
+    ),
     TieringWork(
         tables=[
             TieredTable(table_id="t", name="shop.orders", freshness_ms=1000, maintained=True, end=7),
@@ -148,7 +164,7 @@ def test_every_request_says_what_it_needs() -> None:
     needed = {type(r).__name__: r.privilege for r in (*CALLS, *STREAMS)}
     by_privilege = {p: sorted(n for n, q in needed.items() if q is p) for p in Privilege}
     assert by_privilege == {
-        Privilege.DESCRIBE: ["GetTable", "Hello", "ListDatabases", "ListTables"],
+        Privilege.DESCRIBE: ["AskTieringStatus", "GetTable", "Hello", "ListDatabases", "ListTables"],
         Privilege.READ: [
             "LakeInfo", "Lookup", "OpenLeases", "Read", "ReadLive", "RenewLeases", "Subscribe", "TimestampsAt",
             "Watermarks",
@@ -159,9 +175,8 @@ def test_every_request_says_what_it_needs() -> None:
         Privilege.ADMIN: ["AdoptLake"],
     }  # fmt: skip
     nameless = {type(r).__name__ for r in (*CALLS, *STREAMS) if not r.about}
-    assert nameless == {"AskTieringWork", "Hello", "ListDatabases", "ListTables", "RenewLeases"}, (
-        "lists are of all; leases are secrets"
-    )
+    of_all = {"AskTieringStatus", "AskTieringWork", "Hello", "ListDatabases", "ListTables"}
+    assert nameless == of_all | {"RenewLeases"}, "leases are secrets"
 
 
 def test_numbers_beyond_64_bits_are_refused() -> None:

@@ -1,0 +1,157 @@
+"""How tiering stands: what lake tables lack, what their last rounds did, which jobs there are; once, or as it moves."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lakehead.cli.output import count_text, seconds_text, write_json, write_table
+from lakehead.cli.session import Session
+from lakehead.cli.tables import table_states
+from lakehead.config import parse_duration_ms
+
+if TYPE_CHECKING:
+    from lakehead.api.connection import Connection
+    from lakehead.protocol.tiering import RoundInfo, TieringStatus
+
+_COLUMNS = ("table", "lag rows", "lag", "freshness", "state", "last round", "job")
+
+
+def status(session: Session) -> None:
+    """Show the lake tables, the one nearest to missing its freshness first, and the jobs that tier them."""
+    with session.connect() as con:
+        told = con.tiering_status()
+        states = _states(con, told)
+    if session.json:
+        write_json({"tables": [_plain(s) for s in states], "jobs": [_job(j) for j in told.jobs]})
+        return
+    write_table(_COLUMNS, [_cells(s) for s in states])
+    if told.jobs:
+        write_table(("job", "tables", "asked"), _job_cells(told))
+    else:
+        typer.echo("no tiering job asks this server: see `lakehead tier run`, `lakehead server --tier`")
+
+
+def top(
+    session: Session,
+    seconds: Annotated[float, typer.Option("--every", min=0.1, help="Seconds from one look to the next.")] = 1.0,
+    times: Annotated[int | None, typer.Option(min=1, help="Look so often, then end; default: until Ctrl-C.")] = None,
+) -> None:
+    """Show tables and tiering jobs as they move: rows written a second, what the lake lacks, rounds.
+
+    In a terminal the screen is drawn anew with each look; elsewhere each look is printed, as a line of JSON with -o
+    json.
+    """
+    import sys
+
+    from lakehead.env.clock import SystemClock
+
+    clock, before, at = SystemClock(), dict[str, int](), 0.0
+    with session.connect() as con:
+        for n in itertools.count():
+            if n:
+                clock.sleep(seconds)
+            told, states, now = con.tiering_status(), table_states(con), clock.monotonic()
+            ends = {s["table"]: s["end"] for s in states}
+            rates = {t: (end - before[t]) / (now - at) for t, end in ends.items() if t in before}
+            lakes = {s["table"]: s for s in _states(con, told, states)}
+            before, at = ends, now
+            if session.json:
+                tables = [
+                    {**_plain(lakes.get(s["table"], s)), "rows_per_second": rates.get(s["table"])} for s in states
+                ]
+                write_json({"tables": tables, "jobs": [_job(j) for j in told.jobs]})
+            else:
+                if sys.stdout.isatty():
+                    sys.stdout.write("\x1b[H\x1b[2J")
+                _show_top(con.uri, states, lakes, rates, told)
+            sys.stdout.flush()
+            if n + 1 == times:
+                return
+
+
+def _show_top(
+    uri: str,
+    states: Sequence[Mapping[str, Any]],
+    lakes: Mapping[str, dict[str, Any]],
+    rates: Mapping[str, float],
+    told: TieringStatus,
+) -> None:
+    rows = []
+    for s in states:
+        lake = _cells(lakes[s["table"]])[1:] if s["table"] in lakes else ("–",) * (len(_COLUMNS) - 1)
+        rate = rates.get(s["table"])
+        rows.append((s["table"], s["rows"], "–" if rate is None else f"{rate:,.0f}", *lake))
+    write_table(("table", "rows", "rows/s", *_COLUMNS[1:]), rows, title=uri)
+    if told.jobs:
+        write_table(("job", "tables", "asked"), _job_cells(told))
+
+
+def _states(
+    con: Connection, told: TieringStatus, states: Sequence[dict[str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    """Lake tables, the one nearest to missing its freshness first, with their last rounds."""
+    rounds = {t.table: t for t in told.tables}
+    out = []
+    for state in table_states(con) if states is None else states:
+        if not state["lake"]:
+            continue
+        allowed = parse_duration_ms(state["freshness"]) / 1000
+        seen = rounds.get(state["table"])
+        out.append(
+            {
+                **state,
+                "freshness_seconds": allowed,
+                "late": state["lag_seconds"] > allowed,
+                "rounds": [] if seen is None else list(seen.rounds),
+                "round_ages": [] if seen is None else list(seen.ages),
+            }
+        )
+    return sorted(out, key=lambda s: s["freshness_seconds"] - s["lag_seconds"])
+
+
+def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
+    keys = ("table", "lag_rows", "lag_seconds", "freshness_seconds", "late")
+    rounds = [
+        {**{f: getattr(r, f) for f in r.__struct_fields__}, "age_seconds": age}
+        for r, age in zip(state.get("rounds", ()), state.get("round_ages", ()), strict=True)
+    ]
+    return {**{k: state[k] for k in keys if k in state}, "rounds": rounds}
+
+
+def _job(job: Any) -> dict[str, Any]:
+    return {"name": job.name, "tables": job.tables, "silent_seconds": job.silent_seconds}
+
+
+def _cells(state: Mapping[str, Any]) -> tuple[object, ...]:
+    last: RoundInfo | None = state["rounds"][-1] if state["rounds"] else None
+    return (
+        state["table"],
+        state["lag_rows"],
+        seconds_text(state["lag_seconds"]),
+        seconds_text(state["freshness_seconds"]),
+        _word(state, last),
+        "–" if last is None else _round_text(last),
+        "–" if last is None else last.job or "by hand",
+    )
+
+
+def _word(state: Mapping[str, Any], last: RoundInfo | None) -> str:
+    if not state["late"]:
+        return "in time" if state["lag_rows"] else "all tiered"
+    by = f"late by {seconds_text(state['lag_seconds'] - state['freshness_seconds'])}"
+    took = sum(last.seconds.values()) if last is not None else 0.0
+    return f"{by}: a round takes {seconds_text(took)}" if took > state["freshness_seconds"] else by
+
+
+def _round_text(last: RoundInfo) -> str:
+    phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in last.seconds.items() if seconds >= 0.005)
+    took = f"{sum(last.seconds.values()):.2f} s"
+    return f"{count_text(last.rows, 'row')} in {took}" + (f" ({phases})" if phases else "")
+
+
+def _job_cells(told: TieringStatus) -> list[tuple[object, ...]]:
+    return [(j.name, j.tables, f"{seconds_text(j.silent_seconds)} ago") for j in told.jobs]
