@@ -164,15 +164,15 @@ def test_rows_go_in_and_come_out(where: str, tmp_path: Path, request: pytest.Fix
     assert (tablet["high_watermark"], tablet["tiered_offset"]) == (6, 3)
     (queued,) = documents("tier", "status", **environ)[0]["tables"]
     assert (queued["table"], queued["freshness_seconds"], queued["lag_rows"]) == ("shop.keyed", 5.0, 3)
-    (last,) = queued["rounds"]
-    assert (last["rows"], last["deletes"], last["records"]) == (3, 0, 3)
-    assert list(last["seconds"]) == ["plan", "resolve", "write", "commit"]
+    rounds = [(r["rows"], r["deletes"], r["records"], list(r["seconds"])) for r in queued["rounds"]]
+    # Known to the server that they were reported to, which in a folder ends with each command.
+    assert rounds == ([(3, 0, 3, ["plan", "resolve", "write", "commit"])] if where == "server" else [])
     looks = documents("top", "--every", 0.1, "--times", 2, **environ)
     assert [{t["table"]: t["rows_per_second"] for t in look["tables"]} for look in looks] == [
         {"shop.keyed": None, "shop.log": None},
         {"shop.keyed": 0.0, "shop.log": 0.0},
     ]
-    assert b"by hand" in lakehead("top", "--times", 1, **environ).stdout
+    assert b"shop.keyed" in lakehead("top", "--times", 1, **environ).stdout
     for words in (["status"], ["status", "shop.log"], ["tier", "status"], ["table", "describe", "shop.keyed"]):
         assert b"shop." in lakehead(*words, **environ).stdout
 
