@@ -325,6 +325,7 @@ class TableDescriptor:
 
     ``schema`` is the user's Arrow schema with key, bucket-key and partition columns non-null, without system columns,
     without dictionary types. ``table_id`` is unique for ever: a dropped and re-created table has another one.
+    ``former`` are the names that it had before, oldest first.
     """
 
     table_id: str
@@ -336,6 +337,16 @@ class TableDescriptor:
     buckets: int
     lake: str | None
     properties: TableProperties = field(default_factory=TableProperties)
+    former: tuple[TablePath, ...] = ()
+
+    @property
+    def origin(self) -> TablePath:
+        """The name that it was created under: its folders, in the data folder and in the lake, are named after it."""
+        return self.former[0] if self.former else self.path
+
+    def renamed(self, to: TablePath) -> TableDescriptor:
+        """The same table under another name."""
+        return replace(self, path=to, former=(*self.former, self.path))
 
     @property
     def schema(self) -> pa.Schema:
@@ -388,6 +399,11 @@ class TableDescriptor:
         if self.lake is None:
             raise NoLakeError(f"table {self.path} has no lake: create it with lake='iceberg'", table=str(self.path))
         return self.lake
+
+    @cached_property
+    def key_columns(self) -> pa.Schema:
+        """The primary key's columns, in key order."""
+        return pa.schema([self.schema.field(c) for c in self.primary_key])
 
     @property
     def partition_types(self) -> tuple[pa.DataType, ...]:

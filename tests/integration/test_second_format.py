@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -51,6 +51,9 @@ class ModelFormat:
         self.lakes.setdefault(desc.table_id, MemoryLake(desc, SeededRandomness(len(self.lakes))))
 
     def require_alterable(self, desc: TableDescriptor) -> None:
+        return
+
+    def require_free(self, desc: TableDescriptor, *, besides: Sequence[str]) -> None:
         return
 
     def drop(self, desc: TableDescriptor, *, purge: bool) -> None:

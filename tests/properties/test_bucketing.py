@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakehead.format.bucketing import bucket_ids, hash_column, unkeyed_bucket
+from lakehead.format.bucketing import bucket_ids, bucket_of, hash_column, unkeyed_bucket
 
 LONGS = st.integers(-(2**63), 2**63 - 1)
 
@@ -53,6 +53,8 @@ def test_hash_column_equals_the_scalar_hash(typed: tuple[pa.DataType, list[objec
 @given(st.lists(st.tuples(LONGS, st.text(max_size=20), st.binary(max_size=9))), st.integers(1, 1024))
 def test_several_columns_hash_their_hashes(rows: list[tuple[int, str, bytes]], buckets: int) -> None:
     columns = [pa.array([r[i] for r in rows], t) for i, t in enumerate((pa.int64(), pa.string(), pa.binary()))]
+    for count in (1, 2, 3):
+        assert [bucket_of(row[:count], buckets) for row in rows] == bucket_ids(columns[:count], buckets).tolist()
     for count in (2, 3):
         combined = [murmur3(b"".join(struct.pack("<I", scalar(v)) for v in row[:count])) for row in rows]
         assert bucket_ids(columns[:count], buckets).tolist() == [(h & 0x7FFFFFFF) % buckets for h in combined]

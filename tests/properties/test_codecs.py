@@ -278,9 +278,9 @@ def test_stream_requests(cls: type[m.Request[m.Stream]], data: st.DataObject) ->
     assert decode_stream_request(encode(message)) == message
 
 
-@given(st.binary(max_size=50), st.lists(st.binary(max_size=3000), max_size=6))
+@given(st.binary(max_size=50), st.lists(st.binary(max_size=7000), max_size=6))
 def test_attachments(message: bytes, parts: list[bytes]) -> None:
-    pairs = iter(list(wrap(message, [pa.py_buffer(p) for p in parts])))
+    pairs = iter(wrap(message, [pa.py_buffer(p) for p in parts]))
 
     def read() -> Any:
         batch, metadata = next(pairs)

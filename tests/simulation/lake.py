@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -281,6 +281,9 @@ class SimulatedLakes:
     def require_alterable(self, desc: TableDescriptor) -> None:
         """See `LakeState.require_alterable`."""
         self.by_table[desc.table_id].table.now().load()
+
+    def require_free(self, desc: TableDescriptor, *, besides: Sequence[str]) -> None:
+        """See `LakeState.require_free`."""
 
     def drop(self, desc: TableDescriptor, *, purge: bool) -> None:
         """See `LakeState.drop`."""

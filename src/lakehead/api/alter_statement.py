@@ -63,16 +63,23 @@ class EmptyCopy:
                 raise _refused(self._table.name, "fields inside a column cannot be changed yet") from e
             raise
 
+    def new_name(self) -> str | None:
+        """What the statement has called the table; None when it has the name that it had."""
+        if self._text() is not None:
+            return None
+        catalog, schema, _ = self._at
+        sql = "select table_name from duckdb_tables() where database_name = ? and schema_name = ?"
+        ((name,),) = self._cursor.execute(sql, (catalog, schema)).fetchall()
+        return f"{schema}.{name}"
+
     def tell(self, alteration: TableAlteration) -> None:
-        """Make the same change of the table.
+        """Make the same change of the table's columns.
 
         Raises:
             SqlError: it is none that Lakehead makes.
             InvalidSchemaError: a type is not supported.
         """
         text, after = self._text(), self._columns()
-        if text is None:
-            raise _refused(self._table.name, "a table keeps its name: create one under the new name, and copy the rows")
         before = self._before
         if len(after) > len(before):
             alteration.add_column(after[-1].name, self._type(after[-1]))

@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,22 +95,32 @@ def back_up(con: Connection, folder: str, destination: str, report: Report = lam
     before = _writers_acked(folder)
     inside: dict[str, str] = {}
     outside: list[str] = []
-    names: list[str] = []
-    for name in con.tables():
-        report(name)
-        with contextlib.suppress(TableNotFoundError):
-            table = con.table(name)
-            pointer = _copy_table(table, folder, data)
-            names.append(name)
-            if pointer is not None:
-                inside[name] = pointer
-            elif table.describe()["lake"]:
-                outside.append(name)
-    ids = _copy_metadata(folder, data, before)
-    _keep_tables(data, ids)
-    _copy_catalog(folder, data, inside)
-    kept = tuple(n for n in names if n in ids.values())
-    return _finish(destination, kept, tuple(n for n in outside if n in kept))
+    copied: set[str] = set()
+    for _ in range(_ATTEMPTS):
+        # Names change while tables are copied: what was passed over is seen when they are listed again.
+        found = [_opened(con, name) for name in con.tables()]
+        left = {handle_of(t).desc.table_id: t for t in found if t and handle_of(t).desc.table_id not in copied}
+        if not left and None not in found:
+            break
+        for table_id, table in left.items():
+            report(table.name)
+            copied.add(table_id)
+            with contextlib.suppress(TableNotFoundError):
+                pointer = _copy_table(table, folder, data)
+                if pointer is not None:
+                    inside[table_id] = pointer
+                elif table.describe()["lake"]:
+                    outside.append(table_id)
+    if inside:
+        # Before the metadata, which know what a table was called before.
+        _copy_database(os.path.join(folder, "lake", "catalog.db"), os.path.join(data, "lake", "catalog.db"))
+    kept = _copy_metadata(folder, data, before)
+    _keep_tables(data, kept)
+    if inside:
+        _point_catalog(data, [pointer for table_id, pointer in inside.items() if table_id in kept])
+    names = {table_id: str(info.path) for table_id, info in kept.items()}
+    lakes_outside = sorted(names[i] for i in outside if i in names)
+    return _finish(destination, tuple(sorted(names.values())), tuple(lakes_outside))
 
 
 def restore(backup: str, folder: str) -> Backup:
@@ -168,6 +178,13 @@ def _begin(folder: str, destination: str) -> str:
     return data
 
 
+def _opened(con: Connection, name: str) -> Table | None:
+    """A table; None for one that was dropped or renamed since it was listed."""
+    with contextlib.suppress(TableNotFoundError):
+        return con.table(name)
+    return None
+
+
 def _copy_table(table: Table, folder: str, data: str) -> str | None:
     """Copy the lake, then the log, so that the log is never behind; returns the lake's metadata file, None for a lake
     outside the folder.
@@ -197,12 +214,12 @@ def _copy_table(table: Table, folder: str, data: str) -> str | None:
 
 def _table_folder(table: Table) -> str:
     desc = handle_of(table).desc
-    return f"tables/{desc.path}-{desc.table_id[:8]}"
+    return f"tables/{desc.origin}-{desc.table_id[:8]}"
 
 
 def _lake_folder(table: Table) -> str:
     desc = handle_of(table).desc
-    return f"lake/{desc.path.database}/{desc.path.table}-{desc.table_id}"
+    return f"lake/{desc.origin.database}/{desc.origin.table}-{desc.table_id}"
 
 
 def _remove_table(data: str, table: Table) -> None:
@@ -256,8 +273,8 @@ def _copy_lake(handle: TableHandle, folder: str, data: str) -> str | None:
     return info.metadata_location
 
 
-def _copy_metadata(folder: str, data: str, acked: Mapping[tuple[str, bytes], int]) -> dict[str, str]:
-    """The metadata of the tables that were copied; their names by id.
+def _copy_metadata(folder: str, data: str, acked: Mapping[tuple[str, bytes], int]) -> dict[str, m.TableInfo]:
+    """The metadata of the tables that were copied; their definitions by id.
 
     Epochs of writers are those of now, not lower than any in a log; what the writers had seen answered is as of before
     the logs were copied, so that no log lacks it.
@@ -266,7 +283,7 @@ def _copy_metadata(folder: str, data: str, acked: Mapping[tuple[str, bytes], int
     _copy_database(os.path.join(folder, "metadata.db"), target)
     with _database(target) as db:
         stored = [msgspec.msgpack.decode(info, type=m.TableInfo) for (info,) in db.execute("select info from tables")]
-        copied = [i for i in stored if os.path.isdir(f"{data}/tables/{i.database}.{i.table}-{i.table_id[:8]}")]
+        copied = [i for i in stored if os.path.isdir(f"{data}/tables/{_log_folder(i)}")]
         for gone in {i.table_id for i in stored} - {i.table_id for i in copied}:
             for name in ("tables", "schemas", "partitions", "writers"):
                 db.execute(f"delete from {name} where table_id = ?", (gone,))
@@ -277,7 +294,11 @@ def _copy_metadata(folder: str, data: str, acked: Mapping[tuple[str, bytes], int
             )
         db.execute("delete from dropped")
         disown(db)
-    return {i.table_id: f"{i.database}.{i.table}" for i in copied}
+    return {i.table_id: i for i in copied}
+
+
+def _log_folder(info: m.TableInfo) -> str:
+    return f"{info.database}.{info.table}-{info.table_id[:8]}"
 
 
 def _writers_acked(folder: str) -> dict[tuple[str, bytes], int]:
@@ -286,24 +307,21 @@ def _writers_acked(folder: str) -> dict[tuple[str, bytes], int]:
     return {(str(table_id), bytes(writer_id)): int(acked) for table_id, writer_id, acked in rows}
 
 
-def _keep_tables(data: str, ids: Mapping[str, str]) -> None:
+def _keep_tables(data: str, kept: Mapping[str, m.TableInfo]) -> None:
     """Remove what was copied of tables that were dropped meanwhile."""
-    kept = {f"{name}-{table_id[:8]}" for table_id, name in ids.items()}
+    folders = {_log_folder(info) for info in kept.values()}
     for name in LocalStorage().list_files(os.path.join(data, "tables")):
-        if name not in kept:
+        if name not in folders:
             LocalStorage().remove_tree(os.path.join(data, "tables", name))
 
 
-def _copy_catalog(folder: str, data: str, pointers: Mapping[str, str]) -> None:
-    """Write a catalog of the copied lake tables, at the versions that were copied."""
-    if not pointers:
-        return
-    target = os.path.join(data, "lake", "catalog.db")
-    _copy_database(os.path.join(folder, "lake", "catalog.db"), target)
-    with _database(target) as db:
-        for database, table in db.execute("select table_namespace, table_name from iceberg_tables").fetchall():
-            where = (database, table)
-            if (pointer := pointers.get(f"{database}.{table}")) is None:
+def _point_catalog(data: str, pointers: Sequence[str]) -> None:
+    """Have the copied catalog name the copied lake tables alone, at the versions that were copied."""
+    with _database(os.path.join(data, "lake", "catalog.db")) as db:
+        copied = {os.path.dirname(pointer): pointer for pointer in pointers}
+        rows = db.execute("select table_namespace, table_name, metadata_location from iceberg_tables").fetchall()
+        for *where, now in rows:
+            if (pointer := copied.get(os.path.dirname(now))) is None:
                 db.execute("delete from iceberg_tables where table_namespace = ? and table_name = ?", where)
                 continue
             db.execute(

@@ -250,6 +250,8 @@ class Connection(Displayed):
             raise self._with_near_name(e, path) from None
 
     def _with_near_name(self, e: TableNotFoundError, path: TablePath) -> TableNotFoundError:
+        if "now" in e.context:
+            return e
         near = difflib.get_close_matches(str(path), self.tables(), 1)
         if not near:
             return e
@@ -267,6 +269,30 @@ class Connection(Displayed):
     def databases(self) -> list[str]:
         """Names of the databases, sorted."""
         return self._ask(m.ListDatabases()).names
+
+    def rename_table(self, old: str, new: str, *, swap: bool = False) -> Table:
+        """Call a table something else, its lake table too; nothing else about it changes.
+
+        Whoever has the table open goes on. Nobody finds it under the old name any more.
+
+        Args:
+            new: as for `create_table`; the database is made when missing.
+            swap: the table that is called ``new`` gets the name ``old``, in the same moment.
+
+        Raises:
+            TableNotFoundError: there is no table ``old``, or with ``swap`` none ``new``.
+            TableExistsError: there is a table ``new``, without ``swap``.
+            LakeStateError: the lake's catalog has a table ``new`` of someone else's; nothing was changed.
+            UnavailableError: the lake's catalog cannot be reached; nothing was changed.
+        """
+        path, to = TablePath.parse(old), TablePath.parse(new)
+        request = m.RenameTable(
+            database=path.database, table=path.table, to_database=to.database, to_table=to.table, swap=swap
+        )
+        try:
+            return self._opened(self._ask(request))
+        except TableNotFoundError as e:
+            raise self._with_near_name(e, TablePath.parse(str(e.context.get("table", path)))) from None
 
     def drop_table(self, name: str, *, purge: bool = False) -> None:
         """Drop a table: its log, and its lake table from the catalog; with ``purge`` the lake's files too.

@@ -42,9 +42,8 @@ def rows_for_upsert(desc: TableDescriptor, data: object, columns: Sequence[str] 
 
 def rows_for_delete(desc: TableDescriptor, keys: object) -> pa.Table:
     """User's keys as the table's key columns; see `Table.delete`."""
-    schema = pa.schema([desc.schema.field(c) for c in desc.primary_key])
     what = f"keys of {desc.path}"
-    return in_partitions(desc, to_key_table(keys, schema, what=what, allow_extra=True), what)
+    return in_partitions(desc, to_key_table(keys, desc.key_columns, what=what, allow_extra=True), what)
 
 
 def in_partitions(desc: TableDescriptor, table: pa.Table, what: str) -> pa.Table:

@@ -47,6 +47,8 @@ class Tables(Protocol):
 
     def table(self, name: str) -> Table: ...
 
+    def rename_table(self, old: str, new: str) -> object: ...
+
 
 class SqlEngine:
     """The DuckDB of one connection. Thread-safe."""
@@ -166,7 +168,7 @@ def _alter(
         (view,) = views
         for left in reversed(range(_ALTER_ATTEMPTS_MAX)):
             try:
-                _alter_once(con.table(view.path), cursor, catalog, statement, params, reading)
+                _alter_once(con, con.table(view.path), cursor, catalog, statement, params, reading)
                 break
             except SchemaChangedError:  # by somebody else, since it was opened a moment ago
                 if not left:
@@ -177,6 +179,7 @@ def _alter(
 
 
 def _alter_once(
+    con: Tables,
     table: Table,
     cursor: duckdb.DuckDBPyConnection,
     catalog: str,
@@ -186,6 +189,10 @@ def _alter_once(
 ) -> None:
     copy = EmptyCopy(cursor, catalog, table)
     reading.run(lambda: copy.run(statement, params))
+    name = reading.run(copy.new_name)
+    if name is not None:
+        con.rename_table(table.name, name)
+        return
     with table.alter() as alteration:
         reading.run(lambda: copy.tell(alteration))
 

@@ -41,8 +41,8 @@ _INSTEAD = {
     "PRAGMA": "use DESCRIBE table, or SHOW TABLES",
 }
 ALTER_TABLE_TAKES = (
-    "ALTER TABLE takes ADD COLUMN name type, RENAME COLUMN a TO b, DROP COLUMN, ALTER COLUMN TYPE for a wider one, and"
-    " ALTER COLUMN DROP NOT NULL"
+    "ALTER TABLE takes RENAME TO name, ADD COLUMN name type, RENAME COLUMN a TO b, DROP COLUMN, ALTER COLUMN TYPE for a"
+    " wider one, and ALTER COLUMN DROP NOT NULL"
 )
 _METADATA_FUNCTIONS = ("duckdb_tables", "duckdb_views", "duckdb_columns", "duckdb_schemas", "pragma_show")
 _METADATA_SCHEMAS = ("information_schema", "pg_catalog")

@@ -29,6 +29,7 @@ from lakehead.errors import (
     SchemaMismatchError,
     WrongTableKindError,
 )
+from lakehead.format.plain import PlainKey, PlainRow
 from lakehead.format.rows import to_key_table
 from lakehead.protocol.alterations import Alteration
 from lakehead.types import TableDescriptor, TabletId, Tier, WriteKind
@@ -216,7 +217,7 @@ class Table(Displayed):
         """
         self._require(keyed=True, verb="look up", use="scan")
         what = f"keys of {self.name}"
-        asked = to_key_table(keys, self._key_schema(), what=what)
+        asked = to_key_table(keys, self._desc.key_columns, what=what)
         return self._current(lambda: self._by_key(in_partitions(self._desc, asked, what)))
 
     def _by_key(self, keys: pa.Table) -> pa.Table:
@@ -228,14 +229,22 @@ class Table(Displayed):
         """One row as a dict, or None. ``key``: a value, a tuple in key order, or a dict."""
         if isinstance(key, list | set | range):
             raise SchemaMismatchError(f"get() of {self.name} takes one key, {key!r} may be several: use lookup()")
-        rows = self.lookup([key])
+        self._require(keyed=True, verb="look up", use="scan")
+        plain = self._handle.lookups.plain_key(key)
+        found = self.lookup([key]) if plain is None else self._current(lambda: self._row(plain))
         try:
-            return rows.to_pylist()[0] if rows.num_rows else None
+            return next(iter(found.to_pylist()), None)
         except (OverflowError, ValueError) as e:
             raise InvalidRequestError(
                 f"the row of {self.name} holds a moment that is no Python date or datetime ({e}): use lookup(), which"
                 " answers in Arrow"
             ) from e
+
+    def _row(self, key: PlainKey) -> pa.Table | PlainRow:
+        handle = self._handle
+        if not handle.lookups.plain:  # it was altered meanwhile
+            return self.lookup([key])
+        return PlainRow(handle.desc.schema, handle.lookups.row(key))
 
     def prefix_lookup(self, prefix: object) -> pa.Table:
         """All rows whose partition columns and bucket key equal one of these, in no particular order.
@@ -254,9 +263,6 @@ class Table(Displayed):
         prefixes = to_key_table(prefix, schema, what=what)
         batch = _one_batch(in_partitions(desc, prefixes, what))
         return self._current(lambda: self._handle.lookups.by_prefix(batch))
-
-    def _key_schema(self) -> pa.Schema:
-        return pa.schema([self._desc.schema.field(c) for c in self._desc.primary_key])
 
     # ---- read -------------------------------------------------------------------------------------------------
 

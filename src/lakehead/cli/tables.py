@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    nouns = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Create, list, describe, alter, drop.")
+    nouns = typer.Typer(
+        no_args_is_help=True, rich_markup_mode=None, help="Create, list, describe, alter, rename, drop."
+    )
     command(nouns, "create")(create)
     command(nouns, "list")(list_tables)
     command(nouns, "describe")(describe)
     command(nouns, "alter")(alter)
+    command(nouns, "rename")(rename)
     command(nouns, "drop")(drop)
     app.add_typer(nouns, name="table")
     command(app, "status")(status)
@@ -189,6 +192,21 @@ def _columns(option: str, texts: list[str] | None) -> list[pa.Field]:
         if not f.nullable:
             raise InvalidSchemaError(f"{option} {f.name!r}: leave NOT NULL away; it cannot be added", column=f.name)
     return fields
+
+
+def rename(
+    session: Session,
+    old: Annotated[str, typer.Argument(metavar="OLD")],
+    new: Annotated[str, typer.Argument(metavar="NEW")],
+    swap: Annotated[bool, typer.Option("--swap", help="The table that is called NEW gets the name OLD.")] = False,
+) -> None:
+    """Call a table something else, and its lake table too."""
+    with session.connect() as con:
+        name = con.rename_table(old, new, swap=swap).name
+    if session.json:
+        write_json({"renamed": old, "name": name})
+    else:
+        write_line(f"renamed {old} to {name}")
 
 
 def drop(

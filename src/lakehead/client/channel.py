@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, require_same_version, unwrap, wrap
+from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, require_same_version, send, unwrap, wrap
 from lakehead.protocol.codec import encode
 from lakehead.protocol.messages import Hello, Request, Stream
 
@@ -29,7 +29,7 @@ PROBE_SECONDS = 10.0
 BROKEN = (fl.FlightError, pa.ArrowException, StopIteration, OSError)
 """What a stream that broke, or was ended by the server, raises."""
 
-_Message = tuple[pa.RecordBatch, pa.Buffer]
+_Message = tuple[pa.RecordBatch | None, pa.Buffer]
 _INLINE_BYTES = 1 << 15
 _AHEAD_BATCHES = 2
 _CALLS = b"calls"
@@ -184,7 +184,7 @@ class Exchange(Wait):
 
     def ask(self, request: Request[object], attachments: Sequence[pa.Buffer] = ()) -> None:
         """Send a request. What does not fit into gRPC's windows is sent by a thread, as sending it may wait, too."""
-        messages = list(wrap(encode(request), attachments))
+        messages = wrap(encode(request), attachments)
         if self._writer is None:
             self._start(lambda: self._converse(messages), "lakehead-calls")
         elif sum(a.size for a in attachments) > _INLINE_BYTES:
@@ -212,8 +212,7 @@ class Exchange(Wait):
 
     def _send(self, messages: list[_Message]) -> None:
         with self._writing:
-            for batch, metadata in messages:
-                self._writer.write_with_metadata(batch, metadata)
+            send(self._writer, messages)
 
     def _send_all(self, large: queue.SimpleQueue[list[_Message] | None]) -> None:
         while (messages := large.get()) is not None:

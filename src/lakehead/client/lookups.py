@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from lakehead.client.patience import ask
 from lakehead.client.routes import Routes, by_server
-from lakehead.client.row_routing import halves, route
+from lakehead.client.row_routing import halves, route, tablet_of
 from lakehead.env import Clock
 from lakehead.errors import InvalidRequestError, LimitExceededError, NotLeaderError
+from lakehead.format.plain import PlainKey, has_plain_rows, plain_key
 from lakehead.protocol import messages as m
 from lakehead.types import TableDescriptor
 
@@ -19,13 +21,18 @@ _LOOKUP_KEYS = 1 << 16
 
 
 class Lookups:
-    """Thread-safe. Keys given here were conformed to the table's schema; errors are those of the servers."""
+    """Thread-safe. Keys given here were conformed to the table's schema; errors are those of the servers.
+
+    Attributes:
+        plain: whether the table has plain rows.
+    """
 
     def __init__(self, desc: TableDescriptor, routes: Routes, clock: Clock, folder_id: str = "") -> None:
         self._desc = desc
         self._folder_id = folder_id
         self._routes = routes
         self._clock = clock
+        self.plain = has_plain_rows(desc.schema)
 
     def by_key(self, keys: pa.RecordBatch) -> pa.Table:
         """Rows of the keys that exist, in the order asked; ``keys`` holds the key columns in key order."""
@@ -56,6 +63,28 @@ class Lookups:
                 order.append(found if asked is None else asked[found])
         table = pa.Table.from_batches(batches, self._desc.schema)
         return table if len(batches) <= 1 else table.take(pa.array(np.argsort(np.concatenate(order), kind="stable")))
+
+    def plain_key(self, key: object) -> PlainKey | None:
+        """The key that a user gave as `row` takes it; None: `by_key` has to look it up."""
+        return plain_key(key, self._desc.key_columns) if self.plain else None
+
+    def row(self, key: PlainKey) -> list[Any] | None:
+        """The plain row of a plain key; None when there is none."""
+        desc = self._desc
+        tablet = tablet_of(desc, dict(zip(desc.primary_key, key, strict=True)))
+        request = m.Get(
+            table_id=desc.table_id,
+            folder_id=self._folder_id,
+            schema_id=desc.schema_id,
+            tablet=m.TabletRef.of(tablet),
+            key=list(key),
+        )
+        while True:
+            try:
+                return ask(self._routes.leader(desc.table_id, tablet), self._clock, request)[0].row
+            except NotLeaderError as e:
+                if not self._routes.moved(e):
+                    raise
 
     def by_prefix(self, prefixes: pa.RecordBatch) -> pa.Table:
         """Rows whose partition columns and bucket key equal one of these; in no particular order.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakehead.format.bucketing import bucket_ids
+from lakehead.format.bucketing import bucket_ids, bucket_of
 from lakehead.format.joins import table_batches
 from lakehead.types import UNPARTITIONED, TableDescriptor, TabletKey, partition_name
 
@@ -49,6 +49,14 @@ def route(
     if codes is None:
         codes, names = np.zeros(batch.num_rows, np.int64), [UNPARTITIONED]
     yield from _groups(names, codes, buckets, 0)
+
+
+def tablet_of(desc: TableDescriptor, row: Mapping[str, int | str | bytes]) -> TabletKey:
+    """Where `route` takes one row of plain values."""
+    partition = partition_name(desc.partition_by, tuple(row[c] for c in desc.partition_by))
+    if not desc.bucket_key or desc.buckets == 1:
+        return TabletKey(partition, 0)
+    return TabletKey(partition, bucket_of([row[c] for c in desc.bucket_key], desc.buckets))
 
 
 def _groups(

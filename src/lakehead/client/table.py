@@ -11,7 +11,6 @@ from lakehead.client.remote_log import RemoteLog
 from lakehead.client.routes import Routes
 from lakehead.client.writers import Writers
 from lakehead.env import Env
-from lakehead.errors import TableNotFoundError
 from lakehead.protocol import messages as m
 from lakehead.protocol.alterations import Alteration
 from lakehead.protocol.tiering import ReportTiered, RoundInfo
@@ -74,13 +73,9 @@ class TableHandle:
         """The same table under the definition in force; this one when it is.
 
         Raises:
-            TableNotFoundError: it was dropped, or another one has its name.
+            TableNotFoundError: it was dropped.
         """
-        path = self.desc.path
-        reply, _ = ask(self._server, self.env.clock, m.GetTable(database=path.database, table=path.table))
-        if reply.info.table_id != self.desc.table_id:
-            raise TableNotFoundError(f"table {path} was dropped: open it again by name", table=str(path))
-        return self._of(reply)
+        return self._of(ask(self._server, self.env.clock, m.TableNow(table_id=self.desc.table_id))[0])
 
     def altered(self, changes: Sequence[Alteration]) -> TableHandle:
         """The same table once it has these changes.

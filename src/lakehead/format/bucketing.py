@@ -24,6 +24,7 @@ bucket 0 of any table with 2, 4, 8, 16 or 32 buckets.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
@@ -90,6 +91,22 @@ def bucket_ids(columns: Sequence[pa.Array | pa.ChunkedArray], buckets: int) -> n
     assert len({len(c) for c in columns}) == 1, [len(c) for c in columns]
     hashes = _combine([hash_column(c) for c in columns])
     return ((hashes & np.uint32(0x7FFFFFFF)) % np.uint32(buckets)).astype(np.int32)
+
+
+def bucket_of(values: Sequence[int | str | bytes], buckets: int) -> int:
+    """`bucket_ids` of one row, whose bucket-key columns hold these integers, texts and binaries."""
+    hashes = [
+        _murmur3(
+            value.to_bytes(8, "little", signed=True)
+            if isinstance(value, int)
+            else value.encode()
+            if isinstance(value, str)
+            else value
+        )
+        for value in values
+    ]
+    found = hashes[0] if len(hashes) == 1 else _murmur3(struct.pack(f"<{len(hashes)}I", *hashes))
+    return (found & 0x7FFFFFFF) % buckets
 
 
 def unkeyed_bucket(writer_id: bytes, sequence: int, buckets: int) -> int:
@@ -239,12 +256,26 @@ def _finish(state: Hashes, length: np.uint32 | Hashes) -> Hashes:
 
 def _mix_rest(state: int, padded: npt.NDArray[np.uint8], start: int, blocks: int) -> int:
     """`_mix` over the consecutive blocks of one long value."""
-    for k in np.frombuffer(padded[start : start + 4 * blocks].tobytes(), "<u4").tolist():
-        k = k * 0xCC9E2D51 & _MASK
-        state ^= (k << 15 | k >> 17) * 0x1B873593 & _MASK
+    return _mix_all(state, np.frombuffer(padded[start : start + 4 * blocks].tobytes(), "<u4").tolist())
+
+
+def _mix_all(state: int, blocks: Sequence[int]) -> int:
+    for k in blocks:
+        state ^= _scramble_one(k)
         state = ((state << 13 | state >> 19) & _MASK) * 5 + 0xE6546B64 & _MASK
     return state
 
 
+def _scramble_one(k: int) -> int:
+    k = k * 0xCC9E2D51 & _MASK
+    return (k << 15 | k >> 17) * 0x1B873593 & _MASK
+
+
 def _murmur3(value: bytes) -> int:
-    return int(_hash_bytes(np.frombuffer(value, np.uint8), np.array([0, len(value)]))[0])
+    """murmur3 of one value, in plain integers."""
+    whole = len(value) & ~3
+    h = _mix_all(0, struct.unpack(f"<{whole >> 2}I", value[:whole]))
+    h ^= _scramble_one(int.from_bytes(value[whole:], "little")) ^ len(value)
+    h = (h ^ h >> 16) * 0x85EBCA6B & _MASK
+    h = (h ^ h >> 13) * 0xC2B2AE35 & _MASK
+    return h ^ h >> 16

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import CommitFailedException
@@ -102,6 +102,7 @@ class CatalogLakeState:
             storage_properties=catalog.storage_properties(table),
             incarnation=str(self._me.incarnation),
             owner=table.properties.get(OWNER, ""),
+            name=".".join(table.name()),
         )
 
     def require_alterable(self, desc: TableDescriptor) -> None:
@@ -110,10 +111,15 @@ class CatalogLakeState:
             table = self._load_own(desc)
         evolved(table, desc, desc.schemas.of(definition_of(table, desc)))
 
+    def require_free(self, desc: TableDescriptor, *, besides: Sequence[str]) -> None:
+        """See `LakeState.require_free`."""
+        with self._lock:
+            self._open().require_free(desc, besides=besides)
+
     def _follow(self, desc: TableDescriptor) -> Table:
-        """The lake table, once it has the table's definition."""
+        """The lake table, once it has the table's name and definition."""
         for _ in range(_ATTEMPTS_MAX):
-            table = self._load_own(desc)
+            table = self._open().named_as(self._load_own(desc), desc, leaves=self._is_own)
             try:
                 with catalog_errors(self._config.name):
                     evolve(table, desc)

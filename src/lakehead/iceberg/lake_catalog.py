@@ -6,9 +6,10 @@ carries the id of the table whose rows it holds, and is never touched for a tabl
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -111,10 +112,8 @@ class LakeCatalog:
         identifier = (desc.path.database, desc.path.table)
         with catalog_errors(self.name):
             self.iceberg.create_namespace_if_not_exists(desc.path.database)
-            try:
-                return _checked(self.iceberg.load_table(identifier), desc)
-            except NoSuchTableError:
-                pass
+            if (found := self._find(desc)) is not None:
+                return found
             schema = iceberg_schema(desc)
             offset = schema.find_field(OFFSET_COLUMN).field_id
             try:
@@ -136,12 +135,11 @@ class LakeCatalog:
             LakeStateError: the lake table of that name is another table's; it stays.
             UnavailableError: the catalog or its storage cannot be reached.
         """
-        identifier = (desc.path.database, desc.path.table)
         with catalog_errors(self.name):
-            try:
-                table = _checked(self.iceberg.load_table(identifier), desc)
-            except NoSuchTableError:
+            table = self._find(desc)
+            if table is None:
                 return
+            identifier = table.name()
             own, served = table.location() == self._location(desc), isinstance(self.iceberg, RestCatalog)
             if purge and (served or not own):
                 self.iceberg.purge_table(identifier)
@@ -150,27 +148,74 @@ class LakeCatalog:
             if purge and own:
                 # The folder is this table's alone: what failed commits left there goes too. A server may have removed
                 # it, or let nobody there any more.
-                with suppress(OSError) if served else nullcontext():
+                with contextlib.suppress(OSError) if served else contextlib.nullcontext():
                     fs, folder = locate_file(table.io, table.location())
                     fs.delete_dir(folder)
 
-    def load(self, desc: TableDescriptor) -> Table:
+    def load(self, desc: TableDescriptor, name: str = "") -> Table:
         """The lake table as it is now.
+
+        Args:
+            name: what it is called, where that is known better than from its table.
 
         Raises:
             LakeStateError: it is missing, or another table's.
             UnavailableError: the catalog cannot be reached.
         """
-        try:
-            with catalog_errors(self.name):
-                return _checked(self.iceberg.load_table((desc.path.database, desc.path.table)), desc)
-        except NoSuchTableError as e:
+        with catalog_errors(self.name):
+            found = self._find(desc, name)
+        if found is None:
             raise LakeStateError(
                 f"table {desc.path} has no table in lake catalog {self.name!r} ({self._kind()}): the catalog is"
                 " not the one that the table was made in (give lake= or --config again), or someone dropped it there"
                 " (restore it; or drop the table here, with all its rows, and create it again)",
                 table=str(desc.path),
-            ) from e
+            )
+        return found
+
+    def _find(self, desc: TableDescriptor, name: str = "") -> Table | None:
+        """The lake table under its table's name, or one that the table had before.
+
+        Raises:
+            LakeStateError: it is under none of them, and another table has its name.
+        """
+        others = []
+        for identifier in ([tuple(name.split("."))] if name else []) + lake_names(desc):
+            with contextlib.suppress(NoSuchTableError):
+                table = self.iceberg.load_table(identifier)
+                if table.properties.get(TABLE_ID) == desc.table_id:
+                    return table
+                others.append(table)
+        return _checked(others[0], desc) if others else None
+
+    def require_free(self, desc: TableDescriptor, *, besides: Sequence[str]) -> None:
+        """See `LakeState.require_free`."""
+        with catalog_errors(self.name), contextlib.suppress(NoSuchTableError):
+            table = self.iceberg.load_table((desc.path.database, desc.path.table))
+            if table.properties.get(TABLE_ID) not in (desc.table_id, *besides):
+                _checked(table, desc)
+
+    def named_as(self, table: Table, desc: TableDescriptor, *, leaves: Callable[[Table], bool]) -> Table:
+        """The lake table, called as its table is; as it was where the catalog cannot rename, or will not.
+
+        Args:
+            leaves: whether a lake table that has the name is about to get another one.
+        """
+        path = desc.path
+        if table.name() == (path.database, path.table):
+            return table
+        try:
+            with catalog_errors(self.name):
+                self.iceberg.create_namespace_if_not_exists(path.database)
+                try:
+                    return self.iceberg.rename_table(table.name(), (path.database, path.table))
+                except TableAlreadyExistsError:
+                    aside = lake_names(desc)[-1]
+                    if table.name() != aside and leaves(self.iceberg.load_table((path.database, path.table))):
+                        return self.iceberg.rename_table(table.name(), aside)
+                    return table
+        except (NotImplementedError, UnavailableError):
+            return table
 
     def _kind(self) -> str:
         """What tells this catalog from others; no address, in which a password may stand."""
@@ -186,7 +231,15 @@ class LakeCatalog:
         warehouse = self.properties.get("warehouse", "")
         if "://" not in warehouse:
             return None
-        return f"{warehouse.rstrip('/')}/{desc.path.database}/{desc.path.table}-{desc.table_id}"
+        return f"{warehouse.rstrip('/')}/{desc.origin.database}/{desc.origin.table}-{desc.table_id}"
+
+
+def lake_names(desc: TableDescriptor) -> list[tuple[str, ...]]:
+    """What a lake table may be called: as its table, as it was called before, and in between, when it made room for
+    one with which it changes names."""
+    names: list[tuple[str, ...]] = [(p.database, p.table) for p in (desc.path, *reversed(desc.former))]
+    aside = (desc.origin.database, f"lakehead_{desc.table_id}")
+    return [*dict.fromkeys(names), aside] if desc.former else names
 
 
 def iceberg_schema(desc: TableDescriptor) -> Schema:

@@ -29,7 +29,7 @@ class IcebergFormat:
 
         def load() -> Table:
             try:
-                table = catalog.load(desc)
+                table = catalog.load(desc, info.name)
             except LakeheadError:
                 raise
             except Exception as e:

@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from lakehead.env.storage import LocalStorage, storage_errors, sync_file
 from lakehead.errors import LakeStateError, UnavailableError
 from lakehead.iceberg.avro_file import Branch, edit_avro
+from lakehead.iceberg.lake_catalog import lake_names
 from lakehead.lake.marks import OWNER
 from lakehead.types import TableDescriptor
 
@@ -79,7 +80,7 @@ def relocate_table(catalog_db: str, catalog_name: str, desc: TableDescriptor, la
         LakeStateError: what the catalog or a file says cannot be understood.
         StorageError, UnavailableError: the disk or the catalog refused; nothing has changed, do it again.
     """
-    location = _pointer(catalog_db, catalog_name, desc)
+    name, location = _pointer(catalog_db, catalog_name, desc)
     if location is None or location.startswith(f"file://{lake}/"):
         return False
     move = _move_of(desc, location, lake)
@@ -88,13 +89,13 @@ def relocate_table(catalog_db: str, catalog_name: str, desc: TableDescriptor, la
         made = relocation.metadata(location, owner)
     except (OSError, pa.ArrowException) as e:
         raise UnavailableError(f"the lake of {desc.path} cannot follow its folder to {lake}: {e}", path=lake) from e
-    _point(catalog_db, catalog_name, desc, location, made)
+    _point(catalog_db, catalog_name, desc, name, location, made)
     relocation.remove_replaced()
     return True
 
 
 def _move_of(desc: TableDescriptor, location: str, lake: str) -> Move:
-    inside = f"/{desc.path.database}/{desc.path.table}-{desc.table_id}/metadata/"
+    inside = f"/{desc.origin.database}/{desc.origin.table}-{desc.table_id}/metadata/"
     path = local_path(location)
     at = path.rfind(inside)
     if at <= 0 or not path.startswith("/"):
@@ -273,27 +274,33 @@ class _DeleteFile:
 _ROW = "catalog_name = ? and table_namespace = ? and table_name = ?"
 
 
-def _pointer(catalog_db: str, catalog_name: str, desc: TableDescriptor) -> str | None:
-    """The metadata file that the catalog names for a table; None when it names none."""
+def _pointer(catalog_db: str, catalog_name: str, desc: TableDescriptor) -> tuple[tuple[str, ...], str | None]:
+    """What the catalog calls a table, and the metadata file that it names for it; None when it names none."""
+    names = lake_names(desc)
     if not os.path.exists(catalog_db):
-        return None
+        return names[0], None
     with _catalog(catalog_db) as db:
         if not db.execute("select 1 from sqlite_master where name = 'iceberg_tables'").fetchone():
-            return None
-        row = db.execute(
-            f"select metadata_location from iceberg_tables where {_ROW}",
-            (catalog_name, desc.path.database, desc.path.table),
-        ).fetchone()
-        return None if row is None or row[0] is None else str(row[0])
+            return names[0], None
+        for name in names:
+            row = db.execute(
+                f"select metadata_location from iceberg_tables where {_ROW}", (catalog_name, *name)
+            ).fetchone()
+            # A name that the table had, or is to get, may be another's.
+            if row and row[0] and (not desc.former or f"-{desc.table_id}/" in row[0]):
+                return name, str(row[0])
+    return names[0], None
 
 
-def _point(catalog_db: str, catalog_name: str, desc: TableDescriptor, old: str, new: str) -> None:
+def _point(
+    catalog_db: str, catalog_name: str, desc: TableDescriptor, name: tuple[str, ...], old: str, new: str
+) -> None:
     """Name another metadata file, if the catalog still names the old one."""
     with _catalog(catalog_db) as db:
         changed = db.execute(
             f"update iceberg_tables set metadata_location = ?, previous_metadata_location = null where {_ROW}"
             " and metadata_location = ?",
-            (new, catalog_name, desc.path.database, desc.path.table, old),
+            (new, catalog_name, *name, old),
         ).rowcount
     if changed != 1:
         raise UnavailableError(f"the lake table of {desc.path} changed while it followed its folder: try again")

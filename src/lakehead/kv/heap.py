@@ -8,7 +8,7 @@ Which of the two a column is, is decided here alone.
 from __future__ import annotations
 
 import bisect
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,10 @@ class HeapColumn(Protocol):
     def gather(self, slots: Slots) -> pa.Array:
         """The values at these slots, in this order; slot -1 reads as null. The caller sees to it that they are not too
         many bytes for one array."""
+        ...
+
+    def value(self, slot: int) -> Any:
+        """The value at this slot, plain (`lakehead.format.plain`); for types that have plain values."""
         ...
 
     @property
@@ -80,6 +84,14 @@ def _from_fixed(t: pa.DataType, data: npt.NDArray[np.generic], valid: npt.NDArra
     return pa.Array.from_buffers(t, n, [bitmap, pa.py_buffer(data)])
 
 
+def _plain_dtype(t: pa.DataType, width: int) -> np.dtype[Any] | None:
+    if pa.types.is_boolean(t):
+        return np.dtype(np.bool_)
+    if pa.types.is_floating(t):
+        return np.dtype(f"<f{width}")
+    return np.dtype(f"<i{width}") if pa.types.is_integer(t) or pa.types.is_temporal(t) else None
+
+
 class FixedColumn:
     """Values of 1, 2, 4, 8, 16 or any other fixed number of bytes, and a validity byte once a null was stored."""
 
@@ -88,12 +100,15 @@ class FixedColumn:
         self._width = width
         self._dtype = np.dtype({1: "u1", 2: "<u2", 4: "<u4", 8: "<u8"}.get(width, f"V{width}"))
         self._values = np.zeros(0, self._dtype)
+        self._plain_dtype = _plain_dtype(t, width) or self._dtype
+        self._plain = self._values.view(self._plain_dtype)
         self._is_valid: npt.NDArray[np.bool_] | None = None
 
     def resize(self, slots: int) -> None:
         values = np.zeros(slots, self._dtype)
         values[: len(self._values)] = self._values
         self._values = values
+        self._plain = values.view(self._plain_dtype)
         if self._is_valid is not None:
             valid = np.ones(slots, np.bool_)
             valid[: len(self._is_valid)] = self._is_valid
@@ -115,6 +130,11 @@ class FixedColumn:
 
     def clear(self, slots: Slots) -> None:
         return
+
+    def value(self, slot: int) -> Any:
+        if self._is_valid is not None and not self._is_valid[slot]:
+            return None
+        return self._plain.item(slot)
 
     @property
     def bytes_max(self) -> int:
@@ -241,6 +261,9 @@ class ChunkedColumn:
             done += len(at)
         place[missing] = 0
         return pa.concat_arrays(pieces).take(pa.array(place, mask=missing if missing.any() else None))
+
+    def value(self, slot: int) -> Any:
+        return self._gather_one(slot)[0].as_py()
 
     def _gather_one(self, slot: int) -> pa.Array:
         row = -1 if slot < 0 else int(self._rows[slot])

@@ -16,6 +16,7 @@ import pyarrow as pa
 from lakehead.kv import kernels
 
 _NO_BYTES = np.zeros(0, np.uint8)
+_NO_OFFSETS = np.zeros(2, np.int64)
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,23 @@ def value_bytes(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.
         return np.zeros(1, np.int64), _NO_BYTES
     offsets = np.frombuffer(ends, np.int64 if large else np.int32)[array.offset : array.offset + len(array) + 1]
     return offsets.astype(np.int64), np.frombuffer(data, np.uint8) if data is not None else _NO_BYTES
+
+
+def encode_key(types: Sequence[pa.DataType], values: Sequence[int | str | bytes], seed: np.uint64) -> KeyBatch:
+    """`encode_keys` of one row, whose key columns of these types hold these integers, texts and binaries."""
+    widths = [_fixed_width(t) for t in types]
+    if len(widths) == 1 and widths[0] is not None:
+        return KeyBatch(np.array(values, np.int64), True, _NO_OFFSETS, _NO_BYTES)
+    data = bytearray()
+    for width, value in zip(widths, values, strict=True):
+        if isinstance(value, int):
+            data += value.to_bytes(width or 8, "little", signed=True)
+        else:
+            text = value.encode() if isinstance(value, str) else value
+            data += len(text).to_bytes(4, "little") + text
+    batch = KeyBatch(np.empty(1, np.int64), False, np.array([0, len(data)]), np.frombuffer(data, np.uint8))
+    kernels.hash_keys(batch.offsets, batch.data, seed, batch.keys)
+    return batch
 
 
 def encode_keys(columns: Sequence[pa.Array], seed: np.uint64) -> KeyBatch:

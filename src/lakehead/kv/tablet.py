@@ -10,8 +10,9 @@ Pure core: no threads, no clock. The owner holds its lock around `plan_*`, `appl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ from lakehead.format.read_as import Binding
 from lakehead.kv import kernels
 from lakehead.kv.heap import HeapColumn, Slots, heap_column
 from lakehead.kv.index import KeyIndex, home_shift
-from lakehead.kv.keys import KeyBatch, encode_keys
+from lakehead.kv.keys import KeyBatch, encode_key, encode_keys
 from lakehead.types import ChangeType, Offset, Schemas, field_id, without_ids
 
 _GATHER_ROWS = 1 << 16
@@ -249,6 +250,11 @@ class KvTablet:
     def find(self, keys: pa.RecordBatch) -> Slots:
         """Slot of each key, -1 when there is no such row; ``keys`` holds the key columns, and may hold others."""
         return self._index.probe(encode_keys([keys.column(c) for c in self._key], self._seed))
+
+    def row(self, key: Sequence[int | str | bytes]) -> list[Any] | None:
+        """The plain row of a key, of integers, texts and binaries; None when there is none."""
+        slot = int(self._index.probe(encode_key([self.schema.field(i).type for i in self._key_at], key, self._seed))[0])
+        return None if slot < 0 else [column.value(slot) for column in self._columns]
 
     def gather(self, slots: Slots, columns: list[int] | None = None) -> pa.RecordBatch:
         """Rows at these slots, in this order; ``columns`` are positions in the schema, None for all."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from lakehead.config import LakeConfig
@@ -97,6 +97,10 @@ class LakesByKind:
     def require_alterable(self, desc: TableDescriptor) -> None:
         """See `LakeState.require_alterable`."""
         self._of(desc).require_alterable(desc)
+
+    def require_free(self, desc: TableDescriptor, *, besides: Sequence[str]) -> None:
+        """See `LakeState.require_free`."""
+        self._of(desc).require_free(desc, besides=besides)
 
     def drop(self, desc: TableDescriptor, *, purge: bool) -> None:
         """See `LakeState.drop`."""

@@ -12,9 +12,10 @@ from lakehead.protocol.messages import ErrorReply, Message, R, Request, StreamHe
 from lakehead.protocol.tiering import AskTieringStatus, AskTieringWork, ReportTiered
 
 AnyCall = (
-    m.Hello | m.CreateTable | m.GetTable | m.ListTables | m.ListDatabases | m.DropTable | m.AlterTable | m.Write
-    | m.OpenWriter | m.CloseWriter | m.Lookup | m.Watermarks | m.TimestampsAt | m.OpenLeases | m.RenewLeases
-    | m.LeasedLake | m.LakeInfo | m.AdoptLake | AskTieringWork | ReportTiered | AskTieringStatus
+    m.Hello | m.CreateTable | m.GetTable | m.ListTables | m.ListDatabases | m.DropTable | m.AlterTable | m.RenameTable
+    | m.TableNow | m.Write | m.OpenWriter | m.CloseWriter | m.Lookup | m.Get | m.Watermarks | m.TimestampsAt
+    | m.OpenLeases | m.RenewLeases | m.LeasedLake | m.LakeInfo | m.AdoptLake | AskTieringWork | ReportTiered
+    | AskTieringStatus
 )  # fmt: skip
 AnyStream = m.Read | m.ReadLive | m.Subscribe
 

@@ -7,92 +7,24 @@ then record batches, each with a `StreamHeader`. The type of a request says what
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 import pyarrow as pa
 
-from lakehead.config import LEASE_SECONDS, TableProperties
-from lakehead.errors import InvalidPropertyError, InvalidRequestError
+from lakehead.config import LEASE_SECONDS
 from lakehead.protocol.alterations import Alteration
 from lakehead.protocol.privileges import Privilege
-from lakehead.protocol.schemas import schema_from_text, schema_to_text
-from lakehead.types import Schemas, TableDescriptor, TablePath, TableSchema, TabletKey, WriteKind
+from lakehead.protocol.table_info import Int64 as Int64
+from lakehead.protocol.table_info import Message as Message
+from lakehead.protocol.table_info import TableInfo as TableInfo
+from lakehead.types import TablePath, TabletKey, WriteKind
 
 PROTOCOL_VERSION = 5
 
-Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-"""MessagePack also has numbers beyond, which neither SQLite nor Arrow can hold."""
-
-
 A_co = TypeVar("A_co", covariant=True)
 R = TypeVar("R", bound="Reply")
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of requests and replies."""
-
-
-class TableInfo(Message, frozen=True, kw_only=True):
-    """A `TableDescriptor` as it is stored and sent. ``schema`` is as `schema_to_text` makes it."""
-
-    table_id: str
-    database: str
-    table: str
-    schema: str
-    schema_id: Int64
-    primary_key: tuple[str, ...]
-    partition_by: tuple[str, ...]
-    bucket_key: tuple[str, ...]
-    buckets: Int64
-    lake: str | None
-    properties: dict[str, Any]
-
-    @classmethod
-    def of(cls, desc: TableDescriptor) -> TableInfo:
-        return cls(
-            table_id=desc.table_id,
-            database=desc.path.database,
-            table=desc.path.table,
-            schema=schema_to_text(desc.schemas.current),
-            schema_id=desc.schema_id,
-            primary_key=desc.primary_key,
-            partition_by=desc.partition_by,
-            bucket_key=desc.bucket_key,
-            buckets=desc.buckets,
-            lake=desc.lake,
-            properties=dataclasses.asdict(desc.properties),
-        )
-
-    def descriptor(self, earlier: Sequence[TableSchema] = ()) -> TableDescriptor:
-        """The table's definition.
-
-        Args:
-            earlier: schemas that older rows were written under, where rows are read as they were written.
-
-        Raises:
-            InvalidRequestError: a name, a property or the schema's text is none.
-            CorruptionError: the schema cannot be read.
-        """
-        try:
-            properties = msgspec.convert(self.properties, TableProperties, strict=True)
-        except ValueError as e:
-            raise InvalidRequestError(f"a table's definition cannot be read: {e}") from e
-        if unknown := sorted(set(self.properties) - {f.name for f in dataclasses.fields(TableProperties)}):
-            raise InvalidPropertyError(f"unknown table property {unknown[0]!r}", name=unknown[0])
-        return TableDescriptor(
-            table_id=self.table_id,
-            path=TablePath.parse(f"{self.database}.{self.table}"),
-            schemas=Schemas((*earlier, schema_from_text(self.schema_id, self.schema))),
-            primary_key=self.primary_key,
-            partition_by=self.partition_by,
-            bucket_key=self.bucket_key,
-            buckets=self.buckets,
-            lake=self.lake,
-            properties=properties,
-        )
 
 
 class TabletRef(Message, frozen=True, kw_only=True):
@@ -240,6 +172,12 @@ class GetTable(NamedRequest[TableReply], frozen=True, kw_only=True):
     privilege = Privilege.DESCRIBE
 
 
+class TableNow(TableRequest[TableReply], frozen=True, kw_only=True):
+    """The definition of a table that was opened before, whatever it is called now."""
+
+    privilege = Privilege.DESCRIBE
+
+
 class NamesReply(Reply, frozen=True, kw_only=True):
     names: list[str]
 
@@ -267,6 +205,27 @@ class AlterTable(TableRequest[TableReply], frozen=True, kw_only=True):
     @property
     def idempotent(self) -> bool:
         return False
+
+
+class RenameTable(NamedRequest[TableReply], frozen=True, kw_only=True):
+    """Call a table something else; with ``swap`` the table of that name gets this one's, at once."""
+
+    privilege = Privilege.ALTER
+    to_database: str
+    to_table: str
+    swap: bool = False
+
+    @property
+    def to(self) -> TablePath:
+        return TablePath.parse(f"{self.to_database}.{self.to_table}")
+
+    @property
+    def idempotent(self) -> bool:
+        return False
+
+    @property
+    def about(self) -> Sequence[str | TablePath]:
+        return (self.path, TablePath(self.to_database, self.to_table))
 
 
 class DropTable(NamedRequest[Done], frozen=True, kw_only=True):
@@ -353,6 +312,20 @@ class Lookup(TableRequest[LookupReply], frozen=True, kw_only=True):
     privilege = Privilege.READ
     tablets: list[TabletRef]
     prefix: list[str]
+
+
+class GetReply(Reply, frozen=True, kw_only=True):
+    """``row`` is plain, see `lakehead.format.plain`; None: there is none of that key."""
+
+    row: list[Any] | None
+
+
+class Get(TableRequest[GetReply], frozen=True, kw_only=True):
+    """One row of a table that has plain rows, by its plain primary key, from the tablet where it belongs."""
+
+    privilege = Privilege.READ
+    tablet: TabletRef
+    key: list[Any]
 
 
 class TabletState(TabletRef, frozen=True, kw_only=True):
@@ -517,6 +490,7 @@ class LakeReply(Reply, frozen=True, kw_only=True):
     writing, the storage properties for reading.
 
     A commit may follow one of ``owner``, who is known to be the server's folder, or of ``incarnation``, the server.
+    ``name`` is what the catalog calls the table, where that is known.
     """
 
     metadata_location: str
@@ -525,6 +499,7 @@ class LakeReply(Reply, frozen=True, kw_only=True):
     storage_properties: dict[str, str]
     incarnation: str = ""
     owner: str = ""
+    name: str = ""
 
     def for_reading(self) -> LakeReply:
         """The same for those who may not commit: without the catalog and its credentials."""

@@ -17,7 +17,7 @@ def schema_to_text(schema: TableSchema) -> str:
 
 
 def schema_from_text(schema_id: int, text: str) -> TableSchema:
-    """Inverse of `schema_to_text`; for errors see `lakehead.protocol.messages.TableInfo.descriptor`."""
+    """Inverse of `schema_to_text`; for errors see `lakehead.protocol.table_info.TableInfo.descriptor`."""
     try:
         data = base64.b64decode(text)
     except ValueError as e:

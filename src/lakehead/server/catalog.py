@@ -13,9 +13,9 @@ from typing import Self, TypeVar
 import msgspec
 
 from lakehead.errors import LimitExceededError, TableExistsError
-from lakehead.protocol.messages import TableInfo
 from lakehead.protocol.schemas import schema_to_text
-from lakehead.types import TableDescriptor
+from lakehead.protocol.table_info import TableInfo
+from lakehead.types import TableDescriptor, TablePath
 
 
 class _Definition(msgspec.Struct, frozen=True, tag=True):
@@ -35,6 +35,12 @@ class CreateTable(_Definition, frozen=True, tag=True):
 
 class AlterTable(_Definition, frozen=True, tag=True):
     """Give a table another definition."""
+
+
+class RenameTables(msgspec.Struct, frozen=True, tag=True):
+    """Call tables something else, all at once: they may have each other's names."""
+
+    infos: list[TableInfo]
 
 
 class DropTable(msgspec.Struct, frozen=True, tag=True):
@@ -76,7 +82,9 @@ class EndWriter(msgspec.Struct, frozen=True, tag=True):
     acked_through: int
 
 
-Command = CreateTable | AlterTable | DropTable | ForgetFolder | CreatePartition | RegisterWriter | EndWriter
+Command = (
+    CreateTable | AlterTable | RenameTables | DropTable | ForgetFolder | CreatePartition | RegisterWriter | EndWriter
+)
 C = TypeVar("C", bound=Command)
 
 
@@ -89,11 +97,18 @@ def plan(db: sqlite3.Connection, command: C) -> C:
     """
     match command:
         case CreateTable(info=info):
-            name = f"{info.database}.{info.table}"
-            if _one(db, "select 1 from tables where database = ? and name = ?", info.database, info.table):
+            if _named(db, info.path):
                 raise TableExistsError(
-                    f"table {name} exists already: pass if_not_exists=True or drop it first", table=name
+                    f"table {info.path} exists already: pass if_not_exists=True or drop it first", table=str(info.path)
                 )
+        case RenameTables(infos=infos):
+            for path in (i.path for i in infos):
+                if _named(db, path) - {i.table_id for i in infos}:
+                    raise TableExistsError(
+                        f"table {path} exists already: drop it first, or let the two have each other's names with"
+                        " swap=True",
+                        table=str(path),
+                    )
         case CreatePartition():
             known = "select id from partitions where table_id = ? and name = ?"
             last = "select seq from sqlite_sequence where name = 'partitions'"
@@ -125,6 +140,14 @@ def apply(db: sqlite3.Connection, position: int, command: Command) -> None:
             db.execute("update tables set info = ? where table_id = ?", (msgspec.msgpack.encode(info), info.table_id))
             schemas = [(info.table_id, *s) for s in command.schemas]
             db.executemany("insert or ignore into schemas values (?, ?, ?)", schemas)
+        case RenameTables(infos=infos):
+            for info in infos:  # out of the way of each other
+                db.execute("update tables set name = ?1 where table_id = ?2", (f"__{info.table_id}", info.table_id))
+            for info in infos:
+                path, stored = info.path, msgspec.msgpack.encode(info)
+                db.execute("insert or ignore into databases values (?)", (path.database,))
+                sql = "update tables set database = ?, name = ?, info = ? where table_id = ?"
+                db.execute(sql, (path.database, path.table, stored, info.table_id))
         case DropTable():
             for table in ("tables", "schemas", "partitions", "writers"):
                 db.execute(f"delete from {table} where table_id = ?", (command.table_id,))
@@ -152,6 +175,12 @@ def apply(db: sqlite3.Connection, position: int, command: Command) -> None:
 def position(db: sqlite3.Connection) -> int:
     """How many commands were applied; those before this was counted are not among them."""
     return int(_one(db, "select value from meta where name = 'position'") or 0)
+
+
+def _named(db: sqlite3.Connection, path: TablePath) -> set[str]:
+    """The id of the table of a name."""
+    sql = "select table_id from tables where database = ? and name = ?"
+    return {str(found) for (found,) in db.execute(sql, (path.database, path.table))}
 
 
 def _one(db: sqlite3.Connection, sql: str, *args: object) -> int | None:

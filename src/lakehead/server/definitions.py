@@ -8,7 +8,14 @@ from collections.abc import Callable, Collection
 
 from lakehead.config import Limits
 from lakehead.env import Env
-from lakehead.errors import InvalidPropertyError, LakeheadError, NoLakeError, TableExistsError, TableNotFoundError
+from lakehead.errors import (
+    InvalidPropertyError,
+    InvalidRequestError,
+    LakeheadError,
+    NoLakeError,
+    TableExistsError,
+    TableNotFoundError,
+)
 from lakehead.format.schema import validate_definition
 from lakehead.protocol import messages as m
 from lakehead.protocol.table_choice import TableChoice
@@ -30,7 +37,7 @@ from lakehead.server.maintenance import Maintenance
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.tables import LiveTables
 from lakehead.server.tiering_jobs import TieringJobs
-from lakehead.types import Schemas, TableDescriptor
+from lakehead.types import Schemas, TableDescriptor, TablePath
 
 _log = logging.getLogger("lakehead.server")
 
@@ -65,6 +72,8 @@ class Definitions:
     def create(self, request: m.CreateTable) -> m.TableReply:
         """See `CreateTable`."""
         asked = request.info.descriptor()
+        if asked.former:
+            raise InvalidRequestError(f"table {asked.path} is new: it has had no other name")
         schema, primary_key, partition_by, bucket_key = validate_definition(
             asked.schema,
             primary_key=asked.primary_key,
@@ -97,6 +106,8 @@ class Definitions:
                     self._lake_state().create(existing)
                 return self._reply(existing)
             lake = self._lake_state() if desc.lake is not None else None
+            if lake is not None:
+                self._vacate(desc.path)
             self._metadata.submit(CreateTable.of(desc))
             if lake is not None:
                 try:
@@ -119,11 +130,46 @@ class Definitions:
                 self._lake_state().require_alterable(new)
             self._tables.alter(new)
             if desc.lake is not None:
-                try:
-                    self._lake_state().info(new)
-                except LakeheadError as e:
-                    _log.warning("the lake of %s follows its new columns when it is asked for next: %s", new.path, e)
+                self._follow(new)
         return self._reply(new)
+
+    def rename(self, request: m.RenameTable) -> m.TableReply:
+        """See `RenameTable`."""
+        to = request.to
+        with self._create_lock:
+            self._fence()
+            desc = self._metadata.table(request.path)
+            if to == desc.path:
+                return self._reply(desc)
+            tables = [desc.renamed(to)]
+            if request.swap:
+                tables.append(self._metadata.table(to).renamed(desc.path))
+            with_lake = [t for t in tables if t.lake is not None]
+            for table in with_lake:
+                self._vacate(table.path)
+                self._lake_state().require_free(table, besides=[t.table_id for t in tables])
+            self._tables.rename(tables)
+            # The first may have to step aside for the second.
+            for table in (*with_lake, *with_lake[:-1]):
+                self._follow(table)
+        return self._reply(tables[0])
+
+    def _follow(self, desc: TableDescriptor) -> None:
+        """Have the lake have the table's definition and name; what fails is done when the lake is asked for next."""
+        try:
+            self._lake_state().info(desc)
+        except LakeheadError as e:
+            _log.warning("the lake of %s follows the change of its table when it is asked for next: %s", desc.path, e)
+
+    def _vacate(self, path: TablePath) -> None:
+        """Have lakes of tables that were called so follow to their names, where a crash kept them from it."""
+        for table in self._metadata.tables(None):
+            if table.lake is not None and path in table.former and path != table.path:
+                self._follow(table)
+
+    def now(self, request: m.TableNow) -> m.TableReply:
+        """See `TableNow`."""
+        return self._reply(self._tables.in_force(self._metadata.table_by_id(request.table_id)))
 
     def _reply(self, desc: TableDescriptor) -> m.TableReply:
         return m.TableReply(info=m.TableInfo.of(desc), folder_id=self._metadata.incarnation.folder_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from lakehead.protocol.messages import LakeReply
@@ -62,6 +62,15 @@ class LakeState(Protocol):
         """
         ...
 
+    def require_free(self, desc: TableDescriptor, *, besides: Sequence[str]) -> None:
+        """That no lake table has this table's name, but perhaps one of the tables of these ids.
+
+        Raises:
+            LakeStateError: one has.
+            UnavailableError: the catalog cannot be reached.
+        """
+        ...
+
     def drop(self, desc: TableDescriptor, *, purge: bool) -> None:
         """Remove the lake table from its catalog; with ``purge`` its files too. One that belongs to another copy of the
         folder stays as it is.
@@ -72,7 +81,8 @@ class LakeState(Protocol):
         ...
 
     def info(self, desc: TableDescriptor) -> LakeReply:
-        """Where the lake table stands now, read from its catalog, once it has the table's definition.
+        """Where the lake table stands now, read from its catalog, once it has the table's definition; its name too, if
+        the catalog can rename, and no table of someone else's has it.
 
         Raises:
             FolderCopiedError: it belongs to another copy of the folder.

@@ -23,8 +23,8 @@ from lakehead.errors import (
     TableNotFoundError,
     UnsupportedFormatError,
 )
-from lakehead.protocol.messages import TableInfo
 from lakehead.protocol.schemas import schema_from_text
+from lakehead.protocol.table_info import TableInfo
 from lakehead.server import catalog
 from lakehead.server.incarnations import begin_incarnation, unfenced
 from lakehead.types import Epoch, TableDescriptor, TablePath
@@ -185,6 +185,13 @@ class MetadataStore:
         """Raises: TableNotFoundError."""
         rows = self._rows("select info from tables where database = ? and name = ?", path.database, path.table)
         if not rows:
+            now = [str(t.path) for t in self.tables(None) if path in t.former]
+            if now:
+                raise TableNotFoundError(
+                    f"there is no table {path} any more: it is called {' or '.join(now)} now",
+                    table=str(path),
+                    now=now[0],
+                )
             raise TableNotFoundError(f"there is no table {path}: see con.tables() or create it", table=str(path))
         return self._descriptor(rows[0][0])
 

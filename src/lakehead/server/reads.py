@@ -18,6 +18,7 @@ from lakehead.errors import (
 )
 from lakehead.format.ipc_message import read_received
 from lakehead.format.joins import require_answer
+from lakehead.format.plain import has_plain_rows, plain_key
 from lakehead.protocol import messages as m
 from lakehead.server.admission import Bounded
 from lakehead.server.leases import Leases
@@ -25,7 +26,7 @@ from lakehead.server.metadata import MetadataStore
 from lakehead.server.streams import ServerStream, open_read, open_read_live, open_subscription
 from lakehead.server.tables import LiveTable, LiveTables
 from lakehead.server.tablet import Tablet
-from lakehead.types import TabletKey
+from lakehead.types import TableDescriptor, TabletKey
 
 
 class Reads:
@@ -50,18 +51,35 @@ class Reads:
         self._subscriptions = Bounded(env.threads, "subscriptions_max", "subscriptions", limits.subscriptions_max)
         self._reads = Bounded(env.threads, "reads_max", "reads", limits.reads_max)
 
-    def lookup(self, request: m.Lookup, attachments: Sequence[pa.Buffer]) -> tuple[m.LookupReply, list[pa.Buffer]]:
-        """See `Lookup`."""
+    def get(self, request: m.Get) -> m.GetReply:
+        """See `Get`."""
+        table, desc = self._keyed(request)
+        key = plain_key(tuple(request.key), desc.key_columns)
+        if key is None or not has_plain_rows(desc.schema):
+            raise InvalidRequestError(f"{desc.path} has no plain rows by such a key: look it up")
+        tablet = table.tablet(request.tablet.key)
+        if tablet is None:
+            return m.GetReply(row=None)
+        inside = [value for value, c in zip(key, desc.primary_key, strict=True) if c not in desc.partition_by]
+        return m.GetReply(row=tablet.row(inside, desc.schema_id))
+
+    def _keyed(self, request: m.Get | m.Lookup) -> tuple[LiveTable, TableDescriptor]:
+        """The keyed table that is asked for, under the definition by which it is."""
         table = self._tables.get(request.table_id)
         desc = table.desc
         desc.require_schema(request.schema_id)
         if not desc.keyed:
             raise WrongTableKindError(f"{desc.path} is a log table: it has no keys to look up, scan it with where=")
+        return table, desc
+
+    def lookup(self, request: m.Lookup, attachments: Sequence[pa.Buffer]) -> tuple[m.LookupReply, list[pa.Buffer]]:
+        """See `Lookup`."""
+        table, desc = self._keyed(request)
         if request.prefix and tuple(request.prefix) != desc.prefix_key:
             raise InvalidRequestError(f"{desc.path} has no prefix {request.prefix} to look up by")
         if len(request.tablets) != len(attachments):
             raise InvalidRequestError("a lookup must have one attachment for each tablet")
-        schema = pa.schema([desc.schema.field(c) for c in request.prefix or desc.primary_key])
+        schema = pa.schema([desc.schema.field(c) for c in request.prefix]) if request.prefix else desc.key_columns
         out: list[pa.Buffer] = []
         asked = held = 0
         for ref, buffer in zip(request.tablets, attachments, strict=True):

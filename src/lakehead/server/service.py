@@ -128,12 +128,15 @@ class Service:
         self._answer(m.ListDatabases, definitions.list_databases)
         self._answer(m.DropTable, definitions.drop)
         self._answer(m.AlterTable, definitions.alter)
+        self._answer(m.RenameTable, definitions.rename)
+        self._answer(m.TableNow, definitions.now)
         self._answer(ReportTiered, definitions.report_tiered)
         self._answer(m.AdoptLake, definitions.adopt_lake)
         self._answer(AskTieringWork, definitions.tiering_work)
         self._answer(AskTieringStatus, definitions.tiering_status)
         self._answer(m.OpenWriter, writes.open_writer)
         self._answer(m.CloseWriter, writes.close_writer)
+        self._answer(m.Get, reads.get)
         self._answer(m.Watermarks, reads.watermarks)
         self._answer(m.TimestampsAt, reads.timestamps_at)
         self._answer(m.OpenLeases, reads.open_leases)
@@ -157,7 +160,7 @@ class Service:
         """
         self._require(request, caller)
         handler = self._handlers[type(request)]
-        if isinstance(request, m.Lookup) and self._tables.is_open(request.table_id):
+        if isinstance(request, m.Get | m.Lookup) and self._tables.is_open(request.table_id):
             # It changes nothing, holds one plain lock, and is quicker than another thread is woken.
             return handler(request, attachments, caller)
         if isinstance(request, m.Write) and self._tables.is_open(request.table_id):

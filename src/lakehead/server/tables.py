@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from lakehead.env import Env
@@ -22,7 +22,8 @@ from lakehead.errors import (
     UnavailableError,
 )
 from lakehead.log.checkpoint import CheckpointPolicy
-from lakehead.server.catalog import AlterTable, CreatePartition, DropTable, ForgetFolder
+from lakehead.protocol.table_info import TableInfo
+from lakehead.server.catalog import AlterTable, CreatePartition, DropTable, ForgetFolder, RenameTables
 from lakehead.server.committer import Committers
 from lakehead.server.lake_state import LakeState
 from lakehead.server.metadata import MetadataStore
@@ -380,7 +381,7 @@ class LiveTables:
 
     @staticmethod
     def _folder_name(desc: TableDescriptor) -> str:
-        return f"{desc.path}-{desc.table_id[:8]}"
+        return f"{desc.origin}-{desc.table_id[:8]}"
 
     def drop(self, desc: TableDescriptor) -> None:
         """Close the table, forget it, and delete its log; what a crash leaves of that, `remove_dropped` removes.
@@ -416,17 +417,34 @@ class LiveTables:
         """
         with self._opening_lock(desc.table_id):
             self._metadata.submit(AlterTable.of(desc))
-            live = self._live.get(desc.table_id)
-            if live is None:
-                return
-            try:
-                live.alter(desc)
-            except BaseException:
-                # Some of its tablets may have the new definition: opened anew, all have.
-                with self._lock:
-                    self._live.pop(desc.table_id, None)
-                live.close(UnavailableError(f"table {desc.path} is opened anew: call again", gone=True))
-                raise
+            self._put_in_force(desc)
+
+    def rename(self, tables: Sequence[TableDescriptor]) -> None:
+        """Give tables other names, for good and all at once.
+
+        Raises:
+            TableExistsError: another one has such a name; nothing was changed.
+            StorageError: the metadata could not be written; nothing was changed.
+        """
+        with contextlib.ExitStack() as opening:
+            for desc in tables:
+                opening.enter_context(self._opening_lock(desc.table_id))
+            self._metadata.submit(RenameTables([TableInfo.of(desc) for desc in tables]))
+            for desc in tables:
+                self._put_in_force(desc)
+
+    def _put_in_force(self, desc: TableDescriptor) -> None:
+        live = self._live.get(desc.table_id)
+        if live is None:
+            return
+        try:
+            live.alter(desc)
+        except BaseException:
+            # Some of its tablets may have the new definition: opened anew, all have.
+            with self._lock:
+                self._live.pop(desc.table_id, None)
+            live.close(UnavailableError(f"table {desc.path} is opened anew: call again", gone=True))
+            raise
 
     @contextlib.contextmanager
     def leaving(self, table_id: str) -> Iterator[None]:

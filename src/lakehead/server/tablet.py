@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 # Before there are threads: one that comes to numba here while another opens a lake, and so comes to pandas, would meet
 # it in this package, whose parts import each other, and an import that Python gives up leaves numba broken for good.
@@ -443,6 +443,13 @@ class Tablet:
                 return self._kv.gather(slots), np.arange(len(slots))
             at = np.flatnonzero(slots >= 0)
             return self._kv.gather(slots[at]), at
+
+    def row(self, key: Sequence[int | str | bytes], schema_id: int = -1) -> list[Any] | None:
+        """See `KvTablet.row`; raises `SchemaChangedError` as `lookup`."""
+        assert self._kv is not None
+        with self._state_lock:
+            self._desc.require_schema(schema_id)
+            return self._kv.row(key)
 
     def prefix_lookup(self, prefixes: pa.RecordBatch, schema_id: int = -1) -> pa.RecordBatch:
         """Rows whose leading key columns equal one of these.

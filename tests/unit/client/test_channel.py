@@ -46,6 +46,9 @@ class Writer:
     def write_with_metadata(self, batch: object, metadata: object) -> None:
         self._use("write")
 
+    def write_metadata(self, metadata: object) -> None:
+        self._use("write")
+
     def done_writing(self) -> None:
         self._use("done")
 

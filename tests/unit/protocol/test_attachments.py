@@ -11,35 +11,61 @@ import pyarrow as pa
 import pytest
 
 from lakehead.errors import CorruptionError, LimitExceededError
-from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, unwrap, wrap
+from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, INSIDE_BYTES, send, unwrap, wrap
 
 
 def chunks(message: bytes, attachments: list[pa.Buffer]) -> Callable[[], Any]:
-    pairs = iter(list(wrap(message, attachments)))
+    pairs = iter(wrap(message, attachments))
 
     def read() -> Any:
         batch, metadata = next(pairs)
-        assert batch.schema == ATTACHMENT_SCHEMA and batch.num_rows == 1
-        batch.validate(full=True)
+        if batch is not None:
+            assert batch.schema == ATTACHMENT_SCHEMA and batch.num_rows == 1
+            batch.validate(full=True)
         return SimpleNamespace(data=batch, app_metadata=metadata)
 
     return read
 
 
-@pytest.mark.parametrize("parts", [[], [b""], [b"one"], [b"a" * 70_000, b"", b"c"]])
+@pytest.mark.parametrize("parts", [[], [b""], [b"one"], [b"a", b"", b"c" * 99], [b"a" * 70_000, b"", b"c"]])
 def test_round_trip(parts: list[bytes]) -> None:
     message, found = unwrap(chunks(b"the message", [pa.py_buffer(p) for p in parts]))
     assert message == b"the message" and [b.to_pybytes() for b in found] == parts
 
 
-def test_attachments_are_sent_without_a_copy() -> None:
-    buffer = pa.py_buffer(b"x" * 1000)
+def test_large_attachments_are_sent_without_a_copy() -> None:
+    buffer = pa.py_buffer(b"x" * INSIDE_BYTES)
     [(batch, _)] = wrap(b"", [buffer])
-    assert batch.column(0).buffers()[2].address == buffer.address
+    assert batch is not None and batch.column(0).buffers()[2].address == buffer.address
+
+
+def test_small_attachments_come_with_the_message_to_where_columns_may_lie() -> None:
+    parts = [b"one", b"", b"three" * 100]
+    pairs = wrap(b"m", [pa.py_buffer(p) for p in parts])
+    assert [batch for batch, _ in pairs] == [None]
+    _, found = unwrap(chunks(b"m", [pa.py_buffer(p) for p in parts]))
+    assert [b.address % 64 for b in found if b.size] == [0, 0]
+
+
+def test_each_goes_as_what_it_is() -> None:
+    class Writer:
+        def __init__(self) -> None:
+            self.sent: list[object] = []
+
+        def write_metadata(self, metadata: pa.Buffer) -> None:
+            self.sent.append(metadata)
+
+        def write_with_metadata(self, batch: pa.RecordBatch, metadata: pa.Buffer) -> None:
+            self.sent.append((batch, metadata))
+
+    for size in (5, INSIDE_BYTES):
+        writer, pairs = Writer(), wrap(b"m", [pa.py_buffer(b"x" * size)])
+        send(writer, pairs)
+        assert writer.sent == [pairs[0][1] if pairs[0][0] is None else pairs[0]]
 
 
 def test_the_end_of_the_stream_passes_through() -> None:
-    read = chunks(b"m", [pa.py_buffer(b"1"), pa.py_buffer(b"2")])
+    read = chunks(b"m", [pa.py_buffer(b"1"), pa.py_buffer(b"2" * INSIDE_BYTES)])
     unwrap(read)
     with pytest.raises(StopIteration):
         unwrap(read)
@@ -55,7 +81,7 @@ def test_another_protocol(metadata: bytes | None) -> None:
 def sent(*values: pa.RecordBatch, count: int | None = None) -> Callable[[], Any]:
     """Chunks that another program made up."""
     chunks = iter(values)
-    number = (len(values) if count is None else count).to_bytes(4, "little")
+    number = struct.pack("<II", len(values) if count is None else count, 0)
     return lambda: SimpleNamespace(data=next(chunks), app_metadata=pa.py_buffer(number))
 
 
@@ -87,7 +113,27 @@ def test_values_that_are_none_are_refused(batch: pa.RecordBatch | None) -> None:
         unwrap(sent(batch))
 
 
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        struct.pack("<III", 1, 1, 1 << 31),
+        struct.pack("<III", 1, 1, 3) + b"12",
+        struct.pack("<II", 1 << 20, 1 << 20),
+        struct.pack("<II", 1, 1) + b"\0\0\0",
+        struct.pack("<IIII", 2, 1, 0, 0),
+        struct.pack("<III", 1, 2, 0),
+        struct.pack("<II", 0, 1 << 31),
+    ],
+)
+def test_attachments_inside_that_are_none_are_refused(metadata: bytes) -> None:
+    with pytest.raises(CorruptionError, match="attachment"):
+        unwrap(lambda: SimpleNamespace(data=None, app_metadata=pa.py_buffer(metadata)))
+
+
 def test_messages_have_limits() -> None:
+    small = wrap(b"m", [pa.py_buffer(b"12345")] * 2)[0][1]
+    with pytest.raises(LimitExceededError, match="bytes"):
+        unwrap(lambda: SimpleNamespace(data=None, app_metadata=small), bytes_max=9)
     whole = lying(0, 5)
     assert len(unwrap(sent(whole, whole), bytes_max=10)[1]) == 2
     with pytest.raises(LimitExceededError, match="bytes"):

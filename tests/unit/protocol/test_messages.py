@@ -62,11 +62,14 @@ CALLS: list[m.Request[Any]] = [
     m.ListTables(database=None),
     m.ListDatabases(),
     m.DropTable(database="shop", table="orders", purge=False),
+    m.RenameTable(database="shop", table="a", to_database="new", to_table="b", swap=True),
+    m.TableNow(table_id="t1"),
     m.AlterTable(table_id="t1", changes=[DropColumn(name="søk"), SetProperty(name="freshness", value="1s")]),
     m.Write(table_id="t1", kind="delete", tablets=[REF], checksums=[2**32 - 1], columns=["søk"]),
     m.OpenWriter(table_id="t1", writer_id=bytes(range(16))),
     m.CloseWriter(table_id="t1", writer_id=bytes(range(16)), epoch=3, acked_through=7),
     m.Lookup(table_id="t1", tablets=[REF, REF], prefix=[]),
+    m.Get(table_id="t1", tablet=REF, key=[1, "a", b"b"]),
     m.Watermarks(table_id="t1", sync=True, at_timestamp_us=5),
     m.TimestampsAt(table_id="t1", ranges=[RANGE]),
     m.OpenLeases(tables=[m.LeasedTable(table_id="t1", lake=None)], release=["a" * 32]),
@@ -104,6 +107,8 @@ REPLIES: list[m.Reply] = [
     m.WriteReply(offsets=[(0, 1), (5, 5)]),
     m.WriterReply(epoch=2, last_sequence=-1, tablets=[REF], sequences=[4]),
     m.LookupReply(),
+    m.GetReply(row=None),
+    m.GetReply(row=[1, None, "a", b"b", 0.5, True]),
     m.WatermarksReply(tablets=[m.TabletState(partition="", bucket=0, log_start=0, high_watermark=9, rows=4)]),
     m.TimestampsReply(now_us=1, timestamps_us=[None, 2]),
     m.LeasesReply(leases=[m.Lease(lease="a" * 32, tablets=[])]),
@@ -154,7 +159,7 @@ def test_no_message_is_left_out() -> None:
 
 def test_what_is_repeated_after_a_lost_connection() -> None:
     once = {type(r).__name__ for r in CALLS if not r.idempotent}
-    assert once == {"AlterTable", "DropTable", "OpenWriter"}
+    assert once == {"AlterTable", "DropTable", "OpenWriter", "RenameTable"}
     assert not m.CreateTable(info=INFO, if_not_exists=False).idempotent
     left = AskTieringWork(job_id="j", name="host:1", number=3, tables=None, has=[], without=[], leaving=True)
     assert not left.idempotent, "nobody waits for a server that is away to be told that it was left"
@@ -164,14 +169,14 @@ def test_every_request_says_what_it_needs() -> None:
     needed = {type(r).__name__: r.privilege for r in (*CALLS, *STREAMS)}
     by_privilege = {p: sorted(n for n, q in needed.items() if q is p) for p in Privilege}
     assert by_privilege == {
-        Privilege.DESCRIBE: ["AskTieringStatus", "GetTable", "Hello", "ListDatabases", "ListTables"],
+        Privilege.DESCRIBE: ["AskTieringStatus", "GetTable", "Hello", "ListDatabases", "ListTables", "TableNow"],
         Privilege.READ: [
-            "LakeInfo", "Lookup", "OpenLeases", "Read", "ReadLive", "RenewLeases", "Subscribe", "TimestampsAt",
+            "Get", "LakeInfo", "Lookup", "OpenLeases", "Read", "ReadLive", "RenewLeases", "Subscribe", "TimestampsAt",
             "Watermarks",
         ],
         Privilege.WRITE: ["CloseWriter", "OpenWriter", "Write"],
         Privilege.TIER: ["AskTieringWork", "LeasedLake", "ReportTiered"],
-        Privilege.ALTER: ["AlterTable", "CreateTable", "DropTable"],
+        Privilege.ALTER: ["AlterTable", "CreateTable", "DropTable", "RenameTable"],
         Privilege.ADMIN: ["AdoptLake"],
     }  # fmt: skip
     nameless = {type(r).__name__ for r in (*CALLS, *STREAMS) if not r.about}

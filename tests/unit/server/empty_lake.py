@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lakehead.protocol import messages as m
 from lakehead.server.lake_state import LakeOwner
@@ -24,6 +24,9 @@ class EmptyLake:
         return
 
     def require_alterable(self, desc: TableDescriptor) -> None:
+        return
+
+    def require_free(self, desc: TableDescriptor, *, besides: Sequence[str]) -> None:
         return
 
     def drop(self, desc: TableDescriptor, *, purge: bool) -> None:

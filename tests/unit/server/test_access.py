@@ -66,6 +66,7 @@ def requests(table_id: str) -> list[m.Request[Any]]:
         "epoch": 1, "acked_through": 0, "prefix": [], "sync": True, "ranges": [], "leases": [], "release": [],
         "job_id": "j", "name": "host:1", "number": 1, "tables": None, "has": [], "without": [],
         "predicate": None, "changes": [], "starts": [], "default": "latest", "stops": None,
+        "to_database": "d", "to_table": "t", "tablet": m.TabletRef(partition="", bucket=0), "key": [1],
     }  # fmt: skip
     leased = [m.LeasedTable(table_id=table_id, lake=None)]
     fields = {kind: [f for f in kind.__struct_fields__ if f in plain] for kind in get_args(AnyCall | AnyStream)}
