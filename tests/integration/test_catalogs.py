@@ -231,6 +231,31 @@ def test_writes_go_on_without_the_catalog(
         t.check()
 
 
+def test_what_needs_the_storage_waits_for_it(lake_on: LakeOn, tmp_path: Path) -> None:
+    lake = lake_on("postgres-s3")
+    endpoint = lake.catalog["s3.endpoint"]
+    with CutWire(int(endpoint.rpartition(":")[2])) as wire:
+        lake.catalog["s3.endpoint"] = f"http://127.0.0.1:{wire.port}"
+        with lh.connect(tmp_path / "data", lake=lake) as con:
+            t = Model(con, "db.t")
+            t.rounds(2)
+            t.put(range(12, 30), "hot")
+            held = t.table.scan()
+            wire.closed = True
+            t.put(range(20, 25), "dark")
+            for call in (held.to_arrow, lambda: con.tier(t.name)):
+                with pytest.raises(lh.UnavailableError) as e:
+                    call()
+                assert STORE_SECRET not in str(e.value)
+            wire.closed = False
+            t.check()
+            # In the middle of a round, after its files were written.
+            wire.lose = b"snap-"
+            con.tier(t.name)
+            assert wire.cuts == 1
+            t.check()
+
+
 def test_a_catalog_that_never_answers_holds_nobody_for_ever(
     cut: tuple[CutWire, lh.LakeConfig, bytes], tmp_path: Path, database_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
 from lakehead.env.storage import LocalStorage, sync_file
+from lakehead.errors import UnavailableError
 from lakehead.lake.lake_table import missing_file
 
 PY_IO_IMPL = "py-io-impl"
@@ -26,6 +27,8 @@ FILES_AT_ONCE = 4
 LOOKS_AT_ONCE = 8
 """Files of which only a footer, a manifest or their being there is looked at side by side."""
 _STORAGE_PROPERTIES = (PY_IO_IMPL, "s3.", "gcs.", "adls.", "hdfs.", "hf.", "client.")
+_OF_OBJECT_STORES = re.compile(r"AWS Error|google::cloud|Azure")
+"""What Arrow's errors say that come from a store; others tell of a file, which is damaged, or of this machine."""
 _STORAGE = LocalStorage()
 
 
@@ -88,11 +91,16 @@ def lake_files(path: str | None = None) -> Iterator[None]:
 
     Raises:
         LakeFileMissingError: what is done inside did not find a file.
+        UnavailableError: an object store did not answer, or refused.
     """
     try:
         yield
     except FileNotFoundError as e:
         raise missing_file(path or _named_file(e)) from e
+    except OSError as e:
+        if isinstance(e, ConnectionError | TimeoutError) or _OF_OBJECT_STORES.search(str(e)):
+            raise UnavailableError(f"the lake's storage cannot be reached: {e}") from e
+        raise
 
 
 def _named_file(e: FileNotFoundError) -> str:
