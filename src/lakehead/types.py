@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Literal, TypeAlias, get_args
 from urllib.parse import quote, unquote
 
+import msgspec
 import pyarrow as pa
 
 from lakehead.config import TableProperties
@@ -117,8 +118,7 @@ class TabletId:
     bucket: int = 0
 
 
-@dataclass(frozen=True, order=True)
-class TabletKey:
+class TabletKey(msgspec.Struct, frozen=True, order=True):
     """A tablet by its partition *name* (canonical text): the form used on the wire, on disk and in lake summaries."""
 
     partition: str

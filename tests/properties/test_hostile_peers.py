@@ -72,8 +72,15 @@ def create(server: LocalEndpoint, name: str, **how: Any) -> str:
     desc = TableDescriptor(
         table_id="",
         path=TablePath("f", name),
-        schemas=Schemas.only(SCHEMA),
-        **{"primary_key": (), "partition_by": (), "bucket_key": (), "buckets": 2, "lake": None, **how},
+        **{
+            "schemas": Schemas.only(SCHEMA),
+            "primary_key": (),
+            "partition_by": (),
+            "bucket_key": (),
+            "buckets": 2,
+            "lake": None,
+            **how,
+        },
         properties=TableProperties(durability="os"),
     )
     reply, _ = server.call(m.CreateTable(info=m.TableInfo.of(desc), if_not_exists=False))
@@ -83,7 +90,7 @@ def create(server: LocalEndpoint, name: str, **how: Any) -> str:
 ROUND = RoundInfo(job="j", snapshot_id=1, records=2, rows=2, deletes=0, files=1, bytes=10, seconds={"plan": 0.1})
 
 
-def requests(log: str, keyed: str) -> list[tuple[AnyRequest, list[pa.Buffer]]]:
+def requests(log: str, keyed: str, plain: str) -> list[tuple[AnyRequest, list[pa.Buffer]]]:
     """Good requests of every kind, to be spoiled."""
     ref, other = m.TabletRef(partition="", bucket=0), m.TabletRef(partition="", bucket=1)
     whole = m.TabletRange(partition="", bucket=0, start=0, end=3)
@@ -122,7 +129,7 @@ def requests(log: str, keyed: str) -> list[tuple[AnyRequest, list[pa.Buffer]]]:
         (m.OpenWriter(table_id=log, writer_id=b"n" * 16), []),
         (m.CloseWriter(table_id=log, writer_id=b"n" * 16, epoch=1, acked_through=3), []),
         (m.Lookup(table_id=keyed, tablets=[ref], prefix=[]), [keys]),
-        (m.Get(table_id=keyed, tablet=ref, key=[3]), []),
+        (m.Get(table_id=plain, tablet=ref, key=["a", 3]), []),
         (m.Watermarks(table_id=log, sync=True, at_timestamp_us=5), []),
         (m.TimestampsAt(table_id=log, ranges=[whole]), []),
         (m.Read(table_id=log, ranges=[whole], columns=["s", "__offset"], predicate=where), []),
@@ -216,7 +223,9 @@ def fuzz(seed: int, count: int) -> dict[str, int]:
     outcomes: dict[str, int] = {}
     with service() as server:
         log, keyed = create(server, "log"), create(server, "keyed", primary_key=("k",), bucket_key=("k",))
-        good = requests(log, keyed)
+        key = (pa.field("s", pa.string(), False), pa.field("k", pa.int64(), False))
+        plain = create(server, "plain", schemas=Schemas.only(pa.schema(key)), primary_key=("s", "k"), bucket_key=("k",))
+        good = requests(log, keyed, plain)
         assert {type(request) for request, _ in good} == set(get_args(AnyRequest))
         for request, attachments in good:
             try:

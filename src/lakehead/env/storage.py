@@ -39,8 +39,12 @@ def storage_errors(path: str, action: str) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        hint = _HINTS.get(e.errno or 0, e.strerror or str(e))
-        raise StorageError(f"cannot {action} {path}: {hint}", path=path, errno=e.errno) from e
+        raise _refused(path, action, e) from e
+
+
+def _refused(path: str, action: str, e: OSError) -> StorageError:
+    hint = _HINTS.get(e.errno or 0, e.strerror or str(e))
+    return StorageError(f"cannot {action} {path}: {hint}", path=path, errno=e.errno)
 
 
 class LogFile(Protocol):
@@ -164,18 +168,19 @@ class LocalLogFile:
 
     def append(self, parts: Sequence[object]) -> None:
         before = self._size
-        total = sum(memoryview(p).nbytes for p in parts)  # type: ignore[arg-type, misc]
+        views = [memoryview(p).cast("B") for p in parts]  # type: ignore[arg-type]
+        total = sum(v.nbytes for v in views)
         try:
-            with storage_errors(self.path, "write"):
-                self._write_all(parts, total)
-        except BaseException:
+            self._write_all(views, total)
+        except BaseException as e:
             # Also when the user interrupts: what is half written must not lie below the next frame.
             os.ftruncate(self._fd, before)
+            if isinstance(e, OSError):
+                raise _refused(self.path, "write", e) from e
             raise
         self._size = before + total
 
-    def _write_all(self, parts: Sequence[object], total: int) -> None:
-        views = [memoryview(p).cast("B") for p in parts]  # type: ignore[arg-type]
+    def _write_all(self, views: list[memoryview], total: int) -> None:
         while total:
             written = os.writev(self._fd, views[:_IOV_MAX])
             total -= written

@@ -40,9 +40,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import crc32c
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -73,8 +73,7 @@ _BODY = struct.Struct("<IHH16sqqqIIII")
 assert _HEADER.size == HEADER_BYTES and _BODY.size == BODY_HEADER_BYTES
 
 
-@dataclass(frozen=True)
-class WriterStamp:
+class WriterStamp(msgspec.Struct, frozen=True):
     """Who wrote a batch, and which of its batches it is.
 
     ``previous_sequence`` is the writer's last sequence *for this tablet* and ``acked_through`` the sequence up to which
@@ -90,8 +89,7 @@ class WriterStamp:
     tablets: int = 0
 
 
-@dataclass(frozen=True)
-class Content:
+class Content(msgspec.Struct, frozen=True):
     """What a client sent as one batch: the checksum of its content and its kind, one of `WRITE_KINDS`. Zeros stand for
     not known, as in frames before format 3."""
 
@@ -109,8 +107,7 @@ class Content:
 UNKNOWN_CONTENT = Content()
 
 
-@dataclass(frozen=True)
-class FrameBody:
+class FrameBody(msgspec.Struct, frozen=True):
     """A decoded body header, with the body's bytes."""
 
     buffer: pa.Buffer
@@ -187,8 +184,7 @@ class FrameBody:
         return rows
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True):
     """One frame of a log: the server's fields and the body."""
 
     base_offset: Offset
@@ -323,8 +319,7 @@ def encode_header(
     return struct.pack("<4sII", MAGIC, length, crc32c.crc32c(tail)) + tail
 
 
-@dataclass(frozen=True)
-class FrameHeader:
+class FrameHeader(msgspec.Struct, frozen=True):
     """The server's fields of a frame, before its body is looked at."""
 
     length: int

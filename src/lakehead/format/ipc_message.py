@@ -62,15 +62,15 @@ def _decoded_bytes(data: memoryview) -> int:
     if mark != _CONTINUATION or not 0 <= length <= len(data) - 8:
         raise CorruptionError("there is no Arrow message at this place")
     header, body = data[8 : 8 + length], data[8 + length :]
-    batch = _field(header, _unsigned(header, 0), _HEADER)
-    buffers = _field(header, batch, _BUFFERS) if batch else None
-    if batch is None or buffers is None:
+    (batch,) = _fields(header, _unsigned(header, 0), _HEADER)
+    buffers, compression = _fields(header, batch, _BUFFERS, _COMPRESSION) if batch else (None, None)
+    if buffers is None:
         raise CorruptionError("an Arrow message's header is not that of a record batch")
     count = _unsigned(header, buffers)
     places = struct.unpack_from(f"<{2 * count}q", header, buffers + 4) if 16 * count <= len(header) else None
     if places is None:
         raise CorruptionError(f"an Arrow message claims {count} buffers, more than it has room for")
-    if _field(header, batch, _COMPRESSION) is None:
+    if compression is None:
         return sum(places[1::2])
     total = 0
     for at, size in zip(places[::2], places[1::2], strict=True):
@@ -82,15 +82,16 @@ def _decoded_bytes(data: memoryview) -> int:
     return total
 
 
-def _field(header: memoryview, table: int, number: int) -> int | None:
-    """Where a table's field points, None when it is absent."""
+def _fields(header: memoryview, table: int, *numbers: int) -> list[int | None]:
+    """Where these fields of a table point, None for those that are absent."""
     (back,) = struct.unpack_from("<i", header, _inside(table))
     vtable = _inside(table - back)
     (size,) = struct.unpack_from("<H", header, vtable)
-    if size < 6 + 2 * number:
-        return None
-    (distance,) = struct.unpack_from("<H", header, vtable + 4 + 2 * number)
-    return table + distance + _unsigned(header, table + distance) if distance else None
+    found: list[int | None] = []
+    for number in numbers:
+        (distance,) = struct.unpack_from("<H", header, vtable + 4 + 2 * number) if size >= 6 + 2 * number else (0,)
+        found.append(table + distance + _unsigned(header, table + distance) if distance else None)
+    return found
 
 
 def _unsigned(header: memoryview, at: int) -> int:

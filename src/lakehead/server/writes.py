@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 import crc32c
+import msgspec
 import pyarrow as pa
 
 from lakehead.config import Limits
@@ -198,7 +198,7 @@ def _common_stamp(request: m.Write, bodies: Sequence[FrameBody]) -> WriterStamp 
     """
     if not any(body.stamp.epoch for body in bodies):
         return None
-    stamps = {dataclasses.replace(b.stamp, previous_sequence=-1) for b in bodies}
+    stamps = {msgspec.structs.replace(b.stamp, previous_sequence=-1) for b in bodies}
     if len(stamps) > 1 or any(s.tablets not in (0, len(request.tablets)) for s in stamps):
         raise InvalidRequestError("the parts of a write must be those of one batch of one writer")
     return next(iter(stamps))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import decimal
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -194,8 +194,8 @@ def test_bodies_that_contradict_themselves_are_not_received() -> None:
     bodies = [encode_body(BATCH, schema_id=0, stamp=STAMP, **changes)]
     bodies += [encode_body(BATCH, schema_id=0, stamp=stamp) for stamp in bad_stamps]
     good = encode_body(BATCH, schema_id=0, stamp=STAMP)
-    bodies.append(dataclasses.replace(good, row_count=rows - 1))
-    bodies.append(dataclasses.replace(good, flags=4))
+    bodies.append(msgspec.structs.replace(good, row_count=rows - 1))
+    bodies.append(msgspec.structs.replace(good, flags=4))
     for body in bodies:
         with pytest.raises(CorruptionError):
             body.received_rows(SCHEMA, bytes_max=1 << 20)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 from tests import standby
 from tests.standby import Standby, as_bytes, flat
 
@@ -86,7 +85,7 @@ def test_frames_of_a_schema_that_the_catalog_does_not_have_yet_are_not_written()
     upsert(leader, 0, [1, 2])
     upsert(leader, 1, [3])
     first, second = leader.frames(0, leader.high_watermark)
-    newer = dataclasses.replace(second, body=dataclasses.replace(second.body, schema_id=1))
+    newer = replace(second, body=replace(second.body, schema_id=1))
     storage = FaultyStorage()
     standby, _ = opened(storage)
     with pytest.raises(CorruptionError, match="schema 1"):
