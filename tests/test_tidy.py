@@ -208,7 +208,7 @@ DOORS = {
     "lakehead.api.embedded": "lakehead.server.host",
     "lakehead.api.folder": "lakehead.client.flight",
     "lakehead.api.lake": "lakehead.iceberg.iceberg_table lakehead.iceberg.orphans lakehead.tiering.compaction"
-    " lakehead.tiering.expiry lakehead.tiering.expiry_plan lakehead.tiering.round",
+    " lakehead.tiering.expiry lakehead.tiering.expiry_plan lakehead.tiering.round lakehead.tiering.truncation",
     "lakehead.api.scan": "polars",
     "lakehead.api.status": "lakehead.lake.pinned_lake",
     "lakehead.config": "tomllib",

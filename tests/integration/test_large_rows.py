@@ -16,7 +16,8 @@ from lakehead.api.embedded import serve
 from lakehead.config import ServerConfig
 from lakehead.format import joins
 from lakehead.format.bucketing import bucket_ids
-from lakehead.server.tablet import MakeCheckpoint, Tablet
+from lakehead.server.notes import MakeCheckpoint
+from lakehead.server.tablet import Tablet
 
 BYTES_MAX = 1 << 14
 SCHEMA = pa.schema([("n", pa.int64()), ("doc", pa.string()), ("parts", pa.list_(pa.binary()))])

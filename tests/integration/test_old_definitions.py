@@ -25,9 +25,9 @@ from lakehead.protocol import messages as m
 from lakehead.protocol.alterations import Alteration, DropColumn, RenameColumn
 from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.group_commit import PendingWrite
+from lakehead.server.notes import MakeCheckpoint
 from lakehead.server.service import Service
 from lakehead.server.tables import LiveTable
-from lakehead.server.tablet import MakeCheckpoint
 from lakehead.types import Schemas, TableDescriptor, TablePath
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), ("a", pa.int32()), ("b", pa.string())])

@@ -28,7 +28,7 @@ from lakehead.protocol.messages import TableInfo
 from lakehead.protocol.schemas import schema_to_text
 from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.metadata import MetadataStore
-from lakehead.server.tablet import MakeCheckpoint
+from lakehead.server.notes import MakeCheckpoint
 from lakehead.types import FIELD_ID, Schemas, TableDescriptor, TablePath, TableSchema, field_id
 
 OLD = pa.schema(

@@ -124,6 +124,7 @@ def requests(log: str, keyed: str, plain: str) -> list[tuple[AnyRequest, list[pa
         (m.AlterTable(table_id=keyed, changes=changes), []),
         (m.RenameTable(database="f", table="keyed", to_database="g", to_table="keyed"), []),
         (m.TableNow(table_id=keyed), []),
+        (m.Truncate(table_id=keyed), []),
         (m.Write(table_id=log, kind="append", tablets=[ref, other], checksums=sums, columns=names), bodies),
         (m.Write(table_id=keyed, kind="upsert", tablets=[ref, other], checksums=sums, columns=names), bodies),
         (m.OpenWriter(table_id=log, writer_id=b"n" * 16), []),

@@ -285,7 +285,7 @@ def _copy_metadata(folder: str, data: str, acked: Mapping[tuple[str, bytes], int
         stored = [msgspec.msgpack.decode(info, type=m.TableInfo) for (info,) in db.execute("select info from tables")]
         copied = [i for i in stored if os.path.isdir(f"{data}/tables/{_log_folder(i)}")]
         for gone in {i.table_id for i in stored} - {i.table_id for i in copied}:
-            for name in ("tables", "schemas", "partitions", "writers"):
+            for name in ("tables", "schemas", "partitions", "writers", "truncations"):
                 db.execute(f"delete from {name} where table_id = ?", (gone,))
         for table_id, writer_id in db.execute("select table_id, writer_id from writers").fetchall():
             db.execute(

@@ -12,14 +12,14 @@ import pyarrow as pa
 from lakehead.api.display import Displayed
 from lakehead.client.table import TableHandle
 from lakehead.config import parse_duration_ms
-from lakehead.errors import LakeheadError
+from lakehead.errors import CommitConflictError, LakeheadError
 from lakehead.lake.formats import format_of
 from lakehead.lake.listing import files_table
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.protocol.messages import LakeUse
 from lakehead.protocol.tiering import RoundInfo
 from lakehead.tiering.executor import here
-from lakehead.types import TIMESTAMP_TYPE, Epoch, TabletId
+from lakehead.types import TIMESTAMP_TYPE, Epoch, Offset, TabletId, TabletKey
 
 if TYPE_CHECKING:
     from lakehead.iceberg.version import IcebergTable
@@ -253,6 +253,29 @@ def tier_table(
             ),
         )
     return result
+
+
+_TRUNCATE_ATTEMPTS = 20
+
+
+def empty_table(handle: TableHandle) -> Mapping[TabletKey, Offset]:
+    """Take all rows of a table away; see `Table.truncate`."""
+    desc = handle.desc
+    if desc.lake is None or desc.keyed:
+        return handle.truncate()
+    from lakehead.tiering.truncation import empty_lake
+
+    lake = _lake_of(handle)
+    for left in reversed(range(_TRUNCATE_ATTEMPTS)):
+        ends = handle.truncate()
+        try:
+            empty_lake(lake, desc, ends, handle.env)
+            break
+        except CommitConflictError:
+            if not left:
+                raise
+    handle.truncate(ends)
+    return ends
 
 
 def maintain_table(handle: TableHandle, lake: LakeTable, *, epoch: Epoch) -> bool:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from lakehead.api.alteration import TableAlteration
 from lakehead.api.display import Displayed
 from lakehead.api.input import in_partitions, rows_for_append, rows_for_delete, rows_for_upsert
-from lakehead.api.lake import TableLake, TieringResult
+from lakehead.api.lake import TableLake, TieringResult, empty_table
 from lakehead.api.scan import Scan
 from lakehead.api.status import status_table
 from lakehead.api.subscription import Subscription, subscribe
@@ -351,6 +351,24 @@ class Table(Displayed):
                 was changed.
         """
         return TableAlteration(self._alter)
+
+    def truncate(self) -> dict[TabletId, int]:
+        """Take all rows away, out of the log and out of the lake; columns, properties and the lake table stay.
+
+        Rows that are written meanwhile stay if their offset is not below those that are returned. Pinned scans keep
+        what they pinned. Subscriptions of a keyed table see each row deleted; those of a log table that are behind go
+        on after the rows if the table has a lake, and else end with `OffsetOutOfRangeError`.
+
+        Returns:
+            The offset at which it was done, of each tablet; it goes on from there.
+
+        Raises:
+            UnavailableError: the lake's catalog cannot be reached; nothing was changed.
+            CommitConflictError: others kept changing the lake; nothing was changed.
+            CommitUnknownError: whether the lake took it is not known; do it again.
+        """
+        ends = self._current(lambda: empty_table(self._handle))
+        return {self._desc.tablet_id(key): end for key, end in ends.items()}
 
     def _alter(self, changes: Sequence[Alteration]) -> None:
         self._handle = self._handle.altered(changes)

@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     nouns = typer.Typer(
-        no_args_is_help=True, rich_markup_mode=None, help="Create, list, describe, alter, rename, drop."
+        no_args_is_help=True, rich_markup_mode=None, help="Create, list, describe, alter, rename, truncate, drop."
     )
     command(nouns, "create")(create)
     command(nouns, "list")(list_tables)
     command(nouns, "describe")(describe)
     command(nouns, "alter")(alter)
     command(nouns, "rename")(rename)
+    command(nouns, "truncate")(truncate)
     command(nouns, "drop")(drop)
     app.add_typer(nouns, name="table")
     command(app, "status")(status)
@@ -209,6 +210,38 @@ def rename(
         write_line(f"renamed {old} to {name}")
 
 
+def truncate(
+    session: Session,
+    table: TableArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Take all rows of a table away, out of its log and its lake. Asks first."""
+    with session.connect() as con:
+        opened = con.table(table)
+        _confirm(f"Take all rows of {opened.name} away, out of its log and its lake?", opened.name, yes)
+        ends = opened.truncate()
+    if session.json:
+        write_json({"truncated": opened.name, "tablets": len(ends)})
+    else:
+        write_line(f"truncated {opened.name}")
+
+
+def _confirm(question: str, name: str, yes: bool) -> None:
+    """Return if the answer is yes.
+
+    Raises:
+        InvalidRequestError: nobody can be asked.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidRequestError(
+            f"{name} would lose rows, which needs a confirmation, and nobody can be asked: pass --yes"
+        )
+    if not typer.confirm(question, err=True):
+        raise typer.Exit(1)
+
+
 def drop(
     session: Session,
     table: TableArgument,
@@ -218,12 +251,8 @@ def drop(
     """Drop a table: its log, and its lake table from the catalog. Asks first."""
     with session.connect() as con:
         name = con.table(table).name
-        if not yes:
-            if not sys.stdin.isatty():
-                raise InvalidRequestError(f"dropping {name} needs a confirmation, and nobody can be asked: pass --yes")
-            what = "its log, its lake table and the lake's files" if purge else "its log and its lake table's entry"
-            if not typer.confirm(f"Drop {name}: {what}?", err=True):
-                raise typer.Exit(1)
+        what = "its log, its lake table and the lake's files" if purge else "its log and its lake table's entry"
+        _confirm(f"Drop {name}: {what}?", name, yes)
         con.drop_table(name, purge=purge)
     if session.json:
         write_json({"dropped": name, "purged": purge})

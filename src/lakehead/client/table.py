@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lakehead.client.leases import Leases
 from lakehead.client.lookups import Lookups
@@ -14,7 +14,7 @@ from lakehead.env import Env
 from lakehead.protocol import messages as m
 from lakehead.protocol.alterations import Alteration
 from lakehead.protocol.tiering import ReportTiered, RoundInfo
-from lakehead.types import TableDescriptor
+from lakehead.types import Offset, TableDescriptor, TabletKey
 
 
 class TableHandle:
@@ -89,6 +89,16 @@ class TableHandle:
             table_id=desc.table_id, folder_id=self._folder_id, schema_id=desc.schema_id, changes=list(changes)
         )
         return self._of(ask(self._server, self.env.clock, request)[0])
+
+    def truncate(self, ends: Mapping[TabletKey, Offset] | None = None) -> dict[TabletKey, Offset]:
+        """See `lakehead.protocol.messages.Truncate`. A repeat does no harm: what is gone is gone."""
+        parts = None
+        if ends is not None:
+            parts = [m.TabletRange(partition=k.partition, bucket=k.bucket, start=0, end=e) for k, e in ends.items()]
+        request = m.Truncate(
+            table_id=self.desc.table_id, folder_id=self._folder_id, schema_id=self.desc.schema_id, ends=parts
+        )
+        return {r.key: r.end for r in ask(self._server, self.env.clock, request)[0].ends}
 
     def _of(self, reply: m.TableReply) -> TableHandle:
         desc = reply.info.descriptor()

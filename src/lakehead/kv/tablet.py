@@ -146,6 +146,17 @@ class KvTablet:
         k = kernels.plan_delete(slots, prior, self._index.live_offsets, change, prev, image, ends)
         return Change(change[:k], prev[:k], self.gather(image[:k]), ends)
 
+    def deletions(self, before: Offset) -> Iterator[Change]:
+        """Records that delete every live row with an offset below this one, in offset order, in batches of bounded rows
+        and bytes; each is to be applied before the next is asked for, and nothing else meanwhile."""
+        slots = self._index.live_slots()
+        slots = slots[self._index.live_offsets[slots] < before]
+        parts = (slots[i : i + _GATHER_ROWS] for i in range(0, len(slots), _GATHER_ROWS))
+        for part in (some for each in parts for some in self._cut(each)):
+            n = len(part)
+            kinds = np.full(n, ChangeType.DELETE, np.int8)
+            yield Change(kinds, self._index.live_offsets[part], self.gather(part), np.arange(1, n + 1))
+
     def _resolve(self, columns: list[pa.Array]) -> tuple[KeyBatch, Slots, Slots]:
         keys = encode_keys(columns, self._seed)
         slots = self._index.probe(keys)

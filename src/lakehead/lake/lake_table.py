@@ -79,7 +79,7 @@ class LakeChange:
     Attributes:
         table_id, epoch, round_id, offsets, rows: the mark; its snapshot is the commit's own.
         added: files to add.
-        removed: files of the version to take out, because files to add hold their live rows.
+        removed: files of the version to take out, because files to add hold their live rows, or all rows are to go.
         deleted: offsets of rows to delete, sorted, per tablet; they stand in files of the version that stay.
     """
 

@@ -15,7 +15,7 @@ AnyCall = (
     m.Hello | m.CreateTable | m.GetTable | m.ListTables | m.ListDatabases | m.DropTable | m.AlterTable | m.RenameTable
     | m.TableNow | m.Write | m.OpenWriter | m.CloseWriter | m.Lookup | m.Get | m.Watermarks | m.TimestampsAt
     | m.OpenLeases | m.RenewLeases | m.LeasedLake | m.LakeInfo | m.AdoptLake | AskTieringWork | ReportTiered
-    | AskTieringStatus
+    | AskTieringStatus | m.Truncate
 )  # fmt: skip
 AnyStream = m.Read | m.ReadLive | m.Subscribe
 

@@ -228,6 +228,23 @@ class RenameTable(NamedRequest[TableReply], frozen=True, kw_only=True):
         return (self.path, TablePath(self.to_database, self.to_table))
 
 
+class TruncateReply(Reply, frozen=True, kw_only=True):
+    """Ranges ``[0, end)`` of the tablets."""
+
+    ends: list[TabletRange]
+
+
+class Truncate(TableRequest[TruncateReply], frozen=True, kw_only=True):
+    """Take all rows away; answers at which offsets.
+
+    Of a log table with a lake, the lake decides: without ``ends`` nothing but what is told is made ready, and with
+    them the log forgets what is below, as far as the lake holds that it is gone.
+    """
+
+    privilege = Privilege.ALTER
+    ends: list[TabletRange] | None = None
+
+
 class DropTable(NamedRequest[Done], frozen=True, kw_only=True):
     """Drop a table and its log; with ``purge`` the lake table's files too."""
 

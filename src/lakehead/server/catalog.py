@@ -50,6 +50,19 @@ class DropTable(msgspec.Struct, frozen=True, tag=True):
     folder: str
 
 
+class TruncateTable(msgspec.Struct, frozen=True, tag=True):
+    """No row of a table below these offsets, by `str` of its `TabletKey`, is there any more; the tablets follow."""
+
+    table_id: str
+    ends: dict[str, int]
+
+
+class EndTruncation(msgspec.Struct, frozen=True, tag=True):
+    """All tablets have followed."""
+
+    table_id: str
+
+
 class ForgetFolder(msgspec.Struct, frozen=True, tag=True):
     """Nothing of a dropped table's folder is left."""
 
@@ -83,7 +96,16 @@ class EndWriter(msgspec.Struct, frozen=True, tag=True):
 
 
 Command = (
-    CreateTable | AlterTable | RenameTables | DropTable | ForgetFolder | CreatePartition | RegisterWriter | EndWriter
+    CreateTable
+    | AlterTable
+    | RenameTables
+    | TruncateTable
+    | EndTruncation
+    | DropTable
+    | ForgetFolder
+    | CreatePartition
+    | RegisterWriter
+    | EndWriter
 )
 C = TypeVar("C", bound=Command)
 
@@ -149,9 +171,14 @@ def apply(db: sqlite3.Connection, position: int, command: Command) -> None:
                 sql = "update tables set database = ?, name = ?, info = ? where table_id = ?"
                 db.execute(sql, (path.database, path.table, stored, info.table_id))
         case DropTable():
-            for table in ("tables", "schemas", "partitions", "writers"):
+            for table in ("tables", "schemas", "partitions", "writers", "truncations"):
                 db.execute(f"delete from {table} where table_id = ?", (command.table_id,))
             db.execute("insert or ignore into dropped values (?)", (command.folder,))
+        case TruncateTable():
+            rows = [(command.table_id, *end) for end in command.ends.items()]
+            db.executemany("insert or replace into truncations values (?, ?, ?)", rows)
+        case EndTruncation():
+            db.execute("delete from truncations where table_id = ?", (command.table_id,))
         case ForgetFolder():
             db.execute("delete from dropped where folder = ?", (command.folder,))
         case CreatePartition():

@@ -167,6 +167,21 @@ class Definitions:
             if table.lake is not None and path in table.former and path != table.path:
                 self._follow(table)
 
+    def truncate(self, request: m.Truncate) -> m.TruncateReply:
+        """See `Truncate`."""
+        with self._create_lock:
+            self._fence()
+            table = self._tables.get(request.table_id)
+            if table.desc.lake is None or table.desc.keyed:
+                ends = table.truncate()
+            elif request.ends is None:
+                ends = table.begin_truncation()
+            else:
+                ends = {r.key: r.end for r in request.ends}
+                table.forget(ends, self._lake_state().proven_offsets(table.desc))
+        ranges = [m.TabletRange(partition=k.partition, bucket=k.bucket, start=0, end=e) for k, e in ends.items()]
+        return m.TruncateReply(ends=ranges)
+
     def now(self, request: m.TableNow) -> m.TableReply:
         """See `TableNow`."""
         return self._reply(self._tables.in_force(self._metadata.table_by_id(request.table_id)))

@@ -27,7 +27,7 @@ from lakehead.protocol.schemas import schema_from_text
 from lakehead.protocol.table_info import TableInfo
 from lakehead.server import catalog
 from lakehead.server.incarnations import begin_incarnation, unfenced
-from lakehead.types import Epoch, TableDescriptor, TablePath
+from lakehead.types import Epoch, TableDescriptor, TablePath, TabletKey
 
 C = TypeVar("C", bound=catalog.Command)
 FORMAT_VERSION = 4
@@ -48,6 +48,8 @@ create table if not exists partitions(
 create table if not exists writers(
     table_id text not null, writer_id blob not null, epoch integer not null,
     acked_through integer not null default -1, primary key(table_id, writer_id));
+create table if not exists truncations(
+    table_id text not null, tablet text not null, before integer not null, primary key(table_id, tablet));
 create table if not exists dropped(folder text primary key);
 create table if not exists incarnations(id text primary key, own integer not null);
 """
@@ -250,6 +252,11 @@ class MetadataStore:
         """Partition name -> its number in this folder."""
         rows = self._rows("select name, id from partitions where table_id = ?", table_id)
         return {str(name): int(number) for name, number in rows}
+
+    def truncated(self, table_id: str) -> dict[TabletKey, int]:
+        """Offsets below which tablets are to have no rows, where that is not known to be done."""
+        rows = self._rows("select tablet, before from truncations where table_id = ?", table_id)
+        return {TabletKey.parse(tablet): int(before) for tablet, before in rows}
 
     def writer_acked_through(self, table_id: str, writer_id: bytes) -> int:
         """What its last `EndWriter` said; -1 for nothing."""

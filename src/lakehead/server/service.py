@@ -130,6 +130,7 @@ class Service:
         self._answer(m.AlterTable, definitions.alter)
         self._answer(m.RenameTable, definitions.rename)
         self._answer(m.TableNow, definitions.now)
+        self._answer(m.Truncate, definitions.truncate)
         self._answer(ReportTiered, definitions.report_tiered)
         self._answer(m.AdoptLake, definitions.adopt_lake)
         self._answer(AskTieringWork, definitions.tiering_work)

@@ -23,13 +23,21 @@ from lakehead.errors import (
 )
 from lakehead.log.checkpoint import CheckpointPolicy
 from lakehead.protocol.table_info import TableInfo
-from lakehead.server.catalog import AlterTable, CreatePartition, DropTable, ForgetFolder, RenameTables
+from lakehead.server.catalog import (
+    AlterTable,
+    CreatePartition,
+    DropTable,
+    EndTruncation,
+    ForgetFolder,
+    RenameTables,
+    TruncateTable,
+)
 from lakehead.server.committer import Committers
 from lakehead.server.lake_state import LakeState
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.placement import Home, everything_here
 from lakehead.server.tablet import Tablet
-from lakehead.types import UNPARTITIONED, TableDescriptor, TabletKey, parse_partition_name, partition_name
+from lakehead.types import UNPARTITIONED, Offset, TableDescriptor, TabletKey, parse_partition_name, partition_name
 
 _OPEN_AT_ONCE = 4
 
@@ -65,6 +73,7 @@ class LiveTable:
             self._open_partitions(partitions)
             if lake is not None and desc.lake:
                 self._check_tiered(lake)
+            self._complete(metadata.truncated(desc.table_id), lake)
         except BaseException:
             self.close(ClosedError("the table could not be opened"))
             raise
@@ -206,6 +215,57 @@ class LiveTable:
     def log_end(self) -> int:
         """The sum of the high watermarks of the tablets here."""
         return sum(tablet.high_watermark for tablet in self.tablets.values())
+
+    def truncate(self) -> dict[TabletKey, Offset]:
+        """Have no row any more; returns where each log ended. What a crash leaves, whoever opens the table completes.
+
+        Raises:
+            NotLeaderError: some tablets live elsewhere; nothing was changed.
+            StorageError: the disk refused; nothing was changed, or it is completed when the table is opened again.
+        """
+        with self._open_lock, self._truncating() as ends:
+            self._truncate(ends)
+        self.notify()
+        return ends
+
+    def begin_truncation(self) -> dict[TabletKey, Offset]:
+        """Where each log ends, at one moment, and can be cut by `forget` once the lake holds no row below; errors as
+        `truncate`."""
+        with self._open_lock, self._truncating() as ends:
+            return ends
+
+    @contextlib.contextmanager
+    def _truncating(self) -> Iterator[dict[TabletKey, Offset]]:
+        if self._elsewhere:
+            self.require_here(min(self._elsewhere))
+        with contextlib.ExitStack() as paused:
+            for tablet in self._tablets.values():
+                paused.enter_context(tablet.paused())
+            ends = {key: tablet.seal() for key, tablet in self._tablets.items()}
+            self._metadata.submit(TruncateTable(self.desc.table_id, {str(k): end for k, end in ends.items()}))
+            yield ends
+
+    def forget(self, ends: Mapping[TabletKey, Offset], held: Mapping[TabletKey, Offset]) -> None:
+        """Cut the logs of a log table below these offsets, as far as the lake holds all that is to be read of there."""
+        if all(held.get(key, 0) >= end for key, end in ends.items()):
+            self._truncate(ends)
+
+    def _truncate(self, ends: Mapping[TabletKey, Offset]) -> None:
+        for key, end in ends.items():
+            if key in self._tablets:
+                self._tablets[key].truncate(end)
+        self._metadata.submit(EndTruncation(self.desc.table_id))
+
+    def _complete(self, ends: Mapping[TabletKey, Offset], lake: LakeState | None) -> None:
+        """Truncate as was decided before a crash. Where the lake decides, it may have or not: rows that it holds, or
+        held until they were taken away, may leave the log in any case."""
+        if not ends:
+            return
+        if self.desc.lake is None or self.desc.keyed:
+            self._truncate(ends)
+        elif lake is not None:
+            with contextlib.suppress(LakeheadError):
+                self.forget(ends, lake.proven_offsets(self.desc))
 
     def as_of(self, schema_id: int) -> TableDescriptor:
         """The definition under which a request knows the table.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 # Before there are threads: one that comes to numba here while another opens a lake, and so comes to pandas, would meet
@@ -29,7 +28,7 @@ from lakehead.errors import (
     OutcomeUnknownError,
     StorageError,
 )
-from lakehead.format.frame import Frame, FrameBody, encode_body
+from lakehead.format.frame import Frame, FrameBody, WriterStamp, encode_body
 from lakehead.format.joins import join
 from lakehead.format.read_as import given_as
 from lakehead.log import LogTablet, LogView
@@ -39,35 +38,13 @@ from lakehead.log.writers import WriterTable
 from lakehead.server.committer import Committers, local_committer
 from lakehead.server.group_commit import GroupCommit, PendingWrite
 from lakehead.server.incarnations import unfenced
+from lakehead.server.notes import ROLL_US, MakeCheckpoint, Note, Roll, Trim
 from lakehead.types import Offset, Schemas, TableDescriptor, TabletKey
 
 if TYPE_CHECKING:
     from lakehead.kv import Change, KvTablet
 
-_ROLL_US = 600_000_000
-"""Age at which a segment is sealed at the earliest, so that it can be trimmed while writing goes on."""
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Roll:
-    """Begin a new segment."""
-
-
-@dataclass(frozen=True)
-class MakeCheckpoint:
-    """Write a checkpoint at the log's end."""
-
-
-@dataclass(frozen=True)
-class Trim:
-    """Forget whole segments that end at or below this offset."""
-
-    before: int
-
-
-Note = Roll | MakeCheckpoint | Trim
-"""What keeps a log short: `Tablet.due` decides it, `Tablet.apply_note` does it."""
 
 
 class _End(NamedTuple):
@@ -214,18 +191,19 @@ class Tablet:
             row += w.body.row_count
             end = int(change.ends[row - 1]) if row else 0
             part = change.part(start, end)
-            bodies.append(
-                encode_body(
-                    part.rows,
-                    schema_id=self._desc.schema_id,
-                    stamp=w.body.stamp,
-                    compression=self._desc.properties.compression,
-                    change_types=part.change_types,
-                    prev_offsets=part.prev_offsets,
-                )
-            )
+            bodies.append(self._encoded(part, w.body.stamp))
             start = end
         return bodies
+
+    def _encoded(self, change: Change, stamp: WriterStamp) -> FrameBody:
+        return encode_body(
+            change.rows,
+            schema_id=self._desc.schema_id,
+            stamp=stamp,
+            compression=self._desc.properties.compression,
+            change_types=change.change_types,
+            prev_offsets=change.prev_offsets,
+        )
 
     def _commit(
         self, bodies: Sequence[FrameBody], writes: Sequence[PendingWrite], rows: pa.RecordBatch | None = None
@@ -241,6 +219,31 @@ class Tablet:
         for w, frame in zip(writes, frames, strict=True):
             w.result = (frame.base_offset, frame.end_offset)
         self._on_progress()
+
+    def seal(self) -> Offset:
+        """Begin a new segment at the log's end, so that what is below can be forgotten; inside `paused`."""
+        with self._broken_by_failure(), self._log_lock:
+            self._require_writable()
+            self._log.roll()
+        return self.high_watermark
+
+    def truncate(self, before: Offset) -> None:
+        """Have no row that was written below this offset: a log tablet forgets them, which was sealed there; a keyed
+        one logs that they are deleted. Inside `paused`, or before anyone writes. Doing it again goes on."""
+        if self._kv is None:
+            with self._maintenance_lock:
+                if self.log_start_offset < min(before, self.high_watermark):
+                    self._checkpoint()
+                    self._do(Trim(before))
+            return
+        writer = bytes.fromhex(self._env.randomness.uuid_hex())
+        with self._broken_by_failure(), self._log_lock, self._state_lock:
+            for n, change in enumerate(self._kv.deletions(before)):
+                frames = self._log.encode([self._encoded(change, WriterStamp(writer, n, n - 1))], self._clock.now_us())
+                self._committer.commit(self._log, frames)
+                self._log.apply(frames, change.rows)
+            with self._moment:  # readers see none of it before
+                self._log.advance_high_watermark()
 
     def apply(self, frames: Sequence[Frame]) -> None:
         """Take frames that another tablet has committed: how a standby follows. They are written, not synced.
@@ -511,7 +514,7 @@ class Tablet:
         """
         keep, damage = self._log.log_start_offset, None
         if retention_us is not None:
-            if self._log.began_until(now_us - max(retention_us, _ROLL_US)):
+            if self._log.began_until(now_us - max(retention_us, ROLL_US)):
                 return Roll()
             try:
                 keep = self._log.old_until(now_us - retention_us)

@@ -85,7 +85,7 @@ def commit_round(lake: LakeTable, plan: RoundPlan, files: Sequence[WrittenFile],
         CommitConflictError, CommitUnknownError, TieringFencedError, LakeStateError: as `run_round`.
         UnavailableError: the catalog cannot be reached or refuses; nothing landed.
     """
-    if not plan.ranges and not plan.removed:
+    if not plan.ranges and not plan.removed and not plan.empties:
         return CommitResult(None, 0, 0, 0, plan.offsets)
     return _Commit(lake, plan, files, clock).run()
 
@@ -163,9 +163,9 @@ class _Commit:
             plan.round_id,
             plan.offsets,
             added=tuple(self._files),
-            removed=plan.removed,
+            removed=tuple(self._lake.plan(version)) if plan.empties else plan.removed,
             deleted=plan.deletes,
-            rows=dict(before) if plan.removed else rows_after(plan, before, self._files),
+            rows={} if plan.empties else dict(before) if plan.removed else rows_after(plan, before, self._files),
         )
 
     def _require_as_planned(self, version: LakeVersion) -> None:

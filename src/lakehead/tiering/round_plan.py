@@ -69,6 +69,7 @@ class RoundPlan:
         deletes: offsets below the ranges whose rows are gone, per tablet; sorted. Filled in by `with_superseded`.
         cleanup: the newest orphan clean-up that was announced before any file was written; None for none.
         removed: lake files whose live rows the files of the commit hold; a compaction's, which has no ranges.
+        empties: all that the lake holds goes; such a commit has neither tasks nor files.
         more: whether the log held more than the round takes.
     """
 
@@ -82,6 +83,7 @@ class RoundPlan:
     deletes: Mapping[TabletKey, Offsets]
     cleanup: str | None = None
     removed: tuple[LakeFile, ...] = ()
+    empties: bool = False
     more: bool = False
 
     @property

@@ -64,6 +64,7 @@ CALLS: list[m.Request[Any]] = [
     m.DropTable(database="shop", table="orders", purge=False),
     m.RenameTable(database="shop", table="a", to_database="new", to_table="b", swap=True),
     m.TableNow(table_id="t1"),
+    m.Truncate(table_id="t1", ends=[m.TabletRange(partition="", bucket=0, start=0, end=3)]),
     m.AlterTable(table_id="t1", changes=[DropColumn(name="søk"), SetProperty(name="freshness", value="1s")]),
     m.Write(table_id="t1", kind="delete", tablets=[REF], checksums=[2**32 - 1], columns=["søk"]),
     m.OpenWriter(table_id="t1", writer_id=bytes(range(16))),
@@ -103,6 +104,7 @@ REPLIES: list[m.Reply] = [
     m.HelloReply(folder_id="f" * 32, version=1, pid=7),
     m.TableReply(info=INFO),
     m.NamesReply(names=["a.b"]),
+    m.TruncateReply(ends=[m.TabletRange(partition="", bucket=0, start=0, end=3)]),
     m.Done(),
     m.WriteReply(offsets=[(0, 1), (5, 5)]),
     m.WriterReply(epoch=2, last_sequence=-1, tablets=[REF], sequences=[4]),
@@ -176,7 +178,7 @@ def test_every_request_says_what_it_needs() -> None:
         ],
         Privilege.WRITE: ["CloseWriter", "OpenWriter", "Write"],
         Privilege.TIER: ["AskTieringWork", "LeasedLake", "ReportTiered"],
-        Privilege.ALTER: ["AlterTable", "CreateTable", "DropTable", "RenameTable"],
+        Privilege.ALTER: ["AlterTable", "CreateTable", "DropTable", "RenameTable", "Truncate"],
         Privilege.ADMIN: ["AdoptLake"],
     }  # fmt: skip
     nameless = {type(r).__name__ for r in (*CALLS, *STREAMS) if not r.about}

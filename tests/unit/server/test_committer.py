@@ -15,7 +15,8 @@ from lakehead.format.frame import WriterStamp, encode_body
 from lakehead.kv import KvTablet
 from lakehead.server.committer import local_committer
 from lakehead.server.group_commit import PendingWrite
-from lakehead.server.tablet import MakeCheckpoint, Roll, Tablet, Trim
+from lakehead.server.notes import MakeCheckpoint, Roll, Trim
+from lakehead.server.tablet import Tablet
 from lakehead.testing.storage import FaultyStorage
 from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey
 

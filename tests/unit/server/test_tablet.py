@@ -27,7 +27,8 @@ from lakehead.errors import (
 from lakehead.format import frame as frames
 from lakehead.format.frame import WriterStamp, encode_body
 from lakehead.server.group_commit import PendingWrite
-from lakehead.server.tablet import MakeCheckpoint, Tablet
+from lakehead.server.notes import MakeCheckpoint
+from lakehead.server.tablet import Tablet
 from lakehead.testing.storage import FaultyStorage
 from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey, WriteKind
 
