@@ -50,7 +50,7 @@ check: $(STAMP)  ## lint, format, types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-mutants: $(STAMP)  ## break central lines one at a time, see that tests notice
+mutants: $(STAMP) postgres  ## break central lines one at a time, see that tests notice
 	$(BIN)/python -m tests.mutation $(ARGS)
 
 .PHONY: fuzz-spark

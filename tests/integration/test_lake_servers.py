@@ -23,6 +23,7 @@ from tests.unit.tiering.test_commit import test_whatever_befalls_one_commit_the_
 
 from lakehead.config import LakeConfig
 from lakehead.env.randomness import SystemRandomness
+from lakehead.iceberg.iceberg_table import IcebergLakeTable
 from lakehead.types import TablePath
 
 __all__ = [
@@ -52,3 +53,8 @@ def make_any(
         return Lake(tmp_path, desc, lands_late=lands_late, config=lake_on(request.param))
 
     return make
+
+
+def test_a_server_may_still_be_at_work_on_what_it_was_sent(make_any: Callable[..., Lake], tmp_path: Path) -> None:
+    for lake, late in ((make_any(), True), (Lake(tmp_path, describe()), False)):
+        assert IcebergLakeTable(lake.load, lake.desc).lands_late is late

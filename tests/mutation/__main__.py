@@ -247,6 +247,13 @@ MUTANTS = (
         "tests/unit/tiering/test_commit.py",
     ),
     Mutant(
+        "tell readers the catalog's password",
+        "iceberg/file_io.py",
+        "if str(k).startswith(_STORAGE_PROPERTIES)",
+        "if k",
+        "tests/integration/test_catalogs.py",
+    ),
+    Mutant(
         "unknown attempts are dead",
         "tiering/commit.py",
         "attempt.answer.outcome is Outcome.UNKNOWN and self._lake.lands_late",

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyiceberg.catalog.rest import RestCatalog
-from pyiceberg.exceptions import NoSuchTableError, NotInstalledError, RESTError, TableAlreadyExistsError
+from pyiceberg.exceptions import (
+    NoSuchPropertyException,
+    NoSuchTableError,
+    NotInstalledError,
+    RESTError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.io import load_file_io
 from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
 from pyiceberg.schema import assign_fresh_schema_ids
 from pyiceberg.table import StaticTable
@@ -94,9 +101,9 @@ class LakeCatalog:
                 lacks = getattr(e.__cause__, "name", None)
                 why = f"the Python package {lacks!r} is not installed" if lacks else str(e)
                 raise MissingDependencyError(f"lake catalog {self.name!r} cannot be opened: {why}") from e
-            except ValueError as e:
+            except (ValueError, NoSuchPropertyException) as e:
                 # PyIceberg names the address, in which a password may stand.
-                why = str(e).replace(uri, "its uri") if uri else str(e)
+                why = str(e).replace(uri, "its uri") if uri else "it has no 'uri'" if "URI" in str(e) else str(e)
                 raise InvalidPropertyError(f"lake catalog {self.name!r} cannot be opened: {why}") from None
 
     def create_table(self, desc: TableDescriptor, *, owner: str = "") -> Table:
@@ -107,6 +114,7 @@ class LakeCatalog:
 
         Raises:
             LakeStateError: another table has that name in the lake.
+            InvalidPropertyError: the catalog is not told where files go, or no such storage is known.
             UnavailableError: the catalog cannot be reached.
         """
         identifier = (desc.path.database, desc.path.table)
@@ -114,6 +122,7 @@ class LakeCatalog:
             self.iceberg.create_namespace_if_not_exists(desc.path.database)
             if (found := self._find(desc)) is not None:
                 return found
+            self._require_warehouse()
             schema = iceberg_schema(desc)
             offset = schema.find_field(OFFSET_COLUMN).field_id
             try:
@@ -127,6 +136,18 @@ class LakeCatalog:
                 )
             except TableAlreadyExistsError:
                 return _checked(self.iceberg.load_table(identifier), desc)
+
+    def _require_warehouse(self) -> None:
+        warehouse = self.iceberg.properties.get("warehouse")
+        if isinstance(self.iceberg, RestCatalog):
+            return
+        give = "give it 'warehouse': 'file:///folder' or 's3://bucket/folder'"
+        if not warehouse:
+            raise InvalidPropertyError(f"lake catalog {self.name!r} is not told where files go: {give}")
+        try:
+            locate_file(load_file_io(dict(self.properties), warehouse), warehouse)
+        except ValueError as e:
+            raise InvalidPropertyError(f"lake catalog {self.name!r} has no such storage ({e}): {give}") from e
 
     def drop_table(self, desc: TableDescriptor, *, purge: bool) -> None:
         """Remove the lake table from the catalog; with ``purge`` its files too. Nothing happens when it is missing.

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from lakehead.config import LakeConfig
-from lakehead.errors import InvalidUriError, LakeStateError, UnavailableError
+from lakehead.errors import InvalidPropertyError, InvalidUriError, LakeStateError, UnavailableError
 from lakehead.iceberg.data_files import lake_arrow_schema
 from lakehead.iceberg.lake_catalog import LakeCatalog, open_metadata
 from lakehead.types import SYSTEM_FIELDS, Schemas, TableDescriptor, TablePath, children, field_id
@@ -104,3 +104,23 @@ def test_a_catalog_out_of_reach_is_said_to_be(tmp_path: Path) -> None:
     config = LakeConfig(catalog={"type": "sql", "uri": f"sqlite:///{file}", "warehouse": f"file://{tmp_path}"})
     with pytest.raises(UnavailableError, match="cannot be reached"):
         LakeCatalog(config, "").iceberg.list_namespaces()
+
+
+@pytest.mark.parametrize(
+    ("catalog", "why"),
+    [
+        ({"warehouse": "s3://b/w"}, "it has no 'uri'"),
+        ({"type": "rest"}, "it has no 'uri'"),
+        ({"type": "sql", "warehouse": "s3://b/w"}, "it has no 'uri'"),
+        ({"type": "sql", "uri": "sqlite:///{}/c.db"}, "not told where files go: give it 'warehouse'"),
+        ({"type": "sql", "uri": "sqlite:///{}/c.db", "warehouse": "ftp://h/w"}, "no such storage"),
+    ],
+)
+def test_a_catalog_that_is_told_too_little_says_what_it_needs(
+    catalog: dict[str, str], why: str, tmp_path: Path
+) -> None:
+    schemas = Schemas.only(pa.schema([("k", pa.int64())]))
+    desc = TableDescriptor("t1", TablePath("db", "t"), schemas, (), (), (), 1, "iceberg")
+    given = {name: value.format(tmp_path) for name, value in catalog.items()}
+    with pytest.raises(InvalidPropertyError, match=why):
+        LakeCatalog(LakeConfig(catalog=given), "").create_table(desc)
