@@ -348,11 +348,11 @@ class TableDescriptor:
         """The same table under another name."""
         return replace(self, path=to, former=(*self.former, self.path))
 
-    @property
+    @cached_property
     def schema(self) -> pa.Schema:
         return self.schemas.current.columns
 
-    @property
+    @cached_property
     def schema_id(self) -> int:
         return self.schemas.current.id
 

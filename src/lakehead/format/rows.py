@@ -132,6 +132,8 @@ def to_key_table(keys: object, schema: pa.Schema, *, what: str, allow_extra: boo
 def _to_table(data: Any, schema: pa.Schema, what: str, *, allow_extra: bool, fill: bool = False) -> pa.Table:
     if isinstance(data, pa.Table):
         return data
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
     if isinstance(data, dict):
         data = [data]
     if isinstance(data, Iterator) and not hasattr(data, "__arrow_c_stream__"):
@@ -143,8 +145,6 @@ def _to_table(data: Any, schema: pa.Schema, what: str, *, allow_extra: bool, fil
     if _is_pandas(data, "DataFrame"):
         return _from_pandas(data, schema, what, allow_extra=allow_extra)
     try:
-        if isinstance(data, pa.RecordBatch):
-            return pa.Table.from_batches([data])
         if isinstance(data, pa.RecordBatchReader):
             return data.read_all()
         if _is_dataset(data):
