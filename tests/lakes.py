@@ -185,7 +185,9 @@ class Lake(Tiered):
             held = pq.read_table(path, filesystem=fs, columns=["id"], partitioning=None)["id"]
             at = np.flatnonzero(np.isin(held.to_numpy(), ids))
             if len(at):
-                written = write_position_deletes(spec, f.file_path, at, spec_id=f.spec_id, partition=(f.partition[0],))
+                written = write_position_deletes(
+                    spec, {f.file_path: at}, spec_id=f.spec_id, partition=(f.partition[0],)
+                )
                 delta.add_deletes(to_data_file(written))
         delta.commit()
         transaction.commit_transaction()

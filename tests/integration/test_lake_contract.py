@@ -234,7 +234,7 @@ def delete_by_position(d: Deployed) -> None:
     f = next(iter(ice.scan().plan_files())).file
     partition = tuple(f.partition[i] for i in range(len(f.partition)))
     spec_of_files = LakeWriteSpec.of(ice, target_file_bytes=0)
-    gone = write_position_deletes(spec_of_files, f.file_path, np.array([0]), spec_id=f.spec_id, partition=partition)
+    gone = write_position_deletes(spec_of_files, {f.file_path: np.array([0])}, spec_id=f.spec_id, partition=partition)
     delta.add_deletes(to_data_file(gone))
     delta.commit()
     transaction.commit_transaction()

@@ -231,8 +231,7 @@ def test_rows_moved_and_updated_by_others(spark: SparkSession, con: lh.Connectio
             partition = tuple(file.partition[i] for i in range(len(file.partition)))  # type: ignore[attr-defined]
             written = write_position_deletes(
                 spec,
-                file.file_path,
-                np.array(positions),
+                {file.file_path: np.array(positions)},
                 spec_id=file.spec_id,
                 partition=partition,  # type: ignore[attr-defined]
             )

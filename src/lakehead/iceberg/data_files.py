@@ -52,6 +52,10 @@ ROW_GROUP_ROWS = (128 << 10, 1 << 20)
 """A row group has at least and at most so many rows, where there are so many."""
 ROW_GROUP_BYTES = (64 << 20, 256 << 20)
 """Arrow bytes that end a row group of the least number of rows, and of any number."""
+SMALL_BYTES = 2 << 20
+"""Arrow bytes of a data file that may share delete files with others."""
+SMALL = "small-"
+"""How its name begins: after those of all others, which are hexadecimal."""
 _SAMPLE_ROWS = 64 << 10
 _DICTIONARY_SHARE = 4
 """A column gets a dictionary when each of its values is there at least so often on average."""
@@ -128,7 +132,7 @@ class IcebergFile:
         spec_id: partition spec of ``partition``.
         partition: values as Iceberg holds them, in the order of the spec.
         statistics: what manifests keep about it, by the names of Iceberg's data file.
-        deletes_in: for position deletes, the data file; None for a data file.
+        deletes: whether it holds positions to delete.
     """
 
     path: str
@@ -137,7 +141,7 @@ class IcebergFile:
     spec_id: int
     partition: tuple[object, ...]
     statistics: Mapping[str, Any] = field(repr=False)
-    deletes_in: str | None = None
+    deletes: bool = False
 
 
 def write_data_files(
@@ -164,7 +168,7 @@ def write_data_files(
     try:
         for rows in _row_groups(_to_lake(b, tools.arrow) for b in batches if b.num_rows):
             with storage_errors(spec.location, "write lake files in"):
-                open_file = open_file or _DataFile(tools, rows, f"{SystemRandomness().uuid_hex()}.parquet")
+                open_file = open_file or _DataFile(tools, rows, _name(rows))
                 open_file.write(rows)
                 if open_file.size >= spec.target_file_bytes:
                     written.append(open_file.finish(partition))
@@ -180,28 +184,42 @@ def write_data_files(
     return written
 
 
+def _name(first: pa.Table) -> str:
+    """A new name, from a file's first rows; those of small files are neighbours, and others do not lie between them."""
+    return f"{SMALL if first.nbytes <= SMALL_BYTES else ''}{SystemRandomness().uuid_hex()}.parquet"
+
+
+def is_small(path: str) -> bool:
+    """Whether a data file is one of those that share delete files."""
+    return path.rpartition("/")[2].startswith(SMALL)
+
+
 def write_position_deletes(
     spec: LakeWriteSpec,
-    data_path: str,
-    positions: Offsets,
+    positions: Mapping[str, Offsets],
     *,
     spec_id: int,
     partition: tuple[object, ...],
 ) -> IcebergFile:
-    """Write one position-delete file that deletes rows of one data file, as every reader can apply it.
+    """Write one position-delete file, as every reader can apply it.
+
+    Readers look into it for every older data file of the partition whose address lies between those that it names.
 
     Args:
-        data_path: the data file's address, exactly as its manifest spells it.
-        positions: row positions in it, sorted.
-        spec_id, partition: those of the data file.
+        positions: row positions, sorted, by the data file's address, exactly as its manifest spells it.
+        spec_id, partition: those of the data files.
 
     Raises:
         StorageError: the storage refused; nothing is left of the file.
     """
     tools = _tools(spec)
     path = tools.locations.new_data_location(f"{SystemRandomness().uuid_hex()}-deletes.parquet")
-    paths = pa.DictionaryArray.from_arrays(np.zeros(len(positions), np.int32), pa.array([data_path])).cast(pa.string())
-    rows = pa.Table.from_arrays([paths, pa.array(positions, pa.int64())], schema=_POSITION_SCHEMA)
+    # In the order of their UTF-8 bytes, as Iceberg sorts.
+    named = sorted(positions, key=str.encode)
+    codes = np.repeat(np.arange(len(named), dtype=np.int32), [len(positions[p]) for p in named])
+    paths = pa.DictionaryArray.from_arrays(codes, pa.array(named)).cast(pa.string())
+    at = np.concatenate([positions[p] for p in named])
+    rows = pa.Table.from_arrays([paths, pa.array(at, pa.int64())], schema=_POSITION_SCHEMA)
     try:
         with storage_errors(path, "write"), tools.io.new_output(path).create() as out:
             pq.write_table(
@@ -215,15 +233,14 @@ def write_position_deletes(
     except BaseException:
         discard_files(tools.io, [path])
         raise
-    bounds = {_PATH_ID: data_path.encode()}
     return IcebergFile(
         path,
         len(tools.io.new_input(path)),
-        len(positions),
+        len(at),
         spec_id,
         partition,
-        {"lower_bounds": bounds, "upper_bounds": bounds},
-        data_path,
+        {"lower_bounds": {_PATH_ID: named[0].encode()}, "upper_bounds": {_PATH_ID: named[-1].encode()}},
+        deletes=True,
     )
 
 

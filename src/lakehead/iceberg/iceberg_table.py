@@ -146,7 +146,7 @@ class IcebergLakeTable:
         deletes = self._write_deletes(base, change)
         try:
             for file in (*(f.own for f in change.added), *deletes):
-                (delta.append_data_file if file.deletes_in is None else delta.add_deletes)(to_data_file(file))
+                (delta.append_data_file if not file.deletes else delta.add_deletes)(to_data_file(file))
             self._remove(delta, base, change.removed)
             with lake_files():
                 delta.commit()

@@ -85,18 +85,23 @@ class RowDelta(_SnapshotProducer["RowDelta"]):
         out = self._write(ManifestContent.DATA, map(self._added, self._added_data_files))
         out += self._write(ManifestContent.DELETES, map(self._added, self._added_deletes))
         kept: list[ManifestFile] = []
+        # Of each kind in one manifest: readers open them all, and most entries may be of files that are gone.
+        hit_manifests: dict[ManifestContent, list[ManifestEntry]] = {}
         missing = self._deleted_data_files | self._removed_deletes
         for manifest in self._parent_manifests():
             gone = self._deleted_data_files if manifest.content == ManifestContent.DATA else self._removed_deletes
             entries = manifest.fetch_manifest_entry(self._io) if gone else []
             hit = {e.data_file for e in entries} & gone
             if hit:
-                out += self._write(manifest.content, [self._carried(e, e.data_file in hit) for e in entries])
+                carried = [self._carried(e, e.data_file in hit) for e in entries]
+                hit_manifests.setdefault(manifest.content, []).extend(carried)
                 missing = missing - hit
             else:
                 kept.append(manifest)
         if missing:
             raise ValidationException(f"Files were concurrently removed: {sorted(f.file_path for f in missing)}")
+        for content, entries in hit_manifests.items():
+            out += self._write(content, entries)
         return out + self._fold(kept)
 
     def _parent_manifests(self) -> Iterator[ManifestFile]:
@@ -205,7 +210,7 @@ class _DeleteManifestWriter(ManifestWriterV2):
 
 def to_data_file(file: IcebergFile) -> DataFile:
     """The manifest's form of a file that was written."""
-    contents = DataFileContent.DATA if file.deletes_in is None else DataFileContent.POSITION_DELETES
+    contents = DataFileContent.POSITION_DELETES if file.deletes else DataFileContent.DATA
     data_file = DataFile.from_args(
         content=contents,
         file_path=file.path,

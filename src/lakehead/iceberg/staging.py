@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
@@ -31,9 +32,10 @@ from pyiceberg.typedef import Identifier
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
-from lakehead.iceberg.data_files import IcebergFile, LakeWriteSpec, discard_files, write_position_deletes
+from lakehead.iceberg.data_files import IcebergFile, LakeWriteSpec, discard_files, is_small, write_position_deletes
 from lakehead.iceberg.file_io import FILES_AT_ONCE
 from lakehead.lake.deleted_rows import Hit
+from lakehead.log.netchange import Offsets
 
 
 class StagingTransaction(Transaction):
@@ -139,19 +141,27 @@ def swap_metadata(catalog: SqlCatalog, name: Identifier, old: str, new: str) -> 
 
 
 def write_deletes(table: Table, tasks: Mapping[str, FileScanTask], hits: Sequence[Hit]) -> list[IcebergFile]:
-    """Write one position-delete file per data file; after an error none remains."""
-    spec = LakeWriteSpec.of(table, target_file_bytes=0)
+    """Write position deletes: one file for the small data files of a partition, one for each other data file.
 
-    def write(hit: Hit) -> IcebergFile:
+    After an error none remains.
+    """
+    spec = LakeWriteSpec.of(table, target_file_bytes=0)
+    groups: dict[tuple[object, ...], dict[str, Offsets]] = {}
+    for hit in hits:
         # A file keeps the partition spec that it was written with, and so must what deletes its rows.
         f = tasks[hit.file.path].file
         partition = tuple(f.partition[i] for i in range(len(f.partition)))
-        return write_position_deletes(spec, f.file_path, hit.positions, spec_id=f.spec_id, partition=partition)
+        alone = None if is_small(f.file_path) else f.file_path
+        groups.setdefault((f.spec_id, partition, alone), {})[f.file_path] = hit.positions
 
-    if not hits:
+    def write(group: tuple[Any, ...]) -> IcebergFile:
+        spec_id, partition, _ = group
+        return write_position_deletes(spec, groups[group], spec_id=spec_id, partition=partition)
+
+    if not groups:
         return []
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-        futures = [pool.submit(write, h) for h in hits]
+        futures = [pool.submit(write, g) for g in groups]
         try:
             return [f.result() for f in futures]
         except Exception:

@@ -17,7 +17,7 @@ from lakehead.config import LakeConfig
 from lakehead.env import Env
 from lakehead.errors import LakeStateError
 from lakehead.iceberg import data_files
-from lakehead.iceberg.data_files import LakeWriteSpec, write_data_files, write_position_deletes
+from lakehead.iceberg.data_files import LakeWriteSpec, is_small, write_data_files, write_position_deletes
 from lakehead.iceberg.iceberg_table import IcebergLakeTable
 from lakehead.iceberg.lake_catalog import LakeCatalog
 from lakehead.testing.hot import MemoryHotSource
@@ -167,12 +167,28 @@ def test_a_file_counts_its_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert written.statistics["nan_value_counts"] == {1: 2, 2: 0}
 
 
-def test_position_deletes_name_one_file(spec: LakeWriteSpec) -> None:
+def test_position_deletes_name_files_in_their_order(spec: LakeWriteSpec) -> None:
     import numpy as np
 
-    deletes = write_position_deletes(spec, "file:///x/a.parquet", np.array([3, 5], np.int64), spec_id=0, partition=(0,))
+    at = {"file:///x/b.parquet": np.array([3, 5], np.int64), "file:///x/a.parquet": np.array([7], np.int64)}
+    deletes = write_position_deletes(spec, at, spec_id=0, partition=(0,))
     rows = pq.read_table(deletes.path.removeprefix("file://"), partitioning=None)
-    assert rows.to_pydict() == {"file_path": ["file:///x/a.parquet"] * 2, "pos": [3, 5]}
-    assert (
-        deletes.statistics["lower_bounds"] == deletes.statistics["upper_bounds"] == {2147483546: b"file:///x/a.parquet"}
-    )
+    assert rows.to_pydict() == {
+        "file_path": ["file:///x/a.parquet", *["file:///x/b.parquet"] * 2],
+        "pos": [7, 3, 5],
+    }
+    assert deletes.record_count == 3 and deletes.deletes
+    assert deletes.statistics["lower_bounds"] == {2147483546: b"file:///x/a.parquet"}
+    assert deletes.statistics["upper_bounds"] == {2147483546: b"file:///x/b.parquet"}
+
+
+def test_names_of_small_files_lie_after_all_others(tmp_path: Path) -> None:
+    desc = describe(pa.schema([("i", pa.int64())]))
+    spec = LakeWriteSpec.of(LakeCatalog(LakeConfig(), str(tmp_path)).create_table(desc), target_file_bytes=1 << 30)
+
+    def written(rows: int) -> str:
+        (file,) = write_data_files(spec, [pa.record_batch({"i": pa.array(range(rows), pa.int64())})], (0,))
+        return file.path
+
+    small, large = [written(10) for _ in range(4)], [written(300_000) for _ in range(4)]
+    assert max(large) < min(small) and all(map(is_small, small)) and not any(map(is_small, large))

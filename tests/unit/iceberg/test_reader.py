@@ -78,7 +78,7 @@ def delete_by_position(log: Any, rows: dict[int, int]) -> None:
         (task,) = table.scan(row_filter=f"id = {id_}").plan_files()
         f = task.file
         written = write_position_deletes(
-            spec, f.file_path, np.array([position], np.int64), spec_id=f.spec_id, partition=(f.partition[0],)
+            spec, {f.file_path: np.array([position], np.int64)}, spec_id=f.spec_id, partition=(f.partition[0],)
         )
         delta.add_deletes(to_data_file(written))
     delta.commit()
