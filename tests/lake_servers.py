@@ -37,6 +37,8 @@ PLAIN_BUCKET, CATALOG_BUCKET = "plain", "tables"
 _PATIENCE_S = 30.0
 _DEATH_SIGNAL = 1
 _USER = "postgres"
+_PORTS = [f"{part}.port{kind}" for part in ("master", "volume", "filer", "s3", "admin") for kind in ("", ".grpc")]
+_PORTS.append("s3.port.iceberg")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,23 +114,37 @@ def _postgres_programs() -> Path:
 @contextmanager
 def seaweed() -> Iterator[LakeServer]:
     """An S3 store with `PLAIN_BUCKET`, and a REST catalog whose tables lie in `CATALOG_BUCKET` of it."""
-    program = Path(sys.executable).parent / "weed"
+    with ExitStack() as stack:
+        for left in (2, 1, 0):
+            try:
+                server = stack.enter_context(_seaweed_on(dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))))
+                break
+            except AssertionError:  # another process may have taken a port meanwhile
+                if not left:
+                    raise
+        yield server
+
+
+@contextmanager
+def _seaweed_on(ports: dict[str, int]) -> Iterator[LakeServer]:
     folder = Path(tempfile.mkdtemp(prefix="lakehead-seaweed-"))
-    names = ["master", "volume", "filer", "s3", "admin"]
-    ports = dict(zip([*names, *(f"{n}.grpc" for n in names), "catalog"], free_ports(11), strict=True))
-    listen = [f"-{n}.port{'.grpc' if grpc else ''}={ports[n + grpc]}" for n in names for grpc in ("", ".grpc")]
     command = [
-        *(str(program), "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", *listen),
-        *(f"-s3.port.iceberg={ports['catalog']}", "-s3.port.lance=0", "-admin.ui=false", "-webdav=false"),
-        *(f"-bucket={PLAIN_BUCKET}", f"-tableBucket={CATALOG_BUCKET}", "-master.volumeSizeLimitMB=64"),
+        str(Path(sys.executable).parent / "weed"),
+        "mini",
+        f"-dir={folder}",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
     ]
+    command += [f"-{name}={port}" for name, port in ports.items()]
+    command += ["-s3.port.lance=0", "-admin.ui=false", "-webdav=false", "-master.telemetry=false"]
+    command += [f"-bucket={PLAIN_BUCKET}", f"-tableBucket={CATALOG_BUCKET}", "-master.volumeSizeLimitMB=64"]
     storage = {
-        "s3.endpoint": f"http://127.0.0.1:{ports['s3']}",
+        "s3.endpoint": f"http://127.0.0.1:{ports['s3.port']}",
         "s3.access-key-id": KEY_ID,
         "s3.secret-access-key": STORE_SECRET,
         "s3.region": "us-east-1",
     }
-    catalog = f"http://127.0.0.1:{ports['catalog']}"
+    catalog = f"http://127.0.0.1:{ports['s3.port.iceberg']}"
     environment = {**os.environ, "AWS_ACCESS_KEY_ID": KEY_ID, "AWS_SECRET_ACCESS_KEY": STORE_SECRET}
 
     def answers() -> bool:
@@ -151,6 +167,9 @@ def seaweed() -> Iterator[LakeServer]:
             yield LakeServer(storage, catalog)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        for port in ports.values():
+            for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                path.unlink()
 
 
 def rest_properties(store: LakeServer, uri: str | None = None) -> dict[str, str]:

@@ -325,7 +325,7 @@ class TableDescriptor:
 
     ``schema`` is the user's Arrow schema with key, bucket-key and partition columns non-null, without system columns,
     without dictionary types. ``table_id`` is unique for ever: a dropped and re-created table has another one.
-    ``former`` are the names that it had before, oldest first.
+    ``former`` are the names that it had before, oldest first; ``comments`` are texts by field id, 0 for the table's.
     """
 
     table_id: str
@@ -338,21 +338,27 @@ class TableDescriptor:
     lake: str | None
     properties: TableProperties = field(default_factory=TableProperties)
     former: tuple[TablePath, ...] = ()
+    comments: tuple[tuple[int, str], ...] = ()
 
     @property
     def origin(self) -> TablePath:
         """The name that it was created under: its folders, in the data folder and in the lake, are named after it."""
         return self.former[0] if self.former else self.path
 
+    def comment(self, column: str | None = None) -> str | None:
+        """What somebody said of a column, or of the table."""
+        about = 0 if column is None else field_id(self.schemas.current.fields.field(column))
+        return next((text for of, text in self.comments if of == about), None)
+
     def renamed(self, to: TablePath) -> TableDescriptor:
         """The same table under another name."""
         return replace(self, path=to, former=(*self.former, self.path))
 
-    @property
+    @cached_property
     def schema(self) -> pa.Schema:
         return self.schemas.current.columns
 
-    @property
+    @cached_property
     def schema_id(self) -> int:
         return self.schemas.current.id
 

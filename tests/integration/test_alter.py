@@ -447,3 +447,56 @@ def test_a_catalog_that_fails_while_the_lake_is_to_follow(
     put(table, [new(2, "x")])
     con.tier("t")
     assert rows_of(table, tier="lake") == [new(1), new(2, "x")]
+
+
+def docs_of(table: lh.Table) -> dict[str, str | None]:
+    found = table.lake.iceberg()
+    return {f.name: f.doc for f in found.schema().fields} | {"table": found.properties.get("comment")}
+
+
+def test_comments_stay_with_their_columns(con: lh.Connection, table: lh.Table) -> None:
+    put(table, [old(1)])
+    with table.alter() as a:
+        a.set_comment("a", "how many").set_comment("b", "gone soon").set_comment(None, "things")
+    with table.alter() as a:
+        a.rename_column("a", "n").drop_column("b").add_column("b", pa.string()).set_comment("n", "how many there are")
+    definition = con.table("t").describe()
+    assert {c["name"]: c.get("comment") for c in definition["columns"]} == {
+        "k": None,
+        "n": "how many there are",
+        "b": None,
+    }
+    assert definition.get("comment") == "things"
+    if table.describe()["lake"]:
+        said = docs_of(table)
+        assert [said[c] for c in ("k", "n", "b", "table")] == [None, "how many there are", None, "things"]
+        tier(con, table)
+    with table.alter() as a:
+        a.set_comment("n", None).set_comment(None, "")
+    definition = con.table("t").describe()
+    assert (definition.get("comment"), [c.get("comment") for c in definition["columns"]]) == (None, [None] * 3)
+    if table.describe()["lake"]:
+        assert set(docs_of(table).values()) == {None}
+    put(table, [{"k": 2, "n": 3, "b": "x"}])
+    tier(con, table)
+    assert rows_of(table)[1] == {"k": 2, "n": 3, "b": "x"}
+
+
+def test_comments_of_other_engines_stay(con: lh.Connection) -> None:
+    table = con.create_table("t", SCHEMA, lake="iceberg")
+    with table.lake.iceberg().update_schema() as update:
+        update.update_column("b", doc="theirs")
+    with table.alter() as a:
+        a.set_comment("a", "ours")
+    tier(con, table)
+    assert [docs_of(table)[c] for c in ("a", "b")] == ["ours", "theirs"]
+
+
+def test_a_comment_that_cannot_be(con: lh.Connection) -> None:
+    table = con.create_table("t", SCHEMA)
+    for column, text, error in (("x", "y", ColumnNotFoundError), ("a", "y" * 4097, lh.InvalidRequestError)):
+        with pytest.raises(error), table.alter() as a:
+            a.set_comment("b", "kept out").set_comment(column, text)
+    with pytest.raises(lh.InvalidRequestError, match="must be a text"):
+        table.alter().set_comment("a", 1)  # type: ignore[arg-type]
+    assert [c.get("comment") for c in table.describe()["columns"]] == [None] * 3

@@ -120,8 +120,19 @@ def test_a_table_has_its_whole_life_there(
     con.tier(t.name)
     t.check()
     assert con.sql(f"select sum(n), count(*) from {t.name} where value = 'new'").fetchall() == [(7, 1)]
+    t.table, t.name = con.rename_table(t.name, f"{database_name}.moved"), f"{database_name}.moved"
+    t.table.upsert([{"k": 2, "city": "O", "value": "newer"}])
+    t.rows[2] |= {"value": "newer"}
+    con.tier(t.name)
+    t.check()
+    catalog = load_catalog(config.name, **config.catalog)
+    assert catalog.list_tables(database_name) == [(database_name, "moved")]
+    t.table.truncate()
+    assert t.table.scan().count() == 0
+    con.tier(t.name)
+    assert t.table.scan(tier="lake").count() == 0
     con.drop_table(t.name, purge=True)
-    assert not load_catalog(config.name, **config.catalog).table_exists((database_name, "t"))
+    assert catalog.list_tables(database_name) == []
     if kind == "postgres-s3":  # the REST catalog lets nobody look
         fs, folder = locate_file(io, table.location())
         assert not [i.path for i in fs.get_file_info(pa.fs.FileSelector(folder, recursive=True, allow_not_found=True))]

@@ -186,8 +186,9 @@ def test_statements_at_once_are_one_after_the_other(con: lh.Connection) -> None:
         ("explain alter table shop.orders add x int", lh.SqlError, "by itself"),
         ("explain analyze alter table shop.orders add x int", lh.SqlError, "by itself"),
         ("alter view shop.orders rename to x", lh.SqlError, "ALTER TABLE, by itself"),
-        ("comment on table shop.orders is 'x'", lh.SqlError, "comments"),
-        ("comment on column shop.orders.units is 'x'", lh.SqlError, "comments"),
+        ("comment on view shop.orders is 'x'", lh.SqlError, "COMMENT ON"),
+        ("comment on column shop.orders.nothing is 'x'", lh.LakeheadError, "nothing"),
+        ("comment on table shop.nothing is 'x'", TableNotFoundError, "nothing"),
         ("alter database memory set alias to y", lh.SqlError, "ALTER TABLE, by itself"),
         ("alter table", lh.SqlError, "syntax error"),
     ],
@@ -206,3 +207,18 @@ def test_values_are_not_for_definitions(standing: lh.Connection) -> None:
     with pytest.raises(lh.SqlError):
         standing.sql("alter table shop.orders add column x int default ?", params=[1])
     assert standing.table("shop.orders").schema == SCHEMA
+
+
+def test_comments(con: lh.Connection) -> None:
+    for name, path in {"shop.orders": "shop.orders", "bare": "default.bare"}.items():
+        for statement in ("Table {} is 'what ''they'' bought'", "column {}.\"Unit price\" is '€';"):
+            answer = con.sql("Comment On " + statement.format(name))
+            assert (answer.columns, answer.fetchall()) == (["Success"], [])
+        definition = con.table(path).describe()
+        assert definition.get("comment") == "what 'they' bought"
+        assert [c.get("comment") for c in definition["columns"]] == [None, None, None, "€", None]
+        con.sql(f'comment on column {name}."unit PRICE" is null')
+        con.sql(f"comment on table {name} is null")
+        assert (
+            con.table(path).describe().get("comment") is con.table(path).describe()["columns"][3].get("comment") is None
+        )

@@ -39,6 +39,7 @@ class EmptyCopy:
         self._before = [_Column(f.name, _AS_IT_WAS, f.nullable) for f in table.schema]
         cursor.execute(f"create schema if not exists {_name(catalog, schema)}")
         self._create(self._before)
+        self._unsaid = f"as it was {id(self)}"
 
     def run(self, statement: Statement, params: object) -> None:
         """Let DuckDB make the change.
@@ -62,6 +63,19 @@ class EmptyCopy:
             if "nested type" in str(e):
                 raise _refused(self._table.name, "fields inside a column cannot be changed yet") from e
             raise
+
+    def run_comment(self, statement: Statement, params: object, alteration: TableAlteration) -> None:
+        """Let DuckDB say what the table or a column is, and say it of the table; errors as `run`."""
+        columns = [(*self._at, c.name) for c in self._before]
+        for kind, names in (("table", [self._at]), ("column", columns)):
+            for name in names:
+                self._cursor.execute(f"comment on {kind} {_name(*name)} is '{self._unsaid}'")
+        self.run(statement, params)
+        said = [(None, *self._known("select comment from duckdb_tables()")[0])]
+        said += self._known("select column_name, comment from duckdb_columns()")
+        for name, text in said:
+            if text != self._unsaid:
+                alteration.set_comment(name, text)
 
     def new_name(self) -> str | None:
         """What the statement has called the table; None when it has the name that it had."""

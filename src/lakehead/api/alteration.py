@@ -17,6 +17,7 @@ from lakehead.protocol.alterations import (
     MakeNullable,
     RenameColumn,
     ResetProperty,
+    SetComment,
     SetProperty,
     WidenColumn,
 )
@@ -71,6 +72,14 @@ class TableAlteration:
     def make_nullable(self, name: str) -> TableAlteration:
         """Let a column be null."""
         self._changes.append(MakeNullable(name=name))
+        return self
+
+    def set_comment(self, column: str | None, text: str | None) -> TableAlteration:
+        """Say what a column is, or with None for it, the table; None as text takes it back. At most 4,096 characters.
+        It stays with the column when that is renamed."""
+        if text is not None and not isinstance(text, str):
+            raise InvalidRequestError(f"the comment {text!r} must be a text, or None")
+        self._changes.append(SetComment(name=column, text=text))
         return self
 
     def set_property(self, name: str, value: Any) -> TableAlteration:

@@ -345,7 +345,8 @@ class Connection(Displayed):
     ) -> duckdb.DuckDBPyRelation:
         """Run SQL (DuckDB) over union reads; also ``t$lake``, ``t$changelog``, ``t$lake$snapshots``, ``t$lake$files``.
 
-        One statement that reads: SELECT, DESCRIBE, SUMMARIZE, SHOW TABLES or EXPLAIN of them; or ALTER TABLE, which is
+        One statement that reads: SELECT, DESCRIBE, SUMMARIZE, SHOW TABLES or EXPLAIN of them; or ALTER TABLE or COMMENT
+        ON, which is
         answered without rows once the table is changed (see `Table.alter`). All tables that a statement names
         are read as of one moment, that of this call; columns and filters are pushed into both tiers. The relation is
         lazy: fetch it before the connection is closed. Its methods raise `SqlError` for what DuckDB finds while it

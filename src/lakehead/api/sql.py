@@ -188,6 +188,10 @@ def _alter_once(
     reading: Reading,
 ) -> None:
     copy = EmptyCopy(cursor, catalog, table)
+    if statement.comments:
+        with table.alter() as alteration:
+            reading.run(lambda: copy.run_comment(statement, params, alteration))
+        return
     reading.run(lambda: copy.run(statement, params))
     name = reading.run(copy.new_name)
     if name is not None:

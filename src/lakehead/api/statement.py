@@ -5,6 +5,7 @@ Nothing here runs a statement: what is refused has had no effect.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterator
@@ -26,7 +27,8 @@ _INSTEAD = {
     " relation: frames={'name': relation}",
     "CREATE_FUNC": "write the expression out",
     "DROP": "drop tables with con.drop_table(name)",
-    "ALTER": "columns are changed by ALTER TABLE, by itself; nothing else is altered, or has comments",
+    "ALTER": "tables and their columns are changed by ALTER TABLE, by itself, and have comments by COMMENT ON; nothing"
+    " else does",
     "COPY": "write the relation: con.sql('select ...').write_parquet(path), or .write_csv(path)",
     "EXPORT": "write the relation: con.sql('select ...').write_parquet(path)",
     "COPY_DATABASE": "write the relation: con.sql('select ...').write_parquet(path)",
@@ -67,7 +69,8 @@ class Statement:
         shows: ``"tables"``, ``"databases"`` or ``"schemas"`` for a bare SHOW of them.
         catalog: it asks for what tables there are, and needs them all to be known.
         parameters: names, or numbers, of the values that it takes.
-        alters: it is ALTER TABLE, of the table in ``tables``.
+        alters: it is ALTER TABLE, or COMMENT ON, of the table in ``tables``.
+        comments: it is COMMENT ON.
         recomputes: it is ALTER TABLE with a USING.
     """
 
@@ -78,6 +81,7 @@ class Statement:
     parameters: tuple[str, ...] = ()
     alters: bool = False
     recomputes: bool = False
+    comments: bool = False
 
 
 def read_statement(cursor: duckdb.DuckDBPyConnection, query: object) -> Statement:
@@ -102,6 +106,8 @@ def read_statement(cursor: duckdb.DuckDBPyConnection, query: object) -> Statemen
     if kinds[0] == "ALTER" and _alters_table(text):
         tables, recomputes = frozenset({_altered(text)}), "using" in _keywords(text)
         return Statement(text, tables, parameters=parameters, alters=True, recomputes=recomputes)
+    if kinds[0] == "ALTER" and (about := _commented(text)) is not None:
+        return Statement(text, frozenset({about}), parameters=parameters, alters=True, comments=True)
     inner = _explained(cursor, text) if kinds[0] == "EXPLAIN" else text
     if kinds[0] not in ("SELECT", "EXPLAIN"):
         raise _refused(kinds[0])
@@ -118,6 +124,15 @@ def read_statement(cursor: duckdb.DuckDBPyConnection, query: object) -> Statemen
 
 def _alters_table(text: str) -> bool:
     return [n.text.lower() for n in islice(find_names(text), 2)] == ["alter", "table"]
+
+
+def _commented(text: str) -> NamedTable | None:
+    """The table that a COMMENT ON is of, or of whose column; None for one of anything else."""
+    names = list(islice(find_names(text), 4))
+    words = [n.text.lower() for n in names]
+    if len(names) < 4 or words[:2] != ["comment", "on"] or words[2] not in ("table", "column"):
+        return None
+    return _named(names[3] if words[2] == "table" else dataclasses.replace(names[3], path=names[3].path[:-1]))
 
 
 def _altered(text: str) -> NamedTable:

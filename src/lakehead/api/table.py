@@ -123,13 +123,17 @@ class Table(Displayed):
         return self._desc.properties.to_user()
 
     def describe(self) -> dict[str, Any]:
-        """Everything that defines the table, as plain values."""
+        """Everything that defines the table, as plain values; comments where there are any."""
         desc = self._desc
         return {
             "name": self.name,
             "kind": "primary-key" if desc.keyed else "log",
             "table_id": desc.table_id,
-            "columns": [{"name": f.name, "type": str(f.type), "nullable": f.nullable} for f in desc.schema],
+            **_said(desc.comment()),
+            "columns": [
+                {"name": f.name, "type": str(f.type), "nullable": f.nullable, **_said(desc.comment(f.name))}
+                for f in desc.schema
+            ],
             "primary_key": list(desc.primary_key),
             "partition_by": list(desc.partition_by),
             "buckets": desc.buckets,
@@ -378,6 +382,10 @@ class Table(Displayed):
         lag_seconds (age of the oldest row that is not in the lake; null without a lake), damage (what is
         known to be wrong with the tablet's files; null when nothing is)."""
         return self._current(lambda: status_table(self._handle))
+
+
+def _said(comment: str | None) -> dict[str, str]:
+    return {} if comment is None else {"comment": comment}
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:

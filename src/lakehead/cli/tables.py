@@ -118,7 +118,9 @@ def describe(session: Session, table: TableArgument) -> None:
     rows = [(k, ", ".join(v) if isinstance(v, list) else v) for k, v in facts.items() if v not in (None, [])]
     write_table(["property", "value"], rows, title=definition["name"])
     columns = definition["columns"]
-    write_table(["column", "type", "null"], [(c["name"], c["type"], "yes" if c["nullable"] else "no") for c in columns])
+    names = ["column", "type", "null", *(["comment"] if any("comment" in c for c in columns) else [])]
+    cells = [(c["name"], c["type"], "yes" if c["nullable"] else "no", c.get("comment", "")) for c in columns]
+    write_table(names, [row[: len(names)] for row in cells])
 
 
 def alter(

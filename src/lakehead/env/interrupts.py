@@ -189,7 +189,7 @@ def uninterrupted(work: Callable[[], T]) -> T:
     if threading.get_ident() != threading.main_thread().ident:
         return work()
     usual = _handler_of(_INTERRUPT)
-    if not callable(usual) or any(callable(_handler_of(other)) for other in _OTHER_SIGNALS):
+    if not callable(usual) or any(map(callable, map(_handler_of, _OTHER_SIGNALS))):
         return shielded(work)
     came: list[int] = []
 

@@ -19,6 +19,7 @@ UNREADABLE = (pa.ArrowException, OSError, EOFError, LookupError, MemoryError)
 _HEADER, _BUFFERS, _COMPRESSION = 2, 2, 3  # fields of Message, of RecordBatch and of RecordBatch
 _PREFIX_BYTES = 8  # before each compressed buffer: its decompressed length, -1 for one stored as it is
 _CONTINUATION = 0xFFFFFFFF
+_u16, _u32, _i32 = (struct.Struct(number).unpack_from for number in ("<H", "<I", "<i"))
 
 
 def read_received(message: pa.Buffer, schema: pa.Schema, *, bytes_max: int) -> pa.RecordBatch:
@@ -62,11 +63,11 @@ def _decoded_bytes(data: memoryview) -> int:
     if mark != _CONTINUATION or not 0 <= length <= len(data) - 8:
         raise CorruptionError("there is no Arrow message at this place")
     header, body = data[8 : 8 + length], data[8 + length :]
-    (batch,) = _fields(header, _unsigned(header, 0), _HEADER)
+    (batch,) = _fields(header, _u32(header)[0], _HEADER)
     buffers, compression = _fields(header, batch, _BUFFERS, _COMPRESSION) if batch else (None, None)
     if buffers is None:
         raise CorruptionError("an Arrow message's header is not that of a record batch")
-    count = _unsigned(header, buffers)
+    (count,) = _u32(header, buffers)
     places = struct.unpack_from(f"<{2 * count}q", header, buffers + 4) if 16 * count <= len(header) else None
     if places is None:
         raise CorruptionError(f"an Arrow message claims {count} buffers, more than it has room for")
@@ -84,28 +85,19 @@ def _decoded_bytes(data: memoryview) -> int:
 
 def _fields(header: memoryview, table: int, *numbers: int) -> list[int | None]:
     """Where these fields of a table point, None for those that are absent."""
-    (back,) = struct.unpack_from("<i", header, _inside(table))
-    vtable = _inside(table - back)
-    (size,) = struct.unpack_from("<H", header, vtable)
+    vtable = table - _i32(header, table)[0]
+    if vtable < 0:  # struct counts negative places from the end
+        raise CorruptionError("an Arrow message's header points outside of it")
+    (size,) = _u16(header, vtable)
     found: list[int | None] = []
     for number in numbers:
-        (distance,) = struct.unpack_from("<H", header, vtable + 4 + 2 * number) if size >= 6 + 2 * number else (0,)
-        found.append(table + distance + _unsigned(header, table + distance) if distance else None)
+        (distance,) = _u16(header, vtable + 4 + 2 * number) if size >= 6 + 2 * number else (0,)
+        found.append(table + distance + _u32(header, table + distance)[0] if distance else None)
     return found
 
 
-def _unsigned(header: memoryview, at: int) -> int:
-    number: int = struct.unpack_from("<I", header, _inside(at))[0]
-    return number
-
-
 def _length(body: memoryview, at: int) -> int:
-    number: int = struct.unpack_from("<q", body, _inside(at))[0]
-    return number
-
-
-def _inside(at: int) -> int:
-    # struct counts negative places from the end.
     if at < 0:
-        raise CorruptionError("an Arrow message's header points outside of it")
-    return at
+        raise CorruptionError("an Arrow message's buffers lie outside of it")
+    number: int = struct.unpack_from("<q", body, at)[0]
+    return number

@@ -37,6 +37,8 @@ CONTRACT = "lakehead.contract"
 """Table property: the columns and the partition spec that tiering relies on, as JSON."""
 DEFINITION = "lakehead.schema"
 """Table property: id of the definition of its table that the lake table has; without it, the table's first."""
+COMMENTS = "lakehead.comments"
+"""Table property: what the table's comments were when the lake table got them, as JSON, by field id of the table."""
 FORMAT_VERSION = 2
 _WIDER = {(IntegerType, LongType), (FloatType, DoubleType)}
 

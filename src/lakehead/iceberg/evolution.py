@@ -7,6 +7,8 @@ which field is which is known by the names of the definition that the lake had l
 from __future__ import annotations
 
 import itertools
+import json
+from collections.abc import Mapping
 
 import pyarrow as pa
 from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
@@ -17,12 +19,15 @@ from pyiceberg.types import NestedField
 
 from lakehead.errors import LakeStateError
 from lakehead.format.schema import lake_schema
-from lakehead.iceberg.contract import DEFINITION, LakeContract, check_contract, definition_of, holds
+from lakehead.iceberg.contract import COMMENTS, DEFINITION, LakeContract, check_contract, definition_of, holds
 from lakehead.types import SYSTEM_FIELDS, TableDescriptor, TableSchema, field_id, without_ids
+
+_TABLE_COMMENT = "comment"
+"""Where Spark and others keep what is said of a table."""
 
 
 def evolve(table: Table, desc: TableDescriptor) -> bool:
-    """Give a lake table the definition of its table; False when it has it.
+    """Give a lake table the definition of its table, comments included; False when it has it.
 
     Args:
         table: as its catalog has it; it is the new one afterwards.
@@ -36,9 +41,10 @@ def evolve(table: Table, desc: TableDescriptor) -> bool:
     definition = definition_of(table, desc)
     desc.require_newest(definition)
     written = desc.schemas.of(definition)
-    if written.id == desc.schema_id:
+    said = dict(json.loads(table.properties.get(COMMENTS, "[]")))
+    if written.id == desc.schema_id and said == dict(desc.comments):
         return False
-    schema = evolved(table, desc, written)
+    schema = _documented(evolved(table, desc, written), desc, said)
     own = {*desc.schema.names, *(f.name for f in SYSTEM_FIELDS)}
     pinned = LakeContract(Schema(*(f for f in schema.fields if f.name in own)), LakeContract.of(table, desc).spec)
     now = table.metadata.current_schema_id
@@ -46,8 +52,25 @@ def evolve(table: Table, desc: TableDescriptor) -> bool:
         last = SetCurrentSchemaUpdate.model_validate({"action": "set-current-schema", "schema-id": -1})
         as_it_was = AssertCurrentSchemaId.model_validate({"current-schema-id": now})
         change._apply((AddSchemaUpdate(schema=schema), last), (as_it_was,))
-        change.set_properties({**pinned.to_properties(), DEFINITION: str(desc.schema_id)})
+        about = dict(desc.comments).get(0)
+        if about is not None:
+            change.set_properties({_TABLE_COMMENT: about})
+        elif 0 in said:
+            change.remove_properties(_TABLE_COMMENT)
+        comments = {COMMENTS: json.dumps(desc.comments)} if desc.comments or said else {}
+        change.set_properties({**pinned.to_properties(), DEFINITION: str(desc.schema_id), **comments})
     return True
+
+
+def _documented(schema: Schema, desc: TableDescriptor, said: Mapping[int, str]) -> Schema:
+    """The lake's schema with the table's comments as docs; one that nobody gave here, and nobody took back, stays."""
+    now, fields = dict(desc.comments), []
+    ids = {f.name: field_id(f) or 0 for f in desc.schemas.current.fields}
+    for f in schema.fields:
+        about = ids.get(f.name)
+        changed = about is not None and now.get(about) != said.get(about)
+        fields.append(f.model_copy(update={"doc": now.get(about or 0)}) if changed else f)
+    return Schema(*fields, schema_id=schema.schema_id, identifier_field_ids=schema.identifier_field_ids)
 
 
 def evolved(table: Table, desc: TableDescriptor, written: TableSchema) -> Schema:

@@ -45,6 +45,13 @@ class MakeNullable(_Change, frozen=True, kw_only=True):
     name: str
 
 
+class SetComment(_Change, frozen=True, kw_only=True):
+    """What is said of a column, or of the table; nothing with None."""
+
+    name: str | None
+    text: str | None
+
+
 class SetProperty(_Change, frozen=True, kw_only=True):
     """Under the name and with a value as users write them."""
 
@@ -58,4 +65,6 @@ class ResetProperty(_Change, frozen=True, kw_only=True):
     name: str
 
 
-Alteration: TypeAlias = AddColumn | RenameColumn | DropColumn | WidenColumn | MakeNullable | SetProperty | ResetProperty
+Alteration: TypeAlias = (
+    AddColumn | RenameColumn | DropColumn | WidenColumn | MakeNullable | SetComment | SetProperty | ResetProperty
+)

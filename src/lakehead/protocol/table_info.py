@@ -40,6 +40,7 @@ class TableInfo(Message, frozen=True, kw_only=True):
     lake: str | None
     properties: dict[str, Any]
     names: tuple[str, ...] = ()
+    comments: tuple[tuple[Int64, str], ...] = ()
 
     @property
     def path(self) -> TablePath:
@@ -61,6 +62,7 @@ class TableInfo(Message, frozen=True, kw_only=True):
             lake=desc.lake,
             properties=dataclasses.asdict(desc.properties),
             names=tuple(map(str, (*desc.former, desc.path)[1:])),
+            comments=desc.comments,
         )
 
     def descriptor(self, earlier: Sequence[TableSchema] = ()) -> TableDescriptor:
@@ -91,4 +93,5 @@ class TableInfo(Message, frozen=True, kw_only=True):
             lake=self.lake,
             properties=properties,
             former=names[:-1],
+            comments=self.comments,
         )

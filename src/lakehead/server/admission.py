@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from lakehead.env.threads import Threads
 from lakehead.errors import OverloadedError
 
@@ -47,12 +44,3 @@ class Bounded:
     def give_back(self, taken: int) -> None:
         """Give back what `take` returned; a second call does nothing."""
         self._held.pop(taken, None)
-
-    @contextmanager
-    def held(self, amount: int) -> Iterator[None]:
-        """Hold so much inside; see `take`."""
-        taken = self.take(amount)
-        try:
-            yield
-        finally:
-            self.give_back(taken)

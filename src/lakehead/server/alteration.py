@@ -22,12 +22,14 @@ from lakehead.protocol.alterations import (
     MakeNullable,
     RenameColumn,
     ResetProperty,
+    SetComment,
     SetProperty,
     WidenColumn,
 )
 from lakehead.protocol.schemas import field_from_text
-from lakehead.types import Schemas, TableDescriptor, TableSchema, numbered_fields
+from lakehead.types import Schemas, TableDescriptor, TableSchema, field_id, numbered_fields
 
+_COMMENT_MAX = 4096
 _INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
 
@@ -39,6 +41,7 @@ def altered(desc: TableDescriptor, changes: Sequence[Alteration], limits: Limits
 
     Raises:
         ColumnNotFoundError: a column does not exist, or not any more.
+        InvalidRequestError: a comment is too long.
         InvalidSchemaError: a change is not possible; the message names it and the remedy.
         InvalidPropertyError: a property is unknown or cannot be read.
     """
@@ -62,13 +65,21 @@ def altered(desc: TableDescriptor, changes: Sequence[Alteration], limits: Limits
                 columns.widen(change.name, field_from_text(change.field).type)
             case MakeNullable():
                 columns.make_nullable(change.name)
-    return dataclasses.replace(desc, schemas=columns.schemas(limits), properties=TableProperties.from_user(properties))
+            case SetComment():
+                columns.comment(change.name, change.text)
+    return dataclasses.replace(
+        desc,
+        schemas=columns.schemas(limits),
+        properties=TableProperties.from_user(properties),
+        comments=columns.comments(),
+    )
 
 
 class _Columns:
     def __init__(self, desc: TableDescriptor) -> None:
         self._desc = desc
         self._fields: list[pa.Field] = list(desc.schemas.current.fields)
+        self._comments: dict[int, str] = dict(desc.comments)
         self._ids = itertools.count(desc.schemas.last_field_id + 1)
         self._places = {
             **dict.fromkeys(desc.bucket_key, "the bucket key"),
@@ -132,6 +143,20 @@ class _Columns:
     def make_nullable(self, name: str) -> None:
         at = self._at(name, "made nullable")
         self._fields[at] = self._fields[at].with_nullable(True)
+
+    def comment(self, name: str | None, text: str | None) -> None:
+        about = 0 if name is None else field_id(self._fields[self._at(name, None)])
+        if text is not None and len(text) > _COMMENT_MAX:
+            raise InvalidRequestError(f"the comment has {len(text):,} characters: say it in {_COMMENT_MAX:,}")
+        assert about is not None
+        if text:
+            self._comments[about] = text
+        else:
+            self._comments.pop(about, None)
+
+    def comments(self) -> tuple[tuple[int, str], ...]:
+        there = {0, *map(field_id, self._fields)}
+        return tuple(sorted((about, text) for about, text in self._comments.items() if about in there))
 
     def schemas(self, limits: Limits) -> Schemas:
         known = self._desc.schemas

@@ -67,12 +67,15 @@ class Writes:
         parts = [(body, self._checked_rows(desc, body, schema)) for body in bodies]
         self._check_partitions(table, request.tablets)
         stamp = _common_stamp(request, [body for body, _ in parts])
-        with self._bytes.held(sum(a.size for a in attachments)):
+        held = self._bytes.take(sum(a.size for a in attachments))
+        try:
             if stamp is None:
                 return self._write_parts(table, request, parts, None)
             content = _whole_content(request, [rows for _, rows in parts])
             with self._writers.writing(table, stamp, content):
                 return self._write_parts(table, request, parts, content)
+        finally:
+            self._bytes.give_back(held)
 
     def _write_parts(
         self,
@@ -162,17 +165,17 @@ class Writes:
             idle[0].drive()
         errors: list[LakeheadError] = []
         offsets: list[tuple[int, int]] = []
-        written: list[str] = []
+        written: list[Tablet] = []
         for tablet, write in zip(tablets, writes, strict=True):
             try:
                 offsets.append(write.wait())
+                written.append(tablet)
             except LakeheadError as e:
                 errors.append(e)
-            else:
-                written.append(f"{tablet.key}: {offsets[-1]}")
         errors.sort(key=lambda e: not isinstance(e, OutcomeUnknownError))
         if errors and written:
-            first, done = errors[0], "; ".join(written)
+            first = errors[0]
+            done = "; ".join(f"{tablet.key}: {part}" for tablet, part in zip(written, offsets, strict=True))
             context = {**first.context, "acknowledged": done}
             raise type(first)(f"{first} (other tablets have their part: {done})", **context) from first
         if errors:
