@@ -55,6 +55,7 @@ from lakehead.errors import (
 
 if TYPE_CHECKING:
     from lakehead.api.connection import Connection, connect
+    from lakehead.api.copying import TableCopy
     from lakehead.api.lake import TieringResult
     from lakehead.api.scan import Scan
     from lakehead.api.subscription import Batch, Subscription
@@ -76,6 +77,7 @@ _LAZY = {
     "TablePath": "lakehead.types",
     "TabletId": "lakehead.types",
     "TieringResult": "lakehead.api.lake",
+    "TableCopy": "lakehead.api.copying",
     "WriteResult": "lakehead.api.table",
     "Writer": "lakehead.api.writer",
     "connect": "lakehead.api.connection",
@@ -125,6 +127,7 @@ __all__ = [
     "StorageError",
     "Subscription",
     "Table",
+    "TableCopy",
     "TableExistsError",
     "TableNotFoundError",
     "TablePath",

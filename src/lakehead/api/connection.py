@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import difflib
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from lakehead.api.copying import TableCopy, copy_table
 from lakehead.api.display import Displayed
 from lakehead.api.folder import AttachedEndpoint, forget_folders, open_folder, release_folder, wait_stopped
 from lakehead.api.lake import TieringResult
@@ -234,8 +236,13 @@ class Connection(Displayed):
             lake=lake,
             properties=TableProperties.from_user({"freshness": freshness, **properties}),
         )
-        request = m.CreateTable(info=m.TableInfo.of(desc), if_not_exists=if_not_exists)
-        return self._opened(self._ask(request))
+        return self._created(desc, if_not_exists=if_not_exists)
+
+    def _created(self, desc: TableDescriptor, *, if_not_exists: bool = False) -> Table:
+        """A table of this definition, with no other schemas and names than those in force, and no comments."""
+        only = Schemas.only(desc.schema)
+        new = dataclasses.replace(desc, schemas=only, former=(), comments=())
+        return self._opened(self._ask(m.CreateTable(info=m.TableInfo.of(new), if_not_exists=if_not_exists)))
 
     def table(self, name: str) -> Table:
         """Open a table.
@@ -293,6 +300,23 @@ class Connection(Displayed):
             return self._opened(self._ask(request))
         except TableNotFoundError as e:
             raise self._with_near_name(e, TablePath.parse(str(e.context.get("table", path)))) from None
+
+    def copy_table(self, source: str, target: str, *, buckets: int | None = None) -> TableCopy:
+        """Make a table of another one's definition and rows, as of one moment; what is written later is not in it.
+
+        The rows pass through this process. The copy gets its name when it is complete, in one step; what is left of one
+        that died is removed when it is made again. Offsets, writers and lake snapshots are its own.
+
+        Args:
+            target: as for `create_table`; there is no such table.
+            buckets: of the copy; None for as many as the source has.
+
+        Raises:
+            TableNotFoundError: there is no table ``source``.
+            TableExistsError: there is a table ``target``.
+            InvalidSchemaError: it cannot have so many buckets.
+        """
+        return copy_table(self, source, target, buckets)
 
     def drop_table(self, name: str, *, purge: bool = False) -> None:
         """Drop a table: its log, and its lake table from the catalog; with ``purge`` the lake's files too.

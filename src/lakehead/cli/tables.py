@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     nouns = typer.Typer(
-        no_args_is_help=True, rich_markup_mode=None, help="Create, list, describe, alter, rename, truncate, drop."
+        no_args_is_help=True, rich_markup_mode=None, help="Create, list, describe, alter, rename, copy, truncate, drop."
     )
     command(nouns, "create")(create)
     command(nouns, "list")(list_tables)
     command(nouns, "describe")(describe)
     command(nouns, "alter")(alter)
     command(nouns, "rename")(rename)
+    command(nouns, "copy")(copy)
     command(nouns, "truncate")(truncate)
     command(nouns, "drop")(drop)
     app.add_typer(nouns, name="table")
@@ -210,6 +211,21 @@ def rename(
         write_json({"renamed": old, "name": name})
     else:
         write_line(f"renamed {old} to {name}")
+
+
+def copy(
+    session: Session,
+    source: Annotated[str, typer.Argument(metavar="SOURCE")],
+    target: Annotated[str, typer.Argument(metavar="TARGET")],
+    buckets: Annotated[int | None, typer.Option(help="Of the copy, per partition; else as many.")] = None,
+) -> None:
+    """Make a table of another one's definition and rows, as of one moment."""
+    with session.connect() as con:
+        done = con.copy_table(source, target, buckets=buckets)
+    if session.json:
+        write_json({"name": done.table.name, "rows": done.rows})
+    else:
+        write_line(f"copied {source} to {done.table.name}: {count_text(done.rows, 'row')}")
 
 
 def truncate(

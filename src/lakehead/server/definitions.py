@@ -89,6 +89,7 @@ class Definitions:
             primary_key=primary_key,
             partition_by=partition_by,
             bucket_key=bucket_key,
+            comments=(),
         )
         if desc.lake is not None and desc.lake not in (kinds := self._lake_state().kinds):
             known = " or ".join(map(repr, sorted(kinds)))

@@ -1,0 +1,83 @@
+"""Copies of tables: definition and rows as of one moment, under their name once they are complete."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from lakehead.api.display import Displayed
+from lakehead.api.table import Table
+from lakehead.errors import LakeheadError, TableExistsError, TableNotFoundError
+from lakehead.types import TableDescriptor, TablePath, TabletId
+
+_NAME_MAX = 100
+
+
+class Tables(Protocol):
+    """What a copy asks of its connection."""
+
+    def table(self, name: str) -> Table: ...
+
+    def tables(self) -> list[str]: ...
+
+    def rename_table(self, old: str, new: str) -> Table: ...
+
+    def drop_table(self, name: str, *, purge: bool = False) -> None: ...
+
+    def _created(self, desc: TableDescriptor) -> Table: ...
+
+
+@dataclass(frozen=True, repr=False)
+class TableCopy(Displayed):
+    """A copy that was made.
+
+    Attributes:
+        table: the new table.
+        rows: so many were copied.
+        offsets: where the original stood, per tablet: what came later is not in the copy.
+    """
+
+    table: Table
+    rows: int
+    offsets: Mapping[TabletId, int]
+
+    def _facts(self) -> Mapping[str, object]:
+        return {"table": repr(self.table.name), "rows": self.rows, "offsets": self.offsets}
+
+
+def copy_table(con: Tables, source: str, target: str, buckets: int | None) -> TableCopy:
+    """See `Connection.copy_table`."""
+    path = TablePath.parse(target)
+    if str(path) in con.tables():
+        raise TableExistsError(f"table {path} exists already: drop it first, or choose another name", table=str(path))
+    scan = con.table(source).scan()
+    desc = scan._handle.desc
+    unfinished = TablePath(path.database, f"{path.table[:_NAME_MAX]}__copy_of_{desc.table_id[:8]}")
+    with contextlib.suppress(TableNotFoundError):
+        con.drop_table(str(unfinished), purge=True)  # of a process that died
+    made = con._created(dataclasses.replace(desc, path=unfinished, buckets=buckets or desc.buckets))
+    try:
+        _comment(made, desc)
+        rows = 0
+        with made.writer() as writer:
+            for batch in scan.to_batches():
+                (writer.upsert if desc.keyed else writer.append)(batch)
+                rows += batch.num_rows
+        table = con.rename_table(str(unfinished), str(path))
+    except BaseException:
+        with contextlib.suppress(LakeheadError):
+            con.drop_table(str(unfinished), purge=True)
+        raise
+    ends = scan._read.pinned.log
+    return TableCopy(table, rows, {desc.tablet_id(key): end for key, (_, end) in ends.items()})
+
+
+def _comment(made: Table, desc: TableDescriptor) -> None:
+    said = {column: desc.comment(column) for column in (None, *desc.schema.names)}
+    with made.alter() as a:
+        for column, text in said.items():
+            if text is not None:
+                a.set_comment(column, text)

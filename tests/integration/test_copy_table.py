@@ -1,0 +1,106 @@
+"""Copies of tables: definition and rows as of one moment, there as a whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import lakehead as lh
+from lakehead.api.writer import Writer
+from lakehead.errors import InvalidSchemaError, StorageError, TableExistsError, TableNotFoundError
+
+DAY = pa.field("day", pa.string(), False)
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), ("a", pa.string()), DAY, ("t", pa.list_(pa.int8()))])
+
+
+@pytest.fixture
+def con(tmp_path: Path) -> Iterator[lh.Connection]:
+    with lh.connect(tmp_path / "data") as con:
+        yield con
+
+
+def rows(keys: range, text: str = "x") -> list[dict[str, Any]]:
+    return [{"k": k, "a": text, "day": "mo" if k % 2 else "tu", "t": [k % 3]} for k in keys]
+
+
+def of(table: lh.Table, **scan: Any) -> list[dict[str, Any]]:
+    return sorted(table.scan(**scan).to_arrow().to_pylist(), key=lambda r: r["k"])
+
+
+def named(definition: dict[str, Any], **other: Any) -> dict[str, Any]:
+    return {k: v for k, v in definition.items() if k not in ("name", "table_id", *other)} | other
+
+
+@pytest.mark.parametrize("buckets", [None, 1, 5])
+@pytest.mark.parametrize("lake", [None, "iceberg"])
+@pytest.mark.parametrize("key", [None, ["day", "k"]])
+def test_definition_and_rows(con: lh.Connection, key: list[str] | None, lake: str | None, buckets: int | None) -> None:
+    table = con.create_table(
+        "shop.t", SCHEMA, primary_key=key, partition_by=["day"], buckets=2, lake=lake, hot_retention="2h"
+    )
+    write = table.upsert if key else table.append
+    write(rows(range(50)))
+    if lake:
+        con.tier("shop.t")
+    write(rows(range(50, 60)))
+    if key:
+        table.upsert(rows(range(3), "new"))
+        table.delete([{"day": "mo", "k": 1}])
+    with table.alter() as a:
+        a.rename_column("a", "text").add_column("more", pa.int32(), after="k")
+        a.set_comment("text", "said").set_comment(None, "all")
+    write(rows_of := [{"k": 99, "more": 1, "text": "y", "day": "we", "t": None}])
+    before = of(table)
+    done = con.copy_table("shop.t", "new.copy", buckets=buckets)
+    write([{**rows_of[0], "k": 100}])
+    assert (of(done.table), done.rows) == (before, len(before))
+    assert named(done.table.describe()) == named(table.describe(), buckets=buckets or 2)
+    assert sum(done.offsets.values()) + 1 == sum(t["high_watermark"] for t in table.status().to_pylist())
+    assert [r["k"] for b in table.subscribe(done.offsets, stop="now") for r in b.rows.to_pylist()] == [100]
+    assert con.tables() == ["new.copy", "shop.t"]
+    if lake:
+        con.tier("new.copy")
+        assert of(done.table, tier="lake") == before
+        assert {f.name: f.doc for f in done.table.lake.iceberg().schema().fields}["text"] == "said"
+    con.rename_table("shop.t", "new.copy", swap=True)
+    con.drop_table("new.copy", purge=True)
+    assert of(con.table("shop.t")) == before
+
+
+def test_what_is_refused_changes_nothing(con: lh.Connection) -> None:
+    con.create_table("shop.t", SCHEMA)
+    con.create_table("shop.u", SCHEMA)
+    with pytest.raises(TableExistsError):
+        con.copy_table("shop.t", "shop.u")
+    with pytest.raises(TableNotFoundError):
+        con.copy_table("shop.x", "shop.y")
+    with pytest.raises(InvalidSchemaError, match="buckets"):
+        con.copy_table("shop.t", "shop.y", buckets=-1)
+    assert con.tables() == ["shop.t", "shop.u"]
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_copy_that_fails_or_dies_is_not_there(
+    con: lh.Connection, monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    table = con.create_table("shop.t", SCHEMA, lake="iceberg")
+    table.append(rows(range(10)))
+
+    def refuse(*_: object) -> None:
+        raise StorageError("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "append", refuse)
+        if dies:
+            patch.setattr(lh.Connection, "drop_table", lambda *_, **__: None)
+        with pytest.raises(StorageError, match="full"):
+            con.copy_table("shop.t", "shop.u")
+    with pytest.raises(TableNotFoundError):
+        con.table("shop.u")
+    assert len(con.tables()) == 1 + dies
+    assert of(con.copy_table("shop.t", "shop.u").table) == rows(range(10))
+    assert con.tables() == ["shop.t", "shop.u"]
