@@ -144,6 +144,9 @@ class FixedColumn:
         return np.full(len(slots), self.bytes_max, np.int64)
 
     def gather(self, slots: Slots) -> pa.Array:
+        if len(slots) == 1 and slots[0] >= 0 and self._is_valid is None and not pa.types.is_boolean(self._type):
+            at = int(slots[0])
+            return pa.Array.from_buffers(self._type, 1, [None, pa.py_buffer(self._values[at : at + 1].tobytes())])
         missing = slots < 0
         absent = bool(missing.any())
         valid = None if self._is_valid is None else self._is_valid[slots]

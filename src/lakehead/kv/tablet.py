@@ -180,13 +180,13 @@ class KvTablet:
         slots in ``under``."""
         given = [i for i, f in enumerate(self.schema) if batch.schema.get_field_index(f.name) >= 0]
         from_heap = image >= 0
-        new = batch.select([self.schema.names[i] for i in given]).take(pa.array(~image[~from_heap]))
+        new = _taken(batch.select([self.schema.names[i] for i in given]), ~image[~from_heap])
         if from_heap.any():
             old = self.gather(image[from_heap], given)
             order = np.empty(len(image), np.int64)
             order[from_heap] = np.arange(old.num_rows)
             order[~from_heap] = np.arange(old.num_rows, len(image))
-            new = join([old, new.cast(old.schema)]).take(pa.array(order))
+            new = _taken(join([old, pa.RecordBatch.from_arrays(new.columns, schema=old.schema)]), order)
         columns = dict(zip(given, new.columns, strict=True))
         for i, column in enumerate(self._columns):
             if i not in columns:
@@ -232,7 +232,7 @@ class KvTablet:
     def _apply(self, offsets: npt.NDArray[np.int64], change_types: npt.NDArray[np.int8], rows: pa.RecordBatch) -> None:
         if (change_types == ChangeType.UPDATE_BEFORE).any():
             keep = np.flatnonzero(change_types != ChangeType.UPDATE_BEFORE)
-            rows, offsets, change_types = rows.take(pa.array(keep)), offsets[keep], change_types[keep]
+            rows, offsets, change_types = _taken(rows, keep), offsets[keep], change_types[keep]
         if rows.num_rows == 0:
             return
         deleted = change_types == ChangeType.DELETE
@@ -244,7 +244,7 @@ class KvTablet:
         wins = ~deleted & (self._index.live_offsets[slots] == offsets)
         if not wins.all():
             at = np.flatnonzero(wins)
-            rows, slots = rows.take(pa.array(at)), slots[at]
+            rows, slots = _taken(rows, at), slots[at]
         for column, values in zip(self._columns, rows.columns, strict=True):
             column.scatter(slots, values)
         if self._prefix_at:
@@ -313,6 +313,14 @@ class KvTablet:
         """Refuse rows that are too many bytes for one answer; see `joins.require_answer`."""
         if len(slots) * self._bytes_max > joins.BYTES_MAX:
             joins.require_answer(len(slots), int(self.sizes(slots).sum()))
+
+
+def _taken(rows: pa.RecordBatch, at: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """The rows at these positions; neighbours in their order are shared, not copied."""
+    n = len(at)
+    if n and at[-1] - at[0] == n - 1 and (n == 1 or bool((np.diff(at) == 1).all())):
+        return rows.slice(int(at[0]), n)
+    return rows.take(pa.array(at))
 
 
 def _as_binary(keys: KeyBatch) -> pa.Array:
