@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -281,6 +282,39 @@ def test_a_lake_is_maintained_by_hand(tmp_path: Path) -> None:
     assert [f["path"].endswith(stray.name) for f in listed["files"]] == [True] and stray.exists()
     assert b"1 orphan removed" in lakehead(*uri, "lake", "orphans", "a.t", "--older-than", "0s").stdout
     assert not stray.exists() and documents(*uri, "sql", "select count(*) n from a.t") == [{"n": 5}]
+
+
+def scraped(url: str) -> dict[str, float]:
+    """What an exporter says, by the metric's name and labels."""
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+
+def test_metrics_of_a_server_and_of_a_service(tmp_path: Path, wait_until: Callable[..., None]) -> None:
+    with started(
+        "server", "--data", tmp_path, "--listen", "127.0.0.1:0", "--tier", "--metrics", "127.0.0.1:0", "-o", "json"
+    ) as process:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        with lh.connect(told["uri"]) as con:
+            table = con.create_table("a.t", pa.schema([("id", pa.int64())]), lake="iceberg", freshness="200ms")
+            table.append([{"id": n} for n in range(3)])
+            con.create_table("a.plain", pa.schema([("id", pa.int64())])).append([{"id": 1}])
+            wait_until(lambda: 'lakehead_rounds_total{table="a.t"}' in scraped(told["metrics"]), WAIT_SECONDS)
+            found = scraped(told["metrics"])
+        (job,) = [name for name in found if name.startswith("lakehead_tiering_job_tables")]
+        assert found[job] == found["lakehead_up"] == 1
+        assert found['lakehead_log_records_total{table="a.t"}'] == found['lakehead_round_rows_total{table="a.t"}'] == 3
+        assert found['lakehead_rows{table="a.plain"}'] == 1 and found['lakehead_lake_lag_records{table="a.t"}'] == 0
+        assert found['lakehead_last_round_seconds{phase="commit",table="a.t"}'] > 0
+        assert found["process_resident_memory_bytes"] > 0 and not [n for n in found if "lag" in n and "plain" in n]
+        with started("tier", "run", "--uri", told["uri"], "--local", "--metrics", "127.0.0.1:0") as service:
+            assert service.stdout is not None
+            url = service.stdout.readline().decode().split()[-1]
+            wait_until(lambda: "process_cpu_seconds_total" in scraped(url), WAIT_SECONDS)
+    for address in ("9464", "127.0.0.1:x", "127.0.0.1:99999", "256.0.0.1:0"):
+        assert b"--metrics" in lakehead("server", "--data", tmp_path / "x", "--metrics", address, code=2).stderr
 
 
 def test_a_server_that_tiers(tmp_path: Path, wait_until: Callable[..., None]) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from lakehead.cli.metrics import RoundMetrics, ServerMetrics, new_registry, served
 from lakehead.cli.output import write_json, write_line
 from lakehead.cli.session import ConfigOption, Session, command, read_text
 from lakehead.errors import InvalidRequestError
@@ -27,6 +28,9 @@ def server(
         str | None, typer.Option(metavar="HOST:PORT", help="Default 127.0.0.1:9123; port 0 takes a free one.")
     ] = None,
     tier: Annotated[bool, typer.Option("--tier", help="Keep lake tables fresh, too, in this process.")] = False,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Answer Prometheus there; port 0 takes a free one.")
+    ] = None,
     config: ConfigOption = None,
 ) -> None:
     """Serve a data folder until SIGINT or SIGTERM.
@@ -47,17 +51,23 @@ def server(
     stops = {signal.SIGINT, signal.SIGTERM}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, stops)
     try:
-        host = serve(data, settings)
-        if session.json:
-            write_json({"uri": host.uri, "data": data, "pid": os.getpid()})
-            sys.stdout.flush()
-        else:
-            write_line(f"serving {data} at {host.uri}")
         with contextlib.ExitStack() as stack:
+            registry = new_registry() if metrics else None
+            host = serve(data, settings)
             stack.callback(host.close)
-            if tier:
+            url = None
+            if tier or metrics:
                 con = stack.enter_context(open_server(host.uri, token=host.token, tls_ca=None))
-                stack.enter_context(con.tiering())
+            if registry is not None:
+                registry.register(ServerMetrics(con))
+                url = stack.enter_context(served(metrics or "", registry))
+            if session.json:
+                write_json({"uri": host.uri, "data": data, "pid": os.getpid()} | ({"metrics": url} if url else {}))
+                sys.stdout.flush()
+            else:
+                write_line(f"serving {data} at {host.uri}" + (f", metrics at {url}" if url else ""))
+            if tier:
+                stack.enter_context(con.tiering(on_round=RoundMetrics(registry).count if registry else None))
             signal.sigwait(stops)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

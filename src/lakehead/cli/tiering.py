@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lakehead.cli.metrics import RoundMetrics, new_registry, served
 from lakehead.cli.output import count_text, write_json, write_line
 from lakehead.cli.session import Session, command
 from lakehead.cli.tables import table_states
@@ -75,6 +77,9 @@ def run(
         SmallRounds,
         typer.Option(help="Where rounds of few rows run: spark, sharing jobs, or driver, this process."),
     ] = "spark",
+    metrics: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Answer Prometheus there; port 0 takes a free one.")
+    ] = None,
 ) -> None:
     """Run the tiering service on Spark until Ctrl-C.
 
@@ -83,7 +88,12 @@ def run(
     if local and master is not None:
         raise InvalidRequestError("--local runs no Spark: leave --master out, or --local")
 
+    counted = None if metrics is None else new_registry()
+    rounds = None if counted is None else RoundMetrics(counted)
+
     def report(round: RoundReport) -> None:
+        if rounds is not None:
+            rounds.count(round)
         if session.json:
             write_json(asdict(round))
             sys.stdout.flush()
@@ -91,7 +101,11 @@ def run(
             moved = f"{count_text(round.rows, 'row')} and {count_text(round.deletes, 'delete')}"
             write_line(f"{round.table}: {moved} in {round.seconds:.1f} s, lake snapshot {round.snapshot_id}")
 
-    with _connected(session) as con:
+    with contextlib.ExitStack() as stack:
+        if counted is not None:
+            url = stack.enter_context(served(metrics or "", counted))
+            write_line(f"metrics at {url}") if not session.json else write_json({"metrics": url})
+        con = stack.enter_context(_connected(session))
         until = _idle(con, TableChoice.of(table)) if until_idle else None
         if local:
             con.tiering(table, on_round=report).service.run(until)
