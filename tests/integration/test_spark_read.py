@@ -104,6 +104,18 @@ def test_keyed_table(spark: SparkSession, keyed: lh.Table) -> None:
     same(got, keyed.scan(["id"], system_columns=True).to_arrow(), "id")
 
 
+def test_a_session_that_nobody_prepared_knows_the_format(
+    spark: SparkSession, con: lh.Connection, keyed: lh.Table
+) -> None:
+    plain = spark.newSession()
+    options = {"uri": con.uri, "table": keyed.name}
+    assert plain.read.format("lakehead").options(**options).load().count() == keyed.scan().count()
+    pairs = ", ".join(f"{name} '{value}'" for name, value in options.items())
+    plain.sql(f"create temporary view prepared_by_nobody using lakehead options ({pairs})")
+    (found,) = plain.sql("select count(*) n from prepared_by_nobody where status is not null").collect()
+    assert found.n == keyed.scan(where="status is not null").count()
+
+
 def test_time_travel(spark: SparkSession, keyed: lh.Table) -> None:
     first = keyed.lake.snapshots()["snapshot_id"][0].as_py()
     same(lhs.table(spark, "shop.orders", snapshot=first), orders(range(3000), 0), "id")
