@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ from lakehead.errors import (
 from lakehead.iceberg import catalog_state
 from lakehead.iceberg.evolution import evolve
 from lakehead.lake.formats import format_of
+from lakehead.server.tablet import Tablet
 from lakehead.spark.worker import WorkerLog
+from lakehead.types import TableDescriptor
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), ("a", pa.int32()), ("b", pa.string())])
 
@@ -500,3 +503,29 @@ def test_a_comment_that_cannot_be(con: lh.Connection) -> None:
     with pytest.raises(lh.InvalidRequestError, match="must be a text"):
         table.alter().set_comment("a", 1)  # type: ignore[arg-type]
     assert [c.get("comment") for c in table.describe()["columns"]] == [None] * 3
+
+
+def test_who_asks_while_the_tablets_change_gets_what_all_of_them_have(
+    con: lh.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = con.create_table("t", SCHEMA, buckets=2)
+    put(table, [old(1), old(2)])
+    real, asking, answered = Tablet.alter, [], threading.Event()
+
+    def ask() -> None:
+        asking.append(con.table("t").schema.names)
+        answered.set()
+
+    def alter(self: Tablet, desc: TableDescriptor) -> None:
+        real(self, desc)
+        if asker.ident is None:
+            asker.start()
+            assert not answered.wait(0.05), "one tablet has the new columns, and the other has not"
+
+    asker = threading.Thread(target=ask)
+    with monkeypatch.context() as patch:
+        patch.setattr(Tablet, "alter", alter)
+        with table.alter() as a:
+            a.add_column("n", pa.int64())
+    asker.join()
+    assert asking == [["k", "a", "b", "n"]]

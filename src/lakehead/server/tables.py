@@ -61,6 +61,7 @@ class LiveTable:
         self._committers = committers
         self.folder = folder
         self._open_lock = env.threads.lock()
+        self._altering = env.threads.lock()
         self._tablets: dict[TabletKey, Tablet] = {}
         self._elsewhere: set[TabletKey] = set()
         self._progress = env.threads.condition()
@@ -203,13 +204,19 @@ class LiveTable:
     def alter(self, desc: TableDescriptor) -> None:
         """Take another definition, all tablets at one moment: who is told the old one has seen no row of the new.
         Writes that were checked under the old one are bound to the new."""
-        with self._open_lock, contextlib.ExitStack() as paused:
+        with self._open_lock, self._altering, contextlib.ExitStack() as paused:
             for tablet in self._tablets.values():
                 paused.enter_context(tablet.paused())
             for tablet in self._tablets.values():
                 tablet.alter(desc)
             self.desc = desc
         self.notify()
+
+    @property
+    def in_force(self) -> TableDescriptor:
+        """The definition, once all tablets have it: who was told by one of them that there is another finds it."""
+        with self._altering:
+            return self.desc
 
     @property
     def log_end(self) -> int:
@@ -467,7 +474,7 @@ class LiveTables:
     def in_force(self, desc: TableDescriptor) -> TableDescriptor:
         """A definition of the catalog, which has a new one a moment before it is in force, as it is in force now."""
         live = self._live.get(desc.table_id)
-        return desc if live is None else live.desc
+        return desc if live is None else live.in_force
 
     def alter(self, desc: TableDescriptor) -> None:
         """Give a table another definition, for good, and have it in force when this returns.
