@@ -26,7 +26,8 @@ FILES_AT_ONCE = 4
 """Files whose rows are read or written side by side; rows of that many are in memory."""
 LOOKS_AT_ONCE = 8
 """Files of which only a footer, a manifest or their being there is looked at side by side."""
-_STORAGE_PROPERTIES = (PY_IO_IMPL, "s3.", "gcs.", "adls.", "hdfs.", "hf.", "client.")
+STORAGE_PREFIXES = ("s3.", "gcs.", "adls.", "hdfs.", "hf.", "client.")
+"""How properties begin that say how files are reached."""
 _OF_OBJECT_STORES = re.compile(r"AWS Error|google::cloud|Azure")
 """What Arrow's errors say that come from a store; others tell of a file, which is damaged, or of this machine."""
 _STORAGE = LocalStorage()
@@ -72,7 +73,7 @@ def storage_properties(io: FileIO) -> dict[str, str]:
 
     A FileIO is given all that its catalog and its table have: the catalog's password is not for those who read.
     """
-    return {str(k): str(v) for k, v in io.properties.items() if str(k).startswith(_STORAGE_PROPERTIES)}
+    return {str(k): str(v) for k, v in io.properties.items() if str(k).startswith((PY_IO_IMPL, *STORAGE_PREFIXES))}
 
 
 def locate_file(io: FileIO, location: str) -> tuple[FileSystem, str]:

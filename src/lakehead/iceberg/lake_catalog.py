@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import (
     NoSuchPropertyException,
@@ -25,6 +26,7 @@ from pyiceberg.exceptions import (
 from pyiceberg.io import load_file_io
 from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
 from pyiceberg.schema import assign_fresh_schema_ids
+from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import StaticTable
 from pyiceberg.table.sorting import SortField, SortOrder
 from pyiceberg.transforms import IdentityTransform
@@ -45,6 +47,7 @@ from lakehead.format.schema import lake_schema
 from lakehead.iceberg.file_io import PY_IO_IMPL, SYNCED_FILE_IO, lake_files, locate_file, storage_properties
 from lakehead.iceberg.open_catalog import open_catalog
 from lakehead.iceberg.tablets import partition_spec
+from lakehead.iceberg.told_properties import require_storage
 from lakehead.lake.marks import OWNER, TABLE_ID
 from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, SYSTEM_FIELDS, TIMESTAMP_COLUMN, TableDescriptor
 
@@ -72,15 +75,16 @@ class LakeCatalog:
         properties: all that another process needs to open the same catalog with `open`.
     """
 
-    def __init__(self, config: LakeConfig, data_dir: str) -> None:
+    def __init__(self, config: LakeConfig, data_dir: str, *, told: bool = False) -> None:
         self.name = config.name
+        self._told = told
         self.properties: dict[str, str] = dict(config.catalog) or _local_catalog(os.path.abspath(data_dir))
         self.properties.setdefault(PY_IO_IMPL, SYNCED_FILE_IO)
 
     @classmethod
     def open(cls, name: str, properties: Mapping[str, str]) -> LakeCatalog:
-        """The catalog of a name and complete `properties`."""
-        return cls(LakeConfig(name=name, catalog=dict(properties)), "")
+        """The catalog of a name and complete `properties`, which a server told."""
+        return cls(LakeConfig(name=name, catalog=dict(properties)), "", told=True)
 
     @cached_property
     def iceberg(self) -> Catalog:
@@ -96,7 +100,7 @@ class LakeCatalog:
             LocalStorage().make_folder(folder)
         with catalog_errors(self.name):
             try:
-                return open_catalog(self.name, self.properties)
+                return open_catalog(self.name, self.properties, told=self._told)
             except NotInstalledError as e:
                 lacks = getattr(e.__cause__, "name", None)
                 why = f"the Python package {lacks!r} is not installed" if lacks else str(e)
@@ -274,9 +278,15 @@ def open_metadata(metadata_location: str, properties: Mapping[str, str]) -> Tabl
 
     Raises:
         UnavailableError: the file cannot be read.
+        InvalidPropertyError: the properties are not those of a storage.
     """
+    require_storage(properties)
     with catalog_errors(metadata_location):
-        return StaticTable.from_metadata(metadata_location, dict(properties))
+        # Not `StaticTable.from_metadata`, which reads files with the class that the table names.
+        io = load_file_io(dict(properties), metadata_location)
+        metadata = FromInputFile.table_metadata(io.new_input(metadata_location))
+        place = ("static-table", metadata_location)
+        return StaticTable(place, metadata, metadata_location, io, NoopCatalog("static-table"))
 
 
 def _local_catalog(data_dir: str) -> dict[str, str]:

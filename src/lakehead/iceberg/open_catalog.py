@@ -12,6 +12,8 @@ from requests.adapters import HTTPAdapter
 from sqlalchemy import NullPool, create_engine, event
 from sqlalchemy.exc import IntegrityError, ProgrammingError
 
+from lakehead.iceberg.told_properties import distrust_tables, told_catalog
+
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from sqlalchemy import URL, Connection, Engine
@@ -23,9 +25,16 @@ LOCK_S = 10
 _LIBPQ = ("psycopg", "psycopg2")
 
 
-def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
-    """PyIceberg's catalog of a name and properties; raises what PyIceberg, SQLAlchemy and requests do."""
-    catalog = _loaded(name, properties)
+def open_catalog(name: str, properties: Mapping[str, str], *, told: bool) -> Catalog:
+    """PyIceberg's catalog of a name and properties; raises what PyIceberg, SQLAlchemy and requests do.
+
+    Args:
+        told: they are a server's, not this process's own.
+
+    Raises:
+        InvalidPropertyError: a server may not choose one of them.
+    """
+    catalog = distrust_tables(_loaded(name, properties, told))
     if isinstance(catalog, SqlCatalog):
         url = catalog.engine.url
         catalog.engine.dispose()
@@ -36,12 +45,13 @@ def open_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
     return catalog
 
 
-def _loaded(name: str, properties: Mapping[str, str]) -> Catalog:
+def _loaded(name: str, properties: Mapping[str, str], told: bool) -> Catalog:
+    load = told_catalog if told else lambda name, properties: load_catalog(name, **properties)
     try:
-        return load_catalog(name, **properties)
+        return load(name, properties)
     except (ProgrammingError, IntegrityError):
         # Two processes that are the first to open a database both make its tables: one finds the other's.
-        return load_catalog(name, **properties)
+        return load(name, properties)
 
 
 def _engine(url: URL) -> Engine:

@@ -15,6 +15,7 @@ from pyiceberg.exceptions import CommitFailedException
 from lakehead.env.clock import SystemClock
 from lakehead.errors import CommitConflictError, CommitUnknownError, LakeStateError, UnavailableError
 from lakehead.iceberg import staging
+from lakehead.iceberg.file_io import storage_properties
 from lakehead.iceberg.lake_catalog import open_metadata
 from lakehead.iceberg.orphans import Orphan, remove_orphans
 from lakehead.lake.census import changed_by_others
@@ -210,7 +211,7 @@ def test_what_others_expired_goes_and_what_somebody_still_reads_stays(keyed: Any
     keyed.load().maintenance.expire_snapshots().by_ids(old).commit()
     removed = clean(keyed, also_reachable=[LakeUse(metadata=pinned.metadata_location)])
     assert removed and not any(o.path.endswith(".metadata.json") for o in removed)
-    reader = open_metadata(pinned.metadata_location, dict(pinned.io.properties))
+    reader = open_metadata(pinned.metadata_location, storage_properties(pinned.io))
     assert sorted(reader.scan().to_arrow()["id"].to_pylist()) == [1, 2]
     # Which snapshots were expired and removed before does not matter to it.
     assert clean(keyed, also_reachable=[LakeUse(metadata=pinned.metadata_location)]) == []
@@ -268,7 +269,7 @@ def test_files_of_another_table_stay(keyed: Any, neighbour: Any, inside: str, dr
     before = files(keyed)
     path = stray(keyed)
     assert [o.path for o in clean(keyed)] == [f"file://{path}"] and before <= files(keyed)
-    reader = open_metadata(metadata, dict(keyed.load().io.properties))
+    reader = open_metadata(metadata, storage_properties(keyed.load().io))
     assert reader.scan().to_arrow()["id"].to_pylist() == [1, 1]
 
 

@@ -1,0 +1,91 @@
+"""Properties that others told, and what they may make this process do: nothing but read and write the lake's files.
+
+PyIceberg imports whatever class its properties name, and merges them with this user's own ``.pyiceberg.yaml``. Those
+that a server sends are the server's to choose, those of a table anybody's who commits to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.catalog import AVAILABLE_CATALOGS, CatalogType, infer_catalog_type
+
+from lakehead.errors import InvalidPropertyError
+from lakehead.iceberg.file_io import PY_IO_IMPL, STORAGE_PREFIXES, SYNCED_FILE_IO
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
+FILE_IOS = (SYNCED_FILE_IO, "pyiceberg.io.pyarrow.PyArrowFileIO")
+"""Classes that ``py-io-impl`` may name."""
+_OF_CATALOGS = frozenset(
+    {
+        "type", "uri", "warehouse", "prefix", "token", "credential", "scope", "audience", "resource",
+        "oauth2-server-uri", "token-refresh-enabled", "rest.sigv4-enabled", "rest.signing-region", "rest.signing-name",
+        "snapshot-loading-mode", "view-endpoints-supported", "init_catalog_tables", "pool_pre_ping", "echo",
+    }
+)  # fmt: skip
+_KINDS = (CatalogType.SQL, CatalogType.REST)
+
+
+def require_storage(properties: Mapping[str, str]) -> None:
+    """That properties from a server say how files are read, and nothing else.
+
+    Raises:
+        InvalidPropertyError: one names a class that is not ours, or is no property of a storage.
+    """
+    for key, value in properties.items():
+        if key == PY_IO_IMPL and value not in FILE_IOS:
+            raise InvalidPropertyError(
+                f"the server says to read lake files with {value!r}, which this process does not run: ask who runs the"
+                f" server to leave {PY_IO_IMPL!r} out",
+                name=key,
+            )
+        if key != PY_IO_IMPL and not key.startswith(STORAGE_PREFIXES):
+            raise _refused(key)
+
+
+def require_catalog(properties: Mapping[str, str]) -> None:
+    """That properties from a server say where a catalog is, how to log in to it, and how files are read.
+
+    Raises:
+        InvalidPropertyError: one is none of these.
+    """
+    require_storage({k: v for k, v in properties.items() if k not in _OF_CATALOGS})
+
+
+def told_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
+    """PyIceberg's catalog of exactly these properties: without what this user's own files say of one of that name.
+
+    Raises:
+        InvalidPropertyError: as `require_catalog`, or it is neither an SQL nor a REST catalog.
+    """
+    require_catalog(properties)
+    given: dict[str, Any] = dict(properties)
+    text = given.get("type")
+    kind = infer_catalog_type(name, given) if text is None else next((k for k in _KINDS if k.value == text), None)
+    if kind not in _KINDS:
+        raise InvalidPropertyError(
+            f"the server names a lake catalog of type {text!r}: it may be 'sql' or 'rest'", name=name
+        )
+    return AVAILABLE_CATALOGS[kind](name, given)
+
+
+def distrust_tables(catalog: Catalog) -> Catalog:
+    """The same catalog, whose tables do not choose the class that reads their files."""
+    load = catalog._load_file_io
+
+    def ours(properties: Mapping[str, str] = {}, location: str | None = None) -> Any:
+        return load({k: v for k, v in properties.items() if k != PY_IO_IMPL}, location)
+
+    catalog._load_file_io = ours  # type: ignore[method-assign]
+    return catalog
+
+
+def _refused(key: str) -> InvalidPropertyError:
+    return InvalidPropertyError(
+        f"the server names {key!r} for its lake, which a client takes from nobody: ask who runs the server to leave it"
+        " out",
+        name=key,
+    )

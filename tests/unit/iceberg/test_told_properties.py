@@ -1,0 +1,96 @@
+"""What a server, or whoever commits to a lake table, cannot make a client run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyiceberg.catalog
+import pytest
+
+import lakehead as lh
+from lakehead.config import LakeConfig
+from lakehead.errors import InvalidPropertyError
+from lakehead.iceberg.file_io import SyncedFileIO
+from lakehead.iceberg.lake_catalog import LakeCatalog, open_metadata
+from lakehead.iceberg.told_properties import FILE_IOS
+
+LOCAL = {"type": "sql", "uri": "sqlite:///:memory:", "warehouse": "file:///w"}
+
+
+class Trap:
+    """Notes that it was made."""
+
+    made: ClassVar[list[Any]] = []
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        self.made.append((given, named))
+
+
+TRAP = f"{__name__}.Trap"
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_trapped(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+    Trap.made.clear()
+    yield
+    assert not Trap.made
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"py-io-impl": TRAP},
+        {"py-catalog-impl": TRAP},
+        {"auth": "{}"},
+        {"auth.impl": TRAP},
+        {"type": "hive"},
+        {"type": "glue"},
+        {"ssl": "x"},
+        {"header.authorization": "x"},
+    ],
+)
+def test_what_a_server_may_not_name_of_a_catalog(told: dict[str, str]) -> None:
+    with pytest.raises(InvalidPropertyError, match="server"):
+        LakeCatalog.open("lakehead", {**LOCAL, **told}).iceberg.list_namespaces()
+
+
+@pytest.mark.parametrize("told", [{"py-io-impl": TRAP}, {"uri": "x"}, {"token": "x"}])
+def test_what_a_server_may_not_name_of_a_storage(told: dict[str, str]) -> None:
+    with pytest.raises(InvalidPropertyError, match="server"):
+        open_metadata("file:///none.metadata.json", told)
+
+
+@pytest.mark.parametrize("io", FILE_IOS)
+def test_what_it_may_name(io: str, tmp_path: Path) -> None:
+    told = {**LOCAL, "uri": f"sqlite:///{tmp_path}/catalog.db", "py-io-impl": io, "s3.endpoint": "http://127.0.0.1:1"}
+    assert LakeCatalog.open("lakehead", told).iceberg.list_namespaces() == []
+
+
+def test_what_this_user_says_of_a_catalog_of_that_name_goes_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine:
+        def get_catalog_config(self, name: str) -> dict[str, str]:
+            return {"credential": "mine", "uri": "sqlite:///mine"}
+
+    monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Mine())
+    told = LakeCatalog.open("lakehead", LOCAL).iceberg
+    assert "credential" not in told.properties and told.properties["uri"] == LOCAL["uri"]
+    own = LakeCatalog(LakeConfig(name="lakehead", catalog=dict(LOCAL)), "").iceberg
+    assert own.properties["credential"] == "mine"
+
+
+def test_a_table_does_not_choose_what_reads_it(tmp_path: Path) -> None:
+    with lh.connect(tmp_path / "data") as con:
+        table = con.create_table("a.t", pa.schema([("id", pa.int64())]), lake="iceberg")
+        table.append([{"id": 1}])
+        con.tier("a.t")
+        lake = table.lake.iceberg()
+        with lake.transaction() as change:
+            change.set_properties({"py-io-impl": TRAP, "s3.endpoint": "http://127.0.0.1:1"})
+        table.append([{"id": 2}])
+        assert con.tier("a.t").rows == 1
+        assert table.scan(tier="lake").count() == 2 and con.sql("select count(*) from a.t").fetchall() == [(2,)]
+        assert type(table.lake.iceberg().io) is SyncedFileIO
