@@ -16,7 +16,6 @@ from lakehead.cli.session import Session, command
 from lakehead.cli.tables import table_states
 from lakehead.cli.tiering_status import status, top
 from lakehead.errors import InvalidRequestError
-from lakehead.protocol.table_choice import TableChoice
 from lakehead.tiering.executor import SmallRounds
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ def run(
             url = stack.enter_context(served(metrics or "", counted))
             write_line(f"metrics at {url}") if not session.json else write_json({"metrics": url})
         con = stack.enter_context(_connected(session))
-        until = _idle(con, TableChoice.of(table)) if until_idle else None
+        until = _idle(con, table) if until_idle else None
         if local:
             con.tiering(table, on_round=report).service.run(until)
             return
@@ -146,10 +145,12 @@ def _connected(session: Session) -> Connection:
             patience.wait(e)
 
 
-def _idle(con: Connection, chosen: TableChoice) -> Callable[[], bool]:
+def _idle(con: Connection, tables: list[str] | None) -> Callable[[], bool]:
     """A function that is true once no table has rows that its lake lacks; looks at most once a second."""
     from lakehead.env.clock import SystemClock
+    from lakehead.protocol.table_choice import TableChoice
 
+    chosen = TableChoice.of(tables)
     clock = SystemClock()
     next_look = clock.monotonic()
 

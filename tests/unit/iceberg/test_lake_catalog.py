@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -69,7 +70,7 @@ def test_a_table_belongs_to_one_table_id(keyed: Any, make_lake: Any) -> None:
     keyed.catalog.create_table(keyed.desc)
     with pytest.raises(LakeStateError, match="is not this table's"):
         make_lake(table_id="t2")
-    other = type(keyed.desc)(**{**vars(keyed.desc), "table_id": "t2"})
+    other = dataclasses.replace(keyed.desc, table_id="t2")
     with pytest.raises(LakeStateError):
         keyed.catalog.load(other)
     with pytest.raises(LakeStateError):
@@ -88,7 +89,7 @@ def test_dropping_removes_the_table_and_with_purge_its_files(keyed: Any, purge: 
     assert bool(keyed.data_files()) is not purge
     with pytest.raises(LakeStateError, match="dropped"):
         keyed.load()
-    again = type(keyed.desc)(**{**vars(keyed.desc), "table_id": "t2"})
+    again = dataclasses.replace(keyed.desc, table_id="t2")
     assert keyed.catalog.create_table(again).scan().to_arrow().num_rows == 0
 
 
