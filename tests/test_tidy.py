@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.mutation.__main__ import MUTANTS, Mutant
 
 from lakehead.errors import ERRORS_BY_CODE, LakeheadError, OutcomeUnknownError, error_from_code
 
@@ -360,3 +361,10 @@ def test_links_and_paths_in_prose_resolve(path: Path) -> None:
             assert anchor in slugs(linked), f"{path.relative_to(ROOT)} links to {target}, a heading that is not there"
     for named in PATH_IN_CODE.findall(prose):
         assert (ROOT / named).exists(), f"{path.relative_to(ROOT)} names {named}"
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
+def test_each_mutant_changes_a_line_that_is_there(mutant: Mutant) -> None:
+    assert mutant.line in (ROOT / "src/lakehead" / mutant.file).read_text(), f"tests/mutation: {mutant.name}"
+    for tests in mutant.tests.split():
+        assert (ROOT / tests.partition("::")[0]).exists(), f"tests/mutation: {mutant.name}"
