@@ -73,6 +73,8 @@ def print_summary(counts: Counts, seconds: float) -> None:
     for label, values in (("ready", counts.start_seconds), ("first lookup", counts.answer_seconds)):
         if values:
             print(f"server starts: {label} after p50 {np.median(values):.2f} s, max {max(values):.2f} s")
+    if taken := counts.takeover_seconds:
+        print(f"tables of a dead tiering job: taken over after p50 {np.median(taken):.1f} s, max {max(taken):.1f} s")
     print(
         f"{counts.starts} starts, {counts.checks} checks of {counts.rows_checked:,} rows,"
         f" {counts.acknowledged:,} rows acknowledged, {counts.unanswered} writes without an answer\n"

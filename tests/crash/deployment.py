@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from tests.crash.changing import Changing
 from tests.crash.follower import Follower, watermarks
 from tests.crash.history import (
     KEYED_SCHEMA,
@@ -54,6 +55,8 @@ class Counts:
     start_seconds: list[float] = field(default_factory=list)
     answer_seconds: list[float] = field(default_factory=list)
     """From the start of a server to its first lookup."""
+    takeover_seconds: list[float] = field(default_factory=list)
+    """From the end of a tiering job until the other has done rounds of all tables."""
     starts: int = 0
     checks: int = 0
     rows_checked: int = 0
@@ -102,6 +105,7 @@ class Deployment:
         self.actors: list[Actor] = []
         self.followers: dict[str, Follower] = {}
         self.gate = Gate()
+        self._changing: Changing | None = None
         self._rounds: list[Rounds] = []
         self._rounds_started = 0
         self.start()
@@ -145,11 +149,23 @@ class Deployment:
         for thread in (*self.actors, *self.followers.values()):
             thread.start()
 
+    def changing(self) -> Changing:
+        """Tables that change, made when they are first asked for; from then on they are written and checked, too."""
+        if self._changing is None:
+            self._changing = Changing(self.con, self.server.folder, self.gate, self.seed, self.load)
+            self.actors += [c.writer for c in self._changing.tables.values()]
+        return self._changing
+
+    def lakes(self) -> dict[str, lh.Table]:
+        """Tables with a lake, by the names that they have now."""
+        changing = {} if self._changing is None else self._changing.lakes()
+        return {name: self.tables[name] for name in LAKE_TABLES} | changing
+
     @property
     def acknowledged(self) -> int:
         """Rows whose write was answered."""
-        logs, keyed = self.logs.values(), self.keyed.values()
-        return sum(h.answered_rows for h in logs) + sum(h.answered_rows for h in keyed)
+        changing = () if self._changing is None else (c.history for c in self._changing.tables.values())
+        return sum(h.answered_rows for h in (*self.logs.values(), *self.keyed.values(), *changing))
 
     @property
     def last_restart(self) -> tuple[float, float]:
@@ -235,6 +251,8 @@ class Deployment:
             self._check_log(name, self.tables[name], history)
         for name, keyed in self.keyed.items():
             self._check_keyed(name, self.tables[name], keyed)
+        if self._changing is not None:
+            self.counts.rows_checked += self._changing.check()
         self._check_folder()
         self.counts.checks += 1
 
@@ -315,8 +333,7 @@ class Deployment:
     def check_lake_folders(self) -> None:
         """After clean-up a lake's folder holds exactly what the lake names; run while no round is under way, and the
         load is paused."""
-        for name in LAKE_TABLES:
-            table = self.tables[name]
+        for name, table in self.lakes().items():
             # What scans have read that are over may go now, not some moments later.
             gc.collect()
             leases, table_id = handle_of(table).leases, handle_of(table).desc.table_id
@@ -338,6 +355,8 @@ class Deployment:
         self.gate.end()
         for follower in self.followers.values():
             follower.stop()
+        if self._changing is not None:
+            self._changing.stop()
         if hasattr(self, "con"):
             self.con.close()
         for rounds in self._rounds:

@@ -1,8 +1,8 @@
 """Starts a process of the product with the named points in it.
 
 * ``launch.py server --data ...``: any `lakehead` command
-* ``launch.py rounds URI``: rounds and maintenance in this process: ``tier``, ``maintain`` or ``clean`` and a table's
-  name a line in, a JSON line out for each
+* ``launch.py rounds URI``: rounds and maintenance in this process: ``tier``, ``maintain``, ``clean`` or ``truncate``
+  and a table's name a line in, a JSON line out for each
 * ``launch.py -m MODULE ARGS``: a module, as Spark starts its Python workers
 """
 
@@ -41,7 +41,17 @@ def clean(table: lh.Table) -> dict[str, object]:
     return {"orphans": table.lake.remove_orphans("0s").num_rows}
 
 
-TASKS: dict[str, Callable[[lh.Table], dict[str, object]]] = {"tier": tier, "maintain": maintain, "clean": clean}
+def truncate(table: lh.Table) -> dict[str, object]:
+    """All rows away: the end of each partition's only tablet."""
+    return {"ends": {str(tablet.partition[0]): end for tablet, end in table.truncate().items()}}
+
+
+TASKS: dict[str, Callable[[lh.Table], dict[str, object]]] = {
+    "tier": tier,
+    "maintain": maintain,
+    "clean": clean,
+    "truncate": truncate,
+}
 
 
 def rounds(uri: str) -> None:

@@ -86,6 +86,32 @@ CLEAN_UP_AFTER = {
     "orphans.done": "expire.catalog.commit.after",
 }
 """Points of a removal of orphans that finds some: what left them is killed first."""
+_IN_FORCE = ("tablet.alter.before", "tablet.alter.after")
+ALTER = (
+    "command.AlterTable.before", "command.AlterTable.after", *_IN_FORCE, "follow.schema.before", "follow.schema.after",
+    "answer.AlterTable",
+)  # fmt: skip
+"""The catalog's command decides, the tablets take it over one after the other, the lake follows with a commit."""
+RENAME = (
+    "command.RenameTables.before", "command.RenameTables.after", *_IN_FORCE, "follow.name.before", "follow.name.after",
+    "answer.RenameTable",
+)  # fmt: skip
+TRUNCATE = (
+    "tablet.seal.before", "tablet.seal.after", "command.TruncateTable.before", "command.TruncateTable.after",
+    "tablet.truncate.before", "tablet.truncate.after", "command.EndTruncation.before", "command.EndTruncation.after",
+    "answer.Truncate",
+)  # fmt: skip
+TRUNCATE_LOG = ("segment.append.before", "segment.append.torn", "segment.append.after")
+"""Of a keyed table, whose tablets log each row's deletion; nobody else writes."""
+TRUNCATE_LAKE = tuple(
+    f"truncate.{step}"
+    for step in (
+        "begin", "lake.manifest-list.open", "lake.manifest-list.closed", "lake.metadata.closed",
+        "catalog.commit.before", "catalog.commit.after", "done",
+    )
+)  # fmt: skip
+"""Of a log table with a lake: the server notes the ends, who asks empties the lake, the server cuts the logs."""
+JOB = ("round.read", "lake.data.closed", "catalog.commit.before", "catalog.commit.after")
 MAINTENANCE_ROUNDS = 3
 """After so many rounds the tiering service does maintenance here."""
 SNAPSHOTS_KEPT = 4
@@ -171,6 +197,8 @@ def install(plan: str) -> None:
             {
                 "lakehead.env.storage": functools.partial(_wrap_storage, points),
                 "lakehead.log.tablet": functools.partial(_wrap_log, points),
+                "lakehead.server.metadata": functools.partial(_wrap_commands, points),
+                "lakehead.server.tablet": functools.partial(_wrap_tablet, points),
                 "lakehead.server.service": functools.partial(_wrap_service, points),
                 "lakehead.server.maintenance": lambda m: points.around(m.Maintenance, "run", "maintain"),
                 "lakehead.client.remote_log": functools.partial(_wrap_client, points),
@@ -181,6 +209,7 @@ def install(plan: str) -> None:
                 "lakehead.tiering.round": functools.partial(_wrap_round, points),
                 "lakehead.tiering.compaction": functools.partial(_wrap_task, points, "compact", "compact"),
                 "lakehead.tiering.expiry": functools.partial(_wrap_task, points, "expire", "expire"),
+                "lakehead.tiering.truncation": functools.partial(_wrap_task, points, "empty_lake", "truncate"),
                 "lakehead.tiering.expiry_plan": _keep_few_snapshots,
                 "lakehead.tiering.queue": _maintain_often,
                 "pyiceberg.catalog.sql": functools.partial(_wrap_catalog, points),
@@ -343,6 +372,25 @@ def _wrap_metadata(points: Points) -> None:
     sqlite3.connect = pointed  # type: ignore[assignment]
 
 
+def _wrap_commands(points: Points, module: ModuleType) -> None:
+    store = module.MetadataStore
+    submit = store.submit
+
+    def named(self: Any, command: Any) -> Any:
+        name = f"command.{type(command).__name__}"
+        points.reach(f"{name}.before")
+        planned = submit(self, command)
+        points.reach(f"{name}.after")
+        return planned
+
+    store.submit = named
+
+
+def _wrap_tablet(points: Points, module: ModuleType) -> None:
+    for method in ("alter", "seal", "truncate"):
+        points.around(module.Tablet, method, f"tablet.{method}")
+
+
 def _wrap_service(points: Points, module: ModuleType) -> None:
     service = module.Service
     call = service.call
@@ -443,3 +491,6 @@ def _maintain_often(module: ModuleType) -> None:
 def _wrap_catalog(points: Points, module: ModuleType) -> None:
     points.around(module.SqlCatalog, "create_table", "catalog.create")
     points.around(module.SqlCatalog, "drop_table", "catalog.drop")
+    # Rounds commit by themselves: this is how a lake follows its table.
+    points.around(module.SqlCatalog, "commit_table", "follow.schema")
+    points.around(module.SqlCatalog, "rename_table", "follow.name")

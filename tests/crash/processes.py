@@ -22,7 +22,7 @@ LAUNCH = Path(__file__).with_name("launch.py")
 TOKEN = "a token of the crash suite"
 START_SECONDS = 60.0
 Action = Literal["kill", "stop", "lose", "report"]
-Task = Literal["tier", "maintain", "clean"]
+Task = Literal["tier", "maintain", "clean", "truncate"]
 
 
 class Child:
@@ -180,6 +180,34 @@ class Rounds(Child):
     def answer(self, seconds: float = 60.0) -> dict[str, Any] | None:
         """What it came to; None when the process died in it."""
         return self._answers.get(timeout=seconds)
+
+
+class TieringJob(Child):
+    """``lakehead tier run --local``, one of several that share the tables of a server."""
+
+    def __init__(self, work: Path, number: int) -> None:
+        super().__init__(work, f"job-{number}")
+        self._rounds: list[str] = []
+
+    def start(self, uri: str) -> None:
+        """Begin to start; `rounds` fills as they are done."""
+        process = self._spawn("tier", "run", "--local", "--uri", uri, "--output", "json")
+        threading.Thread(target=self._read, args=(process,), daemon=True).start()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._rounds.append(json.loads(line)["table"])
+
+    @property
+    def rounds(self) -> list[str]:
+        """The table of each round that moved rows."""
+        return list(self._rounds)
+
+    def terminate(self) -> None:
+        """SIGTERM: it finishes rounds under way, then ends."""
+        assert self.process is not None
+        self.process.terminate()
 
 
 class SparkTiering(Child):

@@ -7,55 +7,27 @@ import os
 import random
 import signal
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tests.crash import points
+from tests.crash.change_steps import ChangeSteps, change_deck
 from tests.crash.deployment import LAKE_TABLES, Counts, Deployment, HeldScan
 from tests.crash.history import LOG_SCHEMA, WrongDataError, log_rows, require
 from tests.crash.processes import Rounds, SparkTiering, Task, wait_until
+from tests.crash.tools import REACH_SECONDS, Step
 from tests.crash.workload import Load
 
-import lakehead as lh
 from lakehead.api.table import handle_of
 
-REACH_SECONDS = 60.0
 SPARK_SECONDS = 90.0
 STEPS_PER_FOLDER = 24
-_OFTEN = {
-    "segment.append": (1, 2, 5, 20),
-    "segment.sync": (1, 2, 5, 20),
-    "answer.Write": (1, 2, 5, 20),
-    "recovery.segment.sync": (1, 2, 5),
-    "expire.lake.remove": (1, 2, 5, 9),
-}
 _MAINTENANCE = ("compact", "expire")
 _EXPIRED = ("expire.catalog.commit.after", "expire.lake.remove.before")
 """The list is committed: nobody may refuse what is left to do."""
 _ALL_MAINTENANCE: tuple[Task, ...] = ("maintain", "clean")
 _ROUND_AND_MAINTENANCE: tuple[Task, ...] = ("tier", *_ALL_MAINTENANCE)
-
-
-@dataclass(frozen=True)
-class Step:
-    """One kill, or one fault of the catalog.
-
-    Attributes:
-        kind: which method of `Player` plays it.
-        point: the named point; what it is about, where there is none.
-        first: another point at which the server is killed before.
-    """
-
-    kind: str
-    point: str
-    first: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.point}"
 
 
 def deck(seed: int) -> list[Step]:
@@ -79,6 +51,7 @@ def deck(seed: int) -> list[Step]:
         *(Step("under", p) for p in ("round.read", "lake.data.open", "catalog.commit.before", "catalog.commit.after")),
         *(Step("under", p) for p in ("compact.catalog.commit.before", "expire.begin", *_EXPIRED)),
         *(Step("locked", p) for p in ("killed", "refused", "restart")),
+        *change_deck(),
         *(Step("random", p) for p in ("server",) * 24 + ("rounds",) * 8 + ("maintenance",) * 4),
     ]
     random.Random(seed).shuffle(steps)
@@ -101,16 +74,13 @@ def spark_deck(seed: int) -> list[Step]:
     return steps
 
 
-class Player:
+class Player(ChangeSteps):
     """Plays steps on one deployment after the other."""
 
     def __init__(self, root: Path, seed: int, say: Callable[[str], None]) -> None:
-        self.root, self.seed = root, seed
-        self.counts = Counts()
-        self.random = random.Random(seed)
+        super().__init__(seed)
+        self.root = root
         self._say = say
-        self._pause = threading.Event()
-        self._tierer: Rounds | None = None
         self._spark: SparkTiering | None = None
         self._scratch = 0
         self._dropping = ""
@@ -171,7 +141,7 @@ class Player:
     def _finish(self, deployment: Deployment) -> None:
         """What a deployment ends with: everything tiered, cleaned up, stopped well and opened again."""
         deployment.gate.shut()
-        for table in LAKE_TABLES:
+        for table in deployment.lakes():
             self._tier(deployment, table)
         deployment.check()
         deployment.check_lake_folders()
@@ -181,50 +151,6 @@ class Player:
         deployment.server.release()
         deployment.restart()
         deployment.check()
-
-    # ---- tools --------------------------------------------------------------------------------------------------
-
-    def _nth(self, point: str) -> int:
-        """How often a point is passed before it kills: those that are reached often, up to many times."""
-        return self.random.choice(next((n for start, n in _OFTEN.items() if point.startswith(start)), (1,)))
-
-    def _wait(self, low: float, high: float) -> None:
-        self._pause.wait(self.random.uniform(low, high))
-
-    def _count(self, name: str, hit: bool) -> None:
-        (self.counts.kills if hit else self.counts.missed)[name] += 1
-
-    def _die(self, deployment: Deployment, name: str, nudge: Callable[[], object] | None = None) -> None:
-        """Wait until the armed server dies; when its point is not reached, kill it all the same."""
-        server = deployment.server
-        deadline = time.monotonic() + REACH_SECONDS
-        while server.alive and time.monotonic() < deadline:
-            if nudge is not None:
-                with contextlib.suppress(lh.UnavailableError, lh.ClosedError):
-                    nudge()
-            wait_until(lambda: not server.alive, 0.2)
-        self._count(name, server.reached)
-        server.kill()
-
-    def _recover(self, deployment: Deployment) -> None:
-        deployment.restart()
-        deployment.check()
-
-    def _rounds(self, deployment: Deployment) -> Rounds:
-        if self._tierer is None:
-            self._tierer = deployment.rounds()
-        return self._tierer
-
-    def _bury(self, rounds: Rounds) -> None:
-        rounds.kill()
-        self._tierer = None
-
-    def _tier(self, deployment: Deployment, table: str, task: Task = "tier") -> dict[str, Any]:
-        """A round, or maintenance, that nothing disturbs must succeed."""
-        answer = deployment.ask(self._rounds(deployment), table, task)
-        require(answer is not None and "error" not in answer, f"{task} that nothing disturbs ended with {answer}")
-        assert answer is not None
-        return answer
 
     def _nudge(self, deployment: Deployment) -> None:
         """Have the server do what the load alone has it do now and then: maintain its tables, open a named writer."""
@@ -572,6 +498,6 @@ def missed_points(counts: Counts) -> list[str]:
     expected = {
         *points.SEGMENT, *points.CHECKPOINT, *points.TRIM, *points.REQUESTS, *points.CREATE_AND_DROP, *points.STOP,
         *points.RECOVERY, *points.RECOVERY_AFTER, *points.ROUND, *points.COMPACTION, *points.EXPIRY,
-        *points.CLEAN_UP_AFTER, *(f"Spark worker: {p}" for p in points.WORKER),
+        *points.CLEAN_UP_AFTER, *(str(s) for s in change_deck()), *(f"Spark worker: {p}" for p in points.WORKER),
     }  # fmt: skip
     return sorted(expected - set(counts.kills))

@@ -36,6 +36,9 @@ SAMPLE = [
     Step("maintenance", "expire.lake.remove.after"),
     Step("stop", "stop-record.write.torn"),
     Step("churn", "folder.remove.half"),
+    Step("alter", "tablet.alter.after"),
+    Step("rename", "follow.name.before"),
+    Step("truncate", "command.TruncateTable.after"),
 ]
 
 
