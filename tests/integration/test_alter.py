@@ -169,6 +169,7 @@ CALLS: dict[str, Callable[[lh.Table], object]] = {
     "expire": lambda t: t.lake.expire(),
     "orphans": lambda t: t.lake.remove_orphans(),
     "adopt": lambda t: t.lake.adopt(),
+    "truncate": lambda t: t.truncate(),
 }
 
 

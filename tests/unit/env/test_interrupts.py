@@ -13,7 +13,7 @@ from types import FrameType
 
 import pytest
 
-from lakehead.env.interrupts import Changes, Latch, shielded, uninterrupted
+from lakehead.env.interrupts import Changes, Latch, _Workers, shielded, uninterrupted
 
 pytestmark = pytest.mark.timeout(method="thread")
 """A time limit by SIGALRM would itself be a signal whose handler raises."""
@@ -144,7 +144,7 @@ def _serving() -> int:
     for frame in sys._current_frames().values():
         at: FrameType | None = frame
         while at is not None:
-            found += at.f_code.co_name == "_serve"
+            found += at.f_code is _Workers._serve.__code__
             at = at.f_back
     return found
 
