@@ -12,7 +12,8 @@ from requests.adapters import HTTPAdapter
 from sqlalchemy import NullPool, create_engine, event
 from sqlalchemy.exc import IntegrityError, ProgrammingError
 
-from lakehead.iceberg.told_properties import distrust_tables, told_catalog
+from lakehead.iceberg.file_io import PY_IO_IMPL
+from lakehead.iceberg.told_properties import read_with, told_catalog
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -29,12 +30,13 @@ def open_catalog(name: str, properties: Mapping[str, str], *, told: bool) -> Cat
     """PyIceberg's catalog of a name and properties; raises what PyIceberg, SQLAlchemy and requests do.
 
     Args:
+        properties: ``py-io-impl`` among them.
         told: they are a server's, not this process's own.
 
     Raises:
         InvalidPropertyError: a server may not choose one of them.
     """
-    catalog = distrust_tables(_loaded(name, properties, told))
+    catalog = read_with(properties[PY_IO_IMPL], _loaded(name, properties, told))
     if isinstance(catalog, SqlCatalog):
         url = catalog.engine.url
         catalog.engine.dispose()

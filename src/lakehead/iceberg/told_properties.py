@@ -1,32 +1,32 @@
 """Properties that others told, and what they may make this process do: nothing but read and write the lake's files.
 
 PyIceberg imports whatever class its properties name, and merges them with this user's own ``.pyiceberg.yaml``. Those
-that a server sends are the server's to choose, those of a table anybody's who commits to it.
+that a server sends are the server's to choose, those of a table anybody's who commits to it, and a REST catalog adds
+some of its own when it is opened.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyiceberg.catalog import AVAILABLE_CATALOGS, CatalogType, infer_catalog_type
+from pyiceberg.catalog import Catalog, CatalogType, infer_catalog_type
+from pyiceberg.catalog.rest import AUTH, SSL, RestCatalog
+from pyiceberg.catalog.sql import SqlCatalog
 
 from lakehead.errors import InvalidPropertyError
 from lakehead.iceberg.file_io import PY_IO_IMPL, STORAGE_PREFIXES, SYNCED_FILE_IO
-
-if TYPE_CHECKING:
-    from pyiceberg.catalog import Catalog
 
 FILE_IOS = (SYNCED_FILE_IO, "pyiceberg.io.pyarrow.PyArrowFileIO")
 """Classes that ``py-io-impl`` may name."""
 _OF_CATALOGS = frozenset(
     {
         "type", "uri", "warehouse", "prefix", "token", "credential", "scope", "audience", "resource",
-        "oauth2-server-uri", "token-refresh-enabled", "rest.sigv4-enabled", "rest.signing-region", "rest.signing-name",
+        "oauth2-server-uri", "token-refresh-enabled",
         "snapshot-loading-mode", "view-endpoints-supported", "init_catalog_tables", "pool_pre_ping", "echo",
     }
 )  # fmt: skip
-_KINDS = (CatalogType.SQL, CatalogType.REST)
+_CATALOG_PREFIXES = ("header.", "rest.")
 
 
 def require_storage(properties: Mapping[str, str]) -> None:
@@ -43,7 +43,11 @@ def require_storage(properties: Mapping[str, str]) -> None:
                 name=key,
             )
         if key != PY_IO_IMPL and not key.startswith(STORAGE_PREFIXES):
-            raise _refused(key)
+            raise InvalidPropertyError(
+                f"the server names {key!r} for its lake, which a client takes from nobody: ask who runs the server to"
+                " leave it out",
+                name=key,
+            )
 
 
 def require_catalog(properties: Mapping[str, str]) -> None:
@@ -52,7 +56,8 @@ def require_catalog(properties: Mapping[str, str]) -> None:
     Raises:
         InvalidPropertyError: one is none of these.
     """
-    require_storage({k: v for k, v in properties.items() if k not in _OF_CATALOGS})
+    own = {k for k in properties if k in _OF_CATALOGS or k.startswith(_CATALOG_PREFIXES)}
+    require_storage({k: v for k, v in properties.items() if k not in own})
 
 
 def told_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
@@ -63,29 +68,33 @@ def told_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
     """
     require_catalog(properties)
     given: dict[str, Any] = dict(properties)
-    text = given.get("type")
-    kind = infer_catalog_type(name, given) if text is None else next((k for k in _KINDS if k.value == text), None)
+    inferred = None if "type" in given else infer_catalog_type(name, given)
+    kind: str = given["type"] if inferred is None else inferred.value
     if kind not in _KINDS:
-        raise InvalidPropertyError(
-            f"the server names a lake catalog of type {text!r}: it may be 'sql' or 'rest'", name=name
-        )
-    return AVAILABLE_CATALOGS[kind](name, given)
+        raise InvalidPropertyError(f"the server names a lake catalog of type {kind!r}: it may be 'sql' or 'rest'")
+    return _KINDS[kind](name, **given)
 
 
-def distrust_tables(catalog: Catalog) -> Catalog:
-    """The same catalog, whose tables do not choose the class that reads their files."""
+class _ToldRestCatalog(RestCatalog):
+    def _fetch_config(self) -> None:
+        super()._fetch_config()
+        # What the catalog says of itself comes before its session is made, and is as little believed.
+        for key in (AUTH, SSL):
+            self.properties.pop(key, None)
+
+
+_KINDS: Mapping[str, type[Catalog]] = {
+    CatalogType.SQL.value: SqlCatalog,
+    CatalogType.REST.value: _ToldRestCatalog,
+}
+
+
+def read_with(io: str, catalog: Catalog) -> Catalog:
+    """The same catalog, whose files this class reads and writes, whatever its tables and it itself say."""
     load = catalog._load_file_io
 
     def ours(properties: Mapping[str, str] = {}, location: str | None = None) -> Any:
-        return load({k: v for k, v in properties.items() if k != PY_IO_IMPL}, location)
+        return load({**properties, PY_IO_IMPL: io}, location)
 
     catalog._load_file_io = ours  # type: ignore[method-assign]
     return catalog
-
-
-def _refused(key: str) -> InvalidPropertyError:
-    return InvalidPropertyError(
-        f"the server names {key!r} for its lake, which a client takes from nobody: ask who runs the server to leave it"
-        " out",
-        name=key,
-    )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -50,7 +53,6 @@ def nobody_is_trapped(monkeypatch: pytest.MonkeyPatch) -> Any:
         {"type": "hive"},
         {"type": "glue"},
         {"ssl": "x"},
-        {"header.authorization": "x"},
     ],
 )
 def test_what_a_server_may_not_name_of_a_catalog(told: dict[str, str]) -> None:
@@ -66,7 +68,14 @@ def test_what_a_server_may_not_name_of_a_storage(told: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("io", FILE_IOS)
 def test_what_it_may_name(io: str, tmp_path: Path) -> None:
-    told = {**LOCAL, "uri": f"sqlite:///{tmp_path}/catalog.db", "py-io-impl": io, "s3.endpoint": "http://127.0.0.1:1"}
+    told = {
+        **LOCAL,
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "header.x": "y",
+        "rest.z": "1",
+        "py-io-impl": io,
+        "s3.endpoint": "http://127.0.0.1:1",
+    }
     assert LakeCatalog.open("lakehead", told).iceberg.list_namespaces() == []
 
 
@@ -94,3 +103,38 @@ def test_a_table_does_not_choose_what_reads_it(tmp_path: Path) -> None:
         assert con.tier("a.t").rows == 1
         assert table.scan(tier="lake").count() == 2 and con.sql("select count(*) from a.t").fetchall() == [(2,)]
         assert type(table.lake.iceberg().io) is SyncedFileIO
+
+
+class Config(BaseHTTPRequestHandler):
+    """A REST catalog that would choose how its client logs in, and what reads its files."""
+
+    def do_GET(self) -> None:
+        auth = {"type": "custom", "impl": TRAP, "custom": {}}
+        said = (
+            {"auth": auth, "py-io-impl": TRAP, "ssl": {"cabundle": "/none"}}
+            if self.path.startswith("/v1/config")
+            else {}
+        )
+        body = json.dumps({"defaults": said, "overrides": said, "namespaces": []}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_nor_does_a_rest_catalog_that_a_server_names(tmp_path: Path) -> None:
+    with HTTPServer(("127.0.0.1", 0), Config) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            uri = f"http://127.0.0.1:{server.server_port}"
+            catalog = LakeCatalog.open("lakehead", {"type": "rest", "uri": uri, "token": "t"}).iceberg
+            assert catalog.list_namespaces() == []
+            assert type(catalog._load_file_io({"py-io-impl": TRAP}, "file:///x")) is SyncedFileIO
+            assert not {"auth", "ssl"} & set(catalog.properties)
+        finally:
+            server.shutdown()
+            thread.join()
