@@ -154,17 +154,26 @@ def test_small_rounds_may_run_in_the_driver(spark: SparkSession, con: lh.Connect
         lhs.tiering_service(spark, con, small_rounds="here")  # type: ignore[arg-type]
 
 
-def test_who_shares_a_job_shares_its_failure_alone(spark: SparkSession) -> None:
+def _divide(n: int) -> int:
+    return 1 // n
+
+
+def test_who_shares_a_job_shares_no_failure(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
     jobs = SharedJobs(spark, Env.system().threads)
     assert jobs.run(abs, [-1, 2]) == [1, 2] and jobs.run(abs, []) == []
     undone: list[int] = []
     with pytest.raises(UnavailableError, match="ZeroDivisionError"):
-        jobs.run(lambda n: 1 // n, [1, 0])
+        jobs.run(_divide, [1, 0])
     with pytest.raises(NoLakeError):
         jobs.run(_refuse_zero, [1, 0], undo=undone.extend)
-    assert undone == [1]
-    found: dict[int, list[int]] = {}
+    assert undone == [1] and "shared" not in caplog.text
     with ThreadPoolExecutor(8) as pool:
-        for n, result in enumerate(pool.map(lambda n: jobs.run(abs, [-n, n]), range(8))):
-            found[n] = result
-    assert found == {n: [n, n] for n in range(8)}
+        with jobs._job:  # so that all wait for one
+            good = [pool.submit(jobs.run, abs, [-n, n]) for n in range(6)]
+            bad = pool.submit(jobs.run, _divide, [0])
+            refused = pool.submit(jobs.run, _refuse_zero, [0])
+            while len(jobs._waiting) < 8:
+                threading.Event().wait(0.001)
+        assert [g.result(60) for g in good] == [[n, n] for n in range(6)]
+        assert isinstance(bad.exception(60), UnavailableError) and isinstance(refused.exception(60), NoLakeError)
+    assert "the Spark job that 8 rounds shared failed" in caplog.text

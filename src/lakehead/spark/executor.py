@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from py4j.protocol import Py4JError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Ended = tuple[Any, LakeheadError | None]
+_log = logging.getLogger("lakehead.tiering")
 
 
 class SparkExecutor:
@@ -60,7 +62,7 @@ class SharedJobs:
         *,
         undo: Callable[[Iterable[Result]], None] | None = None,
     ) -> list[Result]:
-        """See `SparkExecutor.run`."""
+        """See `SparkExecutor.run`. A job that fails is nobody's who shared it: each then has its own."""
         if not items:
             return []
         mine = _Waiting([(task, item) for item in items])
@@ -68,33 +70,37 @@ class SharedJobs:
             self._waiting.append(mine)
         with self._job:
             # Whoever had it before may have had this done.
-            if mine.ended is None and mine.error is None:
+            if not mine.taken:
                 self._run_waiting()
-        if mine.error is not None:
-            raise mine.error
-        assert mine.ended is not None
-        return _results(mine.ended, undo)
+        ended = self._run([mine]) if mine.ended is None else mine.ended
+        return _results(ended, undo)
 
     def _run_waiting(self) -> None:
         with self._lock:
             together, self._waiting = self._waiting, []
-        calls = [call for w in together for call in w.calls]
-        slices = min(len(calls), 2 * self._spark.sparkContext.defaultParallelism)
+        for waiting in together:
+            waiting.taken = True
         try:
-            ended = run_job(self._spark, guarded_call, calls, slices)
-        except BaseException as e:
-            for waiting in together:
-                waiting.error = e
+            ended = self._run(together)
+        except Exception as e:
+            if len(together) == 1:
+                raise
+            _log.warning("the Spark job that %d rounds shared failed, each has its own now: %s", len(together), e)
             return
         for waiting in together:
             waiting.ended, ended = ended[: len(waiting.calls)], ended[len(waiting.calls) :]
+
+    def _run(self, together: Sequence[_Waiting]) -> list[Ended]:
+        calls = [call for waiting in together for call in waiting.calls]
+        slices = min(len(calls), 2 * self._spark.sparkContext.defaultParallelism)
+        return run_job(self._spark, guarded_call, calls, slices)
 
 
 @dataclass
 class _Waiting:
     calls: Sequence[tuple[Callable[[Any], Any], Any]]
-    ended: list[Ended] | None = field(default=None)
-    error: BaseException | None = field(default=None)
+    taken: bool = False
+    ended: list[Ended] | None = None
 
 
 def run_job(spark: SparkSession, function: Callable[[Item], Ended], items: Sequence[Item], slices: int) -> list[Ended]:

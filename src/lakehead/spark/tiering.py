@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """``python -m lakehead.spark.tiering --uri ...``: what is submitted to a Spark cluster."""
     parser = argparse.ArgumentParser(prog="lakehead.spark.tiering", description="Keep lake tables fresh.")
     parser.add_argument("--uri", required=True, help="lakehead://host:port, or a data folder")
-    parser.add_argument("--table", action="append", help="only this table; may be repeated")
+    parser.add_argument("--table", action="append", help="only this, a name or a pattern; may be repeated")
     parser.add_argument("--small-rounds", choices=["spark", "driver"], default="spark", help="where small rounds run")
     parser.add_argument("--seconds", type=float, help="stop after so many seconds")
     given = parser.parse_args(arguments)
