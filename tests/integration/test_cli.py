@@ -20,6 +20,7 @@ import pytest
 
 import lakehead as lh
 from lakehead.cli import main as cli
+from lakehead.cli.metrics import ServerMetrics, new_registry
 from lakehead.client import patience
 
 LAKEHEAD = [sys.executable, "-m", "lakehead.cli.main"]
@@ -315,6 +316,30 @@ def test_metrics_of_a_server_and_of_a_service(tmp_path: Path, wait_until: Callab
             wait_until(lambda: "process_cpu_seconds_total" in scraped(url), WAIT_SECONDS)
     for address in ("9464", "127.0.0.1:x", "127.0.0.1:99999", "256.0.0.1:0"):
         assert b"--metrics" in lakehead("server", "--data", tmp_path / "x", "--metrics", address, code=2).stderr
+
+
+def test_metrics_of_one_table_do_not_hang_on_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with lh.connect(tmp_path / "data") as con:
+        for name in ("a.broken", "a.dropped", "a.t"):
+            con.create_table(name, pa.schema([("id", pa.int64())])).append([{"id": 1}])
+        (log,) = (tmp_path / "data").glob("tables/a.broken-*/**/*.log")
+        names = con.tables()
+        con.drop_table("a.dropped")
+        monkeypatch.setattr(con, "tables", lambda: names)
+        registry = new_registry()
+        registry.register(ServerMetrics(con))
+
+        def value(name: str, **labels: str) -> float | None:
+            return registry.get_sample_value(f"lakehead_{name}", labels)
+
+        assert [value("table_up", table=t) for t in names] == [1, None, 1]
+    log.write_bytes(b"x" * 100 + log.read_bytes()[100:])
+    with lh.connect(tmp_path / "data") as con:
+        registry = new_registry()
+        registry.register(ServerMetrics(con))
+        assert value("up") == 1 and value("rows", table="a.t") == 1
+        assert [value("table_up", table=t) for t in ("a.broken", "a.t")] == [0, 1]
+    assert value("up") == 0 and value("table_up", table="a.t") is None, "the server is away"
 
 
 def test_a_server_that_tiers(tmp_path: Path, wait_until: Callable[..., None]) -> None:

@@ -178,14 +178,15 @@ class ConnectionTables(Generic[C]):
         """As the table is now.
 
         Raises:
-            TableNotFoundError: it is gone.
+            TableNotFoundError: it is gone, or not this service's any more.
         """
         handle = self._handles.get(table_id)
         if handle is not None:
             return handle.now()
-        found = handle_of(self._connected().table(self._names[table_id]))
-        if found.desc.table_id != table_id:
-            raise TableNotFoundError("another table has its name: it is with the next look", table_id=table_id)
+        name = self._names.get(table_id)
+        found = None if name is None else handle_of(self._connected().table(name))
+        if found is None or found.desc.table_id != table_id:
+            raise TableNotFoundError("another service has it, or another table its name: look again", table_id=table_id)
         return found
 
     def run_round(self, table_id: str, records_max: int) -> CommitResult:

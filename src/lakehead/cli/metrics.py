@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class ServerMetrics:
     """Tables and tiering jobs of a server, asked for with each scrape; a prometheus_client collector.
 
-    A scrape asks for each table how it stands, and of a lake table its lake. While the server is away it says
-    ``lakehead_up 0``, and nothing else.
+    A scrape asks for each table how it stands, and of a lake table its lake. ``lakehead_table_up`` is 0 for one of
+    which that cannot be told, as it is damaged. While the server is away it says ``lakehead_up 0``, and nothing else.
     """
 
     def __init__(self, con: Connection) -> None:
@@ -33,20 +33,25 @@ class ServerMetrics:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         up = GaugeMetricFamily("lakehead_up", "Whether the server answers.")
+        broken: dict[str, LakeheadError] = {}
         try:
-            states, told = table_states(self._con), self._con.tiering_status()
+            states, told = table_states(self._con, broken.__setitem__), self._con.tiering_status()
         except LakeheadError:
             up.add_metric([], 0)
             yield up
             return
         up.add_metric([], 1)
         yield up
+        tables = GaugeMetricFamily("lakehead_table_up", "Whether the table can be asked.", labels=["table"])
+        for name in broken:
+            tables.add_metric([name], 0)
         records = CounterMetricFamily("lakehead_log_records", "Records that were ever appended.", labels=["table"])
         rows = GaugeMetricFamily("lakehead_rows", "Rows of the table.", labels=["table"])
         lag = GaugeMetricFamily("lakehead_lake_lag_records", "Log records that the lake lacks.", labels=["table"])
         age = GaugeMetricFamily("lakehead_lake_lag_seconds", "Age of the oldest of them.", labels=["table"])
         allowed = GaugeMetricFamily("lakehead_lake_freshness_seconds", "The age that is allowed.", labels=["table"])
         for s in states:
+            tables.add_metric([s["table"]], 1)
             records.add_metric([s["table"]], s["end"])
             rows.add_metric([s["table"]], s["rows"])
             if s["lake"]:
@@ -62,7 +67,7 @@ class ServerMetrics:
         jobs = GaugeMetricFamily("lakehead_tiering_job_tables", "Tables of a tiering job.", labels=["job"])
         for job in told.jobs:
             jobs.add_metric([job.name], job.tables)
-        yield from (records, rows, lag, age, allowed, phases, size, jobs)
+        yield from (tables, records, rows, lag, age, allowed, phases, size, jobs)
 
 
 class RoundMetrics:

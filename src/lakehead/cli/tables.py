@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lakehead.cli.output import count_text, seconds_text, write_json, write_line, write_table
 from lakehead.cli.session import Session, TableArgument, command
-from lakehead.errors import InvalidPropertyError, InvalidRequestError, InvalidSchemaError, TableExistsError
+from lakehead.errors import (
+    InvalidPropertyError,
+    InvalidRequestError,
+    InvalidSchemaError,
+    LakeheadError,
+    TableExistsError,
+    TableNotFoundError,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -311,25 +319,39 @@ def _tablets(session: Session, table: Table) -> None:
     write_table([n.replace("_", " ").removesuffix(" seconds") for n in names], shown, title=table.name)
 
 
-def table_states(con: Connection) -> list[dict[str, Any]]:
-    """One plain dict a table, by name: the sums of its tablets' rows and lag, the age of its oldest untiered row."""
+def table_states(con: Connection, untold: Callable[[str, LakeheadError], None] | None = None) -> list[dict[str, Any]]:
+    """One plain dict a table, by name: the sums of its tablets' rows and lag, the age of its oldest untiered row.
+
+    Args:
+        untold: given tables of which this cannot be told, damaged ones for example; None raises.
+    """
+    from lakehead.client.patience import is_gone
+
     states = []
     for name in con.tables():
-        table = con.table(name)
-        definition = table.describe()
-        tablets = table.status().to_pylist()
-        lake = definition["lake"]
-        states.append(
-            {
-                "table": name,
-                "kind": definition["kind"],
-                "tablets": len(tablets),
-                "rows": sum(t["rows"] for t in tablets),
-                "end": sum(t["high_watermark"] for t in tablets),
-                "lake": lake,
-                "freshness": definition["properties"]["freshness"] if lake else None,
-                "lag_rows": sum(t["lag_rows"] for t in tablets) if lake else None,
-                "lag_seconds": max((t["lag_seconds"] for t in tablets), default=0.0) if lake else None,
-            }
-        )
+        try:
+            states.append(_state(con.table(name)))
+        except TableNotFoundError:
+            continue  # dropped meanwhile
+        except LakeheadError as e:
+            if untold is None or is_gone(e):
+                raise
+            untold(name, e)
     return states
+
+
+def _state(table: Table) -> dict[str, Any]:
+    definition = table.describe()
+    tablets = table.status().to_pylist()
+    lake = definition["lake"]
+    return {
+        "table": table.name,
+        "kind": definition["kind"],
+        "tablets": len(tablets),
+        "rows": sum(t["rows"] for t in tablets),
+        "end": sum(t["high_watermark"] for t in tablets),
+        "lake": lake,
+        "freshness": definition["properties"]["freshness"] if lake else None,
+        "lag_rows": sum(t["lag_rows"] for t in tablets) if lake else None,
+        "lag_seconds": max((t["lag_seconds"] for t in tablets), default=0.0) if lake else None,
+    }

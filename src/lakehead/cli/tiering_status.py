@@ -56,7 +56,7 @@ def top(
                 clock.sleep(seconds)
             told, states, now = con.tiering_status(), table_states(con), clock.monotonic()
             ends = {s["table"]: s["end"] for s in states}
-            rates = {t: (end - before[t]) / (now - at) for t, end in ends.items() if t in before}
+            rates = {t: max(end - before[t], 0) / (now - at) for t, end in ends.items() if t in before}
             lakes = {s["table"]: s for s in _states(con, told, states)}
             before, at = ends, now
             if session.json:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated, TypeAlias
+
+import msgspec
+
 from lakehead.protocol.messages import Done, Int64, Message, Reply, Request, TableRequest
 from lakehead.protocol.privileges import Privilege
+
+Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=256)]
+"""What servers keep of what jobs say of themselves."""
 
 
 class TieredTable(Message, frozen=True, kw_only=True):
@@ -36,8 +43,8 @@ class AskTieringWork(Request[TieringWork], frozen=True, kw_only=True):
     """
 
     privilege = Privilege.TIER
-    job_id: str
-    name: str
+    job_id: Name
+    name: Name
     number: Int64
     tables: list[str] | None
     has: list[str]
@@ -54,14 +61,14 @@ class RoundInfo(Message, frozen=True, kw_only=True):
     """What a round did: records of the log that it moved, rows added to the lake, older ones deleted, data files added
     and their bytes, and the seconds of its phases, in their order."""
 
-    job: str
+    job: Name
     snapshot_id: Int64
     records: Int64
     rows: Int64
     deletes: Int64
     files: Int64
     bytes: Int64
-    seconds: dict[str, float]
+    seconds: Annotated[dict[Name, float], msgspec.Meta(max_length=16)]
 
 
 class ReportTiered(TableRequest[Done], frozen=True, kw_only=True):

@@ -241,9 +241,10 @@ class Definitions:
 
     def report_tiered(self, request: ReportTiered) -> m.Done:
         """See `ReportTiered`."""
+        table_id = self._lake_table(request.table_id).table_id
         if request.round is not None:
-            self._jobs.note_round(request.table_id, request.round)
-        self._maintenance.round_reported(self._lake_table(request.table_id).table_id)
+            self._jobs.note_round(table_id, request.round)
+        self._maintenance.round_reported(table_id)
         return m.Done()
 
     def tiering_work(self, request: AskTieringWork) -> TieringWork:

@@ -12,6 +12,7 @@ import pytest
 import lakehead as lh
 from lakehead.api.table import handle_of
 from lakehead.api.tiering import ConnectionTables
+from lakehead.protocol.tiering import ReportTiered
 
 RECORDS = 1000
 NONE: frozenset[str] = frozenset()
@@ -61,6 +62,27 @@ def test_a_name_that_means_another_table_by_now(con: lh.Connection) -> None:
     con.create_table("t.a", SCHEMA, lake="iceberg")
     with pytest.raises(lh.TableNotFoundError):
         tables.run_round(a, RECORDS)
+
+
+def test_a_table_that_was_handed_on_before_its_turn_began(con: lh.Connection) -> None:
+    tables = ConnectionTables(con)
+    tables.look(NONE, NONE)
+    a = table_id(con, "t.a")
+    tables.look(NONE, frozenset([a]))
+    with pytest.raises(lh.TableNotFoundError):
+        tables.run_round(a, RECORDS)
+
+
+def test_what_rounds_did_is_kept_of_tables_that_there_are(con: lh.Connection) -> None:
+    con.table("t.a").append([{"id": 1}])
+    con.tier("t.a")
+    (told,) = con.tiering_status().tables
+    assert told.table == "t.a" and [r.rows for r in told.rounds] == [1]
+    with pytest.raises(lh.TableNotFoundError):
+        con._ask(ReportTiered(table_id="none", round=told.rounds[0]))
+    assert list(con._server.service._definitions._jobs._rounds) == [table_id(con, "t.a")]  # type: ignore[attr-defined]
+    con.drop_table("t.a")
+    assert not con.tiering_status().tables
 
 
 def test_services_share_tables_and_take_over_what_another_left(con: lh.Connection) -> None:
