@@ -6,7 +6,7 @@ import datetime as dt
 import tempfile
 from decimal import Decimal
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -241,6 +241,8 @@ def of_type(t: Any) -> st.SearchStrategy[Any]:
     if t is Any:
         return st.none() | st.booleans() | INT64 | st.text(max_size=5)
     args = get_args(t)
+    if get_origin(t) is Annotated:  # bounded values: those that are drawn here are smaller than any bound
+        return of_type(args[0])
     origin = getattr(t, "__origin__", None)
     if origin is list:
         return st.lists(of_type(args[0]), max_size=3)
