@@ -44,6 +44,10 @@ fuzz: $(STAMP)  ## ask log, lake and DuckDB the same (SEED=first, CASES=how many
 	@$(BIN)/python -m tests.properties.predicate_fuzz $(SEED) $(if $(CASES),--cases $(CASES)) \
 		$(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
+.PHONY: attack
+attack: $(STAMP)  ## play the attacks that must be refused (part of make test, too)
+	$(BIN)/python -m pytest -q tests/attack $(ARGS)
+
 check: $(STAMP)  ## lint, format, types and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

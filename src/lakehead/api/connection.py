@@ -156,7 +156,7 @@ class Connection(Displayed):
         self._leases = Leases(self._routes, self._env, renewing=True)
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._sql: SqlEngine | None = None
+        self._sql: dict[bool, SqlEngine] = {}  # by whether it is unrestricted
         _connections.add(self)
 
     def _facts(self) -> Mapping[str, object]:
@@ -365,21 +365,30 @@ class Connection(Displayed):
         return self._ask(AskTieringStatus())
 
     def sql(
-        self, query: str, params: object = None, frames: Mapping[str, object] | None = None
+        self,
+        query: str,
+        params: object = None,
+        frames: Mapping[str, object] | None = None,
+        *,
+        unrestricted: bool = False,
     ) -> duckdb.DuckDBPyRelation:
         """Run SQL (DuckDB) over union reads; also ``t$lake``, ``t$changelog``, ``t$lake$snapshots``, ``t$lake$files``.
 
         One statement that reads: SELECT, DESCRIBE, SUMMARIZE, SHOW TABLES or EXPLAIN of them; or ALTER TABLE or COMMENT
-        ON, which is
-        answered without rows once the table is changed (see `Table.alter`). All tables that a statement names
-        are read as of one moment, that of this call; columns and filters are pushed into both tiers. The relation is
-        lazy: fetch it before the connection is closed. Its methods raise `SqlError` for what DuckDB finds while it
+        ON, which is answered without rows once the table is changed (see `Table.alter`). All tables that a statement
+        names are read as of one moment, that of this call; columns and filters are pushed into both tiers. The relation
+        is lazy: fetch it before the connection is closed. Its methods raise `SqlError` for what DuckDB finds while it
         runs.
+
+        The text is data: it reads tables and frames, whoever wrote it, and no file, address or extension.
 
         Args:
             query: names are as in DuckDB, without regard to case; a bare table name lives in ``default``.
             params: a list for ``?`` or ``$1``, a dict for ``$name``; the statement then runs at once.
             frames: tables of this statement by name: Arrow data, pandas, Polars, relations, scans or lists of dicts.
+            unrestricted: the text is code: it may read and write files and addresses with the rights of this process,
+                COPY, ATTACH, LOAD and SET included. What it attaches, loads and sets stays for other such statements of
+                this connection.
 
         Raises:
             SqlError: the statement cannot be parsed or executed, is not one, or does something else than that; nothing
@@ -392,8 +401,9 @@ class Connection(Displayed):
         from lakehead.api.sql import SqlEngine, run_sql
 
         with self._lock:
-            self._sql = self._sql or SqlEngine()
-        return run_sql(self, self._sql, query, params, frames)
+            if unrestricted not in self._sql:
+                self._sql[unrestricted] = SqlEngine(unrestricted=unrestricted)
+        return run_sql(self, self._sql[unrestricted], query, params, frames)
 
     # ---- end --------------------------------------------------------------------------------------------------
 

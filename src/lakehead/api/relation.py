@@ -9,9 +9,12 @@ from typing import Any, TypeVar, cast
 import duckdb
 import pyarrow as pa
 
+from lakehead.api.sandbox import OTHERWISE
 from lakehead.errors import LakeheadError, SqlError
 
 T = TypeVar("T")
+
+_WRITES = ("write_parquet", "to_parquet", "write_csv", "to_csv")
 
 INTERRUPTED = "Query interrupted"
 """DuckDB's words for Ctrl-C."""
@@ -24,8 +27,9 @@ class Reading:
         held: kept alive as long as anything of the statement is: its cursor, its pins.
     """
 
-    def __init__(self, held: duckdb.DuckDBPyConnection) -> None:
+    def __init__(self, held: duckdb.DuckDBPyConnection, engine: object = None) -> None:
         self.held = held
+        self._engine = engine  # whose folder the statement spills to
         self._failures: list[LakeheadError] = []
 
     def noted(self, read: Callable[..., Iterator[T]]) -> Callable[..., Iterator[T]]:
@@ -54,7 +58,8 @@ class Reading:
         except (duckdb.Error, pa.ArrowException) as e:
             if self._failures:
                 raise self._failures.pop() from e
-            raise SqlError(str(e)) from e
+            closed = isinstance(e, duckdb.PermissionException) and "by configuration" in str(e)
+            raise SqlError(f"con.sql() reads tables and frames: {OTHERWISE}. {e}" if closed else str(e)) from e
         except RuntimeError as e:
             if INTERRUPTED not in str(e):
                 raise
@@ -104,6 +109,8 @@ class Relation:
     def __getattr__(self, name: str) -> Any:
         if name in ("_inner", "_reading"):  # of a copy that is not made yet
             raise AttributeError(name)
+        if name in _WRITES:
+            return functools.partial(self._write, name)
         found = self._reading.run(lambda: getattr(self._inner, name))
         if not callable(found):
             return self._answer(found)
@@ -115,6 +122,15 @@ class Relation:
             return self._answer(self._reading.run(lambda: found(*plain, **named)))
 
         return call
+
+    def _write(self, name: str, *args: Any, **options: Any) -> None:
+        """Write a file: that the caller asks for, not the statement's text, so another DuckDB does it."""
+
+        def write() -> None:
+            rows = self._inner.to_arrow_reader()
+            getattr(duckdb.connect(":memory:").from_arrow(rows), name)(*args, **options)
+
+        self._reading.run(write)
 
     def _answer(self, value: Any) -> Any:
         if type(value) is duckdb.DuckDBPyRelation:

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import duckdb
@@ -46,6 +46,8 @@ ALTER_TABLE_TAKES = (
     "ALTER TABLE takes RENAME TO name, ADD COLUMN name type, RENAME COLUMN a TO b, DROP COLUMN, ALTER COLUMN TYPE for a"
     " wider one, and ALTER COLUMN DROP NOT NULL"
 )
+_ACTS = ("COPY", "EXPORT", "ATTACH", "DETACH", "LOAD", "SET", "VARIABLE_SET", "PRAGMA", "CALL")
+_WORD = re.compile(r'(\w+)|"((?:[^"]|"")*)"')
 _METADATA_FUNCTIONS = ("duckdb_tables", "duckdb_views", "duckdb_columns", "duckdb_schemas", "pragma_show")
 _METADATA_SCHEMAS = ("information_schema", "pg_catalog")
 
@@ -69,6 +71,9 @@ class Statement:
         shows: ``"tables"``, ``"databases"`` or ``"schemas"`` for a bare SHOW of them.
         catalog: it asks for what tables there are, and needs them all to be known.
         parameters: names, or numbers, of the values that it takes.
+        sources: names of functions that stand where tables do, in lower case.
+        called: names of functions of which it is not known where they stand.
+        acts: it does what `con.sql` takes of unrestricted texts alone; its answer has no rows.
         alters: it is ALTER TABLE, or COMMENT ON, of the table in ``tables``.
         comments: it is COMMENT ON.
         recomputes: it is ALTER TABLE with a USING.
@@ -79,13 +84,19 @@ class Statement:
     shows: str | None = None
     catalog: bool = False
     parameters: tuple[str, ...] = ()
+    sources: frozenset[str] = frozenset()
+    called: frozenset[str] = frozenset()
+    acts: bool = False
     alters: bool = False
     recomputes: bool = False
     comments: bool = False
 
 
-def read_statement(cursor: duckdb.DuckDBPyConnection, query: object) -> Statement:
+def read_statement(cursor: duckdb.DuckDBPyConnection, query: object, *, unrestricted: bool = False) -> Statement:
     """Understand a statement without running it.
+
+    Args:
+        unrestricted: take what acts on files, other databases and DuckDB itself, too.
 
     Raises:
         SqlError: it is none, it is several, or it does something else than read or alter a table; the message says what
@@ -101,13 +112,16 @@ def read_statement(cursor: duckdb.DuckDBPyConnection, query: object) -> Statemen
         if kinds[-1] != "SELECT" or _semicolon(text):
             raise SqlError(f"these are {len(kinds)} statements: con.sql() runs one at a time")
         # PIVOT over values that are not listed: DuckDB collects them first, in a type of its own.
-        return Statement(text, frozenset(_names_in(text)))
+        called = _called(text)
+        return Statement(text, frozenset(_names_in(text)), catalog=_asks(called), called=called)
     parameters = tuple(sorted(parsed[0].named_parameters))
     if kinds[0] == "ALTER" and _alters_table(text):
         tables, recomputes = frozenset({_altered(text)}), "using" in _keywords(text)
         return Statement(text, tables, parameters=parameters, alters=True, recomputes=recomputes)
     if kinds[0] == "ALTER" and (about := _commented(text)) is not None:
         return Statement(text, frozenset({about}), parameters=parameters, alters=True, comments=True)
+    if unrestricted and kinds[0] in _ACTS:
+        return Statement(text, frozenset(_names_in(text)), parameters=parameters, acts=True)
     inner = _explained(cursor, text) if kinds[0] == "EXPLAIN" else text
     if kinds[0] not in ("SELECT", "EXPLAIN"):
         raise _refused(kinds[0])
@@ -117,9 +131,25 @@ def read_statement(cursor: duckdb.DuckDBPyConnection, query: object) -> Statemen
         NamedTable(n["catalog_name"], n["schema_name"], n["table_name"]) for n in nodes if n.get("type") == "BASE_TABLE"
     )
     shown = [n for n in nodes if n.get("type") == "SHOW_REF" and n.get("query") is None]
+    sources = frozenset(_source(n) for n in nodes if n.get("type") == "TABLE_FUNCTION")
     asks = any(t.schema.lower() in _METADATA_SCHEMAS or t.name.lower().startswith("duckdb_") for t in tables)
-    calls = any(str(n.get("function_name", "")).lower().startswith(_METADATA_FUNCTIONS) for n in nodes)
-    return Statement(text, tables, _shows(shown), bool(shown) or asks or calls, parameters)
+    return Statement(text, tables, _shows(shown), bool(shown) or asks or _asks(sources), parameters, sources)
+
+
+def _source(node: dict[str, Any]) -> str:
+    return str(node["function"].get("function_name", "")).lower()
+
+
+def _asks(functions: frozenset[str]) -> bool:
+    return any(name.startswith(_METADATA_FUNCTIONS) for name in functions)
+
+
+def _called(text: str) -> frozenset[str]:
+    """What stands before an opening bracket, in lower case and without quotes."""
+    data, tokens = text.encode(), _tokens(text)
+    before = [at for (at, _), (after, _) in pairwise(tokens) if data[after : after + 1] == b"("]
+    words = (_WORD.match(data[at:].decode()) for at in before)
+    return frozenset((w[1] or w[2].replace('""', '"')).lower() for w in words if w is not None)
 
 
 def _alters_table(text: str) -> bool:

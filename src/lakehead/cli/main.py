@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from lakehead.cli import extras, folders, lake, reading, segments, server, tables, tiering, writing
+from lakehead.cli.output import printable
 from lakehead.cli.session import (
     DEFAULT_URI,
     EXIT_BROKEN_PIPE,
@@ -117,7 +118,7 @@ def _report(error: Exception, *, json: bool, debug: bool) -> int:
     if debug:
         import traceback
 
-        traceback.print_exception(error)
+        print("\n".join(map(printable, "".join(traceback.format_exception(error)).splitlines())), file=sys.stderr)
     if json:
         from lakehead.cli.output import json_text
 
@@ -125,7 +126,7 @@ def _report(error: Exception, *, json: bool, debug: bool) -> int:
         shown = json_text({"error": {"code": code, "kind": kind, "message": message, "context": plain}})
     else:
         hint = context.get("hint")
-        shown = f"error: {' '.join(message.split())}" + (f"\nhint: {hint}" if hint else "")
+        shown = printable(f"error: {' '.join(message.split())}") + (f"\nhint: {printable(str(hint))}" if hint else "")
     print(shown, file=sys.stderr)
     return exit_code
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,29 @@ if TYPE_CHECKING:
 TEXT_ROWS_MAX = 200
 _PIPE_WIDTH = 100_000
 _CELL_WIDTH_MIN = 12
+# What moves a terminal's cursor, colours it, renames it or types into it, and what shows text in another order.
+_ACTING = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def printable(text: str) -> str:
+    """The text, with characters that a terminal would act on written as escapes: whoever wrote a row decides what it
+    says, not what the screen of its reader does."""
+    return _ACTING.sub(_escape, text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    c = match[0]
+    return _ESCAPES.get(c) or (f"\\x{ord(c):02x}" if c < "\x80" else _unicode(match))
+
+
+def _unicode(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04x}"
 
 
 def write_line(text: str) -> None:
     """One line, flushed, so that a reader sees it at once."""
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(printable(text) + "\n")
     sys.stdout.flush()
 
 
@@ -30,7 +49,7 @@ def json_text(value: object) -> str:
     """The document `write_json` writes."""
     import msgspec
 
-    return msgspec.json.encode(_plain(value)).decode()
+    return _ACTING.sub(_unicode, msgspec.json.encode(_plain(value)).decode())
 
 
 def _plain(value: object) -> object:
@@ -87,6 +106,7 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
     from rich.table import Table
     from rich.text import Text
 
+    columns = [printable(name) for name in columns]
     rows = [list(row) for row in rows]
     terminal = sys.stdout.isatty()
     widths = _widths(columns, rows, Console(file=sys.stdout).width) if terminal else [None] * len(columns)
@@ -138,14 +158,14 @@ def cell_text(value: object) -> str:
     if value is None:
         return "null"
     if isinstance(value, str):
-        return value.replace("\n", "\\n")
+        return printable(value)
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict | list):
         return json_text(value)
-    return str(value)
+    return printable(str(value))
 
 
 def count_text(n: int, noun: str) -> str:

@@ -10,6 +10,7 @@ import typer
 
 from lakehead.cli.output import (
     cell_text,
+    printable,
     rows_of,
     write_arrow_table,
     write_json,
@@ -55,7 +56,7 @@ def get(session: Session, table: TableArgument, key: Annotated[list[str], typer.
         if session.json:
             write_json(None)
         else:
-            print(f"no row of {opened.name} has the key {', '.join(key)}", file=sys.stderr)
+            print(printable(f"no row of {opened.name} has the key {', '.join(key)}"), file=sys.stderr)
         raise typer.Exit(EXIT_NOT_FOUND)
     if session.json:
         write_json(row)
@@ -104,16 +105,22 @@ def _lines(rows: pa.RecordBatch) -> Iterator[str]:
         bucket, offset, time = row.pop("__bucket"), row.pop("__offset"), row.pop("__timestamp")
         at = f"{time:%Y-%m-%d %H:%M:%S.%f}"[:-3] if time is not None else " " * 23
         head = f"{at}  {bucket}/{offset if offset is not None else '-'}  {change + '  ' if change else ''}"
-        yield head + "  ".join(f"{k}={cell_text(v)}" for k, v in row.items()) + "\n"
+        yield head + "  ".join(f"{printable(k)}={cell_text(v)}" for k, v in row.items()) + "\n"
 
 
-def sql(session: Session, query: Annotated[str, typer.Argument(help="One statement; - reads standard input.")]) -> None:
+def sql(
+    session: Session,
+    query: Annotated[str, typer.Argument(help="One statement; - reads standard input.")],
+    unrestricted: Annotated[
+        bool, typer.Option("--unrestricted", help="The statement is code: it may read and write files, too.")
+    ] = False,
+) -> None:
     """Run SQL over the union of log and lake.
 
     Also t$lake, t$changelog and t$lake$snapshots. JSON: one line a row.
     """
     with session.connect() as con:
-        relation = con.sql(sys.stdin.read() if query == "-" else query)
+        relation = con.sql(sys.stdin.read() if query == "-" else query, unrestricted=unrestricted)
         table = relation.to_arrow_table()
     if session.json:
         write_rows_json(table)
