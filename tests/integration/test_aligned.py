@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 import pytest
 
 import lakehead as lh
+from lakehead.client import channel
 
 SCHEMA = pa.schema(
     [("k", pa.int64()), ("p", pa.string()), ("i", pa.int32()), ("f", pa.float64()), ("l", pa.list_(pa.int64()))]
@@ -50,3 +51,20 @@ def test_columns_are_aligned(
             assert not [(c, u) for c in whole.column_names for a in whole[c].chunks for u in unaligned(a)]
             assert whole.filter(pc.field("f") >= 0).num_rows == whole.num_rows
     assert "aligned" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("columns", [["k"], ["f", "i"], ["k", "p", "i", "f", "l"]])
+def test_large_batches_arrive_aligned(
+    con: lh.Connection, name: str, columns: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uncopied, that is: the server fills up what goes before the columns."""
+    monkeypatch.setattr(channel, "_STREAMED", pa.ipc.IpcReadOptions())
+    if con.uri is None:
+        pytest.skip("embedded, rows lie as in the log")
+    with lh.connect(con.uri) as unchecked:
+        for length in range(1, 9):
+            table = con.create_table(f"{name}_{length}", SCHEMA, partition_by="p", buckets=1)
+            table.append(rows(30_000, "x" * length))
+            batches = list(unchecked.table(f"{name}_{length}").scan(columns=columns).to_batches())
+            assert sum(b.num_rows for b in batches) == 30_000
+            assert not [u for b in batches for c in b.columns for u in unaligned(c)]

@@ -340,8 +340,8 @@ MUTANTS = (
     Mutant(
         "rows with a wrong time",
         "server/projection.py",
-        "np.full(count, frame.timestamp_us)",
-        "np.full(count, 0)",
+        "np.full(count, frame.timestamp_us, np.int64)",
+        "np.full(count, 0, np.int64)",
         "tests/unit/server/test_projection.py",
     ),
     Mutant(

@@ -54,13 +54,14 @@ class StreamHeader(Message, frozen=True, kw_only=True):
 
     ``end_offset`` is None inside a tablet's initial rows of a ``full`` subscription; these are the rows live at
     ``live_at``. Of a subscription, an empty batch of neither says that the server lives, one with an ``end_offset``
-    alone that nothing up to there was wanted.
+    alone that nothing up to there was wanted. ``fill`` means nothing, see `lakehead.protocol.alignment`.
     """
 
     partition: str
     bucket: Int64
     end_offset: Int64 | None
     live_at: Int64 | None = None
+    fill: bytes = b""
 
 
 class Stream(Protocol):

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from lakehead.errors import ClosedError, InvalidRequestError, LakeheadError, UnavailableError
+from lakehead.protocol.alignment import StreamHeaders
 from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, require_same_version, send, unwrap, wrap
 from lakehead.protocol.codec import decode_call, decode_stream_request, encode
 from lakehead.protocol.messages import ErrorReply
@@ -119,11 +120,13 @@ class FlightServer(fl.FlightServerBase):
         except Exception as e:
             raise _flight_error(self._error(e)) from e
 
+        headers = StreamHeaders(stream.schema)
+
         def batches() -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
             try:
                 # gRPC tells that the client of an idle stream has gone only who asks for it.
                 for header, batch in stream.items(context.is_cancelled):
-                    yield batch, pa.py_buffer(encode(header))
+                    yield batch, headers.encode(header, batch)
             except Exception as e:
                 raise _flight_error(self._error(e)) from e
             finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -80,14 +81,15 @@ class Projection:
         rows = rows.slice(low, count)
         system: dict[str, pa.Array] = {}
         if OFFSET_COLUMN in self._columns:
-            system[OFFSET_COLUMN] = pa.array(np.arange(frame.base_offset + low, frame.base_offset + low + count))
+            first = frame.base_offset + low
+            system[OFFSET_COLUMN] = _column(np.arange(first, first + count), pa.int64())
         if TIMESTAMP_COLUMN in self._columns:
-            system[TIMESTAMP_COLUMN] = pa.array(np.full(count, frame.timestamp_us)).cast(TIMESTAMP_TYPE)
+            system[TIMESTAMP_COLUMN] = _column(np.full(count, frame.timestamp_us, np.int64), TIMESTAMP_TYPE)
         if CHANGE_TYPE_COLUMN in self._columns:
-            system[CHANGE_TYPE_COLUMN] = pa.array(body.change_types[low : low + count])
+            system[CHANGE_TYPE_COLUMN] = _column(body.change_types[low : low + count], pa.int8())
         if PREV_OFFSET_COLUMN in self._columns:
             previous = body.prev_offsets[low : low + count] if body.flags & 1 else np.full(count, -1, np.int64)
-            system[PREV_OFFSET_COLUMN] = pa.array(previous)
+            system[PREV_OFFSET_COLUMN] = _column(previous, pa.int64())
         return self._finish(rows, system, bucket)
 
     def live(
@@ -101,26 +103,27 @@ class Projection:
         """Live rows as records with this change type; without ``timestamps`` their commit time is null."""
         n = rows.num_rows
         system = {
-            OFFSET_COLUMN: pa.array(offsets),
+            OFFSET_COLUMN: _column(offsets, pa.int64()),
             TIMESTAMP_COLUMN: pa.nulls(n, TIMESTAMP_TYPE) if timestamps is None else timestamps,
-            CHANGE_TYPE_COLUMN: pa.array(np.full(n, change_type, np.int8)),
-            PREV_OFFSET_COLUMN: pa.array(np.full(n, -1, np.int64)),
+            CHANGE_TYPE_COLUMN: _column(np.full(n, change_type, np.int8), pa.int8()),
+            PREV_OFFSET_COLUMN: _column(np.full(n, -1, np.int64), pa.int64()),
         }
         return self._finish(rows, system, bucket)
 
     def _finish(self, rows: pa.RecordBatch, system: dict[str, pa.Array], bucket: int) -> pa.RecordBatch:
         if BUCKET_COLUMN in self._columns:
-            system[BUCKET_COLUMN] = pa.array(np.full(rows.num_rows, bucket, np.int32))
-        given = dict(zip(self._read, rows.columns, strict=True))
-        names = self._columns + [c for c in self._read if c not in self._columns]
-        arrays = [system[c] if c in _SYSTEM_TYPES else given[c] for c in names]
-        if self._predicate is None:
-            if not arrays:
-                return rows
-            return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-        fields = [self.schema.field(c) if c in self._columns else self._table_schema.field(c) for c in names]
-        found = self._predicate.filter(pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)))
-        return found.select(self._columns)
+            system[BUCKET_COLUMN] = _column(np.full(rows.num_rows, bucket, np.int32), pa.int32())
+        for name in self._columns:
+            if name in _SYSTEM_TYPES:
+                rows = rows.append_column(self.schema.field(name), system[name])
+        if self._predicate is not None:
+            rows = self._predicate.filter(rows)
+        return rows if rows.schema.names == self._columns else rows.select(self._columns)
+
+
+def _column(values: npt.NDArray[Any], t: pa.DataType) -> pa.Array:
+    """These numbers, uncopied, as values of a type that is as wide; `pa.array` loads pandas first."""
+    return pa.Array.from_buffers(t, len(values), [None, pa.py_buffer(values)])
 
 
 def coalesce(batches: Iterable[tuple[int, pa.RecordBatch, int]]) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -165,7 +165,7 @@ def _initial(key: TabletKey, tablet: Tablet, projection: Projection) -> Iterator
 
 
 def _empty(projection: Projection) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([], schema=projection.schema)
+    return pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in projection.schema], schema=projection.schema)
 
 
 def open_subscription(table: LiveTable, request: Subscribe) -> ServerStream:
