@@ -137,6 +137,7 @@ class Limits:
         partitions_max: partitions of one table.
         planned_lease_seconds: the same for a read that Spark has planned and does not carry out.
         reads_max: bulk reads that one server carries out at once.
+        staged_bytes_max: bytes that Spark's tasks have staged on one server and their jobs have not published yet.
         subscriptions_max: open subscriptions of one server.
         write_bytes_max: bytes of writes that one server works on at once; more are told to try again.
         writer_batches_max: batches that a writer holds until they are acknowledged; more must wait.
@@ -153,6 +154,7 @@ class Limits:
     partitions_max: int = 1000
     planned_lease_seconds: float = 600.0
     reads_max: int = 1000
+    staged_bytes_max: int = 64 << 30
     subscriptions_max: int = 1000
     write_bytes_max: int = 1 << 30
     writer_batches_max: int = 256

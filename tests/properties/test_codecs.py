@@ -61,7 +61,7 @@ PLAIN_TYPES = st.one_of(
 
 
 def nested(inner: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataType]:
-    fields = st.lists(st.builds(pa.field, NAMES, inner), min_size=1, max_size=3, unique_by=lambda f: f.name)
+    fields = st.lists(st.builds(pa.field, NAMES, inner), min_size=1, max_size=3, unique_by=lambda f: f.name.casefold())
     return st.one_of(
         st.builds(pa.list_, inner), st.builds(pa.large_list, inner), fields.map(pa.struct),
         st.builds(pa.map_, st.sampled_from([pa.string(), pa.int32(), pa.date32()]), inner),
@@ -115,7 +115,7 @@ def values(t: pa.DataType, *, nullable: bool = True) -> st.SearchStrategy[Any]:
 
 @st.composite
 def schemas(draw: st.DrawFn) -> pa.Schema:
-    names = draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
+    names = draw(st.lists(NAMES, min_size=1, max_size=4, unique_by=str.casefold))
     return pa.schema([pa.field(n, draw(TYPES), draw(st.booleans())) for n in names])
 
 
@@ -241,8 +241,13 @@ def of_type(t: Any) -> st.SearchStrategy[Any]:
     if t is Any:
         return st.none() | st.booleans() | INT64 | st.text(max_size=5)
     args = get_args(t)
-    if get_origin(t) is Annotated:  # bounded values: those that are drawn here are smaller than any bound
-        return of_type(args[0])
+    if get_origin(t) is Annotated:  # bounded values: those that are drawn here are smaller than any upper bound
+        (meta,) = t.__metadata__
+        if meta.pattern is not None:
+            return st.from_regex(meta.pattern.removesuffix("$") + r"\Z")
+        if meta.min_length is not None:
+            return st.text(min_size=meta.min_length, max_size=9)
+        return st.integers(meta.ge, meta.le) if meta.ge is not None else of_type(args[0])
     origin = getattr(t, "__origin__", None)
     if origin is list:
         return st.lists(of_type(args[0]), max_size=3)

@@ -92,7 +92,7 @@ def back_up(con: Connection, folder: str, destination: str, report: Report = lam
     """
     folder, destination = os.path.realpath(folder), os.path.realpath(destination)
     data = _begin(folder, destination)
-    before = _writers_acked(folder)
+    before, published = _writers_acked(folder), _published(folder)
     inside: dict[str, str] = {}
     outside: list[str] = []
     copied: set[str] = set()
@@ -114,7 +114,7 @@ def back_up(con: Connection, folder: str, destination: str, report: Report = lam
     if inside:
         # Before the metadata, which know what a table was called before.
         _copy_database(os.path.join(folder, "lake", "catalog.db"), os.path.join(data, "lake", "catalog.db"))
-    kept = _copy_metadata(folder, data, before)
+    kept = _copy_metadata(folder, data, before, published)
     _keep_tables(data, kept)
     if inside:
         _point_catalog(data, [pointer for table_id, pointer in inside.items() if table_id in kept])
@@ -273,11 +273,17 @@ def _copy_lake(handle: TableHandle, folder: str, data: str) -> str | None:
     return info.metadata_location
 
 
-def _copy_metadata(folder: str, data: str, acked: Mapping[tuple[str, bytes], int]) -> dict[str, m.TableInfo]:
+def _copy_metadata(
+    folder: str,
+    data: str,
+    acked: Mapping[tuple[str, bytes], int],
+    published: Mapping[tuple[str, str], tuple[int, int]],
+) -> dict[str, m.TableInfo]:
     """The metadata of the tables that were copied; their definitions by id.
 
     Epochs of writers are those of now, not lower than any in a log; what the writers had seen answered is as of before
-    the logs were copied, so that no log lacks it.
+    the logs were copied, so that no log lacks it; so is how far jobs had published, and what tablets have beyond that
+    they do not take again.
     """
     target = os.path.join(data, "metadata.db")
     _copy_database(os.path.join(folder, "metadata.db"), target)
@@ -285,12 +291,18 @@ def _copy_metadata(folder: str, data: str, acked: Mapping[tuple[str, bytes], int
         stored = [msgspec.msgpack.decode(info, type=m.TableInfo) for (info,) in db.execute("select info from tables")]
         copied = [i for i in stored if os.path.isdir(f"{data}/tables/{_log_folder(i)}")]
         for gone in {i.table_id for i in stored} - {i.table_id for i in copied}:
-            for name in ("tables", "schemas", "partitions", "writers", "truncations"):
+            for name in ("tables", "schemas", "partitions", "writers", "truncations", "publications"):
                 db.execute(f"delete from {name} where table_id = ?", (gone,))
         for table_id, writer_id in db.execute("select table_id, writer_id from writers").fetchall():
             db.execute(
                 "update writers set acked_through = ? where table_id = ? and writer_id = ?",
                 (acked.get((table_id, writer_id), -1), table_id, writer_id),
+            )
+        for job in db.execute("select table_id, job from publications").fetchall():
+            db.execute(
+                "update publications set batch = ?, sequence = ?, begun = null, parts = null"
+                " where table_id = ? and job = ?",
+                (*published.get(job, (-1, 0)), *job),
             )
         db.execute("delete from dropped")
         disown(db)
@@ -305,6 +317,12 @@ def _writers_acked(folder: str) -> dict[tuple[str, bytes], int]:
     with _database(os.path.join(folder, "metadata.db")) as db:
         rows = db.execute("select table_id, writer_id, acked_through from writers").fetchall()
     return {(str(table_id), bytes(writer_id)): int(acked) for table_id, writer_id, acked in rows}
+
+
+def _published(folder: str) -> dict[tuple[str, str], tuple[int, int]]:
+    with _database(os.path.join(folder, "metadata.db")) as db:
+        rows = db.execute("select table_id, job, batch, sequence from publications").fetchall()
+    return {(str(table_id), str(job)): (int(batch), int(sequence)) for table_id, job, batch, sequence in rows}
 
 
 def _keep_tables(data: str, kept: Mapping[str, m.TableInfo]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from lakehead.client import patience
 from lakehead.client.routes import Routes, by_server
-from lakehead.client.row_routing import route
+from lakehead.client.row_routing import Rows, route
 from lakehead.env.clock import Clock
 from lakehead.errors import (
     ClosedError,
@@ -51,6 +51,38 @@ def _chosen(batch: pa.RecordBatch, rows: npt.NDArray[np.int64] | None) -> pa.Rec
     first, n = int(rows[0]), len(rows)
     # Rows are ascending: neighbours need no copy.
     return batch.slice(first, n) if int(rows[-1]) - first == n - 1 else batch.take(pa.array(rows))
+
+
+def encoded_write(
+    desc: TableDescriptor,
+    kind: WriteKind,
+    batch: pa.RecordBatch,
+    parts: Sequence[tuple[TabletKey, Rows | None]],
+    stamp: Callable[[TabletKey], WriterStamp],
+    *,
+    folder_id: str = "",
+) -> tuple[Write, list[pa.Buffer]]:
+    """The request that writes a batch, in the parts that `route` made of it, and its attachments."""
+    checksums, bodies = [], []
+    for key, rows in parts:
+        body = encode_body(
+            _chosen(batch, rows),
+            schema_id=desc.schema_id,
+            stamp=stamp(key),
+            compression=desc.properties.compression if kind == "append" else "none",
+            with_statistics=kind == "append",
+        )
+        checksums.append(body.crc)
+        bodies.append(body.buffer)
+    request = Write(
+        table_id=desc.table_id,
+        folder_id=folder_id,
+        kind=kind,
+        tablets=[TabletRef.of(key) for key, _ in parts],
+        checksums=checksums,
+        columns=batch.schema.names,
+    )
+    return request, bodies
 
 
 def writer_bytes(name: str) -> bytes:
@@ -135,29 +167,14 @@ class BatchWriter:
         # A server knows the parts that it gets: of several it is not told how many there are.
         alone = len(self._routes.servers(self._desc.table_id)) == 1
         tablets = len(parts) if alone and len(parts) <= TABLETS_MAX else 0
-        checksums, bodies = [], []
-        for key, rows in parts:
+
+        def stamp(key: TabletKey) -> WriterStamp:
             previous = self._previous.get(key, -1)
-            stamp = WriterStamp(self._writer_id, sequence, previous, self.acked_through, self._epoch, tablets)
-            body = encode_body(
-                _chosen(batch, rows),
-                schema_id=self._desc.schema_id,
-                stamp=stamp,
-                compression=self._desc.properties.compression if kind == "append" else "none",
-                with_statistics=kind == "append",
-            )
-            checksums.append(body.crc)
-            bodies.append(body.buffer)
+            return WriterStamp(self._writer_id, sequence, previous, self.acked_through, self._epoch, tablets)
+
+        request, bodies = encoded_write(self._desc, kind, batch, parts, stamp, folder_id=self._folder_id)
         self._previous.update((key, sequence) for key, _ in parts)
         self._next += 1
-        request = Write(
-            table_id=self._desc.table_id,
-            folder_id=self._folder_id,
-            kind=kind,
-            tablets=[TabletRef.of(key) for key, _ in parts],
-            checksums=checksums,
-            columns=batch.schema.names,
-        )
         return PreparedWrite(request, bodies, sequence)
 
     def require_small(self, batch: pa.RecordBatch | pa.Table) -> None:

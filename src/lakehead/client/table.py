@@ -9,6 +9,7 @@ from lakehead.client.lookups import Lookups
 from lakehead.client.patience import ask
 from lakehead.client.remote_log import RemoteLog
 from lakehead.client.routes import Routes
+from lakehead.client.staging import Staging
 from lakehead.client.writers import Writers
 from lakehead.env import Env
 from lakehead.protocol import messages as m
@@ -21,7 +22,7 @@ class TableHandle:
     """Thread-safe.
 
     Attributes:
-        writers, lookups, log: what can be done with its rows.
+        writers, staging, lookups, log: what can be done with its rows.
         leases: of all tables of its connection: some do not live to let go of theirs.
     """
 
@@ -35,6 +36,7 @@ class TableHandle:
         self._folder_id = folder_id
         self.writers = Writers(desc, routes, env, folder_id)
         self.lookups = Lookups(desc, routes, env.clock, folder_id)
+        self.staging = Staging(desc, routes, env, folder_id)
         self.log = RemoteLog(desc, routes, env, folder_id)
         self.leases = Leases(routes, env, renewing=False) if leases is None else leases
 

@@ -9,13 +9,14 @@ import msgspec
 
 from lakehead.protocol import messages as m
 from lakehead.protocol.messages import ErrorReply, Message, R, Request, StreamHeader
+from lakehead.protocol.staging import Publish, Stage, Unstage
 from lakehead.protocol.tiering import AskTieringStatus, AskTieringWork, ReportTiered
 
 AnyCall = (
     m.Hello | m.CreateTable | m.GetTable | m.ListTables | m.ListDatabases | m.DropTable | m.AlterTable | m.RenameTable
     | m.TableNow | m.Write | m.OpenWriter | m.CloseWriter | m.Lookup | m.Get | m.Watermarks | m.TimestampsAt
     | m.OpenLeases | m.RenewLeases | m.LeasedLake | m.LakeInfo | m.AdoptLake | AskTieringWork | ReportTiered
-    | AskTieringStatus | m.Truncate
+    | AskTieringStatus | m.Truncate | Stage | Publish | Unstage
 )  # fmt: skip
 AnyStream = m.Read | m.ReadLive | m.Subscribe
 

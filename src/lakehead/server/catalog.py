@@ -95,6 +95,29 @@ class EndWriter(msgspec.Struct, frozen=True, tag=True):
     acked_through: int
 
 
+class BeginPublication(msgspec.Struct, frozen=True, tag=True):
+    """What a job has staged for a batch is to be part of the table: ``parts`` are attempts, and how many pieces each
+    has. Jobs that are not ``lasting`` and ended before ``forget_before_us`` are forgotten."""
+
+    table_id: str
+    job: str
+    batch: int
+    parts: list[tuple[str, int]]
+    lasting: bool
+    jobs_max: int
+    forget_before_us: int
+
+
+class EndPublication(msgspec.Struct, frozen=True, tag=True):
+    """It is. ``sequence`` is the number of the next batch that the job writes to tablets."""
+
+    table_id: str
+    job: str
+    batch: int
+    sequence: int
+    at_us: int
+
+
 Command = (
     CreateTable
     | AlterTable
@@ -106,6 +129,8 @@ Command = (
     | CreatePartition
     | RegisterWriter
     | EndWriter
+    | BeginPublication
+    | EndPublication
 )
 C = TypeVar("C", bound=Command)
 
@@ -147,6 +172,14 @@ def plan(db: sqlite3.Connection, command: C) -> C:
             newest = "select epoch from writers where table_id = ? and writer_id = ?"
             epoch = (_one(db, newest, command.table_id, command.writer_id) or 0) + 1
             return msgspec.structs.replace(command, epoch=epoch)
+        case BeginPublication(lasting=True):
+            others = "select count(*) from publications where table_id = ? and job != ? and lasting"
+            if (_one(db, others, command.table_id, command.job) or 0) >= command.jobs_max:
+                raise LimitExceededError(
+                    f"{command.jobs_max:,} streaming queries have written to the table, the limit: let a query go on"
+                    " from its checkpoint, instead of beginning a new one each time",
+                    named_writers_max=command.jobs_max,
+                )
     return command
 
 
@@ -171,7 +204,7 @@ def apply(db: sqlite3.Connection, position: int, command: Command) -> None:
                 sql = "update tables set database = ?, name = ?, info = ? where table_id = ?"
                 db.execute(sql, (path.database, path.table, stored, info.table_id))
         case DropTable():
-            for table in ("tables", "schemas", "partitions", "writers", "truncations"):
+            for table in ("tables", "schemas", "partitions", "writers", "truncations", "publications"):
                 db.execute(f"delete from {table} where table_id = ?", (command.table_id,))
             db.execute("insert or ignore into dropped values (?)", (command.folder,))
         case TruncateTable():
@@ -195,6 +228,21 @@ def apply(db: sqlite3.Connection, position: int, command: Command) -> None:
                 "update writers set acked_through = max(acked_through, ?)"
                 " where table_id = ? and writer_id = ? and epoch = ?",
                 (command.acked_through, command.table_id, command.writer_id, command.epoch),
+            )
+        case BeginPublication():
+            sql = "delete from publications where table_id = ? and not lasting and begun is null and at_us < ?"
+            db.execute(sql, (command.table_id, command.forget_before_us))
+            parts = msgspec.msgpack.encode(command.parts)
+            db.execute(
+                "insert into publications(table_id, job, begun, parts, lasting) values (?1, ?2, ?3, ?4, ?5)"
+                " on conflict(table_id, job) do update set begun = ?3, parts = ?4, lasting = ?5",
+                (command.table_id, command.job, command.batch, parts, command.lasting),
+            )
+        case EndPublication():
+            db.execute(
+                "update publications set batch = ?, begun = null, parts = null, sequence = ?, at_us = ?"
+                " where table_id = ? and job = ?",
+                (command.batch, command.sequence, command.at_us, command.table_id, command.job),
             )
     db.execute("insert or replace into meta values ('position', ?)", (str(position),))
 

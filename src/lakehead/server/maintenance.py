@@ -19,6 +19,7 @@ from lakehead.errors import ClosedError, CorruptionError, LakeheadError
 from lakehead.server.lake_state import LakeState
 from lakehead.server.leases import Leases
 from lakehead.server.scrub import Scrub
+from lakehead.server.staging import Staging
 from lakehead.server.tables import LiveTable, LiveTables
 from lakehead.server.tablet import Tablet
 from lakehead.types import TabletKey
@@ -43,9 +44,10 @@ _NEVER = _Tiered({}, 0, float("-inf"))
 class Maintenance:
     """The maintenance of one server's tables."""
 
-    def __init__(self, tables: LiveTables, leases: Leases, lake: LakeState | None, env: Env) -> None:
+    def __init__(self, tables: LiveTables, leases: Leases, staging: Staging, lake: LakeState | None, env: Env) -> None:
         self._tables = tables
         self._leases = leases
+        self._staging = staging
         self._lake = lake
         self._clock = env.clock
         self._threads = env.threads
@@ -120,6 +122,7 @@ class Maintenance:
                     tiered = self._tiered_offsets(table, now - (retention_us or 0))
                 except LakeheadError as e:
                     every.callback(_raise, e)
+            every.callback(self._staging.remove_old, table)
             for key, tablet in table.tablets.items():
                 until = tiered.get(key, 0) if has_lake else None
                 every.callback(tablet.maintain, now, retention_us, until)

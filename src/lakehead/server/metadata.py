@@ -50,12 +50,27 @@ create table if not exists writers(
     acked_through integer not null default -1, primary key(table_id, writer_id));
 create table if not exists truncations(
     table_id text not null, tablet text not null, before integer not null, primary key(table_id, tablet));
+create table if not exists publications(
+    table_id text not null, job text not null, batch integer not null default -1, begun integer, parts blob,
+    sequence integer not null default 0, lasting integer not null, at_us integer not null default 0,
+    primary key(table_id, job));
 create table if not exists dropped(folder text primary key);
 create table if not exists incarnations(id text primary key, own integer not null);
 """
 
-
 _READ_MAX = 4096
+
+
+class Publication(msgspec.Struct, frozen=True):
+    """What a job has published to a table: all up to ``batch``. ``begun`` is the batch that was decided and may not be
+    carried out, of ``parts``, with batches numbered from ``sequence`` on."""
+
+    job: str
+    batch: int = -1
+    begun: int | None = None
+    parts: list[tuple[str, int]] = []
+    sequence: int = 0
+    lasting: bool = False
 
 
 class MetadataStore:
@@ -257,6 +272,29 @@ class MetadataStore:
         """Offsets below which tablets are to have no rows, where that is not known to be done."""
         rows = self._rows("select tablet, before from truncations where table_id = ?", table_id)
         return {TabletKey.parse(tablet): int(before) for tablet, before in rows}
+
+    def publication(self, table_id: str, job: str) -> Publication:
+        """How far a job has come with a table."""
+        found = self._publications("table_id = ? and job = ?", table_id, job)
+        return found[0] if found else Publication(job)
+
+    def unfinished_publications(self, table_id: str) -> list[Publication]:
+        """Those of a table that were decided, and are not known to be carried out."""
+        return self._publications("table_id = ? and begun is not null order by rowid", table_id)
+
+    def _publications(self, where: str, *args: object) -> list[Publication]:
+        sql = f"select job, batch, begun, parts, sequence, lasting from publications where {where}"
+        return [
+            Publication(
+                str(job),
+                int(batch),
+                begun,
+                [] if parts is None else msgspec.msgpack.decode(parts, type=list[tuple[str, int]]),
+                int(sequence),
+                bool(lasting),
+            )
+            for job, batch, begun, parts, sequence, lasting in self._rows(sql, *args)
+        ]
 
     def writer_acked_through(self, table_id: str, writer_id: bytes) -> int:
         """What its last `EndWriter` said; -1 for nothing."""

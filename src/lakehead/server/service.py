@@ -19,6 +19,7 @@ from lakehead.errors import FolderCopiedError
 from lakehead.log.checkpoint import USUAL_CHECKPOINTS, CheckpointPolicy
 from lakehead.protocol import messages as m
 from lakehead.protocol.privileges import Privilege
+from lakehead.protocol.staging import Publish, Stage, Unstage
 from lakehead.protocol.tiering import AskTieringStatus, AskTieringWork, ReportTiered
 from lakehead.server.access import Caller, authorize
 from lakehead.server.committer import Committers, local_committer
@@ -30,6 +31,7 @@ from lakehead.server.maintenance import Maintenance
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.placement import Home, everything_here
 from lakehead.server.reads import Reads
+from lakehead.server.staging import Staging
 from lakehead.server.streams import ServerStream
 from lakehead.server.tables import LiveTables
 from lakehead.server.tiering_jobs import TieringJobs
@@ -86,10 +88,13 @@ class Service:
             checkpoint_policy=checkpoint_policy,
             home=home,
             committers=committers,
+            complete=lambda table: self._staging.complete(table),
         )
         self._tables.remove_dropped()
         self._leases = Leases(env, limits)
-        self._maintenance = Maintenance(self._tables, self._leases, lake, env)
+        self._writes = Writes(self._metadata, self._tables, limits, env.threads, self._pool.submit)
+        self._staging = Staging(self._metadata, self._tables, self._writes, env, limits)
+        self._maintenance = Maintenance(self._tables, self._leases, self._staging, lake, env)
         self._definitions = Definitions(
             self._metadata,
             self._tables,
@@ -101,7 +106,6 @@ class Service:
             limits=limits,
             fence=fence,
         )
-        self._writes = Writes(self._metadata, self._tables, limits, env.threads, self._pool.submit)
         self._reads = Reads(self._metadata, self._tables, self._leases, env=env, limits=limits, fence=fence)
         self.closing = False
         self._handlers: dict[type[m.Request[Any]], _Handler] = {}
@@ -120,7 +124,7 @@ class Service:
         return self._metadata.incarnation
 
     def _answer_all(self) -> None:
-        definitions, writes, reads = self._definitions, self._writes, self._reads
+        definitions, writes, reads, staging = self._definitions, self._writes, self._reads, self._staging
         self._answer(m.Hello, self._hello)
         self._answer(m.CreateTable, definitions.create)
         self._answer(m.GetTable, definitions.get)
@@ -137,6 +141,8 @@ class Service:
         self._answer(AskTieringStatus, definitions.tiering_status)
         self._answer(m.OpenWriter, writes.open_writer)
         self._answer(m.CloseWriter, writes.close_writer)
+        self._answer(Publish, staging.publish)
+        self._answer(Unstage, staging.unstage)
         self._answer(m.Get, reads.get)
         self._answer(m.Watermarks, reads.watermarks)
         self._answer(m.TimestampsAt, reads.timestamps_at)
@@ -145,6 +151,7 @@ class Service:
         self._answer(m.LeasedLake, reads.leased_lake)
         self._handlers[m.LakeInfo] = lambda request, _, caller: (self._lake_info(request, caller), [])
         self._handlers[m.Write] = lambda request, attachments, _: (writes.write(request, attachments), [])
+        self._handlers[Stage] = lambda request, attachments, _: (staging.stage(request, attachments), [])
         self._handlers[m.Lookup] = lambda request, attachments, _: reads.lookup(request, attachments)
 
     def _answer(self, kind: type[m.Request[m.R]], handler: Callable[[Any], m.R]) -> None:

@@ -348,8 +348,11 @@ class LiveTables:
         checkpoint_policy: CheckpointPolicy,
         home: Home = everything_here,
         committers: Committers,
+        complete: Callable[[LiveTable], None] = lambda _: None,
     ) -> None:
-        """``seed`` is 64 secret bits that keys are hashed with in memory; ``home`` tells where tablets live."""
+        """``seed`` is 64 secret bits that keys are hashed with in memory; ``home`` tells where tablets live;
+        ``complete`` is called with each table that was opened, before it is used."""
+        self._complete = complete
         self._home = home
         self._seed = seed
         self._run_in_background = run_in_background
@@ -385,6 +388,11 @@ class LiveTables:
                 return found
             self._opening_lock(table_id)  # it may be gone by now
             table = self._open(self._metadata.table_by_id(table_id))
+            try:
+                self._complete(table)
+            except BaseException:
+                table.close(ClosedError("the table could not be opened"))
+                raise
             with self._lock:
                 gone = self._gone(table_id)
                 if gone is None:

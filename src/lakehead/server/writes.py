@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import crc32c
 import msgspec
@@ -21,7 +21,7 @@ from lakehead.errors import (
     WrongTableKindError,
 )
 from lakehead.format.content import content_checksum
-from lakehead.format.frame import WRITE_KINDS, Content, FrameBody, WriterStamp, decode_body
+from lakehead.format.frame import WRITE_KINDS, Content, FrameBody, WriterStamp, decode_body, encode_body
 from lakehead.format.rows import required_columns
 from lakehead.format.storable import check_storable
 from lakehead.protocol import messages as m
@@ -31,7 +31,9 @@ from lakehead.server.metadata import MetadataStore
 from lakehead.server.named_writers import NamedWriters
 from lakehead.server.tables import LiveTable, LiveTables
 from lakehead.server.tablet import Tablet
-from lakehead.types import TableDescriptor
+from lakehead.types import TableDescriptor, TabletKey, WriteKind
+
+_EVERY_SEQUENCE = 2**63
 
 
 class Writes:
@@ -56,16 +58,7 @@ class Writes:
     def write(self, request: m.Write, attachments: Sequence[pa.Buffer]) -> m.WriteReply:
         """See `Write`."""
         table = self._tables.get(request.table_id)
-        if not len(request.tablets) == len(request.checksums) == len(attachments):
-            raise InvalidRequestError("a write must have one checksum and one attachment for each tablet")
-        bodies = [decode_body(buffer, crc) for buffer, crc in zip(attachments, request.checksums, strict=True)]
-        desc = table.as_of(bodies[0].schema_id) if bodies else table.desc
-        if desc.keyed == (request.kind == "append"):
-            kind, use = ("primary-key", "upsert") if desc.keyed else ("log", "append")
-            raise WrongTableKindError(f"{desc.path} is a {kind} table: use {use}, not {request.kind}")
-        schema = self._body_schema(desc, request)
-        parts = [(body, self._checked_rows(desc, body, schema)) for body in bodies]
-        self._check_partitions(table, request.tablets)
+        parts = self.checked(table, request, attachments)
         stamp = _common_stamp(request, [body for body, _ in parts])
         held = self._bytes.take(sum(a.size for a in attachments))
         try:
@@ -74,6 +67,64 @@ class Writes:
             content = _whole_content(request, [rows for _, rows in parts])
             with self._writers.writing(table, stamp, content):
                 return self._write_parts(table, request, parts, content)
+        finally:
+            self._bytes.give_back(held)
+
+    def checked(
+        self, table: LiveTable, request: m.Write, attachments: Sequence[pa.Buffer]
+    ) -> list[tuple[FrameBody, pa.RecordBatch]]:
+        """The parts of a batch that fits the table, for each tablet of the request.
+
+        Raises:
+            LakeheadError: something of it may not be written; see `Write`.
+        """
+        if not len(request.tablets) == len(request.checksums) == len(attachments):
+            raise InvalidRequestError("a write must have one checksum and one attachment for each tablet")
+        bodies = [decode_body(buffer, crc) for buffer, crc in zip(attachments, request.checksums, strict=True)]
+        desc = table.as_of(bodies[0].schema_id) if bodies else table.desc
+        if desc.keyed == (request.kind == "append"):
+            kind, use = ("primary-key", "upsert") if desc.keyed else ("log", "append")
+            raise WrongTableKindError(f"{desc.path} is a {kind} table: use {use}, not {request.kind}")
+        schema = body_schema(desc, request)
+        parts = [(body, self._checked_rows(desc, body, schema)) for body in bodies]
+        self.check_partitions(table, request.tablets)
+        return parts
+
+    def publish(
+        self, table: LiveTable, kind: WriteKind, schema_id: int, rows: Mapping[TabletKey, pa.RecordBatch],
+        stamp: WriterStamp,
+    ) -> None:  # fmt: skip
+        """Write rows that were checked, to the tablets that do not have this batch of this writer yet. It says nothing
+        of the batch before, which each tablet knows.
+
+        Raises:
+            LakeheadError: some tablets do not have their part; the same call again gives it to them alone.
+        """
+        held = self._bytes.take(sum(batch.nbytes for batch in rows.values()))
+        appended = kind == "append"
+        tablets: list[Tablet] = []
+        writes: list[PendingWrite] = []
+        try:
+            for key, batch in rows.items():
+                tablet = table.tablet(key, create=True)
+                assert tablet is not None
+                last = tablet.writers.last_sequence(stamp.writer_id, _EVERY_SEQUENCE)
+                if last is not None and last >= stamp.sequence:
+                    continue
+                body = encode_body(
+                    batch,
+                    schema_id=schema_id,
+                    stamp=msgspec.structs.replace(stamp, previous_sequence=-1 if last is None else last),
+                    compression=table.desc.properties.compression if appended else "none",
+                    with_statistics=appended,
+                )
+                content = Content(body.crc or 1, WRITE_KINDS[kind])
+                writes.append(PendingWrite(kind, body, None if appended else batch, self._threads.done(), content))
+                tablets.append(tablet)
+            if len(tablets) > 1:
+                for tablet, write in zip(tablets, writes, strict=True):
+                    tablet.require_change(write)
+            self._submit(tablets, writes)
         finally:
             self._bytes.give_back(held)
 
@@ -105,7 +156,13 @@ class Writes:
         offsets = self._submit(tablets, writes)
         return m.WriteReply(offsets=offsets, folder_id=self._me.folder_id, incarnation=self._me.number)
 
-    def _check_partitions(self, table: LiveTable, tablets: Sequence[m.TabletRef]) -> None:
+    def check_partitions(self, table: LiveTable, tablets: Sequence[m.TabletRef]) -> None:
+        """Return if rows may be written to all of these tablets.
+
+        Raises:
+            NotLeaderError: one lives on another server.
+            LimitExceededError: the table would have too many partitions.
+        """
         unknown = [ref.key for ref in tablets if ref.key not in table.tablets]
         for key in unknown:
             table.require_here(key)
@@ -117,24 +174,6 @@ class Writes:
                 f" partition_by={list(table.desc.partition_by)} is too fine, use buckets for columns of many values",
                 partitions_max=self._limits.partitions_max,
             )
-
-    @staticmethod
-    def _body_schema(desc: TableDescriptor, request: m.Write) -> pa.Schema:
-        if request.columns == desc.schema.names and request.kind != "delete":
-            return desc.schema
-        known = set(desc.schema.names)
-        if not set(request.columns) <= known:
-            raise SchemaMismatchError(f"{desc.path} has no columns {sorted(set(request.columns) - known)}")
-        if request.kind == "upsert" and request.columns != [c for c in desc.schema.names if c in request.columns]:
-            raise SchemaMismatchError(f"columns {request.columns} are not in the order that {desc.path} has them")
-        if request.kind == "append" and request.columns != desc.schema.names:
-            raise SchemaMismatchError(f"an append to {desc.path} must hold all its columns in their order")
-        if request.kind == "delete" and request.columns != list(desc.primary_key):
-            raise SchemaMismatchError(f"a delete from {desc.path} must hold exactly the columns {desc.primary_key}")
-        required = required_columns(desc.schema)
-        if request.kind == "upsert" and not set(required) <= set(request.columns):
-            raise SchemaMismatchError(f"an upsert to {desc.path} must hold the non-null columns {required}")
-        return pa.schema([desc.schema.field(c) for c in request.columns])
 
     def _checked_rows(self, desc: TableDescriptor, body: FrameBody, schema: pa.Schema) -> pa.RecordBatch:
         if body.buffer.size > self._limits.batch_bytes_max:
@@ -191,6 +230,29 @@ class Writes:
         """See `CloseWriter`."""
         self._writers.close(request)
         return m.Done()
+
+
+def body_schema(desc: TableDescriptor, request: m.Write) -> pa.Schema:
+    """The columns that the bodies of a write have.
+
+    Raises:
+        SchemaMismatchError: they are not those that the table takes for it.
+    """
+    if request.columns == desc.schema.names and request.kind != "delete":
+        return desc.schema
+    known = set(desc.schema.names)
+    if not set(request.columns) <= known:
+        raise SchemaMismatchError(f"{desc.path} has no columns {sorted(set(request.columns) - known)}")
+    if request.kind == "upsert" and request.columns != [c for c in desc.schema.names if c in request.columns]:
+        raise SchemaMismatchError(f"columns {request.columns} are not in the order that {desc.path} has them")
+    if request.kind == "append" and request.columns != desc.schema.names:
+        raise SchemaMismatchError(f"an append to {desc.path} must hold all its columns in their order")
+    if request.kind == "delete" and request.columns != list(desc.primary_key):
+        raise SchemaMismatchError(f"a delete from {desc.path} must hold exactly the columns {desc.primary_key}")
+    required = required_columns(desc.schema)
+    if request.kind == "upsert" and not set(required) <= set(request.columns):
+        raise SchemaMismatchError(f"an upsert to {desc.path} must hold the non-null columns {required}")
+    return pa.schema([desc.schema.field(c) for c in request.columns])
 
 
 def _common_stamp(request: m.Write, bodies: Sequence[FrameBody]) -> WriterStamp | None:

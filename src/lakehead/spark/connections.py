@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from lakehead.api.connection import Connection, connect, open_server
 from lakehead.api.table import Table, handle_of
@@ -25,6 +26,8 @@ from lakehead.errors import (
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+T = TypeVar("T")
 
 _GIVEN = "LAKEHEAD_SPARK_CREDENTIALS"
 """Environment variable of Python workers: per address, the token and the authority that the driver was given."""
@@ -68,19 +71,24 @@ def connection_of(spark: SparkSession) -> Connection:
     return con
 
 
-def worker_table(uri: str, name: str) -> Table:
-    """A table through this process's connection to an address, made when first needed and anew when it broke."""
+def in_worker(uri: str, use: Callable[[Connection], T]) -> T:
+    """Use this process's connection to an address, which is made when it is first needed, and anew when it broke."""
     key = (os.getpid(), uri)
     with _lock:
         con = _of_process.get(key)
         if con is not None:
             try:
-                return con.table(name)
+                return use(con)
             except (UnavailableError, AuthenticationError, ClosedError):
                 con.close()
                 del _of_process[key]
         con = _of_process[key] = _connected(uri)
-        return con.table(name)
+        return use(con)
+
+
+def worker_table(uri: str, name: str) -> Table:
+    """A table through this process's connection to an address."""
+    return in_worker(uri, lambda con: con.table(name))
 
 
 def planned_handle(uri: str, name: str, table_id: str, schema_id: int) -> TableHandle:

@@ -14,8 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.types import StructType
 
 from lakehead.api.table import Table, handle_of
@@ -28,7 +33,8 @@ from lakehead.lake.union_read import Pin, UnionRead, pin
 from lakehead.log.netchange import Offsets, between
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.spark.connections import planned_handle, worker_table
-from lakehead.spark.types import spark_schema
+from lakehead.spark.sink import batch_writer, stream_writer
+from lakehead.spark.types import arrow_schema, comma_separated, spark_schema
 from lakehead.types import SYSTEM_FIELDS, TableDescriptor, TabletKey, Tier, require_tier
 
 if TYPE_CHECKING:
@@ -95,22 +101,13 @@ class ReadOptions:
         return cls(
             given["uri"],
             given["table"],
-            _columns(given.get("columns")),
+            comma_separated(given.get("columns")),
             tier,
             int(snapshot) if snapshot is not None else None,
             None if ranges is None else {TabletKey.parse(k): (s, e) for k, (s, e) in json.loads(ranges).items()},
             given.get("lease"),
             int(given.get("schema_id", -1)),
         )
-
-
-def _columns(text: str | None) -> tuple[str, ...] | None:
-    """``a, b`` or a JSON list."""
-    if text is None:
-        return None
-    if text.lstrip().startswith("["):
-        return tuple(json.loads(text))
-    return tuple(c.strip() for c in text.split(",") if c.strip())
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +132,8 @@ class HotPart:
 
 
 class LakeheadDataSource(DataSource):
-    """``spark.read.format("lakehead")``; options: `ReadOptions`."""
+    """``spark.read.format("lakehead")``, with `ReadOptions`; ``df.write`` and ``df.writeStream``, with those of
+    `lakehead.spark.sink.WriteOptions`."""
 
     @classmethod
     def name(cls) -> str:
@@ -147,6 +145,12 @@ class LakeheadDataSource(DataSource):
 
     def reader(self, schema: StructType) -> LakeheadReader:
         return LakeheadReader(ReadOptions.parse(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return stream_writer(self.options, schema, overwrite)
 
 
 def _chosen(table: Table, columns: Sequence[str] | None) -> pa.Schema:
@@ -200,7 +204,7 @@ class LakeheadReader(DataSourceReader):
         names = self._schema.names
         system = {f.name for f in SYSTEM_FIELDS}
         user = [n for n in names if n not in system]
-        target = _arrow_schema(self._schema)
+        target = arrow_schema(self._schema)
         batches: Iterator[pa.RecordBatch]
         if isinstance(part, LakePart):
             lake = PinnedLake.current(handle.desc, handle.lake())
@@ -259,11 +263,3 @@ def _grouped(items: Iterable[Any], size: Callable[[Any], int], limit: int) -> It
         total += size(item)
     if group:
         yield group
-
-
-def _arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema that Spark expects of a source with this schema."""
-    try:
-        return to_arrow_schema(schema, timezone="UTC")
-    except TypeError:  # before Spark 4.2 timestamps are always UTC
-        return to_arrow_schema(schema)

@@ -1,9 +1,12 @@
-"""Arrow types as Spark's, with the field ids by which Spark finds lake columns."""
+"""Arrow types as Spark's, with the field ids by which Spark finds lake columns; and what Spark's options say."""
 
 from __future__ import annotations
 
+import json
+
 import pyarrow as pa
 from pyspark.sql import types as st
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from lakehead.errors import InvalidSchemaError
 from lakehead.types import field_id
@@ -76,3 +79,20 @@ def _plain_type(t: pa.DataType) -> st.DataType:
     if pa.types.is_timestamp(t):
         return st.TimestampType() if t.tz else st.TimestampNTZType()
     raise InvalidSchemaError(f"a column of type {t} cannot be read in Spark", type=str(t))
+
+
+def arrow_schema(schema: st.StructType) -> pa.Schema:
+    """The Arrow schema in which Spark gives and takes rows of this schema."""
+    try:
+        return to_arrow_schema(schema, timezone="UTC")
+    except TypeError:  # before Spark 4.2 timestamps are always UTC
+        return to_arrow_schema(schema)
+
+
+def comma_separated(text: str | None) -> tuple[str, ...] | None:
+    """The names of an option: ``a, b`` or a JSON list; None for none."""
+    if text is None:
+        return None
+    if text.lstrip().startswith("["):
+        return tuple(json.loads(text))
+    return tuple(c.strip() for c in text.split(",") if c.strip())

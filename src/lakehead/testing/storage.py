@@ -117,7 +117,8 @@ class MemoryStorage:
         return file
 
     def list_files(self, folder: str) -> list[str]:
-        return sorted(os.path.basename(path) for path in list(self._files) if os.path.dirname(path) == folder)
+        inside = (path for path in (*list(self._files), *list(self._folders)) if os.path.dirname(path) == folder)
+        return sorted(os.path.basename(path) for path in inside if path != folder)
 
     def make_folder(self, path: str) -> None:
         chain = [path]

@@ -96,7 +96,7 @@ def test_crash_takes_names_that_no_folder_sync_kept() -> None:
     interrupted(storage.remove, "/d/removed")
     interrupted(storage.make_folder, "/d/folder")
     storage.open_log("/d/folder/file").close()
-    assert storage.list_files("/d") == ["new", "old", "to"]
+    assert storage.list_files("/d") == ["folder", "new", "old", "to"]
     storage.crash()
     assert storage.list_files("/d") == ["old", "removed", "renamed"] and storage.read_file("/d/old") == b"old"
     assert storage.list_files("/d/folder") == [], "a folder whose name is lost takes all in it"

@@ -1,0 +1,69 @@
+"""Rows that wait on a server until their job says that they count: what a batch job or a streaming query writes from
+many tasks, of which some fail and some run twice, becomes part of the table once."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from lakehead.protocol.messages import Done, Int64, Message, Reply, TableRequest, Write
+from lakehead.protocol.privileges import Privilege
+
+Job: TypeAlias = Annotated[str, msgspec.Meta(max_length=256, min_length=1)]
+"""Who writes: a streaming query by its id, which stays the same over restarts, or one run of a batch job."""
+Attempt: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+"""One try of a task: 32 random hexadecimal digits."""
+Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
+
+class Stage(TableRequest[Done], frozen=True, kw_only=True):
+    """Keep one piece of what a task writes, durably, without making it part of the table. The same piece sent again
+    replaces itself.
+
+    ``write`` and the attachments are what `Write` takes, and are checked as there; stamps in the bodies mean nothing.
+    """
+
+    privilege = Privilege.WRITE
+    job: Job
+    batch: Natural
+    attempt: Attempt
+    number: Natural
+    write: Write
+
+
+class StagedPart(Message, frozen=True, kw_only=True):
+    """What one task has staged: pieces ``0 .. pieces - 1`` of an attempt."""
+
+    attempt: Attempt
+    pieces: Natural
+
+
+class Published(Reply, frozen=True, kw_only=True):
+    """The rows that were given; ``before`` says that the batch was part of the table already, and they were let go."""
+
+    rows: Int64
+    before: bool
+
+
+class Publish(TableRequest[Published], frozen=True, kw_only=True):
+    """Make a batch part of the table: the parts in this order, the rows of each tablet in the order of their pieces.
+
+    Batches of a job are published in ascending order: one that is not above the last published one is there already.
+    Once this is decided it is carried out, also by a server that is started again; a batch that was decided stays as it
+    was decided. ``lasting`` jobs are remembered for as long as the table lives, others for a day.
+    """
+
+    privilege = Privilege.WRITE
+    job: Job
+    batch: Natural
+    parts: list[StagedPart]
+    lasting: bool
+
+
+class Unstage(TableRequest[Done], frozen=True, kw_only=True):
+    """Forget what a job has staged for a batch; nothing happens to one that is decided."""
+
+    privilege = Privilege.WRITE
+    job: Job
+    batch: Natural

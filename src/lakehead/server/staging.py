@@ -1,0 +1,343 @@
+"""Rows that wait beside a table until their job publishes them: how many tasks, which fail and run twice, write once.
+
+A piece that a task has written is a file in ``<table>/staged/<job>-<batch>/``. That a batch is published, of which
+attempts, is one command of the catalog; from then on the pieces are written to the tablets in their order, joined, as
+numbered batches of a writer that stands for the job. Each tablet knows which of them it has: whoever opens the table
+after a crash carries out what was decided, and no tablet has a row of it twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import crc32c
+import msgspec
+import pyarrow as pa
+
+from lakehead.config import Limits
+from lakehead.env import Env
+from lakehead.errors import (
+    CorruptionError,
+    InvalidRequestError,
+    LakeheadError,
+    LimitExceededError,
+)
+from lakehead.format.frame import WriterStamp, decode_body
+from lakehead.format.joins import ROWS_MAX, gathered, join
+from lakehead.protocol.codec import decode_call, encode
+from lakehead.protocol.messages import Done, TabletRef, Write
+from lakehead.protocol.staging import Publish, Published, Stage, Unstage
+from lakehead.server.catalog import BeginPublication, EndPublication
+from lakehead.server.metadata import MetadataStore, Publication
+from lakehead.server.tables import LiveTable, LiveTables
+from lakehead.server.writes import Writes, body_schema
+from lakehead.types import TabletKey, WriteKind
+
+_log = logging.getLogger("lakehead.server.staging")
+
+KEPT_SECONDS = 24 * 3600.0
+"""How long pieces wait for their job after it staged the last one, and jobs that do not last are remembered."""
+_MAGIC = b"LHS1"
+_FOLDER = "staged"
+_HEAD = struct.Struct("<4sIII")
+_ALIGNMENT = 64
+
+
+class _Piece(NamedTuple):
+    """Rows of one staged write, by tablet; they had schema ``schema_id`` when they were staged."""
+
+    kind: WriteKind
+    schema_id: int
+    columns: tuple[str, ...]
+    rows: dict[TabletKey, pa.RecordBatch]
+    size: int
+
+    @property
+    def plan(self) -> tuple[WriteKind, int, tuple[str, ...]]:
+        """Pieces with the same are written together."""
+        return self.kind, self.schema_id, self.columns
+
+    @property
+    def row_count(self) -> int:
+        return sum(batch.num_rows for batch in self.rows.values())
+
+
+@dataclass
+class _Waiting:
+    """Pieces of a batch that are not published: their bytes by file, and when the last one came."""
+
+    sizes: dict[str, int]
+    bytes: int = 0
+    at: float = 0.0
+
+
+class Staging:
+    """Answers `Stage`, `Publish` and `Unstage`. Thread-safe."""
+
+    def __init__(self, metadata: MetadataStore, tables: LiveTables, writes: Writes, env: Env, limits: Limits) -> None:
+        self._metadata = metadata
+        self._tables = tables
+        self._writes = writes
+        self._env = env
+        self._limits = limits
+        self._lock = env.threads.lock()
+        self._ended = env.threads.condition()
+        self._busy: set[tuple[str, str]] = set()
+        self._waiting: dict[str, _Waiting] = {}
+
+    # ---- pieces -----------------------------------------------------------------------------------------------
+
+    def stage(self, request: Stage, attachments: Sequence[pa.Buffer]) -> Done:
+        """See `Stage`.
+
+        Raises:
+            LimitExceededError: too much waits on this server.
+            LakeheadError: the rows may not be written to the table; nothing was kept.
+        """
+        if request.write.table_id != request.table_id:
+            raise InvalidRequestError("what is staged for a table must be a write to that table")
+        table = self._tables.get(request.table_id)
+        self._writes.checked(table, request.write, attachments)
+        data = _encoded(request.write, attachments)
+        folder = _folder(table, request.job, request.batch)
+        path = f"{folder}/{request.attempt}-{request.number}"
+        held = sum(waiting.bytes for waiting in list(self._waiting.values()))
+        if held + len(data) > self._limits.staged_bytes_max:
+            raise LimitExceededError(
+                f"{held:,} bytes are staged on this server and not published, and its limit is"
+                f" {self._limits.staged_bytes_max:,} (staged_bytes_max): write less in one job or micro-batch, or"
+                " wait until other jobs have ended",
+                staged_bytes_max=self._limits.staged_bytes_max,
+            )
+        self._note(folder, path, len(data))
+        self._env.storage.make_folder(folder)
+        self._env.storage.write_atomic(path, data)
+        return Done()
+
+    def _note(self, folder: str, path: str, size: int) -> None:
+        with self._lock:
+            waiting = self._waiting.setdefault(folder, _Waiting({}))
+            waiting.bytes += size - waiting.sizes.get(path, 0)
+            waiting.sizes[path] = size
+            waiting.at = self._env.clock.monotonic()
+
+    def unstage(self, request: Unstage) -> Done:
+        """See `Unstage`."""
+        table = self._tables.get(request.table_id)
+        with self._alone(request.table_id, request.job):
+            if self._metadata.publication(request.table_id, request.job).begun != request.batch:
+                self._forget(_folder(table, request.job, request.batch))
+        return Done()
+
+    def _forget(self, folder: str) -> None:
+        self._env.storage.remove_tree(folder)
+        with self._lock:
+            self._waiting.pop(folder, None)
+
+    def remove_old(self, table: LiveTable) -> None:
+        """Forget what its jobs did not publish in time."""
+        now = self._env.clock.monotonic()
+        with self._lock:
+            mine = [(folder, w) for folder, w in self._waiting.items() if folder.startswith(f"{table.folder}/")]
+        for folder in [folder for folder, waiting in mine if now - waiting.at >= KEPT_SECONDS]:
+            if folder not in self._decided(table):
+                _log.warning("what was staged in %s was not published in time and is removed", folder)
+                self._forget(folder)
+
+    def _decided(self, table: LiveTable) -> set[str]:
+        unfinished = self._metadata.unfinished_publications(table.desc.table_id)
+        return {_folder(table, p.job, p.begun) for p in unfinished if p.begun is not None}
+
+    # ---- publishing -------------------------------------------------------------------------------------------
+
+    def publish(self, request: Publish) -> Published:
+        """See `Publish`.
+
+        Raises:
+            InvalidRequestError: some of the pieces are not here; nothing was decided.
+            LakeheadError: it could not be decided, or it was and is carried out in part; the same request goes on.
+        """
+        table = self._tables.get(request.table_id)
+        table_id, job, batch = request.table_id, request.job, request.batch
+        parts = [(part.attempt, part.pieces) for part in request.parts]
+        with self._alone(table_id, job):
+            known = self._metadata.publication(table_id, job)
+            if known.begun is not None:
+                self._carry_out(table, known)
+                known = self._metadata.publication(table_id, job)
+            if batch <= known.batch:
+                self._forget(_folder(table, job, batch))
+                return Published(rows=0, before=True)
+            self._require_pieces(table, job, batch, parts)
+            forget_before = self._env.clock.now_us() - int(KEPT_SECONDS * 1e6)
+            jobs_max = self._limits.named_writers_max
+            decided = BeginPublication(table_id, job, batch, parts, request.lasting, jobs_max, forget_before)
+            self._metadata.submit(decided)
+            rows = self._carry_out(table, self._metadata.publication(table_id, job))
+            return Published(rows=rows, before=False)
+
+    def complete(self, table: LiveTable) -> None:
+        """Carry out what was decided before a crash, and find what waits; for who opens the table, before it is used.
+        What fails is tried again when the table is opened the next time, or its job publishes."""
+        for publication in self._metadata.unfinished_publications(table.desc.table_id):
+            try:
+                self._carry_out(table, publication)
+            except LakeheadError as e:
+                _log.warning(
+                    "batch %s that %s writes to %s is there in part: %s",
+                    publication.begun, publication.job, table.desc.path, e,
+                )  # fmt: skip
+        storage, base = self._env.storage, f"{table.folder}/{_FOLDER}"
+        for folder in (f"{base}/{name}" for name in storage.list_files(base)):
+            for path in (f"{folder}/{name}" for name in storage.list_files(folder)):
+                self._note(folder, path, self._read(path).size)
+
+    @contextmanager
+    def _alone(self, table_id: str, job: str) -> Iterator[None]:
+        """One at a time does something for a job."""
+        mine = (table_id, job)
+        begun = False
+
+        def begin() -> bool:
+            nonlocal begun
+            with self._lock:
+                if not begun and mine not in self._busy:
+                    self._busy.add(mine)
+                    begun = True
+            return begun
+
+        self._ended.wait_for(begin)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy.discard(mine)
+            self._ended.notify_all()
+
+    def _require_pieces(self, table: LiveTable, job: str, batch: int, parts: Iterable[tuple[str, int]]) -> None:
+        """Nothing is decided that could not be carried out."""
+        tablets: dict[TabletKey, TabletRef] = {}
+        for path in _paths(_folder(table, job, batch), parts):
+            write, _ = _decoded(self._read(path), path)
+            tablets.update((ref.key, ref) for ref in write.tablets)
+        self._writes.check_partitions(table, list(tablets.values()))
+
+    def _carry_out(self, table: LiveTable, publication: Publication) -> int:
+        """Do what was decided; returns how many rows it has."""
+        assert publication.begun is not None
+        folder = _folder(table, publication.job, publication.begun)
+        stamp = WriterStamp(_writer(publication.job), publication.sequence, epoch=int(publication.lasting))
+        rows = 0
+        for kind, schema_id, joined in self._joined(table, folder, publication.parts):
+            self._writes.publish(table, kind, schema_id, joined, stamp)
+            stamp = msgspec.structs.replace(stamp, sequence=stamp.sequence + 1)
+            rows += sum(batch.num_rows for batch in joined.values())
+        table_id, job, now = table.desc.table_id, publication.job, self._env.clock.now_us()
+        self._metadata.submit(EndPublication(table_id, job, publication.begun, stamp.sequence, now))
+        self._forget(folder)
+        return rows
+
+    def _joined(
+        self, table: LiveTable, folder: str, parts: Sequence[tuple[str, int]]
+    ) -> Iterator[tuple[WriteKind, int, dict[TabletKey, pa.RecordBatch]]]:
+        """The rows of all pieces in their order, in batches; the same ones whenever the pieces are the same."""
+        pieces = (self._piece(table, path) for path in _paths(folder, parts))
+        for (kind, schema_id, _), alike in itertools.groupby(pieces, key=lambda piece: piece.plan):
+            for group in gathered(alike, lambda p: (p.row_count, p.size), rows_max=ROWS_MAX, rows_enough=ROWS_MAX):
+                rows: dict[TabletKey, list[pa.RecordBatch]] = {}
+                for piece in group:
+                    for key, batch in piece.rows.items():
+                        rows.setdefault(key, []).append(batch)
+                yield kind, schema_id, {key: join(batches) for key, batches in rows.items()}
+
+    def _piece(self, table: LiveTable, path: str) -> _Piece:
+        data = self._read(path)
+        write, buffers = _decoded(data, path)
+        bodies = [decode_body(buffer, crc) for buffer, crc in zip(buffers, write.checksums, strict=True)]
+        desc = table.as_of(bodies[0].schema_id) if bodies else table.desc
+        schema = body_schema(desc, write)
+        rows = {ref.key: body.rows(schema) for ref, body in zip(write.tablets, bodies, strict=True)}
+        return _Piece(write.kind, desc.schema_id, tuple(write.columns), rows, data.size)
+
+    def _read(self, path: str) -> pa.Buffer:
+        """The bytes of a piece, shared with its file.
+
+        Raises:
+            InvalidRequestError: it is not there.
+        """
+        if self._env.storage.version(path) is None:
+            raise InvalidRequestError(
+                f"{path} is not there, which a task said it has staged: it was removed by hand, or waited for more than"
+                f" {KEPT_SECONDS / 3600:.0f} hours. Run the job again",
+                path=path,
+            )
+        file = self._env.storage.open_log(path)
+        try:
+            return file.read(0, file.size)
+        finally:
+            file.close()
+
+
+def _folder(table: LiveTable, job: str, batch: int) -> str:
+    return f"{table.folder}/{_FOLDER}/{hashlib.blake2b(job.encode(), digest_size=16).hexdigest()}-{batch}"
+
+
+def _paths(folder: str, parts: Iterable[tuple[str, int]]) -> Iterator[str]:
+    """The files of parts, in order."""
+    for attempt, pieces in parts:
+        for number in range(pieces):
+            yield f"{folder}/{attempt}-{number}"
+
+
+def _writer(job: str) -> bytes:
+    """The 16 bytes that stand for a job in batch frames."""
+    return hashlib.blake2b(job.encode(), digest_size=16, person=b"lakehead-publish").digest()
+
+
+def _encoded(write: Write, bodies: Sequence[pa.Buffer]) -> bytes:
+    """A piece as a file: head, sizes of the bodies, the write, and the bodies, each at a multiple of 64. The head's
+    checksum is that of what stands before the bodies, which have theirs in the write."""
+    message = encode(write)
+    sizes = struct.pack(f"<{len(bodies)}Q", *(b.size for b in bodies))
+    before = sizes + message
+    parts: list[bytes | memoryview] = [_HEAD.pack(_MAGIC, len(bodies), len(message), crc32c.crc32c(before)), before]
+    at = _HEAD.size + len(before)
+    for body in bodies:
+        gap = -at % _ALIGNMENT
+        parts += [bytes(gap), memoryview(body)]
+        at += gap + body.size
+    return b"".join(parts)
+
+
+def _decoded(data: pa.Buffer, path: str) -> tuple[Write, list[pa.Buffer]]:
+    """Inverse of `_encoded`.
+
+    Raises:
+        CorruptionError: the bytes are no piece.
+    """
+    view = memoryview(data)
+    try:
+        magic, count, length, crc = _HEAD.unpack_from(view)
+        at = _HEAD.size + 8 * count + length
+        if magic != _MAGIC or crc32c.crc32c(view[_HEAD.size : at]) != crc:
+            raise ValueError("its checksum is wrong")
+        sizes = struct.unpack_from(f"<{count}Q", view, _HEAD.size)
+        write = decode_call(bytes(view[at - length : at]))
+        assert isinstance(write, Write)
+        bodies = []
+        for size in sizes:
+            at += -at % _ALIGNMENT
+            if at + size > data.size:
+                raise ValueError("it is cut off")
+            bodies.append(data.slice(at, size))
+            at += size
+    except (struct.error, ValueError, msgspec.DecodeError) as e:
+        raise CorruptionError(f"{path} holds no staged rows that can be read: {e}", path=path) from e
+    return write, bodies

@@ -1,0 +1,193 @@
+"""What Spark writes is in the table once, whichever of its tasks fail, run twice or are repeated."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+import lakehead as lh
+import lakehead.spark as lhs
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
+
+
+@pytest.fixture(scope="module")
+def con(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lh.Connection]:
+    with lh.connect(tmp_path_factory.mktemp("data")) as con:
+        yield con
+
+
+@pytest.fixture(scope="module")
+def spark(con: lh.Connection) -> SparkSession:
+    return lhs.session(con)
+
+
+def rows_of(spark: SparkSession, ids: range, v: str = "x") -> DataFrame:
+    from pyspark.sql import functions as F
+
+    return spark.range(ids.start, ids.stop, 1, 3).select("id", F.lit(v).alias("v"))
+
+
+def into(con: lh.Connection, df: DataFrame, table: str, **options: Any) -> DataFrameWriter:
+    return df.write.format("lakehead").option("uri", con.uri).option("table", table).options(**options).mode("append")
+
+
+def written(con: lh.Connection, table: str) -> list[tuple[Any, ...]]:
+    return sorted(tuple(r.values()) for r in con.table(table).scan().to_arrow().to_pylist())
+
+
+def test_append(con: lh.Connection, spark: SparkSession) -> None:
+    con.create_table("w.log", SCHEMA, buckets=4)
+    into(con, rows_of(spark, range(1000)), "w.log").save()
+    into(con, rows_of(spark, range(0)), "w.log").save()
+    assert written(con, "w.log") == [(n, "x") for n in range(1000)]
+
+
+def test_upsert_some_columns_delete(con: lh.Connection, spark: SparkSession) -> None:
+    con.create_table("w.keyed", pa.schema([*SCHEMA, ("n", pa.int32())]), primary_key="id", buckets=2)
+    into(con, rows_of(spark, range(6)).selectExpr("id", "v", "cast(id * 2 as int) n"), "w.keyed").save()
+    into(con, rows_of(spark, range(2, 4), "new").selectExpr("id", "v", "7 as n"), "w.keyed", columns="id, v").save()
+    into(con, rows_of(spark, range(5, 6)), "w.keyed", operation="delete").save()
+    expected = [(n, "new" if n in (2, 3) else "x", n * 2) for n in range(5)]
+    assert written(con, "w.keyed") == expected
+
+
+def test_every_type(con: lh.Connection, spark: SparkSession) -> None:
+    con.create_table("w.from", pa.schema([
+        ("b", pa.bool_()), ("i", pa.int32()), ("l", pa.int64()), ("f", pa.float32()), ("d", pa.float64()),
+        ("s", pa.string()), ("x", pa.binary()), ("day", pa.date32()), ("ts", pa.timestamp("us", "UTC")),
+        ("ntz", pa.timestamp("us")), ("dec", pa.decimal128(12, 2)), ("a", pa.list_(pa.int64())),
+        ("st", pa.struct([("p", pa.string()), ("q", pa.int64())])), ("m", pa.map_(pa.string(), pa.int64())),
+    ]))  # fmt: skip
+    row: dict[str, Any] = {
+        "b": True, "i": -3, "l": 2**40, "f": 1.5, "d": float("inf"), "s": "é", "x": b"\x00", "day": dt.date(2026, 1, 2),
+        "ts": dt.datetime(2026, 1, 2, 3, 4, 5, 6, dt.UTC), "ntz": dt.datetime(2026, 1, 2, 3, 4, 5, 6),
+        "dec": Decimal("1.25"), "a": [1, None], "st": {"p": None, "q": 1}, "m": [("k", 1)],
+    }  # fmt: skip
+    con.table("w.from").append([row, dict.fromkeys(row)])
+    frame = lhs.table(spark, "w.from")
+    into(con, frame, "w.copy").save()  # made with the frame's columns
+    into(con, frame, "w.from").save()
+    copied = con.table("w.copy").scan().to_arrow().to_pylist()
+    assert sorted(copied, key=str) == sorted([row, dict.fromkeys(row)], key=str)
+    assert len(con.table("w.from").scan().to_arrow()) == 4
+
+
+def test_a_table_is_made_with_options(con: lh.Connection, spark: SparkSession) -> None:
+    options = {"primary_key": "id", "buckets": "3", "freshness": "2s", "partition_by": "", "durability": "os"}
+    into(con, rows_of(spark, range(9)), "w.made", **options).save()
+    about = con.table("w.made").describe()
+    assert (about["primary_key"], about["buckets"], about["properties"]["durability"]) == (["id"], 3, "os")
+    assert len(written(con, "w.made")) == 9
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tabel": "x"}, "did you mean 'table'"),
+        ({"operation": "merge"}, "append, upsert or delete"),
+        ({"job": "j"}, "go together"),
+        ({"operation": "upsert"}, "is a log table"),
+        ({"columns": "id"}, "columns is for upserts"),
+    ],
+)
+def test_wrong_options(con: lh.Connection, spark: SparkSession, options: dict[str, str], words: str) -> None:
+    con.create_table("w.wrong", SCHEMA, if_not_exists=True)
+    with pytest.raises(Exception, match=words):
+        into(con, rows_of(spark, range(3)), "w.wrong", **options).save()
+    assert written(con, "w.wrong") == []
+
+
+def test_columns_that_do_not_fit(con: lh.Connection, spark: SparkSession) -> None:
+    con.create_table("w.fit", SCHEMA)
+    for wrong in ("id, cast(id as string) as v, 1 as other", "'a' as id, v"):
+        with pytest.raises(Exception, match=r"rows for w\.fit"):
+            into(con, rows_of(spark, range(3)).selectExpr(*wrong.split(", ")), "w.fit").save()
+    with pytest.raises(Exception, match=r"truncate\(\)"):
+        into(con, rows_of(spark, range(3)), "w.fit").mode("overwrite").save()
+    assert written(con, "w.fit") == []
+
+
+def test_a_batch_of_a_job_is_written_once(con: lh.Connection, spark: SparkSession) -> None:
+    con.create_table("w.once", SCHEMA)
+    frame = rows_of(spark, range(100))
+    for _ in range(3):
+        into(con, frame, "w.once", job="nightly", batch="7").save()
+    assert len(written(con, "w.once")) == 100
+    into(con, frame, "w.once", job="nightly", batch="8").save()
+    assert len(written(con, "w.once")) == 200
+    into(con, frame, "w.once", job="nightly", batch="7").save()
+    assert len(written(con, "w.once")) == 200
+
+
+def test_a_job_that_fails_leaves_nothing(con: lh.Connection, spark: SparkSession) -> None:
+    from pyspark.sql import functions as F
+
+    con.create_table("w.fails", SCHEMA)
+    frame = rows_of(spark, range(30_000)).withColumn(
+        "v", F.when(F.col("id") == 29_999, F.raise_error(F.lit("no luck"))).otherwise(F.col("v"))
+    )
+    with pytest.raises(Exception, match="no luck"):
+        into(con, frame, "w.fails").save()
+    assert written(con, "w.fails") == []
+
+
+def test_a_stream_writes_each_micro_batch_once(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:
+    """Also when it goes on from an older checkpoint than its last."""
+    import shutil
+
+    source, checkpoint, old = tmp_path / "source", tmp_path / "checkpoint", tmp_path / "old"
+    source.mkdir()
+    con.create_table("w.stream", SCHEMA, buckets=2)
+
+    def run() -> None:
+        frame = spark.readStream.schema("id bigint, v string").option("maxFilesPerTrigger", 1).json(str(source))
+        query = (
+            frame.writeStream.format("lakehead")
+            .option("uri", con.uri)
+            .option("table", "w.stream")
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    def add(n: int) -> None:
+        (source / f"{n}.json").write_text("".join(f'{{"id": {n * 10 + i}, "v": "x"}}\n' for i in range(10)))
+
+    add(0)
+    run()
+    shutil.copytree(checkpoint, old)
+    add(1)
+    run()
+    assert written(con, "w.stream") == [(n, "x") for n in range(20)]
+    for _ in range(2):
+        shutil.rmtree(checkpoint)
+        shutil.copytree(old, checkpoint)
+        run()
+        assert written(con, "w.stream") == [(n, "x") for n in range(20)]
+    add(2)
+    run()
+    assert written(con, "w.stream") == [(n, "x") for n in range(30)]
+
+
+def test_complete_mode_is_refused(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:
+    con.create_table("w.complete", pa.schema([("v", pa.string()), ("n", pa.int64())]))
+    frame = spark.readStream.format("rate").load().selectExpr("cast(value as string) v").groupBy("v").count()
+    query = (
+        frame.withColumnRenamed("count", "n").writeStream.format("lakehead").outputMode("complete")
+        .option("uri", con.uri).option("table", "w.complete").option("checkpointLocation", str(tmp_path)).start()
+    )  # fmt: skip
+    with pytest.raises(Exception, match="foreachBatch"):
+        query.awaitTermination(60)

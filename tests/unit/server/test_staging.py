@@ -1,0 +1,398 @@
+"""Staged rows become part of a table once, whatever fails, and whoever asks again."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from lakehead.client.routes import OneServer
+from lakehead.client.staging import JobBatch
+from lakehead.client.table import TableHandle
+from lakehead.config import Limits
+from lakehead.env import Env, SystemClock, SystemThreads
+from lakehead.env.randomness import SeededRandomness
+from lakehead.errors import (
+    InvalidRequestError,
+    LakeheadError,
+    LimitExceededError,
+    NullKeyError,
+    SchemaMismatchError,
+    TableNotFoundError,
+    WrongTableKindError,
+)
+from lakehead.protocol import messages as m
+from lakehead.protocol.staging import StagedPart
+from lakehead.server import staging
+from lakehead.server.endpoint import LocalEndpoint
+from lakehead.server.service import Service
+from lakehead.testing.storage import FaultyStorage
+from lakehead.types import Schemas, TableDescriptor, TablePath, WriteKind
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), ("v", pa.string())])
+
+
+class Clock(SystemClock):
+    """Tells a later time when it is told to, and pauses for no one."""
+
+    ahead = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead
+
+    def now_us(self) -> int:
+        return super().now_us() + int(self.ahead * 1e6)
+
+    def sleep(self, seconds: float) -> None:
+        self.ahead += seconds
+
+
+class Deployment:
+    """A service over a storage that fails, which can be started again."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.storage = FaultyStorage()
+        self.clock = Clock()
+        self.env = Env(self.clock, self.storage, SeededRandomness(1), SystemThreads())
+        self.limits = limits
+        self.service = self.start()
+
+    def start(self) -> Service:
+        return Service("/data", env=self.env, limits=self.limits, lake=None)
+
+    def restart(self, *, power_cut: bool = False) -> None:
+        if power_cut:
+            self.storage.crash()
+            old, self.service = self.service, self.start()
+            with contextlib.suppress(LakeheadError):
+                old.close()
+        else:
+            self.service.close()
+            self.service = self.start()
+
+    def table(self, *, keyed: bool = False, buckets: int = 3, name: str = "t") -> TableHandle:
+        key = ("k",) if keyed else ()
+        desc = TableDescriptor("", TablePath("a", name), Schemas.only(SCHEMA), key, (), ("k",), buckets, None)
+        reply, _ = LocalEndpoint(self.service).call(m.CreateTable(info=m.TableInfo.of(desc), if_not_exists=True))
+        return self.handle(reply.info.descriptor())
+
+    def handle(self, desc: TableDescriptor) -> TableHandle:
+        return TableHandle(desc, OneServer(LocalEndpoint(self.service)), self.env)
+
+    def frames(self, handle: TableHandle) -> list[list[dict[str, Any]]]:
+        """The rows of each frame, tablet by tablet."""
+        table = self.service._tables.get(handle.desc.table_id)
+        tablets = [t for _, t in sorted(table.tablets.items())]
+        return [f.body.rows(SCHEMA).to_pylist() for t in tablets for f in t.frames(0, t.high_watermark)]
+
+    def rows(self, handle: TableHandle) -> list[tuple[int, str | None]]:
+        return sorted((r["k"], r["v"]) for frame in self.frames(handle) for r in frame)
+
+    def staged_files(self) -> list[str]:
+        return [name for name in self.storage._files if "/staged/" in name]
+
+
+@pytest.fixture
+def deployment(request: pytest.FixtureRequest) -> Iterator[Deployment]:
+    made = Deployment(getattr(request, "param", Limits()))
+    yield made
+    made.storage.before = None
+    made.service.close()
+
+
+def table_of(*keys: int, v: str | None = "x") -> pa.Table:
+    return pa.Table.from_pylist([{"k": k, "v": v} for k in keys], schema=SCHEMA)
+
+
+def staged(
+    handle: TableHandle, batch: JobBatch, *tasks: Sequence[pa.Table], kind: WriteKind = "append"
+) -> list[StagedPart]:
+    parts = []
+    for task in tasks:
+        rows = handle.staging.rows(batch)
+        for piece in task:
+            rows.add(kind, piece)
+        parts.append(rows.done())
+    return parts
+
+
+def test_only_what_is_published_counts(deployment: Deployment) -> None:
+    table = deployment.table()
+    batch = JobBatch("job", 0)
+    staged(table, batch, [table_of(7)])  # a task that failed, or was slower than another try
+    parts = staged(table, batch, [table_of(1, 2), table_of(3)], [], [table_of(4)])
+    assert deployment.rows(table) == [] and deployment.staged_files()
+    answer = table.staging.publish(batch, parts, lasting=False)
+    assert (answer.rows, answer.before) == (4, False)
+    assert deployment.rows(table) == [(k, "x") for k in (1, 2, 3, 4)]
+    assert not deployment.staged_files()
+
+
+def test_pieces_are_joined_in_their_order(deployment: Deployment) -> None:
+    table = deployment.table(buckets=1)
+    batch = JobBatch("job", 0)
+    parts = staged(table, batch, *([table_of(k)] for k in range(20)))
+    table.staging.publish(batch, parts[::-1], lasting=False)
+    (frame,) = deployment.frames(table)
+    assert [r["k"] for r in frame] == list(reversed(range(20)))
+
+
+@pytest.mark.parametrize("restart", ["no", "restart", "power cut"])
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_batch_is_published_once(deployment: Deployment, lasting: bool, restart: str) -> None:
+    table = deployment.table()
+    for number in range(4):
+        batch = JobBatch("query", number)
+        table.staging.publish(batch, staged(table, batch, [table_of(number)]), lasting=lasting)
+        if restart != "no":
+            deployment.restart(power_cut=restart == "power cut")
+            table = deployment.handle(table.desc)
+        for again in range(number + 1):
+            batch = JobBatch("query", again)
+            answer = table.staging.publish(batch, staged(table, batch, [table_of(99)]), lasting=lasting)
+            assert (answer.rows, answer.before) == (0, True)
+    assert deployment.rows(table) == [(k, "x") for k in range(4)]
+    assert not deployment.staged_files()
+
+
+def test_jobs_are_apart(deployment: Deployment) -> None:
+    one, two = deployment.table(name="one"), deployment.table(name="two")
+    for table in (one, two):
+        for job in ("a", "b"):
+            batch = JobBatch(job, 0)
+            table.staging.publish(batch, staged(table, batch, [table_of(1)]), lasting=True)
+    assert deployment.rows(one) == deployment.rows(two) == [(1, "x"), (1, "x")]
+
+
+class Steps:
+    """Steps of a disk, of which so many are let through."""
+
+    def __init__(self, cut: int) -> None:
+        self.cut = cut
+        self.taken = 0
+        self._lock = threading.Lock()
+
+    def take(self, action: str, path: str) -> None:
+        with self._lock:
+            self.taken += 1
+            if self.taken > self.cut:
+                raise OSError(errno.EIO, "the power is cut", path)
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("again", ["the same tasks", "other tasks"])
+def test_it_lands_once_wherever_the_power_is_cut(keyed: bool, again: str) -> None:
+    """At each step of the disk while a batch is published; then its job asks again, with what it staged or anew."""
+    kind: WriteKind = "upsert" if keyed else "append"
+    tasks = [[table_of(*range(0, 9)), table_of(*range(20, 29))], [table_of(*range(40, 55))]]
+    for cut in range(200):
+        deployment = Deployment(Limits())
+        table = deployment.table(keyed=keyed)
+        first = JobBatch("query", 3)
+        table.staging.publish(first, staged(table, first, [table_of(100, 101)], kind=kind), lasting=True)
+        batch = JobBatch("query", 4)
+        parts = staged(table, batch, *tasks, kind=kind)
+        steps = Steps(cut)
+        deployment.storage.before = steps.take
+        completed = None
+        with contextlib.suppress(LakeheadError):
+            completed = table.staging.publish(batch, parts, lasting=True)
+        ended = steps.taken <= cut
+        deployment.restart(power_cut=True)
+        table = deployment.handle(table.desc)
+        if again == "other tasks":
+            parts = staged(table, batch, *tasks[::-1], kind=kind)
+        table.staging.publish(batch, parts, lasting=True) if not ended else None
+        keys = [*range(0, 9), *range(20, 29), *range(40, 55), 100, 101]
+        assert deployment.rows(table) == [(k, "x") for k in keys], f"cut at step {cut}"
+        deployment.service.close()
+        if ended:
+            assert completed is not None
+            return
+    raise AssertionError("it never ended")
+
+
+def test_what_was_decided_is_there_for_the_first_reader(deployment: Deployment) -> None:
+    table = deployment.table()
+    batch = JobBatch("job", 0)
+    parts = staged(table, batch, [table_of(*range(30))])
+
+    def before(action: str, path: str) -> None:
+        if action == "append" and path.endswith(".log"):
+            raise OSError(errno.ENOSPC, "no room", path)
+
+    deployment.storage.before = before
+    with pytest.raises(LakeheadError):
+        table.staging.publish(batch, parts, lasting=False)
+    deployment.storage.before = None
+    deployment.restart()
+    assert len(deployment.rows(table)) == 30
+    assert not deployment.staged_files()
+
+
+def test_other_attempts_at_a_decided_batch_change_nothing(deployment: Deployment) -> None:
+    table = deployment.table()
+    batch = JobBatch("query", 0)
+    parts = staged(table, batch, [table_of(1)])
+    deployment.storage.before = lambda action, path: refuse(action, path, "bucket")
+    with pytest.raises(LakeheadError):
+        table.staging.publish(batch, parts, lasting=True)
+    deployment.storage.before = None
+    answer = table.staging.publish(batch, staged(table, batch, [table_of(2)]), lasting=True)
+    assert answer.before
+    assert deployment.rows(table) == [(1, "x")]
+
+
+def refuse(action: str, path: str, part: str) -> None:
+    if action == "append" and part in path:
+        raise OSError(errno.ENOSPC, "no room", path)
+
+
+def test_upserts_deletes_and_partial_rows(deployment: Deployment) -> None:
+    table = deployment.table(keyed=True)
+    for number, (kind, rows) in enumerate(
+        [
+            ("upsert", table_of(1, 2, 3)),
+            ("upsert", table_of(2, v="new")),
+            ("delete", table_of(3).select(["k"])),
+            ("upsert", table_of(4, 1).select(["k"])),
+        ]
+    ):
+        batch = JobBatch("query", number)
+        table.staging.publish(batch, staged(table, batch, [rows], kind=kind), lasting=True)
+    live = {
+        r["k"]: r["v"]
+        for tablet in deployment.service._tables.get(table.desc.table_id).tablets.values()
+        for live in tablet.live_at(tablet.high_watermark, [0, 1])
+        for r in live.rows.to_pylist()
+    }
+    assert live == {1: "x", 2: "new", 4: None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "error"),
+    [
+        ("upsert", table_of(1), WrongTableKindError),
+        ("append", table_of(1).select(["k"]), SchemaMismatchError),
+        (
+            "append",
+            pa.table({"k": [None], "v": ["x"]}, pa.schema([("k", pa.int64()), ("v", pa.string())])),
+            NullKeyError,
+        ),
+    ],
+)
+def test_what_may_not_be_written_is_not_staged(
+    deployment: Deployment, kind: WriteKind, rows: pa.Table, error: type[LakeheadError]
+) -> None:
+    table = deployment.table(buckets=1)
+    with pytest.raises(error):
+        staged(table, JobBatch("job"), [rows], kind=kind)
+    assert not deployment.staged_files()
+
+
+def test_pieces_that_are_not_there(deployment: Deployment) -> None:
+    table = deployment.table()
+    batch = JobBatch("job")
+    (part,) = staged(table, batch, [table_of(1)])
+    table.staging.discard(batch)
+    with pytest.raises(InvalidRequestError, match="Run the job again"):
+        table.staging.publish(batch, [part], lasting=False)
+    assert deployment.rows(table) == []
+
+
+def test_a_damaged_piece_is_not_published(deployment: Deployment) -> None:
+    table = deployment.table()
+    batch = JobBatch("job")
+    parts = staged(table, batch, [table_of(*range(50))])
+    (path,) = deployment.staged_files()
+    for position in (0, 20, 40):
+        deployment.storage.flip_bit(path, position)
+        with pytest.raises(LakeheadError):
+            table.staging.publish(batch, parts, lasting=False)
+        deployment.storage.flip_bit(path, position)
+        assert deployment.rows(table) == []
+    table.staging.publish(batch, parts, lasting=False)
+    assert len(deployment.rows(table)) == 50
+
+
+def test_discarded_and_dropped_rows_leave_nothing(deployment: Deployment) -> None:
+    table = deployment.table()
+    staged(table, JobBatch("a"), [table_of(1)])
+    table.staging.discard(JobBatch("a"))
+    assert not deployment.staged_files()
+    staged(table, JobBatch("b"), [table_of(1)])
+    LocalEndpoint(deployment.service).call(m.DropTable(database="a", table="t", purge=True))
+    assert not deployment.staged_files()
+    with pytest.raises(TableNotFoundError):
+        staged(table, JobBatch("b"), [table_of(1)])
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_what_nobody_publishes_is_removed_in_time(deployment: Deployment, restart: bool) -> None:
+    table = deployment.table()
+    staged(table, JobBatch("a"), [table_of(1)])
+    if restart:
+        deployment.restart()
+        deployment.rows(table)
+    deployment.service.maintain()
+    assert deployment.staged_files()
+    deployment.clock.ahead += staging.KEPT_SECONDS + 1
+    deployment.service.maintain()
+    assert not deployment.staged_files()
+
+
+@pytest.mark.parametrize("deployment", [dataclasses.replace(Limits(), staged_bytes_max=4000)], indirect=True)
+def test_staged_bytes_are_bounded(deployment: Deployment) -> None:
+    table = deployment.table(buckets=1)
+    parts = staged(table, JobBatch("a"), [table_of(1)])
+    with pytest.raises(LimitExceededError, match="staged_bytes_max"):
+        for n in range(100):
+            staged(table, JobBatch("b"), [table_of(n)])
+    table.staging.discard(JobBatch("b"))
+    table.staging.publish(JobBatch("a"), parts, lasting=False)
+    staged(table, JobBatch("c"), [table_of(1)])
+
+
+@pytest.mark.parametrize("deployment", [dataclasses.replace(Limits(), named_writers_max=2)], indirect=True)
+def test_queries_are_bounded_and_jobs_forgotten(deployment: Deployment) -> None:
+    table = deployment.table()
+
+    def publish(job: str, lasting: bool) -> None:
+        batch = JobBatch(job)
+        table.staging.publish(batch, staged(table, batch, [table_of(1)]), lasting=lasting)
+
+    publish("q1", True)
+    publish("q2", True)
+    with pytest.raises(LimitExceededError, match="checkpoint"):
+        publish("q3", True)
+    for n in range(5):
+        publish(f"job{n}", False)
+    deployment.clock.ahead += staging.KEPT_SECONDS + 1
+    publish("last", False)
+    known = deployment.service._metadata._rows("select job from publications order by job")
+    assert [job for (job,) in known] == ["last", "q1", "q2"]
+
+
+def test_many_publish_the_same_batch_at_once(deployment: Deployment) -> None:
+    table = deployment.table()
+    batch = JobBatch("query", 0)
+    attempts = [staged(table, batch, [table_of(*range(50))]) for _ in range(8)]
+    answers: Counter[bool] = Counter()
+
+    def publish(parts: list[StagedPart]) -> None:
+        answers[table.staging.publish(batch, parts, lasting=True).before] += 1
+
+    threads = [threading.Thread(target=publish, args=(parts,)) for parts in attempts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == {False: 1, True: 7}
+    assert len(deployment.rows(table)) == 50
