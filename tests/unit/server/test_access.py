@@ -66,6 +66,8 @@ def requests(table_id: str) -> list[m.Request[Any]]:
         "epoch": 1, "acked_through": 0, "prefix": [], "sync": True, "ranges": [], "leases": [], "release": [],
         "job_id": "j", "name": "host:1", "number": 1, "tables": None, "has": [], "without": [],
         "predicate": None, "changes": [], "starts": [], "default": "latest", "stops": None,
+        "job": "q", "batch": 0, "attempt": "0" * 32, "parts": [], "lasting": True,
+        "write": m.Write(table_id=table_id, kind="upsert", tablets=[], checksums=[], columns=["k"]),
         "to_database": "d", "to_table": "t", "tablet": m.TabletRef(partition="", bucket=0), "key": [1],
     }  # fmt: skip
     leased = [m.LeasedTable(table_id=table_id, lake=None)]
