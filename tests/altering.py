@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from lakehead.format.defaults import default_of, default_text, with_default
 from lakehead.protocol.alterations import (
     AddColumn,
     Alteration,
@@ -26,7 +27,7 @@ from lakehead.protocol.schemas import field_from_text, field_to_text
 T = TypeVar("T")
 Choose = Callable[[Sequence[T]], T]
 Row = Mapping[int, Any]
-"""Values by the numbers of their columns; what is not there is null."""
+"""Values by the numbers of their columns; what is not there has the default of its column."""
 
 SPOT = pa.struct([("x", pa.int32()), ("tags", pa.list_(pa.string()))])
 TYPES = (
@@ -51,6 +52,11 @@ class Column:
     name: str
     type: pa.DataType
     nullable: bool
+    default: Any = None
+
+    def of(self, row: Row) -> Any:
+        """What it is in a row."""
+        return row.get(self.number, self.default)
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ class Shape:
 
     def shown(self, row: Row) -> dict[str, Any]:
         """A row as the table shows it now."""
-        return {c.name: row.get(c.number) for c in self.columns}
+        return {c.name: c.of(row) for c in self.columns}
 
     def held(self, row: Mapping[str, Any], old: Row | None = None) -> dict[int, Any]:
         """Inverse of `shown`, over what the row was, of which columns that are not given are left."""
@@ -90,7 +96,9 @@ class Shape:
         columns = list(self.columns)
         if isinstance(change, AddColumn):
             at = len(columns) if change.after is None else columns.index(self.named(change.after)) + 1
-            columns.insert(at, Column(self.next, change.name, type_of(change), nullable=True))
+            default = default_of(with_default(pa.field(change.name, type_of(change)), change.default))
+            value = None if default is None else default.as_py()
+            columns.insert(at, Column(self.next, change.name, type_of(change), nullable=True, default=value))
             return Shape(tuple(columns), self.next + 1)
         assert isinstance(change, RenameColumn | DropColumn | WidenColumn | MakeNullable)
         at = columns.index(self.named(change.name))
@@ -117,7 +125,9 @@ class Shape:
         match choose([*kinds, *(["widen"] if wider else []), *(["null"] if strict else [])]):
             case "add":
                 after = choose([None, *(c.name for c in self.columns)])
-                return added(choose(names), choose(types), after=after)
+                t = choose(types)
+                default = None if pa.types.is_nested(t) else choose([None, *range(5)])
+                return added(choose(names), t, after=after, default=value_of(t, default))
             case "rename":
                 return RenameColumn(name=choose(free), to=choose(names))
             case "drop":
@@ -145,8 +155,9 @@ def value_of(t: pa.DataType, n: int | None) -> Any:
     return n / 2 if pa.types.is_floating(t) else n % 100
 
 
-def added(name: str, t: pa.DataType, *, after: str | None = None) -> AddColumn:
-    return AddColumn(name=name, field=field_to_text(pa.field(name, t)), after=after)
+def added(name: str, t: pa.DataType, *, after: str | None = None, default: object = None) -> AddColumn:
+    f = pa.field(name, t)
+    return AddColumn(name=name, field=field_to_text(f), after=after, default=default_text(default, f))
 
 
 def widened(name: str, t: pa.DataType) -> WidenColumn:

@@ -44,6 +44,8 @@ SYSTEM_FIELDS = (
 """System columns in the order they follow the user's columns, in every read and in the lake."""
 FIELD_ID = b"PARQUET:field_id"
 """Metadata of an Arrow field: its id, spelled as in the files of a lake."""
+DEFAULT = b"LAKEHEAD:default"
+"""Metadata of an Arrow field: what it is in rows that were written without it (`lakehead.format.defaults`)."""
 UNPARTITIONED = ""
 """Partition name of tables without ``partition_by``."""
 
@@ -161,7 +163,7 @@ class TableSchema:
 
     Attributes:
         id: by which frames and checkpoints name what they were written under.
-        fields: the columns; they and all fields inside have their id as metadata `FIELD_ID`.
+        fields: the columns; they and all fields inside have their id as metadata `FIELD_ID`; some have a `DEFAULT`.
     """
 
     id: int
@@ -187,12 +189,12 @@ class TableSchema:
 
     @cached_property
     def columns(self) -> pa.Schema:
-        """The columns as rows have them: without ids."""
+        """The columns as rows have them: without ids and defaults."""
         return pa.schema(without_ids(list(self.fields)))
 
     @cached_property
     def stored(self) -> pa.Schema:
-        """What `of` makes the same definition of: without ids where they follow from the columns."""
+        """What `of` makes the same definition of: the bare columns where that is enough."""
         return self.columns if TableSchema.of(self.id, self.columns) == self else self.fields
 
     def __eq__(self, other: object) -> bool:

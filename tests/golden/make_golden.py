@@ -303,10 +303,53 @@ def fill_altered(con: lh.Connection, name: str, *, keyed: bool) -> Rows:
     return [note(n, "x" if n >= 30 else None) for n in range(35)]
 
 
+DEFAULTS: dict[str, tuple[pa.DataType, Any]] = {
+    "flag": (pa.bool_(), True),
+    "i8": (pa.int8(), -5),
+    "f32": (pa.float32(), 0.25),
+    "f64": (pa.float64(), float("inf")),
+    "price": (pa.decimal128(9, 2), Decimal("-1.50")),
+    "day": (pa.date32(), DAYS[0]),
+    "t32": (pa.time32("ms"), dt.time(1, 2, 3, 4000)),
+    "at_s": (pa.timestamp("s"), dt.datetime(1969, 12, 31)),
+    "at_utc": (pa.timestamp("us", "UTC"), dt.datetime(2026, 1, 1, 0, 0, 0, 7, dt.UTC)),
+    "text": (pa.string(), "å"),
+    "raw": (pa.binary(), b"\xff\x00"),
+    "fixed": (pa.binary(2), b"ab"),
+}
+
+
+def defaulted(n: int) -> dict[str, Any]:
+    """A row of ``shop.goods`` and ``shop.stock`` that says its number only."""
+    return {"id": n, **{column: value for column, (_, value) in DEFAULTS.items()}}
+
+
+def fill_defaulted(con: lh.Connection, name: str, *, keyed: bool) -> Rows:
+    """A table that got columns with defaults, one of which was widened: rows of before in log, checkpoint and lake."""
+    key = ["id"] if keyed else None
+    schema = pa.schema([("id", pa.int64())])
+    table = con.create_table(name, schema, primary_key=key, lake="iceberg", hot_retention=FOR_EVER, log_ttl=FOR_EVER)
+    put = table.upsert if keyed else table.append
+    put([{"id": n} for n in range(70)])
+    con.tier(name)
+    trim(con, table)
+    put([{"id": n} for n in range(70, 150)])
+    with table.alter() as a:
+        for column, (t, value) in DEFAULTS.items():
+            a.add_column(column, t, default=value)
+    with table.alter() as a:
+        a.widen_column("i8", pa.int32())
+    put([{"id": 150, "i8": 1 << 20, "text": None}])
+    put([{"id": 151}])
+    rows = [defaulted(n) for n in range(152)]
+    return [{**r, "i8": 1 << 20, "text": None} if r["id"] == 150 else r for r in rows]
+
+
 def fill(con: lh.Connection, name: str) -> dict[str, Rows]:
     """Create and fill the tables of a folder; returns what each holds."""
     held = {"shop.users": fill_users(con), "shop.clicks": fill_clicks(con)}
     held["shop.notes"] = fill_altered(con, "shop.notes", keyed=False)
+    held["shop.goods"] = fill_defaulted(con, "shop.goods", keyed=False)
     held["types.packed"] = fill_types(con, "types.packed", [1, 5, 5], "zstd")
     if name == "clean":
         held["types.plain"] = fill_types(con, "types.plain", [1, 65, 2], "none")
@@ -314,6 +357,7 @@ def fill(con: lh.Connection, name: str) -> dict[str, Rows]:
         held["shop.beats"] = fill_beats(con)
         held["shop.orders"] = fill_orders(con)
         held["shop.people"] = fill_altered(con, "shop.people", keyed=True)
+        held["shop.stock"] = fill_defaulted(con, "shop.stock", keyed=True)
     return held
 
 

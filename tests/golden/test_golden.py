@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.golden.make_golden import clicks, every_type, in_order, log_of, note, order, user
+from tests.golden.make_golden import clicks, defaulted, every_type, in_order, log_of, note, order, user
 from tests.golden.relocation import PLACEHOLDER, padded, relocate
 
 import lakehead as lh
@@ -35,6 +35,8 @@ MORE: dict[str, list[dict[str, Any]]] = {
     "shop.users": [user(n, visits=7) for n in range(55, 75)],
     "shop.notes": [note(n, "late") for n in range(35, 40)],
     "shop.people": [note(n, "late") for n in range(33, 40)],
+    "shop.goods": [defaulted(n) for n in range(152, 156)],
+    "shop.stock": [defaulted(n) for n in range(145, 156)],
     "shop.orders": [order(n, "late") for n in range(20, 60, 3)],
 }
 

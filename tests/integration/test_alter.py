@@ -330,6 +330,8 @@ def test_a_lake_that_someone_broke_is_not_changed_further(con: lh.Connection) ->
         (lambda a: a.add_column("b", pa.int64()).drop_column("b"), InvalidSchemaError, "two columns named 'b'"),
         (lambda a: a.add_column("__x", pa.int64()), InvalidSchemaError, "reserved"),
         (lambda a: a.add_column("x", pa.int64(), after="y"), ColumnNotFoundError, "no column 'y'"),
+        (lambda a: a.add_column("x", pa.int8(), default=300), InvalidSchemaError, "cannot have default=300"),
+        (lambda a: a.add_column("x", pa.list_(pa.int8()), default=[]), InvalidSchemaError, "there are no defaults"),
         (lambda a: a.widen_column("a", pa.int16()), InvalidSchemaError, "cannot become"),
         (lambda a: a.widen_column("b", pa.int64()), InvalidSchemaError, "cannot become"),
         (lambda a: a.add_column("x", "integer number"), InvalidSchemaError, "no Arrow type"),

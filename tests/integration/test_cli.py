@@ -244,7 +244,12 @@ def test_a_table_is_altered(tmp_path: Path) -> None:
     assert lakehead(*alter, "--set", "freshness=1s", "--nullable", "town").stdout == b"kept a.t: 5 columns\n"
     assert documents(*uri, "sql", "alter table a.t add column note varchar") == []
     assert lakehead(*uri, "sql", "alter table a.t drop column note").stdout
+    added = ("--add", "fee decimal(5,2), on date", "--default", "fee=1.5", "--default", "on=2026-01-31")
+    assert lakehead(*alter, *added).stdout == b"altered a.t: 7 columns\n"
+    assert [(r["fee"], r["on"]) for r in documents(*uri, "get", "a.t", "1")] == [("1.50", "2026-01-31")]
+    assert b"2026-01-31" in lakehead(*uri, "table", "describe", "a.t").stdout
     (last,) = documents(*uri, "table", "describe", "a.t")
+    assert [c.get("default") for c in last["columns"][-2:]] == ["1.50", "2026-01-31"]
     for wrong, kind in {
         (): "InvalidRequestError",
         ("--after", "id"): "InvalidRequestError",
@@ -254,6 +259,10 @@ def test_a_table_is_altered(tmp_path: Path) -> None:
         ("--add", "x int", "--widen", "amount int"): "InvalidSchemaError",
         ("--add", "x int not null"): "InvalidSchemaError",
         ("--add", "x integr"): "InvalidSchemaError",
+        ("--add", "x int", "--default", "y=1"): "InvalidRequestError",
+        ("--add", "x int", "--default", "x"): "InvalidRequestError",
+        ("--add", "x int", "--default", "x=one"): "SchemaMismatchError",
+        ("--add", "x tinyint", "--default", "x=300"): "InvalidSchemaError",
         ("--add", "x int", "--drop", "id"): "InvalidSchemaError",
         ("--add", "x int", "--set", "freshness"): "InvalidPropertyError",
         ("--add", "x int", "--reset", "freshnes"): "InvalidPropertyError",

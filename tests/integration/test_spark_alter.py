@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import math
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +56,44 @@ def test_union_reads_of_every_definition(spark: SparkSession, con: lh.Connection
     con.tier("t")
     assert rows_of(lhs.table(spark, "t")) == wanted == rows_of(lhs.sql(spark, "select k, b, a, bee from t$lake"))
     assert rows_of(before) == [{"k": k, "a": k, "b": f"b{k}"} for k in range(6)], "a frame is pinned"
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_defaults_of_every_type(spark: SparkSession, con: lh.Connection, keyed: bool) -> None:
+    lhs.attach(spark, con)
+    table = con.create_table("t", SCHEMA.remove(1), primary_key=["k"] if keyed else None, lake="iceberg", buckets=2)
+    put = table.upsert if keyed else table.append
+    put([{"k": k, "b": f"b{k}"} for k in range(6)])
+    con.tier("t")
+    put([{"k": k, "b": "hot"} for k in range(6, 8)])
+    defaults = {
+        "flag": (pa.bool_(), True),
+        "n": (pa.int8(), -5),
+        "f32": (pa.float32(), 0.25),
+        "f64": (pa.float64(), math.inf),
+        "d": (pa.decimal128(9, 2), Decimal("-1.50")),
+        "text": (pa.string(), "it's å"),
+        "raw": (pa.binary(), b"\xff\x00"),
+        "day": (pa.date32(), dt.date(1, 1, 31)),
+        "at": (pa.timestamp("us"), dt.datetime(1969, 12, 31, 23, 59, 59, 7)),
+        "utc": (pa.timestamp("us", "UTC"), dt.datetime(2026, 3, 29, 1, 30, 0, 7, dt.UTC)),
+    }
+    with table.alter() as a:
+        for name, (t, value) in defaults.items():
+            a.add_column(name, t, default=value)
+    with table.alter() as a:
+        a.widen_column("n", pa.int64()).rename_column("day", "date").add_column("day", pa.date32())
+    put([{"k": 8, "n": 1 << 40, "text": None}])
+    wanted = table.scan().to_arrow().sort_by("k")
+    assert wanted["n"].to_pylist() == [-5] * 8 + [1 << 40] and wanted["text"].to_pylist() == ["it's å"] * 8 + [None]
+    for _ in range(2):
+        found = lhs.table(spark, "t").toArrow().sort_by("k").select(wanted.schema.names)
+        assert found.cast(wanted.schema).equals(wanted)
+        asked = "n = -5 and text = 'it''s å' and utc = timestamp '2026-03-29 01:30:00.000007Z' and k % 2 = 0"
+        assert rows_of(lhs.sql(spark, f"select k from t where {asked}")) == [{"k": k} for k in (0, 2, 4, 6)]
+        assert rows_of(lhs.sql(spark, "select k from t where n > 0 or text is null or date is null")) == [{"k": 8}]
+        con.tier("t")
+        put([{"k": 8, "n": 1 << 40, "text": None}] if keyed else [])
 
 
 def test_a_service_goes_on_over_changes(spark: SparkSession, con: lh.Connection) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -119,6 +121,29 @@ def test_names_are_resolved_as_in_queries(con: lh.Connection) -> None:
     assert con.sql("select rows from shop.orders").fetchall() == [(None,)]
 
 
+def test_defaults(con: lh.Connection) -> None:
+    given = {
+        "int default 5": 5,
+        "int default '7'": 7,
+        "bool default true": True,
+        "double default -1e3": -1000.0,
+        "decimal(5, 2) default 1.5": Decimal("1.50"),
+        "varchar default 'it''s'": "it's",
+        "blob default '\\xAA'::blob": b"\xaa",
+        "date default date '2024-01-31'": dt.date(2024, 1, 31),
+        "time default '01:02:03'": dt.time(1, 2, 3),
+        "timestamp default timestamp '2024-01-31 00:00:01'": dt.datetime(2024, 1, 31, 0, 0, 1),
+        "timestamptz default '2024-01-31 00:00:01+01'": dt.datetime(2024, 1, 30, 23, 0, 1, tzinfo=dt.UTC),
+        "varchar default null": None,
+    }
+    for n, (text, value) in enumerate(given.items()):
+        assert con.sql(f"alter table shop.orders add column c{n} {text}").fetchall() == []
+        assert con.sql(f"select c{n} from shop.orders").to_arrow_table()[f"c{n}"].to_pylist() == [value], text
+    con.sql("alter table shop.orders add column if not exists c0 int default 6")
+    con.sql("alter table shop.orders alter c0 type bigint")
+    assert [c.get("default") for c in con.table("shop.orders").describe()["columns"][-12:]] == list(given.values())
+
+
 def test_one_after_the_other(con: lh.Connection) -> None:
     con.tier("shop.orders")
     con.sql("alter table shop.orders add column note varchar")
@@ -165,14 +190,19 @@ def test_statements_at_once_are_one_after_the_other(con: lh.Connection) -> None:
         ("alter table shop.orders add x string_", lh.SqlError, "string_"),
         ("alter table shop.orders add UNITS int", lh.SqlError, "already exists"),
         ("alter table shop.orders rename price to units", lh.SqlError, "already exists"),
-        ("alter table shop.orders add x int default 1", lh.SqlError, "no defaults"),
+        ("alter table shop.orders add x int default (1 + 1)", lh.SqlError, r"to be a literal, not \(1 \+ 1\)"),
+        ("alter table shop.orders add x timestamp default now()", lh.SqlError, r"to be a literal, not now\(\)"),
+        ("alter table shop.orders add x int[] default [1]", lh.SqlError, "to be a literal"),
+        ("alter table shop.orders add x int default 'one'", lh.SqlError, "the default of 'x' is no INTEGER"),
+        ("alter table shop.orders add x tinyint default 300", lh.SqlError, "the default of 'x' is no TINYINT"),
+        ("alter table shop.orders add x int default 1; select 1", lh.SqlError, "statements"),
         ("alter table shop.orders add x varchar collate nocase", lh.SqlError, "collations"),
         ("alter table shop.orders add x int not null", lh.SqlError, "constraints"),
         ("alter table shop.orders add x int, add y int", lh.SqlError, r"Only one ALTER[^$]*takes RENAME TO"),
         ("alter table shop.orders add primary key (id)", lh.SqlError, "constraints"),
         ("alter table shop.orders add primary key (units)", lh.SqlError, "constraints"),
         ("alter table shop.orders add constraint u unique (units)", lh.SqlError, "takes RENAME TO"),
-        ("alter table shop.orders alter units set default 1", lh.SqlError, "no defaults"),
+        ("alter table shop.orders alter units set default 1", lh.SqlError, "when it is added, or never"),
         ("alter table shop.orders alter price set not null", lh.SqlError, "may be null in 'price'"),
         ("alter table shop.orders alter units type bigint using units * 2", lh.SqlError, "USING"),
         ("alter table shop.orders alter units set data type using 1", lh.SqlError, "USING"),

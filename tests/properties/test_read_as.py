@@ -10,6 +10,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lakehead.format.defaults import default_text, with_default
 from lakehead.format.frame import FrameBody, WriterStamp, encode_body
 from lakehead.format.read_as import may_match_as, read_as, rows_as
 from lakehead.predicate import Bound
@@ -60,7 +61,9 @@ class Evolution:
         self._data = data
         self._ids = itertools.count(1000)
 
-    def fields(self, old: list[pa.Field]) -> tuple[list[pa.Field], list[tuple[str, str | None, Convert]]]:
+    def fields(
+        self, old: list[pa.Field], *, inside: bool = False
+    ) -> tuple[list[pa.Field], list[tuple[str, str | None, Convert]]]:
         """New fields, and for each its name, the name that it had and how its value follows."""
         names = [f.name for f in old]
         kept = self._data.draw(st.lists(st.sampled_from(old), unique_by=lambda f: f.name))
@@ -70,7 +73,9 @@ class Evolution:
             # Old names may come again, of other fields: only ids tell.
             made.append((f.with_type(t), f.name, convert))
         for t in self._data.draw(st.lists(PLAIN, min_size=0 if made else 1, max_size=2)):
-            made.append((pa.field("", t, True, {FIELD_ID: str(next(self._ids))}), None, lambda _: None))
+            f = pa.field("", t, True, {FIELD_ID: str(next(self._ids))})
+            value = None if inside else self._data.draw(st.none() | VALUES[t])
+            made.append((with_default(f, default_text(value, f)), None, lambda _, value=value: value))
         made = self._data.draw(st.permutations(made))
         free = self._data.draw(st.permutations([*names, *(f"n{i}" for i in range(len(made)))]))
         fields = [f.with_name(name) for (f, _, _), name in zip(made, free, strict=False)]
@@ -80,7 +85,7 @@ class Evolution:
         if t in WIDER and self._data.draw(st.booleans()):
             return WIDER[t], lambda v: v
         if pa.types.is_struct(t):
-            fields, plan = self.fields(children(t))
+            fields, plan = self.fields(children(t), inside=True)
             return with_children(t, fields), lambda v: None if v is None else follow(plan, v)
         if not pa.types.is_nested(t):
             return t, lambda v: v
@@ -93,7 +98,7 @@ class Evolution:
 
 
 def follow(plan: list[tuple[str, str | None, Convert]], value: dict[str, Any]) -> dict[str, Any]:
-    return {name: None if was is None else convert(value[was]) for name, was, convert in plan}
+    return {name: convert(None if was is None else value[was]) for name, was, convert in plan}
 
 
 @settings(max_examples=150)

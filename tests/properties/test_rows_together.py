@@ -32,7 +32,7 @@ ODD = st.sampled_from(
 
 def made(rows: list[dict[str, Any]], schema: pa.Schema) -> tuple[Any, ...]:
     try:
-        table = to_arrow_table(rows, schema, what="rows", fill=True)
+        table = to_arrow_table(rows, schema, what="rows", fill={})
     except LakeheadError as e:
         return type(e), str(e), e.context
     return tuple(

@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 from tests.altering import Shape, value_of
 from tests.simulation.deployment import Deployment
-from tests.simulation.history import ids_of, require
+from tests.simulation.history import defaults_in, ids_of, require
 from tests.simulation.workload import KEYS, Actor
 
 from lakehead.errors import SchemaChangedError, SequenceGapError
 from lakehead.protocol.alterations import Alteration
-from lakehead.types import TableDescriptor
+from lakehead.types import TableDescriptor, TableSchema
 
 TYPES = (pa.int8(), pa.int32(), pa.float32(), pa.string(), pa.decimal128(5, 2))
 
@@ -58,15 +58,18 @@ class Alterer(Actor):
         old, new = before.schemas.current, now.schemas.current
         require(new.id == old.id + 1, f"{self.name}: schema {old.id} became {new.id}")
         kept = dict(zip((c.number for c in Shape.of(before.schema).columns), ids_of(old), strict=True))
-        fits = [s for s in self._attempts if s.schema == now.schema and self._keeps_ids(s, kept, ids_of(new))]
+        fits = [s for s in self._attempts if s.schema == now.schema and self._keeps_ids(s, kept, new)]
         require(bool(fits), f"{self.name}: {old} became {new}, attempts were {self._attempts}")
         self._ids |= set(ids_of(new))
         self._attempts = []
 
-    def _keeps_ids(self, shape: Shape, kept: Mapping[int, int], ids: list[int]) -> bool:
-        """Whether these columns have the ids that they had, and new ones such as none ever had."""
-        found = {c.number: i for c, i in zip(shape.columns, ids, strict=True)}
-        return all(kept[n] == i if n in kept else i not in self._ids for n, i in found.items())
+    def _keeps_ids(self, shape: Shape, kept: Mapping[int, int], new: TableSchema) -> bool:
+        """Whether these columns have the ids that they had, and new ones such as none ever had, and their defaults."""
+        defaults = defaults_in(new)
+        return all(
+            kept[c.number] == i if c.number in kept else i not in self._ids and defaults.get(i) == c.default
+            for c, i in zip(shape.columns, ids_of(new), strict=True)
+        )
 
     def _some_changes(self) -> tuple[list[Alteration], Shape]:
         """Some that do not come to nothing."""

@@ -7,6 +7,7 @@ logged for that batch. So the logs kept here are right by construction, and ever
 from __future__ import annotations
 
 import copy
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from tests.simulation.disk import Disk
 
+from lakehead.format.defaults import defaults_of
 from lakehead.format.frame import Frame, decode_body, decode_frame
 from lakehead.protocol import messages as m
 from lakehead.protocol.schemas import schema_from_text
@@ -22,7 +24,8 @@ from lakehead.types import UNPARTITIONED, ChangeType, TableDescriptor, TableSche
 
 Row = tuple[Any, ...]
 Held = dict[int, Any]
-"""A row by the ids of its fields, without nulls: the same under every definition that has these fields."""
+"""A row by the ids of its fields, the same under every definition that has these. What is not there has its default;
+nulls are there only of fields that have one."""
 Key = tuple[Any, ...]
 Writer = tuple[bytes, int]
 """Writer id and batch sequence: one batch, whichever attempt carries it."""
@@ -141,7 +144,6 @@ class TabletHistory:
         """What this part logs when it comes next, under a definition."""
         if part.kind == "append":
             return [Record(ChangeType.APPEND, -1, held(row, schema)) for row in part.rows]
-        names = set(ids_of(schema))
         records: list[Record] = []
         live = dict(self._live)
         images: dict[int, Held] = {}
@@ -150,13 +152,13 @@ class TabletHistory:
             key = self.key_of(given)
             old = live.get(key)
             image = None if old is None else images[old] if old in images else self.records[old].row
-            image = None if image is None else {i: v for i, v in image.items() if i in names}
+            image = None if image is None else held(shown(image, schema), schema)
             if part.kind == "delete":
                 if old is not None and image is not None:
                     records.append(Record(ChangeType.DELETE, old, image))
                     del live[key]
                 continue
-            row = {i: v for i, v in {**(image or {}), **given}.items() if v is not None and i in names}
+            row = held(shown({**(image or {}), **given}, schema), schema)
             if old is None or image is None:
                 records.append(Record(ChangeType.INSERT, -1, row))
             else:
@@ -265,12 +267,21 @@ def ids_of(schema: TableSchema) -> list[int]:
 
 def held(row: Row, schema: TableSchema) -> Held:
     """A row of a definition by the ids of its fields."""
-    return {i: v for i, v in zip(ids_of(schema), row, strict=True) if v is not None}
+    defaults = defaults_in(schema)
+    return {i: v for i, v in zip(ids_of(schema), row, strict=True) if v is not None or i in defaults}
 
 
 def shown(row: Held, schema: TableSchema) -> Row:
-    """A row as a definition has it: null in columns that are newer."""
-    return tuple(row.get(i) for i in ids_of(schema))
+    """A row as a definition has it, with defaults in columns that are newer."""
+    defaults = defaults_in(schema)
+    return tuple(row.get(i, defaults.get(i)) for i in ids_of(schema))
+
+
+@functools.lru_cache(maxsize=256)
+def defaults_in(schema: TableSchema) -> dict[int, Any]:
+    """Defaults by the ids of their fields."""
+    found = defaults_of(schema.fields)
+    return {field_id(f) or 0: found[f.name].as_py() for f in schema.fields if f.name in found}
 
 
 def records_of(frame: Frame, schema: TableSchema, *, keyed: bool) -> list[Record]:

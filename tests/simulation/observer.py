@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from tests.simulation.history import History, TabletHistory, held, ids_of, require, rows_of
+from tests.simulation.history import History, TabletHistory, held, require, rows_of, shown
 from tests.simulation.scheduler import Scheduler
 
 from lakehead.format.frame import decode_body
 from lakehead.protocol import messages as m
-from lakehead.types import TabletKey
+from lakehead.types import TableSchema, TabletKey
 
 Floors = Mapping[TabletKey, int]
 
@@ -103,17 +103,21 @@ class Observer:
                 rows = [held(r, definition) for r in rows_of(pa.ipc.read_record_batch(out[2 * i], definition.columns))]
                 found = dict(zip(np.frombuffer(out[2 * i + 1], np.int64).tolist(), rows, strict=True))
             answer = [found.get(n) for n in range(len(keys))]
-            self._state_seen(tablet, keys, answer, floors.get(ref.key, 0), set(ids_of(definition)))
+            self._state_seen(tablet, keys, answer, floors.get(ref.key, 0), definition)
 
     @staticmethod
     def _state_seen(
-        tablet: TabletHistory, keys: list[tuple[object, ...]], found: Sequence[object], floor: int, ids: set[int]
+        tablet: TabletHistory,
+        keys: list[tuple[object, ...]],
+        found: Sequence[object],
+        floor: int,
+        definition: TableSchema,
     ) -> None:
         """The rows found must be those of one moment between the request's arrival and now."""
         for end in range(floor, tablet.readable_end + 1):
             state = tablet.state_at(end)
             rows = [tablet.records[state[k]].row if k in state else None for k in keys]
-            if found == [None if r is None else {i: v for i, v in r.items() if i in ids} for r in rows]:
+            if found == [None if r is None else held(shown(r, definition), definition) for r in rows]:
                 tablet.floor = max(tablet.floor, end)
                 return
         end = tablet.readable_end

@@ -12,7 +12,7 @@ import duckdb
 import pyarrow as pa
 
 from lakehead.api.alteration import TableAlteration
-from lakehead.api.statement import ALTER_TABLE_TAKES, Statement
+from lakehead.api.statement import ALTER_TABLE_TAKES, Statement, is_literal
 from lakehead.api.table import Table
 from lakehead.errors import ColumnNotFoundError, InvalidSchemaError, SqlError
 from lakehead.format.schema import nearest_name, normalize_schema
@@ -26,6 +26,7 @@ class _Column(NamedTuple):
     name: str
     type: str
     nullable: bool
+    default: str | None = None
 
 
 class EmptyCopy:
@@ -96,7 +97,8 @@ class EmptyCopy:
         text, after = self._text(), self._columns()
         before = self._before
         if len(after) > len(before):
-            alteration.add_column(after[-1].name, self._type(after[-1]))
+            new = after[-1]
+            alteration.add_column(new.name, self._type(new), default=self._default(new))
         elif len(after) < len(before):
             (gone,) = {c.name for c in before} - {c.name for c in after}
             alteration.drop_column(gone)
@@ -105,21 +107,27 @@ class EmptyCopy:
                 alteration.rename_column(was.name, now.name)
             if was.type != now.type:
                 alteration.widen_column(was.name, self._type(now))
+            if now.default is not None:
+                raise _refused(self._table.name, f"{was.name!r} gets a default when it is added, or never")
             if was.nullable > now.nullable:
                 raise _refused(self._table.name, f"rows may be null in {was.name!r}, and stay as they are")
             if was.nullable < now.nullable:
                 alteration.make_nullable(was.name)
-        # What the catalog says beyond that: defaults, constraints, collations.
+        # What the catalog says beyond that: constraints, collations.
         self._create(after)
         if self._text() != text:
-            raise _refused(self._table.name, "columns have no defaults, constraints or collations: leave it away")
+            raise _refused(self._table.name, "columns have no constraints or collations: leave it away")
 
     def _create(self, columns: list[_Column]) -> None:
-        texts = [f"{_name(c.name)} {c.type}{'' if c.nullable else ' not null'}" for c in columns]
+        texts = [
+            f"{_name(c.name)} {c.type}{'' if c.nullable else ' not null'}"
+            f"{'' if c.default is None else f' default ({c.default})'}"
+            for c in columns
+        ]
         self._cursor.execute(f"create or replace table {_name(*self._at)} ({', '.join(texts)})")
 
     def _columns(self) -> list[_Column]:
-        asked = "select column_name, data_type, is_nullable from duckdb_columns()"
+        asked = "select column_name, data_type, is_nullable, column_default from duckdb_columns()"
         return [_Column(*row) for row in self._known(asked, "order by column_index")]
 
     def _text(self) -> str | None:
@@ -142,6 +150,20 @@ class EmptyCopy:
                 column=column.name,
             )
         return plain.field(0).type
+
+    def _default(self, column: _Column) -> object:
+        """The value of the default of a column of the copy, which is to be a literal."""
+        if column.default is None:
+            return None
+        if not is_literal(self._cursor, column.default):
+            raise _refused(self._table.name, f"the default of {column.name!r} is to be a literal, not {column.default}")
+        try:
+            found = self._cursor.sql(f"select cast(({column.default}) as {column.type}) as v").to_arrow_table()
+        except duckdb.ConversionException as e:
+            raise _refused(
+                self._table.name, f"the default of {column.name!r} is no {column.type}: {str(e).splitlines()[0]}"
+            ) from e
+        return found.column("v")[0]
 
 
 def _refused(table: str, why: str) -> SqlError:

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from lakehead.errors import InvalidRequestError, InvalidSchemaError
+from lakehead.format.defaults import default_text
 from lakehead.format.schema import normalize_schema
 from lakehead.protocol.alterations import (
     AddColumn,
@@ -36,20 +37,21 @@ class TableAlteration:
         self._changes: list[Alteration] = []
 
     def add_column(self, name: str, type: object, default: object = None, after: str | None = None) -> TableAlteration:
-        """Add a column, null in the rows there are.
+        """Add a column, which may be null.
 
         Args:
             type: a `pyarrow.DataType`, or what `pyarrow.type_for_alias` knows.
-            default: None; Iceberg's format 2 has no other.
+            default: what the column is in the rows there are, and in all that are written without it: a value of the
+                type, which is no list, map or struct. Engines that read the lake's files themselves see null until the
+                rows are compacted.
             after: the column behind which it comes; None: the last.
+
+        Raises:
+            InvalidSchemaError: the type is not supported, or has no such value.
         """
-        if default is not None:
-            raise InvalidSchemaError(
-                f"column {name!r} cannot have default={default!r}, which lake tables of Iceberg's format 2 do not know:"
-                " add it, then write the value to the rows that are to have it",
-                column=name,
-            )
-        self._changes.append(AddColumn(name=name, field=_type_text(name, type), after=after))
+        f = _field(name, type)
+        change = AddColumn(name=name, field=field_to_text(f), after=after, default=default_text(default, f))
+        self._changes.append(change)
         return self
 
     def rename_column(self, old: str, new: str) -> TableAlteration:
@@ -66,7 +68,7 @@ class TableAlteration:
     def widen_column(self, name: str, type: object) -> TableAlteration:
         """Give a column a type that holds all its values: a wider integer, double for float, a decimal of the same
         scale with more digits."""
-        self._changes.append(WidenColumn(name=name, field=_type_text(name, type)))
+        self._changes.append(WidenColumn(name=name, field=field_to_text(_field(name, type))))
         return self
 
     def make_nullable(self, name: str) -> TableAlteration:
@@ -111,7 +113,7 @@ class TableAlteration:
             self._apply(self._changes)
 
 
-def _type_text(name: str, type: object) -> str:
+def _field(name: str, type: object) -> pa.Field:
     if isinstance(type, str):
         try:
             type = pa.type_for_alias(type)
@@ -120,4 +122,4 @@ def _type_text(name: str, type: object) -> str:
     if not isinstance(type, pa.DataType):
         raise InvalidSchemaError(f"column {name!r}: give a pyarrow type, such as pa.int64(), not {type!r}")
     # The server checks it again; here it is refused before anything is sent.
-    return field_to_text(normalize_schema(pa.schema([pa.field(name, type)])).field(0))
+    return normalize_schema(pa.schema([pa.field(name, type)])).field(0)

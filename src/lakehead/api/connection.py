@@ -35,6 +35,7 @@ from lakehead.errors import (
     LakeheadError,
     TableNotFoundError,
 )
+from lakehead.format.defaults import first_schema
 from lakehead.format.schema import normalize_schema, validate_definition
 from lakehead.protocol import messages as m
 from lakehead.protocol.tiering import AskTieringStatus, TieringStatus
@@ -240,8 +241,8 @@ class Connection(Displayed):
 
     def _created(self, desc: TableDescriptor, *, if_not_exists: bool = False) -> Table:
         """A table of this definition, with no other schemas and names than those in force, and no comments."""
-        only = Schemas.only(desc.schema)
-        new = dataclasses.replace(desc, schemas=only, former=(), comments=())
+        only = first_schema(0, desc.schema, desc.schemas.current.fields)
+        new = dataclasses.replace(desc, schemas=Schemas((only,)), former=(), comments=())
         return self._opened(self._ask(m.CreateTable(info=m.TableInfo.of(new), if_not_exists=if_not_exists)))
 
     def table(self, name: str) -> Table:

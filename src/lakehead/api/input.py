@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from lakehead.errors import ColumnNotFoundError, SchemaMismatchError
-from lakehead.format.rows import conform, filled, required_columns, to_arrow_table, to_key_table
+from lakehead.format.defaults import filled, plain_defaults
+from lakehead.format.nulls import required_columns
+from lakehead.format.rows import conform, to_arrow_table, to_key_table
 from lakehead.format.storable import check_partition_values
 from lakehead.types import TableDescriptor
 
@@ -16,8 +18,8 @@ def rows_for_append(desc: TableDescriptor, data: object) -> pa.Table:
     """User's rows as the table's columns; see `Table.append` for errors."""
     what = f"rows for {desc.path}"
     required = required_columns(desc.schema)
-    given = to_arrow_table(data, desc.schema, what=what, fill=True)
-    table = filled(conform(given, desc.schema, columns_required=required, what=what), desc.schema)
+    given = to_arrow_table(data, desc.schema, what=what, fill=plain_defaults(desc.schemas.current.fields))
+    table = filled(conform(given, desc.schema, columns_required=required, what=what), desc.schemas.current)
     return in_partitions(desc, table, what)
 
 

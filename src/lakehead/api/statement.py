@@ -43,11 +43,13 @@ _INSTEAD = {
     "PRAGMA": "use DESCRIBE table, or SHOW TABLES",
 }
 ALTER_TABLE_TAKES = (
-    "ALTER TABLE takes RENAME TO name, ADD COLUMN name type, RENAME COLUMN a TO b, DROP COLUMN, ALTER COLUMN TYPE for a"
-    " wider one, and ALTER COLUMN DROP NOT NULL"
+    "ALTER TABLE takes RENAME TO name, ADD COLUMN name type DEFAULT literal, RENAME COLUMN a TO b, DROP COLUMN, ALTER"
+    " COLUMN TYPE for a wider one, and ALTER COLUMN DROP NOT NULL"
 )
 _ACTS = ("COPY", "EXPORT", "ATTACH", "DETACH", "LOAD", "SET", "VARIABLE_SET", "PRAGMA", "CALL")
 _WORD = re.compile(r'(\w+)|"((?:[^"]|"")*)"')
+_ADDS_WITH_DEFAULT = ["TRANSACTION", "ALTER", "UPDATE", "ALTER", "TRANSACTION"]
+"""What DuckDB makes of ADD COLUMN with a default that is no plain constant."""
 _METADATA_FUNCTIONS = ("duckdb_tables", "duckdb_views", "duckdb_columns", "duckdb_schemas", "pragma_show")
 _METADATA_SCHEMAS = ("information_schema", "pg_catalog")
 
@@ -108,6 +110,8 @@ def read_statement(cursor: duckdb.DuckDBPyConnection, query: object, *, unrestri
     kinds = [s.type.name for s in parsed]
     if not kinds:
         raise SqlError("the statement is empty: write for example 'select count(*) from shop.orders'")
+    if len(kinds) > 1 and kinds == _ADDS_WITH_DEFAULT and _alters_table(text) and not _semicolon(text):
+        kinds = ["ALTER"]
     if len(kinds) > 1:
         if kinds[-1] != "SELECT" or _semicolon(text):
             raise SqlError(f"these are {len(kinds)} statements: con.sql() runs one at a time")
@@ -250,6 +254,12 @@ def _tree(cursor: duckdb.DuckDBPyConnection, text: str) -> dict[str, Any]:
         message = str(tree.get("error_message"))
         raise _refused("PRAGMA") if "Only SELECT" in message else SqlError(message)
     return tree
+
+
+def is_literal(cursor: duckdb.DuckDBPyConnection, expression: str) -> bool:
+    """Whether an expression is one literal, which may be cast."""
+    (chosen,) = _tree(cursor, f"select {expression}")["statements"][0]["node"]["select_list"]
+    return {n["class"] for n in _nodes(chosen) if "class" in n} <= {"CONSTANT", "CAST"}
 
 
 def _nodes(value: object) -> Iterator[dict[str, Any]]:

@@ -29,6 +29,7 @@ from lakehead.errors import (
     SchemaMismatchError,
     WrongTableKindError,
 )
+from lakehead.format.defaults import default_of
 from lakehead.format.plain import PlainKey, PlainRow
 from lakehead.format.rows import to_key_table
 from lakehead.protocol.alterations import Alteration
@@ -123,7 +124,7 @@ class Table(Displayed):
         return self._desc.properties.to_user()
 
     def describe(self) -> dict[str, Any]:
-        """Everything that defines the table, as plain values; comments where there are any."""
+        """Everything that defines the table, as plain values; comments and defaults where there are any."""
         desc = self._desc
         return {
             "name": self.name,
@@ -131,8 +132,9 @@ class Table(Displayed):
             "table_id": desc.table_id,
             **_said(desc.comment()),
             "columns": [
-                {"name": f.name, "type": str(f.type), "nullable": f.nullable, **_said(desc.comment(f.name))}
-                for f in desc.schema
+                {"name": f.name, "type": str(f.type), "nullable": f.nullable}
+                | {**_default(f), **_said(desc.comment(f.name))}
+                for f in desc.schemas.current.fields
             ],
             "primary_key": list(desc.primary_key),
             "partition_by": list(desc.partition_by),
@@ -150,7 +152,7 @@ class Table(Displayed):
         Args:
             data: anything with Arrow's C interface (pyarrow, pandas, Polars, DuckDB), a list of dicts, a list of
                 tables or batches, a dataset, or an iterator of any of these, which is read to its end. Columns in any
-                order; those that may be null may be missing, from single dicts too.
+                order; those that may be null may be missing, from single dicts too: they get their default.
 
         Raises:
             WrongTableKindError: the table has a primary key: upsert.
@@ -163,7 +165,7 @@ class Table(Displayed):
         """Insert rows, or update those whose key exists. Rows of one key take effect in order.
 
         Args:
-            data: as in `append`. Columns it lacks keep their live value (null for a new key).
+            data: as in `append`. Columns it lacks keep their live value; in rows of new keys they have their default.
             columns: take only these columns of ``data``.
 
         Raises:
@@ -382,6 +384,11 @@ class Table(Displayed):
         lag_seconds (age of the oldest row that is not in the lake; null without a lake), damage (what is
         known to be wrong with the tablet's files; null when nothing is)."""
         return self._current(lambda: status_table(self._handle))
+
+
+def _default(f: pa.Field) -> dict[str, Any]:
+    value = default_of(f)
+    return {} if value is None else {"default": value.as_py()}
 
 
 def _said(comment: str | None) -> dict[str, str]:

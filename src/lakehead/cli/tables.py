@@ -127,9 +127,11 @@ def describe(session: Session, table: TableArgument) -> None:
     rows = [(k, ", ".join(v) if isinstance(v, list) else v) for k, v in facts.items() if v not in (None, [])]
     write_table(["property", "value"], rows, title=definition["name"])
     columns = definition["columns"]
-    names = ["column", "type", "null", *(["comment"] if any("comment" in c for c in columns) else [])]
-    cells = [(c["name"], c["type"], "yes" if c["nullable"] else "no", c.get("comment", "")) for c in columns]
-    write_table(names, [row[: len(names)] for row in cells])
+    more = [name for name in ("default", "comment") if any(name in c for c in columns)]
+    cells = [
+        [c["name"], c["type"], "yes" if c["nullable"] else "no", *(c.get(name, "") for name in more)] for c in columns
+    ]
+    write_table(["column", "type", "null", *more], cells)
 
 
 def alter(
@@ -143,6 +145,9 @@ def alter(
     after: Annotated[
         str | None, typer.Option(metavar="A", help="Behind which --add puts them; else: the last.")
     ] = None,
+    default: Annotated[
+        list[str] | None, typer.Option(metavar="A=VALUE", help="What an added column is in rows without it: n=0.")
+    ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="K=V", help="A property: freshness=1s.")] = None,
     reset: Annotated[list[str] | None, typer.Option(metavar="K,L", help="Properties that get their defaults.")] = None,
 ) -> None:
@@ -154,6 +159,7 @@ def alter(
     renames = [_renamed(text) for text in rename or []]
     wider, added = _columns("--widen", widen), _columns("--add", add)
     properties = [_property("--set", text) for text in set_ or []]
+    defaults = _defaults(default or [], added)
     if after is not None and not added:
         raise InvalidRequestError("--after says where --add puts columns: give --add, too")
     if not any((renames, drop, wider, nullable, added, properties, reset)):
@@ -171,7 +177,7 @@ def alter(
             for name in _each_name(nullable):
                 alteration.make_nullable(name)
             for f in added:
-                alteration.add_column(f.name, f.type, after=after)
+                alteration.add_column(f.name, f.type, default=defaults.get(f.name), after=after)
                 after = f.name if after is not None else None
             for name, value in properties:
                 alteration.set_property(name, value)
@@ -204,6 +210,18 @@ def _columns(option: str, texts: list[str] | None) -> list[pa.Field]:
         if not f.nullable:
             raise InvalidSchemaError(f"{option} {f.name!r}: leave NOT NULL away; it cannot be added", column=f.name)
     return fields
+
+
+def _defaults(texts: list[str], added: list[pa.Field]) -> dict[str, Any]:
+    from lakehead.cli.literals import parse_text
+
+    fields, found = {f.name: f for f in added}, {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or name not in fields:
+            raise InvalidRequestError(f"--default {text!r}: write column=value, with a column of --add")
+        found[name] = parse_text(value, fields[name])
+    return found
 
 
 def rename(

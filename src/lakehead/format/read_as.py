@@ -2,8 +2,9 @@
 
 `FrameBody.rows` gives rows as they lie in the log. Whoever wants rows of the table, from frames, checkpoints or files
 of a lake, binds here what was written to what is wanted, by field id: a field that was renamed or moved is the same
-one, one that is newer than the rows is null, one that was dropped is not read, and a wider type holds the same values.
-Rows that were written under the wanted definition pass as they are: not copied, cast or looked at.
+one, one that is newer than the rows has its default (`lakehead.format.defaults`), one that was dropped is not read, and
+a wider type holds the same values. Rows that were written under the wanted definition pass as they are: not copied,
+cast or looked at.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.errors import CorruptionError
+from lakehead.format.defaults import absent, absent_may_match
 from lakehead.format.frame import FrameBody
 from lakehead.format.statistics import may_match
 from lakehead.predicate import Bound
@@ -100,11 +102,14 @@ def may_match_as(body: FrameBody, schemas: Schemas, bounds: Iterable[Bound]) -> 
     known = []
     for bound in bounds:
         at = wanted.fields.get_field_index(bound.column)
-        name = bound.column if at < 0 else names.get(field_id(wanted.fields.field(at)))
-        if name is None and bound.op != "is_null":
-            return False  # the column is newer than the rows: null in all of them
-        if at >= 0 and name is not None:
+        if at < 0:
+            continue
+        f = wanted.fields.field(at)
+        name = names.get(field_id(f))
+        if name is not None:
             known.append(replace(bound, column=name))
+        elif not absent_may_match(f, bound):
+            return False
     return may_match(body.statistics, written.columns, known)
 
 
@@ -142,7 +147,7 @@ class Binding:
     places: tuple[int | None, ...]
     schema: pa.Schema
     _there: tuple[pa.DataType, ...]
-    _wanted: tuple[pa.DataType, ...]
+    _wanted: tuple[pa.Field, ...]
 
     @classmethod
     def of(cls, written: Iterable[pa.Field], wanted: Sequence[pa.Field]) -> Binding:
@@ -157,7 +162,7 @@ class Binding:
             tuple(None if at is None else next(places) for at in found),
             pa.schema(without_ids(wanted)),
             tuple(there[at].type for at in read),
-            tuple(f.type for f in wanted),
+            tuple(wanted),
         )
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -173,9 +178,9 @@ class Binding:
     def _columns(self, batch: pa.RecordBatch) -> Iterator[pa.Array]:
         for at, f, wanted in zip(self.places, self.schema, self._wanted, strict=True):
             if at is None:
-                yield pa.nulls(batch.num_rows, f.type)
+                yield absent(wanted, batch.num_rows)
             else:
-                yield _cast(_pick(batch.column(at), self._there[at], wanted), f.type)
+                yield _cast(_pick(batch.column(at), self._there[at], wanted.type), f.type)
 
 
 def _by_id(fields: Iterable[pa.Field]) -> dict[int | None, int]:

@@ -21,7 +21,7 @@ import contextlib
 import datetime as dt
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakehead.errors import ColumnNotFoundError, NullKeyError, SchemaMismatchError
+from lakehead.errors import ColumnNotFoundError, SchemaMismatchError
+from lakehead.format.nulls import check_nulls, requires_inside
 from lakehead.format.per_schema import once_per_schema
 from lakehead.format.schema import map_children, nearest_name
 from lakehead.format.storable import check_storable
@@ -39,7 +40,7 @@ _CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
-def to_arrow_table(data: object, schema: pa.Schema, *, what: str, fill: bool = False) -> pa.Table:
+def to_arrow_table(data: object, schema: pa.Schema, *, what: str, fill: Mapping[str, Any] | None = None) -> pa.Table:
     """An Arrow table of the data, with its own columns and order; `conform` must follow.
 
     Takes a pa.Table, RecordBatch, RecordBatchReader or dataset, a pandas DataFrame (its index is dropped, NaN counts
@@ -51,22 +52,13 @@ def to_arrow_table(data: object, schema: pa.Schema, *, what: str, fill: bool = F
         data: the input.
         schema: the table's schema; used for the types of Python values.
         what: begins error messages, for example ``"append to shop.orders"``.
-        fill: take a key that a dict lacks, but another one has, as null; else dicts must have the same keys.
+        fill: what is in rows that lack a column, where it is not null; with None dicts must have the same keys.
 
     Raises:
         SchemaMismatchError: the data has another form, or a Python value does not fit its column.
         ColumnNotFoundError: a dict or DataFrame has a column that the schema lacks.
     """
     return _to_table(data, schema, what, allow_extra=False, fill=fill)
-
-
-def filled(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A conformed table with the columns that it lacks, which may be null, as nulls."""
-    if table.num_columns == len(schema):
-        return table
-    have = set(table.column_names)
-    nulls = {f.name: pa.chunked_array([pa.nulls(table.num_rows, f.type)]) for f in schema if f.name not in have}
-    return pa.Table.from_arrays([nulls[n] if n in nulls else table.column(n) for n in schema.names], schema=schema)
 
 
 def conform(
@@ -90,8 +82,7 @@ def conform(
         table = _fit(table, schema, schema.names if columns_required is None else columns_required, what)
         if table.num_columns < len(schema):
             schema = table.schema
-    for index, field, nested in _required(schema):
-        _check_nulls(table.column(index), field, nested, what)
+    check_nulls(table, schema, what)
     check_storable(table, schema, what)
     return table
 
@@ -130,7 +121,9 @@ def to_key_table(keys: object, schema: pa.Schema, *, what: str, allow_extra: boo
 # Any input to Arrow
 
 
-def _to_table(data: Any, schema: pa.Schema, what: str, *, allow_extra: bool, fill: bool = False) -> pa.Table:
+def _to_table(
+    data: Any, schema: pa.Schema, what: str, *, allow_extra: bool, fill: Mapping[str, Any] | None = None
+) -> pa.Table:
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, pa.RecordBatch):
@@ -141,7 +134,8 @@ def _to_table(data: Any, schema: pa.Schema, what: str, *, allow_extra: bool, fil
         data = list(data)
     if isinstance(data, list | tuple):
         if data and all(_is_tabular(part) for part in data):
-            return _joined([_to_table(part, schema, what, allow_extra=allow_extra) for part in data], what)
+            parts = [_to_table(part, schema, what, allow_extra=allow_extra) for part in data]
+            return _joined([_with_what_lacks(part, schema, what, fill) for part in parts] if fill else parts, what)
         return _from_dicts(data, schema, what, allow_extra=allow_extra, fill=fill)
     if _is_pandas(data, "DataFrame"):
         return _from_pandas(data, schema, what, allow_extra=allow_extra)
@@ -175,13 +169,22 @@ def _joined(parts: list[pa.Table], what: str) -> pa.Table:
         raise SchemaMismatchError(f"{what}: its parts have columns of different types: {e}") from e
 
 
+def _with_what_lacks(part: pa.Table, schema: pa.Schema, what: str, fill: Mapping[str, Any]) -> pa.Table:
+    """The part with the values that it has where it lacks a column: another part may have it."""
+    part = _fit(part, schema, (), what)
+    for name, value in fill.items():
+        if name not in part.column_names:
+            part = part.append_column(name, pa.repeat(pa.scalar(value, schema.field(name).type), part.num_rows))
+    return part
+
+
 def _is_pandas(data: object, name: str) -> bool:
     # Looks at names, so that pandas is never imported for those who do not use it; subclasses count.
     return any(c.__name__ == name and c.__module__.split(".")[0] == "pandas" for c in type(data).__mro__)
 
 
 def _from_dicts(
-    rows: Sequence[Any], schema: pa.Schema, what: str, *, allow_extra: bool, fill: bool = False
+    rows: Sequence[Any], schema: pa.Schema, what: str, *, allow_extra: bool, fill: Mapping[str, Any] | None = None
 ) -> pa.Table:
     if not rows:
         return schema.empty_table()
@@ -192,14 +195,17 @@ def _from_dicts(
             raise SchemaMismatchError(
                 f"{what}: row {i} is a {type(row).__name__}, not a dict of column to value", row=i
             )
-        if fill:
+        if fill is not None:
             known.update(dict.fromkeys(row))
         elif row.keys() != first.keys():
             differing = ", ".join(sorted(repr(name) for name in row.keys() ^ first.keys()))
             raise SchemaMismatchError(
                 f"{what}: row {i} and row 0 differ in {differing}: give all dicts of a call the same keys", row=i
             )
-    given = known if fill else first
+    given: Mapping[str, Any] = first
+    if fill is not None:
+        given = {**known, **fill}
+        rows = [{**fill, **row} for row in rows] if fill else rows
     if not allow_extra:
         _check_known(list(given), schema, what)
     if not all(name in given for name in schema.names):
@@ -418,7 +424,7 @@ def _cast(column: pa.ChunkedArray, field: pa.Field, what: str) -> pa.ChunkedArra
     try:
         if _is_encoded(source):
             chunks = [_decode(chunk).cast(_nullable_inside(target)) for chunk in column.chunks]
-        elif _requires_inside(target):
+        elif requires_inside(target):
             chunks = column.cast(_nullable_inside(target)).chunks
         else:
             return column.cast(target)
@@ -430,7 +436,7 @@ def _cast(column: pa.ChunkedArray, field: pa.Field, what: str) -> pa.ChunkedArra
 class _Relabelled:
     """An array's buffers under a type that differs in the nullability of children only.
 
-    Arrow's cast refuses a null child of a null parent, which is no null at all; `_null_inside` looks properly.
+    Arrow's cast refuses a null child of a null parent, which is no null at all; `check_nulls` looks properly.
     """
 
     def __init__(self, array: pa.Array, t: pa.DataType) -> None:
@@ -541,58 +547,3 @@ def _decode(array: pa.Array) -> pa.Array:
 
 def _offsets(lengths: npt.NDArray[Any]) -> pa.Array:
     return pa.array(np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)]))
-
-
-# Nulls
-
-
-@functools.lru_cache(maxsize=1024)
-def _requires_inside(t: pa.DataType) -> bool:
-    """True when a list, map value or struct field inside the type may not be null."""
-    if not pa.types.is_nested(t):
-        return False
-    children = [t.item_field] if pa.types.is_map(t) else [t.field(i) for i in range(t.num_fields)]
-    return any(not child.nullable or _requires_inside(child.type) for child in children)
-
-
-@once_per_schema
-def _required(schema: pa.Schema) -> list[tuple[int, pa.Field, bool]]:
-    """Columns that may not be null, or hold what may not be; the last says the latter."""
-    columns = [(at, field, _requires_inside(field.type)) for at, field in enumerate(schema)]
-    return [(at, field, nested) for at, field, nested in columns if nested or not field.nullable]
-
-
-@once_per_schema
-def required_columns(schema: pa.Schema) -> list[str]:
-    """Names of the columns that may not be null."""
-    return [f.name for f in schema if not f.nullable]
-
-
-def _check_nulls(column: pa.ChunkedArray, field: pa.Field, nested: bool, what: str) -> None:
-    if not field.nullable and column.null_count:
-        row = pc.index(column.is_null(), True).as_py()
-        raise NullKeyError(
-            f"{what}: column {field.name!r} is null in row {row}: it must have a value in every row",
-            column=field.name,
-            row=row,
-        )
-    if nested and any(_null_inside(chunk, field.type) for chunk in column.chunks):
-        raise NullKeyError(
-            f"{what}: column {field.name!r} ({field.type}) holds a null inside that must not be null", column=field.name
-        )
-
-
-def _null_inside(array: pa.Array, t: pa.DataType) -> bool:
-    """True when a child that may not be null is null under a parent that is not."""
-    if not _requires_inside(t):
-        return False
-    if array.null_count:
-        array = array.filter(array.is_valid())
-    if pa.types.is_struct(t):
-        children = [(array.field(i), t.field(i)) for i in range(t.num_fields)]
-    elif pa.types.is_map(t):
-        first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
-        children = [(array.items.slice(first, last - first), t.item_field)]
-    else:
-        children = [(array.flatten(), t.value_field)]
-    return any((c.null_count > 0 and not f.nullable) or _null_inside(c, f.type) for c, f in children)

@@ -1,32 +1,43 @@
 """Columns of data files by field id: what they are called in a file is its writer's choice.
 
 Writers spell names that they take for odd in their own way, and files keep the names of their time. Most files use the
-table's own names, and are read as they are; of the others each column is found by its id, inside structs too.
+table's own names, and are read as they are; of the others each column is found by its id, inside structs too. One that
+lacks a column with a default is one of the others for who wants that column: Parquet readers would take it for null.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lakehead.format.defaults import default_of
 from lakehead.format.read_as import Binding, same_inside
 from lakehead.iceberg.file_io import LOOKS_AT_ONCE, lake_files, locate_file
 from lakehead.lake.lake_table import LakeFile
-from lakehead.types import children, field_id, with_children
+from lakehead.types import DEFAULT, TableDescriptor, children, field_id, with_children
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
 
-_PLAIN_MAX = 1 << 16
-_plain: dict[tuple[str, int], bool] = {}
-"""Whether files are plain, by path and the lake's schema, which do not change."""
-_plain_lock = threading.Lock()
+_KNOWN_MAX = 1 << 16
+_Key: TypeAlias = tuple[str, tuple[int, int]]
+_lacking: dict[_Key, frozenset[str] | None] = {}
+"""`FileColumns.lacking` of files, by path and what the columns are by, which do not change."""
+_lacking_lock = threading.Lock()
+
+
+def with_defaults(lake: pa.Schema, desc: TableDescriptor) -> pa.Schema:
+    """The lake's columns with the defaults of the table's."""
+    defaults = {f.name: f.metadata[DEFAULT] for f in desc.schemas.current.fields if default_of(f) is not None}
+    return pa.schema(
+        f.with_metadata({**f.metadata, DEFAULT: defaults[f.name]}) if f.name in defaults else f for f in lake
+    )
 
 
 def column_name(physical: pa.Schema, number: int, name: str) -> str | None:
@@ -40,22 +51,30 @@ class FileColumns:
     """Finds columns of one table in its data files.
 
     Args:
-        lake: Arrow form of the Iceberg schema, with field ids and the table's names.
+        lake: Arrow form of the Iceberg schema, with field ids and the table's names, and `with_defaults`.
         schema_id: of that Iceberg schema.
+        definition: id of the table's schema that the defaults are of.
     """
 
-    def __init__(self, lake: pa.Schema, schema_id: int) -> None:
+    def __init__(self, lake: pa.Schema, schema_id: int, definition: int = 0) -> None:
         self._lake = lake
-        self.schema_id = schema_id
+        self.key = (schema_id, definition)
 
-    def are_plain(self, physical: pa.Schema) -> bool:
-        """Whether all columns in a file are called as in the table, inside structs too."""
-        return not _has_ids(physical) or _same(physical, self._lake)
+    def lacking(self, physical: pa.Schema) -> frozenset[str] | None:
+        """Of a file in which all columns are called as in the table, inside structs too, those with a default that it
+        lacks; None of another file."""
+        if _has_ids(physical) and not _same(physical, self._lake):
+            return None
+        there = {field_id(f) for f in self.written(physical)}
+        return frozenset(f.name for f in self._lake if default_of(f) is not None and field_id(f) not in there)
+
+    def written(self, physical: pa.Schema) -> list[pa.Field]:
+        """The columns of a file with their field ids, which it may lack."""
+        return list(physical) if _has_ids(physical) else _named_like(physical, self._lake)
 
     def binding(self, physical: pa.Schema, names: Sequence[str]) -> Binding:
         """Where a file has these columns; it gives them their own names and the lake's types."""
-        written = physical if _has_ids(physical) else _named_like(physical, self._lake)
-        return Binding.of(written, [self._lake.field(n) for n in names])
+        return Binding.of(self.written(physical), [self._lake.field(n) for n in names])
 
 
 def _has_ids(physical: Iterable[pa.Field]) -> bool:
@@ -91,29 +110,32 @@ def _same(physical: Iterable[pa.Field], lake: Iterable[pa.Field]) -> bool:
     return True
 
 
-def plain_files(io: FileIO, files: Sequence[LakeFile], columns: FileColumns) -> tuple[list[LakeFile], list[LakeFile]]:
-    """Files whose columns all have the table's names, and the others.
+def plain_files(
+    io: FileIO, files: Sequence[LakeFile], columns: FileColumns, names: Collection[str]
+) -> tuple[list[LakeFile], list[LakeFile]]:
+    """Files whose columns all have the table's names, and where these, if they are absent, are null; and the others.
 
     Raises:
         LakeFileMissingError: a file is gone.
     """
-    now = columns.schema_id
-    with _plain_lock:
-        known = {f.path: _plain[f.path, now] for f in files if (f.path, now) in _plain}
+    now = columns.key
+    with _lacking_lock:
+        known = {f.path: _lacking[f.path, now] for f in files if (f.path, now) in _lacking}
     if unknown := [f for f in files if f.path not in known]:
         with ThreadPoolExecutor(LOOKS_AT_ONCE) as pool:
             found = dict(
-                zip((f.path for f in unknown), pool.map(partial(_is_plain, io, columns), unknown), strict=True)
+                zip((f.path for f in unknown), pool.map(partial(_lacking_in, io, columns), unknown), strict=True)
             )
         known |= found
-        with _plain_lock:
-            if len(_plain) + len(found) > _PLAIN_MAX:
-                _plain.clear()
-            _plain.update({(path, now): plain for path, plain in found.items()})
-    return [f for f in files if known[f.path]], [f for f in files if not known[f.path]]
+        with _lacking_lock:
+            if len(_lacking) + len(found) > _KNOWN_MAX:
+                _lacking.clear()
+            _lacking.update({(path, now): lacking for path, lacking in found.items()})
+    plain = {path for path, lacking in known.items() if lacking is not None and lacking.isdisjoint(names)}
+    return [f for f in files if f.path in plain], [f for f in files if f.path not in plain]
 
 
-def _is_plain(io: FileIO, columns: FileColumns, file: LakeFile) -> bool:
+def _lacking_in(io: FileIO, columns: FileColumns, file: LakeFile) -> frozenset[str] | None:
     fs, path = locate_file(io, file.path)
     with lake_files(file.path):
-        return columns.are_plain(pq.read_schema(path, filesystem=fs))
+        return columns.lacking(pq.read_schema(path, filesystem=fs))

@@ -18,6 +18,7 @@ from pyiceberg.table.update import AddSchemaUpdate, AssertCurrentSchemaId, SetCu
 from pyiceberg.types import NestedField
 
 from lakehead.errors import LakeStateError
+from lakehead.format.defaults import default_of
 from lakehead.format.schema import lake_schema
 from lakehead.iceberg.contract import COMMENTS, DEFINITION, LakeContract, check_contract, definition_of, holds
 from lakehead.types import SYSTEM_FIELDS, TableDescriptor, TableSchema, field_id, without_ids
@@ -102,12 +103,17 @@ def evolved(table: Table, desc: TableDescriptor, written: TableSchema) -> Schema
         adopted = next((t for t in theirs.values() if t.name.casefold() == f.name.casefold()), None)
         if adopted is None:
             fields.append(_own(lake, ids))
-        elif adopted.name == f.name and not adopted.required and own_type == adopted.field_type:
+        elif (
+            adopted.name == f.name
+            and not adopted.required
+            and own_type == adopted.field_type
+            and default_of(f) is None  # it is null in files that were written since it is there
+        ):
             fields.append(theirs.pop(f.name))
         else:
             raise LakeStateError(
                 f"another engine has added column {adopted.name!r} of type {adopted.field_type} to the lake table of"
-                f" {desc.path}: drop it there, or choose another name",
+                f" {desc.path}: drop it there, choose another name, or add it of that type and without a default",
                 table=str(desc.path),
                 column=f.name,
             )

@@ -23,7 +23,7 @@ from pyiceberg.table import Table
 from lakehead.errors import LakeStateError
 from lakehead.format.read_as import cast_to
 from lakehead.format.schema import lake_schema
-from lakehead.iceberg.columns import FileColumns, plain_files
+from lakehead.iceberg.columns import FileColumns, plain_files, with_defaults
 from lakehead.iceberg.data_files import lake_arrow_schema
 from lakehead.iceberg.file_io import FILES_AT_ONCE, lake_files, locate_file
 from lakehead.iceberg.positions import deleted_positions, find_offsets, offsets_at
@@ -71,7 +71,7 @@ def read_lake(
     if system_columns:
         names += [f.name for f in SYSTEM_FIELDS if f.name not in names]
     lake = table.schema()
-    in_files = FileColumns(lake_arrow_schema(lake), lake.schema_id)
+    in_files = FileColumns(with_defaults(lake_arrow_schema(lake), desc), lake.schema_id, desc.schema_id)
     reader = _Reader(table.io, own, names, predicate, in_files, _offset_id(table))
     whole, partial = _split(table, files, superseded or {})
     try:
@@ -149,14 +149,14 @@ class _Reader:
 
     def scan(self, files: Sequence[LakeFile], *, extra: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
         """All rows of files that match the filter, with extra columns at the end."""
-        files, named_otherwise = plain_files(self._io, files, self._file_columns)
-        for f in named_otherwise:
-            for _, batch in self._scan_by_id(f, [*self._names, *extra]):
-                batch = batch if self._predicate is None else self._predicate.filter(batch)
-                if batch.num_rows:
-                    yield batch.select([*self._names, *extra])
         names = [*self._names, *extra]
         read = list(dict.fromkeys([*names, *self._columns]))
+        files, others = plain_files(self._io, files, self._file_columns, read)
+        for f in others:
+            for _, batch in self._scan_by_id(f, names):
+                batch = batch if self._predicate is None else self._predicate.filter(batch)
+                if batch.num_rows:
+                    yield batch.select(names)
         schema = pa.schema([self._own.field(n) for n in read])
         for dataset, condition in self._datasets(files):
             for batch in dataset.scanner(columns=read, filter=condition, batch_size=_BATCH_ROWS).to_batches():

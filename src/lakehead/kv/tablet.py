@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from lakehead.errors import LimitExceededError
 from lakehead.format import joins
+from lakehead.format.defaults import absent, default_bytes, default_of
 from lakehead.format.joins import join, within_bytes
 from lakehead.format.read_as import Binding
 from lakehead.kv import kernels
@@ -71,6 +72,7 @@ class KvTablet:
         self._seed = np.uint64(seed)
         self._index = KeyIndex(self._seed)
         self._columns: list[HeapColumn] = [heap_column(f.type) for f in schema]
+        self._default_bytes = default_bytes(schemas.current.fields)
         self._prefix_hashes = np.zeros(0, np.int64)
         self._resize()
 
@@ -86,11 +88,12 @@ class KvTablet:
             else:
                 columns.append(self._bound(at, f))
         self.schemas, self.schema, self._columns = schemas, wanted.columns, columns
+        self._default_bytes = default_bytes(wanted.fields)
         self._key_at = [self.schema.get_field_index(c) for c in self._key]
         self._prefix_at = [self.schema.get_field_index(c) for c in self._prefix]
 
     def _bound(self, at: int | None, wanted: pa.Field) -> HeapColumn:
-        """The column in this place in another type; None: a new one, null in all rows."""
+        """The column in this place in another type; None: a new one, with its default in all rows."""
         (plain,) = without_ids([wanted])
         column = heap_column(plain.type)
         column.resize(self._capacity)
@@ -98,7 +101,7 @@ class KvTablet:
         for start in range(0, len(slots), _GATHER_ROWS):
             part = slots[start : start + _GATHER_ROWS]
             if at is None:
-                column.scatter(part, pa.nulls(len(part), plain.type))
+                column.scatter(part, absent(wanted, len(part)))
                 continue
             there = self.schemas.current.fields.field(at)
             for some in self._cut(part):
@@ -125,7 +128,7 @@ class KvTablet:
 
         Args:
             batch: rows with the table's columns, or some of them (the key among them): the others keep their live
-                value, null for a new key. Rows of equal key take effect in order.
+                value, their default for a new key. Rows of equal key take effect in order.
         """
         _, slots, prior = self._resolve([batch.column(c) for c in self._key])
         n = batch.num_rows
@@ -190,8 +193,13 @@ class KvTablet:
         columns = dict(zip(given, new.columns, strict=True))
         for i, column in enumerate(self._columns):
             if i not in columns:
-                columns[i] = column.gather(under)
+                columns[i] = self._or_default(i, column.gather(under), under)
         return pa.RecordBatch.from_arrays([columns[i] for i in range(len(self._columns))], schema=self.schema)
+
+    def _or_default(self, at: int, values: pa.Array, under: Slots) -> pa.Array:
+        """The values of a column that is not given: of new keys, which have no slot, its default."""
+        default = default_of(self.schemas.current.fields.field(at))
+        return values if default is None else pc.if_else(pa.array(under < 0), default, values)
 
     def require_change(self, batch: pa.RecordBatch, *, deleted: bool) -> None:
         """Refuse an upsert or delete whose old and new rows are too many bytes to be logged as one.
@@ -200,13 +208,13 @@ class KvTablet:
             LimitExceededError: ``context`` has ``change_bytes_max``.
         """
         n = batch.num_rows
-        if batch.nbytes + 2 * n * self._bytes_max <= joins.CHANGE_BYTES_MAX:
+        if batch.nbytes + 2 * n * (self._bytes_max + self._default_bytes) <= joins.CHANGE_BYTES_MAX:
             return
         size = int(self.sizes(self.find(batch)).sum())
         if not deleted:
             # Of columns that are not given, both images hold the live value; rows of one key hold one another's.
             partial = batch.num_columns < len(self.schema)
-            size += size * partial + batch.nbytes * (2 if n > 1 else 1)
+            size += size * partial + (batch.nbytes + n * self._default_bytes * partial) * (2 if n > 1 else 1)
         if size > joins.CHANGE_BYTES_MAX:
             raise LimitExceededError(
                 f"a write of {n:,} rows would log {size:,} bytes of old and new rows, over the limit of"

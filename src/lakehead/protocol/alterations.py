@@ -16,11 +16,16 @@ class _Change(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class AddColumn(_Change, frozen=True, kw_only=True):
-    """A new column, null in all rows there are; behind ``after``, or behind all others."""
+    """A new column, behind ``after``, or behind all others.
+
+    ``default`` is what it is in rows that are written without it, those there are among them, as
+    `lakehead.format.defaults.default_text` makes it; without one they are null.
+    """
 
     name: str
     field: str
     after: str | None = None
+    default: bytes | None = None
 
 
 class RenameColumn(_Change, frozen=True, kw_only=True):

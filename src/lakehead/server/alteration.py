@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from lakehead.config import Limits, TableProperties, unknown_name
 from lakehead.errors import ColumnNotFoundError, InvalidRequestError, InvalidSchemaError
+from lakehead.format.defaults import with_default
 from lakehead.format.schema import nearest_name, normalize_schema, validate_definition
 from lakehead.protocol.alterations import (
     AddColumn,
@@ -56,7 +57,7 @@ def altered(desc: TableDescriptor, changes: Sequence[Alteration], limits: Limits
                     raise unknown_name("table property", change.name, list(defaults))
                 properties[change.name] = defaults[change.name]
             case AddColumn():
-                columns.add(field_from_text(change.field).with_name(change.name), change.after)
+                columns.add(field_from_text(change.field).with_name(change.name), change.after, change.default)
             case RenameColumn():
                 columns.rename(change.name, change.to)
             case DropColumn():
@@ -110,7 +111,7 @@ class _Columns:
                 column=name,
             )
 
-    def add(self, f: pa.Field, after: str | None) -> None:
+    def add(self, f: pa.Field, after: str | None, default: bytes | None) -> None:
         plain = normalize_schema(pa.schema([f])).field(0)
         if not plain.nullable:
             raise InvalidSchemaError(
@@ -118,6 +119,7 @@ class _Columns:
             )
         self._require_free(f.name)
         (field,) = numbered_fields([plain], self._ids)
+        field = with_default(field, default)
         self._fields.insert(len(self._fields) if after is None else self._at(after, None) + 1, field)
 
     def rename(self, name: str, to: str) -> None:

@@ -16,6 +16,7 @@ from lakehead.errors import (
     TableExistsError,
     TableNotFoundError,
 )
+from lakehead.format.defaults import first_schema
 from lakehead.format.schema import validate_definition
 from lakehead.protocol import messages as m
 from lakehead.protocol.table_choice import TableChoice
@@ -85,7 +86,7 @@ class Definitions:
         desc = dataclasses.replace(
             asked,
             table_id=self._randomness.uuid_hex(),
-            schemas=Schemas.only(schema, asked.schema_id),
+            schemas=Schemas((first_schema(asked.schema_id, schema, asked.schemas.current.fields),)),
             primary_key=primary_key,
             partition_by=partition_by,
             bucket_key=bucket_key,

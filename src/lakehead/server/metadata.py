@@ -30,10 +30,10 @@ from lakehead.server.incarnations import begin_incarnation, unfenced
 from lakehead.types import Epoch, TableDescriptor, TablePath, TabletKey
 
 C = TypeVar("C", bound=catalog.Command)
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Version of the data folder: layout, metadata tables, frames and checkpoints together. 1 had no checkpoints, and logs
 began at offset 0; 2 had no incarnations, and its frames and checkpoints do not say what clients sent; 3 had one
-schema a table. Such a folder is opened as it is and marked as 4."""
+schema a table; 4 had no defaults of columns. Such a folder is opened as it is and marked as 5."""
 
 _SCHEMA = """
 create table if not exists meta(name text primary key, value text not null);

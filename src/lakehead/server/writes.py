@@ -22,7 +22,7 @@ from lakehead.errors import (
 )
 from lakehead.format.content import content_checksum
 from lakehead.format.frame import WRITE_KINDS, Content, FrameBody, WriterStamp, decode_body, encode_body
-from lakehead.format.rows import required_columns
+from lakehead.format.nulls import required_columns
 from lakehead.format.storable import check_storable
 from lakehead.protocol import messages as m
 from lakehead.server.admission import Bounded

@@ -18,7 +18,8 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
-from lakehead.iceberg.columns import FileColumns, plain_files
+from lakehead.format.defaults import defaults_of
+from lakehead.iceberg.columns import FileColumns, plain_files, with_defaults
 from lakehead.iceberg.contract import names_are_lasting
 from lakehead.iceberg.data_files import lake_arrow_schema
 from lakehead.iceberg.file_io import lake_files, locate_file
@@ -27,7 +28,7 @@ from lakehead.lake.lake_table import LakeFile, missing_file
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.spark.floats import quoted, unprunable_floats
 from lakehead.spark.scratch import spark_path
-from lakehead.spark.types import SPARK_ID, spark_schema
+from lakehead.spark.types import SPARK_ID, literal, spark_schema
 from lakehead.types import SYSTEM_FIELDS, field_id
 
 if TYPE_CHECKING:
@@ -54,8 +55,11 @@ class LakeScan:
         self._spark = spark
         table = native_table(view.table)
         self._io = table.io
-        lake = lake_arrow_schema(table.schema())
-        self._columns = None if names_are_lasting(table) else FileColumns(lake, table.schema().schema_id)
+        lake = with_defaults(lake_arrow_schema(table.schema()), view.desc)
+        self._defaults = defaults_of(lake)
+        self._columns: FileColumns | None = None
+        if self._defaults or not names_are_lasting(table):
+            self._columns = FileColumns(lake, table.schema().schema_id, view.desc.schema_id)
         self._schema = spark_schema(pa.schema([*view.desc.schema, *SYSTEM_FIELDS]), lake)
 
     def __call__(self, files: Iterable[LakeFile], extra: Mapping[str, Column] | None = None) -> DataFrame:
@@ -70,7 +74,7 @@ class LakeScan:
         plain: list[LakeFile] = list(files)
         others: list[LakeFile] = []
         if self._columns is not None:
-            plain, others = plain_files(self._io, plain, self._columns)
+            plain, others = plain_files(self._io, plain, self._columns, self._defaults)
         named: dict[str, tuple[st.StructType, list[LakeFile]]] = {}
         for f in others:
             schema = self._schema_in(f)
@@ -91,14 +95,20 @@ class LakeScan:
             rows = rows.withColumn(name, column)
         if schema is not self._schema:
             both = zip(self._schema, schema, strict=True)
-            own = [F.col(quoted(there.name)).cast(f.dataType).alias(f.name) for f, there in both]
+            own = [self._bound(f, there).cast(f.dataType).alias(f.name) for f, there in both]
             rows = rows.select(*own, *extra)
         return unprunable_floats(rows)
 
+    def _bound(self, f: st.StructField, there: st.StructField) -> Column:
+        default = self._defaults.get(f.name)
+        is_there = default is None or there.name != _missing(f)
+        return F.col(quoted(there.name)) if is_there else literal(default)
+
     def _schema_in(self, file: LakeFile) -> st.StructType:
+        assert self._columns is not None
         fs, path = locate_file(self._io, file.path)
         with lake_files(file.path):
-            return _named_as(self._schema, pq.read_schema(path, filesystem=fs))
+            return _named_as(self._schema, self._columns.written(pq.read_schema(path, filesystem=fs)))
 
 
 def _named_as(schema: st.StructType, physical: Iterable[pa.Field]) -> st.StructType:
@@ -107,10 +117,14 @@ def _named_as(schema: st.StructType, physical: Iterable[pa.Field]) -> st.StructT
     fields = []
     for f in schema.fields:
         found = there.get(f.metadata[SPARK_ID])
-        name = f"__missing_{f.metadata[SPARK_ID]}" if found is None else found.name
+        name = _missing(f) if found is None else found.name
         t = f.dataType if found is None else _type_named_as(f.dataType, found.type)
         fields.append(st.StructField(name, t, f.nullable, f.metadata))
     return st.StructType(fields)
+
+
+def _missing(f: st.StructField) -> str:
+    return f"__missing_{f.metadata[SPARK_ID]}"
 
 
 def _type_named_as(t: st.DataType, physical: pa.DataType) -> st.DataType:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import functions as F
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from lakehead.errors import InvalidSchemaError
 from lakehead.types import field_id
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 SPARK_ID = "parquet.field.id"
 
@@ -96,3 +102,15 @@ def comma_separated(text: str | None) -> tuple[str, ...] | None:
     if text.lstrip().startswith("["):
         return tuple(json.loads(text))
     return tuple(c.strip() for c in text.split(",") if c.strip())
+
+
+def literal(value: pa.Scalar) -> Column:
+    """A column that is this value everywhere; of a type that is cast to the value's."""
+    plain = value.as_py()
+    if isinstance(plain, str | bytes | float):
+        return F.lit(bytearray(plain) if isinstance(plain, bytes) else plain)
+    if isinstance(plain, dt.datetime) and plain.tzinfo is not None:
+        return F.timestamp_micros(F.lit(value.cast(pa.timestamp("us", "UTC")).value))
+    if isinstance(plain, dt.date | dt.time):
+        return F.lit(plain.isoformat()).cast(_plain_type(value.type))
+    return F.lit(str(plain).lower())

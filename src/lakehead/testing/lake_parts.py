@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from lakehead.format.defaults import default_of
 from lakehead.lake.marks import LakeSnapshot
 from lakehead.log.netchange import Offsets
 from lakehead.types import OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor, TableSchema, TabletKey, field_id
@@ -72,5 +74,10 @@ def row_as(row: Row, written: TableSchema, wanted: TableSchema) -> Row:
     if written == wanted:
         return row
     names = {field_id(f): f.name for f in written.fields}
-    own = {f.name: row.get(names.get(field_id(f), "")) for f in wanted.fields}
+    own = {f.name: row.get(names[field_id(f)]) if field_id(f) in names else _default(f) for f in wanted.fields}
     return own | {f.name: row[f.name] for f in SYSTEM_FIELDS if f.name in row}
+
+
+def _default(f: pa.Field) -> Any:
+    value = default_of(f)
+    return None if value is None else value.as_py()

@@ -221,7 +221,7 @@ def test_columns_of_files_are_found_by_id_at_every_level(tmp_path: Path) -> None
     pq.write_table(renamed, path)
     with pq.ParquetFile(path) as file:
         physical = file.schema_arrow
-        assert not columns.are_plain(physical) and columns.are_plain(own)
+        assert columns.lacking(physical) is None and columns.lacking(own) == set()
         assert [physical.names[at] for at in columns.binding(physical, ["l", "i"]).read] == ["_l_", "_i_"]
         (batch,) = file.iter_batches()
         assert bound(columns, batch, physical, own.names).to_pylist() == rows.to_pylist()
@@ -234,7 +234,7 @@ def test_files_without_ids_are_found_by_name_at_every_level() -> None:
     rows = pa.RecordBatch.from_pylist(ROWS, pa.schema(without_ids(list(own))))
     less = pa.RecordBatch.from_pylist([{"s": {"y": "a"}, "i": 1}], pa.schema([("s", pa.struct([("y", pa.string())]))]))
     columns = FileColumns(own, 0)
-    assert columns.are_plain(rows.schema)
+    assert columns.lacking(rows.schema) == set()
     assert bound(columns, rows, rows.schema, own.names).to_pylist() == ROWS
     assert bound(columns, less, less.schema, ["i", "s"]).to_pylist() == [{"i": None, "s": {"x": None, "y": "a"}}]
 
@@ -267,15 +267,15 @@ def test_names_that_lie_are_not_believed() -> None:
     own = pa.schema([field(1, "a", pa.int64()), field(2, "b", pa.int64())])
     swapped = pa.schema([field(2, "a", pa.int64()), field(1, "b", pa.int64())])
     columns = FileColumns(own, 0)
-    assert not columns.are_plain(swapped)
+    assert columns.lacking(swapped) is None
     batch = pa.RecordBatch.from_pylist([{"a": 2, "b": 1}], swapped)
     assert bound(columns, batch, swapped, ["a", "b"]).to_pylist() == [{"a": 1, "b": 2}]
     anew = pa.schema([field(1, "a", pa.int64()), field(9, "b", pa.int64())])
-    assert not columns.are_plain(anew)
+    assert columns.lacking(anew) is None
     batch = pa.RecordBatch.from_pylist([{"a": 1, "b": 9}], anew)
     assert bound(columns, batch, anew, ["a", "b"]).to_pylist() == [{"a": 1, "b": None}]
     bare = pa.schema([("a", pa.int64())])
-    assert columns.are_plain(bare)
+    assert columns.lacking(bare) == set()
     assert (column_name(bare, 1, "a"), column_name(bare, 2, "b"), column_name(anew, 2, "b")) == ("a", None, None)
 
 
