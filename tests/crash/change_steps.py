@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -86,17 +85,6 @@ class ChangeSteps(Tools):
             self._die(deployment, str(step), once)
         deployment.restart()
         self._settle(deployment)
-
-    def _die_in_a_moment(self, deployment: Deployment, name: str, change: Callable[[], None]) -> None:
-        """Kill the server while one change follows the other."""
-        server = deployment.server
-        killer = threading.Timer(self.random.uniform(0.05, 0.8), os.kill, (server.pid, signal.SIGKILL))
-        killer.start()
-        while server.alive:
-            change()
-        killer.join()
-        self._count(name, True)
-        server.kill()
 
     def _settle(self, deployment: Deployment) -> None:
         """What is left goes on: checked as it is, then with more rows, and a round of each lake."""

@@ -111,6 +111,13 @@ TRUNCATE_LAKE = tuple(
     )
 )  # fmt: skip
 """Of a log table with a lake: the server notes the ends, who asks empties the lake, the server cuts the logs."""
+STAGE = ("staged.write.before", "staged.write.torn", "staged.write.after", "answer.Stage")
+PUBLISH = (
+    "command.BeginPublication.before", "command.BeginPublication.after", "segment.append.before",
+    "segment.append.torn", "segment.append.after", "command.EndPublication.before", "command.EndPublication.after",
+    "folder.remove.before", "folder.remove.half", "folder.remove.after", "answer.Publish",
+)  # fmt: skip
+"""What a job has staged is written to the tablets, and then removed."""
 JOB = ("round.read", "lake.data.closed", "catalog.commit.before", "catalog.commit.after")
 MAINTENANCE_ROUNDS = 3
 """After so many rounds the tiering service does maintenance here."""
@@ -256,6 +263,7 @@ def _point_of(path: str) -> str:
     name = os.path.basename(path).removesuffix(".tmp")
     kind = {"log": "segment", "checkpoint": "checkpoint", "start": "log-start"}.get(name.rpartition(".")[2], "file")
     kind = "stop-record" if name == "stopped.json" else kind
+    kind = "staged" if "/staged/" in path else kind
     return f"recovery.{kind}" if getattr(_recovering, "active", False) else kind
 
 

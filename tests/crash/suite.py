@@ -16,6 +16,7 @@ from tests.crash.change_steps import ChangeSteps, change_deck
 from tests.crash.deployment import LAKE_TABLES, Counts, Deployment, HeldScan
 from tests.crash.history import LOG_SCHEMA, WrongDataError, log_rows, require
 from tests.crash.processes import Rounds, SparkTiering, Task, wait_until
+from tests.crash.publishing import PublishSteps, publish_deck
 from tests.crash.tools import REACH_SECONDS, Step
 from tests.crash.workload import Load
 
@@ -52,6 +53,7 @@ def deck(seed: int) -> list[Step]:
         *(Step("under", p) for p in ("compact.catalog.commit.before", "expire.begin", *_EXPIRED)),
         *(Step("locked", p) for p in ("killed", "refused", "restart")),
         *change_deck(),
+        *publish_deck(),
         *(Step("random", p) for p in ("server",) * 24 + ("rounds",) * 8 + ("maintenance",) * 4),
     ]
     random.Random(seed).shuffle(steps)
@@ -74,7 +76,7 @@ def spark_deck(seed: int) -> list[Step]:
     return steps
 
 
-class Player(ChangeSteps):
+class Player(ChangeSteps, PublishSteps):
     """Plays steps on one deployment after the other."""
 
     def __init__(self, root: Path, seed: int, say: Callable[[str], None]) -> None:
@@ -498,6 +500,7 @@ def missed_points(counts: Counts) -> list[str]:
     expected = {
         *points.SEGMENT, *points.CHECKPOINT, *points.TRIM, *points.REQUESTS, *points.CREATE_AND_DROP, *points.STOP,
         *points.RECOVERY, *points.RECOVERY_AFTER, *points.ROUND, *points.COMPACTION, *points.EXPIRY,
-        *points.CLEAN_UP_AFTER, *(str(s) for s in change_deck()), *(f"Spark worker: {p}" for p in points.WORKER),
+        *points.CLEAN_UP_AFTER, *(str(s) for s in (*change_deck(), *publish_deck())),
+        *(f"Spark worker: {p}" for p in points.WORKER),
     }  # fmt: skip
     return sorted(expected - set(counts.kills))

@@ -39,6 +39,7 @@ SAMPLE = [
     Step("alter", "tablet.alter.after"),
     Step("rename", "follow.name.before"),
     Step("truncate", "command.TruncateTable.after"),
+    Step("publish", "segment.append.after"),
 ]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -75,6 +77,17 @@ class Tools:
                     nudge()
             wait_until(lambda: not server.alive, 0.2)
         self._count(name, server.reached)
+        server.kill()
+
+    def _die_in_a_moment(self, deployment: Deployment, name: str, change: Callable[[], None]) -> None:
+        """Kill the server while one change follows the other."""
+        server = deployment.server
+        killer = threading.Timer(self.random.uniform(0.05, 0.8), os.kill, (server.pid, signal.SIGKILL))
+        killer.start()
+        while server.alive:
+            change()
+        killer.join()
+        self._count(name, True)
         server.kill()
 
     def _recover(self, deployment: Deployment) -> None:

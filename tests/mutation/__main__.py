@@ -37,6 +37,41 @@ _APPLIES = "            self._apply(frames, rows)\n"
 
 MUTANTS = (
     Mutant(
+        "publish a batch that is there already",
+        "server/staging.py",
+        "if batch <= known.batch:",
+        "if batch < known.batch:",
+        "tests/unit/server/test_staging.py",
+    ),
+    Mutant(
+        "leave a decided batch to its job",
+        "server/tables.py",
+        "                self._complete(table)\n",
+        "                pass\n",
+        "tests/unit/server/test_staging.py",
+    ),
+    Mutant(
+        "publish to tablets that have it",
+        "server/writes.py",
+        "if last is not None and last >= stamp.sequence:",
+        "if False:",
+        "tests/unit/server/test_staging.py",
+    ),
+    Mutant(
+        "number every batch of a job from the start",
+        "server/staging.py",
+        "self._metadata.submit(EndPublication(table_id, job, publication.begun, stamp.sequence, now))",
+        "self._metadata.submit(EndPublication(table_id, job, publication.begun, 0, now))",
+        "tests/unit/server/test_staging.py",
+    ),
+    Mutant(
+        "publish a piece that is damaged",
+        "server/staging.py",
+        "if magic != _MAGIC or crc32c.crc32c(view[_HEAD.size : at]) != crc:",
+        "if False:",
+        "tests/unit/server/test_staging.py",
+    ),
+    Mutant(
         "skip the fdatasync",
         "log/tablet.py",
         "            self._segments[-1].sync()\n        except",
