@@ -190,6 +190,9 @@ def test_sql(spark: SparkSession, con: lh.Connection, log: lh.Table, keyed: lh.T
     kinds = lhs.sql(spark, "select __change_type k, count(*) n from shop.orders$changelog group by 1").collect()
     stream = [b.rows for b in keyed.subscribe(start="earliest", stop="now")]
     assert {r.k: r.n for r in kinds}["-U"] == sum(b["__change_type"].to_pylist().count("-U") for b in stream)
+    asked = "select count(*) from shop.events where kind = :kind and id < :below"
+    assert lhs.sql(spark, asked, args={"kind": "buy", "below": 30}).first()[0] == 10
+    assert lhs.sql(spark, asked.replace(":kind", "?").replace(":below", "?"), args=("buy", 30)).first()[0] == 10
     joined = "select count(*) from shop.events e join shop.orders on orders.id = e.id where e.kind = 'buy'"
     assert one(joined) == con.sql(joined).fetchone()[0]
     assert one("with events as (select 1 as x) select max(x) from events") == 1
@@ -219,6 +222,28 @@ def test_source(spark: SparkSession, con: lh.Connection, log: lh.Table, keyed: l
     )
     with pytest.raises(Exception, match="there is no table"):
         read("shop.missing")
+
+
+def test_what_else_the_source_reads(spark: SparkSession, con: lh.Connection, log: lh.Table, keyed: lh.Table) -> None:
+    def read(table: str, **options: object) -> DataFrame:
+        return spark.read.format("lakehead").options(uri=con.uri, table=table, **options).load()
+
+    same(read("shop.orders$lake"), keyed.scan(tier="lake").to_arrow(), "id")
+    ids, times = (keyed.lake.snapshots()[c].to_pylist() for c in ("snapshot_id", "committed_at"))
+    first = keyed.scan(snapshot=ids[0]).to_arrow()
+    same(read("shop.orders", timestamp=times[0].isoformat()), first, "id")
+    same(read("shop.orders", timestamp=int(times[1].timestamp() * 1000) + 1), keyed.scan(tier="lake").to_arrow(), "id")
+    same(lhs.table(spark, "shop.orders", snapshot=times[0]), first, "id")
+    same(read("shop.events$lake$files", columns="path,rows"), log.lake.files().select(["path", "rows"]), "path")
+    assert read("shop.orders$lake$snapshots").count() == 2
+    changes = [r for b in keyed.subscribe(start="earliest", stop="now") for r in b.rows.to_pylist()]
+    got = read("shop.orders$changelog").toArrow()
+    assert got.schema.names == [*KEYED.names, "__change_type", "__bucket", "__offset", "__timestamp"]
+    assert sorted(map(str, got.to_pylist())) == sorted(map(str, changes))
+    with pytest.raises(Exception, match=r"start is for spark\.readStream"):
+        read("shop.orders", start="full").count()
+    with pytest.raises(Exception, match="has no snapshot of 1970"):
+        read("shop.orders", timestamp=1).count()
 
 
 def test_rows_moved_and_updated_by_others(spark: SparkSession, con: lh.Connection) -> None:

@@ -5,18 +5,21 @@ Importing this needs neither PySpark nor Java; the first call that does raises `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import datetime as dt
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from lakehead.api.connection import Connection
+    from lakehead.spark.lag import SourceProgress
     from lakehead.tiering.executor import SmallRounds
     from lakehead.tiering.service import RoundReport, TieringService
     from lakehead.types import Tier
 
-__all__ = ["attach", "session", "sql", "table", "tiering_service"]
+__all__ = ["attach", "progress", "session", "sql", "table", "tiering_service"]
 
 
 def session(con_or_uri: Connection | str, **conf: Any) -> SparkSession:
@@ -50,7 +53,7 @@ def table(
     *,
     columns: Sequence[str] | None = None,
     tier: Tier = "union",
-    snapshot: int | None = None,
+    snapshot: int | dt.datetime | None = None,
     system_columns: bool = False,
 ) -> DataFrame:
     """A table as of now: native Parquet scans of the lake without what is deleted or superseded, and the hot rows.
@@ -59,7 +62,7 @@ def table(
         name: ``"db.table"``, also with ``$lake``, ``$lake$snapshots``, ``$lake$files`` or ``$changelog``.
         columns: the columns wanted, in this order; None for all.
         tier: as in `lakehead.Table.scan`.
-        snapshot: the lake alone, as of this lake snapshot.
+        snapshot: the lake alone, as of this lake snapshot, or as of a time with a zone.
         system_columns: add ``__bucket``, ``__offset`` and ``__timestamp``.
 
     Raises:
@@ -71,10 +74,14 @@ def table(
     return read_name(spark, name, columns=columns, tier=tier, snapshot=snapshot, system_columns=system_columns)
 
 
-def sql(spark: SparkSession, query: str) -> DataFrame:
+def sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[Any] | None = None) -> DataFrame:
     """Run Spark SQL; Lakehead's tables may be named, also ``t$lake``, ``t$changelog``, ``t$lake$snapshots``.
 
     Each is read as of the moment of this call. Names that are not Lakehead's are left to Spark.
+
+    Args:
+        query: one statement.
+        args: values of its parameters, by name (``:day``) or in order (``?``), as `SparkSession.sql` takes them.
 
     Raises:
         SqlError: the statement cannot be parsed or names an unknown suffix.
@@ -83,7 +90,16 @@ def sql(spark: SparkSession, query: str) -> DataFrame:
     _require()
     from lakehead.spark.table_names import run_sql
 
-    return run_sql(spark, query)
+    return run_sql(spark, query, args)
+
+
+def progress(query: StreamingQuery) -> list[SourceProgress]:
+    """How far a streaming query is behind each Lakehead table that it reads, as of its last progress; empty before it
+    made any."""
+    _require()
+    from lakehead.spark.lag import query_progress
+
+    return query_progress(query)
 
 
 def tiering_service(

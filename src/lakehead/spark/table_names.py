@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -16,6 +17,7 @@ from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import InvalidRequestError, SqlError
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.spark.connections import connection_of
+from lakehead.spark.options import listing
 from lakehead.spark.scratch import scratch_frame
 from lakehead.spark.types import spark_schema
 from lakehead.spark.union_frame import union_frame
@@ -42,7 +44,7 @@ def read_name(
     *,
     columns: Sequence[str] | None = None,
     tier: Tier = "union",
-    snapshot: int | None = None,
+    snapshot: int | dt.datetime | None = None,
     system_columns: bool = False,
 ) -> DataFrame:
     """See `lakehead.spark.table`."""
@@ -58,12 +60,12 @@ def read_name(
         )
     if tier != "union" or snapshot is not None or system_columns:
         raise InvalidRequestError(f"{name}: tier, snapshot and system_columns are for tables and their $lake")
-    frame = _changelog(spark, table) if suffix is Suffix.CHANGELOG else _listing(spark, table, suffix)
+    frame = _listing(spark, table, suffix) if suffix in (Suffix.SNAPSHOTS, Suffix.FILES) else _changelog(spark, table)
     return frame.select(*columns) if columns is not None else frame
 
 
-def _listing(spark: SparkSession, table: Table, suffix: Suffix | None) -> DataFrame:
-    rows = table.lake.snapshots() if suffix is Suffix.SNAPSHOTS else table.lake.files()
+def _listing(spark: SparkSession, table: Table, suffix: Suffix) -> DataFrame:
+    rows = listing(table, suffix)
     return _frame(spark, rows.schema, rows.to_batches())
 
 
@@ -81,7 +83,7 @@ def _frame(spark: SparkSession, schema: pa.Schema, batches: Iterable[pa.RecordBa
     return frame if frame is not None else spark.createDataFrame([], spark_schema(schema))
 
 
-def run_sql(spark: SparkSession, query: str) -> DataFrame:
+def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[Any] | None = None) -> DataFrame:
     """See `lakehead.spark.sql`."""
     if not isinstance(query, str) or not query.strip():
         raise SqlError("the statement is empty: write for example 'select count(*) from shop.orders'")
@@ -96,12 +98,16 @@ def run_sql(spark: SparkSession, query: str) -> DataFrame:
                 read_name(spark, full).createOrReplaceTempView(views[full])
             mapping[name] = views[full] + alias_for(query, name)
         # The statement is analysed here, so that the views may go; the frame holds what they stood for.
-        return spark.sql(replace_names(query, mapping))
+        return spark.sql(replace_names(query, mapping), _plain(args))
     except PySparkException as e:
         raise SqlError(_readable(e, views)) from e
     finally:
         for view in views.values():
             spark.catalog.dropTempView(view)
+
+
+def _plain(args: Mapping[str, Any] | Sequence[Any] | None) -> dict[str, Any] | list[Any] | None:
+    return None if args is None else dict(args) if isinstance(args, Mapping) else list(args)
 
 
 def find_spark_tables(query: str, tables: Sequence[str]) -> list[tuple[TableName, str]]:

@@ -8,6 +8,7 @@ that this Spark has no driver for is read by Python workers through the data sou
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import posixpath
 from collections.abc import Iterable, Sequence
@@ -48,7 +49,7 @@ def union_frame(
     *,
     columns: Sequence[str] | None = None,
     tier: Tier = "union",
-    snapshot: int | None = None,
+    snapshot: int | dt.datetime | None = None,
     system_columns: bool = False,
 ) -> DataFrame:
     """See `lakehead.spark.table`; the read is pinned now, once for both tiers."""

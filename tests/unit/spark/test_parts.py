@@ -1,4 +1,4 @@
-"""The data source's options and how a pinned read is cut into partitions."""
+"""How a pinned read is cut into partitions."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import itertools
 
 import numpy as np
 import pyarrow as pa
-import pytest
 
-from lakehead.errors import InvalidPropertyError
 from lakehead.lake.lake_table import LakeFile
-from lakehead.spark.source import HOT_ROWS, LAKE_BYTES, ReadOptions, hot_parts, lake_parts
+from lakehead.spark.parts import HOT_ROWS, LAKE_BYTES, hot_parts, lake_parts, record_parts
 from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey
 
 A, B = TabletKey("", 0), TabletKey("", 1)
@@ -21,28 +19,6 @@ KEYED = TableDescriptor("id", TablePath("a", "t"), SCHEMAS, ("k",), (), ("k",), 
 
 def file(tablet: TabletKey, low: int, high: int, size: int = 1) -> LakeFile:
     return LakeFile(f"f{low}", size, high - low + 1, tablet, (low, high), 0, ())
-
-
-def test_options() -> None:
-    got = ReadOptions.parse({"URI": "lakehead://h:1", "Table": "a.b", "columns": "x, y", "snapshot": "7"})
-    assert (got.columns, got.tier, got.snapshot, got.ranges) == (("x", "y"), "union", 7, None)
-    assert ReadOptions.parse({"uri": "u", "table": "t", "columns": '["a, b"]'}).columns == ("a, b",)
-    assert ReadOptions.parse({"uri": "u", "table": "t", "ranges": '{"/1": [3, 5]}'}).ranges == {B: (3, 5)}
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"table": "t"}, "con.uri"),
-        ({"uri": "u"}, "db.table"),
-        ({"uri": "u", "table": "t", "tiers": "hot"}, "'tier'"),
-        ({"uri": "u", "table": "t", "tier": "warm"}, "'union', 'hot' or 'lake'"),
-        ({"uri": "u", "table": "t", "snapshot": "last"}, "lake snapshot"),
-    ],
-)
-def test_bad_options(options: dict[str, str], words: str) -> None:
-    with pytest.raises(InvalidPropertyError, match=words):
-        ReadOptions.parse(options)
 
 
 def test_lake_parts_carry_what_is_superseded_in_them() -> None:
@@ -64,3 +40,9 @@ def test_hot_parts_cover_each_offset_once() -> None:
     assert all(a[1] == b[0] for a, b in itertools.pairwise(pieces))
     whole = list(hot_parts(KEYED, ranges))
     assert {k: r for p in whole for k, r in p.ranges.items()} == {A: ranges[A], B: ranges[B]}
+
+
+def test_records_of_a_key_stay_in_one_partition() -> None:
+    ranges = {A: (0, 2 * HOT_ROWS), B: (7, 9)}
+    assert len(list(record_parts(DESC, ranges))) == 3
+    assert {k: r for p in record_parts(KEYED, ranges) for k, r in p.ranges.items()} == ranges

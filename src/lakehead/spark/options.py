@@ -1,0 +1,241 @@
+"""Options of the data source ``lakehead``, read from the texts of ``.option(name, value)``."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import pyarrow as pa
+
+from lakehead.api.subscription import changelog_schema
+from lakehead.api.table import Table, handle_of
+from lakehead.api.table_names import Suffix, suffix_of
+from lakehead.config import unknown_name
+from lakehead.errors import ColumnNotFoundError, InvalidPropertyError, InvalidRequestError
+from lakehead.format.schema import nearest_name
+from lakehead.spark.parts import Ranges
+from lakehead.spark.types import comma_separated
+from lakehead.types import CHANGE_TYPE_COLUMN, SYSTEM_FIELDS, TabletKey, Tier, require_tier
+
+_NamedStart = Literal["latest", "earliest", "full"]
+StreamStart: TypeAlias = _NamedStart | dt.datetime | Mapping[TabletKey, int]
+_INTERNAL = ("ranges", "lease", "schema_id")
+_OF_BATCHES = ("tier", "snapshot", "timestamp")
+_OF_STREAMS = ("start", "max_rows_per_trigger", "max_bytes_per_trigger")
+OPTIONS = ("uri", "table", "columns", "changelog", *_OF_BATCHES, *_OF_STREAMS, *_INTERNAL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """Options of one read.
+
+    Attributes:
+        uri: address of the server.
+        table: the table's name.
+        suffix: what the name said after a ``$``; ``changelog`` as an option says the same.
+        columns: the columns wanted, in order; None for all of the user's.
+        tier: see `lakehead.Table.scan`.
+        snapshot: read the lake alone, at this lake snapshot, or at the one that was current at a time.
+        start: where a stream starts; see `lakehead.Table.subscribe`.
+        max_rows, max_bytes: at most so much in one micro-batch, None for no limit.
+        ranges: read exactly these log offsets, and of the lake ``snapshot`` or nothing; how a union read ships its
+            pin, with its ``lease``.
+        schema_id: the definition under which that was pinned; -1 for what is pinned with the plan.
+        given: the names of all that were given.
+    """
+
+    uri: str
+    table: str
+    suffix: Suffix | None = None
+    columns: tuple[str, ...] | None = None
+    tier: Tier = "union"
+    snapshot: int | dt.datetime | None = None
+    start: StreamStart = "latest"
+    max_rows: int | None = None
+    max_bytes: int | None = None
+    ranges: Ranges | None = None
+    lease: str | None = None
+    schema_id: int = -1
+    given: frozenset[str] = frozenset()
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> ReadOptions:
+        """Read the texts; names in any case.
+
+        Raises:
+            InvalidPropertyError: one is missing, unknown, cannot be read, or contradicts another.
+            SqlError: the table's name has a suffix that does not exist.
+        """
+        given = {name.lower(): value for name, value in options.items()}
+        for name in given:
+            if name not in OPTIONS:
+                raise unknown_name("option of the lakehead source", name, [o for o in OPTIONS if o not in _INTERNAL])
+        for name in ("uri", "table"):
+            if not given.get(name):
+                raise InvalidPropertyError(
+                    f"format('lakehead') needs .option({name!r}, ...): uri is con.uri, table 'db.table'"
+                )
+        table, _, suffix = given["table"].partition("$")
+        ranges = given.get("ranges")
+        return cls(
+            uri=given["uri"],
+            table=table,
+            suffix=_suffix(table, suffix, given),
+            columns=comma_separated(given.get("columns")),
+            tier=_tier(given, suffix),
+            snapshot=_snapshot(given),
+            start=_start(given.get("start", "latest")),
+            max_rows=_count(given, "max_rows_per_trigger"),
+            max_bytes=_count(given, "max_bytes_per_trigger"),
+            ranges=None if ranges is None else {TabletKey.parse(k): (s, e) for k, (s, e) in json.loads(ranges).items()},
+            lease=given.get("lease"),
+            schema_id=int(given.get("schema_id", -1)),
+            given=frozenset(given),
+        )
+
+    @property
+    def changelog(self) -> bool:
+        """Whether records are wanted as they were written, with their change types and places."""
+        return self.suffix is Suffix.CHANGELOG
+
+    def require_batch(self) -> None:
+        """That these are options of ``spark.read``.
+
+        Raises:
+            InvalidPropertyError: one is for streams, or for another kind of name.
+        """
+        self._refuse(_OF_STREAMS, "spark.readStream", "spark.read")
+        if self.suffix not in (None, Suffix.LAKE):
+            for name in self.given.intersection(_OF_BATCHES):
+                raise InvalidPropertyError(f"option {name} is for tables and their $lake, not for ${self.suffix}")
+
+    def require_stream(self) -> None:
+        """That these are options of ``spark.readStream``.
+
+        Raises:
+            InvalidPropertyError: one is for batches, or the name is of something that does not grow.
+        """
+        self._refuse(_OF_BATCHES, "spark.read", "spark.readStream")
+        if self.suffix not in (None, Suffix.CHANGELOG):
+            raise InvalidPropertyError(
+                f"{self.table}${self.suffix} cannot be read as a stream: name the table, whose stream begins in the"
+                " lake with .option('start', 'earliest')"
+            )
+
+    def _refuse(self, names: Sequence[str], their: str, this: str) -> None:
+        for name in names:
+            if name in self.given:
+                raise InvalidPropertyError(f"option {name} is for {their}, not for {this}", name=name)
+
+
+def listing(table: Table, suffix: Suffix) -> pa.Table:
+    """``t$lake$snapshots`` or ``t$lake$files``."""
+    return table.lake.snapshots() if suffix is Suffix.SNAPSHOTS else table.lake.files()
+
+
+def wanted_columns(table: Table, options: ReadOptions) -> pa.Schema:
+    """The columns of a read, in order; a changelog's own come after those of the table that were asked for.
+
+    Raises:
+        ColumnNotFoundError: one does not exist; the message names the nearest.
+        InvalidPropertyError: one is named twice.
+    """
+    desc = handle_of(table).desc
+    if options.suffix in (Suffix.SNAPSHOTS, Suffix.FILES):
+        default = there = listing(table, options.suffix).schema
+    elif options.changelog:
+        default = there = changelog_schema(desc)
+    else:
+        default, there = desc.schema, pa.schema([*desc.schema, *SYSTEM_FIELDS])
+    if options.columns is None:
+        return default
+    names = list(options.columns)
+    for c in names:
+        if c not in there.names:
+            near = nearest_name(c, default.names)
+            raise ColumnNotFoundError(f"table {desc.path} has no column {c!r}; {near}", column=c)
+        if names.count(c) > 1:
+            raise InvalidPropertyError(f"option columns names {c!r} twice: name each once")
+    if options.changelog:
+        names += [c for c in (CHANGE_TYPE_COLUMN, *(f.name for f in SYSTEM_FIELDS)) if c not in names]
+    return pa.schema([there.field(c) for c in names])
+
+
+def _suffix(table: str, text: str, given: Mapping[str, str]) -> Suffix | None:
+    suffix = suffix_of(table, text)
+    changelog = given.get("changelog", "true" if suffix is Suffix.CHANGELOG else "false").lower()
+    if changelog not in ("true", "false"):
+        raise InvalidPropertyError(f"option changelog={changelog!r} must be true or false")
+    if changelog == "true" and suffix is None:
+        return Suffix.CHANGELOG
+    if (changelog == "true") != (suffix is Suffix.CHANGELOG):
+        raise InvalidPropertyError(f"option changelog={changelog} contradicts the name {table}${suffix}")
+    return suffix
+
+
+def _tier(given: Mapping[str, str], suffix: str) -> Tier:
+    try:
+        tier = require_tier(given.get("tier", "lake" if suffix.lower() == Suffix.LAKE else "union"))
+    except InvalidRequestError as e:
+        raise InvalidPropertyError(f"option {e.message}") from e
+    if suffix.lower() == Suffix.LAKE and tier != "lake":
+        raise InvalidPropertyError(f"option tier={tier!r} contradicts the name {given['table']}")
+    return tier
+
+
+def _snapshot(given: Mapping[str, str]) -> int | dt.datetime | None:
+    snapshot, timestamp = given.get("snapshot"), given.get("timestamp")
+    if snapshot is not None and timestamp is not None:
+        raise InvalidPropertyError("options snapshot and timestamp both say which lake snapshot: give one")
+    if timestamp is not None:
+        return _time("timestamp", timestamp)
+    if snapshot is not None and not snapshot.isdigit():
+        raise InvalidPropertyError(f"option snapshot={snapshot!r} is not the id of a lake snapshot")
+    return None if snapshot is None else int(snapshot)
+
+
+def _count(given: Mapping[str, str], name: str) -> int | None:
+    text = given.get(name)
+    if text is not None and (not text.isdigit() or int(text) == 0):
+        raise InvalidPropertyError(f"option {name}={text!r} is not a positive number")
+    return None if text is None else int(text)
+
+
+def _start(text: str) -> StreamStart:
+    for known in get_args(_NamedStart):
+        if text.strip().lower() == known:
+            return known
+    if text.lstrip().startswith("{"):
+        return _offsets(text)
+    return _time("start", text, "latest, earliest, full, offsets as JSON, or ")
+
+
+def _time(option: str, text: str, others: str = "") -> dt.datetime:
+    try:
+        if text.strip().isdigit():
+            return dt.datetime.fromtimestamp(int(text) / 1000, dt.UTC)
+        time = dt.datetime.fromisoformat(text.strip())
+    except (ValueError, OverflowError, OSError):
+        time = None
+    if time is None or time.tzinfo is None:
+        raise InvalidPropertyError(
+            f"option {option}={text!r} is not one of: {others}a time with a zone, such as 2026-05-01T12:00:00Z, or"
+            " milliseconds since 1970"
+        )
+    return time
+
+
+def _offsets(text: str) -> dict[TabletKey, int]:
+    try:
+        found = {TabletKey.parse(k): v for k, v in json.loads(text).items()}
+        if all(type(v) is int and v >= 0 for v in found.values()):
+            return found
+    except ValueError:
+        pass
+    raise InvalidPropertyError(
+        f"option start={text!r} is not offsets per tablet: write them as JSON, such as"
+        ' {"0": 100, "1": 80}, or {"day=2026-05-01/0": 100} where the table has partitions'
+    )

@@ -1,0 +1,185 @@
+"""What tasks of Spark read: lake files, live rows of the log, its records, or a listing; planned once, as plain values.
+
+Whatever a part needs to know of the table's state stands in it, so that a task which is tried again reads the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakehead.api.subscription import named_changes
+from lakehead.client.table import TableHandle
+from lakehead.lake.pinned_lake import PinnedLake
+from lakehead.lake.records import read_records
+from lakehead.lake.union_read import Pin, UnionRead
+from lakehead.log.netchange import Offsets, between
+from lakehead.predicate.read_spec import ReadSpec
+from lakehead.types import (
+    CHANGE_TYPE_COLUMN,
+    OFFSET_COLUMN,
+    SYSTEM_FIELDS,
+    ChangeType,
+    TableDescriptor,
+    TabletKey,
+)
+
+if TYPE_CHECKING:
+    from lakehead.lake.lake_table import LakeFile
+
+Ranges: TypeAlias = Mapping[TabletKey, tuple[int, int]]
+
+LAKE_BYTES = 32 << 20
+"""Lake files of so many bytes together make a partition."""
+HOT_ROWS = 512 << 10
+"""Log records that make a partition; a keyed tablet is never cut."""
+_SYSTEM = frozenset(f.name for f in SYSTEM_FIELDS)
+_NEW_ROWS = pa.array([ChangeType.APPEND, ChangeType.INSERT, ChangeType.UPDATE_AFTER], pa.int8())
+
+
+@dataclass(frozen=True, eq=False)
+class LakePart:
+    """Lake files to read, and offsets of rows to leave out, under the lease and the definition of the plan."""
+
+    table_id: str
+    schema_id: int
+    files: tuple[LakeFile, ...]
+    superseded: Mapping[TabletKey, Offsets]
+    lease: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class HotPart:
+    """Log offsets to read, under the lease and the definition of the plan; whole tablets where the table is keyed."""
+
+    table_id: str
+    schema_id: int
+    ranges: Ranges
+    lease: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class RecordsPart:
+    """Records of the log to read as they were written, from the lake where the log has trimmed them."""
+
+    table_id: str
+    schema_id: int
+    ranges: Ranges
+
+
+# ---- planning -------------------------------------------------------------------------------------------------------
+
+
+def union_parts(handle: TableHandle, pinned: Pin) -> list[LakePart | HotPart]:
+    """All of a pinned read; of a keyed table, the tablets that it has ranges of, or the lake alone."""
+    parts: list[LakePart | HotPart] = []
+    view = pinned.lake
+    if view is not None and view.snapshot_id is not None:
+        files = view.plan()
+        superseded: Mapping[TabletKey, Offsets] = {}
+        if handle.desc.keyed and pinned.ranges:
+            superseded = UnionRead(handle, pinned, ReadSpec(())).hot_changes()[0]
+            files = [f for f in files if f.tablet is None or f.tablet in pinned.ranges]
+        parts += lake_parts(handle.desc, files, superseded, pinned.lease)
+    return [*parts, *hot_parts(handle.desc, pinned.ranges, pinned.lease)]
+
+
+def lake_parts(
+    desc: TableDescriptor, files: Iterable[LakeFile], superseded: Mapping[TabletKey, Offsets], lease: str | None = None
+) -> Iterator[LakePart]:
+    """Files in order, cut where `LAKE_BYTES` are reached; each part with the superseded offsets of its tablets."""
+    for group in _grouped(files, lambda f: f.size, LAKE_BYTES):
+        tablets = {f.tablet for f in group if f.tablet is not None}
+        mine = {k: _within(superseded[k], [f for f in group if f.tablet == k]) for k in tablets if k in superseded}
+        yield LakePart(desc.table_id, desc.schema_id, tuple(group), mine, lease)
+
+
+def _within(offsets: Offsets, files: Sequence[LakeFile]) -> Offsets:
+    bounds = [f.offsets for f in files if f.offsets is not None]
+    if len(bounds) < len(files):
+        return offsets
+    return between(offsets, min(b[0] for b in bounds), max(b[1] for b in bounds) + 1)
+
+
+def hot_parts(desc: TableDescriptor, ranges: Ranges, lease: str | None = None) -> Iterator[HotPart]:
+    """Log ranges, cut or gathered to about `HOT_ROWS` records."""
+    for some in _cut(desc, ranges):
+        yield HotPart(desc.table_id, desc.schema_id, some, lease)
+
+
+def record_parts(desc: TableDescriptor, ranges: Ranges) -> Iterator[RecordsPart]:
+    """The same of records: changes of one key stay in order, because a keyed tablet is never cut."""
+    for some in _cut(desc, ranges):
+        yield RecordsPart(desc.table_id, desc.schema_id, some)
+
+
+def _cut(desc: TableDescriptor, ranges: Ranges) -> Iterator[Ranges]:
+    pieces: list[tuple[TabletKey, int, int]] = []
+    for key, (start, end) in sorted(ranges.items()):
+        step = max(end - start, 1) if desc.keyed else HOT_ROWS
+        pieces += [(key, at, min(at + step, end)) for at in range(start, end, step)]
+    for group in _grouped(pieces, lambda p: p[2] - p[1], HOT_ROWS):
+        # A tablet's pieces are neighbours, so that those in one group are one range.
+        joined: dict[TabletKey, tuple[int, int]] = {}
+        for key, start, end in group:
+            joined[key] = (joined[key][0] if key in joined else start, end)
+        yield joined
+
+
+def _grouped(items: Iterable[Any], size: Callable[[Any], int], limit: int) -> Iterator[list[Any]]:
+    group: list[Any] = []
+    total = 0
+    for item in items:
+        if group and total + size(item) > limit:
+            yield group
+            group, total = [], 0
+        group.append(item)
+        total += size(item)
+    if group:
+        yield group
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+
+
+def read_rows(handle: TableHandle, part: LakePart | HotPart, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Rows of a pinned read with these columns, perhaps among others; ``__change_type`` is +I of each."""
+    wanted = [n for n in names if n != CHANGE_TYPE_COLUMN]
+    batches: Iterator[pa.RecordBatch]
+    if isinstance(part, LakePart):
+        lake = PinnedLake.current(handle.desc, handle.lake())
+        batches = lake.read(part.files, ReadSpec(tuple(wanted)), part.superseded)
+    else:
+        user = [n for n in wanted if n not in _SYSTEM]
+        spec = ReadSpec(tuple(user), system_columns=len(user) < len(wanted))
+        batches = UnionRead(handle, Pin(None, part.ranges, part.lease), spec).batches()
+    with handle.leases.used(part.lease):
+        for batch in batches:
+            yield batch if len(wanted) == len(names) else _all_of(ChangeType.INSERT, batch)
+
+
+def read_changes(handle: TableHandle, part: RecordsPart, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Records with these columns, perhaps among others, each tablet's in offset order.
+
+    Of a keyed table without ``__change_type`` among them, the new rows alone: what was deleted or replaced is left out.
+    """
+    keyed, told = handle.desc.keyed, CHANGE_TYPE_COLUMN in names
+    wanted = [n for n in names if n != CHANGE_TYPE_COLUMN]
+    needed = [*([CHANGE_TYPE_COLUMN] if keyed else []), *([] if OFFSET_COLUMN in wanted else [OFFSET_COLUMN])]
+    spec = ReadSpec((*wanted, *needed))
+    for tablet, (start, end) in part.ranges.items():
+        for batch in read_records(handle, tablet, start, end, spec):
+            if not keyed:
+                yield _all_of(ChangeType.APPEND, batch) if told else batch
+            elif told:
+                yield named_changes(batch)
+            else:
+                yield batch.filter(pc.is_in(batch.column(CHANGE_TYPE_COLUMN), _NEW_ROWS))
+
+
+def _all_of(change: ChangeType, batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.append_column(CHANGE_TYPE_COLUMN, pa.repeat(change.symbol, batch.num_rows))

@@ -1,0 +1,347 @@
+"""``spark.readStream.format("lakehead")``: a table's history and what comes, cut into micro-batches by offsets.
+
+A micro-batch is all that lies between two offsets, which Spark keeps in its checkpoint; whoever reads it, however
+often, reads the same rows: live rows at a lake snapshot and log offsets, records at their offsets, from log or lake.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from lakehead.api.table import handle_of
+from lakehead.client.table import TableHandle
+from lakehead.errors import (
+    OffsetOutOfRangeError,
+    SchemaChangedError,
+    SnapshotNotFoundError,
+    TableNotFoundError,
+    UnavailableError,
+)
+from lakehead.format.read_as import cast_to
+from lakehead.lake.pinned_lake import PinnedLake
+from lakehead.lake.records import outlives_log, read_records
+from lakehead.lake.union_read import Pin, pin
+from lakehead.predicate.read_spec import ReadSpec
+from lakehead.protocol.messages import TabletState
+from lakehead.spark.connections import planned_handle, worker_table
+from lakehead.spark.options import ReadOptions, wanted_columns
+from lakehead.spark.parts import (
+    HotPart,
+    LakePart,
+    RecordsPart,
+    read_changes,
+    read_rows,
+    record_parts,
+    union_parts,
+)
+from lakehead.spark.stream_offsets import LiveRows, StreamOffset, live_between, records_between
+from lakehead.spark.types import arrow_schema, spark_schema
+from lakehead.types import CHANGE_TYPE_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN, TIMESTAMP_TYPE, TabletKey
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxBytes,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:  # before Spark 4.2, which asks for no limit and lets availableNow take all at once
+    SupportsTriggerAvailableNow = object
+
+_SAMPLE_ROWS = 256
+"""Records whose size stands for that of a micro-batch."""
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans a query's micro-batches in a process that lives as long as the query, and reads them on executors."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._opened: TableHandle | None = None
+        self._seen: Sequence[TabletState] = ()
+        self._target: dict[TabletKey, int] | None = None
+        self._initial: StreamOffset | None = None
+        self._lease: str | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    # ---- how far --------------------------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a query without a checkpoint starts."""
+        handle = self._handle()
+        self._initial = _first_offset(handle, self._options)
+        return self._initial.to_json()
+
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
+        """Where the next micro-batch ends: ``start`` itself when there is nothing new.
+
+        Raises:
+            TableNotFoundError: the table was dropped.
+            SchemaChangedError: it was altered while the query runs.
+        """
+        handle = self._handle()
+        ends = self._look(handle)
+        if start is None:  # before Spark 4.2
+            begin, self._initial = self._initial or _offset(handle, {}), None
+        else:
+            begin = StreamOffset.from_json(start)
+        self._require_same_table(handle, begin)
+        begin.require_within(ends)
+        if self._target is not None:
+            ends = {k: min(e, self._target.get(k, 0)) for k, e in ends.items()}
+        begin = _offset(handle, begin.at, begin.live)
+        rows = {t.key: t.rows for t in self._seen}
+        return begin.advanced(ends, self._rows_max(handle, begin, ends, limit), rows).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """The options' limits, of which Spark is told one."""
+        if self._options.max_rows is not None:
+            return ReadMaxRows(self._options.max_rows)
+        return ReadAllAvailable() if self._options.max_bytes is None else ReadMaxBytes(self._options.max_bytes)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """What comes after this is not for this query."""
+        self._target = self._look(self._handle())
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Where the logs ended when they were last looked at; what lies between is the query's lag."""
+        handle = self._handle()
+        return _offset(handle, _ends(self._seen) or self._look(handle)).to_json()
+
+    # ---- micro-batches --------------------------------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """What lies between two offsets."""
+        handle, begin, until = self._handle(), StreamOffset.from_json(start), StreamOffset.from_json(end)
+        self._require_same_table(handle, begin)
+        self._require_same_table(handle, until)
+        parts: list[LakePart | HotPart | RecordsPart] = []
+        live = live_between(begin, until)
+        if live is not None:
+            self._lease = live.lease
+            parts += _live_parts(handle, live)
+        parts += record_parts(handle.desc, records_between(begin, until))
+        return [InputPartition(p) for p in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Rows of one partition, on an executor."""
+        target = arrow_schema(self._schema)
+        try:
+            for batch in self._rows(partition.value):
+                if batch.num_rows:
+                    yield cast_to(target, batch)
+        except SchemaChangedError as e:
+            raise _altered(handle_of(worker_table(self._options.uri, self._options.table))) from e
+
+    def _rows(self, part: LakePart | HotPart | RecordsPart) -> Iterator[pa.RecordBatch]:
+        handle = planned_handle(self._options.uri, self._options.table, part.table_id, part.schema_id)
+        if isinstance(part, RecordsPart):
+            return read_changes(handle, part, self._schema.names)
+        return _as_of_start(handle, read_rows(handle, part, self._schema.names))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """What was delivered is not read again: the server need not hold it."""
+        if self._lease is not None and "live" not in end:
+            leases = self._handle().leases
+            leases.release(self._lease)
+            leases.renew()
+            self._lease = None
+
+    # ---- the table ------------------------------------------------------------------------------------------------
+
+    def _handle(self) -> TableHandle:
+        """The table under the definition that the query was planned with.
+
+        Raises:
+            InvalidPropertyError: an option is not one of streams. What is raised earlier, PySpark hides.
+            SchemaChangedError: it has another one now.
+        """
+        if self._opened is None:
+            self._options.require_stream()
+            table = worker_table(self._options.uri, self._options.table)
+            wanted = spark_schema(wanted_columns(table, self._options))
+            if [(f.name, f.dataType) for f in wanted] != [(f.name, f.dataType) for f in self._schema]:
+                raise _altered(handle_of(table))
+            self._opened = handle_of(table)
+        return self._opened
+
+    def _look(self, handle: TableHandle) -> dict[TabletKey, int]:
+        """Where the logs end; a restart of the server takes nothing of that back."""
+        now = handle.now()
+        if now.desc.schema_id != handle.desc.schema_id:
+            raise _altered(now)
+        if now.desc.path != handle.desc.path:
+            raise TableNotFoundError(
+                f"table {handle.desc.path} is called {now.desc.path} now: load the stream by that name and start the"
+                " query from its checkpoint, it goes on where it was",
+                table=str(handle.desc.path),
+            )
+        self._seen = handle.log.tablets(sync=True)
+        return _ends(self._seen)
+
+    def _require_same_table(self, handle: TableHandle, offset: StreamOffset) -> None:
+        if offset.table_id != handle.desc.table_id:
+            raise TableNotFoundError(
+                f"table {offset.table}, which this query's checkpoint is of, was dropped; the {handle.desc.path} there"
+                " is now is another table: start the query with another checkpointLocation",
+                table=offset.table,
+            )
+
+    # ---- limits ---------------------------------------------------------------------------------------------------
+
+    def _rows_max(
+        self, handle: TableHandle, begin: StreamOffset, ends: Mapping[TabletKey, int], limit: ReadLimit | None
+    ) -> int | None:
+        if limit is None or isinstance(limit, ReadAllAvailable):
+            return None
+        rows, size = self._options.max_rows, self._options.max_bytes
+        if size is None or begin.live is not None:
+            return rows
+        most = max(ends, key=lambda k: ends[k] - begin.at.get(k, 0), default=None)
+        if most is None or ends[most] <= begin.at.get(most, 0):
+            return rows
+        of_size = max(1, size // self._row_bytes(handle, most, begin.at.get(most, 0), ends[most]))
+        return of_size if rows is None else min(rows, of_size)
+
+    def _row_bytes(self, handle: TableHandle, tablet: TabletKey, start: int, end: int) -> int:
+        """About what a row takes as Arrow, by the next ones."""
+        names = [n for n in self._schema.names if n not in (CHANGE_TYPE_COLUMN, OFFSET_COLUMN)]
+        spec = ReadSpec((*names, OFFSET_COLUMN))
+        sample = next(read_records(handle, tablet, start, min(start + _SAMPLE_ROWS, end), spec), None)
+        return 1 if sample is None else max(1, sample.nbytes // sample.num_rows)
+
+
+def _offset(handle: TableHandle, at: Mapping[TabletKey, int], live: LiveRows | None = None) -> StreamOffset:
+    return StreamOffset(str(handle.desc.path), handle.desc.table_id, handle.desc.schema_id, at, live)
+
+
+def _ends(tablets: Sequence[TabletState]) -> dict[TabletKey, int]:
+    return {t.key: t.high_watermark for t in tablets}
+
+
+def _altered(now: TableHandle) -> SchemaChangedError:
+    columns = ", ".join(f"{f.name} {f.type}" for f in now.desc.schema)
+    return SchemaChangedError(
+        f"table {now.desc.path} was altered while a query reads it, and has now, as schema {now.desc.schema_id}, the"
+        f" columns {columns}: load the stream again and start the query from its checkpoint, it goes on where it was",
+        table=str(now.desc.path),
+        schema_id=now.desc.schema_id,
+    )
+
+
+# ---- where it starts ------------------------------------------------------------------------------------------------
+
+
+def _first_offset(handle: TableHandle, options: ReadOptions) -> StreamOffset:
+    """Where a stream starts, tablet by tablet as a subscription does.
+
+    Raises:
+        OffsetOutOfRangeError: the log, and the lake where it holds all of the log, do not have what is asked for.
+    """
+    desc, start = handle.desc, options.start
+    since_us = (start - _EPOCH) // dt.timedelta(microseconds=1) if isinstance(start, dt.datetime) else None
+    at: dict[TabletKey, int] = {}
+    live = set()
+    for tablet in handle.log.tablets(sync=True, at_timestamp_us=since_us):
+        key = tablet.key
+        if start == "latest":
+            at[key] = tablet.high_watermark
+        elif since_us is not None:
+            at[key] = _offset_at(handle, tablet, since_us)
+        elif isinstance(start, Mapping) and key in start:
+            at[key] = start[key]
+        elif desc.keyed and (start == "full" or tablet.log_start > 0):
+            live.add(key)
+        else:
+            at[key] = 0 if outlives_log(desc) else tablet.log_start
+        if isinstance(start, Mapping):
+            _require_readable(handle, start, tablet)
+    if isinstance(start, Mapping) and (unknown := sorted(start.keys() - at.keys())):
+        raise OffsetOutOfRangeError(f"option start names tablet {unknown[0]}, which {desc.path} does not have")
+    return _offset(handle, at, _live_now(handle, live))
+
+
+def _live_now(handle: TableHandle, tablets: set[TabletKey]) -> LiveRows | None:
+    if not tablets:
+        return None
+    pinned = pin(handle, planned=True)
+    handle.log.watermarks()  # synced, and what was pinned with it
+    snapshot = pinned.lake.snapshot_id if pinned.lake is not None else None
+    return LiveRows(snapshot, pinned.lease, {k: r for k, r in pinned.ranges.items() if k in tablets})
+
+
+def _require_readable(handle: TableHandle, start: Mapping[TabletKey, int], tablet: TabletState) -> None:
+    first = 0 if outlives_log(handle.desc) else tablet.log_start
+    if not first <= start.get(tablet.key, first) <= tablet.high_watermark:
+        raise OffsetOutOfRangeError(
+            f"option start wants offset {start[tablet.key]} of {handle.desc.path} tablet {tablet.key}, which holds"
+            f" [{first}, {tablet.high_watermark})",
+            log_start_offset=first,
+            high_watermark=tablet.high_watermark,
+        )
+
+
+def _offset_at(handle: TableHandle, tablet: TabletState, since_us: int) -> int:
+    """First offset of a row that was committed at a time or later."""
+    if tablet.at_timestamp is not None:
+        return tablet.at_timestamp
+    desc = handle.desc
+    if not outlives_log(desc):
+        since = dt.datetime.fromtimestamp(since_us / 1e6, dt.UTC)
+        raise OffsetOutOfRangeError(
+            f"changes of {desc.path} since {since.isoformat()} are no longer all in the log: tablet {tablet.key} holds"
+            f" [{tablet.log_start}, {tablet.high_watermark}); start 'full' gives the current rows, then what changes",
+            log_start_offset=tablet.log_start,
+            high_watermark=tablet.high_watermark,
+        )
+    lake = PinnedLake.current(desc, handle.lake())
+    spec, wanted = ReadSpec((OFFSET_COLUMN, TIMESTAMP_COLUMN)), pa.scalar(since_us, TIMESTAMP_TYPE)
+    low, high = 0, tablet.log_start
+    while low < high:
+        middle = (low + high) // 2
+        rows = next(read_records(handle, tablet.key, middle, high, spec, open_lake=lambda *_: lake), None)
+        if rows is None or rows.column(TIMESTAMP_COLUMN)[0].as_py() >= wanted.as_py():
+            high = middle
+        else:
+            low = rows.column(OFFSET_COLUMN)[0].as_py() + 1
+    return high
+
+
+# ---- live rows ------------------------------------------------------------------------------------------------------
+
+
+def _live_parts(handle: TableHandle, live: LiveRows) -> list[LakePart | HotPart]:
+    try:
+        lake = None if live.snapshot is None else PinnedLake.at(handle.desc, handle.lake(), live.snapshot)
+        return union_parts(handle, Pin(lake, live.ranges, live.lease))
+    except (SnapshotNotFoundError, UnavailableError) as e:
+        raise _translated(handle, e) from e
+
+
+def _as_of_start(handle: TableHandle, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from batches
+    except UnavailableError as e:
+        raise _translated(handle, e) from e
+
+
+def _translated(handle: TableHandle, e: SnapshotNotFoundError | UnavailableError) -> Exception:
+    """What is held for a query's first rows goes a while after the query did."""
+    if isinstance(e, UnavailableError) and not isinstance(e.__cause__, OffsetOutOfRangeError):
+        return e
+    return OffsetOutOfRangeError(
+        f"the rows of {handle.desc.path} as of the start of this query are no longer all there, and it had not"
+        f" delivered them: start it with another checkpointLocation ({e})",
+        table=str(handle.desc.path),
+    )

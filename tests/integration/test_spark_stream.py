@@ -1,0 +1,152 @@
+"""`spark.readStream` in real queries: checkpoints, triggers, restarts, and how a query ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import AnalysisException, StreamingQueryException
+
+import lakehead as lh
+import lakehead.spark as lhs
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+pytestmark = pytest.mark.spark
+
+LOG = pa.schema([("day", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
+KEYED = pa.schema([("id", pa.int64()), ("text", pa.string())])
+
+
+@pytest.fixture(scope="module")
+def con(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lh.Connection]:
+    with lh.connect(tmp_path_factory.mktemp("stream") / "data") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def spark(con: lh.Connection) -> SparkSession:
+    return lhs.session(con)
+
+
+class Sink:
+    """Rows of each micro-batch; one that is delivered again replaces what it delivered before."""
+
+    def __init__(self, spark: SparkSession, con: lh.Connection, checkpoint: Path) -> None:
+        self._spark, self._con, self._checkpoint = spark, con, checkpoint
+        self.batches: dict[int, list[dict[str, Any]]] = {}
+
+    def start(self, table: str, *, now: bool = True, **options: object) -> StreamingQuery:
+        source = self._spark.readStream.format("lakehead").options(uri=self._con.uri, table=table, **options).load()
+        writer = source.writeStream.foreachBatch(self._take).option("checkpointLocation", str(self._checkpoint))
+        return (writer.trigger(availableNow=True) if now else writer).start()
+
+    def run(self, table: str, **options: object) -> StreamingQuery:
+        """All that there is now."""
+        query = self.start(table, **options)
+        assert query.awaitTermination(60)
+        return query
+
+    def _take(self, frame: DataFrame, batch: int) -> None:
+        self.batches[batch] = frame.toArrow().to_pylist()
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for _, rows in sorted(self.batches.items()) for row in rows]
+
+
+def clicks(*numbers: int) -> list[dict[str, Any]]:
+    return [{"day": f"d{n % 3}", "n": n} for n in numbers]
+
+
+def test_a_query_goes_on_where_its_checkpoint_is(spark: SparkSession, con: lh.Connection, tmp_path: Path) -> None:
+    """Over rounds, a trimmed log, partitions that are new, and a micro-batch of which Spark forgot that it was done."""
+    table = con.create_table("q.clicks", LOG, partition_by=["day"], lake="iceberg", hot_retention="0s")
+    table.append(clicks(*range(40)))
+    sink = Sink(spark, con, tmp_path)
+    query = sink.run("q.clicks", start="earliest", max_rows_per_trigger=15)
+    assert [len(sink.batches[i]) for i in range(3)] == [15, 15, 10]
+    (progress,) = lhs.progress(query)
+    assert (progress.table, progress.input_rows, progress.lag_rows) == ("q.clicks", 10, 0)
+    kept = json.loads((tmp_path / "offsets" / "2").read_text().splitlines()[-1])
+    assert kept["table"] == "q.clicks" and sum(kept["offsets"].values()) == 40 and "live" not in kept
+    con.tier("q.clicks")
+    con._server.service.maintain()  # type: ignore[attr-defined]
+    table.append([*clicks(*range(40, 45)), {"day": "new", "n": 45}])
+    last = sink.batches.pop(2)
+    for lost in tmp_path.glob("commits/*2*"):
+        lost.unlink()
+    sink.run("q.clicks", start="earliest", max_rows_per_trigger=15)
+    assert sorted(sink.batches[2], key=str) == sorted(last, key=str), "from the lake, what came from the log"
+    assert sorted(r["n"] for r in sink.rows) == list(range(46))
+
+
+def test_a_query_follows_a_table_until_it_is_altered(
+    spark: SparkSession, con: lh.Connection, tmp_path: Path, wait_until: Callable[..., None]
+) -> None:
+    table = con.create_table("q.live", LOG, partition_by=["day"])
+    table.append(clicks(0))
+    sink = Sink(spark, con, tmp_path)
+    query = sink.start("q.live", now=False)
+    try:
+        wait_until(lambda: query.lastProgress is not None, 60)
+        assert sink.rows == [], "it starts with what comes"
+        for n in range(1, 6):
+            table.append(clicks(n))
+            wait_until(lambda n=n: len(sink.rows) == n, 60)
+        with table.alter() as change:
+            change.add_column("price", pa.int32())
+        with pytest.raises(
+            StreamingQueryException, match=r"SchemaChangedError: .* schema 1, the columns .*price int32"
+        ):
+            query.awaitTermination(60)
+    finally:
+        query.stop()
+    table.append([{"day": "d9", "n": 6, "price": 7}])
+    sink.run("q.live")
+    assert [r["n"] for r in sink.rows] == list(range(1, 7)) and sink.rows[-1]["price"] == 7
+
+
+def test_changes_of_a_keyed_table(spark: SparkSession, con: lh.Connection, tmp_path: Path) -> None:
+    table = con.create_table("q.users", KEYED, primary_key=["id"], buckets=2, lake="iceberg")
+    table.upsert([{"id": i, "text": "a"} for i in range(20)])
+    con.tier("q.users")
+    table.upsert([{"id": i, "text": "b"} for i in range(15, 25)])
+    sink = Sink(spark, con, tmp_path)
+    sink.run("q.users", start="full", changelog="true", columns="id")
+    assert sorted(r["id"] for r in sink.batches[0]) == list(range(25))
+    assert {r["__change_type"] for r in sink.batches[0]} == {"+I"}
+    table.delete([{"id": 3}])
+    table.upsert([{"id": 4, "text": "c"}])
+    sink.run("q.users", start="full", changelog="true", columns="id")
+    changes = sorted((r["id"], r["__change_type"]) for r in sink.batches[1])
+    assert changes == [(3, "-D"), (4, "+U"), (4, "-U")]
+    assert list(sink.batches[1][0]) == ["id", "__change_type", "__bucket", "__offset", "__timestamp"]
+
+
+def test_how_a_query_ends(spark: SparkSession, con: lh.Connection, tmp_path: Path) -> None:
+    table = con.create_table("q.ends", KEYED)
+    table.append([{"id": 1, "text": "a"}])
+    sink = Sink(spark, con, tmp_path)
+    sink.run("q.ends", start="earliest")
+    con.drop_table("q.ends")
+    with pytest.raises(AnalysisException, match="TableNotFoundError: there is no table"):
+        sink.start("q.ends")
+    con.create_table("q.ends", KEYED)
+    with pytest.raises(
+        StreamingQueryException, match=r"TableNotFoundError: table q\.ends, which this query's checkpoint"
+    ):
+        sink.run("q.ends")
+    with pytest.raises(AnalysisException, match="did you mean 'start'"):
+        sink.start("q.ends", starts="latest")
+    with pytest.raises(StreamingQueryException, match=r"option tier is for spark\.read, not for spark\.readStream"):
+        sink.run("q.ends", tier="lake")
+    nowhere = {"uri": "lakehead://127.0.0.1:1", "table": "q.ends"}
+    with pytest.raises(AnalysisException, match="UnavailableError: no Lakehead server answers"):
+        spark.readStream.format("lakehead").options(**nowhere).load()

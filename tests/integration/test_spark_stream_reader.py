@@ -1,0 +1,338 @@
+"""The stream reader as Spark drives it, without Spark: micro-batches are the history, once, whatever happens."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import pickle
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+
+import lakehead as lh
+from lakehead import TabletId
+from lakehead.api.table import handle_of
+from lakehead.errors import SchemaChangedError
+from lakehead.spark.source import LakeheadDataSource
+from lakehead.spark.stream import LakeheadStreamReader
+
+pytestmark = pytest.mark.spark
+
+LOG = pa.schema([("day", pa.string()), ("n", pa.int64()), ("text", pa.string())])
+KEYED = pa.schema([("id", pa.int64()), ("text", pa.string())])
+
+
+@pytest.fixture(scope="module")
+def con(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lh.Connection]:
+    with lh.connect(tmp_path_factory.mktemp("stream") / "data") as made:
+        yield made
+
+
+def trim(con: lh.Connection) -> None:
+    con._server.service.maintain()  # type: ignore[attr-defined]
+
+
+class Query:
+    """What Spark does with a stream reader, and what it keeps: offsets, of which the last may not be delivered."""
+
+    def __init__(self, con: lh.Connection, table: str, **options: object) -> None:
+        texts = {k: str(v) for k, v in options.items()}
+        self.source = LakeheadDataSource({"uri": con.uri, "table": table, **texts})
+        self.schema = self.source.schema()
+        self.offsets: list[str] = []
+        self.batches: list[list[dict[str, Any]]] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """The query's process begins anew; what was planned and not delivered comes again."""
+        self.reader: LakeheadStreamReader = self.source.streamReader(self.schema)
+
+    def rerun(self) -> list[dict[str, Any]]:
+        """Read the last micro-batch, again perhaps."""
+        start, end = (json.loads(text) for text in self.offsets[-2:])
+        sent = pickle.loads(pickle.dumps(self.reader))
+        parts = [pickle.loads(pickle.dumps(p)) for p in self.reader.partitions(start, end)]
+        return [row for p in parts for batch in sent.read(p) for row in batch.to_pylist()]
+
+    def plan(self) -> bool:
+        """Find the next micro-batch's end; whether there is anything new."""
+        if not self.offsets:
+            self.offsets.append(json.dumps(self.reader.initialOffset()))
+        limit = self.reader.getDefaultReadLimit()
+        end = json.dumps(self.reader.latestOffset(json.loads(self.offsets[-1]), limit))
+        if end == self.offsets[-1]:
+            return False
+        self.offsets.append(end)
+        return True
+
+    def step(self) -> bool:
+        """One micro-batch, if there is anything new."""
+        if not self.plan():
+            return False
+        self.batches.append(self.rerun())
+        self.reader.commit(json.loads(self.offsets[-1]))
+        return True
+
+    def drain(self) -> list[dict[str, Any]]:
+        """All that there is now."""
+        before = len(self.batches)
+        while self.step():
+            pass
+        return [row for batch in self.batches[before:] for row in batch]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for batch in self.batches for row in batch]
+
+
+def pushed(table: lh.Table, **how: Any) -> list[dict[str, Any]]:
+    return [r for b in table.subscribe(stop="now", **how) for r in b.rows.to_pylist()]
+
+
+def ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda r: json.dumps(r, default=str))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_micro_batches_are_the_history_of_a_log_table(con: lh.Connection, seed: int) -> None:
+    """Partitions appear, rounds tier, logs are trimmed, readers die before and after they delivered."""
+    dice = random.Random(seed)
+    name = f"model.log{seed}"
+    table = con.create_table(name, LOG, partition_by=["day"], buckets=2, lake="iceberg", hot_retention="0s")
+    limits = [{}, {"max_rows_per_trigger": 7}, {"max_bytes_per_trigger": 400}][seed % 3]
+    query = Query(con, name, start="earliest", changelog="true", **limits)
+    written = 0
+    for _ in range(30):
+        what = dice.choice(["append", "append", "tier", "trim", "step", "step", "crash", "restart"])
+        if what == "append":
+            count = dice.randrange(1, 30)
+            days = [f"d{dice.randrange(4)}" for _ in range(count)]
+            table.append([{"day": d, "n": written + i, "text": "x" * (i % 5)} for i, d in enumerate(days)])
+            written += count
+        elif what == "tier":
+            con.tier(name)
+        elif what == "trim":
+            trim(con)
+        elif what == "step":
+            query.step()
+        elif what == "restart":
+            query.restart()
+        elif query.plan():
+            lost = query.rerun()
+            query.restart()
+            con.tier(name)
+            trim(con)
+            query.batches.append(query.rerun())
+            assert ordered(query.batches[-1]) == ordered(lost), "a micro-batch is the same whenever it is read"
+    query.drain()
+    assert Counter(r["n"] for r in query.rows) == Counter(range(written))
+    assert {r["__change_type"] for r in query.rows} <= {"+A"}
+    assert ordered([{k: v for k, v in r.items() if k != "__change_type"} for r in query.rows]) == ordered(
+        pushed(table, start="earliest")
+    )
+    assert "max_rows_per_trigger" not in limits or max(map(len, query.batches)) <= 7
+
+
+@pytest.mark.parametrize("lake", ["iceberg", None])
+@pytest.mark.parametrize("seed", range(3))
+def test_changes_of_a_keyed_table_make_the_table(con: lh.Connection, seed: int, lake: str | None) -> None:
+    dice = random.Random(seed)
+    name = f"model.keyed{seed}{lake}"
+    table = con.create_table(name, KEYED, primary_key=["id"], buckets=3, lake=lake)
+
+    def change() -> None:
+        table.upsert([{"id": dice.randrange(40), "text": str(dice.random())} for _ in range(dice.randrange(1, 20))])
+        table.delete([{"id": dice.randrange(40)} for _ in range(3)])
+
+    for _ in range(3):
+        change()
+        if lake:
+            con.tier(name)
+    change()
+    query = Query(con, name, start="full", changelog="true", **({"max_rows_per_trigger": 10} if seed else {}))
+    expected = ordered(table.scan().to_arrow().to_pylist())
+    query.plan()
+    change()
+    first = query.rerun()
+    query.restart()
+    query.batches.append(query.rerun())
+    assert ordered(query.batches[0]) == ordered(first)
+    while "live" in query.offsets[-1]:
+        query.step()
+    assert {r["__change_type"] for r in query.rows} == {"+I"}
+    assert ordered([{"id": r["id"], "text": r["text"]} for r in query.rows]) == expected
+    for _ in range(4):
+        change()
+        query.step()
+    query.drain()
+    made: dict[int, str] = {}
+    for row in query.rows:
+        if row["__change_type"] in ("+I", "+U"):
+            made[row["id"]] = row["text"]
+        elif row["__change_type"] == "-D":
+            del made[row["id"]]
+    assert ordered([{"id": k, "text": v} for k, v in made.items()]) == ordered(table.scan().to_arrow().to_pylist())
+
+
+def test_starts(con: lh.Connection) -> None:
+    table = con.create_table("starts.log", LOG, buckets=2, lake="iceberg", hot_retention="0s")
+    for i in range(4):
+        table.append([{"day": "d", "n": n, "text": "x"} for n in range(10 * i, 10 * i + 10)])
+        con.tier("starts.log")
+    trim(con)
+    assert table.status()["start_offset"].to_pylist() != [0, 0], "the log does not hold it all"
+    table.append([{"day": "d", "n": n, "text": "x"} for n in range(40, 50)])
+    everything = pushed(table, start="earliest")
+    since = sorted(r["__timestamp"] for r in everything)[17]
+    at = {"0": 3, "1": 8}
+
+    def numbers(**options: object) -> list[int]:
+        return sorted(r["n"] for r in Query(con, "starts.log", **options).drain())
+
+    assert numbers(start="earliest") == numbers(start="full") == list(range(50))
+    assert numbers(start="latest") == numbers() == []
+    assert numbers(start=since.isoformat()) == sorted(r["n"] for r in everything if r["__timestamp"] >= since)
+    ms = int(since.timestamp() * 1000)
+    assert numbers(start=ms) == sorted(r["n"] for r in everything if r["__timestamp"].timestamp() * 1000 >= ms)
+    tablets = {TabletId((), int(b)): o for b, o in at.items()}
+    assert numbers(start=json.dumps(at)) == sorted(r["n"] for r in pushed(table, start=tablets))
+    assert numbers(start=dt.datetime(2100, 1, 1, tzinfo=dt.UTC).isoformat()) == []
+    late = Query(con, "starts.log")
+    assert late.drain() == []
+    table.append([{"day": "d", "n": 50, "text": "x"}])
+    assert [r["n"] for r in late.drain()] == [50]
+    for bad, words in (({"0": 10_000}, "holds"), ({"7": 0}, "does not have")):
+        with pytest.raises(lh.OffsetOutOfRangeError, match=words):
+            Query(con, "starts.log", start=json.dumps(bad)).drain()
+
+
+def test_what_a_keyed_table_gives(con: lh.Connection) -> None:
+    table = con.create_table("gives.k", KEYED, primary_key=["id"])
+    table.upsert([{"id": i, "text": "a"} for i in range(3)])
+    table.upsert([{"id": 1, "text": "b"}])
+    table.delete([{"id": 2}])
+    new = Query(con, "gives.k", start="earliest").drain()
+    assert new == [{"id": i, "text": t} for i, t in ((0, "a"), (1, "a"), (2, "a"), (1, "b"))], "new rows, no deletes"
+    changes = Query(con, "gives.k$changelog", start="earliest", columns="text").drain()
+    assert changes == pushed(table, start="earliest", columns=["text"])
+    assert [r["__change_type"] for r in changes] == ["+I", "+I", "+I", "-U", "+U", "-D"]
+
+
+def test_a_trimmed_keyed_log_begins_with_live_rows(con: lh.Connection) -> None:
+    table = con.create_table("gives.trimmed", KEYED, primary_key=["id"], lake="iceberg", hot_retention="0s")
+    table.upsert([{"id": i, "text": "a"} for i in range(10)])
+    table.upsert([{"id": 1, "text": "b"}])
+    con.tier("gives.trimmed")
+    trim(con)
+    assert table.status()["start_offset"].to_pylist()[0] > 0
+    query = Query(con, "gives.trimmed", start="earliest", changelog="true")
+    assert ordered([{k: r[k] for k in ("id", "text")} for r in query.drain()]) == ordered(
+        table.scan().to_arrow().to_pylist()
+    )
+    behind = Query(con, "gives.trimmed", start="latest")
+    behind.drain()
+    table.upsert([{"id": 1, "text": "c"}])
+    con.tier("gives.trimmed")
+    trim(con)
+    with pytest.raises(lh.OffsetOutOfRangeError):
+        behind.drain()
+
+
+def test_rows_as_of_the_start_are_held_and_then_refused(con: lh.Connection) -> None:
+    """While nobody delivered them, the server holds what a query's first rows need; once it does not, that is said."""
+    table = con.create_table("held.k", KEYED, primary_key=["id"], lake="iceberg", hot_retention="0s")
+    table.upsert([{"id": i, "text": "a"} for i in range(10)])
+    query = Query(con, "held.k", start="full")
+    query.plan()
+    first = query.rerun()
+    table.upsert([{"id": i, "text": "b"} for i in range(10)])
+    con.tier("held.k")
+    trim(con)
+    assert ordered(query.rerun()) == ordered(first)
+    lease = json.loads(query.offsets[0])["live"]["lease"]
+    handle = handle_of(table)
+    handle.leases.release(lease)
+    handle.leases.renew()
+    with pytest.raises(lh.OffsetOutOfRangeError, match="another checkpointLocation"):
+        query.rerun()
+
+
+def test_limits(con: lh.Connection) -> None:
+    table = con.create_table("limits.log", LOG, buckets=2)
+    for i in range(5):
+        table.append([{"day": "d", "n": n, "text": "x" * 92} for n in range(20 * i, 20 * i + 20)])
+    query = Query(con, "limits.log", start="earliest", max_rows_per_trigger=30)
+    assert query.reader.getDefaultReadLimit() == ReadMaxRows(30)
+    query.drain()
+    assert [len(b) for b in query.batches] == [30, 30, 30, 10]
+    size = Query(con, "limits.log", start="earliest", max_bytes_per_trigger=3000)
+    assert size.reader.getDefaultReadLimit() == ReadMaxBytes(3000)
+    size.drain()
+    assert 20 <= max(map(len, size.batches)) <= 30 and len(size.rows) == 100
+    both = Query(con, "limits.log", start="earliest", max_bytes_per_trigger=3000, max_rows_per_trigger=11)
+    both.drain()
+    assert max(map(len, both.batches)) == 11
+    initial = both.reader.initialOffset()
+    whole = both.reader.latestOffset(initial, ReadAllAvailable())
+    assert whole == both.reader.latestOffset(None) == both.reader.reportLatestOffset(), "once, and before Spark 4.2"
+
+
+def test_available_now_ends_where_it_began(con: lh.Connection) -> None:
+    table = con.create_table("now.log", LOG, partition_by=["day"])
+    table.append([{"day": "a", "n": n, "text": "x"} for n in range(10)])
+    query = Query(con, "now.log", start="earliest", max_rows_per_trigger=4)
+    query.reader.prepareForTriggerAvailableNow()
+    query.step()
+    table.append([{"day": d, "n": 10, "text": "x"} for d in "ab"])
+    query.drain()
+    assert [len(b) for b in query.batches] == [4, 4, 2]
+    report = query.reader.reportLatestOffset()
+    assert report is not None and sum(report["offsets"].values()) == 12
+    query.restart()
+    query.reader.prepareForTriggerAvailableNow()
+    assert sorted(r["day"] for r in query.drain()) == ["a", "b"]
+
+
+def test_other_definitions_and_other_tables_stop_it(con: lh.Connection) -> None:
+    table = con.create_table("other.t", KEYED)
+    table.append([{"id": 1, "text": "a"}])
+    query = Query(con, "other.t", start="earliest")
+    query.step()
+    query.plan()
+    table.append([{"id": 2, "text": "b"}])
+    query.plan()
+    with table.alter() as change:
+        change.add_column("extra", pa.int32())
+    for call in (query.rerun, query.plan):
+        with pytest.raises(SchemaChangedError, match="schema 1, the columns id int64, text string, extra int32"):
+            call()
+    query.restart()
+    with pytest.raises(SchemaChangedError, match="load the stream again"):
+        query.plan()
+    again = Query(con, "other.t", start="earliest")
+    again.offsets = query.offsets
+    assert again.rerun() == [{"id": 2, "text": "b", "extra": None}]
+    con.rename_table("other.t", "other.called")
+    with pytest.raises(lh.TableNotFoundError, match=r"is called other\.called now"):
+        again.plan()
+    con.create_table("other.t", KEYED)
+    with pytest.raises(lh.TableNotFoundError, match=r"is called other\.called now"):
+        again.plan()
+    recreated = Query(con, "other.t")
+    recreated.offsets = again.offsets
+    with pytest.raises(lh.TableNotFoundError, match="another checkpointLocation"):
+        recreated.plan()
+    con.drop_table("other.called")
+    with pytest.raises(lh.TableNotFoundError):
+        again.plan()
+    recreated.offsets = [json.dumps({**recreated.reader.initialOffset(), "offsets": {"/0": 5}})]
+    with pytest.raises(lh.OffsetOutOfRangeError, match="restored to an earlier state"):
+        recreated.plan()
+    recreated.offsets = ['{"topic": 3}']
+    with pytest.raises(lh.InvalidRequestError, match="not one of a Lakehead table"):
+        recreated.plan()
