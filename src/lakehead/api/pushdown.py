@@ -23,7 +23,7 @@ from lakehead.predicate.literals import (
     compare_literal,
     in_literals,
 )
-from lakehead.predicate.tree import COMPARISONS, Call, Field, Node, Scalar, walk
+from lakehead.predicate.nodes import COMPARISONS, Call, Field, Node, Scalar, walk
 
 
 def as_duckdb_means(where: pc.Expression, schema: pa.Schema) -> pc.Expression:

@@ -17,6 +17,8 @@ UNREADABLE = (pa.ArrowException, OSError, EOFError, LookupError, MemoryError)
 """What pyarrow raises for bytes that are no record batch message of a schema."""
 
 _HEADER, _BUFFERS, _COMPRESSION = 2, 2, 3  # fields of Message, of RecordBatch and of RecordBatch
+_DICTIONARIES, _BATCHES = 2, 3  # fields of Footer
+_END = b"ARROW1"  # of a file, after its footer and the footer's length
 _PREFIX_BYTES = 8  # before each compressed buffer: its decompressed length, -1 for one stored as it is
 _CONTINUATION = 0xFFFFFFFF
 _u16, _u32, _i32 = (struct.Struct(number).unpack_from for number in ("<H", "<I", "<i"))
@@ -56,6 +58,33 @@ def decoded_bytes(message: pa.Buffer) -> int:
         return _decoded_bytes(data)
     except struct.error as e:
         raise CorruptionError(f"an Arrow message's header is damaged: {e}") from e
+
+
+def require_small_file(data: bytes, *, bytes_max: int) -> None:
+    """Return if an Arrow file of one record batch that a peer sent takes no more memory than that once it is read.
+
+    Raises:
+        LimitExceededError: it takes more.
+        CorruptionError: it is no such file, or has dictionaries.
+    """
+    view = memoryview(data)
+    try:
+        (length,) = _i32(view, len(view) - len(_END) - 4)
+        begins = len(view) - len(_END) - 4 - length
+        if data[-len(_END) :] != _END or not 0 < length <= begins:
+            raise CorruptionError("there is no Arrow file")
+        footer = view[begins : begins + length]
+        dictionaries, batches = _fields(footer, _u32(footer)[0], _DICTIONARIES, _BATCHES)
+        if batches is None or _u32(footer, batches) != (1,) or (dictionaries and _u32(footer, dictionaries) != (0,)):
+            raise CorruptionError("an Arrow file does not hold one batch of plain values")
+        (at,) = struct.unpack_from("<q", footer, batches + 4)
+        if not 0 <= at < len(view):
+            raise CorruptionError("an Arrow file's batch lies outside of it")
+        size = _decoded_bytes(view[at:])
+    except struct.error as e:
+        raise CorruptionError(f"an Arrow file's footer is damaged: {e}") from e
+    if size > bytes_max:
+        raise LimitExceededError(f"{size:,} bytes, decompressed, are over the limit of {bytes_max:,}")
 
 
 def _decoded_bytes(data: memoryview) -> int:

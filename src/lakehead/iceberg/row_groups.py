@@ -17,7 +17,7 @@ from lakehead.format.schema import lake_type
 from lakehead.predicate import Predicate
 from lakehead.predicate.bounds import members_of, value_for
 from lakehead.predicate.literals import COMPARE, FLIPPED
-from lakehead.predicate.tree import COMPARISONS, Call, Field, Node, Scalar
+from lakehead.predicate.nodes import COMPARISONS, Call, Field, Node, Scalar
 
 _Condition: TypeAlias = pc.Expression | bool
 """What no matching row fails; True where nothing is known, False where nothing matches."""

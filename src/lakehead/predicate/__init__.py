@@ -21,9 +21,10 @@ from pyarrow import _acero as acero
 
 from lakehead.errors import InvalidPredicateError
 from lakehead.predicate.bounds import Bound, bounds_of
-from lakehead.predicate.tree import Field, Node, first_line, read_tree, walk
+from lakehead.predicate.nodes import Field, Node, walk
+from lakehead.predicate.tree import first_line, read_tree
 
-__all__ = ["Bound", "Predicate", "parse_predicate", "tree_of"]
+__all__ = ["PREDICATE_BYTES_MAX", "Bound", "Predicate", "parse_predicate", "tree_of"]
 
 PREDICATE_BYTES_MAX = 16 << 20
 _Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)

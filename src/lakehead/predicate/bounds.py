@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import pyarrow as pa
 
 from lakehead.predicate.literals import DOUBLE_EXACT_MAX, is_bytes, is_text
-from lakehead.predicate.tree import Call, Field, Node, Scalar
+from lakehead.predicate.nodes import Call, Field, Node, Scalar
 
 BoundOp: TypeAlias = Literal["==", "<", "<=", ">", ">=", "in", "is_null", "not_null"]
 

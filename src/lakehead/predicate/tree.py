@@ -10,55 +10,17 @@ metadata lists the tree in pre-order::
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from lakehead.errors import InvalidPredicateError
+from lakehead.predicate.functions import PATTERNS, check_call
+from lakehead.predicate.nodes import Call, Field, Node, Scalar
 
 TREE_DEPTH_MAX = 500
-TEXT_BYTES_MAX = 4096
-"""Of a text that a function may put into every row."""
-
-COMPARISONS = {"equal": "==", "not_equal": "!=", "less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">="}
-_MAKE_LONG_TEXTS = frozenset(
-    [
-        *(f"{encoding}_{f}" for encoding in ("ascii", "utf8") for f in ("lpad", "rpad", "center")),
-        *("utf8_zero_fill", "utf8_replace_slice", "binary_replace_slice", "binary_repeat", "binary_join"),
-        *("binary_join_element_wise", "replace_substring", "replace_substring_regex", "list_slice"),
-    ]
-)
-"""Functions whose results can be larger than rows and filter together, so that a few bytes could take any memory."""
-
-
-@dataclass(frozen=True)
-class Field:
-    path: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Scalar:
-    value: pa.Scalar
-
-
-@dataclass
-class Call:
-    function: str
-    arguments: list[Node]
-    options: pa.Scalar | None = None
-
-    def option(self, name: str) -> object:
-        """One field of the options, None without it."""
-        try:
-            return self.options[name].as_py() if self.options is not None else None
-        except (KeyError, ValueError, pa.ArrowException):
-            return None
-
-
-Node: TypeAlias = Field | Scalar | Call
+CALLS_MAX = 20_000
+PATTERNS_MAX = 1000
+"""Calls of functions that look for a text; with `CALLS_MAX` it bounds what a filter costs a row."""
 
 
 def read_tree(buffer: pa.Buffer) -> Node:
@@ -79,7 +41,7 @@ def read_tree(buffer: pa.Buffer) -> Node:
 def _parse(pairs: list[tuple[str, str]], batch: pa.RecordBatch) -> Node:
     root = Call("", [])
     open_calls = [root]
-    at = 0
+    at = calls = patterns = 0
 
     def column(text: str) -> pa.Scalar:
         index = int(text)
@@ -94,6 +56,11 @@ def _parse(pairs: list[tuple[str, str]], batch: pa.RecordBatch) -> Node:
         if key == "call":
             if len(open_calls) > TREE_DEPTH_MAX:
                 raise ValueError("nested too deeply")
+            calls, patterns = calls + 1, patterns + (value in PATTERNS)
+            if calls > CALLS_MAX or patterns > PATTERNS_MAX:
+                raise ValueError(
+                    f"more than {CALLS_MAX:,} conditions, or {PATTERNS_MAX:,} of texts with patterns: use IN for lists"
+                )
             call = Call(value, [])
             top.arguments.append(call)
             open_calls.append(call)
@@ -113,35 +80,12 @@ def _parse(pairs: list[tuple[str, str]], batch: pa.RecordBatch) -> Node:
             if at == len(pairs) or pairs[at][0] != "end":
                 raise ValueError("options are not the last of a call")
         elif key == "end" and top is not root and value == top.function:
-            _check_call(open_calls.pop())
+            check_call(open_calls.pop())
         else:
             raise ValueError(f"unexpected {key!r}")
     if len(open_calls) != 1 or len(root.arguments) != 1:
         raise ValueError("not one whole expression")
     return root.arguments[0]
-
-
-def _check_call(call: Call) -> None:
-    """Arrow trusts a call's options to be of its function's class; bytes from elsewhere may say otherwise."""
-    function = pc.get_function(call.function)
-    if (function.kind != "scalar" and call.function != "cast") or call.function == "random":
-        raise ValueError(f"{call.function!r} is not a function of one row")
-    wanted = function._doc.options_class
-    if call.function in _MAKE_LONG_TEXTS:
-        raise ValueError(f"{call.function!r} makes values of any length: filter by it after reading")
-    texts = [a.value for a in call.arguments if isinstance(a, Scalar) and call.function not in COMPARISONS]
-    if call.function == "strftime" and call.options is not None:
-        texts.append(call.options["format"])
-    if any(_bytes_of(text) > TEXT_BYTES_MAX for text in texts):
-        raise ValueError(f"{call.function!r} is given a text of more than {TEXT_BYTES_MAX} bytes")
-    given = call.option("_type_name")
-    if given != (wanted.encode() or None) and (call.options is not None or function._doc.options_required):
-        raise ValueError(f"the options of {call.function!r} are not its own")
-
-
-def _bytes_of(scalar: pa.Scalar) -> int:
-    size: int = pa.array([scalar.as_py()], scalar.type).nbytes if scalar.is_valid else 0
-    return size
 
 
 def _metadata(schema: pa.Schema) -> list[tuple[str, str]]:
@@ -171,15 +115,6 @@ def _metadata(schema: pa.Schema) -> list[tuple[str, str]]:
         return raw.decode()
 
     return [(text(), text()) for _ in range(number())]
-
-
-def walk(tree: Node) -> Iterator[Node]:
-    pending = [tree]
-    while pending:
-        node = pending.pop()
-        yield node
-        if isinstance(node, Call):
-            pending += node.arguments
 
 
 def first_line(e: BaseException) -> str:

@@ -7,10 +7,18 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pyarrow as pa
 
-from lakehead.errors import InvalidRequestError, OffsetOutOfRangeError, WrongTableKindError
+from lakehead.errors import (
+    CorruptionError,
+    InvalidPredicateError,
+    InvalidRequestError,
+    LimitExceededError,
+    OffsetOutOfRangeError,
+    WrongTableKindError,
+)
 from lakehead.format.frame import COMPRESSED
+from lakehead.format.ipc_message import require_small_file
 from lakehead.log import LogView
-from lakehead.predicate import Predicate
+from lakehead.predicate import PREDICATE_BYTES_MAX, Predicate
 from lakehead.protocol.messages import Read, ReadLive, StreamHeader, Subscribe
 from lakehead.server.projection import Projection, coalesce
 from lakehead.server.tables import LiveTable
@@ -60,8 +68,17 @@ class ServerStream:
 
 
 def _projection(desc: TableDescriptor, request: Read | ReadLive | Subscribe) -> Projection:
-    predicate = None if request.predicate is None else Predicate.from_bytes(request.predicate, desc.schema)
-    return Projection(desc.schemas, request.columns, predicate)
+    return Projection(desc.schemas, request.columns, _predicate(request.predicate, desc))
+
+
+def _predicate(data: bytes | None, desc: TableDescriptor) -> Predicate | None:
+    if data is None:
+        return None
+    try:
+        require_small_file(data, bytes_max=PREDICATE_BYTES_MAX)
+    except (CorruptionError, LimitExceededError) as e:
+        raise InvalidPredicateError(f"a filter's bytes cannot be read: {e}") from e
+    return Predicate.from_bytes(data, desc.schema)
 
 
 def _header(key: TabletKey, end: int | None, live_at: int | None = None) -> StreamHeader:
