@@ -55,6 +55,11 @@ def unknown_name(kind: str, name: str, known: list[str]) -> InvalidPropertyError
     return InvalidPropertyError(f"unknown {kind} {name!r}{hint}", name=name)
 
 
+FILE_BYTES = {"segment_bytes": (1024, 1 << 40), "target_file_bytes": (1024, 1 << 40)}
+"""Bounds of sizes of files: each file takes a descriptor, or a line in a manifest."""
+DURATION_MS_MAX = 1000 * 366 * 86_400_000
+
+
 @dataclass(frozen=True, kw_only=True)
 class TableProperties:
     """Properties of one table, as stored with it.
@@ -96,8 +101,13 @@ class TableProperties:
             inner = edge[name]
             if inner.endswith("_ms"):
                 values[inner] = None if value is None and inner == "log_ttl_ms" else parse_duration_ms(value, name)
+                if (values[inner] or 0) > DURATION_MS_MAX:
+                    raise InvalidPropertyError(f"{name}={value!r} is over the limit of 1000 years")
             elif inner.endswith("_bytes"):
                 values[inner] = parse_size_bytes(value, name)
+                low, high = FILE_BYTES[inner]
+                if not low <= values[inner] <= high:
+                    raise InvalidPropertyError(f"{name}={value!r} must lie between {low:,} and {high:,} bytes")
             elif inner == "auto_maintenance":
                 if str(value).lower() not in ("true", "false"):
                     raise InvalidPropertyError(f"{name}={value!r} must be true or false")
@@ -108,6 +118,12 @@ class TableProperties:
                     raise InvalidPropertyError(f"{name}={value!r} must be one of {', '.join(allowed)}")
                 values[inner] = value
         return cls(**values)
+
+    def changed(self, properties: dict[str, Any]) -> TableProperties:
+        """These, but for some that are as users write them; raises as `from_user`."""
+        given = TableProperties.from_user(properties)
+        inner = {f.name for f in dataclasses.fields(self) if f.name.removesuffix("_ms") in properties}
+        return dataclasses.replace(self, **{name: getattr(given, name) for name in inner})
 
     def to_user(self) -> dict[str, Any]:
         """The same values under the names users write, durations as ``"<n>ms"``."""
@@ -129,16 +145,22 @@ class Limits:
         batch_bytes_max: largest Arrow batch of one write to one tablet.
         buckets_max: buckets of one table.
         columns_max: columns of one table.
+        exchanges_max: conversations that clients of one server hold open at once.
         lease_seconds: how long a pinned read that its process neither uses nor renews keeps what it holds from being
             deleted; a live process renews it four times in this time.
         leases_max: pinned reads of one server.
         lookup_keys_max: keys of one lookup request; clients cut larger ones.
         named_writers_max: named writers that one table ever had.
+        partition_name_max: characters of the name that a partition has of its values.
         partitions_max: partitions of one table.
         planned_lease_seconds: the same for a read that Spark has planned and does not carry out.
         reads_max: bulk reads that one server carries out at once.
+        schema_bytes_max: the definition of the columns of one table.
         staged_bytes_max: bytes that Spark's tasks have staged on one server and their jobs have not published yet.
         subscriptions_max: open subscriptions of one server.
+        tables_max: tables of one server.
+        tablets_max: tablets of all tables of one server; no more than three quarters of the files that its process may
+            hold open.
         write_bytes_max: bytes of writes that one server works on at once; more are told to try again.
         writer_batches_max: batches that a writer holds until they are acknowledged; more must wait.
         writer_bytes_max: bytes of such batches.
@@ -147,15 +169,20 @@ class Limits:
     batch_bytes_max: int = 256 << 20
     buckets_max: int = 1024
     columns_max: int = 2000
+    exchanges_max: int = 4000
     lease_seconds: float = LEASE_SECONDS
     leases_max: int = 10_000
     lookup_keys_max: int = 1 << 18
     named_writers_max: int = 10_000
+    partition_name_max: int = 4096
     partitions_max: int = 1000
     planned_lease_seconds: float = 600.0
     reads_max: int = 1000
+    schema_bytes_max: int = 4 << 20
     staged_bytes_max: int = 64 << 30
     subscriptions_max: int = 1000
+    tables_max: int = 10_000
+    tablets_max: int = 100_000
     write_bytes_max: int = 1 << 30
     writer_batches_max: int = 256
     writer_bytes_max: int = 64 << 20

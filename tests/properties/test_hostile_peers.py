@@ -106,7 +106,7 @@ def requests(log: str, keyed: str, plain: str) -> list[tuple[AnyRequest, list[pa
         bucket_key=(),
         buckets=1,
         lake=None,
-        properties={"durability": "os", "segment_bytes": 100},
+        properties={"durability": "os", "segment_bytes": 1024},
     )
     bodies = [body(batch(70), 9), body(batch(3), 9, "zstd")]
     sums = [crc32c.crc32c(b) for b in bodies]

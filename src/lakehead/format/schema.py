@@ -198,6 +198,21 @@ def _decode_names(fields: Sequence[pa.Field]) -> None:
         _decode_names([field.type.field(i) for i in range(field.type.num_fields)])
 
 
+def require_small_schema(schema: pa.Schema, bytes_max: int) -> None:
+    """Return if a definition takes no more room than that where it is stored and sent.
+
+    Raises:
+        InvalidSchemaError: it takes more.
+    """
+    size = len(schema_to_bytes(schema))
+    if size > bytes_max:
+        raise InvalidSchemaError(
+            f"the schema takes {size:,} bytes, over the limit of {bytes_max:,}: give its columns and fields shorter"
+            " names, or have fewer",
+            schema_bytes_max=bytes_max,
+        )
+
+
 def nearest_name(name: str, known: Iterable[str]) -> str:
     """The hint for a column that does not exist: the nearest one that does, or all of them."""
     known = list(known)

@@ -46,6 +46,9 @@ from lakehead.types import Epoch, Offset
 
 _STOP_FILE = "stopped.json"
 _START_SUFFIX = ".start"
+_SEGMENTS_PER_SIZE = 64
+"""After so many segments the next are twice as large: each is a file held open, and their number grows no more than as
+the logarithm of what the log holds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,7 +212,7 @@ class LogTablet:
                     base_offset=frame.base_offset,
                 )
             at = frame.end_offset
-        if self._segments[-1].size_bytes >= self.segment_bytes:
+        if self._segments[-1].size_bytes >= self.segment_bytes << len(self._segments) // _SEGMENTS_PER_SIZE:
             self.roll()
         self._segments[-1].append([(f.header, f.body.buffer, f.body.row_count, f.timestamp_us) for f in frames])
         self.frames_written += len(frames)

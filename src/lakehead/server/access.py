@@ -16,10 +16,12 @@ class Caller:
     Attributes:
         name: for messages and logs; never a secret.
         privileges: what they may do, on every table.
+        peer: the connection that they came by, as far as it is known; of several, each has a share of the server.
     """
 
     name: str
     privileges: frozenset[Privilege]
+    peer: str = ""
 
 
 EMBEDDED_OWNER = Caller("the process that serves the folder", frozenset(Privilege))

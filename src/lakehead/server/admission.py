@@ -5,6 +5,8 @@ from __future__ import annotations
 from lakehead.env.threads import Threads
 from lakehead.errors import OverloadedError
 
+_SHARE = 4
+
 
 class Bounded:
     """A counter of something that requests hold, with a limit. Thread-safe.
@@ -18,27 +20,32 @@ class Bounded:
         self._name = name
         self._what = what
         self._limit = limit
-        self._held: dict[int, int] = {}
+        self._held: dict[int, tuple[str, int]] = {}
         self._next = 0
         # Reentrant, as the garbage collector may close a forgotten stream at any point of any thread.
         self._lock = threads.reentrant_lock()
 
-    def take(self, amount: int = 1) -> int:
+    def take(self, amount: int = 1, peer: str = "") -> int:
         """Hold so much; returns what `give_back` asks for. One holder alone may exceed the limit.
 
+        Args:
+            peer: who asks, where that is known: they get up to `_SHARE` times what they leave free, so that however few
+                take what they can, there is something left for others.
+
         Raises:
-            OverloadedError: others hold too much.
+            OverloadedError: others hold too much, or this peer does.
         """
         with self._lock:
-            held = sum(self._held.values())
-            if held and held + amount > self._limit:
+            held = sum(a for _, a in self._held.values())
+            own = sum(a for p, a in self._held.values() if p == peer) if peer else 0
+            if held and (held + amount > self._limit or own > _SHARE * (self._limit - held)):
                 raise OverloadedError(
                     f"{held:,} {self._what} at once are the limit of this server ({self._name}={self._limit:,}):"
                     " try again, or hold fewer",
                     **{self._name: self._limit},
                 )
             self._next += 1
-            self._held[self._next] = amount
+            self._held[self._next] = (peer, amount)
             return self._next
 
     def give_back(self, taken: int) -> None:

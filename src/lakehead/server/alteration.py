@@ -15,7 +15,7 @@ import pyarrow as pa
 from lakehead.config import Limits, TableProperties, unknown_name
 from lakehead.errors import ColumnNotFoundError, InvalidRequestError, InvalidSchemaError
 from lakehead.format.defaults import with_default
-from lakehead.format.schema import nearest_name, normalize_schema, validate_definition
+from lakehead.format.schema import nearest_name, normalize_schema, require_small_schema, validate_definition
 from lakehead.protocol.alterations import (
     AddColumn,
     Alteration,
@@ -46,7 +46,7 @@ def altered(desc: TableDescriptor, changes: Sequence[Alteration], limits: Limits
         InvalidSchemaError: a change is not possible; the message names it and the remedy.
         InvalidPropertyError: a property is unknown or cannot be read.
     """
-    columns, properties = _Columns(desc), desc.properties.to_user()
+    columns, properties = _Columns(desc), dict[str, object]()
     for change in changes:
         match change:
             case SetProperty():
@@ -71,7 +71,7 @@ def altered(desc: TableDescriptor, changes: Sequence[Alteration], limits: Limits
     return dataclasses.replace(
         desc,
         schemas=columns.schemas(limits),
-        properties=TableProperties.from_user(properties),
+        properties=desc.properties.changed(properties),
         comments=columns.comments(),
     )
 
@@ -167,6 +167,7 @@ class _Columns:
         ):
             return known
         schema = TableSchema(known.newest_id + 1, pa.schema(self._fields))
+        require_small_schema(schema.stored, limits.schema_bytes_max)
         desc = self._desc
         checked, *_ = validate_definition(
             schema.columns,

@@ -6,18 +6,19 @@ import dataclasses
 import logging
 from collections.abc import Callable, Collection
 
-from lakehead.config import Limits
+from lakehead.config import Limits, TableProperties
 from lakehead.env import Env
 from lakehead.errors import (
     InvalidPropertyError,
     InvalidRequestError,
     LakeheadError,
+    LimitExceededError,
     NoLakeError,
     TableExistsError,
     TableNotFoundError,
 )
 from lakehead.format.defaults import first_schema
-from lakehead.format.schema import validate_definition
+from lakehead.format.schema import require_small_schema, validate_definition
 from lakehead.protocol import messages as m
 from lakehead.protocol.table_choice import TableChoice
 from lakehead.protocol.tiering import (
@@ -35,7 +36,7 @@ from lakehead.server.catalog import CreateTable
 from lakehead.server.lake_state import LakeState
 from lakehead.server.leases import Leases
 from lakehead.server.maintenance import Maintenance
-from lakehead.server.metadata import MetadataStore
+from lakehead.server.metadata import MetadataStore, require_tablets
 from lakehead.server.tables import LiveTables
 from lakehead.server.tiering_jobs import TieringJobs
 from lakehead.types import Schemas, TableDescriptor, TablePath
@@ -91,7 +92,9 @@ class Definitions:
             partition_by=partition_by,
             bucket_key=bucket_key,
             comments=(),
+            properties=TableProperties.from_user(asked.properties.to_user()),
         )
+        require_small_schema(desc.schemas.current.stored, self._limits.schema_bytes_max)
         if desc.lake is not None and desc.lake not in (kinds := self._lake_state().kinds):
             known = " or ".join(map(repr, sorted(kinds)))
             raise InvalidPropertyError(f"lake={desc.lake!r} is not supported: use {known}, or None")
@@ -107,6 +110,7 @@ class Definitions:
                     # A crash between the two steps below leaves a table without its lake table: made up for here.
                     self._lake_state().create(existing)
                 return self._reply(existing)
+            self._require_room(desc)
             lake = self._lake_state() if desc.lake is not None else None
             if lake is not None:
                 self._vacate(desc.path)
@@ -118,6 +122,17 @@ class Definitions:
                     self._tables.drop(desc)
                     raise
         return self._reply(desc)
+
+    def _require_room(self, desc: TableDescriptor) -> None:
+        """Return if the server may have one table more."""
+        if self._metadata.table_count() >= self._limits.tables_max:
+            raise LimitExceededError(
+                f"{self._limits.tables_max:,} tables are the limit of a server: drop some, or keep rows of a kind in"
+                " one table with a column that tells them apart",
+                tables_max=self._limits.tables_max,
+            )
+        if not desc.partition_by:
+            require_tablets(self._metadata, desc.path, desc.buckets, self._limits)
 
     def alter(self, request: m.AlterTable) -> m.TableReply:
         """See `AlterTable`."""

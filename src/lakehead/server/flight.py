@@ -8,6 +8,7 @@ Errors in calls are an `ErrorReply`; in streams they are a Flight error whose ``
 
 from __future__ import annotations
 
+import dataclasses
 import hmac
 import logging
 import threading
@@ -24,7 +25,8 @@ from lakehead.protocol.alignment import StreamHeaders
 from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, require_same_version, send, unwrap, wrap
 from lakehead.protocol.codec import decode_call, decode_stream_request, encode
 from lakehead.protocol.messages import ErrorReply
-from lakehead.server.access import TOKEN_HOLDER
+from lakehead.server.access import TOKEN_HOLDER, Caller
+from lakehead.server.admission import Bounded
 from lakehead.server.service import Service
 
 _ENDED = (StopIteration, fl.FlightError, pa.ArrowException)
@@ -59,13 +61,14 @@ def _flight_error(reply: ErrorReply) -> fl.FlightServerError:
 class FlightServer(fl.FlightServerBase):
     """Serves a `Service` on one address until `stop`."""
 
-    def __init__(self, service: Service, *, host: str, port: int, token: str) -> None:
+    def __init__(self, service: Service, *, host: str, port: int, token: str, exchanges: Bounded) -> None:
         """Listen.
 
         Raises:
             InvalidRequestError: the address cannot be listened on.
         """
         self._service = service
+        self._exchanges = exchanges
         try:
             super().__init__(f"grpc://{host}:{port}", middleware={"token": _Token(token)})
         except (pa.ArrowException, OSError) as e:
@@ -95,16 +98,21 @@ class FlightServer(fl.FlightServerBase):
     def do_exchange(
         self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor, reader: Any, writer: Any
     ) -> None:
-        writer.begin(ATTACHMENT_SCHEMA)
         try:
-            self._answer_all(reader, writer)
+            caller = _caller(context)
+            held = self._exchanges.take(peer=caller.peer)
+            try:
+                writer.begin(ATTACHMENT_SCHEMA)
+                self._answer_all(reader, writer, caller)
+            finally:
+                self._exchanges.give_back(held)
         except LakeheadError as e:
             raise _flight_error(self._error(e)) from e
 
-    def _answer_all(self, reader: Any, writer: Any) -> None:
+    def _answer_all(self, reader: Any, writer: Any, caller: Caller) -> None:
         for request, attachments in _requests(reader):
             try:
-                reply, out = self._service.call(decode_call(request), attachments, TOKEN_HOLDER)
+                reply, out = self._service.call(decode_call(request), attachments, caller)
                 answer, parts = encode(reply), out
             except msgspec.DecodeError as e:
                 answer, parts = encode(_error_reply(InvalidRequestError(f"not a request of this version: {e}"))), []
@@ -114,7 +122,7 @@ class FlightServer(fl.FlightServerBase):
 
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
         try:
-            stream = self._service.stream(decode_stream_request(ticket.ticket), TOKEN_HOLDER)
+            stream = self._service.stream(decode_stream_request(ticket.ticket), _caller(context))
         except msgspec.DecodeError as e:
             raise _flight_error(_error_reply(InvalidRequestError(f"not a request of this version: {e}"))) from e
         except Exception as e:
@@ -133,6 +141,11 @@ class FlightServer(fl.FlightServerBase):
                 stream.close()
 
         return fl.GeneratorStream(stream.schema, batches())
+
+
+def _caller(context: fl.ServerCallContext) -> Caller:
+    """Whoever holds the token, by the connection that they came by."""
+    return dataclasses.replace(TOKEN_HOLDER, peer=context.peer())
 
 
 def _end_with_process(server: FlightServer) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 
 from lakehead.config import ServerConfig
 from lakehead.env import Env
 from lakehead.env.credentials import remove_token, save_token
+from lakehead.env.descriptors import raise_descriptors
 from lakehead.env.folder_lock import FolderLock
 from lakehead.env.place import Place
+from lakehead.server.admission import Bounded
 from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.flight import FlightServer
 from lakehead.server.lake_state import LakeState
@@ -38,17 +41,22 @@ class ServerHost:
         """
         self._lock = lock
         self.token = config.token or env.randomness.token()
+        tablets_max = min(config.limits.tablets_max, raise_descriptors() * 3 // 4)
+        limits = dataclasses.replace(config.limits, tablets_max=tablets_max)
+        exchanges = Bounded(env.threads, "exchanges_max", "conversations", limits.exchanges_max)
         try:
             self.service = Service(
                 folder,
                 env=env,
-                limits=config.limits,
+                limits=limits,
                 lake=make_lake(folder),
                 maintenance_seconds=_MAINTENANCE_SECONDS,
                 place=Place.of(folder),
                 fence=lock.require_held,
             )
-            self._flight = FlightServer(self.service, host=config.host, port=config.port, token=self.token)
+            self._flight = FlightServer(
+                self.service, host=config.host, port=config.port, token=self.token, exchanges=exchanges
+            )
         except BaseException:
             lock.release()
             raise

@@ -3,11 +3,13 @@
 A lease keeps the segments and the checkpoint that each tablet had when it was opened; trimming removes their names, the
 bytes stay until the last reader lets go. It ends when its holder releases it, or soon after its holder stops renewing
 it. A lease for a plan that others carry out has no holder: it lasts longer after its last use, and when there is no
-room, the one that was not used the longest gives way, so that plans never keep readers out.
+room, the one that was not used the longest gives way, so that plans never keep readers out; nor does one who holds them
+all.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -26,6 +28,7 @@ class _Lease:
     lake: LakeUse | None
     planned: bool
     used: float
+    holder: str
 
 
 class Leases:
@@ -39,9 +42,20 @@ class Leases:
         self._open: dict[str, _Lease] = {}
 
     def open(
-        self, table_id: str, views: Mapping[TabletKey, LogView], lake: LakeUse | None, *, planned: bool = False
+        self,
+        table_id: str,
+        views: Mapping[TabletKey, LogView],
+        lake: LakeUse | None,
+        *,
+        planned: bool = False,
+        holder: str = "",
     ) -> str:
-        """A new lease on these views; ``planned``: nobody renews it.
+        """A new lease on these views.
+
+        Args:
+            planned: nobody renews it.
+            holder: who asks. Where there is no room, who holds most loses the one that was not used the longest to
+                whoever holds less than half as many.
 
         Raises:
             OverloadedError: too many are open that somebody holds.
@@ -49,14 +63,14 @@ class Leases:
         with self._lock:
             self._end_unused()
             if len(self._open) >= self._limits.leases_max:
-                self._make_room()
+                self._make_room(holder)
             if len(self._open) >= self._limits.leases_max:
                 raise OverloadedError(
                     f"{len(self._open)} pinned reads are open, the limit of this server: let go of scans that are done",
                     leases_max=self._limits.leases_max,
                 )
             lease = self._randomness.uuid_hex()
-            self._open[lease] = _Lease(table_id, views, lake, planned, self._clock.monotonic())
+            self._open[lease] = _Lease(table_id, views, lake, planned, self._clock.monotonic(), holder)
             return lease
 
     def renew(self, leases: Iterable[str]) -> None:
@@ -107,7 +121,11 @@ class Leases:
         held, planned = now - self._limits.lease_seconds, now - self._limits.planned_lease_seconds
         self._open = {k: x for k, x in self._open.items() if x.used >= (planned if x.planned else held)}
 
-    def _make_room(self) -> None:
-        planned = [k for k, x in self._open.items() if x.planned]
-        if planned:
-            del self._open[min(planned, key=lambda k: self._open[k].used)]
+    def _make_room(self, holder: str) -> None:
+        giving = [k for k, x in self._open.items() if x.planned]
+        if not giving:
+            held = Counter(x.holder for x in self._open.values())
+            most, count = held.most_common(1)[0]
+            giving = [k for k, x in self._open.items() if x.holder == most] if 2 * held[holder] < count - 1 else []
+        if giving:
+            del self._open[min(giving, key=lambda k: self._open[k].used)]

@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from lakehead.config import Limits
 from lakehead.env import Env
 from lakehead.env.place import Place
 from lakehead.errors import (
     ClosedError,
     CorruptionError,
     FencedError,
+    LimitExceededError,
     StorageError,
     TableNotFoundError,
     UnsupportedFormatError,
@@ -198,6 +200,16 @@ class MetadataStore:
         rows = self._rows(f"select info from tables {where} order by database, name", *args)
         return [self._descriptor(r[0]) for r in rows]
 
+    def table_count(self) -> int:
+        """How many tables there are."""
+        return int(self._rows("select count(*) from tables")[0][0])
+
+    def tablet_count(self) -> int:
+        """How many tablets all tables have."""
+        partitions = dict(self._rows("select table_id, count(*) from partitions group by table_id"))
+        tables = self.tables(None)
+        return sum(t.buckets * (int(partitions.get(t.table_id, 0)) if t.partition_by else 1) for t in tables)
+
     def table(self, path: TablePath) -> TableDescriptor:
         """Raises: TableNotFoundError."""
         rows = self._rows("select info from tables where database = ? and name = ?", path.database, path.table)
@@ -305,3 +317,19 @@ class MetadataStore:
         """The newest epoch of a named writer, 0 when it was never opened."""
         rows = self._rows("select epoch from writers where table_id = ? and writer_id = ?", table_id, writer_id)
         return int(rows[0][0]) if rows else 0
+
+
+def require_tablets(metadata: MetadataStore, table: TablePath, more: int, limits: Limits) -> None:
+    """Return if a server may have so many more tablets.
+
+    Raises:
+        LimitExceededError: it would have too many.
+    """
+    count = metadata.tablet_count() + more
+    if count > limits.tablets_max:
+        raise LimitExceededError(
+            f"with {more:,} more for {table} the server would have {count:,} tablets, over its limit of"
+            f" {limits.tablets_max:,}: use fewer buckets or partitions, or let the server hold more files open"
+            " (ulimit -n)",
+            tablets_max=limits.tablets_max,
+        )

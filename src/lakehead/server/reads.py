@@ -28,6 +28,8 @@ from lakehead.server.tables import LiveTable, LiveTables
 from lakehead.server.tablet import Tablet
 from lakehead.types import TableDescriptor, TabletKey
 
+_ADDRESS_MAX = 8192
+
 
 class Reads:
     """Answers requests of readers. Thread-safe."""
@@ -146,8 +148,10 @@ class Reads:
         times = [None if tablet is None else tablet.timestamp_at(start) for tablet, start in tablets]
         return m.TimestampsReply(now_us=self._clock.now_us(), timestamps_us=times)
 
-    def open_leases(self, request: m.OpenLeases) -> m.LeasesReply:
+    def open_leases(self, request: m.OpenLeases, peer: str = "") -> m.LeasesReply:
         """See `OpenLeases`."""
+        if any(t.lake is not None and len(t.lake.metadata) > _ADDRESS_MAX for t in request.tables):
+            raise InvalidRequestError(f"the address of a lake table's version has at most {_ADDRESS_MAX} characters")
         self._leases.release(request.release)
         self._fence()
         live = [self._tables.get(t.table_id) for t in request.tables]
@@ -161,7 +165,7 @@ class Reads:
         try:
             for asked, tablets, views in zip(request.tables, tables, seen, strict=True):
                 held = {key: view for key, (view, _) in views.items()}
-                lease = self._leases.open(asked.table_id, held, asked.lake, planned=request.planned)
+                lease = self._leases.open(asked.table_id, held, asked.lake, planned=request.planned, holder=peer)
                 states = [self._tablet_state(k, t, held[k].log_start_offset, views[k][1]) for k, t in tablets]
                 opened.append(m.Lease(lease=lease, tablets=states))
         except OverloadedError:
@@ -181,13 +185,13 @@ class Reads:
 
     # ---- streams ----------------------------------------------------------------------------------------------
 
-    def stream(self, request: m.Read | m.ReadLive | m.Subscribe) -> ServerStream:
+    def stream(self, request: m.Read | m.ReadLive | m.Subscribe, peer: str = "") -> ServerStream:
         """Open a stream."""
         if isinstance(request, m.Subscribe):
             return self._counted(
-                self._subscriptions, lambda: open_subscription(self._tables.get(request.table_id), request)
+                self._subscriptions, peer, lambda: open_subscription(self._tables.get(request.table_id), request)
             )
-        return self._counted(self._reads, lambda: self._read(request))
+        return self._counted(self._reads, peer, lambda: self._read(request))
 
     def _read(self, request: m.Read | m.ReadLive) -> ServerStream:
         leased = self._leases.views(request.table_id, request.lease)
@@ -197,8 +201,8 @@ class Reads:
         )
 
     @staticmethod
-    def _counted(bounded: Bounded, open_stream: Callable[[], ServerStream]) -> ServerStream:
-        held = bounded.take()
+    def _counted(bounded: Bounded, peer: str, open_stream: Callable[[], ServerStream]) -> ServerStream:
+        held = bounded.take(peer=peer)
         try:
             stream = open_stream()
         except BaseException:

@@ -146,12 +146,12 @@ class Service:
         self._answer(m.Get, reads.get)
         self._answer(m.Watermarks, reads.watermarks)
         self._answer(m.TimestampsAt, reads.timestamps_at)
-        self._answer(m.OpenLeases, reads.open_leases)
         self._answer(m.RenewLeases, reads.renew_leases)
         self._answer(m.LeasedLake, reads.leased_lake)
         self._handlers[m.LakeInfo] = lambda request, _, caller: (self._lake_info(request, caller), [])
         self._handlers[m.Write] = lambda request, attachments, _: (writes.write(request, attachments), [])
         self._handlers[Stage] = lambda request, attachments, _: (staging.stage(request, attachments), [])
+        self._handlers[m.OpenLeases] = lambda request, _, caller: (reads.open_leases(request, caller.peer), [])
         self._handlers[m.Lookup] = lambda request, attachments, _: reads.lookup(request, attachments)
 
     def _answer(self, kind: type[m.Request[m.R]], handler: Callable[[Any], m.R]) -> None:
@@ -191,7 +191,7 @@ class Service:
         """Open a stream; errors as in `call`."""
         self._require(request, caller)
         assert isinstance(request, m.Read | m.ReadLive | m.Subscribe)
-        return shielded(lambda: self._reads.stream(request), undo=ServerStream.close)
+        return shielded(lambda: self._reads.stream(request, caller.peer), undo=ServerStream.close)
 
     def close(self) -> None:
         """End subscriptions, close all tablets cleanly, release the files."""

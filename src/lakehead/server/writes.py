@@ -27,7 +27,7 @@ from lakehead.format.storable import check_storable
 from lakehead.protocol import messages as m
 from lakehead.server.admission import Bounded
 from lakehead.server.group_commit import PendingWrite
-from lakehead.server.metadata import MetadataStore
+from lakehead.server.metadata import MetadataStore, require_tablets
 from lakehead.server.named_writers import NamedWriters
 from lakehead.server.tables import LiveTable, LiveTables
 from lakehead.server.tablet import Tablet
@@ -48,6 +48,7 @@ class Writes:
         run_in_background: Callable[[Callable[[], None]], object],
     ) -> None:
         self._tables = tables
+        self._metadata = metadata
         self._me = metadata.incarnation
         self._limits = limits
         self._threads = threads
@@ -174,6 +175,15 @@ class Writes:
                 f" partition_by={list(table.desc.partition_by)} is too fine, use buckets for columns of many values",
                 partitions_max=self._limits.partitions_max,
             )
+        longest = max((len(name) for name in new), default=0)
+        if longest > self._limits.partition_name_max:
+            raise LimitExceededError(
+                f"the values of a partition of {table.desc.path} take {longest:,} bytes, over the limit of"
+                f" {self._limits.partition_name_max:,}: partition by shorter ones",
+                partition_name_max=self._limits.partition_name_max,
+            )
+        if new:
+            require_tablets(self._metadata, table.desc.path, len(new) * table.desc.buckets, self._limits)
 
     def _checked_rows(self, desc: TableDescriptor, body: FrameBody, schema: pa.Schema) -> pa.RecordBatch:
         if body.buffer.size > self._limits.batch_bytes_max:
