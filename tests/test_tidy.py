@@ -215,7 +215,8 @@ DOORS = {
     "lakehead.config": "tomllib",
     "lakehead.predicate": "lakehead.predicate.sql",
     "lakehead.server.tablet": "lakehead.kv",
-    "lakehead.spark": "lakehead.spark.lag lakehead.spark.launch lakehead.spark.table_names lakehead.spark.tiering",
+    "lakehead.spark": "lakehead.spark.key_join lakehead.spark.lag lakehead.spark.launch lakehead.spark.table_names"
+    " lakehead.spark.tiering",
     "lakehead.spark.launch": "lakehead.spark.source pyspark pyspark.sql",
 }
 """What a module loads when it is first needed: an engine, or a part that many processes never need."""

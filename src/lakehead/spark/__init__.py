@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from lakehead.config import parse_duration_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from lakehead.tiering.service import RoundReport, TieringService
     from lakehead.types import Tier
 
-__all__ = ["attach", "progress", "session", "sql", "table", "tiering_service"]
+__all__ = ["attach", "lookup_join", "progress", "session", "sql", "table", "tiering_service"]
 
 
 def session(con_or_uri: Connection | str, **conf: Any) -> SparkSession:
@@ -100,6 +102,42 @@ def progress(query: StreamingQuery) -> list[SourceProgress]:
     from lakehead.spark.lag import query_progress
 
     return query_progress(query)
+
+
+def lookup_join(
+    df: DataFrame,
+    table: str,
+    on: str | Sequence[str] | Mapping[str, str],
+    *,
+    columns: Sequence[str] | None = None,
+    how: Literal["left", "inner"] = "left",
+    max_staleness: str | float | None = None,
+) -> DataFrame:
+    """Add to each row what a keyed table has for its key: of a batch or a stream, without a shuffle and without state.
+
+    Executors ask the table's key index when they come to a batch of rows, so the values are those of that moment, and a
+    stream sees what was written a moment before. What is looked up again, as when Spark computes a row twice, may have
+    changed meanwhile.
+
+    Args:
+        df: its session knows the connection (`session`, `attach`).
+        table: the name of a keyed table.
+        on: the columns that are the table's primary key, all of it; ``{"its name": "name in the key"}`` where they are
+            called something else. A row with a null among them has no match.
+        columns: the columns to add, in this order; None for all but the key.
+        how: ``left`` keeps rows without a match, with nulls; ``inner`` drops them.
+        max_staleness: how old the values may be, as in ``"5s"``. They are never older than the batch today.
+
+    Raises:
+        TableNotFoundError, WrongTableKindError: there is no keyed table of that name.
+        ColumnNotFoundError, InvalidRequestError: a column is not there, or there twice; ``on`` is not the key.
+    """
+    _require()
+    from lakehead.spark.key_join import lookup_join as joined
+
+    if max_staleness is not None:
+        parse_duration_ms(max_staleness, "max_staleness")
+    return joined(df, table, on, columns=columns, how=how)
 
 
 def tiering_service(
