@@ -8,7 +8,7 @@ import pickle
 import random
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -20,6 +20,9 @@ from lakehead.api.table import handle_of
 from lakehead.errors import SchemaChangedError
 from lakehead.spark.source import LakeheadDataSource
 from lakehead.spark.stream import LakeheadStreamReader
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import ServerProcess
 
 pytestmark = pytest.mark.spark
 
@@ -179,6 +182,23 @@ def test_changes_of_a_keyed_table_make_the_table(con: lh.Connection, seed: int, 
     assert ordered([{"id": k, "text": v} for k, v in made.items()]) == ordered(table.scan().to_arrow().to_pylist())
 
 
+@pytest.mark.parametrize("start", ["full", "latest", "earliest"])
+def test_before_spark_42_the_end_is_asked_for_first(con: lh.Connection, start: str) -> None:
+    table = con.create_table(f"old.{start}", KEYED, primary_key=["id"])
+    table.upsert([{"id": 1, "text": "a"}, {"id": 2, "text": "a"}])
+    query = Query(con, f"old.{start}", start=start, changelog="true")
+
+    def step() -> list[tuple[int, str]]:
+        end = query.reader.latestOffset()
+        table.upsert([{"id": 1, "text": "between"}])
+        query.offsets = [query.offsets[-1] if query.offsets else json.dumps(query.reader.initialOffset())]
+        query.offsets.append(json.dumps(end))
+        return sorted((r["id"], r["__change_type"]) for r in query.rerun())
+
+    assert step() == ([] if start == "latest" else [(1, "+I"), (2, "+I")])
+    assert step() == [(1, "+U"), (1, "-U")]
+
+
 def test_starts(con: lh.Connection) -> None:
     table = con.create_table("starts.log", LOG, buckets=2, lake="iceberg", hot_retention="0s")
     for i in range(4):
@@ -336,3 +356,17 @@ def test_other_definitions_and_other_tables_stop_it(con: lh.Connection) -> None:
     recreated.offsets = ['{"topic": 3}']
     with pytest.raises(lh.InvalidRequestError, match="not one of a Lakehead table"):
         recreated.plan()
+
+
+@pytest.mark.parametrize("token", ["a token of the tests", "another token"], ids=["same token", "another token"])
+def test_a_query_outlives_its_server(server: ServerProcess, token: str) -> None:
+    with server.connect() as con:
+        con.create_table("t.t", KEYED).append([{"id": 1, "text": "a"}])
+        query = Query(con, "t.t", start="earliest")
+        query.step()
+    server.kill()
+    server.token = token
+    server.start()
+    with server.connect() as con:
+        con.table("t.t").append([{"id": 2, "text": "b"}])
+    assert [r["id"] for r in query.drain()] == [2]

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from lakehead.api.subscription import named_changes
 from lakehead.client.table import TableHandle
 from lakehead.lake.pinned_lake import PinnedLake
-from lakehead.lake.records import read_records
+from lakehead.lake.records import read_all_records
 from lakehead.lake.union_read import Pin, UnionRead
 from lakehead.log.netchange import Offsets, between
 from lakehead.predicate.read_spec import ReadSpec
@@ -171,14 +171,13 @@ def read_changes(handle: TableHandle, part: RecordsPart, names: Sequence[str]) -
     wanted = [n for n in names if n != CHANGE_TYPE_COLUMN]
     needed = [*([CHANGE_TYPE_COLUMN] if keyed else []), *([] if OFFSET_COLUMN in wanted else [OFFSET_COLUMN])]
     spec = ReadSpec((*wanted, *needed))
-    for tablet, (start, end) in part.ranges.items():
-        for batch in read_records(handle, tablet, start, end, spec):
-            if not keyed:
-                yield _all_of(ChangeType.APPEND, batch) if told else batch
-            elif told:
-                yield named_changes(batch)
-            else:
-                yield batch.filter(pc.is_in(batch.column(CHANGE_TYPE_COLUMN), _NEW_ROWS))
+    for batch in read_all_records(handle, part.ranges, spec):
+        if not keyed:
+            yield _all_of(ChangeType.APPEND, batch) if told else batch
+        elif told:
+            yield named_changes(batch)
+        else:
+            yield batch.filter(pc.is_in(batch.column(CHANGE_TYPE_COLUMN), _NEW_ROWS))
 
 
 def _all_of(change: ChangeType, batch: pa.RecordBatch) -> pa.RecordBatch:

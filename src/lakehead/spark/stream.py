@@ -17,6 +17,8 @@ from pyspark.sql.types import StructType
 from lakehead.api.table import handle_of
 from lakehead.client.table import TableHandle
 from lakehead.errors import (
+    AuthenticationError,
+    ClosedError,
     OffsetOutOfRangeError,
     SchemaChangedError,
     SnapshotNotFoundError,
@@ -79,8 +81,8 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint starts."""
-        handle = self._handle()
-        self._initial = _first_offset(handle, self._options)
+        if self._initial is None:
+            self._initial = _first_offset(self._handle(), self._options)
         return self._initial.to_json()
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
@@ -90,12 +92,11 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             TableNotFoundError: the table was dropped.
             SchemaChangedError: it was altered while the query runs.
         """
+        if start is None and self._seen:  # before Spark 4.2, which does not say where the query is
+            start = _offset(self._handle(), {}).to_json()
+        begin = StreamOffset.from_json(start or self.initialOffset())
+        ends = self._look()
         handle = self._handle()
-        ends = self._look(handle)
-        if start is None:  # before Spark 4.2
-            begin, self._initial = self._initial or _offset(handle, {}), None
-        else:
-            begin = StreamOffset.from_json(start)
         self._require_same_table(handle, begin)
         begin.require_within(ends)
         if self._target is not None:
@@ -112,12 +113,12 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """What comes after this is not for this query."""
-        self._target = self._look(self._handle())
+        self._target = self._look()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Where the logs ended when they were last looked at; what lies between is the query's lag."""
-        handle = self._handle()
-        return _offset(handle, _ends(self._seen) or self._look(handle)).to_json()
+        ends = _ends(self._seen) or self._look()
+        return _offset(self._handle(), ends).to_json()
 
     # ---- micro-batches --------------------------------------------------------------------------------------------
 
@@ -176,9 +177,16 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._opened = handle_of(table)
         return self._opened
 
-    def _look(self, handle: TableHandle) -> dict[TabletKey, int]:
+    def _look(self) -> dict[TabletKey, int]:
         """Where the logs end; a restart of the server takes nothing of that back."""
-        now = handle.now()
+        handle = self._handle()
+        try:
+            now = handle.now()
+        except (AuthenticationError, ClosedError):
+            # The server was started again, with another token.
+            self._opened = None
+            handle = self._handle()
+            now = handle.now()
         if now.desc.schema_id != handle.desc.schema_id:
             raise _altered(now)
         if now.desc.path != handle.desc.path:
