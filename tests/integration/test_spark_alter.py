@@ -96,6 +96,49 @@ def test_defaults_of_every_type(spark: SparkSession, con: lh.Connection, keyed: 
         put([{"k": 8, "n": 1 << 40, "text": None}] if keyed else [])
 
 
+@pytest.mark.parametrize("keyed", [False, True])
+def test_fields_inside_columns(spark: SparkSession, con: lh.Connection, keyed: bool) -> None:
+    lhs.attach(spark, con)
+    schema = pa.schema(
+        [
+            pa.field("k", pa.int64(), False),
+            ("p", pa.struct([("x", pa.int32()), ("y", pa.string())])),
+            ("l", pa.list_(pa.struct([("n", pa.int8()), ("s", pa.string())]))),
+            ("m", pa.map_(pa.string(), pa.struct([("v", pa.float32())]))),
+            ("n", pa.list_(pa.int32())),
+        ]
+    )
+    table = con.create_table("t", schema, primary_key=["k"] if keyed else None, lake="iceberg", buckets=2)
+    put = table.upsert if keyed else table.append
+
+    def row(k: int) -> dict[str, Any]:
+        if k % 4 == 3:
+            return {**dict.fromkeys(schema.names), "k": k}
+        p, inner = {"x": k, "y": f"y{k}"}, [{"n": k, "s": "s"}, None]
+        return {"k": k, "p": p, "l": inner, "m": [("a", {"v": k / 2})], "n": [k, None]}
+
+    put([row(k) for k in range(6)])
+    con.tier("t")
+    put([row(k) for k in range(6, 9)])
+    with table.alter() as a:
+        a.add_column("p.z", pa.int64(), after="p.x").widen_column("p.x", pa.int64()).add_column(
+            "m.value.w", pa.string()
+        )
+        a.widen_column("l.element.n", pa.int32()).widen_column("m.value.v", pa.float64())
+        a.widen_column("n.element", pa.int64()).add_column("l.element.t", pa.string())
+    for changed in range(2):
+        wanted = table.scan().to_arrow().sort_by("k")
+        for _ in range(2):
+            found = lhs.table(spark, "t").toArrow().sort_by("k")
+            assert found.to_pylist() == wanted.to_pylist()
+            asked = "select k from t where p.x > 4 and p.z is null and n[0] > 4"
+            assert rows_of(lhs.sql(spark, asked)) == [{"k": k} for k in (5, 6, 8)]
+        con.tier("t")
+        if not changed:
+            with table.alter() as a:
+                a.rename_column("p.y", "why").drop_column("l.element.s").add_column("p.y", pa.int32())
+
+
 def test_a_service_goes_on_over_changes(spark: SparkSession, con: lh.Connection) -> None:
     table = con.create_table("t", SCHEMA, primary_key=["k"], lake="iceberg", freshness="1s")
     table.upsert([{"k": 0, "a": 0, "b": "0"}])

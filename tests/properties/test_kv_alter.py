@@ -44,8 +44,9 @@ def value(c: pa.DataType) -> st.SearchStrategy[Any]:
         below = 10 ** min(c.precision, 20)
         return st.integers(1 - below, below - 1).map(lambda n: Decimal(n).scaleb(-c.scale))
     if pa.types.is_struct(c):
-        tags = st.none() | st.lists(st.none() | st.text(max_size=2), max_size=3)
-        return st.fixed_dictionaries({"x": st.none() | VALUES[pa.int32()], "tags": tags})
+        return st.fixed_dictionaries({f.name: st.none() | value(f.type) for f in c})
+    if pa.types.is_list(c):
+        return st.lists(st.none() | st.text(max_size=2), max_size=3)
     return _OF_TYPE[c]
 
 

@@ -62,7 +62,9 @@ class EmptyCopy:
                     f"{self._table.name} has no column {missing[1]!r}; {near}", column=missing[1]
                 ) from e
             if "nested type" in str(e):
-                raise _refused(self._table.name, "fields inside a column cannot be changed yet") from e
+                raise _refused(
+                    self._table.name, "fields inside a column are changed by table.alter(), by names such as 'spot.x'"
+                ) from e
             raise
 
     def run_comment(self, statement: Statement, params: object, alteration: TableAlteration) -> None:

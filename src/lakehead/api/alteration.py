@@ -37,9 +37,10 @@ class TableAlteration:
         self._changes: list[Alteration] = []
 
     def add_column(self, name: str, type: object, default: object = None, after: str | None = None) -> TableAlteration:
-        """Add a column, which may be null.
+        """Add a column, or a field of a struct, which may be null.
 
         Args:
+            name: of a field its full name, as ``address.zip`` or, of a list's structs, ``lines.element.note``.
             type: a `pyarrow.DataType`, or what `pyarrow.type_for_alias` knows.
             default: what the column is in the rows there are, and in all that are written without it: a value of the
                 type, which is no list, map or struct. Engines that read the lake's files themselves see null until the
@@ -55,24 +56,29 @@ class TableAlteration:
         return self
 
     def rename_column(self, old: str, new: str) -> TableAlteration:
-        """Call a column something else; no key, bucket-key or partition column."""
+        """Call a column, or a field of a struct, something else; no key, bucket-key or partition column.
+
+        Args:
+            old: of a field its full name.
+            new: of a field the new name alone.
+        """
         self._changes.append(RenameColumn(name=old, to=new))
         return self
 
     def drop_column(self, name: str) -> TableAlteration:
-        """Take a column away; no key, bucket-key or partition column. One that is added under the name later is another
-        one, without the old values."""
+        """Take a column, or a field of a struct, away; no key, bucket-key or partition column. One that is added under
+        the name later is another one, without the old values."""
         self._changes.append(DropColumn(name=name))
         return self
 
     def widen_column(self, name: str, type: object) -> TableAlteration:
-        """Give a column a type that holds all its values: a wider integer, double for float, a decimal of the same
-        scale with more digits."""
+        """Give a column, or what is inside one, a type that holds all its values: a wider integer, double for float, a
+        decimal of the same scale with more digits. What a list holds is ``name.element``, a map ``name.value``."""
         self._changes.append(WidenColumn(name=name, field=field_to_text(_field(name, type))))
         return self
 
     def make_nullable(self, name: str) -> TableAlteration:
-        """Let a column be null."""
+        """Let a column, or what is inside one, be null."""
         self._changes.append(MakeNullable(name=name))
         return self
 

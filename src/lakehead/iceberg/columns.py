@@ -20,6 +20,7 @@ from lakehead.format.defaults import default_of
 from lakehead.format.read_as import Binding, same_inside
 from lakehead.iceberg.file_io import LOOKS_AT_ONCE, lake_files, locate_file
 from lakehead.lake.lake_table import LakeFile
+from lakehead.predicate.literals import is_number
 from lakehead.types import DEFAULT, TableDescriptor, children, field_id, with_children
 
 if TYPE_CHECKING:
@@ -105,9 +106,15 @@ def _same(physical: Iterable[pa.Field], lake: Iterable[pa.Field]) -> bool:
         if found is None:
             if f.name in names:
                 return False
-        elif found.name != f.name or not same_inside(found.type, f.type):
+        elif found.name != f.name or not same_inside(found.type, f.type) or _narrower_inside(found.type, f.type):
             return False
     return True
+
+
+def _narrower_inside(written: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a number inside is narrower than it is to be; of types with the same fields inside."""
+    pairs = [(a.type, b.type) for a, b in zip(children(written), children(wanted), strict=True)]
+    return any(_narrower_inside(a, b) if pa.types.is_nested(b) else a != b and is_number(b) for a, b in pairs)
 
 
 def plain_files(

@@ -15,13 +15,13 @@ from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.table import Table
 from pyiceberg.table.update import AddSchemaUpdate, AssertCurrentSchemaId, SetCurrentSchemaUpdate
-from pyiceberg.types import NestedField
+from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 from lakehead.errors import LakeStateError
 from lakehead.format.defaults import default_of
 from lakehead.format.schema import lake_schema
 from lakehead.iceberg.contract import COMMENTS, DEFINITION, LakeContract, check_contract, definition_of, holds
-from lakehead.types import SYSTEM_FIELDS, TableDescriptor, TableSchema, field_id, without_ids
+from lakehead.types import SYSTEM_FIELDS, TableDescriptor, TableSchema, children, field_id, without_ids
 
 _TABLE_COMMENT = "comment"
 """Where Spark and others keep what is said of a table."""
@@ -87,19 +87,16 @@ def evolved(table: Table, desc: TableDescriptor, written: TableSchema) -> Schema
     check_contract(table, desc.as_of(written.id))
     now = table.schema()
     theirs = {f.name: f for f in now.fields}
-    held = {field_id(f): theirs.pop(f.name) for f in written.fields}
+    held = {field_id(f): (f, theirs.pop(f.name)) for f in written.fields}
     system = [theirs.pop(f.name) for f in SYSTEM_FIELDS]
     ids = itertools.count(table.metadata.last_column_id + 1)
     fields = []
     for f, lake in zip(desc.schemas.current.fields, lake_schema(desc.schema), strict=True):
         found = held.get(field_id(f))
-        own_type = _own(lake, itertools.count(1)).field_type
         if found is not None:
-            # Another engine may have widened it already; types with others inside keep theirs.
-            kind = found.field_type if pa.types.is_nested(lake.type) or holds(own_type, found.field_type) else own_type
-            required = found.required and not f.nullable
-            fields.append(NestedField(found.field_id, f.name, kind, required=required, doc=found.doc))
+            fields.append(_followed(found[1], found[0], f, lake, ids))
             continue
+        own_type = _own(lake, itertools.count(1)).field_type
         adopted = next((t for t in theirs.values() if t.name.casefold() == f.name.casefold()), None)
         if adopted is None:
             fields.append(_own(lake, ids))
@@ -120,6 +117,42 @@ def evolved(table: Table, desc: TableDescriptor, written: TableSchema) -> Schema
     number = max(s.schema_id for s in table.metadata.schemas) + 1
     every = [*fields, *system, *theirs.values()]
     return Schema(*every, schema_id=number, identifier_field_ids=now.identifier_field_ids)
+
+
+def _followed(
+    found: NestedField, written: pa.Field, wanted: pa.Field, lake: pa.Field, ids: itertools.count[int]
+) -> NestedField:
+    """A field that the lake has, as it is to be.
+
+    Args:
+        found: as it is in the lake.
+        written: as it is in the definition that the lake has.
+        wanted, lake: as it is in the definition in force, with the ids of the table, and with the types of lakes.
+    """
+    required = found.required and not wanted.nullable
+    kind = _followed_type(found.field_type, written, wanted, lake, ids)
+    return NestedField(found.field_id, wanted.name, kind, required=required, doc=found.doc)
+
+
+def _followed_type(
+    found: IcebergType, written: pa.Field, wanted: pa.Field, lake: pa.Field, ids: itertools.count[int]
+) -> IcebergType:
+    inner = [*zip(children(written.type), children(wanted.type), children(lake.type), strict=False)]
+    if isinstance(found, StructType):
+        held = {field_id(w): (w, f) for w, f in zip(children(written.type), found.fields, strict=True)}
+        fields = []
+        for f, own in zip(children(wanted.type), children(lake.type), strict=True):
+            there = held.get(field_id(f))
+            fields.append(_own(own, ids) if there is None else _followed(there[1], there[0], f, own, ids))
+        return StructType(*fields)
+    if isinstance(found, ListType):
+        element = _followed(found.element_field, *inner[0], ids)
+        return ListType(found.element_id, element.field_type, element_required=element.required)
+    if isinstance(found, MapType):
+        value = _followed(found.value_field, *inner[1], ids)
+        return MapType(found.key_id, found.key_type, found.value_id, value.field_type, value_required=value.required)
+    own_type = _own(lake, itertools.count(1)).field_type
+    return found if holds(own_type, found) else own_type  # another engine may have widened it already
 
 
 def _own(f: pa.Field, ids: itertools.count[int]) -> NestedField:

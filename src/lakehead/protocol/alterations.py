@@ -1,7 +1,7 @@
 """Changes of a table's definition, as plain values.
 
-Each names columns as they are called after the changes before it. ``field`` is as
-`lakehead.protocol.schemas.field_to_text` makes it.
+Each names columns, or fields inside of them by their full names, as they are called after the changes before it.
+``field`` is as `lakehead.protocol.schemas.field_to_text` makes it.
 """
 
 from __future__ import annotations

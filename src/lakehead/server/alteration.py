@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
@@ -28,7 +28,8 @@ from lakehead.protocol.alterations import (
     WidenColumn,
 )
 from lakehead.protocol.schemas import field_from_text
-from lakehead.types import Schemas, TableDescriptor, TableSchema, field_id, numbered_fields
+from lakehead.server.field_paths import Path, edited, field_at, full_names, in_map_key
+from lakehead.types import Schemas, TableDescriptor, TableSchema, children, field_id, numbered_fields
 
 _COMMENT_MAX = 4096
 _INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
@@ -88,66 +89,139 @@ class _Columns:
             **dict.fromkeys(desc.primary_key, "the primary key"),
         }
 
-    def _at(self, name: str, verb: str | None) -> int:
-        """Where the column is, which is to be changed; None only looks."""
-        names = [f.name for f in self._fields]
-        if name not in names:
-            raise ColumnNotFoundError(
-                f"{self._desc.path} has no column {name!r}; {nearest_name(name, names)}", column=name
-            )
+    def _find(self, name: str, verb: str | None) -> Path:
+        """Where the column is, or the field inside of one, which is to be changed; None only looks."""
+        known = dict(full_names(self._fields))
+        path = known.get(name)
+        if path is None:
+            near = nearest_name(name, known if "." in name else [f.name for f in self._fields])
+            raise ColumnNotFoundError(f"{self._desc.path} has no column {name!r}; {near}", column=name)
         if verb is not None and name in self._places:
             raise InvalidSchemaError(
                 f"column {name!r} of {self._desc.path} is part of {self._places[name]} and cannot be {verb}: it decides"
                 " where rows live, or which row they are; copy the rows to a new table",
                 column=name,
             )
-        return names.index(name)
+        if verb is not None and in_map_key(self._fields, path):
+            raise InvalidSchemaError(
+                f"{name!r} of {self._desc.path} belongs to the key of a map and cannot be {verb}: lakes keep the"
+                " keys of maps as they are; add another column",
+                column=name,
+            )
+        return path
+
+    def _named(self, name: str, verb: str) -> Path:
+        """`_find` of what has a name of its own, a column or a field of a struct."""
+        path = self._find(name, verb)
+        if len(path) > 1 and not pa.types.is_struct(field_at(self._fields, path[:-1]).type):
+            raise InvalidSchemaError(
+                f"{name!r} of {self._desc.path} is what a list or map holds and cannot be {verb}: change the whole"
+                " column, or the fields inside it",
+                column=name,
+            )
+        return path
+
+    def _edit(self, path: Path, edit: Callable[[list[pa.Field], int], object]) -> None:
+        self._fields = edited(self._fields, path, edit)
 
     def _require_free(self, name: str) -> None:
-        """That a later change which names the column can mean one only."""
-        if name in (f.name for f in self._fields):
+        """That a later change which names the column, or field, can mean one only."""
+        if name in dict(full_names(self._fields)):
             raise InvalidSchemaError(
                 f"{self._desc.path} would have two columns named {name!r}: rename or drop the other one first",
                 column=name,
             )
 
     def add(self, f: pa.Field, after: str | None, default: bytes | None) -> None:
+        full = f.name
+        self._require_free(full)
+        inside = self._parent(full)
+        if inside:
+            f = f.with_name(f.name.rpartition(".")[2])
         plain = normalize_schema(pa.schema([f])).field(0)
         if not plain.nullable:
             raise InvalidSchemaError(
-                f"column {f.name!r} cannot be added as non-null: the rows there are have no value for it", column=f.name
+                f"column {full!r} cannot be added as non-null: the rows there are have no value for it", column=full
             )
-        self._require_free(f.name)
+        if inside and default is not None:
+            raise InvalidSchemaError(
+                f"{full!r} cannot have a default: only whole columns have; add it without, then write it", column=full
+            )
         (field,) = numbered_fields([plain], self._ids)
         field = with_default(field, default)
-        self._fields.insert(len(self._fields) if after is None else self._at(after, None) + 1, field)
+        count = len(children(field_at(self._fields, inside).type)) if inside else len(self._fields)
+        at = (*inside, count) if after is None else self._behind(after, inside, full)
+        self._edit(at, lambda fields, i: fields.insert(i, field))
+
+    def _parent(self, name: str) -> Path:
+        """The struct that a new field of this name is to be in; empty for a column."""
+        before, dot, _ = name.rpartition(".")
+        known = dict(full_names(self._fields))
+        while dot and before not in known:
+            before, dot, _ = before.rpartition(".")
+        if not dot:
+            return ()
+        path = known[before]
+        if name.count(".") > before.count(".") + 1 or not pa.types.is_struct(field_at(self._fields, path).type):
+            raise InvalidSchemaError(
+                f"{name!r} cannot be added to {self._desc.path}: {before!r} is"
+                f" {field_at(self._fields, path).type}, which has no such field; fields are added to structs, of"
+                " lists to 'name.element', of maps to 'name.value'",
+                column=name,
+            )
+        return self._find(before, "changed")
+
+    def _behind(self, after: str, inside: Path, name: str) -> Path:
+        path = self._find(after, None)
+        if path[:-1] != inside:
+            raise InvalidSchemaError(f"{name!r} cannot come after {after!r}, which is in another struct", column=name)
+        return (*inside, path[-1] + 1)
 
     def rename(self, name: str, to: str) -> None:
-        at = self._at(name, "renamed")
-        if to != name:
-            self._require_free(to)
-        self._fields[at] = self._fields[at].with_name(to)
+        path = self._named(name, "renamed")
+        if len(path) > 1 and "." in to:
+            raise InvalidSchemaError(f"{name!r} cannot become {to!r}: give the field's new name alone", column=name)
+        if to != field_at(self._fields, path).name:
+            self._require_free(name.removesuffix(field_at(self._fields, path).name) + to)
+        self._replace(path, lambda f: f.with_name(to))
 
     def drop(self, name: str) -> None:
-        del self._fields[self._at(name, "dropped")]
+        path = self._named(name, "dropped")
+        if len(path) > 1 and len(children(field_at(self._fields, path[:-1]).type)) == 1:
+            raise InvalidSchemaError(
+                f"{name!r} of {self._desc.path} is the only field of its struct: drop the whole", column=name
+            )
+        self._edit(path, lambda fields, i: fields.pop(i))
 
     def widen(self, name: str, to: pa.DataType) -> None:
-        at = self._at(name, "widened")
-        now = self._fields[at].type
+        path = self._find(name, "widened")
+        now = field_at(self._fields, path).type
         if now != to and not _holds(to, now):
             raise InvalidSchemaError(
                 f"column {name!r} of {self._desc.path} is {now} and cannot become {to}: integers may become wider ones,"
                 " float double, decimals may get more digits before the point; for all else add a column",
                 column=name,
             )
-        self._fields[at] = self._fields[at].with_type(to)
+        if now != to:
+            self._replace(path, lambda f: f.with_type(to))
 
     def make_nullable(self, name: str) -> None:
-        at = self._at(name, "made nullable")
-        self._fields[at] = self._fields[at].with_nullable(True)
+        self._replace(self._find(name, "made nullable"), lambda f: f.with_nullable(True))
+
+    def _replace(self, path: Path, change: Callable[[pa.Field], pa.Field]) -> None:
+        def replaced(fields: list[pa.Field], i: int) -> None:
+            fields[i] = change(fields[i])
+
+        self._edit(path, replaced)
+
+    def _column(self, name: str) -> pa.Field:
+        path = self._find(name, None)
+        if len(path) > 1:
+            raise InvalidSchemaError(f"{name!r} is inside a column: comments are of whole columns", column=name)
+        return self._fields[path[0]]
 
     def comment(self, name: str | None, text: str | None) -> None:
-        about = 0 if name is None else field_id(self._fields[self._at(name, None)])
+        about = 0 if name is None else field_id(self._column(name))
         if text is not None and len(text) > _COMMENT_MAX:
             raise InvalidRequestError(f"the comment has {len(text):,} characters: say it in {_COMMENT_MAX:,}")
         assert about is not None
