@@ -62,6 +62,7 @@ OWN_THREADS = {
     "client/channel.py",
     "client/closable.py",
     "client/flight.py",
+    "client/tails.py",
     "lake/formats.py",  # once a process
     "server/flight.py",
     "server/flight_limit.py",

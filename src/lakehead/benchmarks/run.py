@@ -28,9 +28,10 @@ import pyarrow.parquet as pq
 import lakehead as lh
 from lakehead.benchmarks.durability import concurrent_writers, restart
 from lakehead.benchmarks.events import BATCH_ROWS, Figure, event_batches
+from lakehead.benchmarks.fanout import fanout
 from lakehead.server.flight_limit import noop_put_seconds
 
-PARTS = ("embedded", "loopback", "push", "lake", "writers", "restart")
+PARTS = ("embedded", "loopback", "push", "fanout", "lake", "writers", "restart")
 
 
 def run_bench(
@@ -42,7 +43,7 @@ def run_bench(
     Raises:
         InvalidRequestError: there is no such part.
     """
-    parts = dict(zip(PARTS, (_embedded, _loopback, _push, _lake, concurrent_writers, restart), strict=True))
+    parts = dict(zip(PARTS, (_embedded, _loopback, _push, _fanout, _lake, concurrent_writers, restart), strict=True))
     if unknown := [p for p in only if p not in parts]:
         raise lh.InvalidRequestError(f"there is no part {unknown[0]!r} of the benchmark: {', '.join(PARTS)}")
     base = tempfile.mkdtemp(prefix="lakehead-bench-", dir=folder or os.getcwd())
@@ -124,16 +125,26 @@ def _warm_up(base: str, batches: Sequence[pa.RecordBatch]) -> None:
 
 
 @contextmanager
-def _server(folder: str) -> Iterator[str]:
+def _server_process(folder: str) -> Iterator[tuple[str, int]]:
     command = [sys.executable, "-m", "lakehead.cli.main", "server", "--data", folder, "--listen", "127.0.0.1:0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         line = next(line for line in process.stdout if "lakehead://" in line)
-        yield "lakehead://" + line.split("lakehead://", 1)[1].split()[0]
+        yield "lakehead://" + line.split("lakehead://", 1)[1].split()[0], process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
+
+
+@contextmanager
+def _server(folder: str) -> Iterator[str]:
+    with _server_process(folder) as (uri, _):
+        yield uri
+
+
+def _fanout(base: str, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:
+    yield from fanout(_server_process, base)
 
 
 def _loopback(base: str, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:

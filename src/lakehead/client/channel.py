@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.flight as fl
@@ -107,6 +107,12 @@ class Channel:
                 probe.cancel()
 
 
+class Queued(Protocol):
+    """Whose items somebody waits for; see `Wait`."""
+
+    items: queue.SimpleQueue[Any]
+
+
 class Wait:
     """A stream whose thread waits inside gRPC.
 
@@ -129,7 +135,7 @@ class Wait:
             try:
                 run()
             except BaseException as e:
-                self.items.put(e)
+                self._put(e)
 
         thread = threading.Thread(target=report, name=name, daemon=True)
         with self._lock:  # who closes joins none that is not started yet
@@ -152,6 +158,9 @@ class Wait:
 
     def _heard(self, item: Any) -> None:
         self._channel.heard_at = time.monotonic()
+        self._put(item)
+
+    def _put(self, item: Any) -> None:
         self.items.put(item)
 
     def cancel(self) -> None:
@@ -161,7 +170,7 @@ class Wait:
                 return
             self.cancelled = True
             reader = self._reader
-        self.items.put(StopIteration())
+        self._put(StopIteration())
         if reader is not None:
             reader.cancel()
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from lakehead.client import channel as ch
+from lakehead.client.tails import SharedStream, Tails, may_share
 from lakehead.errors import (
     AuthenticationError,
     ClosedError,
@@ -30,7 +31,7 @@ from lakehead.errors import (
     error_from_code,
 )
 from lakehead.protocol.codec import decode_error, decode_reply, decode_stream_header
-from lakehead.protocol.messages import ErrorReply, R, Request, Stream, StreamHeader
+from lakehead.protocol.messages import ErrorReply, R, Request, Stream, StreamHeader, Subscribe
 
 CALL_SECONDS = 120.0
 """How long one answer is waited for while the server lives."""
@@ -61,6 +62,7 @@ class FlightEndpoint:
         self._reaper: threading.Thread | None = None
         self._closed = False
         self._closing = threading.Event()
+        self._tails = Tails()
         self._channels: weakref.WeakSet[ch.Channel] = weakref.WeakSet()
         self._channel = self._connected()
 
@@ -74,13 +76,13 @@ class FlightEndpoint:
         channel, exchange = self._borrow()
         try:
             exchange.ask(request, attachments)
-            answer = self._next(channel, exchange, CALL_SECONDS)
+            answer = self.next_of(channel, exchange, CALL_SECONDS)
         except BaseException as e:
             exchange.cancel()
             if isinstance(e, ch.BROKEN):
                 # What broke this stream broke the others: whoever tries again must get a new one.
                 self._drop_idle()
-                raise self._failure(e, channel) from e
+                raise self.failure(e, channel) from e
             if not isinstance(e, LakeheadError):
                 # What was sent may still wait for room in this connection's window: others must not wait behind it.
                 self._leave(channel)
@@ -96,7 +98,7 @@ class FlightEndpoint:
             raise error_from_code(reply.code, reply.message, reply.context)
         return reply, out
 
-    def _next(self, channel: ch.Channel, wait: ch.Wait, seconds: float | None) -> Any:
+    def next_of(self, channel: ch.Channel, wait: ch.Queued, seconds: float | None) -> Any:
         """The next item of a stream; what it ended with is raised.
 
         Args:
@@ -180,14 +182,17 @@ class FlightEndpoint:
             if self._reaper is not threading.current_thread():
                 return
 
-    def stream(self, request: Request[Stream]) -> FlightStream:
+    def stream(self, request: Request[Stream]) -> FlightStream | SharedStream:
         with self._lock:
             if self._closed:
                 raise ClosedError("the connection is closed: connect again")
             channel = self._channel
+        if isinstance(request, Subscribe) and may_share(request):
+            return SharedStream(self, self._tails, channel, request)
         return FlightStream(self, channel, ch.Inflow(channel, request))
 
-    def _failure(self, e: BaseException, channel: ch.Channel) -> LakeheadError:
+    def failure(self, e: BaseException, channel: ch.Channel) -> LakeheadError:
+        """What it means to a caller that a stream of this channel ended with ``e``, one of `BROKEN`."""
         if isinstance(e, fl.FlightUnauthenticatedError):
             return self._refused(channel)
         info = getattr(e, "extra_info", None)
@@ -249,11 +254,11 @@ class FlightStream:
         except BaseException as e:
             inflow.cancel()
             if isinstance(e, ch.BROKEN):
-                raise endpoint._failure(e, channel) from e
+                raise endpoint.failure(e, channel) from e
             raise
 
     def _next(self, seconds: float | None) -> Any:
-        return self._endpoint._next(self._channel, self._inflow, seconds)
+        return self._endpoint.next_of(self._channel, self._inflow, seconds)
 
     def __iter__(self) -> Iterator[tuple[StreamHeader, pa.RecordBatch]]:
         while True:
@@ -262,7 +267,7 @@ class FlightStream:
             except ch.BROKEN as e:
                 if self._closed or (isinstance(e, StopIteration) and not self._inflow.cancelled):
                     return
-                raise self._endpoint._failure(e, self._channel) from e
+                raise self._endpoint.failure(e, self._channel) from e
             self._inflow.taken()
             yield decode_stream_header(chunk.app_metadata.to_pybytes()), chunk.data
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 
 import pyarrow as pa
 
@@ -21,11 +21,11 @@ from lakehead.log import LogView
 from lakehead.predicate import PREDICATE_BYTES_MAX, Predicate
 from lakehead.protocol.messages import Read, ReadLive, StreamHeader, Subscribe
 from lakehead.server.projection import Projection, coalesce
+from lakehead.server.shared_turns import ROWS_MAX, Item
 from lakehead.server.tables import LiveTable
 from lakehead.server.tablet import Tablet
 from lakehead.types import ChangeType, TableDescriptor, TabletKey
 
-Item = tuple[StreamHeader, pa.RecordBatch]
 Views = Mapping[TabletKey, LogView]
 _TURN_ROWS = 1 << 18
 HEARTBEAT_SECONDS = 4.0
@@ -221,7 +221,8 @@ def open_subscription(table: LiveTable, request: Subscribe) -> ServerStream:
             positions[key] = tablet.high_watermark if request.default == "latest" else tablet.log_start_offset
     if stops is not None and any(table.tablet(key) is None for key in stops):
         raise InvalidRequestError(f"stop names tablets that {table.desc.path} does not have")
-    subscription = _Subscription(table, projection, positions, initial, stops)
+    same = (projection.schemas.current.id, tuple(request.columns), request.predicate)
+    subscription = _Subscription(table, projection, positions, initial, stops, same)
     stream = ServerStream(projection.schema, subscription.items)
     stream.on_close(table.notify)
     return stream
@@ -235,7 +236,10 @@ class _Subscription:
         positions: dict[TabletKey, int],
         initial: list[TabletKey],
         stops: dict[TabletKey, int] | None,
+        same: Hashable,
     ) -> None:
+        """``same`` is equal for those who are sent the same rows of a range."""
+        self._same = same
         self._table = table
         self._projection = projection
         self._positions = positions
@@ -252,6 +256,9 @@ class _Subscription:
                 if header.end_offset is not None:
                     self._positions[key] = self._told[key] = header.end_offset
                 yield header, batch
+        if self._stops is None:
+            # All that comes from here on are records, and so the same as others get who have come equally far.
+            yield _header(TabletKey("", 0), None), _empty(self._projection)
         clock = self._table.clock
         spoke = clock.monotonic()
         while not closed():
@@ -291,10 +298,20 @@ class _Subscription:
             end = min(end, self._stops.get(key, 0))
         if start >= end:
             return
-        for position, batch in coalesce(_log_rows(tablet, self._projection, start, end)):
-            self._told[key] = position
-            yield _header(key, position), batch
+        items: Iterable[Item]
+        if end - start <= ROWS_MAX and start >= tablet.log_start_offset:
+            turn = (self._same, key, start, end)
+            items = self._table.turns.of(turn, lambda: self._read(key, tablet, start, end))
+        else:
+            items = self._read(key, tablet, start, end)
+        for header, batch in items:
+            self._told[key] = header.end_offset or end
+            yield header, batch
         self._positions[key] = end
+
+    def _read(self, key: TabletKey, tablet: Tablet, start: int, end: int) -> Iterator[Item]:
+        for position, batch in coalesce(_log_rows(tablet, self._projection, start, end)):
+            yield _header(key, position), batch
 
     def _done(self) -> bool:
         return self._stops is not None and all(self._positions.get(k, 0) >= s for k, s in self._stops.items())

@@ -36,6 +36,7 @@ from lakehead.server.committer import Committers
 from lakehead.server.lake_state import LakeState
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.placement import Home, everything_here
+from lakehead.server.shared_turns import SharedTurns
 from lakehead.server.tablet import Tablet
 from lakehead.types import UNPARTITIONED, Offset, TableDescriptor, TabletKey, parse_partition_name, partition_name
 
@@ -65,6 +66,7 @@ class LiveTable:
         self._tablets: dict[TabletKey, Tablet] = {}
         self._elsewhere: set[TabletKey] = set()
         self._progress = env.threads.condition()
+        self.turns = SharedTurns(env.threads)
         # Reentrant, as the garbage collector may close a forgotten subscription at any point of any thread.
         self._version_lock = env.threads.reentrant_lock()
         self._version = 0

@@ -1,0 +1,43 @@
+"""What subscriptions were sent last: many wait at a log's end for the same rows, which are read and projected once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from lakehead.env.threads import Threads
+from lakehead.protocol.messages import StreamHeader
+
+Item: TypeAlias = tuple[StreamHeader, pa.RecordBatch]
+ROWS_MAX = 1 << 12
+"""Who reads more at once reads history, which nobody else is at just then."""
+_TURNS_MAX = 16
+_TURN_BYTES_MAX = 1 << 18
+
+
+class SharedTurns:
+    """The newest turns of one table's subscriptions. Thread-safe."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._lock = threads.lock()
+        self._turns: OrderedDict[Hashable, Sequence[Item]] = OrderedDict()
+
+    def of(self, turn: Hashable, read: Callable[[], Iterator[Item]]) -> Sequence[Item]:
+        """The items of a turn; only who comes first reads them, while the others wait."""
+        with self._lock:
+            items = self._turns.get(turn)
+            if items is None:
+                items = list(read())
+                if sum(batch.get_total_buffer_size() for _, batch in items) <= _TURN_BYTES_MAX:
+                    items = self._turns[turn] = [(header, _copied(batch)) for header, batch in items]
+                if len(self._turns) > _TURNS_MAX:
+                    self._turns.popitem(last=False)
+            return items
+
+
+def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same rows, which keep no file open that the log lets go of."""
+    return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
