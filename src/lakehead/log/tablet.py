@@ -39,6 +39,7 @@ from lakehead.log.checkpoint import (
     open_checkpoint,
 )
 from lakehead.log.committed_by import CommittedBy
+from lakehead.log.newest import Newest
 from lakehead.log.segment import Segment, SegmentId
 from lakehead.log.tablet_state import TabletState
 from lakehead.log.writers import WriterTable
@@ -131,6 +132,7 @@ class LogTablet:
         self._committed_by = CommittedBy()
         self.sync_failed = False
         self.frames_written = 0
+        self._newest = Newest()
         self.checkpoint: Checkpoint | None = None
         storage.make_folder(folder)
         self._segments: list[Segment] = []
@@ -221,6 +223,7 @@ class LogTablet:
     def apply(self, frames: Sequence[Frame], rows: pa.RecordBatch | None = None) -> None:
         """See `TabletState.apply`; the frames are in the log."""
         self.state.apply(frames, rows)
+        self._newest.add(frames)
 
     def observe(self, now_us: int, steady_us: int) -> None:
         """Tell the log what time it is, by the wall clock and by one that never leaps. Where timestamps lie in the
@@ -275,6 +278,11 @@ class LogTablet:
     def frames(self, start: int, end: int) -> Iterator[Frame]:
         """`LogView.frames` of what there is now."""
         return self.view().frames(start, end)
+
+    def latest(self, start: int, end: int) -> Iterator[Frame]:
+        """`frames`, not read from the file when they are among the newest."""
+        found = self._newest.between(start, end) if start >= self.log_start_offset else None
+        return self.frames(start, end) if found is None else iter(found)
 
     def offset_at(self, timestamp_us: int, now_us: int) -> int | None:
         """First offset of a frame committed at or after this time, the log end when there is none; None when that frame
@@ -442,6 +450,7 @@ class LogTablet:
 
     def abandon(self) -> None:
         """Release the files without syncing: after a failed sync, or to play a crash in tests."""
+        self._newest.clear()
         for segment in self._segments:
             segment.close()
 

@@ -362,10 +362,10 @@ class Tablet:
         """Readable frames that overlap ``[start, end)``, of a view or of what there is now; see `LogView.frames`.
 
         Raises:
-            OffsetOutOfRangeError: ``start`` was trimmed; at the call.
-            ClosedError: the tablet was closed meanwhile; while iterating.
+            OffsetOutOfRangeError: ``start`` was trimmed; at the call. While iterating:
+            ClosedError: the tablet was closed meanwhile.
         """
-        return self._while_open((view or self._log.view()).frames(start, min(end, self.high_watermark)))
+        return self._while_open((view.frames if view else self._log.latest)(start, min(end, self.high_watermark)))
 
     def live_at(
         self, end: int, columns: list[int], view: LogView | None = None, schemas: Schemas | None = None
