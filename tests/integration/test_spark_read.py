@@ -234,6 +234,14 @@ def test_what_else_the_source_reads(spark: SparkSession, con: lh.Connection, log
     same(read("shop.orders", timestamp=times[0].isoformat()), first, "id")
     same(read("shop.orders", timestamp=int(times[1].timestamp() * 1000) + 1), keyed.scan(tier="lake").to_arrow(), "id")
     same(lhs.table(spark, "shop.orders", snapshot=times[0]), first, "id")
+    then = lhs.sql(
+        spark,
+        f"select o.*, now.id is null gone from shop.orders version as of {ids[0]} o"
+        f" left join shop.orders timestamp as of '{times[1].isoformat()}' now on now.id = o.id",
+    )
+    assert (then.count(), then.where("gone").count()) == (3000, 100)
+    with pytest.raises(lh.SnapshotNotFoundError):
+        lhs.sql(spark, "select * from shop.orders version as of 5")
     same(read("shop.events$lake$files", columns="path,rows"), log.lake.files().select(["path", "rows"]), "path")
     assert read("shop.orders$lake$snapshots").count() == 2
     changes = [r for b in keyed.subscribe(start="earliest", stop="now") for r in b.rows.to_pylist()]

@@ -79,14 +79,16 @@ def table(
 def sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[Any] | None = None) -> DataFrame:
     """Run Spark SQL; Lakehead's tables may be named, also ``t$lake``, ``t$changelog``, ``t$lake$snapshots``.
 
-    Each is read as of the moment of this call. Names that are not Lakehead's are left to Spark.
+    Each is read as of the moment of this call, or the lake alone ``version as of`` a snapshot's id or ``timestamp as
+    of`` a time, in the session's zone where it names none. Names that are not Lakehead's are left to Spark.
 
     Args:
         query: one statement.
         args: values of its parameters, by name (``:day``) or in order (``?``), as `SparkSession.sql` takes them.
 
     Raises:
-        SqlError: the statement cannot be parsed or names an unknown suffix.
+        SqlError: the statement cannot be parsed or names an unknown suffix, or no literal follows ``as of``.
+        SnapshotNotFoundError, NoLakeError: there is nothing of that moment.
         TableNotFoundError: a name with a suffix is no table.
     """
     _require()

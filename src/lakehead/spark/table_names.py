@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -15,6 +17,7 @@ from lakehead.api.table import Table, handle_of
 from lakehead.api.table_names import Suffix, TableName, find_names, find_tables, replace_names, suffix_of
 from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import InvalidRequestError, SqlError
+from lakehead.lake.union_read import Moment
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.spark.connections import connection_of
 from lakehead.spark.options import listing
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
 _SPARK_LITERAL = re.compile(
     r"""r?'(?:[^'\\]|\\.)*' | r?"(?:[^"\\]|\\.)*" | --[^\n]* | /\*.*?\*/""", re.VERBOSE | re.DOTALL | re.IGNORECASE
 )
+_AS_OF = re.compile(r"\s+(?:for\s+)?(?:system_)?(version|timestamp|time)\s+as\s+of\b", re.IGNORECASE)
+_VERSION = re.compile(r"\s*(\d+|'\d+'|\"\d+\")(?![\w.])")
+_TIME = re.compile(r"\s*(?:timestamp\s*)?('[^']*'|\"[^\"]*\")", re.IGNORECASE)
 _ALIAS = re.compile(r"\s+(as\s+)?([^\W\d]\w*|`)", re.IGNORECASE)
 _NO_ALIAS = frozenset(
     """where group order having limit offset join inner left right full cross natural on using union except intersect
@@ -44,7 +50,7 @@ def read_name(
     *,
     columns: Sequence[str] | None = None,
     tier: Tier = "union",
-    snapshot: int | dt.datetime | None = None,
+    snapshot: Moment | None = None,
     system_columns: bool = False,
 ) -> DataFrame:
     """See `lakehead.spark.table`."""
@@ -88,15 +94,16 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
     if not isinstance(query, str) or not query.strip():
         raise SqlError("the statement is empty: write for example 'select count(*) from shop.orders'")
     con = connection_of(spark)
-    views: dict[str, str] = {}
+    views: dict[tuple[str, Moment | None], str] = {}
     mapping: dict[TableName, str] = {}
     prefix = f"lakehead_{SystemRandomness().uuid_hex()}"
     try:
         for name, full in find_spark_tables(query, con.tables()):
-            if full not in views:
-                views[full] = f"{prefix}_{len(views)}"
-                read_name(spark, full).createOrReplaceTempView(views[full])
-            mapping[name] = views[full] + alias_for(query, name)
+            whole, moment = as_of(query, name, str(spark.conf.get("spark.sql.session.timeZone")))
+            if (full, moment) not in views:
+                views[full, moment] = f"{prefix}_{len(views)}"
+                read_name(spark, full, snapshot=moment).createOrReplaceTempView(views[full, moment])
+            mapping[whole] = views[full, moment] + alias_for(query, whole)
         # The statement is analysed here, so that the views may go; the frame holds what they stood for.
         return spark.sql(replace_names(query, mapping), _plain(args))
     except PySparkException as e:
@@ -126,6 +133,35 @@ def find_spark_tables(query: str, tables: Sequence[str]) -> list[tuple[TableName
     return out
 
 
+def as_of(query: str, name: TableName, zone: str) -> tuple[TableName, Moment | None]:
+    """What is read of a table that a statement names: the lake snapshot, if it says one, and the name with that clause.
+
+    Args:
+        zone: in which times stand that say none.
+
+    Raises:
+        SqlError: what follows ``as of`` is no literal.
+    """
+    clause = _AS_OF.match(masked(query), name.end)
+    if clause is None:
+        return name, None
+    by_version = clause[1].lower() == "version"
+    value = (_VERSION if by_version else _TIME).match(query, clause.end())
+    try:
+        if value is None:
+            raise ValueError
+        text = value[1].strip("'\"")
+        return replace(name, end=value.end()), int(text) if by_version else _time(text, zone)
+    except (ValueError, ZoneInfoNotFoundError) as e:
+        what = "the id of a lake snapshot" if by_version else "a time in quotes, such as '2026-05-01 12:00:00'"
+        raise SqlError(f"{name.text}{clause[0]} needs {what}") from e
+
+
+def _time(text: str, zone: str) -> dt.datetime:
+    time = dt.datetime.fromisoformat(text.strip())
+    return time if time.tzinfo is not None else time.replace(tzinfo=ZoneInfo(zone))
+
+
 def masked(query: str) -> str:
     """The statement with its strings and comments blanked, all else where it was."""
     return _SPARK_LITERAL.sub(lambda m: " " * len(m[0]), query)
@@ -149,8 +185,8 @@ def alias_for(query: str, name: TableName) -> str:
     return " as `" + last.replace("`", "``") + "`"
 
 
-def _readable(e: Exception, views: dict[str, str]) -> str:
+def _readable(e: Exception, views: Mapping[tuple[str, Moment | None], str]) -> str:
     text = str(e).split("\n\nJVM stacktrace")[0].split(";\n'")[0].strip()
-    for full, view in views.items():
+    for (full, _), view in views.items():
         text = text.replace(view, full)
     return text

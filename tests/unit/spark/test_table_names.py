@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 import pytest
 
-from lakehead.spark.table_names import alias_for, find_spark_tables
+from lakehead.errors import SqlError
+from lakehead.spark.table_names import alias_for, as_of, find_spark_tables
 
 TABLES = ["shop.orders", "shop.users", "default.bare"]
 
@@ -46,3 +49,36 @@ def test_find(query: str, names: list[str]) -> None:
 def test_alias(query: str, alias: str) -> None:
     ((name, _),) = find_spark_tables(query, TABLES)
     assert alias_for(query, name) == alias
+
+
+NOON = dt.datetime(2026, 5, 1, 12, tzinfo=dt.UTC)
+
+
+@pytest.mark.parametrize(
+    ("clause", "moment", "rest"),
+    [
+        ("", None, ""),
+        (" o where version = 3", None, " o where version = 3"),
+        (" version as of 17", 17, ""),
+        (" for\n SYSTEM_VERSION as of '17' o", 17, " o"),
+        (" timestamp as of '2026-05-01 14:00:00' where x", NOON, " where x"),
+        (" timestamp as of timestamp'2026-05-01T12:00:00Z'", NOON, ""),
+        (' for system_time as of "2026-05-01 14:00"', NOON, ""),
+    ],
+)
+def test_as_of(clause: str, moment: object, rest: str) -> None:
+    query = f"select * from shop.orders{clause}"
+    ((name, _),) = find_spark_tables(query, TABLES)
+    whole, found = as_of(query, name, "Europe/Berlin")
+    assert (found, query[whole.end :]) == (moment, rest)
+    assert alias_for(query, whole) == ("" if rest.startswith(" o") else " as `orders`")
+
+
+@pytest.mark.parametrize(
+    "clause", ["version as of :v", "version as of 1.5", "timestamp as of now()", "timestamp as of 'noon'"]
+)
+def test_as_of_takes_literals(clause: str) -> None:
+    query = f"select * from shop.orders {clause}"
+    ((name, _),) = find_spark_tables(query, TABLES)
+    with pytest.raises(SqlError, match=r"shop\.orders (version|timestamp) as of needs"):
+        as_of(query, name, "UTC")
