@@ -55,7 +55,7 @@ def unknown_name(kind: str, name: str, known: list[str]) -> InvalidPropertyError
     return InvalidPropertyError(f"unknown {kind} {name!r}{hint}", name=name)
 
 
-FILE_BYTES = {"segment_bytes": (1024, 1 << 40), "target_file_bytes": (1024, 1 << 40)}
+FILE_BYTES = {"segment_bytes": (128, 1 << 40), "target_file_bytes": (1024, 1 << 40)}
 """Bounds of sizes of files: each file takes a descriptor, or a line in a manifest."""
 DURATION_MS_MAX = 1000 * 366 * 86_400_000
 

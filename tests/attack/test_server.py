@@ -102,7 +102,7 @@ def test_conversations_of_one_client_leave_room_for_others(
         for _ in range(LIMITS.exchanges_max + 1):
             held.append(attacker._borrow())  # which nobody gives back
             held[-1][1].ask(m.Hello())
-            attacker._next(*held[-1], 30)
+            attacker.next_of(*held[-1], 30)
     assert len(held) > LIMITS.exchanges_max // 2
     with lh.connect(served[0], token="t") as other:
         assert other.table("a.t").scan().count() == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -12,7 +13,8 @@ import pytest
 
 import lakehead as lh
 import lakehead.spark as lhs
-from lakehead.env.credentials import load_token, remove_token, save_token
+from lakehead.env import credentials
+from lakehead.env.credentials import FoundToken
 
 if TYPE_CHECKING:
     from tests.integration.conftest import ServerProcess
@@ -57,8 +59,9 @@ def test_a_token_that_was_given_reaches_workers_and_nothing_else(server: ServerP
         table = con.create_table("t.t", SCHEMA, lake="iceberg", freshness="200ms")
         table.append([{"id": 1}])
         spark = lhs.session(con)
-        remove_token(server.port, server.token)
-        assert load_token(server.port) is None, "workers find nothing in this user's files"
+        kept = Path(credentials._folder(), credentials._name("127.0.0.1", server.port))
+        hidden = kept.rename(f"{kept}.new")
+        assert FoundToken("127.0.0.1", server.port)() is None, "workers find nothing in this user's files"
         try:
             source = spark.read.format("lakehead").options(uri=con.uri, table="t.t").load()
             assert source.count() == lhs.table(spark, "t.t").count() == 1
@@ -69,7 +72,7 @@ def test_a_token_that_was_given_reaches_workers_and_nothing_else(server: ServerP
             plan = source._jdf.queryExecution().toString()
             assert server.token not in settings + plan
         finally:
-            save_token(server.port, server.token)
+            hidden.rename(kept)
 
 
 def test_a_folder_is_no_server(tmp_path: Any) -> None:

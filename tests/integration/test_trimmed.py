@@ -162,7 +162,7 @@ def test_a_keyed_table_has_its_rows_but_not_its_old_changes(con: lh.Connection, 
 @pytest.mark.parametrize("keyed", [False, True], ids=["log", "keyed"])
 def test_a_pinned_scan_keeps_what_it_holds(con: lh.Connection, keyed: bool) -> None:
     key: dict[str, Any] = {"primary_key": "k"} if keyed else {}
-    table = con.create_table("a.t", KV, lake="iceberg", hot_retention="0s", segment_bytes=1024, **key)
+    table = con.create_table("a.t", KV, lake="iceberg", hot_retention="0s", segment_bytes=1000, **key)
     put = table.upsert if keyed else table.append
     put(rows(*range(50)))
     con.tier("a.t")
@@ -288,7 +288,7 @@ def test_orphan_clean_up_keeps_what_pinned_scans_read(con: lh.Connection) -> Non
 
 
 def test_a_tablet_that_has_reached_its_stop_may_be_trimmed_before_its_stream_opens(con: lh.Connection) -> None:
-    table = con.create_table("a.t", KV, lake="iceberg", hot_retention="0s", buckets=2, segment_bytes=1024)
+    table = con.create_table("a.t", KV, lake="iceberg", hot_retention="0s", buckets=2, segment_bytes=500)
     table.append([*rows(*range(100))])
     con.tier("a.t")
     trim(con)

@@ -26,7 +26,7 @@ from lakehead.api.connection import Connection
 from lakehead.api.table import Table, handle_of
 from lakehead.client.table import TableHandle
 from lakehead.env import LocalStorage
-from lakehead.env.storage import storage_errors, sync_file
+from lakehead.env.storage import make_private, open_private, storage_errors, sync_file
 from lakehead.errors import (
     ChecksumError,
     CorruptionError,
@@ -401,7 +401,7 @@ def _copy(source: str, target: str) -> tuple[int, str]:
     size, checksum = 0, hashlib.sha256()
     with open(source, "rb") as read, storage_errors(target, "write"):
         _make_folder_of(target)
-        with open(target, "wb") as write:
+        with open_private(target) as write:
             while part := read.read(_CHUNK):
                 write.write(part)
                 checksum.update(part)
@@ -425,6 +425,8 @@ def _digest(path: str) -> tuple[int, str]:
 def _copy_database(source: str, target: str) -> None:
     """One state of an SQLite database that others may be writing to, as a single file."""
     _make_folder_of(target)
+    with storage_errors(target, "write"):
+        make_private(target)
     with _database(source) as read, _database(target) as write:
         read.backup(write)
     with _database(target) as db:

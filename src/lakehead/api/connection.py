@@ -10,7 +10,6 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,7 @@ from lakehead.client.routes import OneServer
 from lakehead.client.table import TableHandle
 from lakehead.config import LakeConfig, Limits, TableProperties
 from lakehead.env import Env
-from lakehead.env.credentials import load_token
+from lakehead.env.credentials import FoundToken, local_host
 from lakehead.env.interrupts import shielded
 from lakehead.errors import (
     InvalidPropertyError,
@@ -105,7 +104,9 @@ def _connect_folder(folder: str, lake: LakeConfig) -> Connection:
 def open_server(uri: str, *, token: str | None, tls_ca: bytes | None) -> Connection:
     """See `connect`; ``tls_ca`` is what the PEM file holds."""
     host, port = parse_uri(uri)
-    endpoint = _flight(host, port, token=token or partial(load_token, port), tls_ca=tls_ca)
+    if token is None:
+        host = local_host(host)
+    endpoint = _flight(host, port, token=token or FoundToken(host, port), tls_ca=tls_ca)
     try:
         endpoint.call(m.Hello())
     except LakeheadError:
@@ -136,7 +137,7 @@ def parse_uri(uri: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _flight(host: str, port: int, *, token: str | Callable[[], str | None], tls_ca: bytes | None = None) -> m.Endpoint:
+def _flight(host: str, port: int, *, token: str | FoundToken, tls_ca: bytes | None = None) -> m.Endpoint:
     from lakehead.client.flight import FlightEndpoint
 
     return FlightEndpoint(host, port, token=token, tls_ca=tls_ca)

@@ -17,7 +17,7 @@ from lakehead.api.embedded import host_folder
 from lakehead.client.patience import is_gone
 from lakehead.config import LakeConfig, ServerConfig
 from lakehead.env import SystemClock
-from lakehead.env.credentials import load_token
+from lakehead.env.credentials import FoundToken
 from lakehead.env.folder_lock import FolderLock, read_announcement
 from lakehead.env.forks import keep
 from lakehead.errors import (
@@ -96,8 +96,8 @@ def _attach(note: dict[str, str], owner: tuple[str, str]) -> Reached | None:
     from lakehead.client.flight import FlightEndpoint
 
     host, _, port = note["uri"].rpartition("//")[2].rpartition(":")
-    # The token of this owner: another server that has the port later is not the one that is meant.
-    endpoint = FlightEndpoint(host, int(port), token=load_token(int(port)))
+    # The token of a server of this folder: another that has the port later is not the one that is meant.
+    endpoint = FlightEndpoint(host, int(port), token=FoundToken(host, int(port), note["folder_id"]))
     try:
         reply, _ = endpoint.call(m.Hello())
     except ProtocolVersionError:

@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ import pyarrow.flight as fl
 
 from lakehead.client import channel as ch
 from lakehead.client.tails import SharedStream, Tails, may_share
+from lakehead.env.credentials import FoundToken
 from lakehead.errors import (
     AuthenticationError,
     ClosedError,
@@ -45,13 +46,11 @@ class FlightEndpoint:
     """A server at an address. Thread-safe.
 
     Args:
-        token: what the server asks for; a function is asked again for each connection, as a server that was restarted
-            may have another one.
+        token: what the server asks for; one that is found is looked for again for each connection, as a server that was
+            restarted may have another one, and is sent while the server lives that it is of.
     """
 
-    def __init__(
-        self, host: str, port: int, *, token: str | Callable[[], str | None] | None, tls_ca: bytes | None = None
-    ) -> None:
+    def __init__(self, host: str, port: int, *, token: str | FoundToken | None, tls_ca: bytes | None = None) -> None:
         self._address = f"{host}:{port}"
         scheme = "grpc" if tls_ca is None else "grpc+tls"
         self._location = f"{scheme}://{host}:{port}"
@@ -67,7 +66,7 @@ class FlightEndpoint:
         self._channel = self._connected()
 
     def _connected(self) -> ch.Channel:
-        token = self._token() if callable(self._token) else self._token
+        token = self._token() if isinstance(self._token, FoundToken) else self._token
         channel = ch.Channel(self._location, token=token, tls_ca=self._tls_ca)
         self._channels.add(channel)
         return channel
@@ -148,7 +147,22 @@ class FlightEndpoint:
         for exchange in idle:
             exchange.cancel()
 
+    def _require_owner(self) -> None:
+        """Return if whoever has the address is the server whose token was found, as far as one was.
+
+        Raises:
+            UnavailableError: that server is gone, and no other of this user's is there.
+        """
+        if not isinstance(self._token, FoundToken) or not self._token.was_found or self._token.lives():
+            return
+        self._leave(self._channel)
+        if self._channel.token is None:
+            raise UnavailableError(
+                f"the server at {self._address} is gone: is it running?", address=self._address, gone=True, unsent=True
+            )
+
     def _borrow(self) -> tuple[ch.Channel, ch.Exchange]:
+        self._require_owner()
         with self._lock:
             if self._closed:
                 raise ClosedError("the connection is closed: connect again")
@@ -183,6 +197,7 @@ class FlightEndpoint:
                 return
 
     def stream(self, request: Request[Stream]) -> FlightStream | SharedStream:
+        self._require_owner()
         with self._lock:
             if self._closed:
                 raise ClosedError("the connection is closed: connect again")
@@ -211,7 +226,7 @@ class FlightEndpoint:
         )
 
     def _refused(self, channel: ch.Channel) -> LakeheadError:
-        if callable(self._token) and self._token() != channel.token:
+        if isinstance(self._token, FoundToken) and self._token() != channel.token:
             self._leave(channel)
             return UnavailableError(
                 f"the server at {self._address} was started anew, with another token: call again",

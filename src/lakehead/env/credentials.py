@@ -1,45 +1,194 @@
 """Tokens of the servers this user runs on this machine, so that local clients need not be told them.
 
-One file per port, readable by the user alone. A token never travels in options, URIs, command lines or logs.
+One file per address, in a folder of this user alone, which the server holds locked while it lives: whoever has its
+address later gets no token. A token never travels in options, URIs, command lines or logs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import json
 import os
+import re
+import stat
 import tempfile
+import threading
+
+from lakehead.errors import StorageError
+
+_ANY = ("0.0.0.0", "::", "[::]")
+_LOOPBACK = re.compile(r"127(\.\d{1,3}){3}")
+
+
+def local_host(host: str) -> str:
+    """The address that a host's name stands for: ``localhost`` is one of two, and another user may have the other."""
+    return "127.0.0.1" if host == "localhost" else host
 
 
 def _folder() -> str:
     home = os.path.expanduser("~")
     if home != "~" and os.access(home, os.W_OK):
         return os.path.join(home, ".lakehead", "tokens")
-    return os.path.join(tempfile.gettempdir(), f"lakehead-{os.getuid()}", "tokens")
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    base = runtime or os.path.join(tempfile.gettempdir(), f"lakehead-{os.getuid()}")
+    return os.path.join(base, "lakehead", "tokens")
 
 
-def save_token(port: int, token: str) -> None:
-    """Leave the token of a server on this port for this user's clients."""
+def _private_folder() -> str:
+    """The folder of the tokens, made when it is missing.
+
+    Raises:
+        StorageError: another user could look into it, or put files there.
+    """
     folder = _folder()
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    path = os.path.join(folder, str(port))
-    temporary = f"{path}.{os.getpid()}"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(fd, "w") as f:
-        f.write(token)
-    os.replace(temporary, path)
+    for at in (os.path.dirname(folder), folder):
+        try:
+            os.makedirs(os.path.dirname(at), mode=0o700, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(at, 0o700)
+            found = os.lstat(at)
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and found.st_mode & 0o077:
+                os.chmod(at, 0o700)  # made by an earlier version, or by a shell
+        except OSError as e:
+            raise StorageError(
+                f"cannot keep a token in {at}: {e.strerror}: set HOME to a folder of yours", path=at
+            ) from e
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise StorageError(f"{at} belongs to another user: a token would not be safe there; remove it", path=at)
+    return folder
 
 
-def load_token(port: int) -> str | None:
-    """The token of this user's server on this port; None when there is none."""
-    try:
-        with open(os.path.join(_folder(), str(port))) as f:
-            return f.read()
-    except OSError:
+def _name(host: str, port: int) -> str:
+    return f"{local_host(host).strip('[]').replace(':', '_')}-{port}"
+
+
+class KeptToken:
+    """A server's token where this user's clients find it, as long as this process lives and does not `remove` it."""
+
+    def __init__(self, host: str, port: int, folder_id: str, token: str) -> None:
+        """Leave it.
+
+        Raises:
+            StorageError: there is no place for it that is this user's alone.
+        """
+        folder = _private_folder()
+        _remove_stale(folder)
+        self._path = os.path.join(folder, _name(host, port))
+        temporary = f"{self._path}.{os.getpid()}.new"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self._fd = os.open(temporary, flags, 0o600)
+            os.write(self._fd, json.dumps({"folder_id": folder_id, "token": token}).encode())
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            os.replace(temporary, self._path)
+        except OSError as e:
+            raise StorageError(f"cannot keep a token in {folder}: {e.strerror}", path=folder) from e
+
+    def remove(self) -> None:
+        """Forget it, unless another server has the address by now. A second call does nothing."""
+        if self._fd < 0:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(self._path), os.fstat(self._fd)):
+                os.unlink(self._path)
+        self.forget()
+
+    def forget(self) -> None:
+        """In a forked child: the parent keeps it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class FoundToken:
+    """The token of this user's server at an address, as far as there is one and it lives. Calling it looks for it.
+
+    Args:
+        folder_id: which folder the server must serve; None for any.
+
+    Attributes:
+        was_found: there was one, so that a server without one is another's.
+    """
+
+    def __init__(self, host: str, port: int, folder_id: str | None = None) -> None:
+        self._host = local_host(host)
+        self._port = port
+        self._folder_id = folder_id
+        self._fd = -1
+        self.was_found = False
+        # A descriptor that one thread closes may be another file before the next has looked at it.
+        self._lock = threading.Lock()
+
+    def __call__(self) -> str | None:
+        with self._lock:
+            return self._find()
+
+    def _find(self) -> str | None:
+        self._let_go()
+        hosts = [self._host, *(_ANY if _LOOPBACK.fullmatch(self._host) else ())]
+        for name in dict.fromkeys(_name(host, self._port) for host in hosts):
+            token = self._read(os.path.join(_folder(), name))
+            if token is not None:
+                return token
         return None
 
+    def _read(self, path: str) -> str | None:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            found = os.fstat(fd)
+            own = stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+            if not own or not _is_held(fd):
+                return None
+            kept = json.loads(os.read(fd, 1 << 16))
+            if self._folder_id not in (None, kept["folder_id"]):
+                return None
+            token = str(kept["token"])
+            self._fd, fd, self.was_found = fd, -1, True
+            return token
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        finally:
+            if fd >= 0:
+                os.close(fd)
 
-def remove_token(port: int, token: str) -> None:
-    """Forget the token, unless another server has taken the port since."""
-    if load_token(port) == token:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(_folder(), str(port)))
+    def lives(self) -> bool:
+        """Whether the server whose token was found last lives: no one else can have its address then."""
+        with self._lock:
+            return self._fd >= 0 and _is_held(self._fd)
+
+    def _let_go(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self._let_go()
+
+
+def _is_held(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return False
+
+
+def _remove_stale(folder: str) -> None:
+    """Remove what servers that were killed, and earlier versions, have left."""
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                stale = not name.endswith(".new") and not _is_held(fd)
+                if stale and os.path.samestat(os.lstat(path), os.fstat(fd)):
+                    os.unlink(path)
+            finally:
+                os.close(fd)

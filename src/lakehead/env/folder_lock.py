@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 
-from lakehead.env.storage import LocalStorage, storage_errors
+from lakehead.env.storage import FOLDER_MODE, LocalStorage, storage_errors
 from lakehead.errors import FencedError
 
 _LOCK = "LOCK"
 _ENDPOINT = "endpoint.json"
+_log = logging.getLogger("lakehead.env")
 
 
 class FolderLock:
@@ -33,12 +35,13 @@ class FolderLock:
         LocalStorage().make_folder(folder)
         path = os.path.join(folder, _LOCK)
         with storage_errors(path, "open"):
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
             return None
+        _keep_private(folder)
         return cls(folder, fd)
 
     def require_held(self) -> None:
@@ -81,9 +84,28 @@ class FolderLock:
             self._fd = -1
 
 
+def _keep_private(folder: str) -> None:
+    """Let no other user into a folder that begins to be a data folder; one that is one already is its user's choice."""
+    found = os.stat(folder)
+    if found.st_uid != os.getuid() or not found.st_mode & 0o077:
+        return
+    if os.listdir(folder) == [_LOCK]:
+        os.chmod(folder, FOLDER_MODE)
+    else:
+        _log.warning("other users of this machine can look into %s: chmod -R go= %s keeps them out", folder, folder)
+
+
 def read_announcement(folder: str) -> dict[str, str] | None:
-    """Where the folder's owner listens (``uri``, ``folder_id``); None when it left no readable note."""
-    data = LocalStorage().read_file(os.path.join(folder, _ENDPOINT))
+    """Where the folder's owner listens (``uri``, ``folder_id``); None when it left no readable note, or another user
+    did."""
+    try:
+        fd = os.open(os.path.join(folder, _ENDPOINT), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with os.fdopen(fd, "rb") as f:
+        if os.fstat(fd).st_uid != os.getuid():
+            return None
+        data = f.read()
     try:
         note = {k: str(v) for k, v in json.loads(data or b"{}").items()}
     except (ValueError, AttributeError):

@@ -14,7 +14,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import pyarrow as pa
 
@@ -31,6 +31,8 @@ _HINTS = {
     errno.EMFILE: "too many open files: raise the limit (ulimit -n)",
 }
 _IOV_MAX = 512
+FILE_MODE, FOLDER_MODE = 0o600, 0o700
+"""What is written is for this user alone."""
 
 
 @contextmanager
@@ -156,7 +158,7 @@ class LocalLogFile:
     def __init__(self, path: str) -> None:
         self.path = path
         with storage_errors(path, "open"):
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
             self._size = os.fstat(self._fd).st_size
         self._map: pa.Buffer | None = None
         # A reader that maps while another thread closes could map whatever file gets the descriptor's number next.
@@ -269,10 +271,14 @@ class LocalStorage:
     def make_folder(self, path: str) -> None:
         path = os.path.abspath(path)
         with storage_errors(path, "create"):
-            at = path
+            at, missing = path, []
             while not os.path.isdir(at) and os.path.dirname(at) != at:
                 self._durable.pop(at, None)
+                missing.append(at)
                 at = os.path.dirname(at)
+            for folder in reversed(missing):
+                with suppress(FileExistsError):  # another made it meanwhile; a file in the way is found below
+                    os.mkdir(folder, FOLDER_MODE)
             os.makedirs(path, exist_ok=True)
             self._sync_name(path)
 
@@ -315,7 +321,7 @@ class LocalStorage:
     def write_atomic(self, path: str, data: bytes) -> None:
         temporary = f"{path}.tmp"
         with storage_errors(path, "write"):
-            with open(temporary, "wb") as f:
+            with open_private(temporary) as f:
                 f.write(data)
                 f.flush()
                 os.fsync(f.fileno())
@@ -347,6 +353,8 @@ class LocalStorage:
                 os.close(fd)
 
     def open_database(self, path: str) -> sqlite3.Connection:
+        with suppress(OSError):  # which SQLite says better
+            make_private(path)
         db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         db.execute("pragma synchronous=full")
         return db
@@ -360,6 +368,16 @@ class LocalStorage:
                 return None
             raise
         return found.st_ino, found.st_dev, found.st_size, found.st_mtime_ns
+
+
+def open_private(path: str) -> BinaryIO:
+    """A file to write, which only this user can read; one that is there is emptied."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE), "wb")
+
+
+def make_private(path: str) -> None:
+    """Make a file that only this user can read, for whoever would make it for everyone; one that is there is left."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
 
 
 def _sync_folder(path: str) -> None:

@@ -17,7 +17,7 @@ from pyarrow.fs import FileSystem, LocalFileSystem
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
-from lakehead.env.storage import LocalStorage, sync_file
+from lakehead.env.storage import LocalStorage, open_private, sync_file
 from lakehead.errors import UnavailableError
 from lakehead.lake.lake_table import missing_file
 
@@ -49,6 +49,7 @@ class _SyncedFile(PyArrowFile):
         if not overwrite and os.path.exists(self._path):
             raise FileExistsError(f"Cannot create file, already exists: {self.location}")
         _STORAGE.make_folder(os.path.dirname(self._path))
+        open_private(self._path).close()
         return _SyncedStream(self._path, mode="w")
 
 

@@ -35,7 +35,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from lakehead.config import LakeConfig
-from lakehead.env.storage import LocalStorage
+from lakehead.env.storage import LocalStorage, make_private, storage_errors
 from lakehead.errors import (
     InvalidPropertyError,
     InvalidUriError,
@@ -96,8 +96,10 @@ class LakeCatalog:
             MissingDependencyError: what it needs is not installed.
         """
         uri = self.properties.get("uri", "")
-        if uri.startswith("sqlite:///") and (folder := os.path.dirname(make_url(uri).database or "")):
-            LocalStorage().make_folder(folder)
+        if uri.startswith("sqlite:///") and os.path.dirname(path := make_url(uri).database or ""):
+            LocalStorage().make_folder(os.path.dirname(path))
+            with storage_errors(path, "open"):
+                make_private(path)
         with catalog_errors(self.name):
             try:
                 return open_catalog(self.name, self.properties, told=self._told)

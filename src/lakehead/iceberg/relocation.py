@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakehead.env.storage import LocalStorage, storage_errors, sync_file
+from lakehead.env.storage import LocalStorage, open_private, storage_errors, sync_file
 from lakehead.errors import LakeStateError, UnavailableError
 from lakehead.iceberg.avro_file import Branch, edit_avro
 from lakehead.iceberg.lake_catalog import lake_names
@@ -237,6 +237,8 @@ class _Relocation:
             if "file_path" not in schema.names:
                 raise LakeStateError(f"{source} is no position-delete file: compact the lake table", path=source)
             column = schema.get_field_index("file_path")
+            with storage_errors(target, "write"):
+                open_private(temporary).close()
             with storage_errors(target, "write"), pq.ParquetWriter(temporary, schema, compression="zstd") as out:
                 for group in range(file.num_row_groups):
                     rows, field = file.read_row_group(group), schema.field(column)

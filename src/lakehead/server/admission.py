@@ -36,8 +36,9 @@ class Bounded:
             OverloadedError: others hold too much, or this peer does.
         """
         with self._lock:
-            held = sum(a for _, a in self._held.values())
-            own = sum(a for p, a in self._held.values() if p == peer) if peer else 0
+            takers = list(self._held.values())  # at once: `give_back` takes no lock
+            held = sum(a for _, a in takers)
+            own = sum(a for p, a in takers if p == peer) if peer else 0
             if held and (held + amount > self._limit or own > _SHARE * (self._limit - held)):
                 raise OverloadedError(
                     f"{held:,} {self._what} at once are the limit of this server ({self._name}={self._limit:,}):"

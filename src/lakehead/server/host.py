@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from lakehead.config import ServerConfig
 from lakehead.env import Env
-from lakehead.env.credentials import remove_token, save_token
+from lakehead.env.credentials import KeptToken
 from lakehead.env.descriptors import raise_descriptors
 from lakehead.env.folder_lock import FolderLock
 from lakehead.env.place import Place
@@ -40,6 +40,7 @@ class ServerHost:
             InvalidRequestError: the address cannot be listened on.
         """
         self._lock = lock
+        self._kept: KeptToken | None = None
         self.token = config.token or env.randomness.token()
         tablets_max = min(config.limits.tablets_max, raise_descriptors() * 3 // 4)
         limits = dataclasses.replace(config.limits, tablets_max=tablets_max)
@@ -64,7 +65,7 @@ class ServerHost:
         self.port: int = self._flight.port
         self.uri = f"lakehead://{config.host}:{self.port}"
         try:
-            save_token(self.port, self.token)
+            self._kept = KeptToken(config.host, self.port, self.service.folder_id, self.token)
             lock.announce(self.uri, self.service.folder_id)
         except BaseException:
             self.close()
@@ -80,7 +81,8 @@ class ServerHost:
             stack.callback(self._lock.release)
             stack.callback(self.service.close)
             stack.callback(self._flight.stop)
-            stack.callback(remove_token, self.port, self.token)
+            if self._kept is not None:
+                stack.callback(self._kept.remove)
 
     def wait_stopped(self, seconds: float) -> bool:
         """After `close`: return when no client holds on any more, or after that time; True in the first case. A
@@ -90,3 +92,5 @@ class ServerHost:
     def forget(self) -> None:
         """In a forked child: hold neither the folder nor the port; the parent goes on."""
         self._lock.forget()
+        if self._kept is not None:
+            self._kept.forget()
