@@ -3,6 +3,8 @@
 * ``launch.py server --data ...``: any `lakehead` command
 * ``launch.py rounds URI``: rounds and maintenance in this process: ``tier``, ``maintain``, ``clean`` or ``truncate``
   and a table's name a line in, a JSON line out for each
+* ``launch.py streams URI CHECKPOINTS TABLES``: streams that copy tables, of which ``TABLES`` is a JSON object, until
+  they are killed; one that ends is begun again from its checkpoint
 * ``launch.py -m MODULE ARGS``: a module, as Spark starts its Python workers
 """
 
@@ -15,12 +17,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from tests.crash.points import PLAN_VARIABLE, SNAPSHOTS_KEPT, die_with_parent, install  # noqa: E402
 
 import lakehead as lh  # noqa: E402
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
 
 
 def tier(table: lh.Table) -> dict[str, object]:
@@ -69,12 +75,38 @@ def rounds(uri: str) -> None:
         print(json.dumps(answer), flush=True)
 
 
+def streams(uri: str, checkpoints: str, tables: dict[str, str]) -> None:
+    """Copy tables, each by a stream."""
+    import lakehead.spark as lhs
+
+    spark = lhs.session(_connect(uri))
+
+    def copy(source: str, target: str) -> StreamingQuery:
+        stream = spark.readStream.format("lakehead").options(uri=uri, table=source, start="earliest").load()
+        sink = {"uri": uri, "table": target, "checkpointLocation": f"{checkpoints}/{target}"}
+        return stream.writeStream.format("lakehead").options(**sink).start()
+
+    # In this thread: Spark looks for Python sources in the session that is the thread's.
+    queries: dict[str, StreamingQuery | None] = dict.fromkeys(tables)
+    while True:
+        for source, query in queries.items():
+            if query is not None and query.isActive:
+                continue
+            if query is not None:
+                print(f"the stream of {source} ended: {query.exception()}", file=sys.stderr, flush=True)
+            try:
+                queries[source] = copy(source, tables[source])
+            except Exception as e:
+                print(f"the stream of {source} did not begin: {e}", file=sys.stderr, flush=True)
+        threading.Event().wait(0.2)
+
+
 def _connect(uri: str) -> lh.Connection:
     """Connect to a server that may be dead just now."""
     deadline = time.monotonic() + 60
     while True:
         try:
-            return lh.connect(uri)
+            return lh.connect(uri, token=os.environ.get("LAKEHEAD_TOKEN"))
         except lh.UnavailableError:
             if time.monotonic() > deadline:
                 raise
@@ -87,6 +119,8 @@ if __name__ == "__main__":
         install(plan)
     if sys.argv[1] == "rounds":
         rounds(sys.argv[2])
+    elif sys.argv[1] == "streams":
+        streams(sys.argv[2], sys.argv[3], json.loads(sys.argv[4]))
     elif sys.argv[1] == "-m":
         module, sys.argv[:] = sys.argv[2], sys.argv[2:]
         runpy.run_module(module, run_name="__main__", alter_sys=True)

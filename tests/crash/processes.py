@@ -210,40 +210,25 @@ class TieringJob(Child):
         self.process.terminate()
 
 
-class SparkTiering(Child):
-    """``lakehead tier run`` with its JVM and its Python workers."""
+class SparkChild(Child):
+    """A Spark driver with its JVM and its Python workers."""
 
-    def __init__(self, work: Path, *, points: bool = True) -> None:
-        super().__init__(work, "spark", points=points)
-        self.worker_plan = work / "worker.plan"
+    def __init__(self, work: Path, role: str, *, points: bool = True) -> None:
+        super().__init__(work, role, points=points)
+        self.worker_plan = work / f"{role}-worker.plan"
         self._work = work
-        self._rounds: list[dict[str, Any]] = []
         self._family: list[psutil.Process] = []
 
-    def start(self, uri: str, tables: list[str]) -> None:
-        """Begin to start; `rounds` fills as they are done."""
-        python = self._work / "python"
+    def spawn_spark(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a driver whose workers have the points in them, too."""
+        python = self._work / f"{self.role}-python"
         plan = f'{PLAN_VARIABLE}="{self.worker_plan}" ' if self._points else ""
         launch = f'[ "$1" = -m ] && {plan}exec "{sys.executable}" "{LAUNCH}" "$@"'
         python.write_text(f'#!/bin/sh\n{launch}\nexec "{sys.executable}" "$@"\n')
         python.chmod(0o755)
-        chosen = [argument for table in tables for argument in ("--table", table)]
-        process = self._spawn(
-            "tier", "run", "--uri", uri, "--output", "json", *chosen,
-            PYSPARK_PYTHON=str(python), SPARK_LOCAL_DIRS=str(self._work / "spark"),
-        )  # fmt: skip
-        self._rounds = []
-        threading.Thread(target=self._read, args=(process,), daemon=True).start()
-
-    def _read(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            self._rounds.append(json.loads(line))
-
-    @property
-    def rounds(self) -> int:
-        """Rounds that this life has reported."""
-        return len(self._rounds)
+        return self._spawn(
+            *arguments, PYSPARK_PYTHON=str(python), SPARK_LOCAL_DIRS=str(self._work / f"{self.role}-scratch")
+        )
 
     def family(self) -> list[psutil.Process]:
         """The driver's JVM, Python daemons and workers, as they are now."""
@@ -286,7 +271,32 @@ class SparkTiering(Child):
         for process in alive:
             process.kill()
         psutil.wait_procs(alive, timeout=10)
-        shutil.rmtree(self._work / "spark", ignore_errors=True)
+        shutil.rmtree(self._work / f"{self.role}-scratch", ignore_errors=True)
+
+
+class SparkTiering(SparkChild):
+    """``lakehead tier run``."""
+
+    def __init__(self, work: Path, *, points: bool = True) -> None:
+        super().__init__(work, "spark", points=points)
+        self._rounds: list[dict[str, Any]] = []
+
+    def start(self, uri: str, tables: list[str]) -> None:
+        """Begin to start; `rounds` fills as they are done."""
+        chosen = [argument for table in tables for argument in ("--table", table)]
+        process = self.spawn_spark("tier", "run", "--uri", uri, "--output", "json", *chosen)
+        self._rounds = []
+        threading.Thread(target=self._read, args=(process,), daemon=True).start()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._rounds.append(json.loads(line))
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that this life has reported."""
+        return len(self._rounds)
 
 
 def wait_until(condition: Any, seconds: float) -> bool:

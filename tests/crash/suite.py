@@ -17,6 +17,7 @@ from tests.crash.deployment import LAKE_TABLES, Counts, Deployment, HeldScan
 from tests.crash.history import LOG_SCHEMA, WrongDataError, log_rows, require
 from tests.crash.processes import Rounds, SparkTiering, Task, wait_until
 from tests.crash.publishing import PublishSteps, publish_deck
+from tests.crash.streaming import StreamSteps, stream_deck
 from tests.crash.tools import REACH_SECONDS, Step
 from tests.crash.workload import Load
 
@@ -71,12 +72,13 @@ def spark_deck(seed: int) -> list[Step]:
         *(Step("worker", "random") for _ in range(3)),
         *(Step("beside", p) for p in ("server", "server", "server")),
         *(Step("driver", p) for p in (*driver, "random")),
+        *stream_deck(),
     ]
     draw.shuffle(steps)
     return steps
 
 
-class Player(ChangeSteps, PublishSteps):
+class Player(ChangeSteps, PublishSteps, StreamSteps):
     """Plays steps on one deployment after the other."""
 
     def __init__(self, root: Path, seed: int, say: Callable[[str], None]) -> None:
@@ -117,6 +119,7 @@ class Player(ChangeSteps, PublishSteps):
                 self._catch_up(deployment)
             finally:
                 self._spark.kill()
+                self.end_streams()
             deployment.check()
             deployment.check_lake_folders()
 
@@ -500,7 +503,7 @@ def missed_points(counts: Counts) -> list[str]:
     expected = {
         *points.SEGMENT, *points.CHECKPOINT, *points.TRIM, *points.REQUESTS, *points.CREATE_AND_DROP, *points.STOP,
         *points.RECOVERY, *points.RECOVERY_AFTER, *points.ROUND, *points.COMPACTION, *points.EXPIRY,
-        *points.CLEAN_UP_AFTER, *(str(s) for s in (*change_deck(), *publish_deck())),
+        *points.CLEAN_UP_AFTER, *(str(s) for s in (*change_deck(), *publish_deck(), *stream_deck())),
         *(f"Spark worker: {p}" for p in points.WORKER),
     }  # fmt: skip
     return sorted(expected - set(counts.kills))
