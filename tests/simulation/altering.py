@@ -1,19 +1,20 @@
-"""Users of a simulated deployment that alter tables, and that write what others have altered."""
+"""Users of a simulated deployment that alter, empty and rename tables, and that write what others have altered."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 from tests.altering import Shape, value_of
 from tests.simulation.deployment import Deployment
-from tests.simulation.history import defaults_in, ids_of, require
+from tests.simulation.history import TabletHistory, defaults_in, ids_of, require
 from tests.simulation.workload import KEYS, Actor
 
-from lakehead.errors import SchemaChangedError, SequenceGapError
+from lakehead.errors import SchemaChangedError, SequenceGapError, UnavailableError
+from lakehead.protocol import messages as m
 from lakehead.protocol.alterations import Alteration
-from lakehead.types import TableDescriptor, TableSchema
+from lakehead.types import TableDescriptor, TablePath, TableSchema
 
 TYPES = (pa.int8(), pa.int32(), pa.float32(), pa.string(), pa.decimal128(5, 2))
 
@@ -50,7 +51,7 @@ class Alterer(Actor):
     def _look(self) -> None:
         """How the table is defined now."""
         before, self.client = self.client, self.client.now()
-        if self.client.desc != before.desc:
+        if self.client.desc.schemas != before.desc.schemas:
             self.note("altered late")
             self._took(before.desc, self.client.desc)
 
@@ -111,3 +112,83 @@ class CurrentWriter(Actor):
             drawn = {c.name: tag + i + c.number if not c.nullable or draws.random() < 0.8 else None for c in free}
             rows.append({**key, **{c.name: value_of(c.type, drawn[c.name]) for c in free}})
         return pa.Table.from_pylist(rows, pa.schema([f for f in desc.schema if f.name in rows[0]]))
+
+
+class Truncator(Actor):
+    """Takes all rows of a table away, now and then; not of log tables with a lake, where the lake decides."""
+
+    def run(self, times: int) -> None:
+        """Until so many have come through."""
+        while times:
+            self.think(0.5)
+            tablets = list(self.deployment.history.of(self.desc.table_id))
+            cuts = sum(t.cuts for t in tablets)
+            try:
+                self.client = self.client.now()
+                ends = self.client.truncate()
+                states = {s.key: s for s in self.client.log.tablets(sync=False)}
+            except SchemaChangedError:
+                continue
+            except self.expected as e:
+                self.note("truncation unknown", type(e).__name__)
+                continue
+            self.note("truncated", [(str(k), end) for k, end in ends.items()])
+            times -= 1
+            if cuts == sum(t.cuts for t in tablets):
+                for key, end in ends.items():
+                    self._check(self.deployment.history.tablet(self.desc.table_id, key), end, states[key].log_start)
+
+    def _check(self, tablet: TabletHistory, end: int, log_start: int) -> None:
+        if self.desc.keyed:
+            left = [o for o in tablet.state_at(tablet.end).values() if o < end]
+            require(not left, f"{tablet.name} was emptied at {end} and has {left}")
+        else:
+            require(log_start >= end, f"{tablet.name} was emptied at {end} and begins at {log_start}")
+
+
+class Renamer:
+    """Calls tables something else, or by each other's names, while everybody uses them. None of its requests arrives
+    again later, so that it knows their names, or the two that one may have."""
+
+    def __init__(self, deployment: Deployment, tables: Sequence[TableDescriptor]) -> None:
+        self.deployment = deployment
+        self._names = {t.table_id: t.path for t in tables}
+
+    def run(self, times: int) -> None:
+        d, draws = self.deployment, self.deployment.draws
+        for n in range(times):
+            d.scheduler.sleep(draws.random() * 0.5)
+            table_id, other = draws.sample(sorted(self._names), 2)
+            swap = draws.random() < 0.3
+            new = self._names[other] if swap else TablePath("sim", f"table{n}")
+            old = self._names[table_id]
+            request = m.RenameTable(
+                database=old.database, table=old.table, to_database=new.database, to_table=new.table, swap=swap
+            )
+            wanted = {**self._names, table_id: new, **({other: old} if swap else {})}
+            try:
+                d.network.deliver(request, [])
+                self._look(wanted)
+            except UnavailableError as e:
+                d.note("renamer", "rename unknown", type(e).__name__)
+                self._look(wanted, self._names)
+            d.note("renamer", "renamed", [str(self._names[i]) for i in sorted(self._names)])
+
+    def _look(self, *possible: Mapping[str, TablePath]) -> None:
+        """What the tables are called now, all of them at once."""
+        found = {table_id: self._name(table_id) for table_id in self._names}
+        require(found in possible, f"tables are called {found}, must be one of {possible}")
+        self._names = found
+
+    def _name(self, table_id: str) -> TablePath:
+        d = self.deployment
+        while True:
+            try:
+                reply, _ = d.network.deliver(m.TableNow(table_id=table_id), [])
+                found = reply.info.path
+                again, _ = d.network.deliver(m.GetTable(database=found.database, table=found.table), [])
+            except UnavailableError:
+                d.scheduler.sleep(0.05)
+                continue
+            require(again.info.table_id == table_id, f"{found} is another table than the one that is called so")
+            return found

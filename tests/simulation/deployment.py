@@ -29,7 +29,7 @@ from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.lake_state import LakeState
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.service import Service
-from lakehead.types import Schemas, TableDescriptor, TablePath
+from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey
 
 _START_US = 1_700_000_000_000_000
 
@@ -63,7 +63,7 @@ class Deployment:
         self.draws = self.scheduler.draws
         self.trace = Trace()
         self.disk = Disk(self.scheduler, self._appended, self._removed, self._replaced)
-        self.history = History(self.disk, self._partition_names, self._schema_texts)
+        self.history = History(self.disk, self._partition_names, self._schema_texts, self._truncations)
         self.network = Network(self.scheduler, self.trace, Observer(self.scheduler, self.history))
         self.clock = VirtualClock(self.scheduler)
         self.env = Env(self.clock, self.disk, SeededRandomness(seed + 1), TaskThreads(self.scheduler))
@@ -119,6 +119,15 @@ class Deployment:
         try:
             rows = db.execute("select schema_id, schema from schemas where table_id = ?", (table_id,))
             return dict(rows.fetchall())
+        finally:
+            db.close()
+
+    def _truncations(self, table_id: str) -> dict[TabletKey, int]:
+        assert self.metadata is not None
+        db = self.disk.open_database(self.metadata._path)
+        try:
+            rows = db.execute("select tablet, before from truncations where table_id = ?", (table_id,)).fetchall()
+            return {TabletKey.parse(tablet): before for tablet, before in rows}
         finally:
             db.close()
 
@@ -221,7 +230,9 @@ class Deployment:
 
         made = copy.copy(self)
         made.disk = self.disk.copied(made._appended, made._removed, made._replaced, moved)
-        made.history = self.history.copied(made.disk, made._partition_names, made._schema_texts, moved)
+        made.history = self.history.copied(
+            made.disk, made._partition_names, made._schema_texts, made._truncations, moved
+        )
         made.network = Network(self.scheduler, self.trace, Observer(self.scheduler, made.history))
         made.folder, made.metadata, made._lake, made._folder_id = folder, None, None, ""
         made._place = Place("copy", 1 + self._copies, 1, "machine")

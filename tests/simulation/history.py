@@ -178,6 +178,25 @@ class TabletHistory:
         stamp = frame.body.stamp
         batch = (stamp.writer_id, stamp.sequence)
         require(bool(parts), f"{self.name} logs a batch {_short(batch)} that nobody sent")
+        found = records_of(frame, schema, keyed=self.desc.keyed)
+        fits = frozenset(version for version, part in parts.items() if self.expected(part, schema) == found)
+        wanted = [self.expected(part, schema) for part in parts.values()]
+        require(bool(fits), f"{self.name} logs at {self.end}\n  {found}\nfor {parts}, must be of\n  {wanted}")
+        self._take(path, size_after, frame, found)
+        self.versions[batch] = fits
+
+    def append_deletes(self, path: str, size_after: int, frame: Frame, schema: TableSchema, before: int) -> None:
+        """Take note of a frame of a truncation of what was written below this offset; errors as `append`."""
+        found = records_of(frame, schema, keyed=self.desc.keyed)
+        live = sorted(offset for offset in self._live.values() if offset < before)[: len(found)]
+        wanted = [Record(ChangeType.DELETE, o, held(shown(self.records[o].row, schema), schema)) for o in live]
+        require(bool(found) and found == wanted, f"{self.name} truncates {before} by\n  {found}\nnot\n  {wanted}")
+        self._take(path, size_after, frame, found)
+        self.versions[frame.body.stamp.writer_id, frame.body.stamp.sequence] = frozenset()
+
+    def _take(self, path: str, size_after: int, frame: Frame, found: Sequence[Record]) -> None:
+        stamp = frame.body.stamp
+        batch = (stamp.writer_id, stamp.sequence)
         require(batch not in self.offsets, f"{self.name} logs batch {_short(batch)} twice")
         require(frame.base_offset == self.end, f"{self.name} goes on at {frame.base_offset}, its end is {self.end}")
         previous = self._last_sequence.get(stamp.writer_id, -1)
@@ -187,11 +206,6 @@ class TabletHistory:
         )
         before = self.timestamps[-1] if self.timestamps else 0
         require(frame.timestamp_us >= before, f"{self.name}: the commit time goes back at {self.end}")
-        found = records_of(frame, schema, keyed=self.desc.keyed)
-        fits = frozenset(version for version, part in parts.items() if self.expected(part, schema) == found)
-        wanted = [self.expected(part, schema) for part in parts.values()]
-        require(bool(fits), f"{self.name} logs at {self.end}\n  {found}\nfor {parts}, must be of\n  {wanted}")
-        self.versions[batch] = fits
         self.frames.append(Logged(path, size_after, self.end, frame.end_offset, batch, frame.synced_end))
         self.offsets[batch] = (frame.base_offset, frame.end_offset)
         self._last_sequence[stamp.writer_id] = stamp.sequence
@@ -303,6 +317,7 @@ class History:
 
     Attributes:
         schema_texts: definitions of a table as the catalog has them.
+        truncations: offsets below which tablets of a table are to have no rows, as the catalog has them.
         sent_batches: what was sent under each number; more than one only by writers that are `divergent`.
         epochs: the newest of each named writer, by table.
     """
@@ -310,6 +325,7 @@ class History:
     disk: Disk
     partition_names: Callable[[str], Mapping[int, str]]
     schema_texts: Callable[[str], Mapping[int, str]]
+    truncations: Callable[[str], Mapping[TabletKey, int]]
     tables: dict[str, TableDescriptor] = field(default_factory=dict)
     tablets: dict[tuple[str, TabletKey], TabletHistory] = field(default_factory=dict)
     sent_batches: dict[tuple[str, Writer], list[Batch]] = field(default_factory=dict)
@@ -323,6 +339,7 @@ class History:
         disk: Disk,
         partition_names: Callable[[str], Mapping[int, str]],
         schema_texts: Callable[[str], Mapping[int, str]],
+        truncations: Callable[[str], Mapping[TabletKey, int]],
         moved: Callable[[str], str],
     ) -> History:
         """That of a copy of the folder, without lakes."""
@@ -330,6 +347,7 @@ class History:
             disk,
             partition_names,
             schema_texts,
+            truncations,
             dict(self.tables),
             {at: tablet.copied(disk, moved) for at, tablet in self.tablets.items()},
             {number: list(batches) for number, batches in self.sent_batches.items()},
@@ -476,6 +494,10 @@ class History:
             sent = self.sent_batches.get((table_id, number), [])
             parts = {version: batch[key] for version, batch in enumerate(sent) if key in batch}
             schema = self.definition(table_id, frame.body.schema_id)
+            before = None if sent else self.truncations(table_id).get(key)
+            if before is not None:
+                tablet.append_deletes(path, size_after - len(data) + at, frame, schema, before)
+                continue
             tablet.append(path, size_after - len(data) + at, frame, schema, parts)
             self.landed(table_id, number)
 

@@ -133,7 +133,7 @@ class Dropper:
         d = self.deployment
         schema, key = (KEYED_SCHEMA, ("p", "k")) if keyed else (LOG_SCHEMA, ())
         lake = "iceberg" if d.draws.random() < 0.5 else None
-        properties = TableProperties(segment_bytes=600, hot_retention_ms=20, log_ttl_ms=20, freshness_ms=50)
+        properties = TableProperties(segment_bytes=1024, hot_retention_ms=20, log_ttl_ms=20, freshness_ms=50)
         asked = TableDescriptor(
             "", TablePath("sim", "temp"), Schemas.only(schema), key, (), key[-1:], 1, lake, properties
         )

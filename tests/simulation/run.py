@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.simulation.altering import Alterer, CurrentWriter
+from tests.simulation.altering import Alterer, CurrentWriter, Renamer, Truncator
 from tests.simulation.deployment import Deployment
 from tests.simulation.disk import DiskFaults
 from tests.simulation.history import require
@@ -107,6 +107,9 @@ class Simulation:
             self._populate(desc)
         for _ in range(draws.randint(1, 3)):
             self._start_tiering()
+        if draws.random() < 0.4:
+            renamer = Renamer(d, tables)
+            self._writers.append(self._spawn("renamer", functools.partial(renamer.run, draws.randint(1, 6))))
         self._add_rare(tables)
         self._trouble()
         self._heal()
@@ -120,7 +123,7 @@ class Simulation:
         draws = self.draws
         properties = TableProperties(
             durability=draws.choice(["sync", "sync", "os"]),
-            segment_bytes=draws.choice([200, 600, 2000, 8000]),
+            segment_bytes=draws.choice([1024, 1024, 2000, 8000]),
             compression=draws.choice(["none", "none", "none", "lz4"]),
             hot_retention_ms=draws.choice([0, 20, 200]),
             log_ttl_ms=draws.choice([20, 200, None]),
@@ -180,6 +183,11 @@ class Simulation:
         self._spawn(subscriber.name, subscriber.run)
         if self.draws.random() < 0.5:
             self._alter(desc)
+        if (desc.keyed or desc.lake is None) and self.draws.random() < 0.4:
+            truncator = Truncator(d, desc, f"{table}-t")
+            self._writers.append(
+                self._spawn(truncator.name, functools.partial(truncator.run, self.draws.randint(1, 3)))
+            )
         if desc.lake is not None:
             lake = d.lakes.by_table[desc.table_id]
             chance = self.draws.choice([0.0, 0.1, 0.4, 0.8])

@@ -20,7 +20,7 @@ DISTURBANCES = 60
 def test_others_leave_what_a_reader_was_told(seed: int) -> None:
     scheduler, desc = Scheduler(seed), describe(keyed=False)
     history = History(
-        Disk(scheduler, lambda *a: None, lambda p: None, lambda p: None), lambda table_id: {}, lambda table_id: {}
+        Disk(scheduler, lambda *a: None, lambda p: None, lambda p: None), lambda _: {}, lambda _: {}, lambda _: {}
     )
     lakes = SimulatedLakes(lambda desc: SimulatedLake(scheduler, history, desc, SeededRandomness(seed)))
     lakes.create(desc)
