@@ -8,6 +8,7 @@ import pickle
 import random
 from collections import Counter
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 import lakehead as lh
 from lakehead import TabletId
 from lakehead.api.table import handle_of
+from lakehead.env.credentials import remove_token, save_token
 from lakehead.errors import SchemaChangedError
 from lakehead.spark.source import LakeheadDataSource
 from lakehead.spark.stream import LakeheadStreamReader
@@ -53,6 +55,8 @@ class Query:
 
     def restart(self) -> None:
         """The query's process begins anew; what was planned and not delivered comes again."""
+        if self.offsets:
+            self.reader.stop()
         self.reader: LakeheadStreamReader = self.source.streamReader(self.schema)
 
     def rerun(self) -> list[dict[str, Any]]:
@@ -243,6 +247,42 @@ def test_what_a_keyed_table_gives(con: lh.Connection) -> None:
     assert [r["__change_type"] for r in changes] == ["+I", "+I", "+I", "-U", "+U", "-D"]
 
 
+def test_values_of_every_kind_and_the_time_of_commit(con: lh.Connection) -> None:
+    schema = pa.schema(
+        [
+            ("id", pa.int64()),
+            ("small", pa.int8()),
+            ("price", pa.decimal128(38, 2)),
+            ("at", pa.timestamp("us", "UTC")),
+            ("local", pa.timestamp("us")),
+            ("day", pa.date32()),
+            ("raw", pa.binary(3)),
+            ("tags", pa.list_(pa.struct([("k", pa.string()), ("v", pa.float32())]))),
+        ]
+    )
+    row = {
+        "id": 1,
+        "small": -3,
+        "price": Decimal("12345678901234567890.25"),
+        "at": dt.datetime(2026, 5, 1, 12, tzinfo=dt.UTC),
+        "local": dt.datetime(1960, 5, 1),
+        "day": dt.date(1, 1, 1),
+        "raw": b"abc",
+        "tags": [{"k": "a", "v": 0.5}, None],
+    }
+    for key in ([], ["id"]):
+        table = con.create_table(f"kinds.t{len(key)}", schema, primary_key=key, lake="iceberg")
+        write = table.upsert if key else table.append
+        write([row])
+        con.tier(table.name)
+        write([{**dict.fromkeys(row), "id": 2}])
+        stored = table.scan().to_arrow().to_pylist()
+        times = {r["id"]: r["__timestamp"] for r in pushed(table, start="earliest")}
+        columns = json.dumps([*schema.names, "__timestamp"])
+        got = Query(con, table.name, start="full", columns=columns).drain()
+        assert ordered(got) == ordered([{**r, "__timestamp": times[r["id"]]} for r in stored])
+
+
 def test_a_trimmed_keyed_log_begins_with_live_rows(con: lh.Connection) -> None:
     table = con.create_table("gives.trimmed", KEYED, primary_key=["id"], lake="iceberg", hot_retention="0s")
     table.upsert([{"id": i, "text": "a"} for i in range(10)])
@@ -275,6 +315,10 @@ def test_rows_as_of_the_start_are_held_and_then_refused(con: lh.Connection) -> N
     trim(con)
     assert ordered(query.rerun()) == ordered(first)
     lease = json.loads(query.offsets[0])["live"]["lease"]
+    kept = query.reader._handle().leases._kept
+    assert lease in kept, "while the query lives, it is renewed"
+    query.reader.stop()
+    assert lease not in kept
     handle = handle_of(table)
     handle.leases.release(lease)
     handle.leases.renew()
@@ -294,6 +338,12 @@ def test_limits(con: lh.Connection) -> None:
     assert size.reader.getDefaultReadLimit() == ReadMaxBytes(3000)
     size.drain()
     assert 20 <= max(map(len, size.batches)) <= 30 and len(size.rows) == 100
+    keyed = con.create_table("limits.keyed", KEYED, primary_key=["id"], buckets=2)
+    keyed.upsert([{"id": i, "text": "a"} for i in range(20)])
+    first = Query(con, "limits.keyed", start="full", max_bytes_per_trigger=1)
+    assert len(first.drain()) == 20 and len(first.batches) == 2, "live rows come tablet by tablet"
+    lease = json.loads(first.offsets[0])["live"]["lease"]
+    assert lease not in first.reader._handle().leases._kept, "what was delivered is not held"
     both = Query(con, "limits.log", start="earliest", max_bytes_per_trigger=3000, max_rows_per_trigger=11)
     both.drain()
     assert max(map(len, both.batches)) == 11
@@ -370,3 +420,14 @@ def test_a_query_outlives_its_server(server: ServerProcess, token: str) -> None:
     with server.connect() as con:
         con.table("t.t").append([{"id": 2, "text": "b"}])
     assert [r["id"] for r in query.drain()] == [2]
+
+
+def test_a_token_that_is_missing(server: ServerProcess) -> None:
+    with server.connect() as con:
+        con.create_table("t.t", KEYED)
+    remove_token(server.port, server.token)
+    try:
+        with pytest.raises(lh.AuthenticationError, match="refused the token"):
+            LakeheadDataSource({"uri": server.uri, "table": "t.t"}).schema()
+    finally:
+        save_token(server.port, server.token)

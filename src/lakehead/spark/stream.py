@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import pyarrow as pa
@@ -73,9 +74,10 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[TabletKey, int] | None = None
         self._initial: StreamOffset | None = None
         self._lease: str | None = None
+        self._held = ExitStack()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}
+        return {**self.__dict__, "_opened": None, "_held": None}
 
     # ---- how far --------------------------------------------------------------------------------------------------
 
@@ -83,6 +85,7 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a query without a checkpoint starts."""
         if self._initial is None:
             self._initial = _first_offset(self._handle(), self._options)
+            self._hold(self._initial)
         return self._initial.to_json()
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None) -> dict[str, Any]:
@@ -98,6 +101,7 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = self._look()
         handle = self._handle()
         self._require_same_table(handle, begin)
+        self._hold(begin)
         begin.require_within(ends)
         if self._target is not None:
             ends = {k: min(e, self._target.get(k, 0)) for k, e in ends.items()}
@@ -128,9 +132,9 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._require_same_table(handle, begin)
         self._require_same_table(handle, until)
         parts: list[LakePart | HotPart | RecordsPart] = []
+        self._hold(begin)
         live = live_between(begin, until)
         if live is not None:
-            self._lease = live.lease
             parts += _live_parts(handle, live)
         parts += record_parts(handle.desc, records_between(begin, until))
         return [InputPartition(p) for p in parts]
@@ -155,9 +159,14 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What was delivered is not read again: the server need not hold it."""
         if self._lease is not None and "live" not in end:
             leases = self._handle().leases
+            self._held.close()
             leases.release(self._lease)
             leases.renew()
             self._lease = None
+
+    def stop(self) -> None:
+        """The query ends, and may go on in another process: what it waits for is held a while longer."""
+        self._held.close()
 
     # ---- the table ------------------------------------------------------------------------------------------------
 
@@ -198,6 +207,12 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._seen = handle.log.tablets(sync=True)
         return _ends(self._seen)
 
+    def _hold(self, offset: StreamOffset) -> None:
+        """Renew what rows as of the start are held by, while they wait and this process lives."""
+        if offset.live is not None and offset.live.lease is not None and self._lease is None:
+            self._lease = offset.live.lease
+            self._held.enter_context(self._handle().leases.used(self._lease))
+
     def _require_same_table(self, handle: TableHandle, offset: StreamOffset) -> None:
         if offset.table_id != handle.desc.table_id:
             raise TableNotFoundError(
@@ -214,8 +229,10 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if limit is None or isinstance(limit, ReadAllAvailable):
             return None
         rows, size = self._options.max_rows, self._options.max_bytes
-        if size is None or begin.live is not None:
+        if size is None:
             return rows
+        if begin.live is not None:  # their size is not known: one tablet's at a time
+            return 1
         most = max(ends, key=lambda k: ends[k] - begin.at.get(k, 0), default=None)
         if most is None or ends[most] <= begin.at.get(most, 0):
             return rows
