@@ -54,6 +54,7 @@ class Pin:
         lease: what the server holds it by.
         log: all log offsets ``[start, end)`` that were readable, per tablet.
         of: the pin that this one is a part of, and whose lease it reads under.
+        live_rows: how many rows the whole read of a keyed table has; None where that is not known.
     """
 
     lake: PinnedLake | None
@@ -61,10 +62,11 @@ class Pin:
     lease: str | None = None
     log: Mapping[TabletKey, tuple[int, int]] = field(default_factory=dict)
     of: Pin | None = None
+    live_rows: int | None = None
 
     def of_lake(self) -> Pin:
         """What the lake holds of it alone."""
-        return replace(self, ranges={}, of=self)
+        return replace(self, ranges={}, of=self, live_rows=None)
 
 
 def pin(
@@ -96,7 +98,7 @@ def pin(
         [handle], snapshot, with_log=tier != "lake" and snapshot is None, planned=planned, open_lake=open_lake
     )
     if tier == "hot":
-        pinned = replace(pinned, lake=None)
+        pinned = replace(pinned, lake=None, live_rows=None)
     return _held(handle, pinned) if held and not planned else pinned
 
 
@@ -139,7 +141,9 @@ def _pinned(
             desc = handle.desc
             log = {t.key: (t.log_start, t.high_watermark) for t in lease.tablets}
             ranges = {t.key: (_hot_start(desc, view, t), t.high_watermark) for t in lease.tablets} if with_log else {}
-            pins.append(Pin(view, ranges, lease.lease, log))
+            # What is live at the end of the log is all of it, the lake's rows too.
+            live_rows = sum(t.rows for t in lease.tablets) if desc.keyed and with_log else None
+            pins.append(Pin(view, ranges, lease.lease, log, live_rows=live_rows))
             if not desc.keyed or view is not None:
                 gaps += [(desc, key) for key, (start, _) in ranges.items() if start < log[key][0]]
         if not gaps:
@@ -286,6 +290,8 @@ class UnionRead:
         return total if self._limit is None else min(total, self._limit)
 
     def _count_all(self) -> int:
+        if self.pinned.live_rows is not None:
+            return self.pinned.live_rows
         superseded: Superseded = {}
         if self._desc.keyed and self._desc.lake is None:
             total = sum(b.num_rows for _, b in self._log_rows([OFFSET_COLUMN]))

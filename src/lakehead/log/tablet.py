@@ -142,7 +142,7 @@ class LogTablet:
             self.abandon()
             raise
         self.synced_end = self.log_end_offset
-        self.high_watermark = self.log_end_offset
+        self.advance_high_watermark()
 
     @property
     def log_start_offset(self) -> Offset:
@@ -263,7 +263,7 @@ class LogTablet:
 
     def advance_high_watermark(self) -> None:
         """Let readers see everything that was applied."""
-        self.high_watermark = self.state.offset
+        self.high_watermark, self.live_rows = self.state.offset, self.state.live_rows
 
     # ---- read -------------------------------------------------------------------------------------------------
 

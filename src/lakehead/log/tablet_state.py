@@ -29,6 +29,8 @@ class LiveRows(Protocol):
 
     schemas: Schemas
 
+    def __len__(self) -> int: ...
+
     def reserve(self, rows: int) -> None:
         """Make room for so many rows before they are loaded."""
         ...
@@ -55,6 +57,11 @@ class TabletState:
         self.writers = WriterTable()
         self.rows = rows
         self.offset = 0
+
+    @property
+    def live_rows(self) -> int:
+        """How many rows a keyed tablet has; 0 for a log table."""
+        return 0 if self.rows is None else len(self.rows)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Become the state that a checkpoint keeps; frames above it are applied after that.

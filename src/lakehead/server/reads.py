@@ -123,20 +123,21 @@ class Reads:
         for key, tablet in sorted(self._tables.get(request.table_id).answering().items()):
             end = tablet.sync() if request.sync else tablet.high_watermark
             at_timestamp = None if at is None else tablet.offset_at(at)
-            states.append(self._tablet_state(key, tablet, tablet.log_start_offset, end, at_timestamp))
+            start = tablet.log_start_offset
+            states.append(self._tablet_state(key, tablet, start, end, tablet.row_count, at_timestamp))
         me = self._metadata.incarnation
         return m.WatermarksReply(tablets=states, folder_id=me.folder_id, incarnation=me.number)
 
     @staticmethod
     def _tablet_state(
-        key: TabletKey, tablet: Tablet, start: int, end: int, at_timestamp: int | None = None
+        key: TabletKey, tablet: Tablet, start: int, end: int, rows: int, at_timestamp: int | None = None
     ) -> m.TabletState:
         return m.TabletState(
             partition=key.partition,
             bucket=key.bucket,
             log_start=start,
             high_watermark=end,
-            rows=tablet.row_count,
+            rows=rows,
             at_timestamp=at_timestamp,
             damage="; ".join(map(str, tablet.damages())) or None,
         )
@@ -157,16 +158,16 @@ class Reads:
         live = [self._tables.get(t.table_id) for t in request.tables]
         tables = [sorted(table.answering().items()) for table in live]
         with self._tables.moment:  # no watermark moves: each lies within its view
-            seen = [{key: (t.view(), t.high_watermark) for key, t in tablets} for tablets in tables]
+            seen = [{key: (t.view(), t.high_watermark, t.row_count) for key, t in tablets} for tablets in tables]
         # Looked at last: what an altered table was written since lies above these watermarks.
         for asked, table in zip(request.tables, live, strict=True):
             table.desc.require_schema(asked.schema_id)
         opened: list[m.Lease] = []
         try:
             for asked, tablets, views in zip(request.tables, tables, seen, strict=True):
-                held = {key: view for key, (view, _) in views.items()}
+                held = {key: view for key, (view, _, _) in views.items()}
                 lease = self._leases.open(asked.table_id, held, asked.lake, planned=request.planned, holder=peer)
-                states = [self._tablet_state(k, t, held[k].log_start_offset, views[k][1]) for k, t in tablets]
+                states = [self._tablet_state(k, t, held[k].log_start_offset, *views[k][1:]) for k, t in tablets]
                 opened.append(m.Lease(lease=lease, tablets=states))
         except OverloadedError:
             self._leases.release([held.lease for held in opened])

@@ -341,8 +341,8 @@ class Tablet:
 
     @property
     def row_count(self) -> int:
-        """Live rows of a keyed tablet; readable rows of a log tablet."""
-        return len(self._kv) if self._kv is not None else self.high_watermark - self.log_start_offset
+        """Rows of a keyed tablet that are live at the high watermark; readable rows of a log tablet."""
+        return self._log.live_rows if self._kv is not None else self.high_watermark - self.log_start_offset
 
     def sync(self) -> int:
         """Make everything readable durable and return the high watermark."""
