@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -232,25 +232,36 @@ _ENVIRONMENT = {
     ("server", "token"): "LAKEHEAD_TOKEN",
     ("lake", "name"): "LAKEHEAD_LAKE_NAME",
 }
+ENVIRONMENT = frozenset(_ENVIRONMENT.values())
 DEFAULT_LISTEN = "127.0.0.1:9123"
 
 
+def _no_files(path: str) -> str:
+    raise InvalidPropertyError(f"the secret in {path} cannot be read here", path=path)
+
+
 def load(
-    toml: str | None, environ: Mapping[str, str], flags: Mapping[str, str | None], source: str = ""
+    toml: str | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, str | None],
+    source: str = "",
+    read_secret: Callable[[str], str] = _no_files,
 ) -> ServerConfig:
     """Settings of a server: defaults, overridden by TOML text, by the environment, by flags (None: not given).
 
-    TOML has ``[server] listen, token`` and ``[lake] name, catalog``; the environment ``LAKEHEAD_LISTEN``,
-    ``LAKEHEAD_TOKEN`` and ``LAKEHEAD_LAKE_NAME``; flags ``listen``.
+    TOML has ``[server] listen, token`` and ``[lake] name, catalog``, in whose texts ``${env:NAME}`` stands for a
+    variable and ``${file:/path}`` for what a file says that only this user, or root, can read; the environment
+    ``LAKEHEAD_LISTEN``, ``LAKEHEAD_TOKEN`` and ``LAKEHEAD_LAKE_NAME``; flags ``listen``.
 
     Args:
         source: where the TOML comes from, for messages.
+        read_secret: what a file says; raises InvalidPropertyError.
 
     Raises:
-        InvalidPropertyError: a name is unknown, a value has the wrong form, or the address can be reached from other
-            machines and no token is set.
+        InvalidPropertyError: a name is unknown, a value has the wrong form, a secret is not where it should be or is
+            open to others, or the address can be reached from other machines and no token is set.
     """
-    values = _from_toml(toml, source) if toml is not None else {}
+    values = _from_toml(toml, source, environ, read_secret) if toml is not None else {}
     values |= {key: environ[name] for key, name in _ENVIRONMENT.items() if environ.get(name)}
     values |= {("server", name): value for name, value in flags.items() if value is not None}
     host, port = parse_listen(values.get(("server", "listen"), DEFAULT_LISTEN))
@@ -264,7 +275,28 @@ def load(
     return ServerConfig(host=host, port=port, token=token, lake=LakeConfig(**lake))
 
 
-def _from_toml(text: str, source: str) -> dict[tuple[str, str], Any]:
+_REFERENCE = re.compile(r"\$\{(\w*):([^}]*)\}")
+
+
+def _resolved(text: str, environ: Mapping[str, str], read_secret: Callable[[str], str]) -> str:
+    """The text with what its references stand for."""
+
+    def value(reference: re.Match[str]) -> str:
+        kind, name = reference.groups()
+        if kind == "env":
+            if not environ.get(name):
+                raise InvalidPropertyError(f"{reference[0]}: there is no environment variable {name}, or it is empty")
+            return environ[name]
+        if kind == "file":
+            return read_secret(name)
+        raise InvalidPropertyError(f"{reference[0]} is no reference: write ${{env:NAME}} or ${{file:/path}}")
+
+    return _REFERENCE.sub(value, text)
+
+
+def _from_toml(
+    text: str, source: str, environ: Mapping[str, str], read_secret: Callable[[str], str]
+) -> dict[tuple[str, str], Any]:
     import tomllib
 
     try:
@@ -278,9 +310,11 @@ def _from_toml(text: str, source: str) -> dict[tuple[str, str], Any]:
         for name, value in settings.items():
             if name not in _SETTINGS[section]:
                 raise unknown_name(f"setting in [{section}]", name, list(_SETTINGS[section]))
-            values[section, name] = _catalog(value) if name == "catalog" else value
             if name != "catalog" and not (isinstance(value, str) and value):
                 raise InvalidPropertyError(f"[{section}] {name} = {value!r} must be a text that is not empty")
+            plain = _catalog(value) if name == "catalog" else {name: value}
+            plain = {k: _resolved(v, environ, read_secret) for k, v in plain.items()}
+            values[section, name] = plain if name == "catalog" else plain[name]
     return values
 
 

@@ -25,6 +25,7 @@ from lakehead.protocol import messages as m
 from lakehead.protocol.alterations import AddColumn, SetProperty
 from lakehead.protocol.codec import AnyCall, AnyStream, decode_call, decode_stream_request, encode
 from lakehead.protocol.schemas import field_to_text
+from lakehead.protocol.staging import Publish, Stage, StagedPart, Unstage
 from lakehead.protocol.tiering import (
     AskTieringStatus,
     AskTieringWork,
@@ -114,7 +115,13 @@ def requests(log: str, keyed: str, plain: str) -> list[tuple[AnyRequest, list[pa
     keys = batch(4).select(["k"]).serialize()
     more = field_to_text(pa.field("more", pa.int64()))
     changes = [AddColumn(name="more", field=more, after="k"), SetProperty(name="freshness", value="1s")]
+    append = m.Write(table_id=log, kind="append", tablets=[ref, other], checksums=sums, columns=names)
+    staged = {"table_id": log, "job": "nightly", "batch": 1}
+    part = StagedPart(attempt="a" * 32, pieces=1)
     return [
+        (Stage(**staged, attempt="a" * 32, number=0, write=append), bodies),
+        (Publish(**staged, parts=[part], lasting=True), []),
+        (Unstage(**staged), []),
         (m.Hello(), []),
         (m.CreateTable(info=info, if_not_exists=True), []),
         (m.GetTable(database="f", table="log"), []),

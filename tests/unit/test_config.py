@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from lakehead.config import LakeConfig, ServerConfig, TableProperties, load, parse_duration_ms, parse_size_bytes
+from lakehead.env.secret_files import read_secret
 from lakehead.errors import InvalidPropertyError
 
 TOML = """
@@ -102,3 +105,30 @@ def test_table_properties_as_users_write_them() -> None:
     for name, value in [("durabilty", "os"), ("durability", "maybe"), ("auto_maintenance", 1), ("compression", None)]:
         with pytest.raises(InvalidPropertyError, match=name):
             TableProperties.from_user({name: value})
+
+
+def test_secrets_are_named_and_not_written(tmp_path: Path) -> None:
+    kept = tmp_path / "password"
+    kept.write_text("p4ss\n")
+    kept.chmod(0o600)
+    toml = f"""
+        [server]
+        token = "${{env:TOKEN}}"
+        [lake]
+        catalog = {{ type = "sql", uri = "postgresql://me:${{file:{kept}}}@db/${{env:DB}}" }}
+    """
+    found = load(toml, {"TOKEN": "s3cret", "DB": "lake"}, {}, read_secret=read_secret)
+    assert found.token == "s3cret" and found.lake.catalog["uri"] == "postgresql://me:p4ss@db/lake"
+    assert "s3cret" not in repr(found) and "p4ss" not in repr(found)
+    for mode in (0o640, 0o604):
+        kept.chmod(mode)
+        with pytest.raises(InvalidPropertyError, match="chmod 600") as refused:
+            load(toml, {"TOKEN": "s3cret", "DB": "lake"}, {}, read_secret=read_secret)
+        assert "p4ss" not in str(refused.value)
+    for text, why in {
+        "${env:NONE}": "no environment variable NONE",
+        f"${{file:{tmp_path}/none}}": "No such file",
+        "${vault:x}": "is no reference",
+    }.items():
+        with pytest.raises(InvalidPropertyError, match=why):
+            load(f'[server]\ntoken = "{text}"', {}, {}, read_secret=read_secret)

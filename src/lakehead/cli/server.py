@@ -42,11 +42,12 @@ def server(
     from lakehead.api.connection import open_server
     from lakehead.api.embedded import serve
     from lakehead.config import load
+    from lakehead.env.secret_files import read_secret
 
     if session.uri_given:
         raise InvalidRequestError(f"--uri {session.uri} says where to connect: name the folder to serve with --data")
     path = config or session.config
-    settings = load(read_text(path) if path else None, os.environ, {"listen": listen}, path or "")
+    settings = load(read_text(path) if path else None, os.environ, {"listen": listen}, path or "", read_secret)
     # Blocked before the first thread starts, so that all threads inherit it and only sigwait takes the signals.
     stops = {signal.SIGINT, signal.SIGTERM}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, stops)

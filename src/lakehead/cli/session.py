@@ -77,7 +77,8 @@ class Session:
             create: make the folder when it is missing; else a missing folder, likely a slip, is an error.
         """
         import lakehead
-        from lakehead.config import load
+        from lakehead.config import ENVIRONMENT, load
+        from lakehead.env.secret_files import read_secret
 
         lake = None
         if not create and "://" not in self.uri and not os.path.isdir(os.path.expanduser(self.uri)):
@@ -86,7 +87,8 @@ class Session:
                 " 'lakehead table create'"
             )
         if self.config is not None and "://" not in self.uri:
-            lake = load(read_text(self.config), {}, {"listen": "127.0.0.1:0"}, self.config).lake
+            named = {k: v for k, v in os.environ.items() if k not in ENVIRONMENT}
+            lake = load(read_text(self.config), named, {"listen": "127.0.0.1:0"}, self.config, read_secret).lake
         return lakehead.connect(self.uri, token=os.environ.get("LAKEHEAD_TOKEN"), tls_ca=self.tls_ca, lake=lake)
 
 
