@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from lakehead.env import Clock
 from lakehead.errors import InvalidRequestError, LimitExceededError, NotLeaderError
 from lakehead.format.plain import PlainKey, has_plain_rows, plain_key
 from lakehead.protocol import messages as m
-from lakehead.types import TableDescriptor
+from lakehead.types import TableDescriptor, TabletKey
 
 _LOOKUP_KEYS = 1 << 16
 
@@ -55,6 +56,7 @@ class Lookups:
             places.append(rows)
             attachments.append((keys if rows is None else keys.take(pa.array(rows))).serialize())
         out = self._answers(refs, attachments, [])
+        assert out is not None
         batches, order = [], []
         for i, asked in enumerate(places):
             if out[2 * i].size:
@@ -63,6 +65,24 @@ class Lookups:
                 order.append(found if asked is None else asked[found])
         table = pa.Table.from_batches(batches, self._desc.schema)
         return table if len(batches) <= 1 else table.take(pa.array(np.argsort(np.concatenate(order), kind="stable")))
+
+    def as_of(self, keys: pa.RecordBatch, ends: Mapping[TabletKey, int]) -> pa.Table | None:
+        """Rows of keys that were live where the logs ended so; None when one of them may have changed since, or they
+        are too many bytes. A tablet without an end had none."""
+        refs, attachments, at = [], [], []
+        for key, rows in route(self._desc, keys):
+            if key in ends:
+                refs.append(m.TabletRef.of(key))
+                attachments.append((keys if rows is None else keys.take(pa.array(rows))).serialize())
+                at.append(ends[key])
+        try:
+            out = self._answers(refs, attachments, [], at) if refs else []
+        except LimitExceededError:
+            return None
+        if out is None:
+            return None
+        batches = [pa.ipc.read_record_batch(b, self._desc.schema) for b in out[::2] if b.size]
+        return pa.Table.from_batches(batches, self._desc.schema)
 
     def plain_key(self, key: object) -> PlainKey | None:
         """The key that a user gave as `row` takes it; None: `by_key` has to look it up."""
@@ -104,20 +124,28 @@ class Lookups:
             refs.append(m.TabletRef.of(key))
             attachments.append((part if rows is None else part.take(pa.array(rows))).serialize())
         out = self._answers(refs, attachments, list(desc.prefix_key))
+        assert out is not None
         batches = [pa.ipc.read_record_batch(b, desc.schema) for b in out[::2] if b.size]
         return pa.Table.from_batches(batches, desc.schema)
 
-    def _answers(self, refs: list[m.TabletRef], attachments: list[pa.Buffer], prefix: list[str]) -> list[pa.Buffer]:
-        """The attachments of the replies of all servers, two for each tablet, in the order of ``refs``."""
+    def _answers(
+        self, refs: list[m.TabletRef], attachments: list[pa.Buffer], prefix: list[str], as_of: list[int] | None = None
+    ) -> list[pa.Buffer] | None:
+        """The attachments of the replies of all servers, two for each tablet, in the order of ``refs``; None when one
+        of them is not exact."""
         table_id = self._desc.table_id
         while True:
             try:
                 if len(servers := self._routes.servers(table_id)) == 1:
-                    return ask(servers[0], self._clock, self._request(refs, prefix), attachments)[1]
+                    reply, found = ask(servers[0], self._clock, self._request(refs, prefix, as_of), attachments)
+                    return found if reply.exact else None
                 out = [pa.py_buffer(b"")] * (2 * len(refs))
                 for endpoint, places in by_server(self._routes, table_id, [ref.key for ref in refs]):
-                    request = self._request([refs[i] for i in places], prefix)
-                    _, found = ask(endpoint, self._clock, request, [attachments[i] for i in places])
+                    at = None if as_of is None else [as_of[i] for i in places]
+                    request = self._request([refs[i] for i in places], prefix, at)
+                    reply, found = ask(endpoint, self._clock, request, [attachments[i] for i in places])
+                    if not reply.exact:
+                        return None
                     for n, i in enumerate(places):
                         out[2 * i : 2 * i + 2] = found[2 * n : 2 * n + 2]
                 return out
@@ -125,8 +153,13 @@ class Lookups:
                 if not self._routes.moved(e):
                     raise
 
-    def _request(self, refs: list[m.TabletRef], prefix: list[str]) -> m.Lookup:
+    def _request(self, refs: list[m.TabletRef], prefix: list[str], as_of: list[int] | None) -> m.Lookup:
         desc = self._desc
         return m.Lookup(
-            table_id=desc.table_id, folder_id=self._folder_id, schema_id=desc.schema_id, tablets=refs, prefix=prefix
+            table_id=desc.table_id,
+            folder_id=self._folder_id,
+            schema_id=desc.schema_id,
+            tablets=refs,
+            prefix=prefix,
+            as_of=as_of,
         )

@@ -270,6 +270,10 @@ class KvTablet:
         """Slot of each key, -1 when there is no such row; ``keys`` holds the key columns, and may hold others."""
         return self._index.probe(encode_keys([keys.column(c) for c in self._key], self._seed))
 
+    def is_older(self, slots: Slots, end: Offset) -> bool:
+        """Whether there is a row in each of these slots, as it was written below this offset."""
+        return bool((slots >= 0).all() and (self._index.live_offsets[slots] < end).all())
+
     def row(self, key: Sequence[int | str | bytes]) -> list[Any] | None:
         """The plain row of a key, of integers, texts and binaries; None when there is none."""
         slot = int(self._index.probe(encode_key([self.schema.field(i).type for i in self._key_at], key, self._seed))[0])

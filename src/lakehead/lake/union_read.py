@@ -19,11 +19,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lakehead.client.table import TableHandle
-from lakehead.errors import LakeStateError, OffsetOutOfRangeError, UnavailableError
+from lakehead.errors import LakeStateError, OffsetOutOfRangeError, SchemaChangedError, UnavailableError
 from lakehead.lake.lake_table import LakeFile, Superseded
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.log.netchange import net_change
 from lakehead.predicate import Predicate
+from lakehead.predicate.bounds import keys_of
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.protocol.messages import LakeReply, LakeUse, TabletState
 from lakehead.types import (
@@ -212,6 +213,10 @@ class UnionRead:
                 return
 
     def _all_batches(self) -> Iterator[pa.RecordBatch]:
+        by_key = self.rows_by_key()
+        if by_key is not None:
+            yield from (batch.select(self.schema.names) for batch in by_key)
+            return
         if not self._desc.keyed or self._desc.lake is None:
             yield from self._lake_rows({})
             yield from (b for _, b in self._log_rows(self.schema.names, self._predicate))
@@ -221,6 +226,25 @@ class UnionRead:
         for _, batch in hot:
             rows = batch if self._predicate is None else self._predicate.filter(batch)
             yield rows.select(self.schema.names)
+
+    @functools.cached_property
+    def _keys(self) -> pa.RecordBatch | None:
+        """The keys of all rows that can match, where the whole table is read and they are few."""
+        union = bool(self.pinned.ranges) and (self.pinned.lake is None) == (self._desc.lake is None)
+        if not self._desc.keyed or not union or self._spec.system_columns:
+            return None
+        return keys_of(self._spec.bounds, self._desc.key_columns)
+
+    def rows_by_key(self) -> list[pa.RecordBatch] | None:
+        """The rows, with all columns, from the key index of the servers; None when it cannot tell them as they were
+        pinned."""
+        if self._keys is None or self._predicate is None:
+            return None
+        try:
+            found = self._handle.lookups.as_of(self._keys, {key: end for key, (_, end) in self.pinned.ranges.items()})
+        except SchemaChangedError:
+            return None
+        return None if found is None else [self._predicate.filter(batch) for batch in found.to_batches()]
 
     def _log_rows(
         self, columns: Sequence[str], predicate: Predicate | None = None
@@ -284,6 +308,8 @@ class UnionRead:
         """Number of rows that `batches` yields."""
         if self._predicate is None:
             total = self._count_all()
+        elif (by_key := self.rows_by_key()) is not None:
+            total = sum(b.num_rows for b in by_key)
         else:
             narrow = UnionRead(self._handle, self.pinned, ReadSpec((), self._predicate, system_columns=True))
             total = sum(b.num_rows for b in narrow.batches())
@@ -317,6 +343,10 @@ class UnionRead:
         ]
         if self._limit is not None:
             lines.append(f"  limit:   {self._limit}")
+        if self._keys is not None:
+            lines.append(
+                f"  keys:    {self._keys.num_rows:,}, asked of the key index; read as below if they changed since"
+            )
         if view is None:
             lines.append("  lake:    not read")
         elif view.snapshot_id is None:

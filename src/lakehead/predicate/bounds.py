@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 import pyarrow as pa
 
 from lakehead.predicate.literals import DOUBLE_EXACT_MAX, is_bytes, is_text
 from lakehead.predicate.nodes import Call, Field, Node, Scalar
 
+KEYS_MAX = 10_000
 BoundOp: TypeAlias = Literal["==", "<", "<=", ">", ">=", "in", "is_null", "not_null"]
 
 _BOUND_OPS: dict[str, BoundOp] = {
@@ -40,6 +43,24 @@ class Bound:
 def bounds_of(tree: Node, schema: pa.Schema) -> tuple[Bound, ...]:
     """What a condition demands of single columns, as far as it is plain to see."""
     return tuple(bound for part in _conjuncts(tree) for bound in _bounds_of(part, schema))
+
+
+def keys_of(bounds: Iterable[Bound], key_columns: pa.Schema) -> pa.RecordBatch | None:
+    """The keys that alone can match, each once; None when that is not plain to see, or there are more than
+    `KEYS_MAX`."""
+    values: dict[str, set[object]] = {}
+    for bound in bounds:
+        if bound.op in ("==", "in") and bound.column in key_columns.names:
+            given = {bound.value} if bound.op == "==" else set(cast("tuple[object, ...]", bound.value))
+            values[bound.column] = values.get(bound.column, given) & given
+    if set(values) != set(key_columns.names) or math.prod(map(len, values.values())) > KEYS_MAX:
+        return None
+    rows = list(itertools.product(*(values[name] for name in key_columns.names)))
+    try:
+        columns = [pa.array([row[i] for row in rows], f.type) for i, f in enumerate(key_columns)]
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return None
+    return pa.RecordBatch.from_arrays(columns, schema=key_columns)
 
 
 def _conjuncts(tree: Node) -> Iterator[Node]:

@@ -317,19 +317,23 @@ class CloseWriter(TableRequest[Done], frozen=True, kw_only=True):
 
 
 class LookupReply(Reply, frozen=True, kw_only=True):
-    pass
+    """``exact`` is False when rows as of an earlier moment were asked for, and one of the keys may have changed since:
+    then there are none."""
+
+    exact: bool = True
 
 
 class Lookup(TableRequest[LookupReply], frozen=True, kw_only=True):
     """Rows by key; attachment i is the IPC batch of keys for ``tablets[i]``. ``prefix`` asks by leading columns.
 
     Reply attachments, per tablet: the IPC batch of rows found, then int64 positions in the asked keys (empty for
-    prefix lookups).
+    prefix lookups). With ``as_of``, an end of each tablet's log, the rows are those that were live there.
     """
 
     privilege = Privilege.READ
     tablets: list[TabletRef]
     prefix: list[str]
+    as_of: list[Int64] | None = None
 
 
 class GetReply(Reply, frozen=True, kw_only=True):

@@ -81,10 +81,13 @@ class Reads:
             raise InvalidRequestError(f"{desc.path} has no prefix {request.prefix} to look up by")
         if len(request.tablets) != len(attachments):
             raise InvalidRequestError("a lookup must have one attachment for each tablet")
+        ends: Sequence[int | None] = request.as_of or [None] * len(request.tablets)
+        if len(ends) != len(request.tablets) or (request.prefix and request.as_of):
+            raise InvalidRequestError("a lookup of keys as of a moment must have one offset for each tablet")
         schema = pa.schema([desc.schema.field(c) for c in request.prefix]) if request.prefix else desc.key_columns
         out: list[pa.Buffer] = []
         asked = held = 0
-        for ref, buffer in zip(request.tablets, attachments, strict=True):
+        for ref, buffer, end in zip(request.tablets, attachments, ends, strict=True):
             try:
                 keys = read_received(buffer, schema, bytes_max=self._limits.batch_bytes_max)
                 if keys.num_rows > self._limits.lookup_keys_max:
@@ -95,7 +98,9 @@ class Reads:
                     )
             except CorruptionError as e:
                 raise SchemaMismatchError(f"the keys do not have the schema of {desc.path}: {e}") from e
-            found = self._lookup_in(table, ref, keys, desc.schema_id, prefix=bool(request.prefix))
+            found = self._lookup_in(table, ref, keys, desc.schema_id, prefix=bool(request.prefix), end=end)
+            if found is None:
+                return m.LookupReply(exact=False), []
             out += found
             asked, held = asked + keys.num_rows, held + sum(part.size for part in found)
             # Each tablet bounds its part; many of them are one answer.
@@ -104,14 +109,17 @@ class Reads:
 
     @staticmethod
     def _lookup_in(
-        table: LiveTable, ref: m.TabletRef, keys: pa.RecordBatch, schema_id: int, *, prefix: bool
-    ) -> list[pa.Buffer]:
+        table: LiveTable, ref: m.TabletRef, keys: pa.RecordBatch, schema_id: int, *, prefix: bool, end: int | None
+    ) -> list[pa.Buffer] | None:
         tablet = table.tablet(ref.key)
         if tablet is None:
             return [pa.py_buffer(b""), pa.py_buffer(b"")]
         if prefix:
             return [tablet.prefix_lookup(keys, schema_id).serialize(), pa.py_buffer(b"")]
-        rows, positions = tablet.lookup(keys, schema_id)
+        looked = tablet.lookup(keys, schema_id, as_of=end)
+        if looked is None:
+            return None
+        rows, positions = looked
         return [rows.serialize(), pa.py_buffer(positions)]
 
     def watermarks(self, request: m.Watermarks) -> m.WatermarksReply:

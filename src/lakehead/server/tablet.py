@@ -429,9 +429,10 @@ class Tablet:
                 self._kv.require_change(write.rows, deleted=write.kind == "delete")
 
     def lookup(
-        self, keys: pa.RecordBatch, schema_id: int = -1
-    ) -> tuple[pa.RecordBatch, np.ndarray[tuple[int], np.dtype[np.int64]]]:
-        """Rows of the keys that exist, and each one's position in ``keys``.
+        self, keys: pa.RecordBatch, schema_id: int = -1, *, as_of: Offset | None = None
+    ) -> tuple[pa.RecordBatch, np.ndarray[tuple[int], np.dtype[np.int64]]] | None:
+        """Rows of the keys that exist, and each one's position in ``keys``; with ``as_of`` those that were live at that
+        end of the log, or None when one of them may have changed since.
 
         Raises:
             LimitExceededError: they are too many bytes; see `KvTablet.require_answer`.
@@ -441,11 +442,10 @@ class Tablet:
         with self._state_lock:
             self._desc.require_schema(schema_id)
             slots = self._kv.find(keys)
+            if as_of is not None and self.high_watermark != as_of and not self._kv.is_older(slots, as_of):
+                return None
             self._kv.require_answer(slots)
-            if (slots >= 0).all():
-                return self._kv.gather(slots), np.arange(len(slots))
-            at = np.flatnonzero(slots >= 0)
-            return self._kv.gather(slots[at]), at
+            return self._kv.gather(slots[slots >= 0]), np.flatnonzero(slots >= 0)
 
     def row(self, key: Sequence[int | str | bytes], schema_id: int = -1) -> list[Any] | None:
         """See `KvTablet.row`; raises `SchemaChangedError` as `lookup`."""

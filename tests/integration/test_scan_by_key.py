@@ -1,0 +1,146 @@
+"""A filter that names whole primary keys is answered by the key index, with the rows that the scan was pinned to."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import lakehead as lh
+from lakehead.lake.union_read import UnionRead
+
+SCHEMA = pa.schema([("a", pa.string()), ("b", pa.int64()), ("v", pa.int64()), ("f", pa.float64())])
+
+
+@pytest.fixture(params=["lake", "no lake"])
+def table(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[lh.Table]:
+    lake = "iceberg" if request.param == "lake" else None
+    with lh.connect(tmp_path) as con:
+        table = con.create_table(
+            "t", SCHEMA, primary_key=["a", "b"], partition_by=["a"], bucket_key=["b"], buckets=2, lake=lake
+        )
+        table.upsert([{"a": a, "b": b, "v": b, "f": float("nan")} for a in "xyz" for b in range(20)])
+        if lake:
+            con.tier("t")
+        table.upsert([{"a": "x", "b": 3, "v": 33}, {"a": "new", "b": 1, "v": 1}])
+        table.delete([("x", 4)])
+        yield table
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each read that asked the key index was answered by it."""
+    answers: list[bool] = []
+    rows_by_key = UnionRead.rows_by_key
+
+    def noted(self: UnionRead) -> Any:
+        found = rows_by_key(self)
+        if self._keys is not None:
+            answers.append(found is not None)
+        return found
+
+    monkeypatch.setattr(UnionRead, "rows_by_key", noted)
+    return answers
+
+
+def rows(found: lh.Scan) -> list[tuple[Any, ...]]:
+    return sorted(tuple(r.values()) for r in found.to_arrow().to_pylist())
+
+
+WHERE = [
+    ("a = 'x' and b = 3", [("x", 3, 33)]),
+    ("a = 'x' and b = 4", []),
+    ("a = 'nobody' and b = 4", []),
+    ("b in (1, 3, 5) and a in ('x', 'new')", [("new", 1, 1), ("x", 1, 1), ("x", 3, 33), ("x", 5, 5)]),
+    ("b = 3 and a = 'x' and v > 100", []),
+    ("b = 3 and a = 'y' and v < 100", [("y", 3, 3)]),
+    ("b in (1, 2) and b in (2, 3) and a = 'z'", [("z", 2, 2)]),
+    ("b = 1 and b = 2 and a = 'z'", []),
+]
+
+
+@pytest.mark.parametrize(("where", "expected"), WHERE)
+def test_they_are_the_rows(table: lh.Table, asked: list[bool], where: str, expected: list[tuple[Any, ...]]) -> None:
+    scan = table.scan(["a", "b", "v"], where=where)
+    assert rows(scan) == expected and scan.count() == len(expected)
+    assert asked == [True, True] and "asked of the key index" in scan.explain()
+    assert table.scan(["v"], where=where, limit=1).to_arrow().num_rows == min(len(expected), 1)
+    assert rows(table.scan(["v"], where=where)) == sorted((v,) for _, _, v in expected)
+
+
+@pytest.mark.parametrize("where", ["a = 'x'", "a = 'x' or b = 3", "a = 'x' and b > 3", "a = 'x' and not (b = 3)"])
+def test_filters_that_name_no_keys(table: lh.Table, asked: list[bool], where: str) -> None:
+    table.scan(where=where).to_arrow()
+    assert not asked
+
+
+@pytest.mark.parametrize("change", ["upsert", "delete", "insert", "another", "truncate"])
+def test_a_scan_has_the_rows_of_its_moment(table: lh.Table, asked: list[bool], change: str) -> None:
+    present = table.scan(["a", "b", "v"], where="a = 'x' and b = 3")
+    absent = table.scan(["a", "b", "v"], where="a = 'x' and b = 77")
+    match change:
+        case "upsert":
+            table.upsert([{"a": "x", "b": 3, "v": -1}])
+        case "delete":
+            table.delete([("x", 3)])
+        case "insert":
+            table.upsert([{"a": "x", "b": 77, "v": -1}])
+        case "another":
+            table.upsert([{"a": "x", "b": n, "v": -1} for n in range(8, 20)])
+        case "truncate":
+            table.truncate()
+    assert rows(present) == [("x", 3, 33)] and rows(absent) == []
+    assert asked[0] == (change not in ("upsert", "delete", "truncate")), "what did not change needs no scan"
+
+
+def test_after_the_columns_changed(table: lh.Table, asked: list[bool]) -> None:
+    scan = table.scan(["a", "b", "v"], where="a = 'x' and b = 3")
+    with table.alter() as a:
+        a.drop_column("v")
+    assert rows(scan) == [("x", 3, 33)] and asked == [False]
+
+
+def test_sql(table: lh.Table, asked: list[bool], tmp_path: Path) -> None:
+    with lh.connect(tmp_path) as con:
+        assert con.sql("select v from t where b = 3 and a = 'x'").fetchall() == [(33,)]
+        assert con.sql("select sum(v) from t where b in (3, 5) and a = 'x'").fetchall() == [(38,)]
+    assert asked and all(asked)
+
+
+def test_parts_of_the_table(table: lh.Table, asked: list[bool]) -> None:
+    where = "a = 'x' and b = 3"
+    if table.describe()["lake"]:
+        assert rows(table.scan(["v"], where=where, tier="lake")) == [(3,)]
+        snapshot = table.lake.snapshots()["snapshot_id"][0].as_py()
+        assert rows(table.scan(["v"], where=where, snapshot=snapshot)) == [(3,)]
+        assert rows(table.scan(["v"], where=where, tier="hot")) == [(33,)]
+        assert not asked
+    assert table.scan(["v"], where=where, system_columns=True).to_arrow().num_rows == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "literal"),
+    [
+        (pa.int8(), 5, "5"),
+        (pa.date32(), dt.date(2026, 1, 2), "date '2026-01-02'"),
+        (pa.timestamp("ns"), dt.datetime(2026, 1, 2, 3, 4, 5), "timestamp '2026-01-02 03:04:05'"),
+        (pa.timestamp("us", "UTC"), dt.datetime(2026, 1, 2, tzinfo=dt.UTC), "timestamptz '2026-01-02 00:00:00+00'"),
+        (pa.decimal128(9, 2), Decimal("1.50"), "1.5"),
+        (pa.string(), "é", "'é'"),
+    ],
+)
+def test_keys_of_every_type(tmp_path: Path, asked: list[bool], kind: pa.DataType, value: object, literal: str) -> None:
+    with lh.connect(tmp_path) as con:
+        table = con.create_table("t", pa.schema([("k", kind), ("v", pa.int64())]), primary_key="k")
+        table.upsert(pa.table({"k": pa.array([value], kind), "v": [1]}))
+        assert table.scan(["v"], where=f"k = {literal}").to_arrow().to_pylist() == [{"v": 1}]
+        for unfit in ("k = 1000", "k = 1.25", "k is null", "k = null"):
+            try:
+                table.scan(where=unfit).to_arrow()
+            except lh.InvalidPredicateError:
+                continue
