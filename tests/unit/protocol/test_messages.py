@@ -25,6 +25,7 @@ from lakehead.protocol.codec import (
     encode,
 )
 from lakehead.protocol.privileges import Privilege
+from lakehead.protocol.staging import Publish, Published, Stage, StagedPart, Unstage
 from lakehead.protocol.tiering import (
     AskTieringStatus,
     AskTieringWork,
@@ -55,6 +56,7 @@ INFO = m.TableInfo.of(DESC)
 REF = m.TabletRef(partition="day=2024-01-01&r=%2F", bucket=3)
 RANGE = m.TabletRange(partition="", bucket=0, start=0, end=2**62)
 ROUND = RoundInfo(job="h:1", snapshot_id=1, records=2, rows=2, deletes=0, files=1, bytes=10, seconds={"plan": 0.1})
+WRITE = m.Write(table_id="t1", kind="delete", tablets=[REF], checksums=[2**32 - 1], columns=["søk"])
 CALLS: list[m.Request[Any]] = [
     m.Hello(),
     m.CreateTable(info=INFO, if_not_exists=True),
@@ -66,7 +68,10 @@ CALLS: list[m.Request[Any]] = [
     m.TableNow(table_id="t1"),
     m.Truncate(table_id="t1", ends=[m.TabletRange(partition="", bucket=0, start=0, end=3)]),
     m.AlterTable(table_id="t1", changes=[DropColumn(name="søk"), SetProperty(name="freshness", value="1s")]),
-    m.Write(table_id="t1", kind="delete", tablets=[REF], checksums=[2**32 - 1], columns=["søk"]),
+    WRITE,
+    Stage(table_id="t1", job="j", batch=3, attempt="a" * 32, number=0, write=WRITE),
+    Publish(table_id="t1", job="j", batch=3, parts=[StagedPart(attempt="a" * 32, pieces=1)], lasting=True),
+    Unstage(table_id="t1", job="j", batch=3),
     m.OpenWriter(table_id="t1", writer_id=bytes(range(16))),
     m.CloseWriter(table_id="t1", writer_id=bytes(range(16)), epoch=3, acked_through=7),
     m.Lookup(table_id="t1", tablets=[REF, REF], prefix=[]),
@@ -106,6 +111,7 @@ REPLIES: list[m.Reply] = [
     m.NamesReply(names=["a.b"]),
     m.TruncateReply(ends=[m.TabletRange(partition="", bucket=0, start=0, end=3)]),
     m.Done(),
+    Published(rows=3, before=False),
     m.WriteReply(offsets=[(0, 1), (5, 5)]),
     m.WriterReply(epoch=2, last_sequence=-1, tablets=[REF], sequences=[4]),
     m.LookupReply(),
@@ -176,7 +182,7 @@ def test_every_request_says_what_it_needs() -> None:
             "Get", "LakeInfo", "Lookup", "OpenLeases", "Read", "ReadLive", "RenewLeases", "Subscribe", "TimestampsAt",
             "Watermarks",
         ],
-        Privilege.WRITE: ["CloseWriter", "OpenWriter", "Write"],
+        Privilege.WRITE: ["CloseWriter", "OpenWriter", "Publish", "Stage", "Unstage", "Write"],
         Privilege.TIER: ["AskTieringWork", "LeasedLake", "ReportTiered"],
         Privilege.ALTER: ["AlterTable", "CreateTable", "DropTable", "RenameTable", "Truncate"],
         Privilege.ADMIN: ["AdoptLake"],
