@@ -39,6 +39,7 @@ LAYERS = (
     ("spark", "rest"),
     ("demo", "benchmarks"),
     ("cli",),
+    ("__main__",),
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 # Layers that use less than what lies below them.

@@ -202,3 +202,17 @@ def test_a_damaged_table_is_refused_and_can_be_dropped(tmp_path: Path) -> None:
         assert con.table("other").scan().count() == 1
         con.drop_table("t")
         assert con.tables() == ["default.other"] and not log.exists()
+
+
+def test_a_misspelt_table_is_told_the_nearest(tmp_path: Path) -> None:
+    with lh.connect(tmp_path) as con:
+        con.create_table("shop.orders", pa.schema([("id", pa.int64())]))
+        for use in (con.table, con.drop_table, lambda name: con.rename_table(name, "shop.other")):
+            with pytest.raises(lh.TableNotFoundError, match=r"did you mean 'shop\.orders'"):
+                use("shop.order")
+        assert con.tables() == ["shop.orders"]
+
+
+def test_the_package_runs_as_the_command() -> None:
+    told = subprocess.run([sys.executable, "-m", "lakehead", "--version"], capture_output=True, text=True, check=True)
+    assert told.stdout == f"lakehead {lh.__version__}\n"

@@ -327,7 +327,10 @@ class Connection(Displayed):
             TableNotFoundError: there is none of that name.
         """
         path = TablePath.parse(name)
-        self._ask(m.DropTable(database=path.database, table=path.table, purge=purge))
+        try:
+            self._ask(m.DropTable(database=path.database, table=path.table, purge=purge))
+        except TableNotFoundError as e:
+            raise self._with_near_name(e, path) from None
 
     # ---- lake and SQL -----------------------------------------------------------------------------------------
 
