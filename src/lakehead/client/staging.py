@@ -113,7 +113,8 @@ class Staging:
 
         Raises:
             InvalidRequestError: some of it is not there any more; nothing was decided.
-            LakeheadError: it is open whether the batch is there, whole or in part: the same call again makes it whole.
+            OutcomeUnknownError: it was decided, and is there in part; the server goes on with it.
+            LakeheadError: it is open whether the batch is there: the same call again makes it whole.
         """
         request = Publish(
             table_id=self._desc.table_id,

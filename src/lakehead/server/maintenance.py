@@ -122,7 +122,7 @@ class Maintenance:
                     tiered = self._tiered_offsets(table, now - (retention_us or 0))
                 except LakeheadError as e:
                     every.callback(_raise, e)
-            every.callback(self._staging.remove_old, table)
+            every.callback(self._staging.maintain, table)
             for key, tablet in table.tablets.items():
                 until = tiered.get(key, 0) if has_lake else None
                 every.callback(tablet.maintain, now, retention_us, until)

@@ -28,6 +28,7 @@ from lakehead.errors import (
     InvalidRequestError,
     LakeheadError,
     LimitExceededError,
+    OutcomeUnknownError,
 )
 from lakehead.format.frame import WriterStamp, decode_body
 from lakehead.format.joins import ROWS_MAX, gathered, join
@@ -116,9 +117,9 @@ class Staging:
                 " wait until other jobs have ended",
                 staged_bytes_max=self._limits.staged_bytes_max,
             )
-        self._note(folder, path, len(data))
         self._env.storage.make_folder(folder)
         self._env.storage.write_atomic(path, data)
+        self._note(folder, path, len(data))
         return Done()
 
     def _note(self, folder: str, path: str, size: int) -> None:
@@ -141,8 +142,25 @@ class Staging:
         with self._lock:
             self._waiting.pop(folder, None)
 
-    def remove_old(self, table: LiveTable) -> None:
-        """Forget what its jobs did not publish in time."""
+    def maintain(self, table: LiveTable) -> None:
+        """Go on with what was decided and failed, and forget what its jobs did not publish in time."""
+        for publication in self._metadata.unfinished_publications(table.desc.table_id):
+            with self._alone(table.desc.table_id, publication.job):
+                now = self._metadata.publication(table.desc.table_id, publication.job)
+                if now.begun is not None:
+                    self._try_to_finish(table, now)
+        self._remove_old(table)
+
+    def _try_to_finish(self, table: LiveTable, publication: Publication) -> None:
+        try:
+            self._carry_out(table, publication)
+        except LakeheadError as e:
+            _log.warning(
+                "batch %s that %s writes to %s is there in part: %s",
+                publication.begun, publication.job, table.desc.path, e,
+            )  # fmt: skip
+
+    def _remove_old(self, table: LiveTable) -> None:
         now = self._env.clock.monotonic()
         with self._lock:
             mine = [(folder, w) for folder, w in self._waiting.items() if folder.startswith(f"{table.folder}/")]
@@ -161,8 +179,9 @@ class Staging:
         """See `Publish`.
 
         Raises:
+            OutcomeUnknownError: it was decided, and is there in part; the rest comes.
             InvalidRequestError: some of the pieces are not here; nothing was decided.
-            LakeheadError: it could not be decided, or it was and is carried out in part; the same request goes on.
+            LakeheadError: it could not be decided.
         """
         table = self._tables.get(request.table_id)
         table_id, job, batch = request.table_id, request.job, request.batch
@@ -170,7 +189,7 @@ class Staging:
         with self._alone(table_id, job):
             known = self._metadata.publication(table_id, job)
             if known.begun is not None:
-                self._carry_out(table, known)
+                self._finish(table, known)
                 known = self._metadata.publication(table_id, job)
             if batch <= known.batch:
                 self._forget(_folder(table, job, batch))
@@ -180,20 +199,26 @@ class Staging:
             jobs_max = self._limits.named_writers_max
             decided = BeginPublication(table_id, job, batch, parts, request.lasting, jobs_max, forget_before)
             self._metadata.submit(decided)
-            rows = self._carry_out(table, self._metadata.publication(table_id, job))
+            rows = self._finish(table, self._metadata.publication(table_id, job))
             return Published(rows=rows, before=False)
+
+    def _finish(self, table: LiveTable, publication: Publication) -> int:
+        try:
+            return self._carry_out(table, publication)
+        except LakeheadError as e:
+            raise OutcomeUnknownError(
+                f"batch {publication.begun} of {publication.job} is part of {table.desc.path}, but not all of it is"
+                " there yet: the server goes on with it now and then, and when it is started again. Do not write it"
+                f" under another name ({e})",
+                table=str(table.desc.path),
+                job=publication.job,
+            ) from e
 
     def complete(self, table: LiveTable) -> None:
         """Carry out what was decided before a crash, and find what waits; for who opens the table, before it is used.
-        What fails is tried again when the table is opened the next time, or its job publishes."""
+        What fails is tried again by `maintain`."""
         for publication in self._metadata.unfinished_publications(table.desc.table_id):
-            try:
-                self._carry_out(table, publication)
-            except LakeheadError as e:
-                _log.warning(
-                    "batch %s that %s writes to %s is there in part: %s",
-                    publication.begun, publication.job, table.desc.path, e,
-                )  # fmt: skip
+            self._try_to_finish(table, publication)
         storage, base = self._env.storage, f"{table.folder}/{_FOLDER}"
         for folder in (f"{base}/{name}" for name in storage.list_files(base)):
             for path in (f"{folder}/{name}" for name in storage.list_files(folder)):
@@ -225,7 +250,9 @@ class Staging:
         """Nothing is decided that could not be carried out."""
         tablets: dict[TabletKey, TabletRef] = {}
         for path in _paths(_folder(table, job, batch), parts):
-            write, _ = _decoded(self._read(path), path)
+            write, buffers = _decoded(self._read(path), path)
+            for buffer, crc in zip(buffers, write.checksums, strict=True):
+                decode_body(buffer, crc)
             tablets.update((ref.key, ref) for ref in write.tablets)
         self._writes.check_partitions(table, list(tablets.values()))
 

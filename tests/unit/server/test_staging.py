@@ -24,6 +24,7 @@ from lakehead.errors import (
     LakeheadError,
     LimitExceededError,
     NullKeyError,
+    OutcomeUnknownError,
     SchemaMismatchError,
     TableNotFoundError,
     WrongTableKindError,
@@ -237,6 +238,22 @@ def test_what_was_decided_is_there_for_the_first_reader(deployment: Deployment) 
     assert not deployment.staged_files()
 
 
+def test_what_was_decided_is_carried_out_once_there_is_room(deployment: Deployment) -> None:
+    """Also when its job is gone: who writes the same rows under another name must be told that they come."""
+    table = deployment.table()
+    batch = JobBatch("job", 0)
+    parts = staged(table, batch, [table_of(*range(30))])
+    deployment.storage.before = lambda action, path: refuse(action, path, "bucket-1")
+    with pytest.raises(OutcomeUnknownError, match="Do not write it under another name"):
+        table.staging.publish(batch, parts, lasting=False)
+    deployment.service.maintain()
+    assert 0 < len(deployment.rows(table)) < 30
+    deployment.storage.before = None
+    deployment.service.maintain()
+    assert deployment.rows(table) == [(k, "x") for k in range(30)]
+    assert not deployment.staged_files()
+
+
 def test_other_attempts_at_a_decided_batch_change_nothing(deployment: Deployment) -> None:
     table = deployment.table()
     batch = JobBatch("query", 0)
@@ -312,7 +329,7 @@ def test_a_damaged_piece_is_not_published(deployment: Deployment) -> None:
     batch = JobBatch("job")
     parts = staged(table, batch, [table_of(*range(50))])
     (path,) = deployment.staged_files()
-    for position in (0, 20, 40):
+    for position in (0, 20, 40, -70):
         deployment.storage.flip_bit(path, position)
         with pytest.raises(LakeheadError):
             table.staging.publish(batch, parts, lasting=False)
