@@ -11,7 +11,13 @@ from tests.simulation.deployment import Deployment
 from tests.simulation.history import TabletHistory, defaults_in, ids_of, require
 from tests.simulation.workload import KEYS, Actor
 
-from lakehead.errors import SchemaChangedError, SequenceGapError, UnavailableError
+from lakehead.errors import (
+    SchemaChangedError,
+    SequenceGapError,
+    TableExistsError,
+    TableNotFoundError,
+    UnavailableError,
+)
 from lakehead.protocol import messages as m
 from lakehead.protocol.alterations import Alteration
 from lakehead.types import TableDescriptor, TablePath, TableSchema
@@ -152,7 +158,9 @@ class Renamer:
 
     def __init__(self, deployment: Deployment, tables: Sequence[TableDescriptor]) -> None:
         self.deployment = deployment
-        self._names = {t.table_id: t.path for t in tables}
+        self._names: Mapping[str, TablePath] = {t.table_id: t.path for t in tables}
+        self._may_be: list[Mapping[str, TablePath]] = []
+        """What a restart may find instead, of renames whose commits failed, until one comes through."""
 
     def run(self, times: int) -> None:
         d, draws = self.deployment, self.deployment.draws
@@ -165,13 +173,20 @@ class Renamer:
             request = m.RenameTable(
                 database=old.database, table=old.table, to_database=new.database, to_table=new.table, swap=swap
             )
-            wanted = {**self._names, table_id: new, **({other: old} if swap else {})}
+            exchanged = {old: new, **({new: old} if swap else {})}
+            before = [self._names, *self._may_be]
+            after = [{i: exchanged.get(p, p) for i, p in names.items()} for names in before]
             try:
                 d.network.deliver(request, [])
-                self._look(wanted)
+                self._may_be = []
+                self._look(*after)
+            except (TableNotFoundError, TableExistsError):
+                require(len(before) > 1, f"{old} could not be called {new}")
+                self._look(*before)
             except UnavailableError as e:
                 d.note("renamer", "rename unknown", type(e).__name__)
-                self._look(wanted, self._names)
+                self._may_be = [*before, *after]
+                self._look(*self._may_be)
             d.note("renamer", "renamed", [str(self._names[i]) for i in sorted(self._names)])
 
     def _look(self, *possible: Mapping[str, TablePath]) -> None:

@@ -133,14 +133,38 @@ class MetadataStore:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
+            committing = False
             try:
                 self._db.execute("begin immediate")
                 self._require_newest()
                 yield self._db
+                committing = True
                 self._db.execute("commit")
             except BaseException as e:
                 self._roll_back()
-                raise self._error(e, "write") from e
+                error = self._error(e, "write")
+                if committing and isinstance(error, StorageError) and not self._settle():
+                    raise StorageError(
+                        f"{error.message}. Whether it is done shows when the server is started again, unless a change"
+                        " succeeds before",
+                        **error.context,
+                    ) from e
+                raise error from e
+
+    def _settle(self) -> bool:
+        """After a commit that failed: write something else where it may lie, complete but for its sync, so that no
+        restart finds it. Returns whether that is durable."""
+        try:
+            self._db.execute("begin immediate")
+            self._db.execute(
+                "insert into meta values ('settled', '1')"
+                " on conflict(name) do update set value = cast(value as integer) + 1"
+            )
+            self._db.execute("commit")
+        except sqlite3.Error:
+            self._roll_back()
+            return False
+        return True
 
     def _require_newest(self) -> None:
         if self._number is None:
