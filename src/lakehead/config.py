@@ -174,7 +174,7 @@ class Limits:
     leases_max: int = 10_000
     lookup_keys_max: int = 1 << 18
     named_writers_max: int = 10_000
-    partition_name_max: int = 4096
+    partition_name_max: int = 16_384
     partitions_max: int = 1000
     planned_lease_seconds: float = 600.0
     reads_max: int = 1000

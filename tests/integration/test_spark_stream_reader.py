@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 import lakehead as lh
 from lakehead import TabletId
 from lakehead.api.table import handle_of
-from lakehead.env.credentials import remove_token, save_token
+from lakehead.env import credentials
 from lakehead.errors import SchemaChangedError
 from lakehead.spark.source import LakeheadDataSource
 from lakehead.spark.stream import LakeheadStreamReader
@@ -425,9 +426,10 @@ def test_a_query_outlives_its_server(server: ServerProcess, token: str) -> None:
 def test_a_token_that_is_missing(server: ServerProcess) -> None:
     with server.connect() as con:
         con.create_table("t.t", KEYED)
-    remove_token(server.port, server.token)
+    kept = Path(credentials._folder(), credentials._name("127.0.0.1", server.port))
+    aside = kept.rename(kept.with_suffix(".aside"))
     try:
         with pytest.raises(lh.AuthenticationError, match="refused the token"):
             LakeheadDataSource({"uri": server.uri, "table": "t.t"}).schema()
     finally:
-        save_token(server.port, server.token)
+        aside.rename(kept)

@@ -31,6 +31,7 @@ class MemoryDatabase(sqlite3.Connection):
         self._path = path
         self._lock = lock
         self._holds = False
+        self._ending = False
         self._image = b""
         self._seen: tuple[int, ...] | None = None
         self._follow()
@@ -65,11 +66,13 @@ class MemoryDatabase(sqlite3.Connection):
             raise
 
     def _end(self, end: Callable[[], sqlite3.Cursor]) -> sqlite3.Cursor:
+        self._ending = True
         try:
             cursor = end()
             self._write()
             return cursor
         finally:
+            self._ending = False
             self._let_go()
 
     def _let_go(self) -> None:
@@ -78,7 +81,9 @@ class MemoryDatabase(sqlite3.Connection):
             self._lock.__exit__(None, None, None)
 
     def _follow(self) -> None:
-        """Take over what another connection has committed."""
+        """Take over what another connection has committed; nothing while this one commits, which may fail yet."""
+        if self._ending:
+            return
         version = self._files.version(self._path)
         if version != self._seen:
             self._take(self._files.read_file(self._path) or b"")
