@@ -106,6 +106,12 @@ def spark(con: lh.Connection) -> SparkSession:
     return session(con)
 
 
+@pytest.fixture(params=["log", "keyed"])
+def keyed(request: pytest.FixtureRequest) -> bool:
+    """Once for a log table, once for a primary-key table."""
+    return bool(request.param == "keyed")
+
+
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
     """A table name that no other test uses."""

@@ -42,11 +42,6 @@ def con(tmp_path: Path) -> Iterator[lh.Connection]:
         yield con
 
 
-@pytest.fixture(params=["log", "keyed"])
-def keyed(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param == "keyed")
-
-
 @pytest.fixture(params=[None, "iceberg"])
 def table(request: pytest.FixtureRequest, con: lh.Connection, keyed: bool) -> lh.Table:
     return con.create_table("t", SCHEMA, primary_key=["k"] if keyed else None, lake=request.param, buckets=2)

@@ -28,11 +28,6 @@ def con(tmp_path: Path) -> Iterator[lh.Connection]:
         yield con
 
 
-@pytest.fixture(params=["log", "keyed"])
-def keyed(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param == "keyed")
-
-
 def made(con: lh.Connection, keyed: bool, lake: str | None = "iceberg", **properties: Any) -> lh.Table:
     key = ["k"] if keyed else None
     return con.create_table("t", SCHEMA, primary_key=key, lake=lake, buckets=2, **properties)

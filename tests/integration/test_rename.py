@@ -27,11 +27,6 @@ def con(tmp_path: Path) -> Iterator[lh.Connection]:
         yield con
 
 
-@pytest.fixture(params=["log", "keyed"])
-def keyed(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param == "keyed")
-
-
 def make(con: lh.Connection, name: str, keyed: bool = True, lake: str | None = "iceberg") -> lh.Table:
     return con.create_table(name, SCHEMA, primary_key=["k"] if keyed else None, lake=lake, buckets=2)
 

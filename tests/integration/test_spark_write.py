@@ -100,6 +100,9 @@ def test_a_table_is_made_with_options(con: lh.Connection, spark: SparkSession) -
         ({"job": "j"}, "go together"),
         ({"operation": "upsert"}, "is a log table"),
         ({"columns": "id"}, "columns is for upserts"),
+        ({"columns": "[id"}, "not a list of names"),
+        ({"primary_key": "[1]"}, "not a list of names"),
+        ({"buckets": "many"}, "not a number"),
     ],
 )
 def test_wrong_options(con: lh.Connection, spark: SparkSession, options: dict[str, str], words: str) -> None:

@@ -45,12 +45,12 @@ class LookupJoin:
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield self.joined(batch)
-
-    def joined(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """A batch with the columns of the table, in its order."""
         table = worker_table(self.uri, self.table)
+        for batch in batches:
+            yield self.joined(table, batch)
+
+    def joined(self, table: Table, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """A batch with the columns of the table, in its order."""
         at, found = self._found(table, batch.select(list(self.on)).rename_columns(list(table.primary_key)))
         if self.how == "inner":
             kept = pc.is_valid(at)
@@ -122,7 +122,7 @@ def _on(table: Table, of_frame: Sequence[str], on: str | Sequence[str] | Mapping
     for own in of_key.values():
         if own not in of_frame:
             near = nearest_name(own, of_frame)
-            raise ColumnNotFoundError(f"the DataFrame has no column {own!r}{near}", column=own)
+            raise ColumnNotFoundError(f"the DataFrame has no column {own!r}; {near}", column=own)
     return tuple(of_key[key] for key in table.primary_key)
 
 
@@ -132,7 +132,7 @@ def _columns(table: Table, of_frame: Sequence[str], columns: Sequence[str] | Non
     for c in wanted:
         if c not in table.schema.names:
             near = nearest_name(c, table.schema.names)
-            raise ColumnNotFoundError(f"table {table.name} has no column {c!r}{near}", column=c)
+            raise ColumnNotFoundError(f"table {table.name} has no column {c!r}; {near}", column=c)
     folded = {c.casefold() for c in of_frame}
     if twice := [c for c in wanted if c.casefold() in folded]:
         raise InvalidRequestError(

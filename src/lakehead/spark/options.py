@@ -17,7 +17,6 @@ from lakehead.config import unknown_name
 from lakehead.errors import ColumnNotFoundError, InvalidPropertyError, InvalidRequestError
 from lakehead.format.schema import nearest_name
 from lakehead.spark.parts import Ranges
-from lakehead.spark.types import comma_separated
 from lakehead.types import CHANGE_TYPE_COLUMN, SYSTEM_FIELDS, TabletKey, Tier, require_tier
 
 _NamedStart = Literal["latest", "earliest", "full"]
@@ -69,22 +68,14 @@ class ReadOptions:
             InvalidPropertyError: one is missing, unknown, cannot be read, or contradicts another.
             SqlError: the table's name has a suffix that does not exist.
         """
-        given = {name.lower(): value for name, value in options.items()}
-        for name in given:
-            if name not in OPTIONS:
-                raise unknown_name("option of the lakehead source", name, [o for o in OPTIONS if o not in _INTERNAL])
-        for name in ("uri", "table"):
-            if not given.get(name):
-                raise InvalidPropertyError(
-                    f"format('lakehead') needs .option({name!r}, ...): uri is con.uri, table 'db.table'"
-                )
+        given = given_options(options, OPTIONS, "source", internal=_INTERNAL)
         table, _, suffix = given["table"].partition("$")
         ranges = given.get("ranges")
         return cls(
             uri=given["uri"],
             table=table,
             suffix=_suffix(table, suffix, given),
-            columns=comma_separated(given.get("columns")),
+            columns=names_of(given, "columns"),
             tier=_tier(given, suffix),
             snapshot=_snapshot(given),
             start=_start(given.get("start", "latest")),
@@ -129,6 +120,48 @@ class ReadOptions:
         for name in names:
             if name in self.given:
                 raise InvalidPropertyError(f"option {name} is for {their}, not for {this}", name=name)
+
+
+def given_options(
+    options: Mapping[str, str], known: Sequence[str], of: str, *, internal: Sequence[str] = ()
+) -> dict[str, str]:
+    """The options of a read or a write by their names in small letters.
+
+    Args:
+        of: "source" or "sink", for messages.
+        internal: those of ``known`` that no user is told of.
+
+    Raises:
+        InvalidPropertyError: one is unknown, or says neither where the server is nor which table is meant.
+    """
+    given = {name.lower(): value for name, value in options.items()}
+    for name in given:
+        if name not in known:
+            raise unknown_name(f"option of the lakehead {of}", name, [o for o in known if o not in internal])
+    for name in ("uri", "table"):
+        if not given.get(name):
+            raise InvalidPropertyError(
+                f"format('lakehead') needs .option({name!r}, ...): uri is con.uri, table 'db.table'"
+            )
+    return given
+
+
+def names_of(given: Mapping[str, str], option: str) -> tuple[str, ...] | None:
+    """The names that an option lists, ``a, b`` or as JSON; None when it is not given.
+
+    Raises:
+        InvalidPropertyError: they cannot be read.
+    """
+    text = given.get(option)
+    if text is None or not text.lstrip().startswith("["):
+        return None if text is None else tuple(c.strip() for c in text.split(",") if c.strip())
+    try:
+        names = json.loads(text)
+        if all(isinstance(name, str) for name in names):
+            return tuple(names)
+    except ValueError:
+        pass
+    raise InvalidPropertyError(f"option {option}={text!r} is not a list of names: write a, b, or a JSON list of texts")
 
 
 def listing(table: Table, suffix: Suffix) -> pa.Table:

@@ -26,12 +26,13 @@ from lakehead.api.input import rows_for_append, rows_for_delete, rows_for_upsert
 from lakehead.api.table import handle_of
 from lakehead.client.staging import JobBatch
 from lakehead.client.table import TableHandle
-from lakehead.config import TableProperties, unknown_name
+from lakehead.config import TableProperties
 from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import InvalidPropertyError, InvalidRequestError, TableNotFoundError, WrongTableKindError
 from lakehead.protocol.staging import StagedPart
 from lakehead.spark.connections import in_worker, worker_table
-from lakehead.spark.types import arrow_schema, comma_separated
+from lakehead.spark.options import given_options, names_of
+from lakehead.spark.types import arrow_schema
 from lakehead.types import WriteKind
 
 STAGED_ROWS = 1 << 16
@@ -77,16 +78,7 @@ class WriteOptions:
         Raises:
             InvalidPropertyError: one is missing, unknown or cannot be read.
         """
-        given = {name.lower(): value for name, value in options.items() if name.lower() not in _SPARKS}
-        known = (*_OPTIONS, *_DEFINITION)
-        for name in given:
-            if name not in known:
-                raise unknown_name("option of the lakehead sink", name, list(known))
-        for name in ("uri", "table"):
-            if not given.get(name):
-                raise InvalidPropertyError(
-                    f"writing with format('lakehead') needs .option({name!r}, ...): uri is con.uri, table 'db.table'"
-                )
+        given = given_options(options, (*_OPTIONS, *_DEFINITION, *_SPARKS), "sink", internal=_SPARKS)
         operation = given.get("operation")
         if operation not in (None, "append", "upsert", "delete"):
             raise InvalidPropertyError(f"option operation={operation!r} must be append, upsert or delete")
@@ -102,10 +94,10 @@ class WriteOptions:
             given["uri"],
             given["table"],
             cast("WriteKind | None", operation),
-            comma_separated(given.get("columns")),
+            names_of(given, "columns"),
             given.get("job"),
             int(batch or 0),
-            {n: _read(n, v) for n, v in given.items() if n in _DEFINITION},
+            {n: _definition(given, n) for n in given if n in _DEFINITION},
         )
 
     def require_table(self, schema: StructType) -> None:
@@ -139,20 +131,20 @@ class WriteOptions:
         Raises:
             WrongTableKindError: the table does not take that.
         """
-        usual: WriteKind = "upsert" if handle.desc.keyed else "append"
-        if handle.desc.keyed == (self.operation == "append"):
-            kind = "primary-key" if handle.desc.keyed else "log"
-            if self.operation is not None:
-                raise WrongTableKindError(f"{self.table} is a {kind} table: operation={self.operation!r} is not for it")
-        if self.columns is not None and (self.operation or usual) != "upsert":
+        keyed = handle.desc.keyed
+        kind: WriteKind = self.operation or ("upsert" if keyed else "append")
+        if keyed == (kind == "append"):
+            table = "primary-key" if keyed else "log"
+            raise WrongTableKindError(f"{self.table} is a {table} table: operation={kind!r} is not for it")
+        if self.columns is not None and kind != "upsert":
             raise WrongTableKindError(f"option columns is for upserts: {self.table} gets whole rows, or keys to delete")
-        return self.operation or usual
+        return kind
 
 
-def _read(name: str, value: str) -> Any:
+def _definition(given: Mapping[str, str], name: str) -> Any:
     if name in _NAMES:
-        return list(comma_separated(value) or ())
-    return int(value) if name == "buckets" else value
+        return list(names_of(given, name) or ())
+    return int(given[name]) if name == "buckets" else given[name]
 
 
 @dataclass

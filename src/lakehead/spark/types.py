@@ -1,9 +1,8 @@
-"""Arrow types as Spark's, with the field ids by which Spark finds lake columns; and what Spark's options say."""
+"""Arrow types as Spark's, with the field ids by which Spark finds lake columns."""
 
 from __future__ import annotations
 
 import datetime as dt
-import json
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -93,15 +92,6 @@ def arrow_schema(schema: st.StructType) -> pa.Schema:
         return to_arrow_schema(schema, timezone="UTC")
     except TypeError:  # before Spark 4.2 timestamps are always UTC
         return to_arrow_schema(schema)
-
-
-def comma_separated(text: str | None) -> tuple[str, ...] | None:
-    """The names of an option: ``a, b`` or a JSON list; None for none."""
-    if text is None:
-        return None
-    if text.lstrip().startswith("["):
-        return tuple(json.loads(text))
-    return tuple(c.strip() for c in text.split(",") if c.strip())
 
 
 def literal(value: pa.Scalar) -> Column:
