@@ -215,6 +215,7 @@ DOORS = {
     "lakehead.api.scan": "polars",
     "lakehead.api.status": "lakehead.lake.pinned_lake",
     "lakehead.config": "tomllib",
+    "lakehead.env.tls": "ssl",
     "lakehead.predicate": "lakehead.predicate.sql",
     "lakehead.server.tablet": "lakehead.kv",
     "lakehead.spark": "lakehead.spark.key_join lakehead.spark.lag lakehead.spark.launch lakehead.spark.table_names"

@@ -215,6 +215,9 @@ class ServerConfig:
         host: address to listen on.
         port: port to listen on; 0 takes a free one.
         token: what clients must present; None makes a random one.
+        tls_cert: PEM file of the server's certificate, and those between it and its authority; makes it speak TLS.
+        tls_key: PEM file of that certificate's key, which this user alone can read.
+        tls_client_ca: PEM file of the authority whose certificates clients must have; None asks for none.
         lake: where lake tables live.
         limits: bounds on requests.
     """
@@ -222,11 +225,15 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 0
     token: str | None = dataclasses.field(default=None, repr=False)
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_client_ca: str | None = None
     lake: LakeConfig = dataclasses.field(default_factory=LakeConfig)
     limits: Limits = dataclasses.field(default_factory=Limits)
 
 
-_SETTINGS = {"server": ("listen", "token"), "lake": ("name", "catalog")}
+_TLS = ("tls_cert", "tls_key", "tls_client_ca")
+_SETTINGS = {"server": ("listen", "token", *_TLS, "insecure"), "lake": ("name", "catalog")}
 _ENVIRONMENT = {
     ("server", "listen"): "LAKEHEAD_LISTEN",
     ("server", "token"): "LAKEHEAD_TOKEN",
@@ -243,15 +250,16 @@ def _no_files(path: str) -> str:
 def load(
     toml: str | None,
     environ: Mapping[str, str],
-    flags: Mapping[str, str | None],
+    flags: Mapping[str, str | bool | None],
     source: str = "",
     read_secret: Callable[[str], str] = _no_files,
 ) -> ServerConfig:
     """Settings of a server: defaults, overridden by TOML text, by the environment, by flags (None: not given).
 
-    TOML has ``[server] listen, token`` and ``[lake] name, catalog``, in whose texts ``${env:NAME}`` stands for a
-    variable and ``${file:/path}`` for what a file says that only this user, or root, can read; the environment
-    ``LAKEHEAD_LISTEN``, ``LAKEHEAD_TOKEN`` and ``LAKEHEAD_LAKE_NAME``; flags ``listen``.
+    TOML has ``[server] listen, token, tls_cert, tls_key, tls_client_ca, insecure`` and ``[lake] name, catalog``, in
+    whose texts ``${env:NAME}`` stands for a variable and ``${file:/path}`` for what a file says that only this user, or
+    root, can read; the environment ``LAKEHEAD_LISTEN``, ``LAKEHEAD_TOKEN`` and ``LAKEHEAD_LAKE_NAME``; flags all of
+    ``[server]`` but the token. ``insecure`` lets a server be reached from other machines without TLS.
 
     Args:
         source: where the TOML comes from, for messages.
@@ -259,20 +267,40 @@ def load(
 
     Raises:
         InvalidPropertyError: a name is unknown, a value has the wrong form, a secret is not where it should be or is
-            open to others, or the address can be reached from other machines and no token is set.
+            open to others, or the address can be reached from other machines, and what goes over the network would be
+            open to them.
     """
     values = _from_toml(toml, source, environ, read_secret) if toml is not None else {}
     values |= {key: environ[name] for key, name in _ENVIRONMENT.items() if environ.get(name)}
     values |= {("server", name): value for name, value in flags.items() if value is not None}
     host, port = parse_listen(values.get(("server", "listen"), DEFAULT_LISTEN))
     token = values.get(("server", "token"))
-    if token is None and not is_loopback(host):
-        raise InvalidPropertyError(
-            f"listen={host}:{port} can be reached from other machines: set a token ([server] token in the configuration"
-            " file, or LAKEHEAD_TOKEN), or listen on 127.0.0.1"
-        )
+    tls: dict[str, Any] = {name: values.get(("server", name)) for name in _TLS}
+    _require_whole(tls)
+    if tls["tls_cert"] is None and not is_loopback(host):
+        _require_insecure(f"listen={host}:{port} can be reached from other machines", token, values)
     lake = {name: values["lake", name] for name in _SETTINGS["lake"] if ("lake", name) in values}
-    return ServerConfig(host=host, port=port, token=token, lake=LakeConfig(**lake))
+    return ServerConfig(host=host, port=port, token=token, lake=LakeConfig(**lake), **tls)
+
+
+def _require_whole(tls: Mapping[str, str | None]) -> None:
+    if (tls["tls_cert"] is None) != (tls["tls_key"] is None):
+        raise InvalidPropertyError("a certificate and its key belong together: set tls_cert and tls_key")
+    if tls["tls_client_ca"] is not None and tls["tls_cert"] is None:
+        raise InvalidPropertyError("tls_client_ca asks clients for certificates: set tls_cert and tls_key, too")
+
+
+def _require_insecure(why: str, token: str | None, values: Mapping[tuple[str, str], Any]) -> None:
+    """That whoever starts a server without TLS on a network means it."""
+    if not values.get(("server", "insecure")):
+        raise InvalidPropertyError(
+            f"{why}, who could read and change all that goes over the network: set tls_cert and tls_key, listen on"
+            " 127.0.0.1, or, where something else encrypts the network, set insecure = true (--insecure)"
+        )
+    if token is None:
+        raise InvalidPropertyError(
+            f"{why}: set a token ([server] token in the configuration file, or LAKEHEAD_TOKEN), or listen on 127.0.0.1"
+        )
 
 
 _REFERENCE = re.compile(r"\$\{(\w*):([^}]*)\}")
@@ -310,6 +338,11 @@ def _from_toml(
         for name, value in settings.items():
             if name not in _SETTINGS[section]:
                 raise unknown_name(f"setting in [{section}]", name, list(_SETTINGS[section]))
+            if name == "insecure":
+                if not isinstance(value, bool):
+                    raise InvalidPropertyError(f"[{section}] {name} = {value!r} must be true or false")
+                values[section, name] = value
+                continue
             if name != "catalog" and not (isinstance(value, str) and value):
                 raise InvalidPropertyError(f"[{section}] {name} = {value!r} must be a text that is not empty")
             plain = _catalog(value) if name == "catalog" else {name: value}

@@ -110,7 +110,9 @@ def test_a_folder_has_one_server(server: tuple[str, subprocess.Popen[bytes]], tm
 
 
 def test_a_server_refuses_what_is_unsafe_or_unknown(tmp_path: Path) -> None:
-    assert b"set a token" in lakehead("server", "--data", tmp_path / "d", "--listen", "0.0.0.0:0", code=2).stderr
+    listen = ("server", "--data", tmp_path / "d", "--listen", "0.0.0.0:0")
+    assert b"--insecure" in lakehead(*listen, code=2, LAKEHEAD_TOKEN="t").stderr
+    assert b"set a token" in lakehead(*listen, "--insecure", code=2).stderr
     (tmp_path / "l.toml").write_text("[server]\nlistne = '127.0.0.1:0'\n")
     done = lakehead("server", "--data", tmp_path / "d", "--config", tmp_path / "l.toml", code=2)
     assert b"did you mean 'listen'?" in done.stderr

@@ -48,6 +48,10 @@ def test_environment_is_above_the_file_and_flags_above_both() -> None:
         ("[server]\ntoken = ''", "must be a text that is not empty"),
         ("[server]\nlisten = '9123'", "write host:port"),
         ("[server]\nlisten = 'h:70000'", "write host:port"),
+        ("[server]\ninsecure = 'yes'", "must be true or false"),
+        ("[server]\ntls_cert = 'c.pem'", "belong together"),
+        ("[server]\ntls_key = 'k.pem'", "belong together"),
+        ("[server]\ntls_client_ca = 'a.pem'", "set tls_cert and tls_key, too"),
         ("[lake]\ncatalog = 'rest'", "must be a table of texts"),
         ("[lake]\ncatalog = {a = {b = 1}}", "must be a table of texts"),
         ("[server", "l.toml is not TOML"),
@@ -60,10 +64,20 @@ def test_what_cannot_be_is_refused(toml: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.2", "example.org", "127.evil.org", "[::]"])
-def test_other_machines_need_a_token(host: str) -> None:
+def test_other_machines_need_tls_or_a_word_and_a_token(host: str) -> None:
+    listen = {"listen": f"{host}:9123"}
+    with pytest.raises(InvalidPropertyError, match="set tls_cert and tls_key"):
+        load(None, {"LAKEHEAD_TOKEN": "t"}, listen)
     with pytest.raises(InvalidPropertyError, match="set a token"):
-        load(None, {}, {"listen": f"{host}:9123"})
-    assert load(None, {"LAKEHEAD_TOKEN": "t"}, {"listen": f"{host}:9123"}).host == host
+        load(None, {}, {**listen, "insecure": True})
+    assert load(None, {"LAKEHEAD_TOKEN": "t"}, {**listen, "insecure": True}).host == host
+    assert load("[server]\ninsecure = true", {"LAKEHEAD_TOKEN": "t"}, {**listen, "insecure": None}).host == host
+    with pytest.raises(InvalidPropertyError, match="set tls_cert and tls_key"):
+        load("[server]\ninsecure = false", {"LAKEHEAD_TOKEN": "t"}, listen)
+    config = load(None, {}, {**listen, "tls_cert": "c.pem", "tls_key": "k.pem", "tls_client_ca": "a.pem"})
+    assert (config.tls_cert, config.tls_key, config.tls_client_ca) == ("c.pem", "k.pem", "a.pem")
+    toml = "[server]\ntls_cert = 'c.pem'\ntls_key = '${env:KEY_FILE}'"
+    assert load(toml, {"KEY_FILE": "k.pem"}, listen).tls_key == "k.pem"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "localhost", "[::1]"])

@@ -10,7 +10,6 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from lakehead.config import LakeConfig, Limits, TableProperties
 from lakehead.env import Env
 from lakehead.env.credentials import FoundToken, local_host
 from lakehead.env.interrupts import shielded
+from lakehead.env.tls import Tls, read_tls
 from lakehead.errors import (
     InvalidPropertyError,
     InvalidUriError,
@@ -58,6 +58,8 @@ def connect(
     *,
     token: str | None = None,
     tls_ca: str | os.PathLike[str] | None = None,
+    tls_cert: str | os.PathLike[str] | None = None,
+    tls_key: str | os.PathLike[str] | None = None,
     lake: LakeConfig | None = None,
 ) -> Connection:
     """Open a data folder or a server.
@@ -68,11 +70,13 @@ def connect(
             ``"lakehead://host:port"``.
         token: what the server asks for. On one machine a client takes it from the files of this user.
         tls_ca: PEM file of the authority that signed the server's certificate; makes the connection use TLS.
+        tls_cert: PEM file of a certificate of one's own, where the server asks for one.
+        tls_key: PEM file of that certificate's key, which this user alone can read.
         lake: where a folder's lake tables live; read when this process becomes the folder's server.
 
     Raises:
         InvalidUriError: the target is neither a path nor such a URI.
-        InvalidPropertyError: ``lake`` is no `LakeConfig`.
+        InvalidPropertyError: ``lake`` is no `LakeConfig`, or a certificate or key cannot be read.
         StorageError: the folder cannot be created or written.
         UnsupportedFormatError: a newer version wrote the folder.
         UnavailableError: no server answers.
@@ -89,7 +93,7 @@ def connect(
             "lake= takes a lakehead.LakeConfig, for example LakeConfig(catalog={'type': 'rest'})"
         )
     if "://" in text:
-        return open_server(text, token=token, tls_ca=Path(tls_ca).read_bytes() if tls_ca is not None else None)
+        return open_server(text, token=token, tls=_tls(tls_ca, tls_cert, tls_key))
     folder, how = os.path.realpath(os.path.expanduser(text)), lake or LakeConfig()
     return shielded(lambda: _connect_folder(folder, how), undo=Connection.close)
 
@@ -101,25 +105,35 @@ def _connect_folder(folder: str, lake: LakeConfig) -> Connection:
     return Connection(AttachedEndpoint(folder, lake, reached), reached.uri, None)
 
 
-def open_server(uri: str, *, token: str | None, tls_ca: bytes | None) -> Connection:
-    """See `connect`; ``tls_ca`` is what the PEM file holds."""
+def _tls(
+    ca: str | os.PathLike[str] | None, cert: str | os.PathLike[str] | None, key: str | os.PathLike[str] | None
+) -> Tls | None:
+    if ca is None and cert is None and key is None:
+        return None
+    if ca is None:
+        raise InvalidPropertyError("a certificate of one's own needs TLS: give the server's authority with tls_ca")
+    return read_tls(authorities=ca, chain=cert, key=key)
+
+
+def open_server(uri: str, *, token: str | None, tls: Tls | None = None) -> Connection:
+    """See `connect`; ``tls`` is what the PEM files hold."""
     host, port = parse_uri(uri)
-    if token is None:
+    if token is None and tls is None:  # a certificate is for a name
         host = local_host(host)
-    endpoint = _flight(host, port, token=token or FoundToken(host, port), tls_ca=tls_ca)
+    endpoint = _flight(host, port, token=token or FoundToken(host, port), tls=tls)
     try:
         endpoint.call(m.Hello())
     except LakeheadError:
         endpoint.close()
         raise
     con = Connection(endpoint, uri, None)
-    con._given = (token, tls_ca)
+    con._given = (token, tls)
     return con
 
 
 def reopened(con: Connection) -> Connection:
     """Another connection to a server that was started again, with another token: the one in this user's files."""
-    return open_server(con.uri, token=None, tls_ca=con._given[1])
+    return open_server(con.uri, token=None, tls=con._given[1])
 
 
 def parse_uri(uri: str) -> tuple[str, int]:
@@ -137,10 +151,10 @@ def parse_uri(uri: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _flight(host: str, port: int, *, token: str | FoundToken, tls_ca: bytes | None = None) -> m.Endpoint:
+def _flight(host: str, port: int, *, token: str | FoundToken, tls: Tls | None) -> m.Endpoint:
     from lakehead.client.flight import FlightEndpoint
 
-    return FlightEndpoint(host, port, token=token, tls_ca=tls_ca)
+    return FlightEndpoint(host, port, token=token, tls=tls)
 
 
 class Connection(Displayed):
@@ -151,8 +165,8 @@ class Connection(Displayed):
         self._door = ClosableEndpoint(endpoint)
         self._uri = uri
         self._folder = folder
-        # Token and authority that `connect` was given: other processes of this job may need them.
-        self._given: tuple[str | None, bytes | None] = (None, None)
+        # Token and certificates that `connect` was given: other processes of this job may need them.
+        self._given: tuple[str | None, Tls | None] = (None, None)
         self._env = Env.system()
         self._routes = OneServer(self._door)
         self._leases = Leases(self._routes, self._env, renewing=True)

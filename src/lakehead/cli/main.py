@@ -59,6 +59,8 @@ def options(
     output: OutputOption = None,
     config: ConfigOption = None,
     tls_ca: Annotated[str | None, typer.Option(help="PEM file: use TLS and trust this authority.")] = None,
+    tls_cert: Annotated[str | None, typer.Option(help="PEM file: a certificate of one's own.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="PEM file: the key of that certificate.")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
@@ -71,6 +73,8 @@ def options(
         output=output or Output.text,
         config=config or os.environ.get("LAKEHEAD_CONFIG"),
         tls_ca=tls_ca,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
     )
 
 

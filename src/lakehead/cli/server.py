@@ -27,6 +27,14 @@ def server(
     listen: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Default 127.0.0.1:9123; port 0 takes a free one.")
     ] = None,
+    tls_cert: Annotated[str | None, typer.Option(metavar="PEM", help="The server's certificate: speak TLS.")] = None,
+    tls_key: Annotated[str | None, typer.Option(metavar="PEM", help="The key of that certificate.")] = None,
+    tls_client_ca: Annotated[
+        str | None, typer.Option(metavar="PEM", help="Serve those alone who have a certificate of this authority.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Be reached from other machines without TLS: the network is encrypted.")
+    ] = False,
     tier: Annotated[bool, typer.Option("--tier", help="Keep lake tables fresh, too, in this process.")] = False,
     metrics: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Answer Prometheus there; port 0 takes a free one.")
@@ -47,7 +55,9 @@ def server(
     if session.uri_given:
         raise InvalidRequestError(f"--uri {session.uri} says where to connect: name the folder to serve with --data")
     path = config or session.config
-    settings = load(read_text(path) if path else None, os.environ, {"listen": listen}, path or "", read_secret)
+    flags = {"listen": listen, "tls_cert": tls_cert, "tls_key": tls_key, "tls_client_ca": tls_client_ca}
+    toml = read_text(path) if path else None
+    settings = load(toml, os.environ, {**flags, "insecure": insecure or None}, path or "", read_secret)
     # Blocked before the first thread starts, so that all threads inherit it and only sigwait takes the signals.
     stops = {signal.SIGINT, signal.SIGTERM}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, stops)
@@ -58,7 +68,7 @@ def server(
             stack.callback(host.close)
             url = None
             if tier or metrics:
-                con = stack.enter_context(open_server(host.uri, token=host.token, tls_ca=None))
+                con = stack.enter_context(open_server(host.local_uri, token=host.token))
             if registry is not None:
                 registry.register(ServerMetrics(con))
                 url = stack.enter_context(served(metrics or "", registry))

@@ -44,7 +44,7 @@ UriOption = Annotated[
 OutputOption = Annotated[Output | None, typer.Option("--output", "-o", help="text (default) or json.")]
 ConfigOption = Annotated[
     str | None,
-    typer.Option("--config", help="TOML file: [server] listen, token; [lake] name, catalog (LAKEHEAD_CONFIG)."),
+    typer.Option("--config", help="TOML file with [server] and [lake] (LAKEHEAD_CONFIG)."),
 ]
 
 
@@ -58,6 +58,8 @@ class Session:
         output: how results are printed.
         config: path of a TOML file; of it, a folder that this process serves takes ``[lake]``.
         tls_ca: PEM file of the authority that signed the server's certificate.
+        tls_cert: PEM file of a certificate of one's own, for servers that ask for one.
+        tls_key: PEM file of its key.
     """
 
     uri: str = DEFAULT_URI
@@ -65,6 +67,8 @@ class Session:
     output: Output = Output.text
     config: str | None = None
     tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
 
     @property
     def json(self) -> bool:
@@ -89,7 +93,9 @@ class Session:
         if self.config is not None and "://" not in self.uri:
             named = {k: v for k, v in os.environ.items() if k not in ENVIRONMENT}
             lake = load(read_text(self.config), named, {"listen": "127.0.0.1:0"}, self.config, read_secret).lake
-        return lakehead.connect(self.uri, token=os.environ.get("LAKEHEAD_TOKEN"), tls_ca=self.tls_ca, lake=lake)
+        token = os.environ.get("LAKEHEAD_TOKEN")
+        tls = {"tls_ca": self.tls_ca, "tls_cert": self.tls_cert, "tls_key": self.tls_key}
+        return lakehead.connect(self.uri, token=token, lake=lake, **tls)
 
 
 def read_text(path: str) -> str:

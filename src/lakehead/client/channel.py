@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from lakehead.env.tls import Tls
 from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, require_same_version, send, unwrap, wrap
 from lakehead.protocol.codec import encode
 from lakehead.protocol.messages import Hello, Request, Stream
@@ -55,8 +56,10 @@ _RECONNECT = [
 class Channel:
     """A connection to one address, made when it is first used. Thread-safe."""
 
-    def __init__(self, location: str, *, token: str | None, tls_ca: bytes | None) -> None:
-        options: dict[str, Any] = {} if tls_ca is None else {"tls_root_certs": tls_ca}
+    def __init__(self, location: str, *, token: str | None, tls: Tls | None) -> None:
+        options: dict[str, Any] = {} if tls is None else {"tls_root_certs": tls.authorities}
+        if tls is not None and tls.chain is not None:
+            options |= {"cert_chain": tls.chain, "private_key": tls.key}
         self.token = token
         self.client = fl.connect(location, generic_options=_RECONNECT, **options)
         headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]

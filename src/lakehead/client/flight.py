@@ -22,6 +22,7 @@ import pyarrow.flight as fl
 from lakehead.client import channel as ch
 from lakehead.client.tails import SharedStream, Tails, may_share
 from lakehead.env.credentials import FoundToken
+from lakehead.env.tls import Tls
 from lakehead.errors import (
     AuthenticationError,
     ClosedError,
@@ -48,14 +49,15 @@ class FlightEndpoint:
     Args:
         token: what the server asks for; one that is found is looked for again for each connection, as a server that was
             restarted may have another one, and is sent while the server lives that it is of.
+        tls: who signs the server's certificate, and this side's own; None speaks no TLS.
     """
 
-    def __init__(self, host: str, port: int, *, token: str | FoundToken | None, tls_ca: bytes | None = None) -> None:
+    def __init__(self, host: str, port: int, *, token: str | FoundToken | None, tls: Tls | None = None) -> None:
         self._address = f"{host}:{port}"
-        scheme = "grpc" if tls_ca is None else "grpc+tls"
+        scheme = "grpc" if tls is None else "grpc+tls"
         self._location = f"{scheme}://{host}:{port}"
         self._token = token
-        self._tls_ca = tls_ca
+        self._tls = tls
         self._idle: list[ch.Exchange] = []
         self._lock = threading.Lock()
         self._reaper: threading.Thread | None = None
@@ -67,7 +69,7 @@ class FlightEndpoint:
 
     def _connected(self) -> ch.Channel:
         token = self._token() if isinstance(self._token, FoundToken) else self._token
-        channel = ch.Channel(self._location, token=token, tls_ca=self._tls_ca)
+        channel = ch.Channel(self._location, token=token, tls=self._tls)
         self._channels.add(channel)
         return channel
 
@@ -219,11 +221,19 @@ class FlightEndpoint:
             return ClosedError("the connection is closed: connect again")
         detail = (str(e).splitlines() or [type(e).__name__])[0][:200]
         return UnavailableError(
-            f"no Lakehead server answers at {self._address}: is it running? ({detail})",
+            f"no Lakehead server answers at {self._address}: is it running{self._hint(detail)}? ({detail})",
             address=self._address,
             gone=True,
             unsent="failed to connect" in detail,
         )
+
+    def _hint(self, detail: str) -> str:
+        """What else may be wrong where one side speaks TLS."""
+        if self._tls is None:
+            return ", and without TLS (else pass tls_ca=)" if "Socket closed" in detail else ""
+        if "andshake failed" in detail or "Peer name" in detail:
+            return ", with TLS and a certificate for this name that tls_ca= signed"
+        return ", and does it ask for a certificate (tls_cert=, tls_key=)" if "Socket closed" in detail else ""
 
     def _refused(self, channel: ch.Channel) -> LakeheadError:
         if isinstance(self._token, FoundToken) and self._token() != channel.token:

@@ -20,6 +20,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from lakehead.env.tls import Tls
 from lakehead.errors import ClosedError, InvalidRequestError, LakeheadError, UnavailableError
 from lakehead.protocol.alignment import StreamHeaders
 from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, require_same_version, send, unwrap, wrap
@@ -61,16 +62,23 @@ def _flight_error(reply: ErrorReply) -> fl.FlightServerError:
 class FlightServer(fl.FlightServerBase):
     """Serves a `Service` on one address until `stop`."""
 
-    def __init__(self, service: Service, *, host: str, port: int, token: str, exchanges: Bounded) -> None:
-        """Listen.
+    def __init__(
+        self, service: Service, *, host: str, port: int, token: str, exchanges: Bounded, tls: Tls | None = None
+    ) -> None:
+        """Listen, with ``tls`` to those alone who speak it, and have a certificate where it names authorities.
 
         Raises:
             InvalidRequestError: the address cannot be listened on.
         """
         self._service = service
         self._exchanges = exchanges
+        how: dict[str, Any] = {}
+        if tls is not None:
+            how = {"tls_certificates": [(tls.chain, tls.key)], "verify_client": tls.authorities is not None}
+            how |= {} if tls.authorities is None else {"root_certificates": tls.authorities}
         try:
-            super().__init__(f"grpc://{host}:{port}", middleware={"token": _Token(token)})
+            location = f"{'grpc' if tls is None else 'grpc+tls'}://{host}:{port}"
+            super().__init__(location, middleware={"token": _Token(token)}, **how)
         except (pa.ArrowException, OSError) as e:
             raise InvalidRequestError(f"cannot listen on {host}:{port}: is the port in use? ({e})") from e
         # It listens from here on. `serve` would only wait, and take over the process's signal handlers.

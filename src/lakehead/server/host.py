@@ -12,6 +12,7 @@ from lakehead.env.credentials import KeptToken
 from lakehead.env.descriptors import raise_descriptors
 from lakehead.env.folder_lock import FolderLock
 from lakehead.env.place import Place
+from lakehead.env.tls import read_tls
 from lakehead.server.admission import Bounded
 from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.flight import FlightServer
@@ -19,10 +20,19 @@ from lakehead.server.lake_state import LakeState
 from lakehead.server.service import Service
 
 _MAINTENANCE_SECONDS = 2.0
+_LOOPBACK = "127.0.0.1"
 
 
 class ServerHost:
-    """Serves one data folder in this process until `close`."""
+    """Serves one data folder in this process until `close`.
+
+    One that speaks TLS listens on loopback without, too, for this user's own processes: the certificate is not for
+    that address, and nobody between them could read along.
+
+    Attributes:
+        uri: where clients reach it.
+        local_uri: where processes of this user on this machine do, without a certificate.
+    """
 
     def __init__(
         self,
@@ -37,15 +47,20 @@ class ServerHost:
         Raises:
             UnsupportedFormatError: a newer version wrote the folder.
             StorageError: it cannot be written.
-            InvalidRequestError: the address cannot be listened on.
+            InvalidRequestError: the address cannot be listened on, or a certificate is none.
         """
         self._lock = lock
-        self._kept: KeptToken | None = None
+        self._clock = env.clock
+        self._kept: list[KeptToken] = []
+        self._flights: list[FlightServer] = []
         self.token = config.token or env.randomness.token()
         tablets_max = min(config.limits.tablets_max, raise_descriptors() * 3 // 4)
         limits = dataclasses.replace(config.limits, tablets_max=tablets_max)
         exchanges = Bounded(env.threads, "exchanges_max", "conversations", limits.exchanges_max)
         try:
+            tls = None
+            if config.tls_cert is not None:
+                tls = read_tls(authorities=config.tls_client_ca, chain=config.tls_cert, key=config.tls_key)
             self.service = Service(
                 folder,
                 env=env,
@@ -55,18 +70,22 @@ class ServerHost:
                 place=Place.of(folder),
                 fence=lock.require_held,
             )
-            self._flight = FlightServer(
-                self.service, host=config.host, port=config.port, token=self.token, exchanges=exchanges
-            )
         except BaseException:
             lock.release()
             raise
         self.endpoint = LocalEndpoint(self.service)
-        self.port: int = self._flight.port
-        self.uri = f"lakehead://{config.host}:{self.port}"
         try:
-            self._kept = KeptToken(config.host, self.port, self.service.folder_id, self.token)
-            lock.announce(self.uri, self.service.folder_id)
+            ways = [(config.host, config.port, tls)] + ([] if tls is None else [(_LOOPBACK, 0, None)])
+            for host, port, how in ways:
+                listening = FlightServer(
+                    self.service, host=host, port=port, token=self.token, exchanges=exchanges, tls=how
+                )
+                self._flights.append(listening)
+                self._kept.append(KeptToken(host, listening.port, self.service.folder_id, self.token))
+            self.port: int = self._flights[0].port
+            self.uri = f"lakehead://{config.host}:{self.port}"
+            self.local_uri = self.uri if tls is None else f"lakehead://{_LOOPBACK}:{self._flights[-1].port}"
+            lock.announce(self.local_uri, self.service.folder_id)
         except BaseException:
             self.close()
             raise
@@ -80,17 +99,19 @@ class ServerHost:
         with contextlib.ExitStack() as stack:
             stack.callback(self._lock.release)
             stack.callback(self.service.close)
-            stack.callback(self._flight.stop)
-            if self._kept is not None:
-                stack.callback(self._kept.remove)
+            for listening in self._flights:
+                stack.callback(listening.stop)
+            for kept in self._kept:
+                stack.callback(kept.remove)
 
     def wait_stopped(self, seconds: float) -> bool:
         """After `close`: return when no client holds on any more, or after that time; True in the first case. A
         process that ends earlier cuts clients off."""
-        return self._flight.wait_stopped(seconds)
+        deadline = self._clock.monotonic() + seconds
+        return all([f.wait_stopped(max(0.0, deadline - self._clock.monotonic())) for f in self._flights])
 
     def forget(self) -> None:
         """In a forked child: hold neither the folder nor the port; the parent goes on."""
         self._lock.forget()
-        if self._kept is not None:
-            self._kept.forget()
+        for kept in self._kept:
+            kept.forget()

@@ -16,6 +16,7 @@ from lakehead.api.connection import Connection, connect, open_server
 from lakehead.api.table import Table, handle_of
 from lakehead.client.table import TableHandle
 from lakehead.env.forks import keep
+from lakehead.env.tls import Tls
 from lakehead.errors import (
     AuthenticationError,
     ClosedError,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _GIVEN = "LAKEHEAD_SPARK_CREDENTIALS"
-"""Environment variable of Python workers: per address, the token and the authority that the driver was given."""
+"""Environment variable of Python workers: per address, the token and the certificates that the driver was given."""
 
 _lock = threading.Lock()
 _of_sessions: dict[str, Connection] = {}
@@ -47,11 +48,11 @@ def bind_session(spark: SparkSession, con: Connection) -> None:
 
     Python functions that are registered or shipped after this reach workers with what the connection was given.
     """
-    token, tls_ca = con._given
-    if token is not None or tls_ca is not None:
+    token, tls = con._given
+    if token is not None or tls is not None:
         environment = spark.sparkContext.environment
         known = json.loads(environment.get(_GIVEN, "{}"))
-        known[con.uri] = [token, None if tls_ca is None else tls_ca.decode()]
+        known[con.uri] = [token, None if tls is None else [_text(x) for x in (tls.authorities, tls.chain, tls.key)]]
         environment[_GIVEN] = json.dumps(known, sort_keys=True)
     _of_sessions[spark.sparkContext.applicationId] = con
 
@@ -111,12 +112,17 @@ def _connected(uri: str) -> Connection:
     given = json.loads(os.environ.get(_GIVEN, "{}")).get(uri)
     if given is None:
         return connect(uri)
-    token, tls_ca = given[0], None if given[1] is None else given[1].encode()
+    token, pem = given
+    tls = None if pem is None else Tls(*(None if x is None else x.encode() for x in pem))
     try:
-        return open_server(uri, token=token, tls_ca=tls_ca)
+        return open_server(uri, token=token, tls=tls)
     except AuthenticationError:
         # The server was restarted with another one: on its machine it stands in this user's files.
-        return open_server(uri, token=None, tls_ca=tls_ca)
+        return open_server(uri, token=None, tls=tls)
+
+
+def _text(pem: bytes | None) -> str | None:
+    return None if pem is None else pem.decode()
 
 
 def _after_fork() -> None:

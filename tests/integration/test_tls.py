@@ -1,0 +1,187 @@
+"""A server with TLS, as clients of a network, this user's own processes and Spark's workers reach it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.certificates import Authority
+
+import lakehead as lh
+from lakehead.api.embedded import serve
+from lakehead.client import patience
+from lakehead.config import ServerConfig
+from lakehead.server.host import ServerHost
+from lakehead.spark import connections
+
+ROWS = [{"k": 1}, {"k": 2}]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def certificate(authority: Authority) -> tuple[Path, Path]:
+    return authority.signed("server", "DNS:localhost", "DNS:lake.test")
+
+
+@contextmanager
+def served(folder: Path, certificate: tuple[Path, Path], client_ca: Path | None = None) -> Iterator[ServerHost]:
+    cert, key = map(str, certificate)
+    config = ServerConfig(token="t", tls_cert=cert, tls_key=key, tls_client_ca=client_ca and str(client_ca))
+    host = serve(folder, config)
+    try:
+        yield host
+    finally:
+        host.close()
+        assert host.wait_stopped(10)
+
+
+def named(host: ServerHost) -> str:
+    return f"lakehead://localhost:{host.port}"
+
+
+def test_rows_go_through_tls(tmp_path: Path, authority: Authority, certificate: tuple[Path, Path]) -> None:
+    with served(tmp_path / "data", certificate) as host:
+        with lh.connect(named(host), token="t", tls_ca=authority.ca) as con:
+            table = con.create_table("a.t", [("k", "int64")])
+            table.append(ROWS)
+            assert table.scan().count() == 2
+            assert [r["k"] for r in next(iter(table.subscribe("earliest"))).rows.to_pylist()] == [1, 2]
+        with pytest.raises(lh.AuthenticationError):
+            lh.connect(named(host), token="another", tls_ca=authority.ca)
+        with lh.connect(named(host), tls_ca=authority.ca) as found:  # this user's token, in this user's file
+            assert found.tables() == ["a.t"]
+
+
+def test_who_speaks_another_language_is_told(
+    tmp_path: Path, authority: Authority, certificate: tuple[Path, Path]
+) -> None:
+    other = Authority(tmp_path / "other")
+    with served(tmp_path / "data", certificate) as host:
+        with pytest.raises(lh.UnavailableError, match="tls_ca="):
+            lh.connect(named(host), token="t")
+        with pytest.raises(lh.UnavailableError, match="tls_ca= signed"):
+            lh.connect(named(host), token="t", tls_ca=other.ca)
+        with pytest.raises(lh.UnavailableError, match="tls_ca= signed"):
+            lh.connect(f"lakehead://127.0.0.1:{host.port}", token="t", tls_ca=authority.ca)  # no name of its own
+        with pytest.raises(lh.UnavailableError, match="tls_ca= signed"):
+            lh.connect(host.local_uri.replace("127.0.0.1", "localhost"), token="t", tls_ca=authority.ca)
+
+
+def test_this_users_processes_find_a_folder_that_is_served_with_tls(
+    tmp_path: Path, certificate: tuple[Path, Path], authority: Authority
+) -> None:
+    with served(tmp_path / "data", certificate, client_ca=authority.ca) as host:
+        assert host.local_uri.startswith("lakehead://127.0.0.1:") and host.local_uri != host.uri
+        with lh.connect(tmp_path / "data") as attached:
+            attached.create_table("a.t", [("k", "int64")]).append(ROWS)
+            assert attached.uri == host.local_uri
+        with lh.connect(host.local_uri) as con:
+            assert con.table("a.t").scan().count() == 2
+        with pytest.raises(lh.AuthenticationError):
+            lh.connect(host.local_uri, token="another")
+
+
+def test_clients_without_a_certificate_are_not_served(
+    tmp_path: Path, authority: Authority, certificate: tuple[Path, Path]
+) -> None:
+    cert, key = authority.signed("me", "URI:spiffe://lake.test/me")
+    strangers = Authority(tmp_path / "strangers").signed("stranger", "URI:spiffe://lake.test/me")
+    with served(tmp_path / "data", certificate, client_ca=authority.ca) as host:
+        trusted: dict[str, Any] = {"token": "t", "tls_ca": authority.ca}
+        with lh.connect(named(host), **trusted, tls_cert=cert, tls_key=key) as con:
+            assert con.tables() == []
+        with pytest.raises(lh.UnavailableError, match="tls_cert="):
+            lh.connect(named(host), **trusted)
+        with pytest.raises(lh.UnavailableError):
+            lh.connect(named(host), **trusted, tls_cert=strangers[0], tls_key=strangers[1])
+
+
+def test_certificates_that_cannot_be_are_refused_before_anything_listens(
+    tmp_path: Path, authority: Authority, certificate: tuple[Path, Path]
+) -> None:
+    cert, key = map(str, certificate)
+    other = str(authority.signed("other", "DNS:other")[1])
+    (tmp_path / "open.key").write_text(Path(key).read_text())
+    (tmp_path / "open.key").chmod(0o644)
+    (tmp_path / "empty.pem").write_text("nothing")
+    for config, words in [
+        (ServerConfig(tls_cert=cert, tls_key=other), "is not the key"),
+        (ServerConfig(tls_cert=cert, tls_key=str(tmp_path / "open.key")), "chmod 600"),
+        (ServerConfig(tls_cert=str(tmp_path / "none.pem"), tls_key=key), "No such file"),
+        (ServerConfig(tls_cert=str(tmp_path / "empty.pem"), tls_key=key), "is not the key"),
+        (ServerConfig(tls_cert=cert, tls_key=key, tls_client_ca=str(tmp_path / "empty.pem")), "no certificates"),
+    ]:
+        with pytest.raises(lh.InvalidPropertyError, match=words):
+            serve(tmp_path / "data", config)
+    uri = "lakehead://localhost:1"
+    for how, words in [
+        ({"tls_ca": tmp_path / "empty.pem"}, "no certificates"),
+        ({"tls_ca": tmp_path / "none.pem"}, "No such file"),
+        ({"tls_cert": cert, "tls_key": key}, "tls_ca"),
+        ({"tls_ca": authority.ca, "tls_cert": cert}, "belong together"),
+        ({"tls_ca": authority.ca, "tls_cert": cert, "tls_key": other}, "is not the key"),
+    ]:
+        with pytest.raises(lh.InvalidPropertyError, match=words):
+            lh.connect(uri, **how)  # type: ignore[arg-type]
+    serve(tmp_path / "data", ServerConfig()).close()  # nobody holds the folder
+
+
+def test_sparks_workers_get_what_the_driver_was_given(
+    tmp_path: Path, authority: Authority, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Context:
+        applicationId = "an application"
+        environment: dict[str, str] = {}  # noqa: RUF012
+
+    class Session:
+        sparkContext = Context()
+
+    cert, key = authority.signed("spark", "URI:spiffe://lake.test/spark")
+    with served(tmp_path / "data", certificate, client_ca=authority.ca) as host:
+        with lh.connect(named(host), token="t", tls_ca=authority.ca, tls_cert=cert, tls_key=key) as con:
+            connections.bind_session(Session(), con)  # type: ignore[arg-type]
+            con.create_table("a.t", [("k", "int64")]).append(ROWS)
+        for name, value in Context.environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("HOME", str(tmp_path))  # where no token is found
+        with connections._connected(named(host)) as worker:
+            assert worker.table("a.t").scan().count() == 2
+    connections._of_sessions.pop("an application")
+
+
+def test_the_command_line_speaks_tls(
+    tmp_path: Path, authority: Authority, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "PATIENCE_SECONDS", 0.5)
+    cert, key = authority.signed("cli", "URI:spiffe://lake.test/cli")
+    lakehead = [sys.executable, "-m", "lakehead.cli.main"]
+    own = ["--tls-cert", certificate[0], "--tls-key", certificate[1], "--tls-client-ca", authority.ca]
+    listen = ["--listen", "0.0.0.0:0", "--tier", "-o", "json"]
+    with subprocess.Popen(
+        [*lakehead, "server", "--data", tmp_path / "data", *own, *listen], stdout=subprocess.PIPE
+    ) as server:
+        try:
+            assert server.stdout is not None
+            port = json.loads(server.stdout.readline())["uri"].rpartition(":")[2]
+            token = connections.connect(tmp_path / "data")
+            token.create_table("a.t", [("k", "int64")])
+            token.close()
+            tls = ["--tls-ca", authority.ca, "--tls-cert", cert, "--tls-key", key]
+            uri = ["--uri", f"lakehead://localhost:{port}"]
+            done = subprocess.run([*lakehead, *tls, *uri, "table", "list"], capture_output=True, check=True)
+            assert b"a.t" in done.stdout
+        finally:
+            server.terminate()
+        assert server.wait(60) == 0
+    assert os.listdir(tmp_path / "data")
