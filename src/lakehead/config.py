@@ -146,6 +146,8 @@ class Limits:
         buckets_max: buckets of one table.
         columns_max: columns of one table.
         exchanges_max: conversations that clients of one server hold open at once.
+        joined_bytes_max: rows of small batches that one server keeps in memory, joined to large ones; others are joined
+            when they are read. 0 keeps none.
         lease_seconds: how long a pinned read that its process neither uses nor renews keeps what it holds from being
             deleted; a live process renews it four times in this time.
         leases_max: pinned reads of one server.
@@ -170,6 +172,7 @@ class Limits:
     buckets_max: int = 1024
     columns_max: int = 2000
     exchanges_max: int = 4000
+    joined_bytes_max: int = 128 << 20
     lease_seconds: float = LEASE_SECONDS
     leases_max: int = 10_000
     lookup_keys_max: int = 1 << 18

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -29,9 +30,10 @@ import lakehead as lh
 from lakehead.benchmarks.durability import concurrent_writers, restart
 from lakehead.benchmarks.events import BATCH_ROWS, Figure, event_batches
 from lakehead.benchmarks.fanout import fanout
+from lakehead.benchmarks.smallwrites import small_writes
 from lakehead.server.flight_limit import noop_put_seconds
 
-PARTS = ("embedded", "loopback", "push", "fanout", "lake", "writers", "restart")
+PARTS = ("embedded", "loopback", "smallwrites", "push", "fanout", "lake", "writers", "restart")
 
 
 def run_bench(
@@ -43,7 +45,16 @@ def run_bench(
     Raises:
         InvalidRequestError: there is no such part.
     """
-    parts = dict(zip(PARTS, (_embedded, _loopback, _push, _fanout, _lake, concurrent_writers, restart), strict=True))
+    parts: dict[str, Callable[[str, Sequence[pa.RecordBatch]], Iterator[Figure]]] = {
+        "embedded": _embedded,
+        "loopback": _loopback,
+        "smallwrites": partial(small_writes, _server),
+        "push": _push,
+        "fanout": _fanout,
+        "lake": _lake,
+        "writers": concurrent_writers,
+        "restart": restart,
+    }
     if unknown := [p for p in only if p not in parts]:
         raise lh.InvalidRequestError(f"there is no part {unknown[0]!r} of the benchmark: {', '.join(PARTS)}")
     base = tempfile.mkdtemp(prefix="lakehead-bench-", dir=folder or os.getcwd())

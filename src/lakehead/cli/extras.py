@@ -35,7 +35,9 @@ def bench(
     folder: Annotated[str | None, typer.Option(help="Where temporary data goes; default: here.")] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Only this part: embedded, loopback, push, fanout, lake, writers, restart; repeat it."),
+        typer.Option(
+            help="Only this part: embedded, loopback, smallwrites, push, fanout, lake, writers, restart; repeat it."
+        ),
     ] = None,
 ) -> None:
     """Measure the published figures on this machine."""

@@ -33,8 +33,9 @@ from lakehead.env.storage import LogFile, Storage
 from lakehead.errors import ChecksumError, CorruptionError, LakeheadError, UnsupportedFormatError
 from lakehead.format.frame import Frame
 from lakehead.format.joins import gathered, join
-from lakehead.format.read_as import read_as, rows_as
+from lakehead.format.read_as import rows_as
 from lakehead.log.netchange import NO_OFFSETS, Offsets, contains, live_rows, superseded_offsets, union
+from lakehead.log.records import FrameRecords, Records
 from lakehead.log.verified import CHUNK_BYTES, Watch, copied
 from lakehead.log.writers import WriterState
 from lakehead.types import OFFSET_COLUMN, TIMESTAMP_COLUMN, TIMESTAMP_TYPE, Offset, Schemas
@@ -47,8 +48,8 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _BATCH_ROWS = 1 << 16
 _ROW_FIELDS = (pa.field(OFFSET_COLUMN, pa.int64(), False), pa.field(TIMESTAMP_COLUMN, TIMESTAMP_TYPE, False))
 
-Frames = Callable[[int, int], Iterator[Frame]]
-"""Frames that hold rows of ``[start, end)``, in offset order."""
+Frames = Callable[[int, int], Iterator[Frame | Records]]
+"""Frames, or records, that hold rows of ``[start, end)``, in offset order."""
 
 
 @dataclass(frozen=True)
@@ -198,24 +199,28 @@ def live_at(
         columns: positions in it of the columns wanted; None for all.
     """
     start = previous.offset if previous is not None else 0
-    gone = _superseded(frames(start, end))
+    gone = _superseded(_records(frames(start, end)))
     if previous is not None:
         for batch in previous.batches(schemas, columns):
             dead = contains(gone, batch.offsets)
             live = batch.keep(~dead) if dead.any() else batch
             if len(live.offsets):
                 yield live
-    for frame in frames(start, end):
-        offsets = np.arange(frame.base_offset, frame.end_offset)
-        keep = live_rows(frame.body.change_types, offsets, gone)
+    for some in _records(frames(start, end)):
+        offsets = np.arange(some.base_offset, some.end_offset)
+        keep = live_rows(some.change_types, offsets, gone)
         if keep.any():
-            timestamps = pa.array(np.full(len(offsets), frame.timestamp_us)).cast(TIMESTAMP_TYPE)
-            batch = LiveBatch(offsets, timestamps, read_as(frame.body, schemas, columns))
+            timestamps = pa.array(some.timestamps_us).cast(TIMESTAMP_TYPE)
+            batch = LiveBatch(offsets, timestamps, some.read_as(schemas, columns))
             yield batch if keep.all() else batch.keep(keep)
 
 
-def _superseded(frames: Iterable[Frame]) -> Offsets:
-    parts = [superseded_offsets(f.body.change_types, f.body.prev_offsets) for f in frames if f.body.row_count]
+def _records(items: Iterable[Frame | Records]) -> Iterator[Records]:
+    return (FrameRecords(item) if isinstance(item, Frame) else item for item in items)
+
+
+def _superseded(records: Iterable[Records]) -> Offsets:
+    parts = [superseded_offsets(r.change_types, r.prev_offsets) for r in records if r.end_offset > r.base_offset]
     return union(*parts) if parts else NO_OFFSETS
 
 

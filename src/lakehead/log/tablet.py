@@ -39,11 +39,13 @@ from lakehead.log.checkpoint import (
     open_checkpoint,
 )
 from lakehead.log.committed_by import CommittedBy
+from lakehead.log.joined import NO_ROOM, JoinedRoom, JoinedRows
 from lakehead.log.newest import Newest
+from lakehead.log.records import FrameRecords, Records
 from lakehead.log.segment import Segment, SegmentId
 from lakehead.log.tablet_state import TabletState
 from lakehead.log.writers import WriterTable
-from lakehead.types import Epoch, Offset
+from lakehead.types import Epoch, Offset, Schemas
 
 _STOP_FILE = "stopped.json"
 _START_SUFFIX = ".start"
@@ -77,6 +79,11 @@ class LogView:
             OffsetOutOfRangeError: ``start`` lies below the log start. At the call, as the next:
             CorruptionError: a segment that no one has read since the start is damaged; while iterating.
         """
+        self.require(start)
+        return self._frames(start, end)
+
+    def require(self, start: int) -> None:
+        """Raises: OffsetOutOfRangeError: ``start`` lies below the log start."""
         low = self.log_start_offset
         if start < low:
             raise OffsetOutOfRangeError(
@@ -86,7 +93,6 @@ class LogView:
                 log_start_offset=low,
                 high_watermark=self.segments[-1].end_offset,
             )
-        return self._frames(start, end)
 
     def _frames(self, start: int, end: int) -> Iterator[Frame]:
         for segment in self.segments:
@@ -108,6 +114,7 @@ class LogTablet:
         epoch: Epoch = 0,
         checkpoint_policy: CheckpointPolicy = USUAL_CHECKPOINTS,
         state: TabletState | None = None,
+        room: JoinedRoom = NO_ROOM,
     ) -> None:
         """Open the tablet's folder, creating it when it is missing, and recover.
 
@@ -115,6 +122,7 @@ class LogTablet:
             state: one to which nothing was applied; it becomes what the log comes to. None makes that of a log table.
             epoch: which start of the owner this is; it grows with each, and frames say which wrote them.
             checkpoint_policy: what `wants_checkpoint` goes by.
+            room: for the rows of small frames.
 
         Raises:
             CorruptionError: a synced frame or the checkpoint is damaged, or a later start of the owner has written
@@ -133,6 +141,7 @@ class LogTablet:
         self.sync_failed = False
         self.frames_written = 0
         self._newest = Newest()
+        self._joined = JoinedRows(room)
         self.checkpoint: Checkpoint | None = None
         storage.make_folder(folder)
         self._segments: list[Segment] = []
@@ -224,6 +233,8 @@ class LogTablet:
         """See `TabletState.apply`; the frames are in the log."""
         self.state.apply(frames, rows)
         self._newest.add(frames)
+        if rows is not None:
+            self._joined.add(frames, rows)
 
     def observe(self, now_us: int, steady_us: int) -> None:
         """Tell the log what time it is, by the wall clock and by one that never leaps. Where timestamps lie in the
@@ -279,10 +290,21 @@ class LogTablet:
         """`LogView.frames` of what there is now."""
         return self.view().frames(start, end)
 
-    def latest(self, start: int, end: int) -> Iterator[Frame]:
-        """`frames`, not read from the file when they are among the newest."""
-        found = self._newest.between(start, end) if start >= self.log_start_offset else None
-        return self.frames(start, end) if found is None else iter(found)
+    def records(self, start: int, end: int, schemas: Schemas, view: LogView | None = None) -> Iterator[Records]:
+        """What holds the rows of ``[start, end)``, in offset order: whole frames, or what is joined of them.
+
+        Args:
+            view: read this; None reads what there is now, and frames that came last not from the file.
+
+        Raises:
+            OffsetOutOfRangeError, CorruptionError: as `LogView.frames`.
+        """
+        found = self._newest.between(start, end) if view is None and start >= self.log_start_offset else None
+        if found is not None:
+            return map(FrameRecords, found)
+        view = view or self.view()
+        view.require(start)
+        return self._joined.read(start, end, view.frames, schemas)
 
     def offset_at(self, timestamp_us: int, now_us: int) -> int | None:
         """First offset of a frame committed at or after this time, the log end when there is none; None when that frame
@@ -388,6 +410,7 @@ class LogTablet:
         if kept[0].base_offset > self.log_start_offset:
             self._mark_start(kept[0].base_offset)
         self._segments = kept
+        self._joined.trim(self.log_start_offset)
         for segment in gone:
             # Not closed: readers may hold it, the last of them lets it go.
             self._storage.remove(segment.path)
@@ -451,6 +474,7 @@ class LogTablet:
     def abandon(self) -> None:
         """Release the files without syncing: after a failed sync, or to play a crash in tests."""
         self._newest.clear()
+        self._joined.clear()
         for segment in self._segments:
             segment.close()
 

@@ -5,7 +5,7 @@ There is no timer: a lone write goes at once, in its caller's thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -13,6 +13,8 @@ import pyarrow as pa
 from lakehead.env.threads import Done, Event, Threads
 from lakehead.errors import LakeheadError
 from lakehead.format.frame import UNKNOWN_CONTENT, Content, FrameBody
+from lakehead.format.joins import join
+from lakehead.log.joined import SMALL_BYTES
 from lakehead.types import WriteKind
 
 _GROUP_WRITES_MAX = 256
@@ -21,7 +23,7 @@ _PLAN_BYTES_MAX = 64 << 20
 
 @dataclass(eq=False)
 class PendingWrite:
-    """One batch on its way into a tablet. ``rows`` is decoded for keyed tables only."""
+    """One batch on its way into a tablet; ``rows`` are those of ``body``."""
 
     kind: WriteKind
     body: FrameBody
@@ -139,3 +141,9 @@ def _same_plan(group: list[PendingWrite]) -> list[PendingWrite]:
         writers.add(w.body.stamp.writer_id)
         run.append(w)
     return run
+
+
+def rows_if_small(writes: Sequence[PendingWrite]) -> pa.RecordBatch | None:
+    """The rows of batches of one schema, where each is so small that who reads it had better not read it alone."""
+    rows = [w.rows for w in writes if w.rows is not None and w.body.buffer.size <= SMALL_BYTES]
+    return join(rows) if len(rows) == len(writes) else None

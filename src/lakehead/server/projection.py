@@ -10,9 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lakehead.errors import ColumnNotFoundError, InvalidRequestError, SchemaChangedError
-from lakehead.format.frame import Frame
 from lakehead.format.joins import gathered, join
-from lakehead.format.read_as import may_match_as, read_as
+from lakehead.log.records import Records
 from lakehead.predicate import Predicate
 from lakehead.types import (
     BUCKET_COLUMN,
@@ -66,30 +65,29 @@ class Projection:
         self._read = [c for c in columns if c not in _SYSTEM_TYPES] + extra
         self.positions = [schema.get_field_index(c) for c in self._read]
 
-    def frame(self, frame: Frame, bucket: int, start: int, end: int) -> pa.RecordBatch | None:
-        """Rows of a frame with offsets in ``[start, end)``; None when statistics show that none can match."""
-        body = frame.body
-        if body.schema_id > self.schemas.current.id:
+    def records(self, records: Records, bucket: int, start: int, end: int) -> pa.RecordBatch | None:
+        """Rows with offsets in ``[start, end)``; None when statistics show that none can match."""
+        if records.schema_id > self.schemas.current.id:
             # These definitions may be of before it was made, which is no damage; for the rest see `Schemas.written`.
-            raise SchemaChangedError("the table was altered while it was read: open it again", schema_id=body.schema_id)
-        bounds = self._predicate.bounds if self._predicate is not None and body.statistics_length else ()
-        if bounds and not may_match_as(body, self.schemas, bounds):
+            raise SchemaChangedError(
+                "the table was altered while it was read: open it again", schema_id=records.schema_id
+            )
+        bounds = self._predicate.bounds if self._predicate is not None else ()
+        if bounds and not records.may_match(self.schemas, bounds):
             return None
-        rows = read_as(body, self.schemas, self.positions)
-        low = max(start - frame.base_offset, 0)
-        count = min(end, frame.end_offset) - frame.base_offset - low
-        rows = rows.slice(low, count)
+        low = max(start - records.base_offset, 0)
+        first = records.base_offset + low
+        count = min(end, records.end_offset) - first
+        rows = records.read_as(self.schemas, self.positions).slice(low, count)
         system: dict[str, pa.Array] = {}
         if OFFSET_COLUMN in self._columns:
-            first = frame.base_offset + low
             system[OFFSET_COLUMN] = _column(np.arange(first, first + count), pa.int64())
         if TIMESTAMP_COLUMN in self._columns:
-            system[TIMESTAMP_COLUMN] = _column(np.full(count, frame.timestamp_us, np.int64), TIMESTAMP_TYPE)
+            system[TIMESTAMP_COLUMN] = _column(records.timestamps_us[low : low + count], TIMESTAMP_TYPE)
         if CHANGE_TYPE_COLUMN in self._columns:
-            system[CHANGE_TYPE_COLUMN] = _column(body.change_types[low : low + count], pa.int8())
+            system[CHANGE_TYPE_COLUMN] = _column(records.change_types[low : low + count], pa.int8())
         if PREV_OFFSET_COLUMN in self._columns:
-            previous = body.prev_offsets[low : low + count] if body.flags & 1 else np.full(count, -1, np.int64)
-            system[PREV_OFFSET_COLUMN] = _column(previous, pa.int64())
+            system[PREV_OFFSET_COLUMN] = _column(records.prev_offsets[low : low + count], pa.int64())
         return self._finish(rows, system, bucket)
 
     def live(

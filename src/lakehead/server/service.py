@@ -17,6 +17,7 @@ from lakehead.env.interrupts import shielded, uninterrupted
 from lakehead.env.place import Place
 from lakehead.errors import FolderCopiedError
 from lakehead.log.checkpoint import USUAL_CHECKPOINTS, CheckpointPolicy
+from lakehead.log.joined import JoinedRoom
 from lakehead.protocol import messages as m
 from lakehead.protocol.privileges import Privilege
 from lakehead.protocol.staging import Publish, Stage, Unstage
@@ -88,6 +89,7 @@ class Service:
             checkpoint_policy=checkpoint_policy,
             home=home,
             committers=committers,
+            room=JoinedRoom(limits.joined_bytes_max, env.threads.lock()),
             complete=lambda table: self._staging.complete(table),
         )
         self._tables.remove_dropped()

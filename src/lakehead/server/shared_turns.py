@@ -31,7 +31,7 @@ class SharedTurns:
             items = self._turns.get(turn)
             if items is None:
                 items = list(read())
-                if sum(batch.get_total_buffer_size() for _, batch in items) <= _TURN_BYTES_MAX:
+                if sum(batch.nbytes for _, batch in items) <= _TURN_BYTES_MAX:
                     items = self._turns[turn] = [(header, _copied(batch)) for header, batch in items]
                 if len(self._turns) > _TURNS_MAX:
                     self._turns.popitem(last=False)

@@ -15,7 +15,6 @@ from lakehead.errors import (
     OffsetOutOfRangeError,
     WrongTableKindError,
 )
-from lakehead.format.frame import COMPRESSED
 from lakehead.format.ipc_message import require_small_file
 from lakehead.log import LogView
 from lakehead.predicate import PREDICATE_BYTES_MAX, Predicate
@@ -122,12 +121,11 @@ def open_read(table: LiveTable, request: Read, leased: Views) -> ServerStream:
 def _log_rows(
     tablet: Tablet, projection: Projection, start: int, end: int, view: LogView | None = None
 ) -> Iterator[tuple[int, pa.RecordBatch, int]]:
-    """(end offset, rows, bytes at most) of each frame; to measure tiny ones costs more than to read them."""
-    for frame in tablet.frames(start, end, view):
-        batch = projection.frame(frame, tablet.key.bucket, start, end)
+    """(end offset, rows, bytes at most) of what the log is read as."""
+    for records in tablet.records(start, end, projection.schemas, view):
+        batch = projection.records(records, tablet.key.bucket, start, end)
         if batch is not None and batch.num_rows:
-            size = batch.nbytes if frame.body.flags & COMPRESSED else frame.length
-            yield min(frame.end_offset, end), batch, size
+            yield min(records.end_offset, end), batch, records.bytes_of(batch)
 
 
 def open_read_live(table: LiveTable, request: ReadLive, leased: Views) -> ServerStream:

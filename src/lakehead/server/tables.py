@@ -22,6 +22,7 @@ from lakehead.errors import (
     UnavailableError,
 )
 from lakehead.log.checkpoint import CheckpointPolicy
+from lakehead.log.joined import JoinedRoom
 from lakehead.protocol.table_info import TableInfo
 from lakehead.server.catalog import (
     AlterTable,
@@ -49,10 +50,11 @@ class LiveTable:
     def __init__(
         self, desc: TableDescriptor, *, metadata: MetadataStore, env: Env, folder: str,
         lake: LakeState | None, run_in_background: Callable[[Callable[[], None]], object], seed: int,
-        moment: Lock, checkpoint_policy: CheckpointPolicy, committers: Committers, home: Home,
+        moment: Lock, checkpoint_policy: CheckpointPolicy, committers: Committers, home: Home, room: JoinedRoom,
     ) -> None:  # fmt: skip
         self.desc = desc
         self._home = home
+        self._room = room
         self._moment = moment
         self._seed = seed
         self._run_in_background = run_in_background
@@ -138,6 +140,7 @@ class LiveTable:
             committers=self._committers,
             incarnation=self._metadata.incarnation.number,
             fence=self._metadata.fence,
+            room=self._room,
         )
 
     @property
@@ -350,12 +353,15 @@ class LiveTables:
         checkpoint_policy: CheckpointPolicy,
         home: Home = everything_here,
         committers: Committers,
+        room: JoinedRoom,
         complete: Callable[[LiveTable], None] = lambda _: None,
     ) -> None:
         """``seed`` is 64 secret bits that keys are hashed with in memory; ``home`` tells where tablets live;
-        ``complete`` is called with each table that was opened, before it is used."""
+        ``room`` is what their tablets keep joined; ``complete`` is called with each table that was opened, before it is
+        used."""
         self._complete = complete
         self._home = home
+        self._room = room
         self._seed = seed
         self._run_in_background = run_in_background
         self._metadata = metadata
@@ -454,6 +460,7 @@ class LiveTables:
             checkpoint_policy=self._checkpoint_policy,
             home=self._home,
             committers=self._committers,
+            room=self._room,
         )
 
     @staticmethod

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 # Before there are threads: one that comes to numba here while another opens a lake, and so comes to pandas, would meet
@@ -28,21 +29,24 @@ from lakehead.errors import (
     OutcomeUnknownError,
     StorageError,
 )
-from lakehead.format.frame import Frame, FrameBody, WriterStamp, encode_body
+from lakehead.format.frame import Frame, FrameBody, WriterStamp
 from lakehead.format.joins import join
 from lakehead.format.read_as import given_as
 from lakehead.log import LogTablet, LogView
 from lakehead.log.checkpoint import USUAL_CHECKPOINTS, CheckpointPolicy, LiveBatch, live_at, write_checkpoint
+from lakehead.log.joined import NO_ROOM, JoinedRoom
+from lakehead.log.records import Records
 from lakehead.log.tablet_state import TabletState
 from lakehead.log.writers import WriterTable
+from lakehead.server.changelog import changelog, encoded
 from lakehead.server.committer import Committers, local_committer
-from lakehead.server.group_commit import GroupCommit, PendingWrite
+from lakehead.server.group_commit import GroupCommit, PendingWrite, rows_if_small
 from lakehead.server.incarnations import unfenced
 from lakehead.server.notes import ROLL_US, MakeCheckpoint, Note, Roll, Trim
 from lakehead.types import Offset, Schemas, TableDescriptor, TabletKey
 
 if TYPE_CHECKING:
-    from lakehead.kv import Change, KvTablet
+    from lakehead.kv import KvTablet
 
 T = TypeVar("T")
 
@@ -72,6 +76,7 @@ class Tablet:
         incarnation: int = 0,
         fence: Callable[[], None] = unfenced,
         committers: Committers = local_committer,
+        room: JoinedRoom = NO_ROOM,
     ) -> None:
         """Open and recover the tablet.
 
@@ -118,6 +123,7 @@ class Tablet:
             epoch=incarnation,
             checkpoint_policy=checkpoint_policy,
             state=TabletState(self._kv),
+            room=room,
         )
 
     # ---- write ------------------------------------------------------------------------------------------------
@@ -153,7 +159,7 @@ class Tablet:
         self._require_writable()
         fresh = [w for w in run if not self._answered(w)]
         if fresh and self._kv is None:
-            self._commit([w.body for w in fresh], fresh)
+            self._commit([w.body for w in fresh], fresh, rows_if_small(fresh))
         elif fresh and self._kv is not None:
             self._commit_changes(self._kv, fresh)
 
@@ -174,7 +180,7 @@ class Tablet:
             with self._state_lock:
                 kv.require_change(batch, deleted=deleted)
                 change = kv.plan_delete(batch) if deleted else kv.plan_upsert(batch, base)
-            bodies = self._changelog(writes, change)
+            bodies = changelog(self._desc, writes, change)
         except LimitExceededError as e:
             if len(writes) == 1:
                 writes[0].error = e
@@ -183,27 +189,6 @@ class Tablet:
                     self._commit_changes(kv, [w])
             return
         self._commit(bodies, writes, change.rows)
-
-    def _changelog(self, writes: Sequence[PendingWrite], change: Change) -> list[FrameBody]:
-        """One frame per client batch, with that batch's share of the records."""
-        bodies, row, start = [], 0, 0
-        for w in writes:
-            row += w.body.row_count
-            end = int(change.ends[row - 1]) if row else 0
-            part = change.part(start, end)
-            bodies.append(self._encoded(part, w.body.stamp))
-            start = end
-        return bodies
-
-    def _encoded(self, change: Change, stamp: WriterStamp) -> FrameBody:
-        return encode_body(
-            change.rows,
-            schema_id=self._desc.schema_id,
-            stamp=stamp,
-            compression=self._desc.properties.compression,
-            change_types=change.change_types,
-            prev_offsets=change.prev_offsets,
-        )
 
     def _commit(
         self, bodies: Sequence[FrameBody], writes: Sequence[PendingWrite], rows: pa.RecordBatch | None = None
@@ -239,7 +224,9 @@ class Tablet:
         writer = bytes.fromhex(self._env.randomness.uuid_hex())
         with self._broken_by_failure(), self._log_lock, self._state_lock:
             for n, change in enumerate(self._kv.deletions(before)):
-                frames = self._log.encode([self._encoded(change, WriterStamp(writer, n, n - 1))], self._clock.now_us())
+                frames = self._log.encode(
+                    [encoded(self._desc, change, WriterStamp(writer, n, n - 1))], self._clock.now_us()
+                )
                 self._committer.commit(self._log, frames)
                 self._log.apply(frames, change.rows)
             with self._moment:  # readers see none of it before
@@ -358,14 +345,18 @@ class Tablet:
         """What a pinned read holds, up to the lower of its own end and the high watermark read after it."""
         return self._log.view()
 
-    def frames(self, start: int, end: int, view: LogView | None = None) -> Iterator[Frame]:
-        """Readable frames that overlap ``[start, end)``, of a view or of what there is now; see `LogView.frames`.
+    def frames(self, start: int, end: int) -> Iterator[Frame]:
+        """Readable frames that overlap ``[start, end)``; raises as `records`."""
+        return self._while_open(self._log.frames(start, min(end, self.high_watermark)))
+
+    def records(self, start: int, end: int, schemas: Schemas, view: LogView | None = None) -> Iterator[Records]:
+        """Readable records that overlap ``[start, end)``, of a view or of what there is now; see `LogTablet.records`.
 
         Raises:
             OffsetOutOfRangeError: ``start`` was trimmed; at the call. While iterating:
             ClosedError: the tablet was closed meanwhile.
         """
-        return self._while_open((view.frames if view else self._log.latest)(start, min(end, self.high_watermark)))
+        return self._while_open(self._log.records(start, min(end, self.high_watermark), schemas, view))
 
     def live_at(
         self, end: int, columns: list[int], view: LogView | None = None, schemas: Schemas | None = None
@@ -387,7 +378,9 @@ class Tablet:
                 log_start_offset=covered,
                 high_watermark=self.high_watermark,
             )
-        return self._while_open(live_at(view.checkpoint, view.frames, end, schemas or self._desc.schemas, columns))
+        schemas = schemas or self._desc.schemas
+        records = partial(self._log.records, schemas=schemas, view=view)
+        return self._while_open(live_at(view.checkpoint, records, end, schemas, columns))
 
     def _while_open(self, items: Iterator[T]) -> Iterator[T]:
         try:

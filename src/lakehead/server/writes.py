@@ -120,7 +120,7 @@ class Writes:
                     with_statistics=appended,
                 )
                 content = Content(body.crc or 1, WRITE_KINDS[kind])
-                writes.append(PendingWrite(kind, body, None if appended else batch, self._threads.done(), content))
+                writes.append(PendingWrite(kind, body, batch, self._threads.done(), content))
                 tablets.append(tablet)
             if len(tablets) > 1:
                 for tablet, write in zip(tablets, writes, strict=True):
@@ -142,7 +142,7 @@ class Writes:
             PendingWrite(
                 request.kind,
                 body,
-                rows if table.desc.keyed else None,
+                rows,
                 self._threads.done(),
                 content or Content(body.crc or 1, kind),
             )

@@ -12,8 +12,10 @@ from lakehead.env.storage import LocalStorage
 from lakehead.errors import OffsetOutOfRangeError
 from lakehead.format.frame import Frame, WriterStamp, encode_body
 from lakehead.log import LogTablet, newest
+from lakehead.types import Schemas
 
 SCHEMA = pa.schema([("k", pa.int64())])
+SCHEMAS = Schemas.only(SCHEMA)
 
 
 def said(frame: Frame) -> tuple[int, int, bytes]:
@@ -41,8 +43,8 @@ def test_latest_frames_are_those_of_the_file(tmp_path: Path, seed: int, monkeypa
         log.advance_high_watermark()
         for _ in range(5):
             end = r.randint(max(0, log.high_watermark - 30), log.high_watermark)
-            start = max(0, end - r.randint(0, 30))
-            found = list(log.latest(start, end))
+            start = max(0, end - r.randint(1, 30))
+            found = [r.frame for r in log.records(start, end, SCHEMAS)]
             from_memory += log._newest.between(start, end) is not None
             wanted = [f for f in log.frames(start, end) if f.body.row_count]
             assert [said(f) for f in found if f.body.row_count] == [said(f) for f in wanted]
@@ -59,9 +61,9 @@ def test_what_lies_below_the_log_is_refused(tmp_path: Path) -> None:
         log.append_frames(frames)
         log.apply(frames)
         log.advance_high_watermark()
-    assert len(list(log.latest(1, 3))) == 2
+    assert len(list(log.records(1, 3, SCHEMAS))) == 2
     log.roll()
     log._segments = log._segments[1:]  # trimmed
     with pytest.raises(OffsetOutOfRangeError):
-        log.latest(1, 3)
+        log.records(1, 3, SCHEMAS)
     log.close()

@@ -11,6 +11,7 @@ import pytest
 
 from lakehead.errors import ColumnNotFoundError
 from lakehead.format.frame import Frame, WriterStamp, encode_body
+from lakehead.log.records import FrameRecords
 from lakehead.predicate import Predicate, parse_predicate
 from lakehead.server.projection import Projection, coalesce
 from lakehead.types import ChangeType, Schemas
@@ -31,7 +32,7 @@ def frame(*, changelog: bool = False, compression: str = "none") -> Frame:
 
 def read(columns: list[str], where: str | None = None, start: int = 0, end: int = 1000, **how: Any) -> Any:
     predicate: Predicate | None = None if where is None else parse_predicate(where, SCHEMA)
-    return Projection(Schemas.only(SCHEMA), columns, predicate).frame(frame(**how), 7, start, end)
+    return Projection(Schemas.only(SCHEMA), columns, predicate).records(FrameRecords(frame(**how)), 7, start, end)
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
@@ -69,7 +70,9 @@ def test_statistics_skip_what_cannot_match() -> None:
     large = Frame(0, 0, 0, 0, body, 64 + body.buffer.size)
 
     def found(where: str) -> pa.RecordBatch | None:
-        return Projection(Schemas.only(SCHEMA), ["n"], parse_predicate(where, SCHEMA)).frame(large, 0, 0, 1000)
+        return Projection(Schemas.only(SCHEMA), ["n"], parse_predicate(where, SCHEMA)).records(
+            FrameRecords(large), 0, 0, 1000
+        )
 
     assert found("n > 1000") is None
     kept = found("n = 5")

@@ -48,8 +48,8 @@ def test_large_turns_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("keyed", [False, True])
 def test_subscribers_get_what_one_alone_gets(tmp_path: Path, keyed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     frames: list[Any] = []
-    real = Projection.frame
-    monkeypatch.setattr(Projection, "frame", lambda self, *of: (frames.append(of), real(self, *of))[1])
+    real = Projection.records
+    monkeypatch.setattr(Projection, "records", lambda self, *of: (frames.append(of), real(self, *of))[1])
     with lh.connect(tmp_path / "data") as con:
         table = con.create_table("t", SCHEMA, primary_key="k" if keyed else None, compression="lz4")
         asked: list[dict[str, Any]] = [{}, {"columns": ["a"]}, {"where": "k = 2"}]
