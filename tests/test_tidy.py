@@ -218,8 +218,8 @@ DOORS = {
     "lakehead.env.tls": "ssl",
     "lakehead.predicate": "lakehead.predicate.sql",
     "lakehead.server.tablet": "lakehead.kv",
-    "lakehead.spark": "lakehead.spark.key_join lakehead.spark.lag lakehead.spark.launch lakehead.spark.table_names"
-    " lakehead.spark.tiering",
+    "lakehead.spark": "lakehead.spark.change_feed lakehead.spark.key_join lakehead.spark.lag lakehead.spark.launch"
+    " lakehead.spark.layers lakehead.spark.table_names lakehead.spark.tiering",
     "lakehead.spark.launch": "lakehead.spark.source pyspark pyspark.sql",
 }
 """What a module loads when it is first needed: an engine, or a part that many processes never need."""

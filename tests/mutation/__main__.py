@@ -39,8 +39,8 @@ MUTANTS = (
     Mutant(
         "publish a batch that is there already",
         "server/staging.py",
-        "if batch <= known.batch:",
-        "if batch < known.batch:",
+        "if any(batch <= self._metadata.publication(table_id, job).batch",
+        "if any(batch < self._metadata.publication(table_id, job).batch",
         "tests/unit/server/test_staging.py",
     ),
     Mutant(

@@ -25,7 +25,7 @@ from lakehead.protocol import messages as m
 from lakehead.protocol.alterations import AddColumn, SetProperty
 from lakehead.protocol.codec import AnyCall, AnyStream, decode_call, decode_stream_request, encode
 from lakehead.protocol.schemas import field_to_text
-from lakehead.protocol.staging import Publish, Stage, StagedPart, Unstage
+from lakehead.protocol.staging import Publish, Stage, StagedPart, StagedTable, Unstage
 from lakehead.protocol.tiering import (
     AskTieringStatus,
     AskTieringWork,
@@ -120,7 +120,7 @@ def requests(log: str, keyed: str, plain: str) -> list[tuple[AnyRequest, list[pa
     part = StagedPart(attempt="a" * 32, pieces=1)
     return [
         (Stage(**staged, attempt="a" * 32, number=0, write=append), bodies),
-        (Publish(**staged, parts=[part], lasting=True), []),
+        (Publish(job="nightly", batch=1, tables=[StagedTable(table_id=log, parts=[part])], lasting=True), []),
         (Unstage(**staged), []),
         (m.Hello(), []),
         (m.CreateTable(info=info, if_not_exists=True), []),

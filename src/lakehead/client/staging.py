@@ -16,7 +16,7 @@ from lakehead.errors import InvalidRequestError, LimitExceededError
 from lakehead.format.frame import WRITER_ID_BYTES, WriterStamp
 from lakehead.format.storable import check_valid
 from lakehead.protocol import messages as m
-from lakehead.protocol.staging import Publish, Published, Stage, StagedPart, Unstage
+from lakehead.protocol.staging import Publish, Published, Stage, StagedPart, StagedTable, Unstage
 from lakehead.types import TableDescriptor, WriteKind
 
 _NOBODY = WriterStamp(bytes(WRITER_ID_BYTES), 0)
@@ -116,17 +116,33 @@ class Staging:
             OutcomeUnknownError: it was decided, and is there in part; the server goes on with it.
             LakeheadError: it is open whether the batch is there: the same call again makes it whole.
         """
-        request = Publish(
-            table_id=self._desc.table_id,
-            folder_id=self._folder_id,
-            job=batch.job,
-            batch=batch.number,
-            parts=list(parts),
-            lasting=lasting,
-        )
-        return ask(self._server, self._env.clock, request)[0]
+        return publish_together(batch, [(self, parts)], lasting=lasting)
 
     def discard(self, batch: JobBatch) -> None:
         """Forget what is staged for a batch, unless it is decided."""
         request = Unstage(table_id=self._desc.table_id, folder_id=self._folder_id, job=batch.job, batch=batch.number)
         ask(self._server, self._env.clock, request)
+
+
+def publish_together(
+    batch: JobBatch, staged: Sequence[tuple[Staging, Sequence[StagedPart]]], *, lasting: bool
+) -> Published:
+    """Make a batch part of several tables, of all or of none; errors as of `Staging.publish`.
+
+    Raises:
+        InvalidRequestError: the tables live on several servers.
+    """
+    first = staged[0][0]
+    if any(staging._server is not first._server for staging, _ in staged):
+        raise InvalidRequestError(
+            f"{', '.join(str(s._desc.path) for s, _ in staged)} live on several servers, of which none can publish what"
+            " the others have staged: write them one by one"
+        )
+    request = Publish(
+        folder_id=first._folder_id,
+        job=batch.job,
+        batch=batch.number,
+        tables=[StagedTable(table_id=s._desc.table_id, parts=list(parts)) for s, parts in staged],
+        lasting=lasting,
+    )
+    return ask(first._server, first._env.clock, request)[0]

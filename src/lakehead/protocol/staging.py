@@ -3,12 +3,14 @@ many tasks, of which some fail and some run twice, becomes part of the table onc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, TypeAlias
 
 import msgspec
 
-from lakehead.protocol.messages import Done, Int64, Message, Reply, TableRequest, Write
+from lakehead.protocol.messages import Done, Int64, Message, Reply, Request, TableRequest, Write
 from lakehead.protocol.privileges import Privilege
+from lakehead.types import TablePath
 
 Job: TypeAlias = Annotated[str, msgspec.Meta(max_length=256, min_length=1)]
 """Who writes: a streaming query by its id, which stays the same over restarts, or one run of a batch job."""
@@ -39,6 +41,13 @@ class StagedPart(Message, frozen=True, kw_only=True):
     pieces: Natural
 
 
+class StagedTable(Message, frozen=True, kw_only=True):
+    """What the tasks of a batch have staged for one table."""
+
+    table_id: str
+    parts: list[StagedPart]
+
+
 class Published(Reply, frozen=True, kw_only=True):
     """The rows that were given; ``before`` says that the batch was part of the table already, and they were let go."""
 
@@ -46,19 +55,25 @@ class Published(Reply, frozen=True, kw_only=True):
     before: bool
 
 
-class Publish(TableRequest[Published], frozen=True, kw_only=True):
-    """Make a batch part of the table: the parts in this order, the rows of each tablet in the order of their pieces.
+class Publish(Request[Published], frozen=True, kw_only=True):
+    """Make a batch part of its tables, of all or of none: for each the parts in this order, the rows of each tablet in
+    the order of their pieces. A server of another folder than ``folder_id``, if one is given, refuses it.
 
-    Batches of a job are published in ascending order: one that is not above the last published one is there already.
-    Once this is decided it is carried out, also by a server that is started again; a batch that was decided stays as it
-    was decided. ``lasting`` jobs are remembered for as long as the table lives, others for a day.
+    Batches of a job are published in ascending order: one that is not above the last published one of each table is
+    there already. Once this is decided it is carried out, also by a server that is started again; a batch that was
+    decided stays as it was decided. ``lasting`` jobs are remembered for as long as the table lives, others for a day.
     """
 
     privilege = Privilege.WRITE
+    folder_id: str = ""
     job: Job
     batch: Natural
-    parts: list[StagedPart]
+    tables: Annotated[list[StagedTable], msgspec.Meta(min_length=1, max_length=64)]
     lasting: bool
+
+    @property
+    def about(self) -> Sequence[str | TablePath]:
+        return [t.table_id for t in self.tables]
 
 
 class Unstage(TableRequest[Done], frozen=True, kw_only=True):

@@ -96,13 +96,13 @@ class EndWriter(msgspec.Struct, frozen=True, tag=True):
 
 
 class BeginPublication(msgspec.Struct, frozen=True, tag=True):
-    """What a job has staged for a batch is to be part of the table: ``parts`` are attempts, and how many pieces each
-    has. Jobs that are not ``lasting`` and ended before ``forget_before_us`` are forgotten."""
+    """What a job has staged for a batch is to be part of its tables, which are known by their ids: ``parts`` are
+    attempts, and how many pieces each has. Jobs that are not ``lasting`` and ended before ``forget_before_us`` are
+    forgotten."""
 
-    table_id: str
     job: str
     batch: int
-    parts: list[tuple[str, int]]
+    parts: dict[str, list[tuple[str, int]]]
     lasting: bool
     jobs_max: int
     forget_before_us: int
@@ -174,9 +174,9 @@ def plan(db: sqlite3.Connection, command: C) -> C:
             return msgspec.structs.replace(command, epoch=epoch)
         case BeginPublication(lasting=True):
             others = "select count(*) from publications where table_id = ? and job != ? and lasting"
-            if (_one(db, others, command.table_id, command.job) or 0) >= command.jobs_max:
+            if any((_one(db, others, t, command.job) or 0) >= command.jobs_max for t in command.parts):
                 raise LimitExceededError(
-                    f"{command.jobs_max:,} streaming queries have written to the table, the limit: let a query go on"
+                    f"{command.jobs_max:,} streaming queries have written to a table, the limit: let a query go on"
                     " from its checkpoint, instead of beginning a new one each time",
                     named_writers_max=command.jobs_max,
                 )
@@ -230,14 +230,14 @@ def apply(db: sqlite3.Connection, position: int, command: Command) -> None:
                 (command.acked_through, command.table_id, command.writer_id, command.epoch),
             )
         case BeginPublication():
-            sql = "delete from publications where table_id = ? and not lasting and begun is null and at_us < ?"
-            db.execute(sql, (command.table_id, command.forget_before_us))
-            parts = msgspec.msgpack.encode(command.parts)
-            db.execute(
-                "insert into publications(table_id, job, begun, parts, lasting) values (?1, ?2, ?3, ?4, ?5)"
-                " on conflict(table_id, job) do update set begun = ?3, parts = ?4, lasting = ?5",
-                (command.table_id, command.job, command.batch, parts, command.lasting),
-            )
+            for table_id, parts in command.parts.items():
+                sql = "delete from publications where table_id = ? and not lasting and begun is null and at_us < ?"
+                db.execute(sql, (table_id, command.forget_before_us))
+                db.execute(
+                    "insert into publications(table_id, job, begun, parts, lasting) values (?1, ?2, ?3, ?4, ?5)"
+                    " on conflict(table_id, job) do update set begun = ?3, parts = ?4, lasting = ?5",
+                    (table_id, command.job, command.batch, msgspec.msgpack.encode(parts), command.lasting),
+                )
         case EndPublication():
             db.execute(
                 "update publications set batch = ?, begun = null, parts = null, sequence = ?, at_us = ?"

@@ -181,7 +181,7 @@ class Service:
         """That the caller may ask this, and asks of this folder."""
         for table in request.about or (None,):
             authorize(caller, request.privilege, table)
-        if isinstance(request, m.TableRequest) and request.folder_id not in ("", self.folder_id):
+        if isinstance(request, m.TableRequest | Publish) and request.folder_id not in ("", self.folder_id):
             raise FolderCopiedError(
                 "this server serves another copy of the data folder than the one that the table was opened in: open the"
                 " table again, and read it from its beginning",

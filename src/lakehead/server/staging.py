@@ -8,12 +8,12 @@ after a crash carries out what was decided, and no tablet has a row of it twice.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import logging
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -183,36 +183,46 @@ class Staging:
             InvalidRequestError: some of the pieces are not here; nothing was decided.
             LakeheadError: it could not be decided.
         """
-        table = self._tables.get(request.table_id)
-        table_id, job, batch = request.table_id, request.job, request.batch
-        parts = [(part.attempt, part.pieces) for part in request.parts]
-        with self._alone(table_id, job):
-            known = self._metadata.publication(table_id, job)
-            if known.begun is not None:
-                self._finish(table, known)
-                known = self._metadata.publication(table_id, job)
-            if batch <= known.batch:
-                self._forget(_folder(table, job, batch))
+        job, batch = request.job, request.batch
+        parts = {t.table_id: [(part.attempt, part.pieces) for part in t.parts] for t in request.tables}
+        if len(parts) < len(request.tables):
+            raise InvalidRequestError("a batch was published with one table twice: name each table once")
+        tables = [self._tables.get(table_id) for table_id in parts]
+        with contextlib.ExitStack() as alone:
+            for table_id in sorted(parts):  # always in one order: nobody waits for who waits for him
+                alone.enter_context(self._alone(table_id, job))
+            self._finish(tables, job)
+            if any(batch <= self._metadata.publication(table_id, job).batch for table_id in parts):
+                for table in tables:
+                    self._forget(_folder(table, job, batch))
                 return Published(rows=0, before=True)
-            self._require_pieces(table, job, batch, parts)
+            for table in tables:
+                self._require_pieces(table, job, batch, parts[table.desc.table_id])
             forget_before = self._env.clock.now_us() - int(KEPT_SECONDS * 1e6)
             jobs_max = self._limits.named_writers_max
-            decided = BeginPublication(table_id, job, batch, parts, request.lasting, jobs_max, forget_before)
-            self._metadata.submit(decided)
-            rows = self._finish(table, self._metadata.publication(table_id, job))
-            return Published(rows=rows, before=False)
+            self._metadata.submit(BeginPublication(job, batch, parts, request.lasting, jobs_max, forget_before))
+            return Published(rows=self._finish(tables, job), before=False)
 
-    def _finish(self, table: LiveTable, publication: Publication) -> int:
-        try:
-            return self._carry_out(table, publication)
-        except LakeheadError as e:
+    def _finish(self, tables: Iterable[LiveTable], job: str) -> int:
+        """Carry out what is decided for these tables, for each that it can be; returns how many rows that were."""
+        rows = 0
+        left: list[tuple[LiveTable, Publication, LakeheadError]] = []
+        for table in tables:
+            publication = self._metadata.publication(table.desc.table_id, job)
+            if publication.begun is not None:
+                try:
+                    rows += self._carry_out(table, publication)
+                except LakeheadError as e:
+                    left.append((table, publication, e))
+        for table, publication, error in left:
             raise OutcomeUnknownError(
                 f"batch {publication.begun} of {publication.job} is part of {table.desc.path}, but not all of it is"
                 " there yet: the server goes on with it now and then, and when it is started again. Do not write it"
-                f" under another name ({e})",
+                f" under another name ({error})",
                 table=str(table.desc.path),
                 job=publication.job,
-            ) from e
+            ) from error
+        return rows
 
     def complete(self, table: LiveTable) -> None:
         """Carry out what was decided before a crash, and find what waits; for who opens the table, before it is used.
@@ -224,7 +234,7 @@ class Staging:
             for path in (f"{folder}/{name}" for name in storage.list_files(folder)):
                 self._note(folder, path, self._read(path).size)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _alone(self, table_id: str, job: str) -> Iterator[None]:
         """One at a time does something for a job."""
         mine = (table_id, job)

@@ -12,16 +12,20 @@ from typing import TYPE_CHECKING, Any, Literal
 from lakehead.config import parse_duration_ms
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
     from lakehead.api.connection import Connection
     from lakehead.spark.lag import SourceProgress
+    from lakehead.spark.layers import Step
     from lakehead.tiering.executor import SmallRounds
     from lakehead.tiering.service import RoundReport, TieringService
     from lakehead.types import Tier
 
-__all__ = ["attach", "lookup_join", "progress", "session", "sql", "table", "tiering_service"]
+__all__ = [
+    "apply_changes", "attach", "lookup_join", "pipeline", "progress", "session", "sql", "table", "tiering_service",
+    "write",
+]  # fmt: skip
 
 
 def session(con_or_uri: Connection | str, **conf: Any) -> SparkSession:
@@ -140,6 +144,116 @@ def lookup_join(
     if max_staleness is not None:
         parse_duration_ms(max_staleness, "max_staleness")
     return joined(df, table, on, columns=columns, how=how)
+
+
+def pipeline(
+    stream: DataFrame,
+    step: Step,
+    *,
+    checkpoint: str | None = None,
+    name: str | None = None,
+    trigger: str | None = None,
+    output_mode: Literal["append", "update"] = "append",
+) -> StreamingQuery:
+    """Begin a streaming query that writes several tables from each of its micro-batches: all of them or none, once,
+    whatever fails, also when the step comes to other rows the second time.
+
+    Args:
+        stream: a streaming DataFrame, whose session knows the connection (`session`, `attach`).
+        step: called with the rows of a micro-batch and the `Layers` to write: ``append``, ``upsert``, ``delete`` and
+            ``accumulate``. It only says what is to be written; this is done after it has returned.
+        checkpoint: where Spark keeps how far the query is. A query that is to go on after a restart needs it.
+        name: of the query, for people.
+        trigger: ``"available now"``, or how often a micro-batch begins, as in ``"1 second"``; None for at once.
+        output_mode: ``update`` for streams that aggregate.
+
+    Raises:
+        InvalidRequestError: ``stream`` is no stream, or its session knows no connection.
+    """
+    _require()
+    from lakehead.spark.layers import run_pipeline
+
+    return run_pipeline(stream, step, checkpoint=checkpoint, name=name, trigger=trigger, output_mode=output_mode)
+
+
+def apply_changes(
+    stream: DataFrame,
+    table: str,
+    *,
+    keys: str | Sequence[str],
+    sequence_by: str | Column,
+    apply_as_deletes: str | Column | None = None,
+    column_list: Sequence[str] | None = None,
+    stored_as_scd_type: Literal[1, 2, "1", "2"] = 1,
+    checkpoint: str | None = None,
+    name: str | None = None,
+    trigger: str | None = None,
+) -> StreamingQuery:
+    """Begin a query that applies the changes in a stream to a keyed table, once each, in the order of their sequence,
+    in whatever order they come: what `create_auto_cdc_flow` does in Spark's pipelines, by the same names.
+
+    A table ``<table>__sequences`` (type 1) or ``<table>__deletes`` (type 2) is kept beside it, by which late changes
+    are known. Both tables are made where they do not exist.
+
+    Args:
+        stream: a streaming DataFrame of changes, whole rows each, whose session knows the connection.
+        table: the name of the keyed table. Its primary key is ``keys``; for type 2 ``keys`` and ``start_at``.
+        keys: the columns that say which row is meant.
+        sequence_by: a column or SQL expression, never null: of two changes of a key the greater one is the later.
+            Changes of the same key and sequence are the same change.
+        apply_as_deletes: a condition, as in ``"op = 'd'"``: such a change deletes the row.
+        column_list: the columns that the table gets, None for all of the stream.
+        stored_as_scd_type: 1 keeps the newest row of a key; 2 all, with ``start_at``, the sequence at which a row came
+            into force, and ``end_at``, that of the change which ended it, null for the row in force.
+        checkpoint, name, trigger: as of `pipeline`.
+
+    Raises:
+        ColumnNotFoundError, InvalidRequestError: a column is not there, or the stream is none.
+        WrongTableKindError, SchemaMismatchError: the table has no keys, or others.
+    """
+    _require()
+    from lakehead.spark.change_feed import apply_changes as applied
+
+    return applied(
+        stream,
+        table,
+        keys=keys,
+        sequence_by=sequence_by,
+        apply_as_deletes=apply_as_deletes,
+        column_list=column_list,
+        stored_as_scd_type=stored_as_scd_type,
+        checkpoint=checkpoint,
+        name=name,
+        trigger=trigger,
+    )
+
+
+def write(
+    df: DataFrame,
+    table: str,
+    *,
+    columns: Sequence[str] | None = None,
+    operation: Literal["append", "upsert", "delete"] | None = None,
+    **definition: Any,
+) -> int:
+    """Write the rows of a DataFrame, once, straight from its executors; returns how many, once they are there.
+
+    What ``df.write.format("lakehead")`` does, in one call, and without a process that plans the write.
+
+    Args:
+        df: its session knows the connection (`session`, `attach`).
+        table: its name. A table that does not exist is made, with the DataFrame's columns and ``definition``.
+        columns: of an upsert, the columns to take; the others stay as they are.
+        operation: ``append``, ``upsert`` or ``delete``; None for what the kind of the table takes, append or upsert.
+        **definition: as of `lakehead.Connection.create_table`, without the schema.
+
+    Raises:
+        WrongTableKindError, SchemaMismatchError: the table does not take such rows.
+    """
+    _require()
+    from lakehead.spark.layers import write_once
+
+    return write_once(df, table, columns=columns, operation=operation, definition=definition)
 
 
 def tiering_service(

@@ -60,7 +60,6 @@ class LookupJoin:
 
     def _found(self, table: Table, keys: pa.RecordBatch) -> tuple[pa.Array, pa.RecordBatch]:
         """For each key the position of its row, null for none, and the rows. A key with a null has none."""
-        names = keys.schema.names
         whole = np.ones(keys.num_rows, bool)
         for column in keys.columns:
             whole &= ~np.asarray(pc.is_null(column))
@@ -69,12 +68,22 @@ class LookupJoin:
             handle_of(table).desc.key_columns,
             what=f"keys for {self.table} from {', '.join(self.on)}",
         )
-        rows = join(table.lookup(asked.group_by(names).aggregate([])).combine_chunks().to_batches() or _none(table))
-        places = pa.Table.from_batches([rows]).select(names).append_column(_AT, pa.array(np.arange(rows.num_rows)))
-        matched = asked.append_column(_ROW, pa.array(np.flatnonzero(whole))).join(places, names, join_type="inner")
+        found, rows = places_of(table, asked)
         at = np.full(keys.num_rows, -1)
-        at[matched[_ROW].to_numpy()] = matched[_AT].to_numpy()
+        at[whole] = found
         return pa.array(at, mask=at < 0), rows
+
+
+def places_of(table: Table, keys: pa.Table) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], pa.RecordBatch]:
+    """The rows that a keyed table has for keys, which are of its types and may repeat; and for each key the position of
+    its row among them, -1 for none."""
+    names = keys.column_names
+    rows = join(table.lookup(keys.group_by(names).aggregate([])).combine_chunks().to_batches() or _none(table))
+    places = pa.Table.from_batches([rows]).select(names).append_column(_AT, pa.array(np.arange(rows.num_rows)))
+    matched = keys.append_column(_ROW, pa.array(np.arange(len(keys)))).join(places, names, join_type="inner")
+    at = np.full(len(keys), -1)
+    at[matched[_ROW].to_numpy()] = matched[_AT].to_numpy()
+    return at, rows
 
 
 def _none(table: Table) -> list[pa.RecordBatch]:

@@ -21,23 +21,15 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from lakehead.api.connection import Connection
-from lakehead.api.input import rows_for_append, rows_for_delete, rows_for_upsert
-from lakehead.api.table import handle_of
 from lakehead.client.staging import JobBatch
-from lakehead.client.table import TableHandle
 from lakehead.config import TableProperties
 from lakehead.env.randomness import SystemRandomness
-from lakehead.errors import InvalidPropertyError, InvalidRequestError, TableNotFoundError, WrongTableKindError
+from lakehead.errors import InvalidPropertyError, InvalidRequestError
 from lakehead.protocol.staging import StagedPart
-from lakehead.spark.connections import in_worker, worker_table
 from lakehead.spark.options import given_options, names_of
-from lakehead.spark.types import arrow_schema
+from lakehead.spark.staged_rows import Target
 from lakehead.types import WriteKind
 
-STAGED_ROWS = 1 << 16
-STAGED_BYTES = 32 << 20
-"""A task stages what it has once it is so much."""
 _NAMES = ("primary_key", "bucket_key", "partition_by")
 _DEFINITION = (*_NAMES, "buckets", "lake", *TableProperties().to_user())
 _OPTIONS = ("uri", "table", "operation", "columns", "job", "batch")
@@ -52,24 +44,15 @@ class WriteOptions:
     """Options of one ``df.write`` or ``df.writeStream``.
 
     Attributes:
-        uri: address of the server.
-        table: the table's name. A table that does not exist is made, with the DataFrame's columns and ``definition``.
-        operation: ``append``, ``upsert`` or ``delete``; None for what the kind of the table takes, append or upsert.
-        columns: of an upsert, the columns to take; the others stay as they are.
+        target: where the rows go.
         job: with ``batch``, has the same batch of the same job written once, as in ``foreachBatch``; None for a job
             that runs once.
         batch: a number that grows with each batch of the job.
-        definition: ``primary_key``, ``bucket_key``, ``partition_by`` (``a, b``), ``buckets``, ``lake`` and table
-            properties, for the table that is made.
     """
 
-    uri: str
-    table: str
-    operation: WriteKind | None
-    columns: tuple[str, ...] | None
+    target: Target
     job: str | None
     batch: int
-    definition: Mapping[str, Any]
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
@@ -90,55 +73,14 @@ class WriteOptions:
             )
         if not given.get("buckets", "1").isdigit():
             raise InvalidPropertyError(f"option buckets={given['buckets']!r} is not a number")
-        return cls(
+        target = Target(
             given["uri"],
             given["table"],
             cast("WriteKind | None", operation),
             names_of(given, "columns"),
-            given.get("job"),
-            int(batch or 0),
             {n: _definition(given, n) for n in given if n in _DEFINITION},
         )
-
-    def require_table(self, schema: StructType) -> None:
-        """Return once the table exists, and takes such rows; its columns are those of the DataFrame when it is made
-        now.
-
-        Raises:
-            TableNotFoundError: there is none, and this deletes rows or takes some columns.
-            WrongTableKindError, SchemaMismatchError: the table does not take them.
-        """
-
-        def require(con: Connection) -> None:
-            try:
-                con.table(self.table)
-            except TableNotFoundError:
-                if self.operation == "delete" or self.columns is not None:
-                    raise
-                con.create_table(self.table, arrow_schema(schema), if_not_exists=True, **self.definition)
-
-        in_worker(self.uri, require)
-        handle = self.handle
-        rows_for(handle, self, self.kind(handle), arrow_schema(schema).empty_table())
-
-    @property
-    def handle(self) -> TableHandle:
-        return handle_of(worker_table(self.uri, self.table))
-
-    def kind(self, handle: TableHandle) -> WriteKind:
-        """What is done with rows.
-
-        Raises:
-            WrongTableKindError: the table does not take that.
-        """
-        keyed = handle.desc.keyed
-        kind: WriteKind = self.operation or ("upsert" if keyed else "append")
-        if keyed == (kind == "append"):
-            table = "primary-key" if keyed else "log"
-            raise WrongTableKindError(f"{self.table} is a {table} table: operation={kind!r} is not for it")
-        if self.columns is not None and kind != "upsert":
-            raise WrongTableKindError(f"option columns is for upserts: {self.table} gets whole rows, or keys to delete")
-        return kind
+        return cls(target, given.get("job"), int(batch or 0))
 
 
 def _definition(given: Mapping[str, str], name: str) -> Any:
@@ -155,45 +97,15 @@ class Staged(WriterCommitMessage):
     part: StagedPart
 
 
-def _stage(options: WriteOptions, batch: JobBatch, batches: Iterator[pa.RecordBatch]) -> Staged:
-    """Stage what a task writes, some batches at a time."""
-    handle = options.handle
-    kind = options.kind(handle)
-    context = TaskContext.get()
-    staged = handle.staging.rows(batch, share=0 if context is None else context.partitionId())
-    held: list[pa.RecordBatch] = []
-    rows = size = 0
-    for part in batches:
-        held.append(part)
-        rows, size = rows + part.num_rows, size + part.nbytes
-        if rows >= STAGED_ROWS or size >= STAGED_BYTES:
-            staged.add(kind, rows_for(handle, options, kind, pa.Table.from_batches(held)))
-            held, rows, size = [], 0, 0
-    if rows:
-        staged.add(kind, rows_for(handle, options, kind, pa.Table.from_batches(held)))
-    return Staged(batch, staged.done())
-
-
-def rows_for(handle: TableHandle, options: WriteOptions, kind: WriteKind, given: pa.Table) -> pa.Table:
-    """Rows of a DataFrame as the table takes them; errors as of `lakehead.Table.append`, `upsert` and `delete`."""
-    match kind:
-        case "append":
-            return rows_for_append(handle.desc, given)
-        case "upsert":
-            return rows_for_upsert(handle.desc, given, options.columns)
-        case "delete":
-            return rows_for_delete(handle.desc, given)
-
-
-def _publish(options: WriteOptions, messages: Sequence[WriterCommitMessage | None], *, lasting: bool) -> None:
+def _publish(target: Target, messages: Sequence[WriterCommitMessage | None], *, lasting: bool) -> None:
     staged = [m for m in messages if isinstance(m, Staged)]
     if staged:
-        options.handle.staging.publish(staged[0].batch, [m.part for m in staged], lasting=lasting)
+        target.handle.staging.publish(staged[0].batch, [m.part for m in staged], lasting=lasting)
 
 
-def _discard(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+def _discard(target: Target, messages: Sequence[WriterCommitMessage | None]) -> None:
     for batch in {m.batch for m in messages if isinstance(m, Staged)}:
-        options.handle.staging.discard(batch)
+        target.handle.staging.discard(batch)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -204,13 +116,13 @@ class BatchWriter(DataSourceArrowWriter):
         self._batch = batch
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        return _stage(self._options, self._batch, iterator)
+        return Staged(self._batch, self._options.target.stage(self._batch, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        _publish(self._options, messages, lasting=self._options.job is not None)
+        _publish(self._options.target, messages, lasting=self._options.job is not None)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._options.handle.staging.discard(self._batch)
+        self._options.target.handle.staging.discard(self._batch)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -228,13 +140,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 f"this Spark does not tell its tasks which query they are of ({_QUERY}, {_BATCH}): write each"
                 " micro-batch with foreachBatch and options job and batch"
             )
-        return _stage(self._options, JobBatch(f"query {query}", int(number)), iterator)
+        batch = JobBatch(f"query {query}", int(number))
+        return Staged(batch, self._options.target.stage(batch, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        _publish(self._options, messages, lasting=True)
+        _publish(self._options.target, messages, lasting=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        _discard(self._options, messages)
+        _discard(self._options.target, messages)
 
 
 def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
@@ -247,10 +160,10 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
     options = WriteOptions.parse(given)
     if overwrite:
         raise InvalidRequestError(
-            f"mode('overwrite') is not there: call con.table({options.table!r}).truncate() and append; or write another"
-            " table and give it this one's name, with con.rename_table(..., swap=True)"
+            f"mode('overwrite') is not there: call con.table({options.target.table!r}).truncate() and append; or write"
+            " another table and give it this one's name, with con.rename_table(..., swap=True)"
         )
-    options.require_table(schema)
+    options.target.require_table(schema)
     run = f"run {SystemRandomness().uuid_hex()}"
     return BatchWriter(options, JobBatch((options.job and f"job {options.job}") or run, options.batch))
 
@@ -265,5 +178,5 @@ def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool)
             "outputMode('complete') writes all rows anew each time: upsert them into a keyed table, in foreachBatch"
             " with options job and batch"
         )
-    options.require_table(schema)
+    options.target.require_table(schema)
     return StreamWriter(options)

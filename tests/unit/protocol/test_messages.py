@@ -25,7 +25,7 @@ from lakehead.protocol.codec import (
     encode,
 )
 from lakehead.protocol.privileges import Privilege
-from lakehead.protocol.staging import Publish, Published, Stage, StagedPart, Unstage
+from lakehead.protocol.staging import Publish, Published, Stage, StagedPart, StagedTable, Unstage
 from lakehead.protocol.tiering import (
     AskTieringStatus,
     AskTieringWork,
@@ -70,7 +70,12 @@ CALLS: list[m.Request[Any]] = [
     m.AlterTable(table_id="t1", changes=[DropColumn(name="søk"), SetProperty(name="freshness", value="1s")]),
     WRITE,
     Stage(table_id="t1", job="j", batch=3, attempt="a" * 32, number=0, write=WRITE),
-    Publish(table_id="t1", job="j", batch=3, parts=[StagedPart(attempt="a" * 32, pieces=1)], lasting=True),
+    Publish(
+        job="j",
+        batch=3,
+        tables=[StagedTable(table_id="t1", parts=[StagedPart(attempt="a" * 32, pieces=1)])],
+        lasting=True,
+    ),
     Unstage(table_id="t1", job="j", batch=3),
     m.OpenWriter(table_id="t1", writer_id=bytes(range(16))),
     m.CloseWriter(table_id="t1", writer_id=bytes(range(16)), epoch=3, acked_through=7),

@@ -18,6 +18,7 @@ from lakehead.errors import PermissionDeniedError
 from lakehead.protocol import messages as m
 from lakehead.protocol.codec import AnyCall, AnyStream
 from lakehead.protocol.privileges import Privilege
+from lakehead.protocol.staging import Publish, StagedTable
 from lakehead.server.access import EMBEDDED_OWNER, TOKEN_HOLDER, Caller
 from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.service import Service
@@ -70,12 +71,15 @@ def requests(table_id: str) -> list[m.Request[Any]]:
         "write": m.Write(table_id=table_id, kind="upsert", tablets=[], checksums=[], columns=["k"]),
         "to_database": "d", "to_table": "t", "tablet": m.TabletRef(partition="", bucket=0), "key": [1],
     }  # fmt: skip
-    leased = [m.LeasedTable(table_id=table_id, lake=None)]
-    fields = {kind: [f for f in kind.__struct_fields__ if f in plain] for kind in get_args(AnyCall | AnyStream)}
-    return [
-        m.OpenLeases(tables=leased, release=[]) if kind is m.OpenLeases else kind(**{f: plain[f] for f in of_kind})
-        for kind, of_kind in fields.items()
-    ]
+    of_tables: dict[Any, list[Any]] = {
+        m.OpenLeases: [m.LeasedTable(table_id=table_id, lake=None)],
+        Publish: [StagedTable(table_id=table_id, parts=[])],
+    }
+    found = []
+    for kind in get_args(AnyCall | AnyStream):
+        given = plain | ({"tables": of_tables[kind]} if kind in of_tables else {})
+        found.append(kind(**{f: given[f] for f in kind.__struct_fields__ if f in given}))
+    return found
 
 
 def test_no_request_is_answered_to_whom_it_is_not_allowed(service: Service) -> None:

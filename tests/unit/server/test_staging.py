@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from lakehead.client.routes import OneServer
-from lakehead.client.staging import JobBatch
+from lakehead.client.staging import JobBatch, publish_together
 from lakehead.client.table import TableHandle
 from lakehead.config import Limits
 from lakehead.env import Env, SystemClock, SystemThreads
@@ -66,7 +66,9 @@ class Deployment:
         self.service = self.start()
 
     def start(self) -> Service:
-        return Service("/data", env=self.env, limits=self.limits, lake=None)
+        service = Service("/data", env=self.env, limits=self.limits, lake=None)
+        self.routes = OneServer(LocalEndpoint(service))
+        return service
 
     def restart(self, *, power_cut: bool = False) -> None:
         if power_cut:
@@ -85,7 +87,7 @@ class Deployment:
         return self.handle(reply.info.descriptor())
 
     def handle(self, desc: TableDescriptor) -> TableHandle:
-        return TableHandle(desc, OneServer(LocalEndpoint(self.service)), self.env)
+        return TableHandle(desc, self.routes, self.env)
 
     def frames(self, handle: TableHandle) -> list[list[dict[str, Any]]]:
         """The rows of each frame, tablet by tablet."""
@@ -218,6 +220,52 @@ def test_it_lands_once_wherever_the_power_is_cut(keyed: bool, again: str) -> Non
             assert completed is not None
             return
     raise AssertionError("it never ended")
+
+
+@pytest.mark.parametrize("power_cut", [True, False])
+def test_tables_that_are_published_together_have_all_of_it_or_none(power_cut: bool) -> None:
+    """Also when the step that made the rows comes to others the second time, as it reads what it wrote."""
+    ended = False
+    for cut in range(200):
+        deployment = Deployment(Limits())
+        log, keyed = deployment.table(name="log"), deployment.table(name="keyed", keyed=True)
+        batch = JobBatch("query", 4)
+
+        def publish(
+            rows: pa.Table, batch: JobBatch = batch, log: TableHandle = log, keyed: TableHandle = keyed
+        ) -> None:
+            parts = staged(log, batch, [rows], [rows]), staged(keyed, batch, [rows], kind="upsert")
+            together = [(log.staging, parts[0]), (keyed.staging, parts[1])]
+            publish_together(batch, together, lasting=True)
+
+        steps = Steps(cut)
+        parts = [(log.staging, staged(log, batch, [table_of(*range(9))])),
+                 (keyed.staging, staged(keyed, batch, [table_of(*range(9))], kind="upsert"))]  # fmt: skip
+        deployment.storage.before = steps.take
+        with contextlib.suppress(LakeheadError):
+            publish_together(batch, parts, lasting=True)
+            ended = True
+        deployment.storage.before = None
+        deployment.restart(power_cut=power_cut)
+        log, keyed = deployment.handle(log.desc), deployment.handle(keyed.desc)
+        publish(table_of(*range(50, 60)), log=log, keyed=keyed)
+        there = deployment.rows(keyed)
+        assert there in ([(k, "x") for k in range(9)], [(k, "x") for k in range(50, 60)]), f"cut at step {cut}"
+        assert sorted(set(deployment.rows(log))) == there, f"cut at step {cut}"
+        assert len(deployment.rows(log)) == (9 if there[0] == (0, "x") else 20)
+        assert not deployment.staged_files()
+        deployment.service.close()
+        if ended:
+            return
+    raise AssertionError("it never ended")
+
+
+def test_a_batch_names_each_table_once(deployment: Deployment) -> None:
+    table, batch = deployment.table(), JobBatch("job")
+    parts = staged(table, batch, [table_of(1)])
+    with pytest.raises(InvalidRequestError, match="each table once"):
+        publish_together(batch, [(table.staging, parts), (table.staging, parts)], lasting=False)
+    assert deployment.rows(table) == []
 
 
 def test_what_was_decided_is_there_for_the_first_reader(deployment: Deployment) -> None:

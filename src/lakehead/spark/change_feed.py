@@ -1,0 +1,303 @@
+"""Changes of rows, in whatever order they come, as a keyed table that has the newest of each, or all of them with the
+time that they were in force (slowly changing dimensions of type 1 and 2).
+
+A table beside the target remembers what its rows do not tell: the sequence of the last change of each key, or where
+rows were deleted. Both are written in one go, once for each micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F
+
+from lakehead.api.connection import Connection
+from lakehead.api.input import rows_for_delete, rows_for_upsert
+from lakehead.api.table import Table, handle_of
+from lakehead.client.staging import JobBatch, publish_together
+from lakehead.errors import (
+    ColumnNotFoundError,
+    InvalidRequestError,
+    SchemaMismatchError,
+    TableNotFoundError,
+    WrongTableKindError,
+)
+from lakehead.format.rows import to_key_table
+from lakehead.format.schema import nearest_name
+from lakehead.spark.connections import connection_of, worker_table
+from lakehead.spark.key_join import places_of
+from lakehead.spark.layers import query_id, started
+from lakehead.spark.staged_rows import described, staged_by, task_number
+from lakehead.spark.types import arrow_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+ScdType: TypeAlias = Literal[1, 2]
+_SEQUENCE, _DELETED = "__lakehead_sequence", "__lakehead_deleted"
+START_AT, END_AT = "start_at", "end_at"
+"""Columns of a table of type 2: the sequences at which a row came into force, and at which it was not any more."""
+
+
+@dataclass(frozen=True)
+class ChangeFeed:
+    """How changes become rows; as of one table.
+
+    Attributes:
+        table, beside: names of the target, and of the table that remembers sequences or deletes.
+        keys: columns that say which row is meant.
+        columns: those of the changes that the target gets, the keys among them.
+    """
+
+    uri: str
+    table: str
+    beside: str
+    keys: tuple[str, ...]
+    columns: tuple[str, ...]
+    scd_type: ScdType
+
+    def require_tables(self, con: Connection, schema: pa.Schema) -> None:
+        """Return once both exist, and fit; made from the schema of `prepared` changes where they do not.
+
+        Raises:
+            WrongTableKindError, SchemaMismatchError: the target has another key, or cannot be looked up by these.
+        """
+        sequence = schema.field(_SEQUENCE).type
+        fields = [schema.field(c) for c in self.columns]
+        keys = [schema.field(c).with_nullable(False) for c in self.keys]
+        if self.scd_type == 1:
+            expected = remembered = list(self.keys)
+            columns = pa.schema(fields)
+        else:
+            if taken := [c for c in (START_AT, END_AT) if c in self.columns]:
+                raise InvalidRequestError(f"columns {taken} are those of a table of type 2: rename them in the changes")
+            columns = pa.schema([*fields, pa.field(START_AT, sequence), pa.field(END_AT, sequence)])
+            expected, remembered = [*self.keys, START_AT], [*self.keys, "sequence"]
+        try:
+            target = con.table(self.table)
+        except TableNotFoundError:
+            target = con.create_table(self.table, columns, primary_key=expected, bucket_key=list(self.keys))
+        if not target.primary_key:
+            raise WrongTableKindError(f"{self.table} is a log table: changes are applied to one with keys")
+        if set(target.primary_key) != set(expected):
+            raise SchemaMismatchError(
+                f"the primary key of {self.table} is {list(target.primary_key)}, and stored_as_scd_type="
+                f"{self.scd_type} with keys={list(self.keys)} needs {expected}"
+            )
+        beside = pa.schema([*keys, pa.field("sequence", sequence, False)])
+        con.create_table(
+            self.beside,
+            beside,
+            primary_key=remembered,
+            bucket_key=list(self.keys),
+            buckets=target.buckets,
+            if_not_exists=True,
+        )
+        rows_for_upsert(handle_of(target).desc, target.schema.empty_table(), None)
+
+    def prepared(self, df: DataFrame, sequence_by: str | Column, deletes: str | Column | None) -> DataFrame:
+        """The changes with their sequence, and whether they delete; changes of one key next to each other, in order."""
+        sequence = F.expr(sequence_by) if isinstance(sequence_by, str) else sequence_by
+        deleted = F.lit(False) if deletes is None else F.expr(deletes) if isinstance(deletes, str) else deletes
+        deleted = F.coalesce(deleted.cast("boolean"), F.lit(False))
+        return df.select(*self.columns, sequence.alias(_SEQUENCE), deleted.alias(_DELETED))
+
+    def apply(self, con: Connection, changes: DataFrame, batch: JobBatch, *, lasting: bool) -> None:
+        """Apply `prepared` changes, once for a batch."""
+        ordered = changes.repartition(*self.keys).sortWithinPartitions(*self.keys, _SEQUENCE)
+        parts = staged_by(ordered, _Apply(self, batch), tables=2)
+        handles = [handle_of(con.table(name)).staging for name in (self.table, self.beside)]
+        publish_together(batch, list(zip(handles, parts, strict=True)), lasting=lasting)
+
+
+@dataclass(frozen=True)
+class _Apply:
+    """What a task does with its changes, of which those of a key are next to each other."""
+
+    feed: ChangeFeed
+    batch: JobBatch
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        tables = [worker_table(self.feed.uri, name) for name in (self.feed.table, self.feed.beside)]
+        handles = [handle_of(table) for table in tables]
+        target, beside = (h.staging.rows(self.batch, share=task_number()) for h in handles)
+        change = _newest if self.feed.scd_type == 1 else _versions
+        for chunk in whole_keys(batches, self.feed.keys):
+            if chunk[_SEQUENCE].null_count:
+                raise InvalidRequestError(
+                    f"changes for {self.feed.table} have no sequence (sequence_by is null): leave them out, or say what"
+                    " orders them"
+                )
+            made = change(self.feed, tables[0], tables[1], chunk)
+            # A version that is deleted may come again in the same batch, never the other way round.
+            if len(made.removed):
+                target.add("delete", rows_for_delete(handles[0].desc, made.removed))
+            if len(made.rows):
+                target.add("upsert", rows_for_upsert(handles[0].desc, made.rows, None))
+            if len(made.beside):
+                beside.add("upsert", rows_for_upsert(handles[1].desc, made.beside, None))
+        yield described([target.done(), beside.done()])
+
+
+@dataclass(frozen=True)
+class _Made:
+    """Rows for the target, keys of those that it is to lose, and rows for the table beside it."""
+
+    rows: pa.Table
+    removed: pa.Table
+    beside: pa.Table
+
+
+def _newest(feed: ChangeFeed, target: Table, beside: Table, chunk: pa.Table) -> _Made:
+    """Type 1: of each key the last change, unless a later one was applied before."""
+    keys = list(feed.keys)
+    last = chunk.filter(pa.array(np.append(_differs_from_next(chunk, keys), True)))
+    at, known = places_of(beside, _keys(beside, last, keys))
+    before = known["sequence"].take(pa.array(at, mask=at < 0))
+    sequence = last[_SEQUENCE].cast(before.type)
+    kept = last.filter(pc.fill_null(pc.greater_equal(sequence, before), True))
+    deleted = kept[_DELETED]
+    return _Made(
+        kept.filter(pc.invert(deleted)).select(list(feed.columns)),
+        kept.filter(deleted).select(keys),
+        kept.select([*keys, _SEQUENCE]).rename_columns([*keys, "sequence"]),
+    )
+
+
+_DELETE, _VERSION, _CHANGE = 0, 1, 2
+
+
+def _versions(feed: ChangeFeed, target: Table, beside: Table, chunk: pa.Table) -> _Made:
+    """Type 2: what was in force when, with these changes among those that were applied before."""
+    keys, columns = list(feed.keys), list(feed.columns)
+    given = _keys(target, chunk, keys)
+    asked = given.group_by(keys).aggregate([])
+    versions, deletes = target.prefix_lookup(asked), beside.prefix_lookup(asked)
+    kinds = pc.if_else(chunk[_DELETED], _DELETE, _CHANGE)
+    history = _history(
+        [
+            _events(deletes.select(keys), deletes["sequence"], pa.array([_DELETE] * len(deletes), pa.int32())),
+            _events(versions.select(keys), versions[START_AT], pa.array([_VERSION] * len(versions)), versions[END_AT]),
+            _events(given, chunk[_SEQUENCE].cast(versions[START_AT].type), kinds),
+        ]
+    )
+    new = history.filter(pc.equal(history["kind"], _CHANGE))
+    old = history.filter(pc.equal(history["kind"], _VERSION))
+    old = old.filter(pa.array(_unlike(old["until"], old["ends"])))
+    schema = pa.schema([target.schema.field(c).with_nullable(True) for c in (*columns, START_AT, END_AT)])
+    added = chunk.take(new["place"]).select([*columns, _SEQUENCE])
+    ended = versions.take(old["place"]).select([*columns, START_AT])
+    rows = [
+        pa.table([*part.columns, ends], schema.names).cast(schema)
+        for part, ends in ((added, new["ends"]), (ended, old["ends"]))
+    ]
+    gone = chunk.filter(chunk[_DELETED]).select([*keys, _SEQUENCE])
+    removed, remembered = gone.rename_columns([*keys, START_AT]), gone.rename_columns([*keys, "sequence"])
+    return _Made(pa.concat_tables(rows), removed, remembered)
+
+
+def _events(keys: pa.Table, sequence: Any, kind: Any, until: Any = None) -> pa.Table:
+    """What happened to keys: of which kind, at which place of its rows, and until when a version was to last."""
+    known = {"sequence": sequence, "kind": kind.cast(pa.int8()), "place": pa.array(np.arange(len(keys)))}
+    known["until"] = pa.nulls(len(keys), sequence.type) if until is None else until
+    events = pa.table({f"key {n}": column for n, column in enumerate(keys.columns)} | known)
+    return events.cast(pa.schema([f.with_nullable(True) for f in events.schema]))
+
+
+def _history(events: Sequence[pa.Table]) -> pa.Table:
+    """One event for each key and sequence, of the last table that has one; ``ends`` is the sequence of the next."""
+    together = pa.concat_tables(events)
+    together = together.append_column("later", pa.array(np.arange(len(together))))
+    of_key = [n for n in together.column_names if n.startswith("key ")]
+    order = [(n, "ascending") for n in (*of_key, "sequence", "later")]
+    ordered = together.take(pc.sort_indices(together, sort_keys=order))
+    counts = np.append(_differs_from_next(ordered, [*of_key, "sequence"]), True)[: len(ordered)]
+    kept = ordered.filter(pa.array(counts))
+    last = np.append(_differs_from_next(kept, of_key), True)[: len(kept)]
+    following = np.arange(1, len(kept) + 1)
+    return kept.append_column("ends", kept["sequence"].take(pa.array(following, mask=last)))
+
+
+def _keys(table: Table, rows: pa.Table, keys: list[str]) -> pa.Table:
+    """Key columns in the table's types; errors as of `lakehead.Table.delete`."""
+    fields = pa.schema([handle_of(table).desc.schema.field(k) for k in keys])
+    return to_key_table(rows.select(keys), fields, what=f"keys for {table.name}")
+
+
+def whole_keys(batches: Iterable[pa.RecordBatch], keys: Sequence[str]) -> Iterator[pa.Table]:
+    """The same rows in tables of which none ends between two rows of a key; rows of a key are next to each other."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        if batch.num_rows == 0:
+            continue
+        if held:
+            seam = pa.Table.from_batches([held[-1].slice(held[-1].num_rows - 1), batch.slice(0, 1)])
+            if _differs_from_next(seam, keys)[0]:
+                yield pa.Table.from_batches(held)
+                held = []
+        ends = np.flatnonzero(_differs_from_next(pa.Table.from_batches([batch]), keys))
+        cut = int(ends[-1]) + 1 if len(ends) else 0
+        if cut:
+            yield pa.Table.from_batches([*held, batch.slice(0, cut)])
+            held = []
+        held.append(batch.slice(cut))
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+def _differs_from_next(rows: pa.Table, names: Sequence[str]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Of each row but the last, whether the next one has something else in one of these columns."""
+    differs = np.zeros(max(len(rows) - 1, 0), bool)
+    for name in names:
+        column = rows[name]
+        differs |= _unlike(column.slice(0, len(differs)), column.slice(1))
+    return differs
+
+
+def _unlike(a: Any, b: Any) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Which values are not the same; a null is like a null."""
+    apart = pc.fill_null(pc.not_equal(a, b), True)
+    return np.asarray(pc.and_not(apart, pc.and_(pc.is_null(a), pc.is_null(b))))
+
+
+def apply_changes(
+    changes: DataFrame,
+    table: str,
+    *,
+    keys: str | Sequence[str],
+    sequence_by: str | Column,
+    apply_as_deletes: str | Column | None,
+    column_list: Sequence[str] | None,
+    stored_as_scd_type: int | str,
+    checkpoint: str | None,
+    name: str | None,
+    trigger: str | None,
+) -> StreamingQuery:
+    """See `lakehead.spark.apply_changes`."""
+    if str(stored_as_scd_type) not in ("1", "2"):
+        raise InvalidRequestError(f"stored_as_scd_type={stored_as_scd_type!r} must be 1 or 2")
+    con = connection_of(changes.sparkSession)
+    of_key = (keys,) if isinstance(keys, str) else tuple(keys)
+    columns = tuple(changes.columns if column_list is None else column_list)
+    for c in (*of_key, *columns):
+        if c not in changes.columns:
+            near = nearest_name(c, changes.columns)
+            raise ColumnNotFoundError(f"the changes have no column {c!r}; {near}", column=c)
+    if not of_key or set(of_key) - set(columns):
+        raise InvalidRequestError(f"keys={list(of_key)} must name columns that the table gets, {list(columns)}")
+    scd_type: ScdType = 1 if str(stored_as_scd_type) == "1" else 2
+    beside = f"{table}__sequences" if scd_type == 1 else f"{table}__deletes"
+    feed = ChangeFeed(con.uri, table, beside, of_key, columns, scd_type)
+    prepared = feed.prepared(changes, sequence_by, apply_as_deletes)
+    feed.require_tables(con, arrow_schema(prepared.schema))
+
+    def micro_batch(df: DataFrame, number: int) -> None:
+        feed.apply(con, df, JobBatch(f"query {query_id(df.sparkSession)}", number), lasting=True)
+
+    return started(prepared, micro_batch, checkpoint=checkpoint, name=name, trigger=trigger)

@@ -1,0 +1,263 @@
+"""One streaming query that writes several tables from each micro-batch: all of them, or none, and once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+from pyspark.util import inheritable_thread_target
+
+from lakehead.api.connection import Connection
+from lakehead.api.input import rows_for_upsert
+from lakehead.api.table import Table, handle_of
+from lakehead.client.staging import JobBatch, publish_together
+from lakehead.env.randomness import SystemRandomness
+from lakehead.errors import (
+    ColumnNotFoundError,
+    InvalidPropertyError,
+    InvalidRequestError,
+    LakeheadError,
+    WrongTableKindError,
+)
+from lakehead.format.schema import nearest_name
+from lakehead.protocol.staging import StagedPart
+from lakehead.spark.connections import connection_of
+from lakehead.spark.staged_rows import Target, stage_frame
+from lakehead.types import WriteKind
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_QUERY = "sql.streaming.queryId"
+"""Property that Spark sets where a micro-batch runs."""
+
+
+class Layers:
+    """What one micro-batch writes. Nothing is in a table until the step has returned and all its rows are staged; then
+    all of it is, at once for each tablet.
+
+    Rows of one table land in the order of the calls. What the step reads of these tables is as of before the
+    micro-batch, also when it is repeated.
+
+    Tables that do not exist are made, with the columns of the DataFrame; keyword arguments are those of
+    `lakehead.Connection.create_table`, and mean nothing for a table that is there.
+    """
+
+    def __init__(self, con: Connection, batch: JobBatch) -> None:
+        self._con = con
+        self._batch = batch
+        self._writes: list[_Write] = []
+
+    def append(self, table: str, df: DataFrame, **definition: Any) -> None:
+        """Append rows to a log table."""
+        self._add(table, df, "append", None, definition)
+
+    def upsert(self, table: str, df: DataFrame, *, columns: Sequence[str] | None = None, **definition: Any) -> None:
+        """Insert or update rows of a keyed table; of ``columns``, the others stay as they are."""
+        self._add(table, df, "upsert", names(columns), definition)
+
+    def delete(self, table: str, df: DataFrame) -> None:
+        """Delete the rows with these keys."""
+        self._add(table, df, "delete", None, {})
+
+    def accumulate(
+        self,
+        table: str,
+        df: DataFrame,
+        *,
+        sum: Sequence[str] = (),
+        min: Sequence[str] = (),
+        max: Sequence[str] = (),
+        **definition: Any,
+    ) -> None:
+        """Add to what a keyed table has: the new value of a column is the sum, the least or the greatest of the old one
+        and of those in the DataFrame; a null counts for nothing.
+
+        Args:
+            df: the keys, and the columns that are named; several rows of a key count as if they were one after the
+                other. Its rows come to the driver: aggregate them before.
+        """
+        how = {c: "sum" for c in sum} | {c: "min" for c in min} | {c: "max" for c in max}
+        if not how or len(how) < len(sum) + len(min) + len(max):
+            raise InvalidRequestError("accumulate needs columns to sum, or to take the min or max of, each named once")
+        self._add(table, df, "upsert", None, definition, how)
+
+    def _add(
+        self,
+        table: str,
+        df: DataFrame,
+        kind: WriteKind,
+        columns: tuple[str, ...] | None,
+        definition: Mapping[str, Any],
+        how: Mapping[str, str] | None = None,
+    ) -> None:
+        target = Target(self._con.uri, table, kind, columns, definition)
+        self._writes.append(_Write(target, df, how))
+
+    def write(self) -> int:
+        """Stage everything, then publish it; returns how many rows that were, 0 for what was there before."""
+        if not self._writes:
+            return 0
+        for write in self._writes:
+            write.target.require_table(write.df.schema)
+        tables = {w.target.table: handle_of(self._con.table(w.target.table)) for w in self._writes}
+        parts: dict[str, list[StagedPart]] = {}
+        try:
+            for write, staged in zip(self._writes, self._staged(), strict=True):
+                parts.setdefault(write.target.table, []).extend(staged)
+        except BaseException:
+            for handle in tables.values():
+                with contextlib.suppress(LakeheadError):
+                    handle.staging.discard(self._batch)
+            raise
+        together = [(tables[name].staging, of_table) for name, of_table in parts.items()]
+        return publish_together(self._batch, together, lasting=True).rows
+
+    def _staged(self) -> list[list[StagedPart]]:
+        """What each write has staged. Their Spark jobs run side by side: most of a small one is waiting."""
+        stage = lambda write: write.stage(self._con, self._batch)  # noqa: E731
+        if len(self._writes) == 1:
+            return [stage(self._writes[0])]
+        stop_with_query = inheritable_thread_target(self._writes[0].df.sparkSession)
+        with ThreadPoolExecutor(len(self._writes), "lakehead-pipeline") as pool:
+            return list(pool.map(stop_with_query(stage), self._writes))
+
+
+@dataclass(frozen=True)
+class _Write:
+    target: Target
+    df: DataFrame
+    how: Mapping[str, str] | None
+
+    def stage(self, con: Connection, batch: JobBatch) -> list[StagedPart]:
+        if self.how is None:
+            return stage_frame(self.target, self.df, batch)
+        table = con.table(self.target.table)
+        rows = accumulated(table, self.df.toArrow(), self.how)
+        staged = handle_of(table).staging.rows(batch)
+        if len(rows):
+            staged.add("upsert", rows)
+        return [staged.done()]
+
+
+def accumulated(table: Table, given: pa.Table, how: Mapping[str, str]) -> pa.Table:
+    """The rows that a keyed table is to have once these are added to it; see `Layers.accumulate`.
+
+    Raises:
+        WrongTableKindError: the table has no keys.
+        ColumnNotFoundError, InvalidRequestError: the columns are not the key and what ``how`` names.
+    """
+    keys = list(table.primary_key)
+    if not keys:
+        raise WrongTableKindError(f"{table.name} is a log table: what accumulates needs keys")
+    wanted = [*keys, *how]
+    for name in wanted:
+        if name not in given.column_names:
+            near = nearest_name(name, given.column_names)
+            raise ColumnNotFoundError(f"the rows for {table.name} have no column {name!r}; {near}", column=name)
+    if more := [c for c in given.column_names if c not in wanted]:
+        raise InvalidRequestError(
+            f"columns {more} for {table.name} are no keys, and neither summed nor the min or max: leave them out"
+        )
+    desc = handle_of(table).desc
+    new = rows_for_upsert(desc, _combined(given.select(wanted), keys, how), None).select(wanted)
+    old = table.lookup(new.select(keys)).select(wanted)
+    return rows_for_upsert(desc, _combined(pa.concat_tables([old, new.cast(old.schema)]), keys, how), None)
+
+
+def _combined(rows: pa.Table, keys: list[str], how: Mapping[str, str]) -> pa.Table:
+    """One row a key."""
+    found = rows.group_by(keys).aggregate(list(how.items()))
+    return found.select([*keys, *(f"{c}_{f}" for c, f in how.items())]).rename_columns([*keys, *how])
+
+
+def write_once(
+    df: DataFrame,
+    table: str,
+    *,
+    columns: Sequence[str] | None,
+    operation: WriteKind | None,
+    definition: Mapping[str, Any],
+) -> int:
+    """See `lakehead.spark.write`."""
+    target = Target(connection_of(df.sparkSession).uri, table, operation, names(columns), definition)
+    target.require_table(df.schema)
+    batch = JobBatch(f"run {SystemRandomness().uuid_hex()}")
+    staging = target.handle.staging
+    try:
+        parts = stage_frame(target, df, batch)
+    except BaseException:
+        with contextlib.suppress(LakeheadError):
+            staging.discard(batch)
+        raise
+    return staging.publish(batch, parts, lasting=False).rows
+
+
+def names(columns: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    return (columns,) if isinstance(columns, str) else None if columns is None else tuple(columns)
+
+
+Step: TypeAlias = "Callable[[DataFrame, Layers], None]"
+
+
+def run_pipeline(
+    stream: DataFrame,
+    step: Step,
+    *,
+    checkpoint: str | None,
+    name: str | None,
+    trigger: str | None,
+    output_mode: str,
+) -> StreamingQuery:
+    """See `lakehead.spark.pipeline`."""
+    con = connection_of(stream.sparkSession)
+
+    def micro_batch(df: DataFrame, number: int) -> None:
+        layers = Layers(con, JobBatch(f"query {query_id(df.sparkSession)}", number))
+        step(df, layers)
+        layers.write()
+
+    return started(stream, micro_batch, checkpoint=checkpoint, name=name, trigger=trigger, output_mode=output_mode)
+
+
+def started(
+    stream: DataFrame,
+    micro_batch: Callable[[DataFrame, int], None],
+    *,
+    checkpoint: str | None,
+    name: str | None,
+    trigger: str | None,
+    output_mode: str = "append",
+) -> StreamingQuery:
+    """Begin a query of micro-batches.
+
+    Raises:
+        InvalidRequestError: the DataFrame is no stream.
+        InvalidPropertyError: the trigger is none.
+    """
+    if not stream.isStreaming:
+        raise InvalidRequestError("a DataFrame of spark.read does not grow: begin with spark.readStream")
+    writer = stream.writeStream.foreachBatch(micro_batch).outputMode(output_mode)
+    if checkpoint is not None:
+        writer = writer.option("checkpointLocation", str(checkpoint))
+    if name is not None:
+        writer = writer.queryName(name)
+    if trigger is not None:
+        if not trigger.strip():
+            raise InvalidPropertyError("trigger='' must be 'available now' or a time such as '1 second'")
+        now = trigger.replace(" ", "").lower() == "availablenow"
+        writer = writer.trigger(availableNow=True) if now else writer.trigger(processingTime=trigger)
+    return writer.start()
+
+
+def query_id(spark: SparkSession) -> str:
+    """The id, in its checkpoint, of the query whose micro-batch this thread works on."""
+    found = spark.sparkContext.getLocalProperty(_QUERY)
+    if found is None:
+        raise InvalidRequestError(f"this Spark does not tell which query a micro-batch is of ({_QUERY})")
+    return found

@@ -1,0 +1,158 @@
+"""Rows of a DataFrame on their way into a table: its tasks stage them on the server, straight from their executors, and
+what the driver publishes of them is in the table once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from lakehead.api.connection import Connection
+from lakehead.api.input import rows_for_append, rows_for_delete, rows_for_upsert
+from lakehead.api.table import handle_of
+from lakehead.client.staging import JobBatch
+from lakehead.client.table import TableHandle
+from lakehead.errors import TableNotFoundError, WrongTableKindError
+from lakehead.protocol.staging import StagedPart
+from lakehead.spark.connections import in_worker, worker_table
+from lakehead.spark.types import arrow_schema
+from lakehead.types import WriteKind
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+STAGED_ROWS = 1 << 16
+STAGED_BYTES = 32 << 20
+"""A task stages what it has once it is so much."""
+_PARTS = pa.schema([("number", pa.int64()), ("attempt", pa.string()), ("pieces", pa.int64())])
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where rows go, and what is done with them there.
+
+    Attributes:
+        uri: address of the server.
+        table: the table's name. A table that does not exist is made, with the DataFrame's columns and ``definition``.
+        operation: ``append``, ``upsert`` or ``delete``; None for what the kind of the table takes, append or upsert.
+        columns: of an upsert, the columns to take; the others stay as they are.
+        definition: arguments of `lakehead.Connection.create_table`, for the table that is made.
+    """
+
+    uri: str
+    table: str
+    operation: WriteKind | None = None
+    columns: tuple[str, ...] | None = None
+    definition: Mapping[str, Any] = field(default_factory=dict)
+
+    def require_table(self, schema: StructType) -> None:
+        """Return once the table exists, and takes such rows; its columns are those of the DataFrame when it is made
+        now.
+
+        Raises:
+            TableNotFoundError: there is none, and this deletes rows or takes some columns.
+            WrongTableKindError, SchemaMismatchError: the table does not take them.
+        """
+
+        def require(con: Connection) -> None:
+            try:
+                con.table(self.table)
+            except TableNotFoundError:
+                if self.operation == "delete" or self.columns is not None:
+                    raise
+                con.create_table(self.table, arrow_schema(schema), if_not_exists=True, **self.definition)
+
+        in_worker(self.uri, require)
+        handle = self.handle
+        self.rows(handle, self.kind(handle), arrow_schema(schema).empty_table())
+
+    @property
+    def handle(self) -> TableHandle:
+        return handle_of(worker_table(self.uri, self.table))
+
+    def kind(self, handle: TableHandle) -> WriteKind:
+        """What is done with rows.
+
+        Raises:
+            WrongTableKindError: the table does not take that.
+        """
+        keyed = handle.desc.keyed
+        kind: WriteKind = self.operation or ("upsert" if keyed else "append")
+        if keyed == (kind == "append"):
+            table = "primary-key" if keyed else "log"
+            raise WrongTableKindError(f"{self.table} is a {table} table: operation={kind!r} is not for it")
+        if self.columns is not None and kind != "upsert":
+            raise WrongTableKindError(f"option columns is for upserts: {self.table} gets whole rows, or keys to delete")
+        return kind
+
+    def rows(self, handle: TableHandle, kind: WriteKind, given: pa.Table) -> pa.Table:
+        """Rows of a DataFrame as the table takes them; errors as of `lakehead.Table.append`, `upsert` and `delete`."""
+        match kind:
+            case "append":
+                return rows_for_append(handle.desc, given)
+            case "upsert":
+                return rows_for_upsert(handle.desc, given, self.columns)
+            case "delete":
+                return rows_for_delete(handle.desc, given)
+
+    def stage(self, batch: JobBatch, batches: Iterable[pa.RecordBatch]) -> StagedPart:
+        """Stage what this task writes, some batches at a time."""
+        handle = self.handle
+        kind = self.kind(handle)
+        staged = handle.staging.rows(batch, share=task_number())
+        held: list[pa.RecordBatch] = []
+        rows = size = 0
+        for part in batches:
+            held.append(part)
+            rows, size = rows + part.num_rows, size + part.nbytes
+            if rows >= STAGED_ROWS or size >= STAGED_BYTES:
+                staged.add(kind, self.rows(handle, kind, pa.Table.from_batches(held)))
+                held, rows, size = [], 0, 0
+        if rows:
+            staged.add(kind, self.rows(handle, kind, pa.Table.from_batches(held)))
+        return staged.done()
+
+
+def task_number() -> int:
+    """The partition that this task works on; 0 outside tasks."""
+    context = TaskContext.get()
+    return 0 if context is None else context.partitionId()
+
+
+class _StageTask:
+    """What a task of `stage_frame` does: its rows are staged, and named in one row."""
+
+    def __init__(self, target: Target, batch: JobBatch) -> None:
+        self._target = target
+        self._batch = batch
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield described([self._target.stage(self._batch, batches)])
+
+
+def stage_frame(target: Target, df: DataFrame, batch: JobBatch) -> list[StagedPart]:
+    """Have the tasks of a DataFrame stage its rows, in one Spark job; the parts in the order of its partitions."""
+    (parts,) = staged_by(df, _StageTask(target, batch), tables=1)
+    return parts
+
+
+def described(parts: Sequence[StagedPart]) -> pa.RecordBatch:
+    """What a task has staged for each of its tables, as the rows that it hands to the driver."""
+    return pa.RecordBatch.from_pylist(
+        [{"number": n, "attempt": part.attempt, "pieces": part.pieces} for n, part in enumerate(parts)], _PARTS
+    )
+
+
+def staged_by(
+    df: DataFrame, task: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]], tables: int
+) -> list[list[StagedPart]]:
+    """Run a task that ends with `described` over each partition; what was staged, table by table."""
+    rows = df.mapInArrow(task, "number bigint, attempt string, pieces bigint").collect()
+    return [
+        [StagedPart(attempt=r.attempt, pieces=r.pieces) for r in rows if r.number == n and r.pieces]
+        for n in range(tables)
+    ]

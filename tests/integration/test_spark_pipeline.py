@@ -1,0 +1,231 @@
+"""One query writes several tables, all of a micro-batch or none of it, and once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from tests.properties.test_change_feed import model
+
+import lakehead as lh
+import lakehead.spark as lhs
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from lakehead.spark.layers import Layers
+
+pytestmark = pytest.mark.spark
+
+EVENTS = pa.schema([("id", pa.int64()), ("shop", pa.string()), ("amount", pa.int64())])
+
+
+@pytest.fixture(scope="module")
+def con(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lh.Connection]:
+    with lh.connect(tmp_path_factory.mktemp("data")) as con:
+        yield con
+
+
+@pytest.fixture(scope="module")
+def spark(con: lh.Connection) -> SparkSession:
+    return lhs.session(con)
+
+
+def events(ids: range) -> pa.Table:
+    rows = [{"id": n, "shop": "ab"[n % 2], "amount": n} for n in ids]
+    return pa.Table.from_pylist(rows, schema=EVENTS)
+
+
+def stream_of(con: lh.Connection, spark: SparkSession, table: str, **options: str) -> DataFrame:
+    given = {"uri": con.uri, "table": table, "start": "earliest", **options}
+    return spark.readStream.format("lakehead").options(**given).load()
+
+
+def rows_of(con: lh.Connection, table: str) -> list[tuple[Any, ...]]:
+    return sorted(tuple(r.values()) for r in con.table(table).scan().to_arrow().to_pylist())
+
+
+def new_only(batch: DataFrame, out: Layers) -> None:
+    """Silver has each event once; gold counts those that silver did not have: it reads what it writes."""
+    from pyspark.sql import functions as F
+
+    once = batch.dropDuplicates(["id"])
+    seen = lhs.lookup_join(once, "p.silver", on="id", columns=["known"])
+    new = seen.where("known is null").drop("known")
+    out.upsert("p.silver", new.selectExpr("*", "true as known"))
+    totals = new.groupBy("shop").agg(
+        F.sum("amount").alias("amount"), F.count("*").alias("n"), F.max("id").alias("last")
+    )
+    out.accumulate("p.gold", totals, sum=["amount", "n"], max=["last"], primary_key=["shop"])
+
+
+def test_layers_that_read_what_they_write_count_each_row_once(
+    con: lh.Connection, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver dies once all is decided, before Spark notes it, and the micro-batch comes again."""
+    from lakehead.spark import layers
+
+    bronze = con.create_table("p.bronze", EVENTS, buckets=2)
+    con.create_table("p.silver", pa.schema([*EVENTS, ("known", pa.bool_())]), primary_key="id", buckets=2)
+    stream = stream_of(con, spark, "p.bronze")
+    publish, answers = layers.publish_together, []
+
+    def then_die(*args: Any, **kwargs: Any) -> Any:
+        answers.append(publish(*args, **kwargs))
+        raise RuntimeError("the driver dies")
+
+    for ids in (range(60), range(30, 100)):
+        bronze.append(events(ids))
+        bronze.append(events(ids))
+        monkeypatch.setattr(layers, "publish_together", then_die)
+        with pytest.raises(Exception, match="the driver dies"):
+            lhs.pipeline(stream, new_only, checkpoint=str(tmp_path), trigger="available now").awaitTermination()
+        monkeypatch.setattr(layers, "publish_together", publish)
+        lhs.pipeline(stream, new_only, checkpoint=str(tmp_path), trigger="available now").awaitTermination()
+    assert [a.before for a in answers] == [False, False]
+    assert [r[0] for r in rows_of(con, "p.silver")] == list(range(100))
+    assert rows_of(con, "p.gold") == [("a", sum(range(0, 100, 2)), 50, 98), ("b", sum(range(1, 100, 2)), 50, 99)]
+
+
+def test_a_step_that_fails_leaves_nothing(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:
+    log = con.create_table("p.input", EVENTS)
+    log.append(events(range(5)))
+
+    def step(batch: DataFrame, out: Layers) -> None:
+        out.append("p.good", batch)
+        out.upsert("p.bad", batch.selectExpr("case when id < 3 then id end as id", "shop"))
+
+    con.create_table("p.bad", EVENTS, primary_key="id")
+    stream = stream_of(con, spark, "p.input")
+    with pytest.raises(Exception, match=r"null"):
+        lhs.pipeline(stream, step, checkpoint=str(tmp_path), trigger="available now").awaitTermination()
+    assert rows_of(con, "p.good") == rows_of(con, "p.bad") == []
+
+
+def test_rows_of_one_table_land_in_the_order_of_the_calls(
+    con: lh.Connection, spark: SparkSession, tmp_path: Path
+) -> None:
+    con.create_table("p.changes", EVENTS).append(events(range(9)))
+
+    def step(batch: DataFrame, out: Layers) -> None:
+        out.upsert("p.kept", batch, primary_key=["id"], buckets=3)
+        out.delete("p.kept", batch.where("id > 2"))
+        out.upsert("p.kept", batch.where("id = 8").selectExpr("id", "'z' as shop"), columns=["id", "shop"])
+
+    query = lhs.pipeline(stream_of(con, spark, "p.changes"), step, checkpoint=str(tmp_path), trigger="availableNow")
+    query.awaitTermination()
+    assert rows_of(con, "p.kept") == [(0, "a", 0), (1, "b", 1), (2, "a", 2), (8, "z", None)]
+
+
+def test_accumulate_over_micro_batches(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:
+    log = con.create_table("p.many", EVENTS)
+    for start in range(0, 40, 10):
+        log.append(events(range(start, start + 10)))
+
+    def step(batch: DataFrame, out: Layers) -> None:
+        out.accumulate("p.sums", batch.drop("id"), sum=["amount"], primary_key=["shop"])
+        least = batch.selectExpr("shop", "id as first", "nullif(id, id) as never")
+        out.accumulate("p.least", least, min=["first"], sum=["never"], primary_key=["shop"])
+
+    stream = stream_of(con, spark, "p.many", max_rows_per_trigger="7")
+    lhs.pipeline(stream, step, checkpoint=str(tmp_path), trigger="available now").awaitTermination()
+    assert rows_of(con, "p.sums") == [("a", sum(range(0, 40, 2))), ("b", sum(range(1, 40, 2)))]
+    assert rows_of(con, "p.least") == [("a", 0, None), ("b", 1, None)]
+
+
+def test_bad_calls(con: lh.Connection, spark: SparkSession) -> None:
+    from lakehead.client.staging import JobBatch
+    from lakehead.spark.layers import Layers, accumulated
+
+    log = con.create_table("p.some", EVENTS)
+    frame = spark.createDataFrame([(1, "a", 1)], "id bigint, shop string, amount bigint")
+    with pytest.raises(lh.InvalidRequestError, match="readStream"):
+        lhs.pipeline(frame, new_only)
+    out = Layers(con, JobBatch("job"))
+    with pytest.raises(lh.InvalidRequestError, match="each named once"):
+        out.accumulate("p.some", frame, sum=["amount"], max=["amount"])
+    with pytest.raises(lh.WrongTableKindError):
+        accumulated(log, events(range(1)), {"amount": "sum"})
+    keyed = con.create_table("p.keyed", EVENTS, primary_key="id")
+    with pytest.raises(lh.ColumnNotFoundError, match="amount"):
+        accumulated(keyed, events(range(1)), {"amounts": "sum"})
+    with pytest.raises(lh.InvalidRequestError, match="leave them out"):
+        accumulated(keyed, events(range(1)), {"amount": "sum"})
+
+
+def test_write(con: lh.Connection, spark: SparkSession) -> None:
+    from pyspark.sql import functions as F
+
+    frame = spark.range(0, 1000, 1, 3).select("id", F.lit("x").alias("v"))
+    assert lhs.write(frame, "p.written", primary_key=["id"], buckets=2) == 1000
+    assert lhs.write(frame.where("id < 10"), "p.written", operation="delete") == 10
+    assert lhs.write(frame.where("id = 10").selectExpr("id", "'y' as v"), "p.written", columns=["id", "v"]) == 1
+    assert rows_of(con, "p.written") == [(10, "y"), *((n, "x") for n in range(11, 1000))]
+    with pytest.raises(lh.WrongTableKindError):
+        lhs.write(frame, "p.written", operation="append")
+    with pytest.raises(Exception, match="null"):
+        lhs.write(frame.selectExpr("nullif(id, 999) as id", "v"), "p.written")
+    assert len(rows_of(con, "p.written")) == 990
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_changes_in_any_order(con: lh.Connection, spark: SparkSession, tmp_path: Path, scd_type: int) -> None:
+    import random
+
+    rng = random.Random(scd_type)
+    changes = []
+    for key in range(12):
+        for sequence in rng.sample(range(40), rng.randrange(1, 9)):
+            changes.append((key, sequence, rng.choice([None, "a", "b", f"v{sequence}"])))
+    rng.shuffle(changes)
+    source, target = f"p.cdc{scd_type}", f"p.target{scd_type}"
+    feed = con.create_table(source, pa.schema([("k", pa.int64()), ("seq", pa.int32()), ("v", pa.string())]), buckets=2)
+    stream = stream_of(con, spark, source)
+    for part in (changes[:1], changes[1:20], changes[10:40], changes[40:]):
+        feed.append([{"k": k, "seq": s, "v": v} for k, s, v in part] * 2)
+        query = lhs.apply_changes(
+            stream, target, keys=["k"], sequence_by="seq", apply_as_deletes="v is null", column_list=["k", "v"],
+            stored_as_scd_type=scd_type, checkpoint=str(tmp_path), trigger="available now",
+        )  # fmt: skip
+        query.awaitTermination()
+        assert query.exception() is None
+    columns = ["k", "v", "start_at", "end_at"] if scd_type == 2 else ["k", "v"]
+    found = [tuple(r.values()) for r in con.table(target).scan(columns=columns).to_arrow().to_pylist()]
+    assert sorted(found, key=str) == sorted(model(changes, scd_type), key=str)
+
+
+def test_changes_that_cannot_be_applied(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:
+    con.create_table("p.feed", pa.schema([("k", pa.int64()), ("seq", pa.int64())])).append([{"k": 1, "seq": None}])
+    stream = stream_of(con, spark, "p.feed")
+    with pytest.raises(lh.ColumnNotFoundError):
+        lhs.apply_changes(stream, "p.fed", keys=["q"], sequence_by="seq")
+    with pytest.raises(lh.InvalidRequestError, match="must be 1 or 2"):
+        lhs.apply_changes(stream, "p.fed", keys="k", sequence_by="seq", stored_as_scd_type=3)  # type: ignore[arg-type]
+    with pytest.raises(lh.InvalidRequestError, match="must name columns"):
+        lhs.apply_changes(stream, "p.fed", keys="k", sequence_by="seq", column_list=["seq"])
+    with pytest.raises(lh.WrongTableKindError):
+        lhs.apply_changes(stream, "p.feed", keys="k", sequence_by="seq")
+    con.create_table("p.other", pa.schema([("k", pa.int64()), ("seq", pa.int64())]), primary_key=["seq"])
+    with pytest.raises(lh.SchemaMismatchError, match="needs"):
+        lhs.apply_changes(stream, "p.other", keys="k", sequence_by="seq")
+    with pytest.raises(Exception, match="have no sequence"):
+        lhs.apply_changes(
+            stream, "p.fed", keys="k", sequence_by="seq", checkpoint=str(tmp_path), trigger="available now"
+        ).awaitTermination()
+    assert rows_of(con, "p.fed") == []
+
+
+def test_the_changelog_of_another_table(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:
+    origin = con.create_table("p.origin", EVENTS, primary_key="id", buckets=2)
+    origin.upsert(events(range(20)))
+    origin.upsert(events(range(5, 9)).drop(["amount"]).append_column("amount", pa.array([-1] * 4)))
+    origin.delete([3, 4, 5])
+    changes = stream_of(con, spark, "p.origin", changelog="true").where("__change_type <> '-U'")
+    lhs.apply_changes(
+        changes, "p.mirror", keys="id", sequence_by="__offset", apply_as_deletes="__change_type = '-D'",
+        column_list=["id", "shop", "amount"], checkpoint=str(tmp_path), trigger="available now",
+    ).awaitTermination()  # fmt: skip
+    assert rows_of(con, "p.mirror") == rows_of(con, "p.origin")
