@@ -117,9 +117,34 @@ def test_columns_that_do_not_fit(con: lh.Connection, spark: SparkSession) -> Non
     for wrong in ("id, cast(id as string) as v, 1 as other", "'a' as id, v"):
         with pytest.raises(Exception, match=r"rows for w\.fit"):
             into(con, rows_of(spark, range(3)).selectExpr(*wrong.split(", ")), "w.fit").save()
-    with pytest.raises(Exception, match=r"truncate\(\)"):
-        into(con, rows_of(spark, range(3)), "w.fit").mode("overwrite").save()
     assert written(con, "w.fit") == []
+
+
+@pytest.mark.parametrize("key", [None, "id"])
+def test_overwrite(con: lh.Connection, spark: SparkSession, key: str | None) -> None:
+    name = f"w.over_{key}"
+    before = con.create_table(name, SCHEMA, primary_key=key, buckets=3, lake="iceberg")
+    (before.upsert if key else before.append)([{"id": 1, "v": "old"}, {"id": 2, "v": "old"}])
+    con.tier(name)
+    tables = con.tables("w")
+    if key:
+        bad = rows_of(spark, range(9)).selectExpr("nullif(id, 5) as id", "v")
+        with pytest.raises(Exception, match="null"):
+            into(con, bad, name).mode("overwrite").save()
+        assert written(con, name) == [(1, "old"), (2, "old")]
+    into(con, lhs.table(spark, name).selectExpr("id + 1 as id", "'new' as v"), name).mode("overwrite").save()
+    assert written(con, name) == [(2, "new"), (3, "new")]
+    table = con.table(name)
+    assert table.describe()["buckets"] == 3 and list(table.primary_key) == ([key] if key else [])
+    con.tier(name)
+    assert sorted(table.scan(tier="lake").to_arrow()["id"].to_pylist()) == [2, 3]
+    assert con.tables("w") == tables
+    into(con, rows_of(spark, range(2)), f"{name}_made", **({"primary_key": key} if key else {})).mode(
+        "overwrite"
+    ).save()
+    assert written(con, f"{name}_made") == [(0, "x"), (1, "x")]
+    with pytest.raises(Exception, match=r"mode\('append'\)"):
+        into(con, rows_of(spark, range(2)), name, job="j", batch="1").mode("overwrite").save()
 
 
 def test_a_batch_of_a_job_is_written_once(con: lh.Connection, spark: SparkSession) -> None:

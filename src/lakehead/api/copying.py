@@ -55,24 +55,43 @@ def copy_table(con: Tables, source: str, target: str, buckets: int | None) -> Ta
         raise TableExistsError(f"table {path} exists already: drop it first, or choose another name", table=str(path))
     scan = con.table(source).scan()
     desc = scan._handle.desc
-    unfinished = TablePath(path.database, f"{path.table[:_NAME_MAX]}__copy_of_{desc.table_id[:8]}")
-    with contextlib.suppress(TableNotFoundError):
-        con.drop_table(str(unfinished), purge=True)  # of a process that died
-    made = con._created(dataclasses.replace(desc, path=unfinished, buckets=buckets or desc.buckets))
+    made = unfinished_like(con, desc, path, "copy", buckets)
+    unfinished = made.name
     try:
-        _comment(made, desc)
         rows = 0
         with made.writer() as writer:
             for batch in scan.to_batches():
                 (writer.upsert if desc.keyed else writer.append)(batch)
                 rows += batch.num_rows
-        table = con.rename_table(str(unfinished), str(path))
+        table = con.rename_table(unfinished, str(path))
+    except BaseException:
+        with contextlib.suppress(LakeheadError):
+            con.drop_table(unfinished, purge=True)
+        raise
+    ends = scan._read.pinned.log
+    return TableCopy(table, rows, {desc.tablet_id(key): end for key, (_, end) in ends.items()})
+
+
+def unfinished_like(
+    con: Tables, desc: TableDescriptor, path: TablePath, becoming: str, buckets: int | None = None
+) -> Table:
+    """An empty table with another one's definition, which gets its name once it is complete.
+
+    Args:
+        path: near which it stands until then.
+        becoming: what it is to be, for its name; what is left of one that died is removed.
+    """
+    unfinished = TablePath(path.database, f"{path.table[:_NAME_MAX]}__{becoming}_of_{desc.table_id[:8]}")
+    with contextlib.suppress(TableNotFoundError):
+        con.drop_table(str(unfinished), purge=True)
+    made = con._created(dataclasses.replace(desc, path=unfinished, buckets=buckets or desc.buckets))
+    try:
+        _comment(made, desc)
     except BaseException:
         with contextlib.suppress(LakeheadError):
             con.drop_table(str(unfinished), purge=True)
         raise
-    ends = scan._read.pinned.log
-    return TableCopy(table, rows, {desc.tablet_id(key): end for key, (_, end) in ends.items()})
+    return made
 
 
 def _comment(made: Table, desc: TableDescriptor) -> None:

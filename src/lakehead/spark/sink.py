@@ -8,6 +8,8 @@ after a restart from an older checkpoint, is recognised for as long as the table
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -21,11 +23,14 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from lakehead.api.connection import Connection
+from lakehead.api.copying import unfinished_like
 from lakehead.client.staging import JobBatch
 from lakehead.config import TableProperties
 from lakehead.env.randomness import SystemRandomness
-from lakehead.errors import InvalidPropertyError, InvalidRequestError
+from lakehead.errors import InvalidPropertyError, InvalidRequestError, TableNotFoundError
 from lakehead.protocol.staging import StagedPart
+from lakehead.spark.connections import in_worker
 from lakehead.spark.options import given_options, names_of
 from lakehead.spark.staged_rows import Target
 from lakehead.types import WriteKind
@@ -125,6 +130,28 @@ class BatchWriter(DataSourceArrowWriter):
         self._options.target.handle.staging.discard(self._batch)
 
 
+class Overwriter(BatchWriter):
+    """One ``df.write.mode("overwrite")``: a table of the same definition gets the rows, and then the name."""
+
+    def __init__(self, table: str, options: WriteOptions, batch: JobBatch) -> None:
+        super().__init__(options, batch)
+        self._table = table
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        super().commit(messages)
+        target = self._options.target
+
+        def swap(con: Connection) -> None:
+            con.rename_table(target.table, self._table, swap=True)
+            con.drop_table(target.table, purge=True)
+
+        in_worker(target.uri, swap)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        with contextlib.suppress(TableNotFoundError):
+            in_worker(self._options.target.uri, lambda con: con.drop_table(self._options.target.table, purge=True))
+
+
 class StreamWriter(DataSourceStreamArrowWriter):
     """The micro-batches of one ``df.writeStream``."""
 
@@ -155,17 +182,23 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
 
     Raises:
         InvalidPropertyError: an option is missing, unknown or cannot be read.
-        InvalidRequestError: the mode is not append.
+        WrongTableKindError, SchemaMismatchError: the table does not take such rows.
     """
     options = WriteOptions.parse(given)
-    if overwrite:
-        raise InvalidRequestError(
-            f"mode('overwrite') is not there: call con.table({options.target.table!r}).truncate() and append; or write"
-            " another table and give it this one's name, with con.rename_table(..., swap=True)"
-        )
-    options.target.require_table(schema)
+    target = options.target
+    target.require_table(schema)
     run = f"run {SystemRandomness().uuid_hex()}"
-    return BatchWriter(options, JobBatch((options.job and f"job {options.job}") or run, options.batch))
+    if not overwrite:
+        return BatchWriter(options, JobBatch((options.job and f"job {options.job}") or run, options.batch))
+    if options.job is not None or target.columns is not None or target.operation == "delete":
+        raise InvalidPropertyError(
+            "mode('overwrite') writes all rows of a table: options job, batch, columns and operation are for"
+            " mode('append')"
+        )
+    desc = target.handle.desc
+    new = in_worker(target.uri, lambda con: unfinished_like(con, desc, desc.path, "overwrite"))
+    aside = dataclasses.replace(options, target=dataclasses.replace(target, table=new.name))
+    return Overwriter(target.table, aside, JobBatch(run))
 
 
 def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
