@@ -146,6 +146,7 @@ class Limits:
         buckets_max: buckets of one table.
         columns_max: columns of one table.
         exchanges_max: conversations that clients of one server hold open at once.
+        grants_max: privileges and roles that principals and roles of one server were granted.
         joined_bytes_max: rows of small batches that one server keeps in memory, joined to large ones; others are joined
             when they are read. 0 keeps none.
         lease_seconds: how long a pinned read that its process neither uses nor renews keeps what it holds from being
@@ -163,6 +164,7 @@ class Limits:
         tables_max: tables of one server.
         tablets_max: tablets of all tables of one server; no more than three quarters of the files that its process may
             hold open.
+        tokens_max: tokens of principals of one server that were not revoked.
         write_bytes_max: bytes of writes that one server works on at once; more are told to try again.
         writer_batches_max: batches that a writer holds until they are acknowledged; more must wait.
         writer_bytes_max: bytes of such batches.
@@ -172,6 +174,7 @@ class Limits:
     buckets_max: int = 1024
     columns_max: int = 2000
     exchanges_max: int = 4000
+    grants_max: int = 100_000
     joined_bytes_max: int = 128 << 20
     lease_seconds: float = LEASE_SECONDS
     leases_max: int = 10_000
@@ -186,6 +189,7 @@ class Limits:
     subscriptions_max: int = 1000
     tables_max: int = 10_000
     tablets_max: int = 100_000
+    tokens_max: int = 10_000
     write_bytes_max: int = 1 << 30
     writer_batches_max: int = 256
     writer_bytes_max: int = 64 << 20

@@ -163,7 +163,7 @@ class InvalidFileError(InvalidRequestError):
 
 
 class AuthenticationError(InvalidRequestError):
-    """The token is missing or wrong."""
+    """The token is missing, wrong, revoked or expired, or there is no certificate that says who one is."""
 
     code = 1019
 

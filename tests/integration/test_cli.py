@@ -459,3 +459,35 @@ def test_a_process_of_its_own_reads_standard_input(tmp_path: Path) -> None:
         done = subprocess.run(command, input=b"id\n1\n2\n", capture_output=True, timeout=WAIT_SECONDS, check=False)
         assert (done.returncode, done.stdout, done.stderr) == (0, b"2 rows appended to a.t\n", b"")
         assert table.scan().count() == 2
+
+
+def test_names_and_grants(server: tuple[str, subprocess.Popen[bytes]]) -> None:
+    at = ("--uri", server[0])
+    lakehead(*at, "table", "create", "shop.orders", "--schema", "id bigint")
+    (made,) = documents(*at, "token", "create", "report", "--expires", "1h")
+    token = lakehead(*at, "token", "create", "report").stdout.decode().strip()
+    assert made["token"].startswith(f"lh_{made['id']}_") and token != made["token"]
+    listed = documents(*at, "token", "list")
+    assert [(t["principal"], t["expires"] is None) for t in listed] == [("report", False), ("report", True)]
+    shown = lakehead(*at, "token", "list").stdout
+    assert b"never" in shown and token.rpartition("_")[2].encode() not in shown
+    assert lakehead(*at, "grant", "read, write", "shop.orders", "--to", "role:r").stdout.startswith(b"granted")
+    lakehead(*at, "grant", "role:r", "--to", "report")
+    assert documents(*at, "grant") == [
+        {"to": "role:r", "on": "shop.orders", "privileges": ["read", "write"]},
+        {"to": "report", "on": "role:r", "privileges": []},
+    ]
+    assert b"who may do all" in lakehead(*at, "whoami").stdout
+    (me,) = documents(*at, "whoami", LAKEHEAD_TOKEN=token)
+    assert (me["principal"], me["roles"], me["grants"][0]["on"]) == ("report", ["role:r"], "shop.orders")
+    assert b"shop.orders" in lakehead(*at, "whoami", LAKEHEAD_TOKEN=token).stdout
+    assert (
+        b"no privilege to manage"
+        in lakehead(*at, "table", "drop", "shop.orders", "--yes", code=2, LAKEHEAD_TOKEN=token).stderr
+    )
+    lakehead(*at, "revoke", "write", "shop.orders", "--from", "role:r", "-o", "json")
+    assert documents(*at, "grant")[0]["privileges"] == ["read"]
+    lakehead(*at, "token", "revoke", listed[1]["id"])
+    assert b"refused the token" in lakehead(*at, "whoami", code=2, LAKEHEAD_TOKEN=token).stderr
+    assert b"--to" in lakehead(*at, "grant", "read", "shop", code=2).stderr
+    assert b"--from" in lakehead(*at, "revoke", "read", "shop", code=2).stderr

@@ -19,9 +19,10 @@ import pytest
 import lakehead as lh
 from lakehead.client import channel, flight, patience
 from lakehead.client.flight import FlightEndpoint
-from lakehead.env import SystemThreads
+from lakehead.env import Env, SystemThreads
 from lakehead.protocol import messages as m
 from lakehead.server.admission import Bounded
+from lakehead.server.door import Door
 from lakehead.server.flight import FlightServer
 
 KV = pa.schema([("k", pa.int64()), ("a", pa.string())])
@@ -110,7 +111,8 @@ def test_a_server_that_lives_is_waited_for_up_to_a_bound(
 ) -> None:
     service = Slow()
     exchanges = Bounded(SystemThreads(), "exchanges_max", "conversations", 100)
-    serving = FlightServer(service, host="127.0.0.1", port=0, token="t", exchanges=exchanges)  # type: ignore[arg-type]
+    door = Door("t", None, Env.system())  # type: ignore[arg-type]
+    serving = FlightServer(service, host="127.0.0.1", port=0, door=door, exchanges=exchanges)  # type: ignore[arg-type]
     endpoint = FlightEndpoint("127.0.0.1", serving.port, token="t")
     probes = []
     lives = channel.Channel.lives

@@ -174,9 +174,9 @@ def test_the_command_line_speaks_tls(
         try:
             assert server.stdout is not None
             port = json.loads(server.stdout.readline())["uri"].rpartition(":")[2]
-            token = connections.connect(tmp_path / "data")
-            token.create_table("a.t", [("k", "int64")])
-            token.close()
+            with lh.connect(tmp_path / "data") as owner:
+                owner.create_table("a.t", [("k", "int64")])
+                owner.grant("describe", "a", to="spiffe://lake.test/cli")
             tls = ["--tls-ca", authority.ca, "--tls-cert", cert, "--tls-key", key]
             uri = ["--uri", f"lakehead://localhost:{port}"]
             done = subprocess.run([*lakehead, *tls, *uri, "table", "list"], capture_output=True, check=True)

@@ -12,21 +12,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
+from tests.mutation.mutant import Mutant
+from tests.mutation.of_access import OF_ACCESS
+
 ROOT = Path(__file__).parents[2]
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A change of one place, and the tests that must notice it."""
-
-    name: str
-    file: str
-    line: str
-    becomes: str
-    tests: str
 
 
 _COMMITS = "            self._committer.commit(self._log, frames)\n"
@@ -36,6 +27,7 @@ _OBSERVES = (
 _APPLIES = "            self._apply(frames, rows)\n"
 
 MUTANTS = (
+    *OF_ACCESS,
     Mutant(
         "publish a batch that is there already",
         "server/staging.py",
@@ -165,8 +157,8 @@ MUTANTS = (
     Mutant(
         "let an epoch go back",
         "server/named_writers.py",
-        "name.epoch = max(name.epoch, epoch)",
-        "name.epoch = epoch",
+        "if epoch >= name.epoch:",
+        "if epoch:",
         "tests/unit/server/test_named_writers.py",
     ),
     Mutant(

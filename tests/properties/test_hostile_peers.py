@@ -24,6 +24,8 @@ from lakehead.predicate import parse_predicate
 from lakehead.protocol import messages as m
 from lakehead.protocol.alterations import AddColumn, SetProperty
 from lakehead.protocol.codec import AnyCall, AnyStream, decode_call, decode_stream_request, encode
+from lakehead.protocol.grants import CreateToken, Grant, ListGrants, ListTokens, Revoke, RevokeToken, WhoAmI
+from lakehead.protocol.privileges import Privilege
 from lakehead.protocol.schemas import field_to_text
 from lakehead.protocol.staging import Publish, Stage, StagedPart, StagedTable, Unstage
 from lakehead.protocol.tiering import (
@@ -121,6 +123,13 @@ def requests(log: str, keyed: str, plain: str) -> list[tuple[AnyRequest, list[pa
     return [
         (Stage(**staged, attempt="a" * 32, number=0, write=append), bodies),
         (Publish(job="nightly", batch=1, tables=[StagedTable(table_id=log, parts=[part])], lasting=True), []),
+        (WhoAmI(), []),
+        (ListGrants(), []),
+        (ListTokens(), []),
+        (CreateToken(principal="etl", seconds=60), []),
+        (RevokeToken(id="a" * 16), []),
+        (Grant(to="etl", on="f", privileges=[Privilege.READ]), []),
+        (Revoke(to="role:r", on="*", privileges=[Privilege.ADMIN]), []),
         (Unstage(**staged), []),
         (m.Hello(), []),
         (m.CreateTable(info=info, if_not_exists=True), []),
@@ -239,7 +248,7 @@ def fuzz(seed: int, count: int) -> dict[str, int]:
             try:
                 send(server, request, attachments)
             except LakeheadError as e:
-                assert isinstance(request, m.DropTable | m.LakeInfo | ReportTiered | m.AdoptLake), e
+                assert isinstance(request, m.DropTable | m.LakeInfo | ReportTiered | m.AdoptLake | RevokeToken), e
         for case in range(seed, seed + count):
             r = random.Random(case)
             request, attachments = r.choice(good)

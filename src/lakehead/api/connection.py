@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lakehead.api.copying import TableCopy, copy_table
 from lakehead.api.display import Displayed
 from lakehead.api.folder import AttachedEndpoint, forget_folders, open_folder, release_folder, wait_stopped
+from lakehead.api.granting import Granting
 from lakehead.api.lake import TieringResult
 from lakehead.api.table import Table
 from lakehead.client.closable import ClosableEndpoint
@@ -37,6 +38,7 @@ from lakehead.errors import (
 from lakehead.format.defaults import first_schema
 from lakehead.format.schema import normalize_schema, validate_definition
 from lakehead.protocol import messages as m
+from lakehead.protocol.grants import TOKEN_PREFIX
 from lakehead.protocol.tiering import AskTieringStatus, TieringStatus
 from lakehead.types import Schemas, TableDescriptor, TablePath
 
@@ -68,9 +70,11 @@ def connect(
         target: a folder, served by this process unless a live process serves it already, to which the connection then
             attaches: when that process ends, this one serves the folder, or attaches to the one that does; or
             ``"lakehead://host:port"``.
-        token: what the server asks for. On one machine a client takes it from the files of this user.
+        token: what the server asks for, its own or a principal's. On one machine a client takes the server's from the
+            files of this user.
         tls_ca: PEM file of the authority that signed the server's certificate; makes the connection use TLS.
-        tls_cert: PEM file of a certificate of one's own, where the server asks for one.
+        tls_cert: PEM file of a certificate of one's own, where the server asks for one; without a token it says who
+            one is, by the URI that is its first name.
         tls_key: PEM file of that certificate's key, which this user alone can read.
         lake: where a folder's lake tables live; read when this process becomes the folder's server.
 
@@ -120,7 +124,9 @@ def open_server(uri: str, *, token: str | None, tls: Tls | None = None) -> Conne
     host, port = parse_uri(uri)
     if token is None and tls is None:  # a certificate is for a name
         host = local_host(host)
-    endpoint = _flight(host, port, token=token or FoundToken(host, port), tls=tls)
+    # Who shows a certificate is who that says, unless they say otherwise.
+    found = None if tls is not None and tls.chain is not None else FoundToken(host, port)
+    endpoint = _flight(host, port, token=token or found, tls=tls)
     try:
         endpoint.call(m.Hello())
     except LakeheadError:
@@ -132,8 +138,12 @@ def open_server(uri: str, *, token: str | None, tls: Tls | None = None) -> Conne
 
 
 def reopened(con: Connection) -> Connection:
-    """Another connection to a server that was started again, with another token: the one in this user's files."""
-    return open_server(con.uri, token=None, tls=con._given[1])
+    """Another connection to a server that was started again, with another token: the one in this user's files.
+
+    A principal's token is worth as much as before, and nobody takes another for it: that may be one of who may do all.
+    """
+    token, tls = con._given
+    return open_server(con.uri, token=token if token and token.startswith(TOKEN_PREFIX) else None, tls=tls)
 
 
 def parse_uri(uri: str) -> tuple[str, int]:
@@ -151,13 +161,13 @@ def parse_uri(uri: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _flight(host: str, port: int, *, token: str | FoundToken, tls: Tls | None) -> m.Endpoint:
+def _flight(host: str, port: int, *, token: str | FoundToken | None, tls: Tls | None) -> m.Endpoint:
     from lakehead.client.flight import FlightEndpoint
 
     return FlightEndpoint(host, port, token=token, tls=tls)
 
 
-class Connection(Displayed):
+class Connection(Displayed, Granting):
     """A connection to Lakehead. Thread-safe; also a context manager."""
 
     def __init__(self, endpoint: m.Endpoint, uri: str, folder: str | None) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from lakehead.api.display import Displayed
 from lakehead.api.table import Table
-from lakehead.errors import LakeheadError, TableExistsError, TableNotFoundError
+from lakehead.errors import LakeheadError, PermissionDeniedError, TableExistsError, TableNotFoundError
 from lakehead.types import TableDescriptor, TablePath, TabletId
 
 _NAME_MAX = 100
@@ -82,7 +82,7 @@ def unfinished_like(
         becoming: what it is to be, for its name; what is left of one that died is removed.
     """
     unfinished = TablePath(path.database, f"{path.table[:_NAME_MAX]}__{becoming}_of_{desc.table_id[:8]}")
-    with contextlib.suppress(TableNotFoundError):
+    with contextlib.suppress(TableNotFoundError, PermissionDeniedError):
         con.drop_table(str(unfinished), purge=True)
     made = con._created(dataclasses.replace(desc, path=unfinished, buckets=buckets or desc.buckets))
     try:

@@ -244,7 +244,8 @@ class FlightEndpoint:
                 gone=True,
             )
         return AuthenticationError(
-            f"the server at {self._address} refused the token: pass token= or run as the user that started it"
+            f"the server at {self._address} refused the token, which is missing, wrong, revoked or expired: pass"
+            " token=, or run as the user that started it"
         )
 
     def close(self) -> None:

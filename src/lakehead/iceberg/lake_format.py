@@ -7,12 +7,19 @@ import functools
 from pyiceberg.table import Table
 
 from lakehead.config import LakeConfig
-from lakehead.errors import CommitConflictError, FolderCopiedError, LakeheadError, UnavailableError
+from lakehead.errors import (
+    CommitConflictError,
+    FolderCopiedError,
+    LakeheadError,
+    PermissionDeniedError,
+    UnavailableError,
+)
 from lakehead.iceberg.catalog_state import CatalogLakeState
 from lakehead.iceberg.iceberg_table import IcebergLakeTable
 from lakehead.iceberg.lake_catalog import LakeCatalog, open_metadata
 from lakehead.lake.marks import OWNER
 from lakehead.protocol.messages import LakeReply
+from lakehead.protocol.privileges import Privilege
 from lakehead.types import TableDescriptor
 
 
@@ -25,6 +32,12 @@ class IcebergFormat:
 
     def open(self, desc: TableDescriptor, info: LakeReply) -> IcebergLakeTable:
         """See `LakeFormat.open`."""
+        if not info.may_commit:
+            raise PermissionDeniedError(
+                f"the catalog of the lake of {desc.path} is for those who may tier the table: ask who runs the server",
+                table=str(desc.path),
+                privilege=Privilege.TIER.value,
+            )
         catalog = LakeCatalog.open(info.catalog_name, info.catalog_properties)
 
         def load() -> Table:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from lakehead.protocol import messages as m
+from lakehead.protocol.grants import CreateToken, Grant, ListGrants, ListTokens, Revoke, RevokeToken, WhoAmI
 from lakehead.protocol.messages import ErrorReply, Message, R, Request, StreamHeader
 from lakehead.protocol.staging import Publish, Stage, Unstage
 from lakehead.protocol.tiering import AskTieringStatus, AskTieringWork, ReportTiered
@@ -17,6 +18,7 @@ AnyCall = (
     | m.TableNow | m.Write | m.OpenWriter | m.CloseWriter | m.Lookup | m.Get | m.Watermarks | m.TimestampsAt
     | m.OpenLeases | m.RenewLeases | m.LeasedLake | m.LakeInfo | m.AdoptLake | AskTieringWork | ReportTiered
     | AskTieringStatus | m.Truncate | Stage | Publish | Unstage
+    | WhoAmI | CreateToken | ListTokens | RevokeToken | Grant | Revoke | ListGrants
 )  # fmt: skip
 AnyStream = m.Read | m.ReadLive | m.Subscribe
 

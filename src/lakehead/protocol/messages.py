@@ -15,13 +15,13 @@ import pyarrow as pa
 
 from lakehead.config import LEASE_SECONDS
 from lakehead.protocol.alterations import Alteration
-from lakehead.protocol.privileges import Privilege
+from lakehead.protocol.privileges import Database, Privilege, Target
 from lakehead.protocol.table_info import Int64 as Int64
 from lakehead.protocol.table_info import Message as Message
 from lakehead.protocol.table_info import TableInfo as TableInfo
 from lakehead.types import TablePath, TabletKey, WriteKind
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 A_co = TypeVar("A_co", covariant=True)
 R = TypeVar("R", bound="Reply")
@@ -94,6 +94,11 @@ class Request(Message, Generic[A_co], frozen=True, kw_only=True, tag=True):
         """The tables that are asked for something, by id or by path."""
         return ()
 
+    @property
+    def needs(self) -> Sequence[tuple[Privilege, Target]]:
+        """What the sender must be allowed to do, and on what: all of it."""
+        return [(self.privilege, table) for table in self.about] or [(self.privilege, None)]
+
 
 class TableRequest(Request[A_co], Generic[A_co], frozen=True, kw_only=True):
     """Base of requests about one table. A server of another folder than ``folder_id``, if one is given, refuses it:
@@ -143,7 +148,7 @@ class HelloReply(Reply, frozen=True, kw_only=True):
 class Hello(Request[HelloReply], frozen=True, kw_only=True):
     """First words of a connection."""
 
-    privilege = Privilege.DESCRIBE
+    privilege = Privilege.USAGE
 
 
 class TableReply(Reply, frozen=True, kw_only=True):
@@ -156,7 +161,7 @@ class TableReply(Reply, frozen=True, kw_only=True):
 class CreateTable(Request[TableReply], frozen=True, kw_only=True):
     """Create a table; ``info.table_id`` is ignored."""
 
-    privilege = Privilege.ALTER
+    privilege = Privilege.CREATE
     info: TableInfo
     if_not_exists: bool
 
@@ -167,6 +172,10 @@ class CreateTable(Request[TableReply], frozen=True, kw_only=True):
     @property
     def about(self) -> Sequence[str | TablePath]:
         return (TablePath(self.info.database, self.info.table),)
+
+    @property
+    def needs(self) -> Sequence[tuple[Privilege, Target]]:
+        return [(self.privilege, Database(self.info.database))]
 
 
 class GetTable(NamedRequest[TableReply], frozen=True, kw_only=True):
@@ -184,12 +193,16 @@ class NamesReply(Reply, frozen=True, kw_only=True):
 
 
 class ListTables(Request[NamesReply], frozen=True, kw_only=True):
-    privilege = Privilege.DESCRIBE
+    """The tables that the sender may know of."""
+
+    privilege = Privilege.USAGE
     database: str | None
 
 
 class ListDatabases(Request[NamesReply], frozen=True, kw_only=True):
-    privilege = Privilege.DESCRIBE
+    """The databases that the sender may know of."""
+
+    privilege = Privilege.USAGE
 
 
 class Done(Reply, frozen=True, kw_only=True):
@@ -200,7 +213,7 @@ class AlterTable(TableRequest[TableReply], frozen=True, kw_only=True):
     """Change a table's definition: all of it, in this order, or nothing. It is refused when the table was altered since
     ``schema_id``."""
 
-    privilege = Privilege.ALTER
+    privilege = Privilege.MANAGE
     changes: list[Alteration]
 
     @property
@@ -211,7 +224,7 @@ class AlterTable(TableRequest[TableReply], frozen=True, kw_only=True):
 class RenameTable(NamedRequest[TableReply], frozen=True, kw_only=True):
     """Call a table something else; with ``swap`` the table of that name gets this one's, at once."""
 
-    privilege = Privilege.ALTER
+    privilege = Privilege.MANAGE
     to_database: str
     to_table: str
     swap: bool = False
@@ -228,6 +241,12 @@ class RenameTable(NamedRequest[TableReply], frozen=True, kw_only=True):
     def about(self) -> Sequence[str | TablePath]:
         return (self.path, TablePath(self.to_database, self.to_table))
 
+    @property
+    def needs(self) -> Sequence[tuple[Privilege, Target]]:
+        to: Target = TablePath(self.to_database, self.to_table)
+        there = (Privilege.MANAGE, to) if self.swap else (Privilege.CREATE, Database(self.to_database))
+        return [(Privilege.MANAGE, self.path), there]
+
 
 class TruncateReply(Reply, frozen=True, kw_only=True):
     """Ranges ``[0, end)`` of the tablets."""
@@ -242,14 +261,14 @@ class Truncate(TableRequest[TruncateReply], frozen=True, kw_only=True):
     them the log forgets what is below, as far as the lake holds that it is gone.
     """
 
-    privilege = Privilege.ALTER
+    privilege = Privilege.MANAGE
     ends: list[TabletRange] | None = None
 
 
 class DropTable(NamedRequest[Done], frozen=True, kw_only=True):
     """Drop a table and its log; with ``purge`` the lake table's files too."""
 
-    privilege = Privilege.ALTER
+    privilege = Privilege.MANAGE
     purge: bool
 
     @property
@@ -522,6 +541,11 @@ class LakeReply(Reply, frozen=True, kw_only=True):
     incarnation: str = ""
     owner: str = ""
     name: str = ""
+
+    @property
+    def may_commit(self) -> bool:
+        """Whether this is all of it, and not what those get who may not commit."""
+        return bool(self.catalog_name or self.catalog_properties)
 
     def for_reading(self) -> LakeReply:
         """The same for those who may not commit: without the catalog and its credentials."""

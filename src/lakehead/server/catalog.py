@@ -12,7 +12,8 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from lakehead.errors import LimitExceededError, TableExistsError
+from lakehead.errors import LimitExceededError, PermissionDeniedError, TableExistsError
+from lakehead.protocol.privileges import OF_MAKER, Privilege
 from lakehead.protocol.schemas import schema_to_text
 from lakehead.protocol.table_info import TableInfo
 from lakehead.types import TableDescriptor, TablePath
@@ -30,7 +31,9 @@ class _Definition(msgspec.Struct, frozen=True, tag=True):
 
 
 class CreateTable(_Definition, frozen=True, tag=True):
-    """Make a table, and its database where it is the first in it."""
+    """Make a table, and its database where it is the first in it. ``maker`` is granted what `OF_MAKER` says."""
+
+    maker: str = ""
 
 
 class AlterTable(_Definition, frozen=True, tag=True):
@@ -38,7 +41,8 @@ class AlterTable(_Definition, frozen=True, tag=True):
 
 
 class RenameTables(msgspec.Struct, frozen=True, tag=True):
-    """Call tables something else, all at once: they may have each other's names."""
+    """Call tables something else, all at once: they may have each other's names. Two that change places change grants:
+    whoever may read what a name means may read what it means then."""
 
     infos: list[TableInfo]
 
@@ -78,12 +82,18 @@ class CreatePartition(msgspec.Struct, frozen=True, tag=True):
 
 
 class RegisterWriter(msgspec.Struct, frozen=True, tag=True):
-    """Let somebody write under a name, and nobody else any more. ``epoch`` is planned: higher than any before."""
+    """Let somebody write under a name, and nobody else any more. ``epoch`` is planned: higher than any before.
+
+    The name is then ``owner``'s, a principal's, or nobody's in particular. Whose it was before keeps it, unless
+    ``taking`` it is allowed.
+    """
 
     table_id: str
     writer_id: bytes
     writers_max: int
     epoch: int = 0
+    owner: str = ""
+    taking: bool = True
 
 
 class EndWriter(msgspec.Struct, frozen=True, tag=True):
@@ -118,6 +128,57 @@ class EndPublication(msgspec.Struct, frozen=True, tag=True):
     at_us: int
 
 
+class AddToken(msgspec.Struct, frozen=True, tag=True):
+    """Know a principal by a token, of whose secret ``digest`` is the SHA-256; for ever, without ``expires_us``."""
+
+    id: str
+    principal: str
+    digest: bytes
+    created_us: int
+    expires_us: int | None
+    tokens_max: int
+
+
+class RemoveToken(msgspec.Struct, frozen=True, tag=True):
+    """Know nobody by it any more."""
+
+    id: str
+
+
+class GrantPrivileges(msgspec.Struct, frozen=True, tag=True):
+    """Let a principal or role do this in a database, or in all (``*``), or with a table, whose id is then given."""
+
+    grantee: str
+    database: str
+    table_id: str
+    privileges: list[str]
+    grants_max: int
+
+
+class RevokePrivileges(msgspec.Struct, frozen=True, tag=True):
+    """Take grants back, as far as they are there."""
+
+    grantee: str
+    database: str
+    table_id: str
+    privileges: list[str]
+
+
+class GiveRole(msgspec.Struct, frozen=True, tag=True):
+    """Let a principal do what a role may."""
+
+    principal: str
+    role: str
+    grants_max: int
+
+
+class TakeRole(msgspec.Struct, frozen=True, tag=True):
+    """Let it no more."""
+
+    principal: str
+    role: str
+
+
 Command = (
     CreateTable
     | AlterTable
@@ -131,8 +192,21 @@ Command = (
     | EndWriter
     | BeginPublication
     | EndPublication
+    | AddToken
+    | RemoveToken
+    | GrantPrivileges
+    | RevokePrivileges
+    | GiveRole
+    | TakeRole
 )
+CHANGES_ACCESS = (
+    CreateTable, DropTable, RenameTables, AddToken, RemoveToken, GrantPrivileges, RevokePrivileges, GiveRole, TakeRole,
+)  # fmt: skip
+"""Commands after which somebody may do something else than before."""
 C = TypeVar("C", bound=Command)
+_OF_TABLES = (
+    "tables", "schemas", "partitions", "writers", "writer_owners", "truncations", "publications", "grants",
+)  # fmt: skip
 
 
 def plan(db: sqlite3.Connection, command: C) -> C:
@@ -140,7 +214,9 @@ def plan(db: sqlite3.Connection, command: C) -> C:
 
     Raises:
         TableExistsError: a table of that name exists.
-        LimitExceededError: the table has had so many other named writers already.
+        LimitExceededError: the table has had so many other named writers already, or there are so many tokens, or
+            grants.
+        PermissionDeniedError: the writer's name is another's.
     """
     match command:
         case CreateTable(info=info):
@@ -170,8 +246,10 @@ def plan(db: sqlite3.Connection, command: C) -> C:
                     named_writers_max=command.writers_max,
                 )
             newest = "select epoch from writers where table_id = ? and writer_id = ?"
-            epoch = (_one(db, newest, command.table_id, command.writer_id) or 0) + 1
-            return msgspec.structs.replace(command, epoch=epoch)
+            epoch = _one(db, newest, command.table_id, command.writer_id)
+            if epoch is not None and not command.taking:
+                require_own_writer(writer_owner(db, command.table_id, command.writer_id), command.owner)
+            return msgspec.structs.replace(command, epoch=(epoch or 0) + 1)
         case BeginPublication(lasting=True):
             others = "select count(*) from publications where table_id = ? and job != ? and lasting"
             if any((_one(db, others, t, command.job) or 0) >= command.jobs_max for t in command.parts):
@@ -179,6 +257,19 @@ def plan(db: sqlite3.Connection, command: C) -> C:
                     f"{command.jobs_max:,} streaming queries have written to a table, the limit: let a query go on"
                     " from its checkpoint, instead of beginning a new one each time",
                     named_writers_max=command.jobs_max,
+                )
+        case AddToken():
+            if (_one(db, "select count(*) from tokens") or 0) >= command.tokens_max:
+                raise LimitExceededError(
+                    f"there are {command.tokens_max:,} tokens, the limit: revoke those that nobody uses",
+                    tokens_max=command.tokens_max,
+                )
+        case GrantPrivileges() | GiveRole():
+            count = sum(_one(db, f"select count(*) from {table}") or 0 for table in ("grants", "roles"))
+            if count >= command.grants_max:
+                raise LimitExceededError(
+                    f"there are {command.grants_max:,} grants, the limit: grant to roles, on databases",
+                    grants_max=command.grants_max,
                 )
     return command
 
@@ -191,6 +282,9 @@ def apply(db: sqlite3.Connection, position: int, command: Command) -> None:
             row = (info.table_id, info.database, info.table, msgspec.msgpack.encode(info))
             db.execute("insert into tables values (?, ?, ?, ?)", row)
             db.executemany("insert into schemas values (?, ?, ?)", [(info.table_id, *s) for s in command.schemas])
+            if command.maker:
+                of_maker = [(command.maker, "", info.table_id, p.value) for p in OF_MAKER]
+                db.executemany("insert or ignore into grants values (?, ?, ?, ?)", of_maker)
         case AlterTable(info=info):
             db.execute("update tables set info = ? where table_id = ?", (msgspec.msgpack.encode(info), info.table_id))
             schemas = [(info.table_id, *s) for s in command.schemas]
@@ -203,8 +297,14 @@ def apply(db: sqlite3.Connection, position: int, command: Command) -> None:
                 db.execute("insert or ignore into databases values (?)", (path.database,))
                 sql = "update tables set database = ?, name = ?, info = ? where table_id = ?"
                 db.execute(sql, (path.database, path.table, stored, info.table_id))
+            if len(infos) == 2:
+                one, other = (info.table_id for info in infos)
+                held = db.execute("select * from grants where table_id in (?, ?)", (one, other)).fetchall()
+                db.execute("delete from grants where table_id in (?, ?)", (one, other))
+                changed = [(to, d, other if t == one else one, privilege) for to, d, t, privilege in held]
+                db.executemany("insert into grants values (?, ?, ?, ?)", changed)
         case DropTable():
-            for table in ("tables", "schemas", "partitions", "writers", "truncations", "publications"):
+            for table in _OF_TABLES:
                 db.execute(f"delete from {table} where table_id = ?", (command.table_id,))
             db.execute("insert or ignore into dropped values (?)", (command.folder,))
         case TruncateTable():
@@ -223,6 +323,12 @@ def apply(db: sqlite3.Connection, position: int, command: Command) -> None:
                 " on conflict(table_id, writer_id) do update set epoch = ?3",
                 (command.table_id, command.writer_id, command.epoch),
             )
+            if command.owner:
+                own = (command.table_id, command.writer_id, command.owner)
+                db.execute("insert or replace into writer_owners values (?, ?, ?)", own)
+            else:
+                sql = "delete from writer_owners where table_id = ? and writer_id = ?"
+                db.execute(sql, (command.table_id, command.writer_id))
         case EndWriter():
             db.execute(
                 "update writers set acked_through = max(acked_through, ?)"
@@ -244,7 +350,40 @@ def apply(db: sqlite3.Connection, position: int, command: Command) -> None:
                 " where table_id = ? and job = ?",
                 (command.batch, command.sequence, command.at_us, command.table_id, command.job),
             )
+        case AddToken():
+            token = (command.id, command.principal, command.digest, command.created_us, command.expires_us)
+            db.execute("insert into tokens values (?, ?, ?, ?, ?)", token)
+        case RemoveToken():
+            db.execute("delete from tokens where id = ?", (command.id,))
+        case GrantPrivileges():
+            on = (command.grantee, command.database, command.table_id)
+            given = [(*on, privilege) for privilege in command.privileges]
+            db.executemany("insert or ignore into grants values (?, ?, ?, ?)", given)
+        case RevokePrivileges():
+            sql = "delete from grants where grantee = ? and database = ? and table_id = ? and privilege = ?"
+            on = (command.grantee, command.database, command.table_id)
+            db.executemany(sql, [(*on, privilege) for privilege in command.privileges])
+        case GiveRole():
+            db.execute("insert or ignore into roles values (?, ?)", (command.principal, command.role))
+        case TakeRole():
+            db.execute("delete from roles where principal = ? and role = ?", (command.principal, command.role))
     db.execute("insert or replace into meta values ('position', ?)", (str(position),))
+
+
+def writer_owner(db: sqlite3.Connection, table_id: str, writer_id: bytes) -> str:
+    """The principal whose a writer's name is; no text where it is nobody's in particular."""
+    sql = "select owner from writer_owners where table_id = ? and writer_id = ?"
+    found = db.execute(sql, (table_id, writer_id)).fetchone()
+    return "" if found is None else str(found[0])
+
+
+def require_own_writer(owner: str, sender: str) -> None:
+    """Raises: PermissionDeniedError: a writer's name is another's than who sends a request."""
+    if owner != sender:
+        raise PermissionDeniedError(
+            "the writer_id is another's: use one of your own, or have who may manage the table open it",
+            privilege=Privilege.MANAGE.value,
+        )
 
 
 def position(db: sqlite3.Connection) -> int:

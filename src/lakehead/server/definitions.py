@@ -6,6 +6,8 @@ import dataclasses
 import logging
 from collections.abc import Callable, Collection
 
+import msgspec
+
 from lakehead.config import Limits, TableProperties
 from lakehead.env import Env
 from lakehead.errors import (
@@ -20,6 +22,7 @@ from lakehead.errors import (
 from lakehead.format.defaults import first_schema
 from lakehead.format.schema import require_small_schema, validate_definition
 from lakehead.protocol import messages as m
+from lakehead.protocol.privileges import Database, Privilege
 from lakehead.protocol.table_choice import TableChoice
 from lakehead.protocol.tiering import (
     AskTieringStatus,
@@ -31,6 +34,7 @@ from lakehead.protocol.tiering import (
     TieringStatus,
     TieringWork,
 )
+from lakehead.server.access import Caller, authorize, may
 from lakehead.server.alteration import altered
 from lakehead.server.catalog import CreateTable
 from lakehead.server.lake_state import LakeState
@@ -71,7 +75,7 @@ class Definitions:
         self._fence = fence
         self._create_lock = env.threads.lock()
 
-    def create(self, request: m.CreateTable) -> m.TableReply:
+    def create(self, request: m.CreateTable, caller: Caller) -> m.TableReply:
         """See `CreateTable`."""
         asked = request.info.descriptor()
         if asked.former:
@@ -106,6 +110,7 @@ class Definitions:
                 pass
             else:
                 self._require_same(existing, desc, if_not_exists=request.if_not_exists)
+                authorize(caller, Privilege.DESCRIBE, existing.table_id)
                 if existing.lake is not None:
                     # A crash between the two steps below leaves a table without its lake table: made up for here.
                     self._lake_state().create(existing)
@@ -114,7 +119,7 @@ class Definitions:
             lake = self._lake_state() if desc.lake is not None else None
             if lake is not None:
                 self._vacate(desc.path)
-            self._metadata.submit(CreateTable.of(desc))
+            self._metadata.submit(msgspec.structs.replace(CreateTable.of(desc), maker=caller.principal))
             if lake is not None:
                 try:
                     lake.create(desc)
@@ -150,17 +155,17 @@ class Definitions:
                 self._follow(new)
         return self._reply(new)
 
-    def rename(self, request: m.RenameTable) -> m.TableReply:
+    def rename(self, request: m.RenameTable, caller: Caller) -> m.TableReply:
         """See `RenameTable`."""
         to = request.to
         with self._create_lock:
             self._fence()
-            desc = self._metadata.table(request.path)
+            desc = self._named(request.path, caller, Privilege.MANAGE)
             if to == desc.path:
                 return self._reply(desc)
             tables = [desc.renamed(to)]
             if request.swap:
-                tables.append(self._metadata.table(to).renamed(desc.path))
+                tables.append(self._named(to, caller, Privilege.MANAGE).renamed(desc.path))
             with_lake = [t for t in tables if t.lake is not None]
             for table in with_lake:
                 self._vacate(table.path)
@@ -218,21 +223,43 @@ class Definitions:
                 table=str(asked.path),
             )
 
-    def get(self, request: m.GetTable) -> m.TableReply:
+    def _named(self, path: TablePath, caller: Caller, privilege: Privilege) -> TableDescriptor:
+        """The table that has a name now, which may be another than had it when the request was let in.
+
+        Raises:
+            TableNotFoundError: there is none; a new name of it is said to those who may know that.
+            PermissionDeniedError: the caller may not do this to it.
+        """
+        try:
+            desc = self._metadata.table(path)
+        except TableNotFoundError as e:
+            now = e.context.get("now")
+            if now is None or may(caller, Privilege.DESCRIBE, TablePath.parse(str(now))):
+                raise
+            raise TableNotFoundError(f"there is no table {path}", table=str(path)) from None
+        authorize(caller, privilege, desc.table_id)
+        return desc
+
+    def get(self, request: m.GetTable, caller: Caller) -> m.TableReply:
         """See `GetTable`."""
-        return self._reply(self._tables.in_force(self._metadata.table(request.path)))
+        return self._reply(self._tables.in_force(self._named(request.path, caller, Privilege.DESCRIBE)))
 
-    def list_tables(self, request: m.ListTables) -> m.NamesReply:
+    def list_tables(self, request: m.ListTables, caller: Caller) -> m.NamesReply:
         """See `ListTables`."""
-        return m.NamesReply(names=[str(t.path) for t in self._metadata.tables(request.database)])
+        return m.NamesReply(names=[str(t.path) for t in self._known(caller, Privilege.DESCRIBE, request.database)])
 
-    def list_databases(self, request: m.ListDatabases) -> m.NamesReply:
+    def _known(self, caller: Caller, privilege: Privilege, database: str | None = None) -> list[TableDescriptor]:
+        """The tables to which a caller may do this."""
+        return [t for t in self._metadata.tables(database) if may(caller, privilege, t.table_id)]
+
+    def list_databases(self, _: m.ListDatabases, caller: Caller) -> m.NamesReply:
         """See `ListDatabases`."""
-        return m.NamesReply(names=self._metadata.databases())
+        names = self._metadata.databases()
+        return m.NamesReply(names=[name for name in names if may(caller, Privilege.USAGE, Database(name))])
 
-    def drop(self, request: m.DropTable) -> m.Done:
+    def drop(self, request: m.DropTable, caller: Caller) -> m.Done:
         """See `DropTable`."""
-        desc = self._metadata.table(request.path)
+        desc = self._named(request.path, caller, Privilege.MANAGE)
         with self._create_lock, self._tables.leaving(desc.table_id):
             self._fence()
             # The lake first: whatever a crash leaves, dropping again goes on from there.
@@ -263,28 +290,30 @@ class Definitions:
         self._maintenance.round_reported(table_id)
         return m.Done()
 
-    def tiering_work(self, request: AskTieringWork) -> TieringWork:
+    def tiering_work(self, request: AskTieringWork, caller: Caller) -> TieringWork:
         """See `AskTieringWork`."""
+        # Nobody speaks for a job of another principal.
+        job_id = f"{caller.principal} {request.job_id}" if request.job_id and caller.principal else request.job_id
         if request.leaving:
-            self._jobs.leave(request.job_id)
+            self._jobs.leave(job_id)
             return TieringWork(tables=[])
         self._fence()
         chosen = TableChoice.of(request.tables)
-        wanted = {t.table_id: t for t in self._metadata.tables(None) if t.lake is not None and str(t.path) in chosen}
+        allowed = self._known(caller, Privilege.TIER)
+        wanted = {t.table_id: t for t in allowed if t.lake is not None and str(t.path) in chosen}
         for table_id in request.without:
             wanted.pop(table_id, None)
         own: Collection[str] = wanted.keys()
         if request.job_id:
-            own = self._jobs.ask(
-                request.job_id, request.name, number=request.number, wants=wanted.keys(), has=request.has
-            )
+            has = [t for t in request.has if may(caller, Privilege.TIER, t)]
+            own = self._jobs.ask(job_id, request.name, number=request.number, wants=wanted.keys(), has=has)
         ends = {live.desc.table_id: live.log_end for live in self._tables.open_tables()}
         return TieringWork(tables=[_tiered(t, ends.get(i)) for i, t in wanted.items() if i in own])
 
-    def tiering_status(self, request: AskTieringStatus) -> TieringStatus:
+    def tiering_status(self, request: AskTieringStatus, caller: Caller) -> TieringStatus:
         """See `AskTieringStatus`."""
         jobs = [JobInfo(name=job.name, tables=n, silent_seconds=silent) for job, n, silent in self._jobs.listed()]
-        tables = [(str(t.path), self._jobs.rounds(t.table_id)) for t in self._metadata.tables(None)]
+        tables = [(str(t.path), self._jobs.rounds(t.table_id)) for t in self._known(caller, Privilege.DESCRIBE)]
         return TieringStatus(
             jobs=jobs,
             tables=[

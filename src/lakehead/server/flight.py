@@ -8,8 +8,6 @@ Errors in calls are an `ErrorReply`; in streams they are a Flight error whose ``
 
 from __future__ import annotations
 
-import dataclasses
-import hmac
 import logging
 import threading
 import weakref
@@ -21,30 +19,37 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from lakehead.env.tls import Tls
-from lakehead.errors import ClosedError, InvalidRequestError, LakeheadError, UnavailableError
+from lakehead.errors import AuthenticationError, ClosedError, InvalidRequestError, LakeheadError, UnavailableError
 from lakehead.protocol.alignment import StreamHeaders
 from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, require_same_version, send, unwrap, wrap
 from lakehead.protocol.codec import decode_call, decode_stream_request, encode
 from lakehead.protocol.messages import ErrorReply
-from lakehead.server.access import TOKEN_HOLDER, Caller
+from lakehead.server.access import Caller
 from lakehead.server.admission import Bounded
+from lakehead.server.door import Door
 from lakehead.server.service import Service
 
 _ENDED = (StopIteration, fl.FlightError, pa.ArrowException)
 _log = logging.getLogger("lakehead.server")
 TOKEN_HEADER = "authorization"
+_ANSWERED = (fl.FlightMethod.DO_EXCHANGE, fl.FlightMethod.DO_GET)
 MESSAGE_BYTES_MAX = 1 << 30
 """Attachments of one request, together; each is bounded by `Limits.batch_bytes_max` too."""
 
 
-class _Token(fl.ServerMiddlewareFactory):
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}"
+class _Presented(fl.ServerMiddleware):
+    def __init__(self, token: str | None) -> None:
+        self.token = token
 
-    def start_call(self, info: Any, headers: Mapping[str, Sequence[str]]) -> None:
-        given = next((v[0] for k, v in headers.items() if k.lower() == TOKEN_HEADER and v), "")
-        if not hmac.compare_digest(str(given).encode(), self._expected.encode()):
-            raise fl.FlightUnauthenticatedError("the token is missing or wrong")
+
+class _Credentials(fl.ServerMiddlewareFactory):
+    """Keeps what a call presents for `Door.let_in`, which knows from where it comes."""
+
+    def start_call(self, info: Any, headers: Mapping[str, Sequence[str]]) -> _Presented:
+        if info.method not in _ANSWERED:
+            raise fl.FlightUnauthenticatedError("this server answers DoExchange and DoGet alone")
+        given = next((v[0] for k, v in headers.items() if k.lower() == TOKEN_HEADER and v), None)
+        return _Presented(None if given is None else str(given).removeprefix("Bearer "))
 
 
 def _error_reply(e: BaseException) -> ErrorReply:
@@ -63,7 +68,7 @@ class FlightServer(fl.FlightServerBase):
     """Serves a `Service` on one address until `stop`."""
 
     def __init__(
-        self, service: Service, *, host: str, port: int, token: str, exchanges: Bounded, tls: Tls | None = None
+        self, service: Service, *, host: str, port: int, door: Door, exchanges: Bounded, tls: Tls | None = None
     ) -> None:
         """Listen, with ``tls`` to those alone who speak it, and have a certificate where it names authorities.
 
@@ -72,13 +77,14 @@ class FlightServer(fl.FlightServerBase):
         """
         self._service = service
         self._exchanges = exchanges
+        self._door = door
         how: dict[str, Any] = {}
         if tls is not None:
             how = {"tls_certificates": [(tls.chain, tls.key)], "verify_client": tls.authorities is not None}
             how |= {} if tls.authorities is None else {"root_certificates": tls.authorities}
         try:
             location = f"{'grpc' if tls is None else 'grpc+tls'}://{host}:{port}"
-            super().__init__(location, middleware={"token": _Token(token)}, **how)
+            super().__init__(location, middleware={"credentials": _Credentials()}, **how)
         except (pa.ArrowException, OSError) as e:
             raise InvalidRequestError(f"cannot listen on {host}:{port}: is the port in use? ({e})") from e
         # It listens from here on. `serve` would only wait, and take over the process's signal handlers.
@@ -107,8 +113,8 @@ class FlightServer(fl.FlightServerBase):
         self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor, reader: Any, writer: Any
     ) -> None:
         try:
-            caller = _caller(context)
-            held = self._exchanges.take(peer=caller.peer)
+            caller = self._caller(context)
+            held = self._exchanges.take(peer=caller.share)
             try:
                 writer.begin(ATTACHMENT_SCHEMA)
                 self._answer_all(reader, writer, caller)
@@ -116,6 +122,13 @@ class FlightServer(fl.FlightServerBase):
                 self._exchanges.give_back(held)
         except LakeheadError as e:
             raise _flight_error(self._error(e)) from e
+
+    def _caller(self, context: fl.ServerCallContext) -> Caller:
+        token = context.get_middleware("credentials").token
+        try:
+            return self._door.let_in(token, context.peer_identity().decode(errors="replace"), context.peer())
+        except AuthenticationError as e:
+            raise fl.FlightUnauthenticatedError(e.message) from e
 
     def _answer_all(self, reader: Any, writer: Any, caller: Caller) -> None:
         for request, attachments in _requests(reader):
@@ -129,8 +142,9 @@ class FlightServer(fl.FlightServerBase):
             send(writer, wrap(answer, parts))
 
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
+        caller = self._caller(context)
         try:
-            stream = self._service.stream(decode_stream_request(ticket.ticket), _caller(context))
+            stream = self._service.stream(decode_stream_request(ticket.ticket), caller)
         except msgspec.DecodeError as e:
             raise _flight_error(_error_reply(InvalidRequestError(f"not a request of this version: {e}"))) from e
         except Exception as e:
@@ -149,11 +163,6 @@ class FlightServer(fl.FlightServerBase):
                 stream.close()
 
         return fl.GeneratorStream(stream.schema, batches())
-
-
-def _caller(context: fl.ServerCallContext) -> Caller:
-    """Whoever holds the token, by the connection that they came by."""
-    return dataclasses.replace(TOKEN_HOLDER, peer=context.peer())
 
 
 def _end_with_process(server: FlightServer) -> None:

@@ -14,6 +14,7 @@ from lakehead.env.folder_lock import FolderLock
 from lakehead.env.place import Place
 from lakehead.env.tls import read_tls
 from lakehead.server.admission import Bounded
+from lakehead.server.door import Door
 from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.flight import FlightServer
 from lakehead.server.lake_state import LakeState
@@ -74,12 +75,11 @@ class ServerHost:
             lock.release()
             raise
         self.endpoint = LocalEndpoint(self.service)
+        door = Door(self.token, self.service.principals, env)
         try:
             ways = [(config.host, config.port, tls)] + ([] if tls is None else [(_LOOPBACK, 0, None)])
             for host, port, how in ways:
-                listening = FlightServer(
-                    self.service, host=host, port=port, token=self.token, exchanges=exchanges, tls=how
-                )
+                listening = FlightServer(self.service, host=host, port=port, door=door, exchanges=exchanges, tls=how)
                 self._flights.append(listening)
                 self._kept.append(KeptToken(host, listening.port, self.service.folder_id, self.token))
             self.port: int = self._flights[0].port

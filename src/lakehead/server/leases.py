@@ -18,6 +18,7 @@ from lakehead.env import Env
 from lakehead.errors import OverloadedError
 from lakehead.log import LogView
 from lakehead.protocol.messages import LEASE_JOINT, LakeUse
+from lakehead.server.access import EMBEDDED_OWNER, Caller
 from lakehead.types import TabletKey
 
 
@@ -29,6 +30,7 @@ class _Lease:
     planned: bool
     used: float
     holder: str
+    principal: str
 
 
 class Leases:
@@ -48,13 +50,13 @@ class Leases:
         lake: LakeUse | None,
         *,
         planned: bool = False,
-        holder: str = "",
+        caller: Caller = EMBEDDED_OWNER,
     ) -> str:
         """A new lease on these views.
 
         Args:
             planned: nobody renews it.
-            holder: who asks. Where there is no room, who holds most loses the one that was not used the longest to
+            caller: whose it is. Where there is no room, who holds most loses the one that was not used the longest to
                 whoever holds less than half as many.
 
         Raises:
@@ -63,42 +65,45 @@ class Leases:
         with self._lock:
             self._end_unused()
             if len(self._open) >= self._limits.leases_max:
-                self._make_room(holder)
+                self._make_room(caller.share)
             if len(self._open) >= self._limits.leases_max:
                 raise OverloadedError(
                     f"{len(self._open)} pinned reads are open, the limit of this server: let go of scans that are done",
                     leases_max=self._limits.leases_max,
                 )
             lease = self._randomness.uuid_hex()
-            self._open[lease] = _Lease(table_id, views, lake, planned, self._clock.monotonic(), holder)
+            used = self._clock.monotonic()
+            self._open[lease] = _Lease(table_id, views, lake, planned, used, caller.share, caller.principal)
             return lease
 
-    def renew(self, leases: Iterable[str]) -> None:
-        """Count leases as used now; those that are over are passed by."""
+    def renew(self, leases: Iterable[str], principal: str = "") -> None:
+        """Count leases as used now; those that are over, or another principal's, are passed by."""
         with self._lock:
             now = self._clock.monotonic()
             for lease in leases:
                 held = self._open.get(lease)
-                if held is not None:
+                if held is not None and held.principal == principal:
                     held.used = now
 
-    def views(self, table_id: str, lease: str | None) -> Mapping[TabletKey, LogView]:
-        """What a lease holds of a table; nothing when it is over."""
+    def views(self, table_id: str, lease: str | None, principal: str = "") -> Mapping[TabletKey, LogView]:
+        """What a lease of a principal holds of a table; nothing when it is over, or another's."""
         if lease is None:
             return {}
         with self._lock:
             for part in lease.split(LEASE_JOINT):
                 held = self._open.get(part)
-                if held is not None and held.table_id == table_id:
+                if held is not None and held.table_id == table_id and held.principal == principal:
                     held.used = self._clock.monotonic()
                     return held.views
             return {}
 
-    def release(self, leases: Iterable[str]) -> None:
-        """End leases; those that are over already are passed by."""
+    def release(self, leases: Iterable[str], principal: str = "") -> None:
+        """End leases; those that are over already, or another principal's, are passed by."""
         with self._lock:
             for lease in leases:
-                self._open.pop(lease, None)
+                held = self._open.get(lease)
+                if held is not None and held.principal == principal:
+                    del self._open[lease]
 
     def lake_uses(self, table_id: str) -> list[LakeUse]:
         """What reads of a table use of its lake table, each once."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -56,6 +56,15 @@ create table if not exists publications(
     table_id text not null, job text not null, batch integer not null default -1, begun integer, parts blob,
     sequence integer not null default 0, lasting integer not null, at_us integer not null default 0,
     primary key(table_id, job));
+create table if not exists writer_owners(
+    table_id text not null, writer_id blob not null, owner text not null, primary key(table_id, writer_id));
+create table if not exists tokens(
+    id text primary key, principal text not null, digest blob not null, created_us integer not null,
+    expires_us integer);
+create table if not exists grants(
+    grantee text not null, database text not null, table_id text not null, privilege text not null,
+    primary key(grantee, database, table_id, privilege));
+create table if not exists roles(principal text not null, role text not null, primary key(principal, role));
 create table if not exists dropped(folder text primary key);
 create table if not exists incarnations(id text primary key, own integer not null);
 """
@@ -75,8 +84,34 @@ class Publication(msgspec.Struct, frozen=True):
     lasting: bool = False
 
 
+class Token(msgspec.Struct, frozen=True):
+    """By what a principal is known: its SHA-256; for ever, without ``expires_us``."""
+
+    id: str
+    principal: str
+    digest: bytes
+    created_us: int
+    expires_us: int | None
+
+    def __repr__(self) -> str:
+        return f"Token({self.id!r}, {self.principal!r})"
+
+
+class GrantRow(msgspec.Struct, frozen=True):
+    """One privilege in a database, or in all (``*``), or with a table, whose id is then given."""
+
+    grantee: str
+    database: str
+    table_id: str
+    privilege: str
+
+
 class MetadataStore:
-    """The catalog of one data folder."""
+    """The catalog of one data folder.
+
+    Attributes:
+        access_version: grows with each change of who may do what, before the call that makes it returns.
+    """
 
     def __init__(
         self,
@@ -99,6 +134,7 @@ class MetadataStore:
         self._lock = env.threads.lock()
         self._path = path
         self._closed = False
+        self.access_version = 0
         try:
             self._db = env.storage.open_database(path)
             self._check_version()
@@ -275,10 +311,18 @@ class MetadataStore:
         Raises:
             TableExistsError, LimitExceededError: see `catalog.plan`.
         """
-        with self._transaction() as db:
-            planned = catalog.plan(db, command)
-            catalog.apply(db, catalog.position(db) + 1, planned)
+        try:
+            with self._transaction() as db:
+                planned = catalog.plan(db, command)
+                catalog.apply(db, catalog.position(db) + 1, planned)
             return planned
+        finally:
+            self._note_access(command)
+
+    def _note_access(self, command: catalog.Command) -> None:
+        if isinstance(command, catalog.CHANGES_ACCESS):
+            with self._lock:
+                self.access_version += 1
 
     def apply(self, position: int, command: catalog.Command) -> None:
         """Take a command that another catalog has planned: how a copy of it follows.
@@ -294,6 +338,7 @@ class MetadataStore:
                     path=self._path,
                 )
             catalog.apply(db, position, command)
+        self._note_access(command)
 
     def dropped_folders(self) -> list[str]:
         """Folders of tables that were dropped, of which something may still be there."""
@@ -341,6 +386,40 @@ class MetadataStore:
         """The newest epoch of a named writer, 0 when it was never opened."""
         rows = self._rows("select epoch from writers where table_id = ? and writer_id = ?", table_id, writer_id)
         return int(rows[0][0]) if rows else 0
+
+    def writer_owner(self, table_id: str, writer_id: bytes) -> str:
+        """See `catalog.writer_owner`."""
+        rows = self._rows("select owner from writer_owners where table_id = ? and writer_id = ?", table_id, writer_id)
+        return str(rows[0][0]) if rows else ""
+
+    def token(self, token_id: str) -> Token | None:
+        """A token that was not revoked."""
+        rows = self._rows("select id, principal, digest, created_us, expires_us from tokens where id = ?", token_id)
+        return Token(*rows[0]) if rows else None
+
+    def tokens(self) -> list[Token]:
+        """Those that were not revoked, by principal and age."""
+        sql = "select id, principal, digest, created_us, expires_us from tokens order by principal, created_us, id"
+        return [Token(*row) for row in self._rows(sql)]
+
+    def roles(self, principal: str) -> list[str]:
+        """What roles a principal has."""
+        rows = self._rows("select role from roles where principal = ? order by role", principal)
+        return [str(role) for (role,) in rows]
+
+    def role_members(self) -> list[tuple[str, str]]:
+        """Every principal that has a role, and the role."""
+        return [(str(p), str(r)) for p, r in self._rows("select principal, role from roles order by role, principal")]
+
+    def grants(self, grantees: Sequence[str] | None = None) -> list[GrantRow]:
+        """What some principals and roles were granted, or all."""
+        some = "" if grantees is None else f"where grantee in ({','.join('?' * len(grantees))})"
+        sql = f"select grantee, database, table_id, privilege from grants {some} order by 1, 2, 3, 4"
+        return [GrantRow(*row) for row in self._rows(sql, *(grantees or ()))]
+
+    def paths(self) -> dict[str, TablePath]:
+        """What every table is called, by its id."""
+        return {str(i): TablePath(d, n) for i, d, n in self._rows("select table_id, database, name from tables")}
 
 
 def require_tablets(metadata: MetadataStore, table: TablePath, more: int, limits: Limits) -> None:

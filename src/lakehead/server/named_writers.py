@@ -12,7 +12,7 @@ from lakehead.errors import InvalidRequestError, WriterFencedError
 from lakehead.format.frame import WRITER_ID_BYTES, Content, WriterStamp
 from lakehead.log.writers import Answer, sequence_conflict
 from lakehead.protocol.messages import CloseWriter, OpenWriter, TabletRef, WriterReply
-from lakehead.server.catalog import EndWriter, RegisterWriter
+from lakehead.server.catalog import EndWriter, RegisterWriter, require_own_writer
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.tables import LiveTable
 from lakehead.types import Epoch, TabletKey
@@ -23,9 +23,10 @@ _EVERY_SEQUENCE = 2**63
 @dataclass
 class _Name:
     """``newest`` is the greatest sequence that any tablet had when this epoch or server began; ``under_way`` counts the
-    writes of each epoch that were let in and have not ended."""
+    writes of each epoch that were let in and have not ended. ``owner`` is the principal that opened it last."""
 
     epoch: Epoch
+    owner: str
     newest: int = -1
     under_way: Counter[int] = field(default_factory=Counter)
 
@@ -40,16 +41,18 @@ class NamedWriters:
         self._ended = threads.condition()
 
     @contextmanager
-    def writing(self, table: LiveTable, stamp: WriterStamp, content: Content) -> Iterator[None]:
+    def writing(self, table: LiveTable, stamp: WriterStamp, content: Content, principal: str = "") -> Iterator[None]:
         """A batch of a named writer is written inside. Its successor is not told anything before that has ended.
 
         Raises:
+            PermissionDeniedError: another principal opened it last.
             WriterFencedError: a newer writer of the name was opened.
             InvalidRequestError: it was not opened.
             SequenceConflictError: the batch that landed under its number, in any tablet, was another one.
         """
         name = self._name(table, stamp.writer_id)
         with self._lock:
+            require_own_writer(name.owner, principal)
             if stamp.epoch < name.epoch:
                 raise WriterFencedError(
                     f"a newer writer (epoch {name.epoch}) with the same writer_id has taken over: stop this one",
@@ -74,7 +77,8 @@ class NamedWriters:
         key = (table.desc.table_id, writer_id)
         known = self._names.get(key)
         if known is None:
-            fresh = _Name(self._metadata.writer_epoch(*key), _newest(table, writer_id))
+            owner = self._metadata.writer_owner(*key)
+            fresh = _Name(self._metadata.writer_epoch(*key), owner, _newest(table, writer_id))
             with self._lock:
                 known = self._names.get(key)
                 if known is None:
@@ -83,11 +87,18 @@ class NamedWriters:
                         self._names[key] = fresh
         return known
 
-    def open(self, table: LiveTable, request: OpenWriter, *, writers_max: int) -> WriterReply:
+    def open(
+        self, table: LiveTable, request: OpenWriter, *, writers_max: int, principal: str = "", taking: bool = True
+    ) -> WriterReply:
         """Fence whoever writes under a name, and say what a successor goes on after: the last batch that is in every
         tablet it went to.
 
+        Args:
+            principal: whose the name is from now on.
+            taking: whether it may be another's before.
+
         Raises:
+            PermissionDeniedError: it is another's.
             InvalidRequestError: the id is none.
             LimitExceededError: the table has had too many names.
             LakeheadError: a tablet takes no writes, after a failure perhaps, which left open what is on disk.
@@ -95,11 +106,13 @@ class NamedWriters:
         writer_id = request.writer_id
         if len(writer_id) != WRITER_ID_BYTES:
             raise InvalidRequestError(f"a writer id has {WRITER_ID_BYTES} bytes, this one {len(writer_id)}")
-        epoch = self._metadata.submit(RegisterWriter(request.table_id, writer_id, writers_max)).epoch
+        register = RegisterWriter(request.table_id, writer_id, writers_max, owner=principal, taking=taking)
+        epoch = self._metadata.submit(register).epoch
         with self._lock:
-            name = self._names.setdefault((request.table_id, writer_id), _Name(epoch))
+            name = self._names.setdefault((request.table_id, writer_id), _Name(epoch, principal))
             # Of two that open at once either may come here first: what was given out last stays.
-            name.epoch = max(name.epoch, epoch)
+            if epoch >= name.epoch:
+                name.epoch, name.owner = epoch, principal
         self._ended.wait_for(lambda: not self._is_writing(name, before=epoch))
         with self._lock:
             for old in [e for e in name.under_way if e < epoch]:
@@ -125,8 +138,13 @@ class NamedWriters:
         told = [t.writers.acked_through(writer_id) for t in table.tablets.values()]
         return max(*told, self._metadata.writer_acked_through(table.desc.table_id, writer_id), -1)
 
-    def close(self, request: CloseWriter) -> None:
-        """Note what a named writer had seen answered when it ended; nothing happens when it is fenced."""
+    def close(self, request: CloseWriter, principal: str = "") -> None:
+        """Note what a named writer had seen answered when it ended; nothing happens when it is fenced.
+
+        Raises:
+            PermissionDeniedError: another principal opened it last.
+        """
+        require_own_writer(self._metadata.writer_owner(request.table_id, request.writer_id), principal)
         self._metadata.submit(EndWriter(request.table_id, request.writer_id, request.epoch, request.acked_through))
 
 

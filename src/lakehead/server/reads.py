@@ -20,6 +20,7 @@ from lakehead.format.ipc_message import read_received
 from lakehead.format.joins import require_answer
 from lakehead.format.plain import has_plain_rows, plain_key
 from lakehead.protocol import messages as m
+from lakehead.server.access import Caller
 from lakehead.server.admission import Bounded
 from lakehead.server.leases import Leases
 from lakehead.server.metadata import MetadataStore
@@ -157,11 +158,11 @@ class Reads:
         times = [None if tablet is None else tablet.timestamp_at(start) for tablet, start in tablets]
         return m.TimestampsReply(now_us=self._clock.now_us(), timestamps_us=times)
 
-    def open_leases(self, request: m.OpenLeases, peer: str = "") -> m.LeasesReply:
+    def open_leases(self, request: m.OpenLeases, caller: Caller) -> m.LeasesReply:
         """See `OpenLeases`."""
         if any(t.lake is not None and len(t.lake.metadata) > _ADDRESS_MAX for t in request.tables):
             raise InvalidRequestError(f"the address of a lake table's version has at most {_ADDRESS_MAX} characters")
-        self._leases.release(request.release)
+        self._leases.release(request.release, caller.principal)
         self._fence()
         live = [self._tables.get(t.table_id) for t in request.tables]
         tables = [sorted(table.answering().items()) for table in live]
@@ -174,18 +175,18 @@ class Reads:
         try:
             for asked, tablets, views in zip(request.tables, tables, seen, strict=True):
                 held = {key: view for key, (view, _, _) in views.items()}
-                lease = self._leases.open(asked.table_id, held, asked.lake, planned=request.planned, holder=peer)
+                lease = self._leases.open(asked.table_id, held, asked.lake, planned=request.planned, caller=caller)
                 states = [self._tablet_state(k, t, held[k].log_start_offset, *views[k][1:]) for k, t in tablets]
                 opened.append(m.Lease(lease=lease, tablets=states))
         except OverloadedError:
-            self._leases.release([held.lease for held in opened])
+            self._leases.release([held.lease for held in opened], caller.principal)
             raise
         return m.LeasesReply(leases=opened, seconds=self._limits.lease_seconds)
 
-    def renew_leases(self, request: m.RenewLeases) -> m.Done:
+    def renew_leases(self, request: m.RenewLeases, caller: Caller) -> m.Done:
         """See `RenewLeases`."""
-        self._leases.release(request.release)
-        self._leases.renew(request.leases)
+        self._leases.release(request.release, caller.principal)
+        self._leases.renew(request.leases, caller.principal)
         return m.Done()
 
     def leased_lake(self, request: m.LeasedLake) -> m.LakeUsesReply:
@@ -194,16 +195,17 @@ class Reads:
 
     # ---- streams ----------------------------------------------------------------------------------------------
 
-    def stream(self, request: m.Read | m.ReadLive | m.Subscribe, peer: str = "") -> ServerStream:
+    def stream(self, request: m.Read | m.ReadLive | m.Subscribe, caller: Caller) -> ServerStream:
         """Open a stream."""
+        share = caller.share
         if isinstance(request, m.Subscribe):
             return self._counted(
-                self._subscriptions, peer, lambda: open_subscription(self._tables.get(request.table_id), request)
+                self._subscriptions, share, lambda: open_subscription(self._tables.get(request.table_id), request)
             )
-        return self._counted(self._reads, peer, lambda: self._read(request))
+        return self._counted(self._reads, share, lambda: self._read(request, caller.principal))
 
-    def _read(self, request: m.Read | m.ReadLive) -> ServerStream:
-        leased = self._leases.views(request.table_id, request.lease)
+    def _read(self, request: m.Read | m.ReadLive, principal: str) -> ServerStream:
+        leased = self._leases.views(request.table_id, request.lease, principal)
         table = self._tables.get(request.table_id)
         return (
             open_read(table, request, leased) if isinstance(request, m.Read) else open_read_live(table, request, leased)

@@ -19,18 +19,21 @@ from lakehead.errors import FolderCopiedError
 from lakehead.log.checkpoint import USUAL_CHECKPOINTS, CheckpointPolicy
 from lakehead.log.joined import JoinedRoom
 from lakehead.protocol import messages as m
+from lakehead.protocol.grants import CreateToken, Grant, ListGrants, ListTokens, Revoke, RevokeToken, WhoAmI
 from lakehead.protocol.privileges import Privilege
 from lakehead.protocol.staging import Publish, Stage, Unstage
 from lakehead.protocol.tiering import AskTieringStatus, AskTieringWork, ReportTiered
-from lakehead.server.access import Caller, authorize
+from lakehead.server.access import Caller, authorize, may
 from lakehead.server.committer import Committers, local_committer
 from lakehead.server.definitions import Definitions
+from lakehead.server.grants import Grants
 from lakehead.server.incarnations import unfenced
 from lakehead.server.lake_state import LakeState
 from lakehead.server.leases import Leases
 from lakehead.server.maintenance import Maintenance
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.placement import Home, everything_here
+from lakehead.server.principals import Principals
 from lakehead.server.reads import Reads
 from lakehead.server.staging import Staging
 from lakehead.server.streams import ServerStream
@@ -108,6 +111,8 @@ class Service:
             limits=limits,
             fence=fence,
         )
+        self.principals = Principals(self._metadata, env.clock)
+        self._grants = Grants(self._metadata, env, limits)
         self._reads = Reads(self._metadata, self._tables, self._leases, env=env, limits=limits, fence=fence)
         self.closing = False
         self._handlers: dict[type[m.Request[Any]], _Handler] = {}
@@ -127,38 +132,53 @@ class Service:
 
     def _answer_all(self) -> None:
         definitions, writes, reads, staging = self._definitions, self._writes, self._reads, self._staging
+        grants = self._grants
         self._answer(m.Hello, self._hello)
-        self._answer(m.CreateTable, definitions.create)
-        self._answer(m.GetTable, definitions.get)
-        self._answer(m.ListTables, definitions.list_tables)
-        self._answer(m.ListDatabases, definitions.list_databases)
-        self._answer(m.DropTable, definitions.drop)
+        self._answer_to(m.CreateTable, definitions.create)
+        self._answer_to(m.GetTable, definitions.get)
+        self._answer_to(m.ListTables, definitions.list_tables)
+        self._answer_to(m.ListDatabases, definitions.list_databases)
+        self._answer_to(m.DropTable, definitions.drop)
         self._answer(m.AlterTable, definitions.alter)
-        self._answer(m.RenameTable, definitions.rename)
+        self._answer_to(m.RenameTable, definitions.rename)
         self._answer(m.TableNow, definitions.now)
         self._answer(m.Truncate, definitions.truncate)
         self._answer(ReportTiered, definitions.report_tiered)
         self._answer(m.AdoptLake, definitions.adopt_lake)
-        self._answer(AskTieringWork, definitions.tiering_work)
-        self._answer(AskTieringStatus, definitions.tiering_status)
-        self._answer(m.OpenWriter, writes.open_writer)
-        self._answer(m.CloseWriter, writes.close_writer)
+        self._answer_to(AskTieringWork, definitions.tiering_work)
+        self._answer_to(AskTieringStatus, definitions.tiering_status)
+        self._answer_to(m.OpenWriter, writes.open_writer)
+        self._answer_to(m.CloseWriter, writes.close_writer)
         self._answer(Publish, staging.publish)
         self._answer(Unstage, staging.unstage)
         self._answer(m.Get, reads.get)
         self._answer(m.Watermarks, reads.watermarks)
         self._answer(m.TimestampsAt, reads.timestamps_at)
-        self._answer(m.RenewLeases, reads.renew_leases)
+        self._answer_to(m.OpenLeases, reads.open_leases)
+        self._answer_to(m.RenewLeases, reads.renew_leases)
         self._answer(m.LeasedLake, reads.leased_lake)
-        self._handlers[m.LakeInfo] = lambda request, _, caller: (self._lake_info(request, caller), [])
-        self._handlers[m.Write] = lambda request, attachments, _: (writes.write(request, attachments), [])
+        self._answer_to(m.LakeInfo, self._lake_info)
+        self._answer_to(WhoAmI, grants.who_am_i)
+        self._answer(CreateToken, grants.create_token)
+        self._answer(ListTokens, grants.list_tokens)
+        self._answer(RevokeToken, grants.revoke_token)
+        self._answer(Grant, grants.grant)
+        self._answer(Revoke, grants.revoke)
+        self._answer_to(ListGrants, grants.list_grants)
+        self._handlers[m.Write] = lambda request, attachments, caller: (
+            writes.write(request, attachments, caller.principal),
+            [],
+        )
         self._handlers[Stage] = lambda request, attachments, _: (staging.stage(request, attachments), [])
-        self._handlers[m.OpenLeases] = lambda request, _, caller: (reads.open_leases(request, caller.peer), [])
         self._handlers[m.Lookup] = lambda request, attachments, _: reads.lookup(request, attachments)
 
     def _answer(self, kind: type[m.Request[m.R]], handler: Callable[[Any], m.R]) -> None:
         """Have a function answer what has no attachments and is the same for all callers."""
         self._handlers[kind] = lambda request, _, __: (handler(request), [])
+
+    def _answer_to(self, kind: type[m.Request[m.R]], handler: Callable[[Any, Caller], m.R]) -> None:
+        """Have a function answer what has no attachments, and is not the same for all callers."""
+        self._handlers[kind] = lambda request, _, caller: (handler(request, caller), [])
 
     def call(
         self, request: m.Request[m.R], attachments: Sequence[pa.Buffer], caller: Caller
@@ -179,8 +199,8 @@ class Service:
 
     def _require(self, request: m.Request[Any], caller: Caller) -> None:
         """That the caller may ask this, and asks of this folder."""
-        for table in request.about or (None,):
-            authorize(caller, request.privilege, table)
+        for privilege, target in request.needs:
+            authorize(caller, privilege, target)
         if isinstance(request, m.TableRequest | Publish) and request.folder_id not in ("", self.folder_id):
             raise FolderCopiedError(
                 "this server serves another copy of the data folder than the one that the table was opened in: open the"
@@ -193,7 +213,10 @@ class Service:
         """Open a stream; errors as in `call`."""
         self._require(request, caller)
         assert isinstance(request, m.Read | m.ReadLive | m.Subscribe)
-        return shielded(lambda: self._reads.stream(request, caller.peer), undo=ServerStream.close)
+        stream = shielded(lambda: self._reads.stream(request, caller), undo=ServerStream.close)
+        if caller.principal:  # what was granted may be taken back while it lasts
+            stream.allowed_by(lambda: self._require(request, caller))
+        return stream
 
     def close(self) -> None:
         """End subscriptions, close all tablets cleanly, release the files."""
@@ -216,4 +239,4 @@ class Service:
 
     def _lake_info(self, request: m.LakeInfo, caller: Caller) -> m.LakeReply:
         found = self._definitions.lake_info(request)
-        return found if Privilege.TIER in caller.privileges else found.for_reading()
+        return found if may(caller, Privilege.TIER, request.table_id) else found.for_reading()

@@ -37,15 +37,27 @@ class ServerStream:
     def __init__(self, schema: pa.Schema, open_items: Callable[[Callable[[], bool]], Iterator[Item]]) -> None:
         self._on_close: list[Callable[[], None]] = []  # first: one that is interrupted here is collected, too
         self._closed = False
+        self._require_allowed: Callable[[], None] | None = None
         self._open_items = open_items
         self.schema = schema
 
     def __iter__(self) -> Iterator[Item]:
-        return self._open_items(lambda: self._closed)
+        return self.items(lambda: False)
 
     def items(self, gone: Callable[[], bool]) -> Iterator[Item]:
         """Iterate until closed or until ``gone()``, which is asked now and then."""
-        return self._open_items(lambda: self._closed or gone())
+        items = self._open_items(lambda: self._closed or gone())
+        return items if self._require_allowed is None else self._while_allowed(items, self._require_allowed)
+
+    @staticmethod
+    def _while_allowed(items: Iterator[Item], require: Callable[[], None]) -> Iterator[Item]:
+        for item in items:
+            require()
+            yield item
+
+    def allowed_by(self, require: Callable[[], None]) -> None:
+        """Have `items` ask before each item whether its reader may have it, and end with the error that this raises."""
+        self._require_allowed = require
 
     def on_close(self, call: Callable[[], None]) -> None:
         """Have something done when the stream is closed: twice, perhaps, if that is interrupted."""

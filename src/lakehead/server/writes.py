@@ -25,6 +25,8 @@ from lakehead.format.frame import WRITE_KINDS, Content, FrameBody, WriterStamp, 
 from lakehead.format.nulls import required_columns
 from lakehead.format.storable import check_storable
 from lakehead.protocol import messages as m
+from lakehead.protocol.privileges import Privilege
+from lakehead.server.access import Caller, may
 from lakehead.server.admission import Bounded
 from lakehead.server.group_commit import PendingWrite
 from lakehead.server.metadata import MetadataStore, require_tablets
@@ -56,8 +58,8 @@ class Writes:
         self._writers = NamedWriters(metadata, threads)
         self._bytes = Bounded(threads, "write_bytes_max", "bytes of writes", limits.write_bytes_max)
 
-    def write(self, request: m.Write, attachments: Sequence[pa.Buffer]) -> m.WriteReply:
-        """See `Write`."""
+    def write(self, request: m.Write, attachments: Sequence[pa.Buffer], principal: str = "") -> m.WriteReply:
+        """See `Write`; named writers are those of the principal."""
         table = self._tables.get(request.table_id)
         parts = self.checked(table, request, attachments)
         stamp = _common_stamp(request, [body for body, _ in parts])
@@ -66,7 +68,7 @@ class Writes:
             if stamp is None:
                 return self._write_parts(table, request, parts, None)
             content = _whole_content(request, [rows for _, rows in parts])
-            with self._writers.writing(table, stamp, content):
+            with self._writers.writing(table, stamp, content, principal):
                 return self._write_parts(table, request, parts, content)
         finally:
             self._bytes.give_back(held)
@@ -231,14 +233,16 @@ class Writes:
             raise errors[0]
         return offsets
 
-    def open_writer(self, request: m.OpenWriter) -> m.WriterReply:
-        """See `OpenWriter`."""
+    def open_writer(self, request: m.OpenWriter, caller: Caller) -> m.WriterReply:
+        """See `OpenWriter`. Who may manage the table may take a name that is another's."""
         table = self._tables.get(request.table_id)
-        return self._writers.open(table, request, writers_max=self._limits.named_writers_max)
+        taking = may(caller, Privilege.MANAGE, request.table_id)
+        limit = self._limits.named_writers_max
+        return self._writers.open(table, request, writers_max=limit, principal=caller.principal, taking=taking)
 
-    def close_writer(self, request: m.CloseWriter) -> m.Done:
+    def close_writer(self, request: m.CloseWriter, caller: Caller) -> m.Done:
         """See `CloseWriter`."""
-        self._writers.close(request)
+        self._writers.close(request, caller.principal)
         return m.Done()
 
 

@@ -24,6 +24,7 @@ from lakehead.errors import (
     TableNotFoundError,
     UnavailableError,
 )
+from lakehead.protocol.grants import TOKEN_PREFIX
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -117,6 +118,8 @@ def _connected(uri: str) -> Connection:
     try:
         return open_server(uri, token=token, tls=tls)
     except AuthenticationError:
+        if token is not None and token.startswith(TOKEN_PREFIX):
+            raise  # what is found instead may be of who may do more
         # The server was restarted with another one: on its machine it stands in this user's files.
         return open_server(uri, token=None, tls=tls)
 

@@ -24,7 +24,22 @@ from lakehead.protocol.codec import (
     decode_stream_request,
     encode,
 )
-from lakehead.protocol.privileges import Privilege
+from lakehead.protocol.grants import (
+    CreateToken,
+    Grant,
+    Granted,
+    GrantsReply,
+    ListGrants,
+    ListTokens,
+    Revoke,
+    RevokeToken,
+    TokenInfo,
+    TokenReply,
+    TokensReply,
+    WhoAmI,
+    WhoAmIReply,
+)
+from lakehead.protocol.privileges import EVERYTHING, Database, Privilege
 from lakehead.protocol.staging import Publish, Published, Stage, StagedPart, StagedTable, Unstage
 from lakehead.protocol.tiering import (
     AskTieringStatus,
@@ -57,6 +72,7 @@ REF = m.TabletRef(partition="day=2024-01-01&r=%2F", bucket=3)
 RANGE = m.TabletRange(partition="", bucket=0, start=0, end=2**62)
 ROUND = RoundInfo(job="h:1", snapshot_id=1, records=2, rows=2, deletes=0, files=1, bytes=10, seconds={"plan": 0.1})
 WRITE = m.Write(table_id="t1", kind="delete", tablets=[REF], checksums=[2**32 - 1], columns=["søk"])
+GRANTED = Granted(to="role:readers", on="*", privileges=["read"])
 CALLS: list[m.Request[Any]] = [
     m.Hello(),
     m.CreateTable(info=INFO, if_not_exists=True),
@@ -91,6 +107,13 @@ CALLS: list[m.Request[Any]] = [
     AskTieringWork(job_id="j", name="host:1", number=2, tables=["shop.*"], has=["t"], without=[], leaving=False),
     ReportTiered(table_id="t1", round=ROUND),
     AskTieringStatus(),
+    WhoAmI(),
+    ListGrants(),
+    ListTokens(),
+    CreateToken(principal="etl", seconds=3600.5),
+    RevokeToken(id="a" * 16),
+    Grant(to="etl", on="shop.orders", privileges=[Privilege.READ, Privilege.TIER]),
+    Revoke(to="etl", on="role:readers", privileges=[]),
 ]
 STREAMS: list[m.Request[m.Stream]] = [
     m.Read(table_id="t1", ranges=[RANGE], columns=["søk", "__offset"], predicate=b"\x00\xff"),
@@ -134,6 +157,11 @@ REPLIES: list[m.Reply] = [
         incarnation="f/1/s",
         owner="o",
     ),
+    WhoAmIReply(name="etl", principal="etl", roles=["role:readers"], grants=[GRANTED]),
+    WhoAmIReply(name="a holder", principal=None, roles=[], grants=[]),
+    GrantsReply(grants=[GRANTED]),
+    TokensReply(tokens=[TokenInfo(id="a" * 16, principal="etl", created_us=1, expires_us=None, expired=False)]),
+    TokenReply(id="a" * 16, token="lh_a_b"),
     m.ErrorReply(code=1001, message="é", context={"table": "a", "n": 1, "f": 0.5, "b": True, "none": None}),
 ]
 
@@ -172,7 +200,7 @@ def test_no_message_is_left_out() -> None:
 
 def test_what_is_repeated_after_a_lost_connection() -> None:
     once = {type(r).__name__ for r in CALLS if not r.idempotent}
-    assert once == {"AlterTable", "DropTable", "OpenWriter", "RenameTable"}
+    assert once == {"AlterTable", "CreateToken", "DropTable", "OpenWriter", "RenameTable", "RevokeToken"}
     assert not m.CreateTable(info=INFO, if_not_exists=False).idempotent
     left = AskTieringWork(job_id="j", name="host:1", number=3, tables=None, has=[], without=[], leaving=True)
     assert not left.idempotent, "nobody waits for a server that is away to be told that it was left"
@@ -182,19 +210,33 @@ def test_every_request_says_what_it_needs() -> None:
     needed = {type(r).__name__: r.privilege for r in (*CALLS, *STREAMS)}
     by_privilege = {p: sorted(n for n, q in needed.items() if q is p) for p in Privilege}
     assert by_privilege == {
-        Privilege.DESCRIBE: ["AskTieringStatus", "GetTable", "Hello", "ListDatabases", "ListTables", "TableNow"],
+        Privilege.USAGE: ["Hello", "ListDatabases", "ListGrants", "ListTables", "WhoAmI"],
+        Privilege.DESCRIBE: ["AskTieringStatus", "GetTable", "TableNow"],
         Privilege.READ: [
             "Get", "LakeInfo", "Lookup", "OpenLeases", "Read", "ReadLive", "RenewLeases", "Subscribe", "TimestampsAt",
             "Watermarks",
         ],
         Privilege.WRITE: ["CloseWriter", "OpenWriter", "Publish", "Stage", "Unstage", "Write"],
         Privilege.TIER: ["AskTieringWork", "LeasedLake", "ReportTiered"],
-        Privilege.ALTER: ["AlterTable", "CreateTable", "DropTable", "RenameTable", "Truncate"],
-        Privilege.ADMIN: ["AdoptLake"],
+        Privilege.CREATE: ["CreateTable"],
+        Privilege.MANAGE: ["AlterTable", "DropTable", "RenameTable", "Truncate"],
+        Privilege.ADMIN: ["AdoptLake", "CreateToken", "Grant", "ListTokens", "Revoke", "RevokeToken"],
     }  # fmt: skip
-    nameless = {type(r).__name__ for r in (*CALLS, *STREAMS) if not r.about}
-    of_all = {"AskTieringStatus", "AskTieringWork", "Hello", "ListDatabases", "ListTables"}
-    assert nameless == of_all | {"RenewLeases"}, "leases are secrets"
+    anything = {type(r).__name__ for r in (*CALLS, *STREAMS) if (r.privilege, None) in r.needs}
+    told_what_they_may = {"AskTieringStatus", "AskTieringWork", "ListDatabases", "ListGrants", "ListTables"}
+    assert anything == told_what_they_may | {"Hello", "WhoAmI", "RenewLeases"}, "leases are their openers'"
+    others = {type(r).__name__: list(r.needs) for r in CALLS if set(r.needs) != {(r.privilege, t) for t in r.about}}
+    assert {name: needs for name, needs in others.items() if name not in anything} == {
+        "CreateTable": [(Privilege.CREATE, Database("shop"))],
+        **{name: [(Privilege.ADMIN, EVERYTHING)] for name in ("CreateToken", "ListTokens", "RevokeToken", "Revoke")},
+        "Grant": [(Privilege.ADMIN, TablePath("shop", "orders"))],
+    }
+    rename = m.RenameTable(database="a", table="t", to_database="b", to_table="t")
+    assert list(rename.needs) == [(Privilege.MANAGE, TablePath("a", "t")), (Privilege.CREATE, Database("b"))]
+
+
+def test_tokens_are_not_shown() -> None:
+    assert "secret" not in repr(TokenReply(id="a", token="lh_a_secret"))
 
 
 def test_numbers_beyond_64_bits_are_refused() -> None:

@@ -17,7 +17,7 @@ from lakehead.env.randomness import SeededRandomness
 from lakehead.errors import PermissionDeniedError
 from lakehead.protocol import messages as m
 from lakehead.protocol.codec import AnyCall, AnyStream
-from lakehead.protocol.privileges import Privilege
+from lakehead.protocol.privileges import Database, Privilege
 from lakehead.protocol.staging import Publish, StagedTable
 from lakehead.server.access import EMBEDDED_OWNER, TOKEN_HOLDER, Caller
 from lakehead.server.endpoint import LocalEndpoint
@@ -70,6 +70,7 @@ def requests(table_id: str) -> list[m.Request[Any]]:
         "job": "q", "batch": 0, "attempt": "0" * 32, "parts": [], "lasting": True,
         "write": m.Write(table_id=table_id, kind="upsert", tablets=[], checksums=[], columns=["k"]),
         "to_database": "d", "to_table": "t", "tablet": m.TabletRef(partition="", bucket=0), "key": [1],
+        "principal": "p", "id": "i", "to": "p", "on": "d.t", "privileges": [Privilege.READ],
     }  # fmt: skip
     of_tables: dict[Any, list[Any]] = {
         m.OpenLeases: [m.LeasedTable(table_id=table_id, lake=None)],
@@ -91,8 +92,9 @@ def test_no_request_is_answered_to_whom_it_is_not_allowed(service: Service) -> N
             else:
                 service.call(request, [], nobody)
         assert raised.value.context["privilege"] == request.privilege.value
-        tables = [str(t) for t in request.about]
-        assert raised.value.context.get("table") == (tables[0] if tables else None)
+        first = next(t for p, t in request.needs if p is request.privilege)
+        named = None if first is None or isinstance(first, Database) else str(first)
+        assert raised.value.context.get("table") == named
     assert LocalEndpoint(service).call(m.ListTables(database=None))[0].names == ["d.t"], "and nothing was done"
 
 

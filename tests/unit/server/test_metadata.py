@@ -22,19 +22,26 @@ from lakehead.errors import (
     CorruptionError,
     FencedError,
     LimitExceededError,
+    PermissionDeniedError,
     StorageError,
     TableExistsError,
     TableNotFoundError,
     UnsupportedFormatError,
 )
 from lakehead.server.catalog import (
+    AddToken,
     Command,
     CreatePartition,
     CreateTable,
     DropTable,
     EndWriter,
     ForgetFolder,
+    GiveRole,
+    GrantPrivileges,
     RegisterWriter,
+    RemoveToken,
+    RevokePrivileges,
+    TakeRole,
 )
 from lakehead.server.metadata import FORMAT_VERSION, MetadataStore
 from lakehead.testing.storage import FaultyStorage
@@ -244,6 +251,7 @@ def tables_of(path: str) -> dict[str, list[tuple[object, ...]]]:
     """What the catalog holds, but for which folder it is of."""
     with contextlib.closing(sqlite3.connect(path)) as db:
         names = ("databases", "tables", "schemas", "partitions", "writers", "dropped")
+        names += ("writer_owners", "tokens", "grants", "roles")
         kept = {name: sorted(db.execute(f"select * from {name}").fetchall()) for name in names}
         return kept | {"position": db.execute("select value from meta where name = 'position'").fetchall()}
 
@@ -253,7 +261,7 @@ def test_planned_commands_make_the_same_catalog_anywhere(tmp_path: Path, seed: i
     draws = random.Random(seed)
     leader, standby = (MetadataStore(str(tmp_path / f"{name}.db"), env(seed)) for name in ("leader", "standby"))
     planned: list[Command] = []
-    for n in range(60):
+    for n in range(200):
         table = f"t{draws.randrange(4)}"
         command = draws.choice([
             CreateTable.of(named(f"d{n % 2}.{table}", table)),
@@ -262,8 +270,15 @@ def test_planned_commands_make_the_same_catalog_anywhere(tmp_path: Path, seed: i
             CreatePartition(table, f"p={draws.randrange(3)}"),
             RegisterWriter(table, bytes([draws.randrange(3)]), 2),
             EndWriter(table, bytes([draws.randrange(3)]), draws.randrange(3), n),
+            RegisterWriter(table, bytes([draws.randrange(3)]), 2, owner=f"p{n % 2}", taking=n % 3 > 0),
+            AddToken(f"token-{n}", f"p{n % 2}", bytes(32), n, None if n % 3 else n + 1, 5),
+            RemoveToken(f"token-{draws.randrange(60)}"),
+            GrantPrivileges(f"p{n % 2}", *draws.choice([("*", ""), ("d1", ""), ("", table)]), ["read", "tier"], 50),
+            RevokePrivileges(f"p{n % 2}", *draws.choice([("*", ""), ("d1", ""), ("", table)]), ["tier"]),
+            GiveRole(f"p{n % 2}", "role:r", 50),
+            TakeRole(f"p{n % 2}", "role:r"),
         ])  # fmt: skip
-        with contextlib.suppress(TableExistsError, LimitExceededError, StorageError):
+        with contextlib.suppress(TableExistsError, LimitExceededError, StorageError, PermissionDeniedError):
             planned.append(leader.submit(command))
     for position, command in enumerate(planned, 1):
         again = msgspec.msgpack.decode(msgspec.msgpack.encode(command), type=Command)
