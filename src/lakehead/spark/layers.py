@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -27,12 +27,16 @@ from lakehead.format.schema import nearest_name
 from lakehead.protocol.staging import StagedPart
 from lakehead.spark.connections import connection_of
 from lakehead.spark.staged_rows import Target, stage_frame
+from lakehead.spark.types import arrow_schema, spark_schema
 from lakehead.types import WriteKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+SMALL_ROWS = 20_000
+"""A micro-batch after one of so many rows passes through the driver: tasks in Python cost more than its rows do. Spark
+stops what would be too much for it (``spark.driver.maxResultSize``)."""
 _QUERY = "sql.streaming.queryId"
 """Property that Spark sets where a micro-batch runs."""
 
@@ -48,9 +52,11 @@ class Layers:
     `lakehead.Connection.create_table`, and mean nothing for a table that is there.
     """
 
-    def __init__(self, con: Connection, batch: JobBatch) -> None:
+    def __init__(self, con: Connection, batch: JobBatch, *, small: bool = False) -> None:
+        """``small`` has rows pass through the driver, which costs less than tasks do as long as they are few."""
         self._con = con
         self._batch = batch
+        self._small = small
         self._writes: list[_Write] = []
 
     def append(self, table: str, df: DataFrame, **definition: Any) -> None:
@@ -80,7 +86,7 @@ class Layers:
 
         Args:
             df: the keys, and the columns that are named; several rows of a key count as if they were one after the
-                other. Its rows come to the driver: aggregate them before.
+                other, so they need not be grouped before. One row a key and task comes to the driver.
         """
         how = {c: "sum" for c in sum} | {c: "min" for c in min} | {c: "max" for c in max}
         if not how or len(how) < len(sum) + len(min) + len(max):
@@ -105,22 +111,25 @@ class Layers:
             return 0
         for write in self._writes:
             write.target.require_table(write.df.schema)
-        tables = {w.target.table: handle_of(self._con.table(w.target.table)) for w in self._writes}
+        tables = {w.target.table: self._con.table(w.target.table) for w in self._writes}
         parts: dict[str, list[StagedPart]] = {}
         try:
-            for write, staged in zip(self._writes, self._staged(), strict=True):
+            for write, staged in zip(self._writes, self._staged(tables), strict=True):
                 parts.setdefault(write.target.table, []).extend(staged)
         except BaseException:
-            for handle in tables.values():
+            for table in tables.values():
                 with contextlib.suppress(LakeheadError):
-                    handle.staging.discard(self._batch)
+                    handle_of(table).staging.discard(self._batch)
             raise
-        together = [(tables[name].staging, of_table) for name, of_table in parts.items()]
+        together = [(handle_of(tables[name]).staging, of_table) for name, of_table in parts.items()]
         return publish_together(self._batch, together, lasting=True).rows
 
-    def _staged(self) -> list[list[StagedPart]]:
+    def _staged(self, tables: Mapping[str, Table]) -> list[list[StagedPart]]:
         """What each write has staged. Their Spark jobs run side by side: most of a small one is waiting."""
-        stage = lambda write: write.stage(self._con, self._batch)  # noqa: E731
+
+        def stage(write: _Write) -> list[StagedPart]:
+            return write.stage(tables[write.target.table], self._batch, small=self._small)
+
         if len(self._writes) == 1:
             return [stage(self._writes[0])]
         stop_with_query = inheritable_thread_target(self._writes[0].df.sparkSession)
@@ -134,46 +143,69 @@ class _Write:
     df: DataFrame
     how: Mapping[str, str] | None
 
-    def stage(self, con: Connection, batch: JobBatch) -> list[StagedPart]:
-        if self.how is None:
-            return stage_frame(self.target, self.df, batch)
-        table = con.table(self.target.table)
-        rows = accumulated(table, self.df.toArrow(), self.how)
-        staged = handle_of(table).staging.rows(batch)
-        if len(rows):
-            staged.add("upsert", rows)
-        return [staged.done()]
+    def stage(self, table: Table, batch: JobBatch, *, small: bool) -> list[StagedPart]:
+        handle = handle_of(table)
+        if self.how is not None:
+            added = accumulated(table, Combine.of(table, self.df.columns, self.how).collected(self.df, small), self.how)
+            return [Target(self.target.uri, table.name, "upsert").stage(batch, added.to_batches(), handle)]
+        if small:
+            return [self.target.stage(batch, self.df.toArrow().to_batches(), handle)]
+        return stage_frame(self.target, self.df, batch)
+
+
+@dataclass(frozen=True)
+class Combine:
+    """One row a key: what tasks, and then the driver, do with rows that are accumulated."""
+
+    keys: tuple[str, ...]
+    how: Mapping[str, str]
+
+    @classmethod
+    def of(cls, table: Table, columns: Sequence[str], how: Mapping[str, str]) -> Combine:
+        """For a table and the columns of rows.
+
+        Raises:
+            WrongTableKindError: the table has no keys.
+            ColumnNotFoundError, InvalidRequestError: the columns are not the key and what ``how`` names.
+        """
+        if not table.primary_key:
+            raise WrongTableKindError(f"{table.name} is a log table: what accumulates needs keys")
+        wanted = [*table.primary_key, *how]
+        for name in wanted:
+            if name not in columns:
+                near = nearest_name(name, columns)
+                raise ColumnNotFoundError(f"the rows for {table.name} have no column {name!r}; {near}", column=name)
+        if more := [c for c in columns if c not in wanted]:
+            raise InvalidRequestError(
+                f"columns {more} for {table.name} are no keys, and neither summed nor the min or max: leave them out"
+            )
+        return cls(tuple(table.primary_key), how)
+
+    def collected(self, df: DataFrame, small: bool) -> pa.Table:
+        """The rows of a DataFrame, combined; its tasks begin with that unless there are few."""
+        if small:
+            return self.rows(df.toArrow())
+        combined = self.rows(arrow_schema(df.schema).empty_table()).schema
+        return self.rows(df.mapInArrow(self, spark_schema(combined)).toArrow())
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        held: list[pa.Table] = [self.rows(pa.Table.from_batches([batch])) for batch in batches]
+        if held:
+            yield from self.rows(pa.concat_tables(held)).to_batches()
+
+    def rows(self, given: pa.Table) -> pa.Table:
+        found = given.group_by(list(self.keys)).aggregate(list(self.how.items()))
+        names = [*self.keys, *(f"{c}_{f}" for c, f in self.how.items())]
+        return found.select(names).rename_columns([*self.keys, *self.how])
 
 
 def accumulated(table: Table, given: pa.Table, how: Mapping[str, str]) -> pa.Table:
-    """The rows that a keyed table is to have once these are added to it; see `Layers.accumulate`.
-
-    Raises:
-        WrongTableKindError: the table has no keys.
-        ColumnNotFoundError, InvalidRequestError: the columns are not the key and what ``how`` names.
-    """
-    keys = list(table.primary_key)
-    if not keys:
-        raise WrongTableKindError(f"{table.name} is a log table: what accumulates needs keys")
-    wanted = [*keys, *how]
-    for name in wanted:
-        if name not in given.column_names:
-            near = nearest_name(name, given.column_names)
-            raise ColumnNotFoundError(f"the rows for {table.name} have no column {name!r}; {near}", column=name)
-    if more := [c for c in given.column_names if c not in wanted]:
-        raise InvalidRequestError(
-            f"columns {more} for {table.name} are no keys, and neither summed nor the min or max: leave them out"
-        )
-    desc = handle_of(table).desc
-    new = rows_for_upsert(desc, _combined(given.select(wanted), keys, how), None).select(wanted)
-    old = table.lookup(new.select(keys)).select(wanted)
-    return rows_for_upsert(desc, _combined(pa.concat_tables([old, new.cast(old.schema)]), keys, how), None)
-
-
-def _combined(rows: pa.Table, keys: list[str], how: Mapping[str, str]) -> pa.Table:
-    """One row a key."""
-    found = rows.group_by(keys).aggregate(list(how.items()))
-    return found.select([*keys, *(f"{c}_{f}" for c, f in how.items())]).rename_columns([*keys, *how])
+    """The rows that a keyed table is to have once these are added to it; see `Layers.accumulate`."""
+    combine = Combine.of(table, given.column_names, how)
+    desc, wanted = handle_of(table).desc, [*combine.keys, *how]
+    new = rows_for_upsert(desc, combine.rows(given), None).select(wanted)
+    old = table.lookup(new.select(list(combine.keys))).select(wanted)
+    return rows_for_upsert(desc, combine.rows(pa.concat_tables([old, new.cast(old.schema)])), None)
 
 
 def write_once(
@@ -217,12 +249,23 @@ def run_pipeline(
     """See `lakehead.spark.pipeline`."""
     con = connection_of(stream.sparkSession)
 
+    begun: list[StreamingQuery] = []
+
     def micro_batch(df: DataFrame, number: int) -> None:
-        layers = Layers(con, JobBatch(f"query {query_id(df.sparkSession)}", number))
+        batch = JobBatch(f"query {query_id(df.sparkSession)}", number)
+        layers = Layers(con, batch, small=any(0 < _last_rows(query) <= SMALL_ROWS for query in begun))
         step(df, layers)
         layers.write()
 
-    return started(stream, micro_batch, checkpoint=checkpoint, name=name, trigger=trigger, output_mode=output_mode)
+    query = started(stream, micro_batch, checkpoint=checkpoint, name=name, trigger=trigger, output_mode=output_mode)
+    begun.append(query)
+    return query
+
+
+def _last_rows(query: StreamingQuery) -> int:
+    """How many rows the last micro-batch had that Spark tells of; 0 for none."""
+    last = query._jsq.lastProgress()
+    return 0 if last is None else int(last.numInputRows())
 
 
 def started(

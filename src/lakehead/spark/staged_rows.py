@@ -99,9 +99,11 @@ class Target:
             case "delete":
                 return rows_for_delete(handle.desc, given)
 
-    def stage(self, batch: JobBatch, batches: Iterable[pa.RecordBatch]) -> StagedPart:
-        """Stage what this task writes, some batches at a time."""
-        handle = self.handle
+    def stage(
+        self, batch: JobBatch, batches: Iterable[pa.RecordBatch], handle: TableHandle | None = None
+    ) -> StagedPart:
+        """Stage what this task writes, some batches at a time; ``handle`` is the table, where that is open."""
+        handle = self.handle if handle is None else handle
         kind = self.kind(handle)
         staged = handle.staging.rows(batch, share=task_number())
         held: list[pa.RecordBatch] = []
