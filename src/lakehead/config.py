@@ -225,6 +225,8 @@ class ServerConfig:
         tls_cert: PEM file of the server's certificate, and those between it and its authority; makes it speak TLS.
         tls_key: PEM file of that certificate's key, which this user alone can read.
         tls_client_ca: PEM file of the authority whose certificates clients must have; None asks for none.
+        audit: file to which each request is written, as a line of JSON; None writes none.
+        audit_bytes: size at which that file is put aside; ten such files are kept.
         lake: where lake tables live.
         limits: bounds on requests.
     """
@@ -235,12 +237,14 @@ class ServerConfig:
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_client_ca: str | None = None
+    audit: str | None = None
+    audit_bytes: int = 64 << 20
     lake: LakeConfig = dataclasses.field(default_factory=LakeConfig)
     limits: Limits = dataclasses.field(default_factory=Limits)
 
 
 _TLS = ("tls_cert", "tls_key", "tls_client_ca")
-_SETTINGS = {"server": ("listen", "token", *_TLS, "insecure"), "lake": ("name", "catalog")}
+_SETTINGS = {"server": ("listen", "token", *_TLS, "insecure", "audit", "audit_bytes"), "lake": ("name", "catalog")}
 _ENVIRONMENT = {
     ("server", "listen"): "LAKEHEAD_LISTEN",
     ("server", "token"): "LAKEHEAD_TOKEN",
@@ -263,10 +267,11 @@ def load(
 ) -> ServerConfig:
     """Settings of a server: defaults, overridden by TOML text, by the environment, by flags (None: not given).
 
-    TOML has ``[server] listen, token, tls_cert, tls_key, tls_client_ca, insecure`` and ``[lake] name, catalog``, in
-    whose texts ``${env:NAME}`` stands for a variable and ``${file:/path}`` for what a file says that only this user, or
-    root, can read; the environment ``LAKEHEAD_LISTEN``, ``LAKEHEAD_TOKEN`` and ``LAKEHEAD_LAKE_NAME``; flags all of
-    ``[server]`` but the token. ``insecure`` lets a server be reached from other machines without TLS.
+    TOML has ``[server] listen, token, tls_cert, tls_key, tls_client_ca, insecure, audit, audit_bytes`` and ``[lake]
+    name, catalog``, in whose texts ``${env:NAME}`` stands for a variable and ``${file:/path}`` for what a file says
+    that only this user, or root, can read; the environment ``LAKEHEAD_LISTEN``, ``LAKEHEAD_TOKEN`` and
+    ``LAKEHEAD_LAKE_NAME``; flags all of ``[server]`` but the token. ``insecure`` lets a server be reached from other
+    machines without TLS.
 
     Args:
         source: where the TOML comes from, for messages.
@@ -287,7 +292,11 @@ def load(
     if tls["tls_cert"] is None and not is_loopback(host):
         _require_insecure(f"listen={host}:{port} can be reached from other machines", token, values)
     lake = {name: values["lake", name] for name in _SETTINGS["lake"] if ("lake", name) in values}
-    return ServerConfig(host=host, port=port, token=token, lake=LakeConfig(**lake), **tls)
+    size = parse_size_bytes(values.get(("server", "audit_bytes"), ServerConfig.audit_bytes), "audit_bytes")
+    audit = values.get(("server", "audit"))
+    return ServerConfig(
+        host=host, port=port, token=token, lake=LakeConfig(**lake), audit=audit, audit_bytes=size, **tls
+    )
 
 
 def _require_whole(tls: Mapping[str, str | None]) -> None:

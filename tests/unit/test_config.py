@@ -49,6 +49,7 @@ def test_environment_is_above_the_file_and_flags_above_both() -> None:
         ("[server]\nlisten = '9123'", "write host:port"),
         ("[server]\nlisten = 'h:70000'", "write host:port"),
         ("[server]\ninsecure = 'yes'", "must be true or false"),
+        ("[server]\naudit_bytes = 'much'", "audit_bytes"),
         ("[server]\ntls_cert = 'c.pem'", "belong together"),
         ("[server]\ntls_key = 'k.pem'", "belong together"),
         ("[server]\ntls_client_ca = 'a.pem'", "set tls_cert and tls_key, too"),
@@ -119,6 +120,13 @@ def test_table_properties_as_users_write_them() -> None:
     for name, value in [("durabilty", "os"), ("durability", "maybe"), ("auto_maintenance", 1), ("compression", None)]:
         with pytest.raises(InvalidPropertyError, match=name):
             TableProperties.from_user({name: value})
+
+
+def test_audit() -> None:
+    assert load(None, {}, {}).audit is None
+    config = load("[server]\naudit = 'a.jsonl'\naudit_bytes = '1MiB'", {}, {"audit": None})
+    assert (config.audit, config.audit_bytes) == ("a.jsonl", 1 << 20)
+    assert load("[server]\naudit = 'a.jsonl'", {}, {"audit": "b.jsonl"}).audit == "b.jsonl"
 
 
 def test_secrets_are_named_and_not_written(tmp_path: Path) -> None:

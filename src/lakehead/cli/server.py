@@ -35,6 +35,9 @@ def server(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Be reached from other machines without TLS: the network is encrypted.")
     ] = False,
+    audit: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Write each request to this file, as a line of JSON.")
+    ] = None,
     tier: Annotated[bool, typer.Option("--tier", help="Keep lake tables fresh, too, in this process.")] = False,
     metrics: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Answer Prometheus there; port 0 takes a free one.")
@@ -55,7 +58,7 @@ def server(
     if session.uri_given:
         raise InvalidRequestError(f"--uri {session.uri} says where to connect: name the folder to serve with --data")
     path = config or session.config
-    flags = {"listen": listen, "tls_cert": tls_cert, "tls_key": tls_key, "tls_client_ca": tls_client_ca}
+    flags = {"listen": listen, "tls_cert": tls_cert, "tls_key": tls_key, "tls_client_ca": tls_client_ca, "audit": audit}
     toml = read_text(path) if path else None
     settings = load(toml, os.environ, {**flags, "insecure": insecure or None}, path or "", read_secret)
     # Blocked before the first thread starts, so that all threads inherit it and only sigwait takes the signals.

@@ -11,6 +11,7 @@ from lakehead.env import Env
 from lakehead.errors import AuthenticationError
 from lakehead.protocol.grants import TOKEN_PREFIX
 from lakehead.server.access import TOKEN_HOLDER, Caller
+from lakehead.server.audit import Audit
 from lakehead.server.principals import Principals
 
 _FORGOTTEN_SECONDS = 60.0
@@ -28,10 +29,11 @@ class Door:
     a few wait at a time, so that they take no threads from others; who has a secret that is right never does.
     """
 
-    def __init__(self, token: str, principals: Principals, env: Env) -> None:
+    def __init__(self, token: str, principals: Principals, env: Env, audit: Audit | None = None) -> None:
         self._digest = _digest(token)
         self._principals = principals
         self._clock = env.clock
+        self._audit = audit
         self._lock = env.threads.lock()
         self._failed: dict[str, tuple[int, float]] = {}
         self._waiting = 0
@@ -79,6 +81,8 @@ class Door:
             self._waiting += waits
         if count & (count - 1) == 0:  # 1, 2, 4, ...: who tries often does not fill the log
             _log.warning("refused who comes from %s, failure %d of its host: %s", peer, count, why.message)
+            if self._audit is not None:
+                self._audit.refused(peer, why.message, count)
         if waits:
             try:
                 self._clock.sleep(min(_FIRST_WAIT_SECONDS * 2 ** min(count - 1, 10), _WAIT_SECONDS_MAX))

@@ -23,15 +23,17 @@ from lakehead.errors import AuthenticationError, ClosedError, InvalidRequestErro
 from lakehead.protocol.alignment import StreamHeaders
 from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, require_same_version, send, unwrap, wrap
 from lakehead.protocol.codec import decode_call, decode_stream_request, encode
-from lakehead.protocol.messages import ErrorReply
+from lakehead.protocol.messages import ErrorReply, Request
 from lakehead.server.access import Caller
 from lakehead.server.admission import Bounded
+from lakehead.server.audit import Audit
 from lakehead.server.door import Door
 from lakehead.server.service import Service
 
 _ENDED = (StopIteration, fl.FlightError, pa.ArrowException)
 _log = logging.getLogger("lakehead.server")
 TOKEN_HEADER = "authorization"
+_UNREAD: dict[str, Any] = {"request": None}
 _ANSWERED = (fl.FlightMethod.DO_EXCHANGE, fl.FlightMethod.DO_GET)
 MESSAGE_BYTES_MAX = 1 << 30
 """Attachments of one request, together; each is bounded by `Limits.batch_bytes_max` too."""
@@ -68,7 +70,15 @@ class FlightServer(fl.FlightServerBase):
     """Serves a `Service` on one address until `stop`."""
 
     def __init__(
-        self, service: Service, *, host: str, port: int, door: Door, exchanges: Bounded, tls: Tls | None = None
+        self,
+        service: Service,
+        *,
+        host: str,
+        port: int,
+        door: Door,
+        exchanges: Bounded,
+        tls: Tls | None = None,
+        audit: Audit | None = None,
     ) -> None:
         """Listen, with ``tls`` to those alone who speak it, and have a certificate where it names authorities.
 
@@ -78,6 +88,7 @@ class FlightServer(fl.FlightServerBase):
         self._service = service
         self._exchanges = exchanges
         self._door = door
+        self._audit = audit
         how: dict[str, Any] = {}
         if tls is not None:
             how = {"tls_certificates": [(tls.chain, tls.key)], "verify_client": tls.authorities is not None}
@@ -104,6 +115,8 @@ class FlightServer(fl.FlightServerBase):
         return not self._stopping.is_alive()
 
     def _error(self, e: BaseException) -> ErrorReply:
+        if isinstance(e, msgspec.DecodeError):
+            e = InvalidRequestError(f"not a request of this version: {e}")
         if isinstance(e, ClosedError) and self._service.closing:
             # Whoever closed here was not this client: it may try again, the folder's next server will answer.
             e = UnavailableError("the server was stopped: connect again, or wait until it is back", gone=True)
@@ -131,38 +144,61 @@ class FlightServer(fl.FlightServerBase):
             raise fl.FlightUnauthenticatedError(e.message) from e
 
     def _answer_all(self, reader: Any, writer: Any, caller: Caller) -> None:
-        for request, attachments in _requests(reader):
+        for data, attachments in _requests(reader):
+            told: dict[str, Any] = _UNREAD
+            parts: list[pa.Buffer] = []
+            error: ErrorReply | None = None
             try:
-                reply, out = self._service.call(decode_call(request), attachments, caller)
-                answer, parts = encode(reply), out
-            except msgspec.DecodeError as e:
-                answer, parts = encode(_error_reply(InvalidRequestError(f"not a request of this version: {e}"))), []
+                request = decode_call(data)
+                told = self._told(request)
+                reply, parts = self._service.call(request, attachments, caller)
+                answer = encode(reply)
             except Exception as e:
-                answer, parts = encode(self._error(e)), []
+                error = self._error(e)
+                answer = encode(error)
+            if self._audit is not None:
+                sizes = (len(data) + sum(a.size for a in attachments), len(answer) + sum(p.size for p in parts))
+                self._audit.answered(caller, told, error, bytes_in=sizes[0], bytes_out=sizes[1])
             send(writer, wrap(answer, parts))
+
+    def _told(self, request: Request[Any]) -> dict[str, Any]:
+        return _UNREAD if self._audit is None else self._audit.about(request)
 
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
         caller = self._caller(context)
+        told, size = _UNREAD, len(ticket.ticket)
         try:
-            stream = self._service.stream(decode_stream_request(ticket.ticket), caller)
-        except msgspec.DecodeError as e:
-            raise _flight_error(_error_reply(InvalidRequestError(f"not a request of this version: {e}"))) from e
+            request = decode_stream_request(ticket.ticket)
+            told = self._told(request)
+            stream = self._service.stream(request, caller)
         except Exception as e:
-            raise _flight_error(self._error(e)) from e
-
+            error = self._error(e)
+            self._note_stream(caller, told, error, size, 0)
+            raise _flight_error(error) from e
+        self._note_stream(caller, {**told, "stream": "begins"}, None, size, 0)
         headers = StreamHeaders(stream.schema)
 
         def batches() -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
+            sent, error = 0, None
             try:
                 # gRPC tells that the client of an idle stream has gone only who asks for it.
                 for header, batch in stream.items(context.is_cancelled):
+                    sent += 0 if self._audit is None else batch.nbytes
                     yield batch, headers.encode(header, batch)
             except Exception as e:
-                raise _flight_error(self._error(e)) from e
+                error = self._error(e)
+                raise _flight_error(error) from e
             finally:
                 stream.close()
+                self._note_stream(caller, {**told, "stream": "ends"}, error, 0, sent)
 
         return fl.GeneratorStream(stream.schema, batches())
+
+    def _note_stream(
+        self, caller: Caller, told: dict[str, Any], error: ErrorReply | None, bytes_in: int, bytes_out: int
+    ) -> None:
+        if self._audit is not None:
+            self._audit.answered(caller, told, error, bytes_in=bytes_in, bytes_out=bytes_out)
 
 
 def _end_with_process(server: FlightServer) -> None:

@@ -12,8 +12,10 @@ from lakehead.env.credentials import KeptToken
 from lakehead.env.descriptors import raise_descriptors
 from lakehead.env.folder_lock import FolderLock
 from lakehead.env.place import Place
+from lakehead.env.rotated_file import RotatedFile
 from lakehead.env.tls import read_tls
 from lakehead.server.admission import Bounded
+from lakehead.server.audit import FILES_KEPT, Audit
 from lakehead.server.door import Door
 from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.flight import FlightServer
@@ -48,7 +50,8 @@ class ServerHost:
         Raises:
             UnsupportedFormatError: a newer version wrote the folder.
             StorageError: it cannot be written.
-            InvalidRequestError: the address cannot be listened on, or a certificate is none.
+            InvalidRequestError: the address cannot be listened on, a certificate is none, or another process writes to
+                the file of the audit.
         """
         self._lock = lock
         self._clock = env.clock
@@ -75,11 +78,17 @@ class ServerHost:
             lock.release()
             raise
         self.endpoint = LocalEndpoint(self.service)
-        door = Door(self.token, self.service.principals, env)
+        self._audit: Audit | None = None
         try:
+            if config.audit is not None:
+                file = RotatedFile(config.audit, bytes_max=config.audit_bytes, kept=FILES_KEPT)
+                self._audit = Audit(file, env.clock, self.service.principals.table_name)
+            door = Door(self.token, self.service.principals, env, self._audit)
             ways = [(config.host, config.port, tls)] + ([] if tls is None else [(_LOOPBACK, 0, None)])
             for host, port, how in ways:
-                listening = FlightServer(self.service, host=host, port=port, door=door, exchanges=exchanges, tls=how)
+                listening = FlightServer(
+                    self.service, host=host, port=port, door=door, exchanges=exchanges, tls=how, audit=self._audit
+                )
                 self._flights.append(listening)
                 self._kept.append(KeptToken(host, listening.port, self.service.folder_id, self.token))
             self.port: int = self._flights[0].port
@@ -98,6 +107,8 @@ class ServerHost:
         """
         with contextlib.ExitStack() as stack:
             stack.callback(self._lock.release)
+            if self._audit is not None:
+                stack.callback(self._audit.close)
             stack.callback(self.service.close)
             for listening in self._flights:
                 stack.callback(listening.stop)
@@ -113,5 +124,7 @@ class ServerHost:
     def forget(self) -> None:
         """In a forked child: hold neither the folder nor the port; the parent goes on."""
         self._lock.forget()
+        if self._audit is not None:
+            self._audit.forget()
         for kept in self._kept:
             kept.forget()

@@ -68,6 +68,7 @@ class _Seen:
     """What was read of one version of the catalog."""
 
     version: int
+    paths: dict[str, TablePath] | None = None
     rights: dict[str, GrantedRights] = field(default_factory=dict)
     tokens: dict[str, Token | None] = field(default_factory=dict)
 
@@ -115,8 +116,18 @@ class Principals:
         found = seen.rights.get(name)
         if found is None:
             rows = self._metadata.grants([name, *self._metadata.roles(name)])
-            found = seen.rights[name] = GrantedRights(rows, self._metadata.paths())
+            found = seen.rights[name] = GrantedRights(rows, self._paths(seen))
         return found
+
+    def _paths(self, seen: _Seen) -> dict[str, TablePath]:
+        found = seen.paths
+        if found is None:
+            found = seen.paths = self._metadata.paths()
+        return found
+
+    def table_name(self, table: str) -> str:
+        """What the table of an id is called now; what is no id is given back."""
+        return str(self._paths(self._now()).get(table, table))
 
     def require_valid(self, token_id: str) -> None:
         """Return if a token is worth something still.
