@@ -1,8 +1,9 @@
 """The rows of small frames, kept in memory as the large batches that they would have been.
 
 A write adds its rows; sixteen neighbours of a size become one, so that a row is copied three or four times and a reader
-meets few batches. What is not here, because it was written before the start or there was no room, whoever reads it
-next adds. An offset's row never changes, so nothing here can be stale; the log's files stay what counts.
+meets few batches, and fifteen frames that are not joined yet. What is not here, because it was written before the start
+or there was no room, whoever reads it next adds. An offset's row never changes, so nothing here can be stale; the log's
+files stay what counts.
 """
 
 from __future__ import annotations
@@ -79,15 +80,34 @@ class JoinedRows:
         self._room = room
         self._start: Offset = 0
         self._size = 0
+        # What was written last and is not joined yet; read by the adding thread alone.
+        self._fresh_frames: list[Frame] = []
+        self._fresh_rows: list[pa.RecordBatch] = []
+        self._fresh_bytes = 0
+        self._last: Frame | None = None
         self.parts: tuple[JoinedRecords, ...] = ()
 
     def add(self, frames: Sequence[Frame], rows: pa.RecordBatch) -> None:
         """Take frames that follow one another, which were appended and applied just now, if they are small."""
-        n = len(frames)
-        size = sum(f.length for f in frames)
-        if rows.num_rows == 0 or rows.num_rows >= n * _SMALL_ROWS or size > n * SMALL_BYTES or not self._room.bytes_max:
+        n, first, last = len(frames), frames[0], self._last
+        size = first.length if n == 1 else sum(f.length for f in frames)
+        if rows.num_rows >= n * _SMALL_ROWS or size > n * SMALL_BYTES or not self._room.bytes_max:
             return
-        self._put(JoinedRecords.of_frames(frames, rows))
+        if last is not None and (last.end_offset, last.body.schema_id) != (first.base_offset, first.body.schema_id):
+            self._join_fresh()
+        self._fresh_frames += frames
+        self._fresh_rows.append(rows)
+        self._fresh_bytes += size
+        self._last = frames[-1]
+        if len(self._fresh_frames) >= _FAN or self._fresh_bytes > SMALL_BYTES:
+            self._join_fresh()
+
+    def _join_fresh(self) -> None:
+        frames, rows = self._fresh_frames, self._fresh_rows
+        self._fresh_frames, self._fresh_rows, self._fresh_bytes, self._last = [], [], 0, None
+        part = JoinedRecords.of_frames(frames, join(rows))
+        if part.end_offset > part.base_offset:
+            self._put(part)
         while joined := self._neighbours():
             self._put(JoinedRecords.joined(joined), joined)
 
@@ -143,6 +163,7 @@ class JoinedRows:
         """Forget all: the log is read no more."""
         with self._room.lock:
             self._start = 1 << 63
+            self._fresh_frames, self._fresh_rows, self._fresh_bytes, self._last = [], [], 0, None
             self._replace((), 0)
 
     def read(self, start: Offset, end: Offset, frames: Frames, schemas: Schemas) -> Iterator[Records]:

@@ -23,7 +23,9 @@ class Newest:
         if before and before[-1].end_offset != frames[0].base_offset:
             before = ()
         kept = (*before, *frames)[-_FRAMES_MAX:]
-        while kept and sum(frame.length for frame in kept) > _BYTES_MAX:
+        size = sum([frame.length for frame in kept])
+        while size > _BYTES_MAX:
+            size -= kept[0].length
             kept = kept[1:]
         self._frames = kept
 

@@ -126,8 +126,8 @@ class JoinedRecords:
     def of_frames(cls, frames: Sequence[Frame], rows: pa.RecordBatch, *, level: int = 0) -> JoinedRecords:
         """The frames' rows, written under one schema."""
         first = frames[0]
-        compressed = first.body.flags & COMPRESSED
-        size = rows.get_total_buffer_size() if compressed else sum(f.length for f in frames)
+        alone = len(frames) == 1 and not first.body.flags & COMPRESSED
+        size = first.length if alone else rows.get_total_buffer_size() + 17 * rows.num_rows
         changes = None
         if len(frames) == 1:
             times = np.full(rows.num_rows, first.timestamp_us, np.int64)
