@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import lakehead as lh
+from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.lake.union_read import UnionRead
 
 SCHEMA = pa.schema([("k", pa.int64()), ("p", pa.string()), ("a", pa.int64())])
@@ -47,10 +48,52 @@ def test_counts_of_keyed_tables_are_what_reads_find(
             patch.setattr(UnionRead, "_log_rows", None)
             assert [scan.count() for scan, _ in scans] == [count for _, count in scans]
             assert table.scan(limit=3).count() == min(3, len(live))
+            patch.setattr(UnionRead, "batches", None)
+            assert con.sql("select count(*) from t").fetchall() == [(len(live),)]
         for scan, count in scans[-5:]:
             assert scan.to_arrow().num_rows == count
         parts = [table.scan(tier=tier) for tier in (("hot", "lake") if lake else ("hot",))]
         assert [p.count() for p in parts] == [p.to_arrow().num_rows for p in parts]
+
+
+@pytest.mark.parametrize("lake", [None, "iceberg"])
+def test_counts_of_log_tables_read_nothing(tmp_path: Path, lake: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    r = random.Random(3)
+    with lh.connect(tmp_path / "data") as con:
+        table = con.create_table("t", SCHEMA, partition_by="p", buckets=2, lake=lake, durability="os")
+        rows = in_lake = 0
+        for _ in range(20):
+            n = r.randrange(1, 40)
+            table.append([{"k": k, "p": f"p{k % 3}", "a": k} for k in range(n)])
+            rows += n
+            if lake and r.random() < 0.3:
+                con.tier("t")
+                in_lake = rows
+            if r.random() < 0.1:
+                table.truncate()
+                rows = in_lake = 0
+            with monkeypatch.context() as patch:
+                patch.setattr(UnionRead, "batches", None)
+                patch.setattr(PinnedLake, "plan", None)  # not even manifests
+                assert con.sql("select count(*) from t").fetchall() == [(rows,)]
+                assert table.scan().count() == rows
+                if lake:
+                    assert con.sql("select count(*) from t$lake").fetchall() == [(in_lake,)]
+            assert table.scan().to_arrow().num_rows == rows
+
+
+def test_rows_that_another_engine_adds_are_counted(tmp_path: Path) -> None:
+    with lh.connect(tmp_path / "data") as con:
+        table = con.create_table("t", SCHEMA, lake="iceberg")
+        for rows in range(2, 10, 2):
+            table.append([{"k": 1, "p": "x", "a": 1}])
+            con.tier("t")
+            ice = table.lake.iceberg()
+            schema = pa.schema([f.remove_metadata() for f in ice.schema().as_arrow()])
+            ice.append(pa.Table.from_pylist([{"k": 2, "p": "y", "a": 2}], schema))
+            for name in ("t", "t$lake"):
+                assert con.sql(f"select count(*) from {name}").fetchall() == [(rows,)]
+            assert table.scan().count() == table.scan().to_arrow().num_rows == rows
 
 
 def test_a_count_is_of_one_moment(tmp_path: Path) -> None:

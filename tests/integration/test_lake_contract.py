@@ -85,6 +85,7 @@ class Deployed:
         reads: dict[str, tuple[Callable[[], Any], Any]] = {
             "scan": (lambda: plain(t.scan().to_arrow().to_pylist()), plain(everything)),
             "count": (lambda: t.scan().count(), len(everything)),
+            "sql count": (lambda: self.con.sql("select count(*) from t").fetchall(), [(len(everything),)]),
             "where": (
                 lambda: plain(t.scan(where="n >= 5 and k < 12").to_arrow().to_pylist()),
                 plain([r for r in everything if r["n"] >= 5 and r["k"] < 12]),

@@ -55,6 +55,18 @@ QUERIES = [
     "select count(*) from shop.orders, shop.users where orders.id = users.id and users.day > date '1970-01-02'",
     "select id from shop.users order by id desc limit 3",
     "select distinct city from shop.orders order by 1 nulls first",
+    "select count(*) from shop.users",
+    "select count(*), count(*) + 1 from shop.orders",
+    "select (select count(*) from shop.users), count(*) from shop.orders",
+    "select count(*) from shop.orders, shop.users",
+    "select 7 from shop.users limit 3",
+    "select exists (select 1 from shop.users), exists (from shop.orders)",
+    "select count(*), 1 as one from shop.orders group by one",
+    "select count(*) from (select * from shop.users) as u, shop.orders as o where o.id < 3",
+    "select * from shop.users order by id limit 2",
+    "select o from shop.orders as o order by id limit 2",
+    "from shop.users where id = 5",
+    "describe shop.users",
 ]
 
 

@@ -358,6 +358,13 @@ MUTANTS = (
         "tests/properties/test_joined_records.py",
     ),
     Mutant(
+        "rows of other engines are not counted",
+        "lake/pinned_lake.py",
+        "return rows if desc.keyed or snapshot.records == rows else None",
+        "return rows",
+        "tests/integration/test_counts.py",
+    ),
+    Mutant(
         "joined rows with a wrong time",
         "log/records.py",
         "times = np.full(rows.num_rows, first.timestamp_us, np.int64)",

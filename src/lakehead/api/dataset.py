@@ -14,6 +14,10 @@ from lakehead.errors import SqlError
 from lakehead.format.read_as import cast_to
 from lakehead.format.schema import map_children, twin_names
 
+_ROW = "__row"
+SHOWN = f"* exclude ({_ROW})"
+"""What of a `CountedDataset` users see, in SQL."""
+_ROWS_AT_ONCE = 1 << 20
 ReadRows = Callable[[list[str] | None, "pc.Expression | None"], Iterator[pa.RecordBatch]]
 
 
@@ -51,6 +55,39 @@ class PushdownDataset(ds.Dataset):
         return PushdownScanner(schema, lambda: (cast_to(schema, b) for b in self._read(names, filter)))
 
 
+class CountedDataset(PushdownDataset):
+    """One whose rows can be counted without being read.
+
+    An engine that wants no column reads the first one, to count rows. That is one of its own here, before the others:
+    show it the columns of `SHOWN`.
+
+    Args:
+        count: yields the number of all rows.
+    """
+
+    def __init__(self, schema: pa.Schema, read: ReadRows, count: Callable[[], Iterator[int]]) -> None:
+        super().__init__(schema, read)
+        self._all = pa.schema([pa.field(_ROW, pa.int8()), *self._all])
+        self._count = count
+
+    def scanner(
+        self, columns: list[str] | None = None, filter: pc.Expression | None = None, **options: Any
+    ) -> PushdownScanner:
+        if columns == [_ROW] and filter is None:
+            return PushdownScanner(pa.schema([self._all.field(0)]), self._counted)
+        names = self._all.names if columns is None else list(columns)
+        if _ROW not in names:
+            return super().scanner(names, filter)
+        schema, wanted = pa.schema([self._all.field(c) for c in names]), [c for c in names if c != _ROW]
+        return PushdownScanner(schema, lambda: (_with_row(schema, b) for b in self._read(wanted, filter)))
+
+    def _counted(self) -> Iterator[pa.RecordBatch]:
+        for left in self._count():
+            zeros = _zeros(min(left, _ROWS_AT_ONCE))
+            for n in range(0, left, _ROWS_AT_ONCE):
+                yield pa.record_batch([zeros.slice(0, left - n)], [_ROW])
+
+
 class FrameDataset(PushdownDataset):
     """A table in memory, whose rows are filtered as DuckDB means it too."""
 
@@ -78,3 +115,11 @@ class PushdownScanner:
 
     def to_reader(self) -> pa.RecordBatchReader:
         return pa.RecordBatchReader.from_batches(self.projected_schema, self._read())
+
+
+def _zeros(rows: int) -> pa.Array:
+    return pa.Array.from_buffers(pa.int8(), rows, [None, pa.py_buffer(bytes(rows))])
+
+
+def _with_row(schema: pa.Schema, batch: pa.RecordBatch) -> pa.RecordBatch:
+    return cast_to(schema, batch.append_column(_ROW, _zeros(batch.num_rows)))

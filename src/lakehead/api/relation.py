@@ -30,7 +30,12 @@ class Reading:
     def __init__(self, held: duckdb.DuckDBPyConnection, engine: object = None) -> None:
         self.held = held
         self._engine = engine  # whose folder the statement spills to
+        self._kept: list[object] = []
         self._failures: list[LakeheadError] = []
+
+    def keep(self, rows: object) -> None:
+        """Keep what a view reads, which DuckDB knows by its address alone."""
+        self._kept.append(rows)
 
     def noted(self, read: Callable[..., Iterator[T]]) -> Callable[..., Iterator[T]]:
         """The same, noting what is raised: DuckDB hands on its text only."""

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.api.alter_statement import EmptyCopy
-from lakehead.api.dataset import FrameDataset, PushdownDataset
+from lakehead.api.dataset import SHOWN, CountedDataset, FrameDataset, PushdownDataset
 from lakehead.api.pushdown import as_duckdb_means
 from lakehead.api.relation import INTERRUPTED, Reading, Relation, as_duckdb
 from lakehead.api.sandbox import Spill, catalog_name, make_duckdb, require_data
@@ -124,12 +124,14 @@ def run_sql(
     if statement.alters:
         return as_duckdb(Relation(_alter(con, cursor, catalog, statement, params, views, reading), reading))
     for view, rows in _contents(con, views, reading).items():
+        reading.keep(rows)
         _make_view(cursor, catalog, view, rows)
     if statement.catalog:
         for path in tables:
             if (view := _View(path, None)) not in views:
                 _make_view(cursor, catalog, view, con.table(path).schema.empty_table())
-    cursor.execute(f'create schema if not exists {catalog}."{_DEFAULT}"; use {catalog}."{_DEFAULT}"')
+    if statement.catalog or {view.schema for view in views} != {_DEFAULT}:
+        cursor.execute(f'create schema if not exists {catalog}."{_DEFAULT}"; use {catalog}."{_DEFAULT}"')
     if frames is not None and not isinstance(frames, Mapping):
         raise InvalidRequestError('frames= takes tables by name: {"name": data}')
     for name, rows in (frames or {}).items():
@@ -303,7 +305,8 @@ def _table_of(name: str, rows: list[Any]) -> pa.Table:
 
 def _make_view(cursor: duckdb.DuckDBPyConnection, catalog: str, view: _View, rows: object) -> None:
     cursor.execute(f'create schema if not exists {catalog}."{view.schema}"; use {catalog}."{view.schema}"')
-    cursor.from_arrow(rows).create_view(view.name)
+    relation = cursor.from_arrow(rows)
+    (relation.project(SHOWN) if isinstance(rows, CountedDataset) else relation).create_view(view.name)
 
 
 def _contents(con: Tables, views: set[_View], reading: Reading) -> dict[_View, object]:
@@ -341,7 +344,10 @@ def _dataset(table: Table, pinned: Pin, reading: Reading) -> PushdownDataset:
         predicate = None if where is None else parse_predicate(as_duckdb_means(where, user), user)
         yield from UnionRead(handle, pinned, ReadSpec(tuple(columns or ()), predicate)).batches()
 
-    return PushdownDataset(pa.schema([*user]), reading.noted(read))
+    def count() -> Iterator[int]:
+        yield UnionRead(handle, pinned, ReadSpec(())).count()
+
+    return CountedDataset(pa.schema([*user]), reading.noted(read), reading.noted(count))
 
 
 def _changelog(table: Table, pinned: Pin, reading: Reading) -> PushdownDataset:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pyiceberg.table import Table
 from pyiceberg.table import Table as IcebergTable
 
@@ -20,12 +22,18 @@ def lake_version(table: Table) -> LakeVersion:
             s.sequence_number or 0,
             s.summary.additional_properties if s.summary else {},
             s.timestamp_ms * 1000,
+            _records(s.summary.additional_properties if s.summary else {}),
         )
         for s in metadata.snapshots
     }
     name, uuid = ".".join(table.name()), str(metadata.table_uuid)
     state = table.metadata_location
     return LakeVersion(name, uuid, metadata.current_snapshot_id, snapshots, metadata.properties, state, table)
+
+
+def _records(summary: Mapping[str, str]) -> int | None:
+    told = summary.get("total-records", "")
+    return int(told) if told.isdecimal() else None
 
 
 def read_mark(table: Table, snapshot_id: int | None = None) -> LakeMark | None:

@@ -81,6 +81,7 @@ class LakeSnapshot:
         sequence_number: its place in the order of the table's commits, from 1.
         summary: its own entries, marks among them.
         committed_us: when it was made, by the clock of who made it; microseconds since 1970.
+        records: rows of its data files, those that were deleted too; None when it does not say.
     """
 
     snapshot_id: int
@@ -88,6 +89,7 @@ class LakeSnapshot:
     sequence_number: int
     summary: Mapping[str, str]
     committed_us: int = 0
+    records: int | None = None
 
     @property
     def foreign(self) -> bool:

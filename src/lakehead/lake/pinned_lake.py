@@ -28,6 +28,7 @@ class PinnedLake:
         table: fixed at a version; reading it needs no catalog.
         snapshot_id: the snapshot to read; None while nothing was ever committed.
         offsets: exclusive end of what the snapshot holds, per tablet; tablets not named hold nothing.
+        rows: how many rows it has; None where they have to be counted.
     """
 
     desc: TableDescriptor
@@ -35,6 +36,7 @@ class PinnedLake:
     version: LakeVersion
     snapshot_id: int | None
     offsets: Mapping[TabletKey, int]
+    rows: int | None = None
 
     @classmethod
     def current(cls, desc: TableDescriptor, info: LakeReply) -> PinnedLake:
@@ -62,7 +64,7 @@ class PinnedLake:
         snapshot_id = _as_of(desc, table, version, snapshot) if isinstance(snapshot, dt.datetime) else snapshot
         mark = checked_mark(desc, table, version, snapshot_id)
         found = version.current_id if snapshot_id is None else snapshot_id
-        return cls(desc, table, version, found, mark.offsets if mark else {})
+        return cls(desc, table, version, found, mark.offsets if mark else {}, _rows(desc, version, mark, found))
 
     def plan(self, bounds: Sequence[Bound] = ()) -> Sequence[LakeFile]:
         """See `LakeTable.plan`; none where nothing was ever committed."""
@@ -89,6 +91,15 @@ def checked_mark(
     count = functools.partial(table.census, version, snapshot_id=snapshot_id)
     check_rows(version, mark, count, keyed=desc.keyed, snapshot_id=snapshot_id)
     return mark
+
+
+def _rows(desc: TableDescriptor, version: LakeVersion, mark: LakeMark | None, snapshot_id: int | None) -> int | None:
+    """What the mark says of the tablets' rows, if there are no others: a log table's lake takes those of other engines,
+    which no mark counts."""
+    if mark is None or mark.rows is None or snapshot_id is None:
+        return None
+    rows, snapshot = sum(mark.rows.values()), version.snapshots[snapshot_id]
+    return rows if desc.keyed or snapshot.records == rows else None
 
 
 def _as_of(desc: TableDescriptor, table: LakeTable, version: LakeVersion, time: dt.datetime) -> int:

@@ -328,9 +328,11 @@ class UnionRead:
         else:
             total = sum(end - start for start, end in self.pinned.ranges.values())
         lake = self.pinned.lake
-        if lake is not None and lake.snapshot_id is not None:
-            total += lake.table.count(self._lake_files, superseded)
-        return total
+        if lake is None or lake.snapshot_id is None:
+            return total
+        if lake.rows is not None and not superseded:
+            return total + lake.rows
+        return total + lake.table.count(self._lake_files, superseded)
 
     def explain(self) -> str:
         """What is read from where, as text."""
