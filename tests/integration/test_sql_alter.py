@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import lakehead as lh
+from lakehead.api.alteration import TableAlteration
 from lakehead.errors import ColumnNotFoundError, InvalidSchemaError, LakeheadError, TableNotFoundError
 
 SCHEMA = pa.schema(
@@ -47,6 +48,52 @@ def changed(before: pa.Schema, column: str, f: pa.Field | None) -> pa.Schema:
     if at < 0:
         return before.append(f)
     return before.remove(at) if f is None else before.set(at, f)
+
+
+PLACE = pa.struct(
+    [("zip", pa.int32()), ("My town", pa.string()), ("at", pa.struct([("x", pa.float32()), ("y", pa.float32())]))]
+)
+NESTED = pa.schema(
+    [
+        ("place", PLACE),
+        ("lines", pa.list_(pa.struct([("n", pa.int32()), ("note", pa.string())]))),
+        ("named", pa.map_(pa.string(), pa.struct([("n", pa.int32()), ("m", pa.int32())]))),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("action", "same"),
+    [
+        ("add column place.country varchar", lambda a: a.add_column("place.country", pa.string())),
+        (
+            "add column if not exists place.at.z decimal(9, 2)",
+            lambda a: a.add_column("place.at.z", pa.decimal128(9, 2)),
+        ),
+        ("add column lines.element.x int[]", lambda a: a.add_column("lines.element.x", pa.list_(pa.int32()))),
+        ("add named.value.k bigint", lambda a: a.add_column("named.value.k", pa.int64())),
+        ('rename column place."My town" to town', lambda a: a.rename_column("place.My town", "town")),
+        ("rename place.at.x to east", lambda a: a.rename_column("place.at.x", "east")),
+        ("drop column place.at", lambda a: a.drop_column("place.at")),
+        ("drop lines.element.note", lambda a: a.drop_column("lines.element.note")),
+        ("drop column if exists place.at.q", lambda a: None),
+    ],
+)
+def test_fields_inside_columns(standing: lh.Connection, action: str, same: Callable[[TableAlteration], object]) -> None:
+    for name in ("in_sql", "in_python"):
+        standing.create_table(f"nested.{name}", NESTED)
+    try:
+        standing.sql(f"alter table nested.in_sql {action}")
+        with standing.table("nested.in_python").alter() as a:
+            same(a)
+        assert standing.table("nested.in_sql").schema == standing.table("nested.in_python").schema
+        for refused in ("add column place.more int default 5", "add column place.zip int", "rename place.zip to at"):
+            with pytest.raises(lh.SqlError):
+                standing.sql(f"alter table nested.in_sql {refused}")
+        assert standing.table("nested.in_sql").schema == standing.table("nested.in_python").schema
+    finally:
+        for name in ("in_sql", "in_python"):
+            standing.drop_table(f"nested.{name}")
 
 
 @pytest.mark.parametrize(
@@ -209,9 +256,9 @@ def test_statements_at_once_are_one_after_the_other(con: lh.Connection) -> None:
         ("alter table shop.orders rename to __sales", lh.InvalidRequestError, "not a table name"),
         ("alter table shop.orders set schema other", lh.SqlError, "takes RENAME TO"),
         ("alter table shop.orders set partitioned by (units)", lh.SqlError, "takes RENAME TO"),
-        ("alter table shop.orders add column tags.x int", lh.SqlError, "fields inside a column"),
-        ("alter table shop.orders rename tags.x to y", lh.SqlError, "fields inside a column"),
-        ("alter table shop.orders drop tags.x", lh.SqlError, "fields inside a column"),
+        ("alter table shop.orders add column tags.x int", lh.SqlError, "only add fields to structs"),
+        ("alter table shop.orders rename tags.x to y", lh.SqlError, "does not exist"),
+        ("alter table shop.orders drop tags.x", lh.SqlError, 'Cannot drop field "x"'),
         ("alter table shop.orders add x int; alter table shop.orders add y int", lh.SqlError, "2 statements"),
         ("explain alter table shop.orders add x int", lh.SqlError, "by itself"),
         ("explain analyze alter table shop.orders add x int", lh.SqlError, "by itself"),

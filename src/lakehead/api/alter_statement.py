@@ -6,19 +6,22 @@ So names, types, quotes and IF EXISTS are as DuckDB has them. One statement is o
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import duckdb
 import pyarrow as pa
+from duckdb.sqltypes import DuckDBPyType
 
 from lakehead.api.alteration import TableAlteration
-from lakehead.api.statement import ALTER_TABLE_TAKES, Statement, is_literal
+from lakehead.api.statement import ALTER_TABLE_TAKES, Statement, is_literal, says
 from lakehead.api.table import Table
 from lakehead.errors import ColumnNotFoundError, InvalidSchemaError, SqlError
 from lakehead.format.schema import nearest_name, normalize_schema
 
 _AS_IT_WAS = "ENUM('as it was')"
-"""The type of each column of the copy: none that a statement would give to one, and DuckDB casts it to any other."""
+"""The type of what holds no fields in the copy: none that a statement would give to a column, and DuckDB casts it to
+any other."""
+_NO_FIELD = re.compile(r"^Catalog Error: Cannot (rename|drop|add) (field|column)")
 _NO_COLUMN = re.compile(r'does not have a column with name "(.*)"')
 
 
@@ -37,9 +40,11 @@ class EmptyCopy:
         self._cursor = cursor
         self._table = table
         self._at = (catalog, schema, name)
-        self._before = [_Column(f.name, _AS_IT_WAS, f.nullable) for f in table.schema]
         cursor.execute(f"create schema if not exists {_name(catalog, schema)}")
-        self._create(self._before)
+        self._create([_Column(f.name, _unsaid_type(f.type), f.nullable) for f in table.schema])
+        self._before = self._columns()
+        self._types = self._duckdb_types()
+        self._with_default = False
         self._unsaid = f"as it was {id(self)}"
 
     def run(self, statement: Statement, params: object) -> None:
@@ -51,6 +56,7 @@ class EmptyCopy:
         """
         if statement.recomputes:
             raise _refused(self._table.name, "USING would write rows anew: add a column, and write it")
+        self._with_default = says(statement.text, "default")
         try:
             self._cursor.execute(statement.text, params)
         except duckdb.NotImplementedException as e:
@@ -61,10 +67,8 @@ class EmptyCopy:
                 raise ColumnNotFoundError(
                     f"{self._table.name} has no column {missing[1]!r}; {near}", column=missing[1]
                 ) from e
-            if "nested type" in str(e):
-                raise _refused(
-                    self._table.name, "fields inside a column are changed by table.alter(), by names such as 'spot.x'"
-                ) from e
+            if "nested type" in str(e) or _NO_FIELD.match(str(e)):
+                raise _refused(self._table.name, str(e).splitlines()[0].partition(": ")[2]) from e
             raise
 
     def run_comment(self, statement: Statement, params: object, alteration: TableAlteration) -> None:
@@ -107,7 +111,9 @@ class EmptyCopy:
         for was, now in zip(before, after, strict=False) if len(after) == len(before) else ():
             if was.name != now.name:
                 alteration.rename_column(was.name, now.name)
-            if was.type != now.type:
+            if was.type != now.type and _AS_IT_WAS in now.type:
+                self._tell_fields(alteration, was.name, self._types[was.name], self._duckdb_types()[now.name])
+            elif was.type != now.type:
                 alteration.widen_column(was.name, self._type(now))
             if now.default is not None:
                 raise _refused(self._table.name, f"{was.name!r} gets a default when it is added, or never")
@@ -119,6 +125,29 @@ class EmptyCopy:
         self._create(after)
         if self._text() != text:
             raise _refused(self._table.name, "columns have no constraints or collations: leave it away")
+
+    def _tell_fields(self, alteration: TableAlteration, path: str, was: DuckDBPyType, now: DuckDBPyType) -> None:
+        """The same for the fields inside a column, of which a statement adds, renames or drops one."""
+        old, new = (_fields(t) for t in (was, now))
+        if len(new) > len(old):
+            if self._with_default:
+                raise _refused(self._table.name, "fields inside a column have no defaults: they are null in old rows")
+            name = next(reversed(new))
+            alteration.add_column(f"{path}.{name}", self._type(_Column(name, str(new[name]), nullable=True)))
+        elif len(new) < len(old):
+            (gone,) = old.keys() - new.keys()
+            alteration.drop_column(f"{path}.{gone}")
+        else:
+            for before, after in zip(old, new, strict=True):
+                inside = f"{path}.{'element' if was.id == 'list' else before}"
+                if before != after:
+                    alteration.rename_column(inside, after)
+                if str(old[before]) != str(new[after]):
+                    self._tell_fields(alteration, inside, old[before], new[after])
+
+    def _duckdb_types(self) -> dict[str, DuckDBPyType]:
+        found = self._cursor.sql(f"select * from {_name(*self._at)} limit 0")
+        return dict(zip(found.columns, found.types, strict=True))
 
     def _create(self, columns: list[_Column]) -> None:
         texts = [
@@ -142,8 +171,8 @@ class EmptyCopy:
         return self._cursor.execute(f"{asked} where {where} {then}", self._at).fetchall()
 
     def _type(self, column: _Column) -> pa.DataType:
-        """The type of a column of the copy."""
-        found = self._cursor.sql(f"select {_name(column.name)} from {_name(*self._at)} limit 0").to_arrow_table()
+        """The type of a column or field of the copy."""
+        found = self._cursor.sql(f"select cast(null as {column.type}) as {_name(column.name)} limit 0").to_arrow_table()
         plain = normalize_schema(found.schema)
         (held,) = self._cursor.from_arrow(plain.empty_table()).types
         if str(held) != column.type:
@@ -166,6 +195,20 @@ class EmptyCopy:
                 self._table.name, f"the default of {column.name!r} is no {column.type}: {str(e).splitlines()[0]}"
             ) from e
         return found.column("v")[0]
+
+
+def _fields(t: DuckDBPyType) -> dict[str, DuckDBPyType]:
+    """What is inside a type, by name."""
+    return dict(cast("list[tuple[str, DuckDBPyType]]", t.children)) if t.id in ("struct", "list", "map") else {}
+
+
+def _unsaid_type(t: pa.DataType) -> str:
+    """The type of a column of the copy, which has the same fields."""
+    if pa.types.is_struct(t):
+        return f"struct({', '.join(f'{_name(f.name)} {_unsaid_type(f.type)}' for f in t.fields)})"
+    if pa.types.is_map(t):
+        return f"map({_AS_IT_WAS}, {_unsaid_type(t.item_type)})"
+    return f"{_unsaid_type(t.value_type)}[]" if pa.types.is_list(t) else _AS_IT_WAS
 
 
 def _refused(table: str, why: str) -> SqlError:

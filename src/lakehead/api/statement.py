@@ -210,6 +210,12 @@ def _tokens(query: str) -> list[tuple[int, str]]:
     return [(at, kind.name) for at, kind in duckdb.tokenize(query)]
 
 
+def says(text: str, keyword: str) -> bool:
+    """Whether a statement has a keyword, which is given in small letters."""
+    data, size = text.encode(), len(keyword)
+    return any(kind == "keyword" and data[at : at + size].lower() == keyword.encode() for at, kind in _tokens(text))
+
+
 def _with_default_quoted(query: str) -> str:
     data, tokens = query.encode(), _tokens(query)
     for at, kind in reversed(tokens):
