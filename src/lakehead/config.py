@@ -252,6 +252,8 @@ _ENVIRONMENT = {
 }
 ENVIRONMENT = frozenset(_ENVIRONMENT.values())
 DEFAULT_LISTEN = "127.0.0.1:9123"
+TOKEN_PREFIX = "lh_"
+"""With which a principal's token begins, ``lh_<id>_<secret>``, and a server's own never."""
 
 
 def _no_files(path: str) -> str:
@@ -287,6 +289,11 @@ def load(
     values |= {("server", name): value for name, value in flags.items() if value is not None}
     host, port = parse_listen(values.get(("server", "listen"), DEFAULT_LISTEN))
     token = values.get(("server", "token"))
+    if token is not None and token.startswith(TOKEN_PREFIX):
+        raise InvalidPropertyError(
+            f"a token that begins with {TOKEN_PREFIX} is a principal's, and this one would be the server's own, which"
+            " may do all: set another, or unset LAKEHEAD_TOKEN"
+        )
     tls: dict[str, Any] = {name: values.get(("server", name)) for name in _TLS}
     _require_whole(tls)
     if tls["tls_cert"] is None and not is_loopback(host):

@@ -122,6 +122,11 @@ def test_table_properties_as_users_write_them() -> None:
             TableProperties.from_user({name: value})
 
 
+def test_the_token_of_a_principal_is_not_taken_for_the_servers() -> None:
+    with pytest.raises(InvalidPropertyError, match="is a principal's"):
+        load(None, {"LAKEHEAD_TOKEN": "lh_0123456789abcdef_secret"}, {})
+
+
 def test_audit() -> None:
     assert load(None, {}, {}).audit is None
     config = load("[server]\naudit = 'a.jsonl'\naudit_bytes = '1MiB'", {}, {"audit": None})

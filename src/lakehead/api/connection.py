@@ -24,7 +24,7 @@ from lakehead.client.leases import Leases
 from lakehead.client.patience import ask
 from lakehead.client.routes import OneServer
 from lakehead.client.table import TableHandle
-from lakehead.config import LakeConfig, Limits, TableProperties
+from lakehead.config import TOKEN_PREFIX, LakeConfig, Limits, TableProperties
 from lakehead.env import Env
 from lakehead.env.credentials import FoundToken, local_host
 from lakehead.env.interrupts import shielded
@@ -38,7 +38,6 @@ from lakehead.errors import (
 from lakehead.format.defaults import first_schema
 from lakehead.format.schema import normalize_schema, validate_definition
 from lakehead.protocol import messages as m
-from lakehead.protocol.grants import TOKEN_PREFIX
 from lakehead.protocol.tiering import AskTieringStatus, TieringStatus
 from lakehead.types import Schemas, TableDescriptor, TablePath
 

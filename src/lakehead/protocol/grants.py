@@ -10,9 +10,6 @@ import msgspec
 from lakehead.protocol.messages import Done, Int64, Message, Reply, Request
 from lakehead.protocol.privileges import EVERYTHING, Privilege, Target, parse_scope
 
-TOKEN_PREFIX = "lh_"
-"""With which a principal's token begins: ``lh_<id>_<secret>``. A server's own may be any text."""
-
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=300)]
 _OF_ALL: Sequence[tuple[Privilege, Target]] = [(Privilege.ADMIN, EVERYTHING)]  # a token may be anybody's
 

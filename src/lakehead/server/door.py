@@ -7,9 +7,10 @@ import hmac
 import logging
 from typing import NoReturn
 
+from lakehead.config import TOKEN_PREFIX
 from lakehead.env import Env
-from lakehead.errors import AuthenticationError
-from lakehead.protocol.grants import TOKEN_PREFIX
+from lakehead.errors import AuthenticationError, InvalidRequestError
+from lakehead.protocol.privileges import require_principal
 from lakehead.server.access import TOKEN_HOLDER, Caller
 from lakehead.server.audit import Audit
 from lakehead.server.principals import Principals
@@ -65,7 +66,10 @@ class Door:
                 return self._principals.by_token(token)
             raise AuthenticationError("the token is unknown")
         if "://" in certificate:
-            return self._principals.by_certificate(certificate)
+            try:
+                return self._principals.by_certificate(require_principal(certificate))
+            except InvalidRequestError as e:
+                raise AuthenticationError("the first name of the certificate is none that a principal can have") from e
         raise AuthenticationError("there is no token, and no certificate whose first name is a URI")
 
     def _refuse(self, peer: str, why: AuthenticationError) -> NoReturn:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from lakehead.config import Limits
+from lakehead.config import TOKEN_PREFIX, Limits
 from lakehead.env import Env
 from lakehead.errors import InvalidRequestError
 from lakehead.protocol.grants import (
-    TOKEN_PREFIX,
     CreateToken,
     Grant,
     Granted,
@@ -26,6 +25,7 @@ from lakehead.protocol.grants import (
 )
 from lakehead.protocol.messages import Done
 from lakehead.protocol.privileges import (
+    EVERYTHING,
     OF_DATABASES,
     Database,
     Privilege,
@@ -96,7 +96,7 @@ class Grants:
         if senseless:
             name = min(p.value for p in senseless)
             raise InvalidRequestError(f"{name} is granted on a database, or on *: {request.on} is a table")
-        values = [p.value for p in request.privileges]
+        values = sorted({p.value for p in request.privileges})
         self._metadata.submit(GrantPrivileges(to, database, table_id, values, self._limits.grants_max))
         return Done()
 
@@ -106,7 +106,7 @@ class Grants:
             self._metadata.submit(TakeRole(require_principal(request.to), require_role(request.on)))
             return Done()
         database, table_id = self._scope(request.on)
-        values = [p.value for p in request.privileges]
+        values = sorted({p.value for p in request.privileges})
         self._metadata.submit(RevokePrivileges(require_grantee(request.to), database, table_id, values))
         return Done()
 
@@ -131,8 +131,9 @@ class Grants:
             on: Target = row.table_id or Database(row.database)
             return row.grantee in own or may(caller, Privilege.ADMIN, on)
 
-        told = self._told(row for row in self._metadata.grants() if visible(row))
-        every = may(caller, Privilege.ADMIN, Database("*"))
+        rows = self._metadata.grants(None if may(caller, Privilege.ADMIN, None) else sorted(own))
+        told = self._told(row for row in rows if visible(row))
+        every = may(caller, Privilege.ADMIN, EVERYTHING)
         roles = [(p, r) for p, r in self._metadata.role_members() if every or p == caller.principal]
         return GrantsReply(grants=told + [Granted(to=p, on=r, privileges=[]) for p, r in roles])
 

@@ -6,9 +6,9 @@ import hashlib
 import hmac
 from dataclasses import dataclass, field
 
+from lakehead.config import TOKEN_PREFIX
 from lakehead.env.clock import Clock
 from lakehead.errors import AuthenticationError
-from lakehead.protocol.grants import TOKEN_PREFIX
 from lakehead.protocol.privileges import EVERYTHING, Database, Privilege, Target, with_included
 from lakehead.server.access import Caller
 from lakehead.server.metadata import GrantRow, MetadataStore, Token

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from lakehead.api.connection import Connection, connect, open_server
 from lakehead.api.table import Table, handle_of
 from lakehead.client.table import TableHandle
+from lakehead.config import TOKEN_PREFIX
 from lakehead.env.forks import keep
 from lakehead.env.tls import Tls
 from lakehead.errors import (
@@ -24,7 +25,6 @@ from lakehead.errors import (
     TableNotFoundError,
     UnavailableError,
 )
-from lakehead.protocol.grants import TOKEN_PREFIX
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
