@@ -185,3 +185,26 @@ def test_the_command_line_speaks_tls(
             server.terminate()
         assert server.wait(60) == 0
     assert os.listdir(tmp_path / "data")
+
+
+@pytest.mark.spark
+def test_spark_reads_and_writes_through_tls_as_a_principal(
+    tmp_path: Path, authority: Authority, certificate: tuple[Path, Path]
+) -> None:
+    import lakehead.spark as lhs
+
+    cert, key = authority.signed("job", "URI:spiffe://lake.test/job")
+    with served(tmp_path / "data", certificate, client_ca=authority.ca) as host:
+        with lh.connect(tmp_path / "data") as owner:
+            for name in ("a.t", "a.hidden"):
+                owner.create_table(name, [("k", "int64")], lake="iceberg").append(ROWS)
+            owner.grant("read, write", "a.t", to="spiffe://lake.test/job")
+        with lh.connect(named(host), tls_ca=authority.ca, tls_cert=cert, tls_key=key) as con:
+            spark = lhs.session(con)
+            assert lhs.table(spark, "a.t").count() == 2
+            spark.range(10, 13).toDF("k").write.format("lakehead").options(uri=con.uri, table="a.t").mode(
+                "append"
+            ).save()
+            assert sorted(r.k for r in lhs.table(spark, "a.t").collect()) == [1, 2, 10, 11, 12]
+            with pytest.raises(Exception, match="no privilege to describe"):
+                lhs.table(spark, "a.hidden").count()
