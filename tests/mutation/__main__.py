@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tests.mutation.mutant import Mutant
 from tests.mutation.of_access import OF_ACCESS
+from tests.mutation.of_memory import OF_MEMORY
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,6 +29,7 @@ _APPLIES = "            self._apply(frames, rows)\n"
 
 MUTANTS = (
     *OF_ACCESS,
+    *OF_MEMORY,
     Mutant(
         "publish a batch that is there already",
         "server/staging.py",
@@ -335,55 +337,6 @@ MUTANTS = (
         "if not begun.issuperset(behind.items()):",
         "if False:",
         "tests/integration/test_shared_streams.py",
-    ),
-    Mutant(
-        "frames in memory need not reach the newest",
-        "log/newest.py",
-        "before[-1].end_offset != frames[0].base_offset",
-        "False",
-        "tests/unit/log/test_newest.py",
-    ),
-    Mutant(
-        "join rows that do not follow one another",
-        "log/joined.py",
-        "a.end_offset == b.base_offset and ",
-        "",
-        "tests/properties/test_joined_records.py",
-    ),
-    Mutant(
-        "live rows of a moment with what was joined later",
-        "log/joined.py",
-        "yield part.within(start, end)",
-        "yield part",
-        "tests/properties/test_joined_records.py",
-    ),
-    Mutant(
-        "rows of other engines are not counted",
-        "lake/pinned_lake.py",
-        "return rows if desc.keyed or snapshot.records == rows else None",
-        "return rows",
-        "tests/integration/test_counts.py",
-    ),
-    Mutant(
-        "joined rows with a wrong time",
-        "log/records.py",
-        "times = np.full(rows.num_rows, first.timestamp_us, np.int64)",
-        "times = np.full(rows.num_rows, 0, np.int64)",
-        "tests/properties/test_joined_records.py",
-    ),
-    Mutant(
-        "joined rows without a bound",
-        "log/joined.py",
-        "while self.bytes_held > self.bytes_max:",
-        "while False:",
-        "tests/properties/test_joined_records.py",
-    ),
-    Mutant(
-        "subscribers share what others asked for",
-        "server/streams.py",
-        "turn = (self._same, key, start, end)",
-        "turn = (key, start, end)",
-        "tests/unit/server/test_shared_turns.py",
     ),
     Mutant(
         "a count is of now",

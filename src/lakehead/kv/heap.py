@@ -8,6 +8,7 @@ Which of the two a column is, is decided here alone.
 from __future__ import annotations
 
 import bisect
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,12 +16,37 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lakehead.format.joins import largest, range_bytes
+from lakehead.kv import kernels
 from lakehead.kv.keys import fixed_bytes
 
 Slots = npt.NDArray[np.int64]
 _MERGE_ROWS_MAX = 1 << 20
 _MERGE_BYTES_MAX = 256 << 20
 _GATHER_ROWS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where values come from: those at places ``old_at`` from the slots ``old``, those at ``new_at`` from the rows
+    ``new`` of a batch; ``image`` says both, a slot or ``~row`` a place."""
+
+    image: Slots
+    old_at: Slots
+    old: Slots
+    new_at: Slots
+    new: Slots
+
+    @classmethod
+    def of(cls, image: Slots) -> Sources:
+        """Of slots, and ``~row`` for rows."""
+        old_at, new_at = np.flatnonzero(image >= 0), np.flatnonzero(image < 0)
+        return cls(image, old_at, image[old_at], new_at, ~image[new_at])
+
+    def merged(self, old: npt.NDArray[Any], new: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Both in their places."""
+        out = np.empty(len(old) + len(new), old.dtype)
+        out[self.old_at], out[self.new_at] = old, new
+        return out
 
 
 class HeapColumn(Protocol):
@@ -41,6 +67,10 @@ class HeapColumn(Protocol):
     def gather(self, slots: Slots) -> pa.Array:
         """The values at these slots, in this order; slot -1 reads as null. The caller sees to it that they are not too
         many bytes for one array."""
+        ...
+
+    def merge(self, sources: Sources, given: pa.Array) -> pa.Array:
+        """Values of the heap and of ``given`` in their places; bounds as in `gather`."""
         ...
 
     def value(self, slot: int) -> Any:
@@ -156,6 +186,20 @@ class FixedColumn:
             return pa.nulls(len(slots), self._type)
         return _from_fixed(self._type, self._values[slots], valid)
 
+    def merge(self, sources: Sources, given: pa.Array) -> pa.Array:
+        values = self._numpy(given)
+        if self._dtype.kind == "V":  # which kernels do not take
+            data = sources.merged(self._values[sources.old], values[sources.new])
+        else:
+            data = np.empty(len(sources.image), self._dtype)
+            kernels.merge(sources.image, self._values, values, data)
+        new = _valid(given)
+        if self._is_valid is None and new is None:
+            return _from_fixed(self._type, data, None)
+        old = np.ones(len(sources.old), np.bool_) if self._is_valid is None else self._is_valid[sources.old]
+        new = np.ones(len(sources.new), np.bool_) if new is None else new[sources.new]
+        return _from_fixed(self._type, data, sources.merged(old, new))
+
 
 class ChunkedColumn:
     """Values of any Arrow type in chunks of consecutive row numbers."""
@@ -250,20 +294,35 @@ class ChunkedColumn:
             return pa.nulls(n, self._type)
         if len(self._chunks) == 1:
             return self._chunks[0].take(pa.array(np.where(missing, 0, rows - self._bases[0]), mask=missing))
-        chunk = np.searchsorted(self._bases, rows, "right") - 1
-        used = np.unique(chunk)
-        used = used[used >= 0]
+        chunk, used = self._chunks_of(rows)
         if len(used) == 1:
             c = int(used[0])
             return self._chunks[c].take(pa.array(np.where(missing, 0, rows - self._bases[c]), mask=missing))
-        pieces, place, done = [], np.empty(n, np.int64), 0
+        pieces, place = self._pieces(rows, chunk, used)
+        return pa.concat_arrays(pieces).take(pa.array(place, mask=missing if missing.any() else None))
+
+    def merge(self, sources: Sources, given: pa.Array) -> pa.Array:
+        rows = self._rows[sources.old]
+        pieces, place = self._pieces(rows, *self._chunks_of(rows))
+        held = sum(map(len, pieces))
+        order = sources.merged(place, held + sources.new)
+        missing = sources.merged(rows < 0, np.zeros(len(sources.new), np.bool_)) if rows.min(initial=0) < 0 else None
+        return pa.concat_arrays([*pieces, given]).take(pa.array(order, mask=missing))
+
+    def _chunks_of(self, rows: Slots) -> tuple[Slots, Slots]:
+        """The chunk of each row, -1 for a row that is none, and the chunks that there are."""
+        chunk = np.searchsorted(self._bases, rows, "right") - 1
+        return chunk, np.flatnonzero(np.bincount(chunk + 1, minlength=1)[1:])
+
+    def _pieces(self, rows: Slots, chunk: Slots, used: Slots) -> tuple[list[pa.Array], Slots]:
+        """The rows' values, chunk by chunk, and the place of each row among them."""
+        pieces, place, done = [], np.zeros(len(rows), np.int64), 0
         for c in used:
             at = np.flatnonzero(chunk == c)
             pieces.append(self._chunks[c].take(pa.array(rows[at] - self._bases[c])))
             place[at] = np.arange(done, done + len(at))
             done += len(at)
-        place[missing] = 0
-        return pa.concat_arrays(pieces).take(pa.array(place, mask=missing if missing.any() else None))
+        return pieces, place
 
     def value(self, slot: int) -> Any:
         return self._gather_one(slot)[0].as_py()

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+_TOUCHED = 64
 _jit = njit(nogil=True, cache=True, boundscheck=False)
 
 
@@ -102,11 +103,25 @@ def _find(entries: Any, shift: Any, seed: Any, key: Any, exact: Any, offsets: An
 
 
 @_jit
+def _touch(entries: Any, shift: Any, seed: Any, keys: Any, start: Any) -> Any:
+    """Load where the next keys belong, all at once: one after the other each would wait for memory. What is returned
+    depends on the loads and must be returned by the kernel, or the compiler leaves them out."""
+    seen = np.int64(0)
+    for i in range(start, min(start + _TOUCHED, len(keys))):
+        seen ^= entries[np.int64(mix(keys[i], seed) >> shift), 1]
+    return seen
+
+
+@_jit
 def probe(entries: Any, shift: Any, seed: Any, keys: Any, exact: Any, offsets: Any, data: Any, starts: Any,
-          lengths: Any, arena: Any, out: Any) -> None:  # fmt: skip
+          lengths: Any, arena: Any, out: Any) -> Any:  # fmt: skip
     """Slot of each key, -1 when it is not in the index."""
+    seen = np.int64(0)
     for i in range(len(keys)):
+        if i % _TOUCHED == 0:
+            seen ^= _touch(entries, shift, seed, keys, i)
         out[i] = entries[_find(entries, shift, seed, keys[i], exact, offsets, data, i, starts, lengths, arena), 1] - 1
+    return seen
 
 
 @_jit
@@ -172,6 +187,14 @@ def plan_upsert(slots: Any, prior: Any, live_offsets: Any, base: Any, change: An
 
 
 @_jit
+def merge(image: Any, held: Any, given: Any, out: Any) -> None:
+    """Fixed-width values, each of a slot of the heap or, for ``~row``, of a row that is given."""
+    for k in range(len(image)):
+        at = image[k]
+        out[k] = held[at] if at >= 0 else given[~at]
+
+
+@_jit
 def plan_delete(slots: Any, prior: Any, live_offsets: Any, change: Any, prev: Any, image: Any, ends: Any) -> Any:
     """Records that deleting these keys makes; returns how many. Keys without a live row make none."""
     k = 0
@@ -205,13 +228,16 @@ def _remove(entries: Any, shift: Any, seed: Any, p: Any) -> None:
 @_jit
 def apply_changes(entries: Any, shift: Any, seed: Any, keys: Any, exact: Any, offsets: Any, data: Any, starts: Any,
                   lengths: Any, arena: Any, deleted: Any, row_offsets: Any, live_offsets: Any, free: Any, state: Any,
-                  out: Any) -> None:  # fmt: skip
+                  out: Any) -> Any:  # fmt: skip
     """Apply records in log order to the index.
 
     ``state`` = [next unused slot, number of free slots, arena end, arena garbage, live rows], updated in place;
     ``out[i]`` is the slot of record i, -1 for a delete of an absent key.
     """
+    seen = np.int64(0)
     for i in range(len(keys)):
+        if i % _TOUCHED == 0:
+            seen ^= _touch(entries, shift, seed, keys, i)
         p = _find(entries, shift, seed, keys[i], exact, offsets, data, i, starts, lengths, arena)
         slot = entries[p, 1] - 1
         if deleted[i]:
@@ -244,6 +270,7 @@ def apply_changes(entries: Any, shift: Any, seed: Any, keys: Any, exact: Any, of
                 state[2] += n
         live_offsets[slot] = row_offsets[i]
         out[i] = slot
+    return seen
 
 
 @_jit

@@ -22,10 +22,10 @@ import pyarrow.compute as pc
 from lakehead.errors import LimitExceededError
 from lakehead.format import joins
 from lakehead.format.defaults import absent, default_bytes, default_of
-from lakehead.format.joins import join, within_bytes
+from lakehead.format.joins import within_bytes
 from lakehead.format.read_as import Binding
 from lakehead.kv import kernels
-from lakehead.kv.heap import HeapColumn, Slots, heap_column
+from lakehead.kv.heap import HeapColumn, Slots, Sources, heap_column
 from lakehead.kv.index import KeyIndex, home_shift
 from lakehead.kv.keys import KeyBatch, encode_key, encode_keys
 from lakehead.types import ChangeType, Offset, Schemas, field_id, without_ids
@@ -182,15 +182,11 @@ class KvTablet:
         """Row images of the records: given columns from ``image`` (slot, or ~row of the batch), others from the
         slots in ``under``."""
         given = [i for i, f in enumerate(self.schema) if batch.schema.get_field_index(f.name) >= 0]
-        from_heap = image >= 0
-        new = _taken(batch.select([self.schema.names[i] for i in given]), ~image[~from_heap])
-        if from_heap.any():
-            old = self.gather(image[from_heap], given)
-            order = np.empty(len(image), np.int64)
-            order[from_heap] = np.arange(old.num_rows)
-            order[~from_heap] = np.arange(old.num_rows, len(image))
-            new = _taken(join([old, pa.RecordBatch.from_arrays(new.columns, schema=old.schema)]), order)
-        columns = dict(zip(given, new.columns, strict=True))
+        sources, rows = Sources.of(image), batch.select([self.schema.names[i] for i in given])
+        if len(sources.old):
+            columns = {i: self._columns[i].merge(sources, rows.column(n)) for n, i in enumerate(given)}
+        else:
+            columns = dict(zip(given, _taken(rows, sources.new).columns, strict=True))
         for i, column in enumerate(self._columns):
             if i not in columns:
                 columns[i] = self._or_default(i, column.gather(under), under)
@@ -247,7 +243,8 @@ class KvTablet:
         slots = self._index.apply(encode_keys([rows.column(i) for i in self._key_at], self._seed), deleted, offsets)
         if self._index.capacity != self._capacity:
             self._resize()
-        self._forget(slots[deleted & (slots >= 0)])
+        if deleted.any():
+            self._forget(slots[deleted & (slots >= 0)])
         # A key may come several times, and a freed slot may be taken again: the last record of a slot wins.
         wins = ~deleted & (self._index.live_offsets[slots] == offsets)
         if not wins.all():

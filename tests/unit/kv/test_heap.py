@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from lakehead.kv import heap
-from lakehead.kv.heap import heap_column
+from lakehead.kv.heap import Sources, heap_column
 
 TYPES: list[tuple[pa.DataType, Callable[[int], Any]]] = [
     (pa.bool_(), lambda i: i % 2 == 0),
@@ -49,6 +49,7 @@ def test_equals_a_list(t: pa.DataType, make: Callable[[int], Any], monkeypatch: 
     monkeypatch.setattr(heap, "_GATHER_ROWS", 8)  # chunks wear out early
     choose, column, model = random.Random(3), heap_column(t), [None] * 300
     column.resize(100)
+    stored: set[int] = set()
     for step in range(40):
         if step == 10:
             column.resize(300)
@@ -72,6 +73,13 @@ def test_equals_a_list(t: pa.DataType, make: Callable[[int], Any], monkeypatch: 
         for slot, value in zip(asked, found.to_pylist(), strict=True):
             if slot < 0 or slot in used:
                 assert value == (None if slot < 0 else model[slot])
+        stored |= {*slots} | ({*cleared} if step % 7 == 6 else set())
+        given = [None if choose.random() < 0.2 else make(choose.randrange(200)) for _ in range(30)]
+        image = [choose.choice([*stored]) if stored and choose.random() < 0.5 else ~choose.randrange(30) for _ in asked]
+        merged = column.merge(Sources.of(np.array(image, np.int64)), pa.array([None, *given], t).slice(1))
+        merged.validate(full=True)
+        assert merged.type == t
+        assert merged.to_pylist() == [model[at] if at >= 0 else given[~at] for at in image]
 
 
 @pytest.mark.parametrize("t", [t for t, _ in TYPES], ids=str)
