@@ -25,6 +25,10 @@ postgres: ; @scripts/ensure-postgres.sh
 demo: $(STAMP) java  ## run the demo on real data (about two minutes)
 	$(BIN)/lakehead demo $(ARGS)
 
+.PHONY: shop
+shop: $(STAMP) java  ## run the example shop: Spark through all layers, a live page (about a minute; ARGS="--page 8080")
+	$(BIN)/python -m examples.shop $(ARGS)
+
 test: $(STAMP) java postgres  ## run every test
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=15 $(ARGS)
 
@@ -75,4 +79,4 @@ lock: $(STAMP)  ## resolve requirements/dev.in again into dev.lock
 clean:  ## remove caches, builds and what the demo left; keeps .venv
 	rm -rf build dist lakehead-demo spark-warehouse metastore_db derby.log artifacts
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

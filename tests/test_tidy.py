@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "lakehead"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 
 # Lowest first; names in one tuple never import each other.
 LAYERS = (
@@ -257,18 +258,18 @@ def test_what_guards_data_is_alive_without_assertions(path: Path) -> None:
             assert narrows, f"{path}:{node.lineno}: python -O drops this check: raise a typed error"
 
 
-@each(MODULES)
+@each(MODULES + EXAMPLES)
 def test_module_says_what_it_is(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
 
 
-@each(MODULES + TESTS)
+@each(MODULES + EXAMPLES + TESTS)
 def test_module_is_a_readable_size(path: Path) -> None:
     lines = path.read_text().count("\n")
     assert lines <= LINES_MAX, f"{path} has {lines} lines: split it along the data path"
 
 
-@each(MODULES + TESTS)
+@each(MODULES + EXAMPLES + TESTS)
 def test_module_is_named_by_its_concept(path: Path) -> None:
     for part in path.relative_to(ROOT).with_suffix("").parts:
         assert not DRAWERS & set(part.lower().split("_")), f"{path}: {part} is a drawer; name the concept"

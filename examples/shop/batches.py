@@ -1,0 +1,50 @@
+"""What becomes of the events of one micro-batch, in Arrow: only the new ones, complete, and summed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import lakehead as lh
+from examples.shop import tables
+from examples.shop.model import KINDS
+from examples.shop.tables import COUNTS
+
+
+def new(events: pa.Table, silver: lh.Table) -> pa.Table:
+    """Events that silver does not have, each once: what is delivered again is there already, or twice in here."""
+    _, first = np.unique(events["event_id"].to_numpy(), return_index=True)
+    once = events.take(np.sort(first))
+    known = silver.lookup(once.select(["event_id"]))["event_id"].combine_chunks()
+    return once.filter(pc.invert(pc.is_in(once["event_id"], known)))
+
+
+def enriched(events: pa.Table, con: lh.Connection) -> pa.Table:
+    """Events with what is known of their users and products at this moment."""
+    of_users = _looked_up(events, con.table(tables.USERS), ["country", "segment"])
+    return _looked_up(of_users, con.table(tables.PRODUCTS), ["category"])
+
+
+def _looked_up(events: pa.Table, table: lh.Table, columns: Sequence[str]) -> pa.Table:
+    (key,) = table.primary_key
+    found = table.lookup(pc.unique(events[key]).to_pylist())
+    at = pc.index_in(events[key], found[key].combine_chunks())
+    for name in columns:
+        events = events.append_column(name, found[name].combine_chunks().take(at))
+    return events
+
+
+def summed(events: pa.Table, key: str, sums: Sequence[str]) -> pa.Table:
+    """What gold adds to a table of this key, ``minute`` or ``category``."""
+    amounts = {name: pc.equal(events["kind"], kind).cast(pa.int64()) for name, kind in zip(COUNTS, KINDS, strict=True)}
+    amounts["revenue_cents"] = pc.multiply(amounts["payments"], events["amount_cents"])
+    minute = pc.floor_temporal(events["event_at"], unit="minute")
+    of_key = minute if key == "minute" else events[key]
+    rows = pa.table({key: of_key, "last_sent": events["sent_at"], **{name: amounts[name] for name in sums}})
+    found = rows.group_by(key).aggregate([*((name, "sum") for name in sums), ("last_sent", "max")])
+    return found.select([key, *(f"{name}_sum" for name in sums), "last_sent_max"]).rename_columns(
+        [key, *sums, "last_sent"]
+    )
