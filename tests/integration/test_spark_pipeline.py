@@ -130,10 +130,16 @@ def test_accumulate_over_micro_batches(con: lh.Connection, spark: SparkSession, 
         least = batch.selectExpr("shop", "id as first", "nullif(id, id) as never")
         out.accumulate("p.least", least, min=["first"], sum=["never"], primary_key=["shop"])
 
+        rows = batch.toArrow()
+        out.append("p.as_arrow", rows)
+        out.accumulate("p.sums_of_arrow", rows.drop(["id"]), sum=["amount"], primary_key=["shop"])
+
     stream = stream_of(con, spark, "p.many", max_rows_per_trigger="7")
     lhs.pipeline(stream, step, checkpoint=str(tmp_path), trigger="available now").awaitTermination()
     assert rows_of(con, "p.sums") == [("a", sum(range(0, 40, 2))), ("b", sum(range(1, 40, 2)))]
     assert rows_of(con, "p.least") == [("a", 0, None), ("b", 1, None)]
+    assert rows_of(con, "p.as_arrow") == rows_of(con, "p.many")
+    assert rows_of(con, "p.sums_of_arrow") == rows_of(con, "p.sums")
 
 
 def test_bad_calls(con: lh.Connection, spark: SparkSession) -> None:

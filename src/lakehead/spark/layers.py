@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.util import inheritable_thread_target
 
 from lakehead.api.connection import Connection
@@ -31,14 +32,21 @@ from lakehead.spark.types import arrow_schema, spark_schema
 from lakehead.types import WriteKind
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 SMALL_ROWS = 20_000
 """A micro-batch after one of so many rows passes through the driver: tasks in Python cost more than its rows do. Spark
 stops what would be too much for it (``spark.driver.maxResultSize``)."""
+Rows: TypeAlias = "DataFrame | ArrowStream"
 _QUERY = "sql.streaming.queryId"
 """Property that Spark sets where a micro-batch runs."""
+
+
+class ArrowStream(Protocol):
+    """Arrow data of any library: a table, record batches, a reader."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
 class Layers:
@@ -48,7 +56,10 @@ class Layers:
     Rows of one table land in the order of the calls. What the step reads of these tables is as of before the
     micro-batch, also when it is repeated.
 
-    Tables that do not exist are made, with the columns of the DataFrame; keyword arguments are those of
+    Rows are a DataFrame, or Arrow data (anything with ``__arrow_c_stream__``): what a step has in Arrow already, as of
+    ``batch.toArrow()``, needs no further Spark job.
+
+    Tables that do not exist are made, with the columns of the rows; keyword arguments are those of
     `lakehead.Connection.create_table`, and mean nothing for a table that is there.
     """
 
@@ -59,22 +70,22 @@ class Layers:
         self._small = small
         self._writes: list[_Write] = []
 
-    def append(self, table: str, df: DataFrame, **definition: Any) -> None:
+    def append(self, table: str, rows: Rows, **definition: Any) -> None:
         """Append rows to a log table."""
-        self._add(table, df, "append", None, definition)
+        self._add(table, rows, "append", None, definition)
 
-    def upsert(self, table: str, df: DataFrame, *, columns: Sequence[str] | None = None, **definition: Any) -> None:
+    def upsert(self, table: str, rows: Rows, *, columns: Sequence[str] | None = None, **definition: Any) -> None:
         """Insert or update rows of a keyed table; of ``columns``, the others stay as they are."""
-        self._add(table, df, "upsert", names(columns), definition)
+        self._add(table, rows, "upsert", names(columns), definition)
 
-    def delete(self, table: str, df: DataFrame) -> None:
+    def delete(self, table: str, rows: Rows) -> None:
         """Delete the rows with these keys."""
-        self._add(table, df, "delete", None, {})
+        self._add(table, rows, "delete", None, {})
 
     def accumulate(
         self,
         table: str,
-        df: DataFrame,
+        rows: Rows,
         *,
         sum: Sequence[str] = (),
         min: Sequence[str] = (),
@@ -82,35 +93,36 @@ class Layers:
         **definition: Any,
     ) -> None:
         """Add to what a keyed table has: the new value of a column is the sum, the least or the greatest of the old one
-        and of those in the DataFrame; a null counts for nothing.
+        and of those in these rows; a null counts for nothing.
 
         Args:
-            df: the keys, and the columns that are named; several rows of a key count as if they were one after the
+            rows: the keys, and the columns that are named; several rows of a key count as if they were one after the
                 other, so they need not be grouped before. One row a key and task comes to the driver.
         """
         how = {c: "sum" for c in sum} | {c: "min" for c in min} | {c: "max" for c in max}
         if not how or len(how) < len(sum) + len(min) + len(max):
             raise InvalidRequestError("accumulate needs columns to sum, or to take the min or max of, each named once")
-        self._add(table, df, "upsert", None, definition, how)
+        self._add(table, rows, "upsert", None, definition, how)
 
     def _add(
         self,
         table: str,
-        df: DataFrame,
+        rows: Rows,
         kind: WriteKind,
         columns: tuple[str, ...] | None,
         definition: Mapping[str, Any],
         how: Mapping[str, str] | None = None,
     ) -> None:
         target = Target(self._con.uri, table, kind, columns, definition)
-        self._writes.append(_Write(target, df, how))
+        given = rows if isinstance(rows, DataFrame) else pa.table(rows)
+        self._writes.append(_Write(target, given, how))
 
     def write(self) -> int:
         """Stage everything, then publish it; returns how many rows that were, 0 for what was there before."""
         if not self._writes:
             return 0
         for write in self._writes:
-            write.target.require_table(write.df.schema)
+            write.target.require_table(write.schema)
         tables = {w.target.table: self._con.table(w.target.table) for w in self._writes}
         parts: dict[str, list[StagedPart]] = {}
         try:
@@ -130,9 +142,10 @@ class Layers:
         def stage(write: _Write) -> list[StagedPart]:
             return write.stage(tables[write.target.table], self._batch, small=self._small)
 
-        if len(self._writes) == 1:
-            return [stage(self._writes[0])]
-        stop_with_query = inheritable_thread_target(self._writes[0].df.sparkSession)
+        frames = [w.rows for w in self._writes if isinstance(w.rows, DataFrame)]
+        if len(frames) < 2:
+            return [stage(write) for write in self._writes]
+        stop_with_query = inheritable_thread_target(frames[0].sparkSession)
         with ThreadPoolExecutor(len(self._writes), "lakehead-pipeline") as pool:
             return list(pool.map(stop_with_query(stage), self._writes))
 
@@ -140,17 +153,23 @@ class Layers:
 @dataclass(frozen=True)
 class _Write:
     target: Target
-    df: DataFrame
+    rows: DataFrame | pa.Table
     how: Mapping[str, str] | None
+
+    @property
+    def schema(self) -> pa.Schema:
+        return arrow_schema(self.rows.schema) if isinstance(self.rows, DataFrame) else self.rows.schema
 
     def stage(self, table: Table, batch: JobBatch, *, small: bool) -> list[StagedPart]:
         handle = handle_of(table)
         if self.how is not None:
-            added = accumulated(table, Combine.of(table, self.df.columns, self.how).collected(self.df, small), self.how)
+            combine = Combine.of(table, self.schema.names, self.how)
+            added = accumulated(table, combine.collected(self.rows, small), self.how)
             return [Target(self.target.uri, table.name, "upsert").stage(batch, added.to_batches(), handle)]
-        if small:
-            return [self.target.stage(batch, self.df.toArrow().to_batches(), handle)]
-        return stage_frame(self.target, self.df, batch)
+        if isinstance(self.rows, DataFrame) and not small:
+            return stage_frame(self.target, self.rows, batch)
+        rows = self.rows.toArrow() if isinstance(self.rows, DataFrame) else self.rows
+        return [self.target.stage(batch, rows.to_batches(), handle)]
 
 
 @dataclass(frozen=True)
@@ -181,12 +200,14 @@ class Combine:
             )
         return cls(tuple(table.primary_key), how)
 
-    def collected(self, df: DataFrame, small: bool) -> pa.Table:
-        """The rows of a DataFrame, combined; its tasks begin with that unless there are few."""
+    def collected(self, given: DataFrame | pa.Table, small: bool) -> pa.Table:
+        """Rows, combined; the tasks of a DataFrame begin with that unless there are few."""
+        if not isinstance(given, DataFrame):
+            return self.rows(given)
         if small:
-            return self.rows(df.toArrow())
-        combined = self.rows(arrow_schema(df.schema).empty_table()).schema
-        return self.rows(df.mapInArrow(self, spark_schema(combined)).toArrow())
+            return self.rows(given.toArrow())
+        combined = self.rows(arrow_schema(given.schema).empty_table()).schema
+        return self.rows(given.mapInArrow(self, spark_schema(combined)).toArrow())
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         held: list[pa.Table] = [self.rows(pa.Table.from_batches([batch])) for batch in batches]
@@ -218,7 +239,7 @@ def write_once(
 ) -> int:
     """See `lakehead.spark.write`."""
     target = Target(connection_of(df.sparkSession).uri, table, operation, names(columns), definition)
-    target.require_table(df.schema)
+    target.require_table(arrow_schema(df.schema))
     batch = JobBatch(f"run {SystemRandomness().uuid_hex()}")
     staging = target.handle.staging
     try:

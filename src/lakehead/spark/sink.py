@@ -33,6 +33,7 @@ from lakehead.protocol.staging import StagedPart
 from lakehead.spark.connections import in_worker
 from lakehead.spark.options import given_options, names_of
 from lakehead.spark.staged_rows import Target
+from lakehead.spark.types import arrow_schema
 from lakehead.types import WriteKind
 
 _NAMES = ("primary_key", "bucket_key", "partition_by")
@@ -186,7 +187,7 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
     """
     options = WriteOptions.parse(given)
     target = options.target
-    target.require_table(schema)
+    target.require_table(arrow_schema(schema))
     run = f"run {SystemRandomness().uuid_hex()}"
     if not overwrite:
         return BatchWriter(options, JobBatch((options.job and f"job {options.job}") or run, options.batch))
@@ -211,5 +212,5 @@ def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool)
             "outputMode('complete') writes all rows anew each time: upsert them into a keyed table, in foreachBatch"
             " with options job and batch"
         )
-    options.target.require_table(schema)
+    options.target.require_table(arrow_schema(schema))
     return StreamWriter(options)

@@ -18,12 +18,10 @@ from lakehead.client.table import TableHandle
 from lakehead.errors import TableNotFoundError, WrongTableKindError
 from lakehead.protocol.staging import StagedPart
 from lakehead.spark.connections import in_worker, worker_table
-from lakehead.spark.types import arrow_schema
 from lakehead.types import WriteKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
 STAGED_ROWS = 1 << 16
 STAGED_BYTES = 32 << 20
@@ -49,8 +47,8 @@ class Target:
     columns: tuple[str, ...] | None = None
     definition: Mapping[str, Any] = field(default_factory=dict)
 
-    def require_table(self, schema: StructType) -> None:
-        """Return once the table exists, and takes such rows; its columns are those of the DataFrame when it is made
+    def require_table(self, schema: pa.Schema) -> None:
+        """Return once the table exists, and takes such rows; its columns are these when it is made
         now.
 
         Raises:
@@ -64,11 +62,11 @@ class Target:
             except TableNotFoundError:
                 if self.operation == "delete" or self.columns is not None:
                     raise
-                con.create_table(self.table, arrow_schema(schema), if_not_exists=True, **self.definition)
+                con.create_table(self.table, schema, if_not_exists=True, **self.definition)
 
         in_worker(self.uri, require)
         handle = self.handle
-        self.rows(handle, self.kind(handle), arrow_schema(schema).empty_table())
+        self.rows(handle, self.kind(handle), schema.empty_table())
 
     @property
     def handle(self) -> TableHandle:
