@@ -355,14 +355,15 @@ def decode_header(buffer: pa.Buffer) -> FrameHeader:
     return FrameHeader(length, crc, base, timestamp, synced, epoch, Content(checksum, kind))
 
 
-def decode_frame(buffer: pa.Buffer, *, check: bool) -> Frame:
-    """Read a whole frame that starts at the buffer's beginning; ``check`` verifies the body's checksum too.
+def decode_frame(buffer: pa.Buffer, *, check: bool, header: FrameHeader | None = None) -> Frame:
+    """Read a whole frame that starts at the buffer's beginning; ``check`` verifies the body's checksum too, ``header``
+    is its header where that was read already.
 
     Raises:
         ChecksumError: header, or with ``check`` body, are not what was written.
         CorruptionError: the frame is cut off or contradicts itself.
     """
-    header = decode_header(buffer)
+    header = header or decode_header(buffer)
     if buffer.size < header.length:
         raise CorruptionError("a batch frame is cut off", base_offset=header.base_offset)
     body_buffer = buffer.slice(HEADER_BYTES, header.length - HEADER_BYTES)

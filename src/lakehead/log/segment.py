@@ -257,7 +257,7 @@ class Segment:
             header = decode_header(read(position, min(HEADER_BYTES, size - position)))
             if position + header.length > size:
                 raise CorruptionError("a batch frame is cut off")
-            return decode_frame(read(position, header.length), check=check)
+            return decode_frame(read(position, header.length), check=check, header=header)
         except CorruptionError as e:
             if e.context.get("path") == self.path:
                 raise

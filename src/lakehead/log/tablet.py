@@ -227,7 +227,7 @@ class LogTablet:
             self.roll()
         self._segments[-1].append([(f.header, f.body.buffer, f.body.row_count, f.timestamp_us) for f in frames])
         self.frames_written += len(frames)
-        self.last_timestamp_us = max([self.last_timestamp_us, *(f.timestamp_us for f in frames)])
+        self.last_timestamp_us = max([self.last_timestamp_us, *[f.timestamp_us for f in frames]])
 
     def apply(self, frames: Sequence[Frame], rows: pa.RecordBatch | None = None) -> None:
         """See `TabletState.apply`; the frames are in the log."""

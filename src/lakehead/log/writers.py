@@ -117,9 +117,12 @@ class WriterTable:
 
     def _known(self, stamp: WriterStamp) -> _Writer:
         """The batch's writer, made when it is new. Only named ones have an epoch, and only they are kept for ever."""
+        writers = self._named if stamp.epoch else self._anonymous
+        writer = writers.get(stamp.writer_id)
+        if writer is None:
+            writer = writers[stamp.writer_id] = _Writer()
         if stamp.epoch:
-            return self._named.setdefault(stamp.writer_id, _Writer())
-        writer = self._anonymous.setdefault(stamp.writer_id, _Writer())
+            return writer
         self._anonymous.move_to_end(stamp.writer_id)
         while len(self._anonymous) > ANONYMOUS_WRITERS_MAX:
             self._anonymous.popitem(last=False)
