@@ -50,7 +50,7 @@ OF_MEMORY = (
     Mutant(
         "frames in memory need not reach the newest",
         "log/newest.py",
-        "before[-1].end_offset != frames[0].base_offset",
+        "self._frames[-1].end_offset != frames[0].base_offset",
         "False",
         "tests/unit/log/test_newest.py",
     ),

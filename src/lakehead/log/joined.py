@@ -192,6 +192,9 @@ class JoinedRows:
     def _from_file(self, frames: Iterator[Frame], schemas: Schemas) -> Iterator[Records]:
         room = self._room.bytes_max // 2
         for some in gathered(frames, _measure, rows_max=ROWS_MAX, rows_enough=_SMALL_ROWS):
+            if len(some) < _READ_TOGETHER_MIN:
+                yield from (FrameRecords(f) for f in some if f.body.row_count)
+                continue
             for _, group in itertools.groupby((f for f in some if f.body.row_count), lambda f: f.body.schema_id):
                 same = list(group)
                 joined = self._decoded(same, schemas) if len(same) >= _READ_TOGETHER_MIN and room > 0 else None
