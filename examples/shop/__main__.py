@@ -71,19 +71,17 @@ class Run:
         """Everything; returns what was found, as plain values."""
         options = self._options
         with contextlib.ExitStack() as stack:
-            server = stack.enter_context(
-                Child("lakehead", "server", "--data", str(self._folder / "data"), "--listen", "127.0.0.1:0")
-            )
-            uri = server.line().split()[-1]
+            server = stack.enter_context(Child("examples.shop.server", str(self._folder / "data")))
+            uri = server.answer()["uri"]
             con = stack.enter_context(lh.connect(uri))
             shop = Shop(seed=options.seed, rate=options.rate, start_us=0)
             tables.create(con, shop)
             self.say(f"serving at {uri}, Spark starts")
+            alerts = stack.enter_context(Child("examples.shop.alerts", uri))
+            page = stack.enter_context(Child("examples.shop.page", uri, "--port", str(options.page)))
             spark = lhs.session(con, app_name="shop", **SETTINGS)
             stack.callback(spark.stop)
             pipeline = Pipeline(con, spark, self._folder / "checkpoints")
-            alerts = stack.enter_context(Child("examples.shop.alerts", uri))
-            page = stack.enter_context(Child("examples.shop.page", uri, "--port", str(options.page)))
             self.say(f"live page at {page.answer()['url']}")
             start_us = _now_us()
             sends = {"seed": options.seed, "rate": options.rate, "start-us": start_us}
@@ -224,6 +222,9 @@ def main() -> int:
     folder = options.folder or Path(tempfile.mkdtemp(prefix="lakehead-shop-"))
     try:
         found = Run(options, folder.absolute()).run()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     finally:
         if options.folder is None:
             shutil.rmtree(folder, ignore_errors=True)

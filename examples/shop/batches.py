@@ -30,7 +30,7 @@ def enriched(events: pa.Table, con: lh.Connection) -> pa.Table:
 
 def _looked_up(events: pa.Table, table: lh.Table, columns: Sequence[str]) -> pa.Table:
     (key,) = table.primary_key
-    found = table.lookup(pc.unique(events[key]).to_pylist())
+    found = table.lookup(pa.table({key: pc.unique(events[key])}))
     at = pc.index_in(events[key], found[key].combine_chunks())
     for name in columns:
         events = events.append_column(name, found[name].combine_chunks().take(at))

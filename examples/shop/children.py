@@ -1,4 +1,5 @@
-"""The shop's other processes: each reads commands from its standard input, and ends when that ends."""
+"""The shop's other processes: each reads commands from its standard input, and ends when that ends, also because the
+process that started it was killed."""
 
 from __future__ import annotations
 
@@ -13,12 +14,19 @@ class Child:
     """A module that runs as a process until the ``with`` block is left, or it is asked to end."""
 
     def __init__(self, module: str, *arguments: str) -> None:
-        command = [sys.executable, "-m", module, *arguments]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
-        self.name = module.rpartition(".")[2]
+        self._module = module
+        # In a session of its own, as Ctrl-C is for the parent, which ends its children in order.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            start_new_session=True,
+        )
 
-    def line(self) -> str:
-        """The next line that it prints.
+    def answer(self) -> dict[str, Any]:
+        """The next line that it prints, which is JSON.
 
         Raises:
             RuntimeError: it has ended.
@@ -26,12 +34,8 @@ class Child:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self.name} ended with {self._process.wait()}; what it said stands above")
-        return line
-
-    def answer(self) -> dict[str, Any]:
-        """The next line that it prints, which is JSON."""
-        found: dict[str, Any] = json.loads(self.line())
+            raise RuntimeError(f"{self._module} ended with {self._process.wait()}; what it said stands above")
+        found: dict[str, Any] = json.loads(line)
         return found
 
     def tell(self, *words: object) -> None:
@@ -57,7 +61,6 @@ class Child:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end()
-        self._process.terminate() if self.name == "lakehead" else None
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from lakehead.spark.layers import Layers as Out
+
 SETTINGS: Mapping[str, Any] = {
     # Micro-batches are small: one task is enough for what they bring, and there is nothing to plan anew between stages.
     "spark.default.parallelism": 1,
@@ -56,7 +58,7 @@ class Pipeline:
         It has few rows, so what is left to do once Spark has read them is done in Arrow.
         """
 
-        def step(batch: DataFrame, out: Any) -> None:
+        def step(batch: DataFrame, out: Out) -> None:
             events = batches.new(batch.toArrow(), self.con.table(ONE.events))
             if len(events):
                 rows = batches.enriched(events, self.con)
@@ -69,7 +71,7 @@ class Pipeline:
         """Three queries, each of which reads what the one before it has written."""
         clean, events = str(CHAIN.clean), CHAIN.events
 
-        def count(batch: DataFrame, out: Any) -> None:
+        def count(batch: DataFrame, out: Out) -> None:
             events = batch.toArrow()
             if len(events):
                 self._accumulate(out, events, CHAIN)
@@ -97,7 +99,7 @@ class Pipeline:
     def _copy(self, rows: DataFrame, table: str) -> StreamingQuery:
         return lhs.pipeline(rows, lambda batch, out: out.upsert(table, batch), checkpoint=self._at(table))
 
-    def _accumulate(self, out: Any, events: pa.Table, layers: Layers) -> None:
+    def _accumulate(self, out: Out, events: pa.Table, layers: Layers) -> None:
         """Add events to gold, each of which comes once."""
         for table, key, sums in ((layers.funnel, "minute", COUNTS), (layers.revenue, "category", SALES)):
             out.accumulate(table, self._frame(batches.summed(events, key, sums)), sum=sums, max=["last_sent"])
