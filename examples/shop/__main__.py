@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import shutil
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from examples.shop.pipeline import SETTINGS, Pipeline, Queries, Starts
 from examples.shop.tables import CHAIN, ONE
 
 FRESH_SECONDS = 2.0
-"""A pipeline keeps up once it is not farther behind."""
+"""A pipeline keeps up once it is not farther behind, or comes no nearer."""
 DRIFT_SECONDS = 3.0
 STEP_SECONDS = 0.1
 
@@ -40,7 +41,7 @@ class Options:
     Attributes:
         seconds: for how long freshness is measured, half of it for each way of building the pipeline.
         rate: about so many events a second.
-        patience: for how long at most a pipeline may take to keep up, in seconds, before it is measured as it is.
+        patience: for how many seconds at most to wait for what was sent.
         page: the port of the live page; 0 for a free one.
         folder: where everything is, and what stays after it; None for a folder that goes.
     """
@@ -108,10 +109,9 @@ class Run:
     def _measure(self, name: str, starts: Starts, page: Child, alerts: Child) -> None:
         began = time.monotonic()
         self._queries.start(starts)
-        while (
-            self._until_gold_has(_now_us(), page) > FRESH_SECONDS and time.monotonic() < began + self._options.patience
-        ):
-            pass
+        before, behind = math.inf, self._until_gold_has(_now_us(), page)
+        while FRESH_SECONDS < behind < before:  # on a machine that is busy with other things it may never be less
+            before, behind = behind, self._until_gold_has(_now_us(), page)
         self.say(f"{name}: read what was there, and keeps up since {time.monotonic() - began:.1f} s after its start")
         since = _now_us()
         self._pause.wait(self._options.seconds / 2)
@@ -211,7 +211,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.shop", description=__doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="of measuring, half of it each way (30)")
     parser.add_argument("--rate", type=int, default=10_000, help="events a second (10000)")
-    parser.add_argument("--patience", type=float, default=60.0, help="seconds to wait until it keeps up (60)")
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds at most to wait for what was sent (60)")
     parser.add_argument("--page", type=int, default=0, metavar="PORT", help="of the live page; 0 takes a free one")
     parser.add_argument("--seed", type=int, default=1, help="of what is generated (1)")
     parser.add_argument("--folder", type=Path, help="a new folder that stays; default: one that goes")
