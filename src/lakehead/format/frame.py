@@ -60,6 +60,8 @@ FRAME_BYTES_MAX = 1 << 30
 STATISTICS_ROWS_MIN = 64
 """Smaller batches carry no statistics: to make and to keep them costs more than reading the rows."""
 WRITER_ID_BYTES = 16
+PUBLISHERS = b"\xff\xff\xff\xff"
+"""How the ids begin under which a server writes what jobs publish; no client's do."""
 CHANGES = 1
 COMPRESSED = 2
 

@@ -52,6 +52,11 @@ def join(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
+def fits(size: int) -> bool:
+    """Whether one batch may hold so many bytes, of more rows than one."""
+    return size <= BYTES_MAX
+
+
 def table_batches(table: pa.Table, *, rows_max: int) -> Iterator[pa.RecordBatch]:
     """The rows in batches of at most ``rows_max`` rows and `BYTES_MAX` bytes; neighbouring small chunks are joined."""
     whole: list[pa.RecordBatch] = table.to_batches() if 0 < table.num_rows <= rows_max else []

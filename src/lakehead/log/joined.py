@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from lakehead.env.threads import Lock
 from lakehead.errors import SchemaChangedError
-from lakehead.format.frame import Frame
-from lakehead.format.joins import ROWS_MAX, gathered, join
+from lakehead.format.frame import COMPRESSED, Frame
+from lakehead.format.joins import ROWS_MAX, fits, gathered, join
 from lakehead.log.records import FrameRecords, JoinedRecords, Records
 from lakehead.types import Offset, Schemas
 
@@ -91,9 +91,12 @@ class JoinedRows:
         """Take frames that follow one another, which were appended and applied just now, if they are small."""
         n, first, last = len(frames), frames[0], self._last
         size = first.length if n == 1 else sum(f.length for f in frames)
-        if rows.num_rows >= n * _SMALL_ROWS or size > n * SMALL_BYTES or not self._room.bytes_max:
+        if first.body.flags & COMPRESSED:
+            size = max(size, rows.nbytes)
+        if rows.num_rows >= n * _SMALL_ROWS or size > n * SMALL_BYTES or not fits(size) or not self._room.bytes_max:
             return
-        if last is not None and (last.end_offset, last.body.schema_id) != (first.base_offset, first.body.schema_id):
+        follows = last is None or (last.end_offset, last.body.schema_id) == (first.base_offset, first.body.schema_id)
+        if not follows or not fits(self._fresh_bytes + size):
             self._join_fresh()
         self._fresh_frames += frames
         self._fresh_rows.append(rows)
@@ -104,6 +107,8 @@ class JoinedRows:
 
     def _join_fresh(self) -> None:
         frames, rows = self._fresh_frames, self._fresh_rows
+        if not frames:
+            return
         self._fresh_frames, self._fresh_rows, self._fresh_bytes, self._last = [], [], 0, None
         part = JoinedRecords.of_frames(frames, join(rows))
         if part.end_offset > part.base_offset:
@@ -121,7 +126,8 @@ class JoinedRows:
             for a, b in itertools.pairwise(last)
         )
         small = last[-1].end_offset - last[0].base_offset <= ROWS_MAX
-        return last if together and small and sum(p.size_bytes for p in last) <= _PART_BYTES_MAX else ()
+        size = sum(p.size_bytes for p in last)
+        return last if together and small and size <= _PART_BYTES_MAX and fits(size) else ()
 
     def _put(self, part: JoinedRecords, instead: tuple[JoinedRecords, ...] = ()) -> None:
         with self._room.lock:
@@ -197,22 +203,30 @@ class JoinedRows:
                 continue
             for _, group in itertools.groupby((f for f in some if f.body.row_count), lambda f: f.body.schema_id):
                 same = list(group)
-                joined = self._decoded(same, schemas) if len(same) >= _READ_TOGETHER_MIN and room > 0 else None
-                if joined is None:
+                if len(same) < _READ_TOGETHER_MIN or room <= 0:
                     yield from map(FrameRecords, same)
-                else:
-                    room -= joined.size_bytes
-                    self._put(joined)
-                    yield joined
+                    continue
+                for records in self._decoded(same, schemas):
+                    if isinstance(records, JoinedRecords) and records.size_bytes <= _PART_BYTES_MAX:
+                        room -= records.size_bytes
+                        self._put(records)
+                    yield records
 
     @staticmethod
-    def _decoded(frames: Sequence[Frame], schemas: Schemas) -> JoinedRecords | None:
-        """The frames joined; None for those of a schema that is newer than the reader."""
+    def _decoded(frames: Sequence[Frame], schemas: Schemas) -> Iterator[Records]:
+        """The frames joined, as far as their rows fit together; as they are when they have a schema that is newer than
+        the reader."""
         try:
             schema = schemas.written(frames[0].body.schema_id).columns
         except SchemaChangedError:
-            return None
-        return JoinedRecords.of_frames(frames, join([f.body.rows(schema) for f in frames]), level=_READ_LEVEL)
+            yield from map(FrameRecords, frames)
+            return
+        decoded = ((f, f.body.rows(schema)) for f in frames)
+        # What they take is known now: a compressed frame is not as long as its rows are.
+        sizes = lambda one: (one[1].num_rows, one[1].nbytes)  # noqa: E731
+        for some in gathered(decoded, sizes, rows_max=ROWS_MAX, rows_enough=_SMALL_ROWS):
+            of, rows = zip(*some, strict=True)
+            yield JoinedRecords.of_frames(of, join(rows), level=_READ_LEVEL)
 
 
 def _measure(frame: Frame) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from lakehead.env.threads import Threads
 from lakehead.errors import InvalidRequestError, WriterFencedError
-from lakehead.format.frame import WRITER_ID_BYTES, Content, WriterStamp
+from lakehead.format.frame import PUBLISHERS, WRITER_ID_BYTES, Content, WriterStamp
 from lakehead.log.writers import Answer, sequence_conflict
 from lakehead.protocol.messages import CloseWriter, OpenWriter, TabletRef, WriterReply
 from lakehead.server.catalog import EndWriter, RegisterWriter, require_own_writer
@@ -29,6 +29,18 @@ class _Name:
     owner: str
     newest: int = -1
     under_way: Counter[int] = field(default_factory=Counter)
+
+
+def require_clients_own(writer_id: bytes) -> None:
+    """Return unless an id is one under which the server itself writes, where its batches would be taken for a job's.
+
+    Raises:
+        InvalidRequestError: it is.
+    """
+    if writer_id.startswith(PUBLISHERS):
+        raise InvalidRequestError(
+            f"writer ids that begin with the bytes {PUBLISHERS.hex(' ')} are those of jobs that publish: take another"
+        )
 
 
 class NamedWriters:
@@ -106,6 +118,7 @@ class NamedWriters:
         writer_id = request.writer_id
         if len(writer_id) != WRITER_ID_BYTES:
             raise InvalidRequestError(f"a writer id has {WRITER_ID_BYTES} bytes, this one {len(writer_id)}")
+        require_clients_own(writer_id)
         register = RegisterWriter(request.table_id, writer_id, writers_max, owner=principal, taking=taking)
         epoch = self._metadata.submit(register).epoch
         with self._lock:

@@ -30,7 +30,7 @@ from lakehead.errors import (
     LimitExceededError,
     OutcomeUnknownError,
 )
-from lakehead.format.frame import WriterStamp, decode_body
+from lakehead.format.frame import PUBLISHERS, WRITER_ID_BYTES, WriterStamp, decode_body
 from lakehead.format.joins import ROWS_MAX, gathered, join
 from lakehead.protocol.codec import decode_call, encode
 from lakehead.protocol.messages import Done, TabletRef, Write
@@ -335,7 +335,8 @@ def _paths(folder: str, parts: Iterable[tuple[str, int]]) -> Iterator[str]:
 
 def _writer(job: str) -> bytes:
     """The 16 bytes that stand for a job in batch frames."""
-    return hashlib.blake2b(job.encode(), digest_size=16, person=b"lakehead-publish").digest()
+    size = WRITER_ID_BYTES - len(PUBLISHERS)
+    return PUBLISHERS + hashlib.blake2b(job.encode(), digest_size=size, person=b"lakehead-publish").digest()
 
 
 def _encoded(write: Write, bodies: Sequence[pa.Buffer]) -> bytes:

@@ -30,7 +30,7 @@ from lakehead.server.access import Caller, may
 from lakehead.server.admission import Bounded
 from lakehead.server.group_commit import PendingWrite
 from lakehead.server.metadata import MetadataStore, require_tablets
-from lakehead.server.named_writers import NamedWriters
+from lakehead.server.named_writers import NamedWriters, require_clients_own
 from lakehead.server.tables import LiveTable, LiveTables
 from lakehead.server.tablet import Tablet
 from lakehead.types import TableDescriptor, TabletKey, WriteKind
@@ -62,6 +62,8 @@ class Writes:
         """See `Write`; named writers are those of the principal."""
         table = self._tables.get(request.table_id)
         parts = self.checked(table, request, attachments)
+        for body, _ in parts:
+            require_clients_own(body.stamp.writer_id)
         stamp = _common_stamp(request, [body for body, _ in parts])
         held = self._bytes.take(sum(a.size for a in attachments))
         try:

@@ -13,7 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from lakehead.client.batch_writer import encoded_write
 from lakehead.client.routes import OneServer
+from lakehead.client.row_routing import route
 from lakehead.client.staging import JobBatch, publish_together
 from lakehead.client.table import TableHandle
 from lakehead.config import Limits
@@ -29,11 +31,13 @@ from lakehead.errors import (
     TableNotFoundError,
     WrongTableKindError,
 )
+from lakehead.format.frame import WriterStamp
 from lakehead.protocol import messages as m
 from lakehead.protocol.staging import StagedPart
 from lakehead.server import staging
 from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.service import Service
+from lakehead.server.tablet import Tablet
 from lakehead.testing.storage import FaultyStorage
 from lakehead.types import Schemas, TableDescriptor, TablePath, WriteKind
 
@@ -443,6 +447,29 @@ def test_queries_are_bounded_and_jobs_forgotten(deployment: Deployment) -> None:
     publish("last", False)
     known = deployment.service._metadata._rows("select job from publications order by job")
     assert [job for (job,) in known] == ["last", "q1", "q2"]
+
+
+def test_nobody_writes_in_the_name_of_a_job(deployment: Deployment) -> None:
+    """Else what the job publishes next would be taken for what is there already."""
+    table = deployment.table(buckets=1)
+    first = JobBatch("query", 0)
+    table.staging.publish(first, staged(table, first, [table_of(1)]), lasting=True)
+    rows = table_of(7).to_batches()[0]
+    (writer,) = {f.body.stamp.writer_id for t in tablets_of(deployment, table) for f in t.frames(0, 1)}
+    for epoch in (0, 1):
+        stamp = WriterStamp(writer, 9, epoch=epoch)
+        write, bodies = encoded_write(table.desc, "append", rows, list(route(table.desc, rows)), lambda _, s=stamp: s)
+        with pytest.raises(InvalidRequestError, match="jobs that publish"):
+            LocalEndpoint(deployment.service).call(write, bodies)
+    with pytest.raises(InvalidRequestError, match="jobs that publish"):
+        LocalEndpoint(deployment.service).call(m.OpenWriter(table_id=table.desc.table_id, writer_id=writer))
+    second = JobBatch("query", 1)
+    assert not table.staging.publish(second, staged(table, second, [table_of(2)]), lasting=True).before
+    assert deployment.rows(table) == [(1, "x"), (2, "x")]
+
+
+def tablets_of(deployment: Deployment, handle: TableHandle) -> list[Tablet]:
+    return list(deployment.service._tables.get(handle.desc.table_id).tablets.values())
 
 
 def test_many_publish_the_same_batch_at_once(deployment: Deployment) -> None:
