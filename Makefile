@@ -26,7 +26,7 @@ demo: $(STAMP) java  ## run the demo on real data (about two minutes)
 	$(BIN)/lakehead demo $(ARGS)
 
 .PHONY: shop
-shop: $(STAMP) java  ## run the example shop: Spark through all layers, a live page (about a minute; ARGS="--page 8080")
+shop: $(STAMP) java  ## run the example shop: Spark through all layers, a live page (a minute or two; ARGS="--page 8080")
 	$(BIN)/python -m examples.shop $(ARGS)
 
 test: $(STAMP) java postgres  ## run every test

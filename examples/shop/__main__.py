@@ -1,4 +1,4 @@
-"""Runs the shop: ``python -m examples.shop --seconds 30 --rate 10000 [--page 8080]``.
+"""Runs the shop: ``python -m examples.shop --seconds 20 --rate 10000 [--page 8080]``.
 
 A server, the applications, the alerts and the page are processes of their own; this one is the driver of Spark. The
 pipeline runs as one query, then as three, and a column appears. At the end every number is compared with what a batch
@@ -30,7 +30,7 @@ from examples.shop.tables import CHAIN, ONE
 
 FRESH_SECONDS = 2.0
 """A pipeline keeps up once it is not farther behind, or comes no nearer."""
-DRIFT_SECONDS = 3.0
+DRIFT_SECONDS = 2.0
 STEP_SECONDS = 0.1
 
 
@@ -46,7 +46,7 @@ class Options:
         folder: where everything is, and what stays after it; None for a folder that goes.
     """
 
-    seconds: float = 30.0
+    seconds: float = 20.0
     rate: int = 10_000
     patience: float = 60.0
     page: int = 0
@@ -209,7 +209,7 @@ def show(found: dict[str, Any]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.shop", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=30.0, help="of measuring, half of it each way (30)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of measuring, half of it each way (20)")
     parser.add_argument("--rate", type=int, default=10_000, help="events a second (10000)")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds at most to wait for what was sent (60)")
     parser.add_argument("--page", type=int, default=0, metavar="PORT", help="of the live page; 0 takes a free one")
