@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import enum
 import tempfile
 from decimal import Decimal
 from types import SimpleNamespace
@@ -238,6 +239,8 @@ def of_type(t: Any) -> st.SearchStrategy[Any]:
         return INT64
     if isinstance(t, type) and issubclass(t, msgspec.Struct):
         return messages(t)
+    if isinstance(t, type) and issubclass(t, enum.Enum):
+        return st.sampled_from(t)
     if t is Any:
         return st.none() | st.booleans() | INT64 | st.text(max_size=5)
     args = get_args(t)
@@ -245,8 +248,12 @@ def of_type(t: Any) -> st.SearchStrategy[Any]:
         (meta,) = t.__metadata__
         if meta.pattern is not None:
             return st.from_regex(meta.pattern.removesuffix("$") + r"\Z")
+        if meta.min_length is not None and get_origin(args[0]) is list:
+            return st.lists(of_type(get_args(args[0])[0]), min_size=meta.min_length, max_size=3)
         if meta.min_length is not None:
             return st.text(min_size=meta.min_length, max_size=9)
+        if args[0] is float:
+            return st.floats(meta.gt, meta.le, exclude_min=True)
         return st.integers(meta.ge, meta.le) if meta.ge is not None else of_type(args[0])
     origin = getattr(t, "__origin__", None)
     if origin is list:
