@@ -62,7 +62,7 @@ class Pipeline:
             events = batches.new(batch.toArrow(), self.con.table(ONE.events))
             if len(events):
                 rows = batches.enriched(events, self.con)
-                out.upsert(ONE.events, self._frame(rows))
+                out.upsert(ONE.events, rows)
                 self._accumulate(out, rows, ONE)
 
         return {"one": lambda: lhs.pipeline(self._stream(tables.EVENTS), step, checkpoint=self._at("one"))}
@@ -102,10 +102,7 @@ class Pipeline:
     def _accumulate(self, out: Out, events: pa.Table, layers: Layers) -> None:
         """Add events to gold, each of which comes once."""
         for table, key, sums in ((layers.funnel, "minute", COUNTS), (layers.revenue, "category", SALES)):
-            out.accumulate(table, self._frame(batches.summed(events, key, sums)), sum=sums, max=["last_sent"])
-
-    def _frame(self, rows: pa.Table) -> DataFrame:
-        return self.spark.createDataFrame(rows)
+            out.accumulate(table, batches.summed(events, key, sums), sum=sums, max=["last_sent"])
 
     def _at(self, name: str) -> str:
         return (self.checkpoints / name).as_uri()
