@@ -142,24 +142,9 @@ def test_accumulate_over_micro_batches(con: lh.Connection, spark: SparkSession, 
     assert rows_of(con, "p.sums_of_arrow") == rows_of(con, "p.sums")
 
 
-def test_bad_calls(con: lh.Connection, spark: SparkSession) -> None:
-    from lakehead.client.staging import JobBatch
-    from lakehead.spark.layers import Layers, accumulated
-
-    log = con.create_table("p.some", EVENTS)
-    frame = spark.createDataFrame([(1, "a", 1)], "id bigint, shop string, amount bigint")
+def test_a_pipeline_reads_a_stream(spark: SparkSession) -> None:
     with pytest.raises(lh.InvalidRequestError, match="readStream"):
-        lhs.pipeline(frame, new_only)
-    out = Layers(con, JobBatch("job"))
-    with pytest.raises(lh.InvalidRequestError, match="each named once"):
-        out.accumulate("p.some", frame, sum=["amount"], max=["amount"])
-    with pytest.raises(lh.WrongTableKindError):
-        accumulated(log, events(range(1)), {"amount": "sum"})
-    keyed = con.create_table("p.keyed", EVENTS, primary_key="id")
-    with pytest.raises(lh.ColumnNotFoundError, match="amount"):
-        accumulated(keyed, events(range(1)), {"amounts": "sum"})
-    with pytest.raises(lh.InvalidRequestError, match="leave them out"):
-        accumulated(keyed, events(range(1)), {"amount": "sum"})
+        lhs.pipeline(spark.createDataFrame([(1,)], "id bigint"), new_only)
 
 
 def test_write(con: lh.Connection, spark: SparkSession) -> None:

@@ -32,7 +32,7 @@ from lakehead.format.schema import nearest_name
 from lakehead.spark.connections import connection_of, worker_table
 from lakehead.spark.key_join import places_of
 from lakehead.spark.layers import query_id, started
-from lakehead.spark.staged_rows import described, staged_by, task_number
+from lakehead.spark.staged_rows import described, discarded_on_failure, of_query, staged_by, task_number
 from lakehead.spark.types import arrow_schema
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ class ChangeFeed:
         """Return once both exist, and fit; made from the schema of `prepared` changes where they do not.
 
         Raises:
-            WrongTableKindError, SchemaMismatchError: the target has another key, or cannot be looked up by these.
+            WrongTableKindError, SchemaMismatchError, InvalidRequestError: the target has another key, other columns, or
+                cannot be looked up by these keys.
         """
         sequence = schema.field(_SEQUENCE).type
         fields = [schema.field(c) for c in self.columns]
@@ -99,21 +100,24 @@ class ChangeFeed:
             buckets=target.buckets,
             if_not_exists=True,
         )
-        rows_for_upsert(handle_of(target).desc, target.schema.empty_table(), None)
+        rows_for_upsert(handle_of(target).desc, columns.empty_table(), None)
+        if self.scd_type == 2:
+            target.prefix_lookup(_keys(target, schema.empty_table(), list(self.keys)))
 
     def prepared(self, df: DataFrame, sequence_by: str | Column, deletes: str | Column | None) -> DataFrame:
-        """The changes with their sequence, and whether they delete; changes of one key next to each other, in order."""
+        """The changes, of the columns that the target gets, with their sequence and whether they delete."""
         sequence = F.expr(sequence_by) if isinstance(sequence_by, str) else sequence_by
         deleted = F.lit(False) if deletes is None else F.expr(deletes) if isinstance(deletes, str) else deletes
         deleted = F.coalesce(deleted.cast("boolean"), F.lit(False))
         return df.select(*self.columns, sequence.alias(_SEQUENCE), deleted.alias(_DELETED))
 
-    def apply(self, con: Connection, changes: DataFrame, batch: JobBatch, *, lasting: bool) -> None:
+    def apply(self, con: Connection, changes: DataFrame, batch: JobBatch) -> None:
         """Apply `prepared` changes, once for a batch."""
         ordered = changes.repartition(*self.keys).sortWithinPartitions(*self.keys, _SEQUENCE)
-        parts = staged_by(ordered, _Apply(self, batch), tables=2)
-        handles = [handle_of(con.table(name)).staging for name in (self.table, self.beside)]
-        publish_together(batch, list(zip(handles, parts, strict=True)), lasting=lasting)
+        handles = [handle_of(con.table(name)) for name in (self.table, self.beside)]
+        with discarded_on_failure(batch, handles):
+            parts = staged_by(ordered, _Apply(self, batch), tables=2)
+        publish_together(batch, [(h.staging, p) for h, p in zip(handles, parts, strict=True)], lasting=True)
 
 
 @dataclass(frozen=True)
@@ -298,6 +302,6 @@ def apply_changes(
     feed.require_tables(con, arrow_schema(prepared.schema))
 
     def micro_batch(df: DataFrame, number: int) -> None:
-        feed.apply(con, df, JobBatch(f"query {query_id(df.sparkSession)}", number), lasting=True)
+        feed.apply(con, df, of_query(query_id(df.sparkSession), number))
 
     return started(prepared, micro_batch, checkpoint=checkpoint, name=name, trigger=trigger)

@@ -74,7 +74,8 @@ def connection_of(spark: SparkSession) -> Connection:
 
 
 def in_worker(uri: str, use: Callable[[Connection], T]) -> T:
-    """Use this process's connection to an address, which is made when it is first needed, and anew when it broke."""
+    """Use this process's connection to an address, which is made when it is first needed, and anew when it broke: then
+    ``use`` is called again, also when what it did the first time was done."""
     key = (os.getpid(), uri)
     with _lock:
         con = _of_process.get(key)

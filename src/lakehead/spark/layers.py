@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,18 +15,16 @@ from lakehead.api.connection import Connection
 from lakehead.api.input import rows_for_upsert
 from lakehead.api.table import Table, handle_of
 from lakehead.client.staging import JobBatch, publish_together
-from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import (
     ColumnNotFoundError,
     InvalidPropertyError,
     InvalidRequestError,
-    LakeheadError,
     WrongTableKindError,
 )
 from lakehead.format.schema import nearest_name
 from lakehead.protocol.staging import StagedPart
 from lakehead.spark.connections import connection_of
-from lakehead.spark.staged_rows import Target, stage_frame
+from lakehead.spark.staged_rows import QUERY, Target, discarded_on_failure, of_query, of_run, stage_frame
 from lakehead.spark.types import arrow_schema, spark_schema
 from lakehead.types import WriteKind
 
@@ -39,8 +36,6 @@ SMALL_ROWS = 20_000
 """A micro-batch after one of so many rows passes through the driver: tasks in Python cost more than its rows do. Spark
 stops what would be too much for it (``spark.driver.maxResultSize``)."""
 Rows: TypeAlias = "DataFrame | ArrowStream"
-_QUERY = "sql.streaming.queryId"
-"""Property that Spark sets where a micro-batch runs."""
 
 
 class ArrowStream(Protocol):
@@ -53,8 +48,8 @@ class Layers:
     """What one micro-batch writes. Nothing is in a table until the step has returned and all its rows are staged; then
     all of it is, at once for each tablet.
 
-    Rows of one table land in the order of the calls. What the step reads of these tables is as of before the
-    micro-batch, also when it is repeated.
+    Rows of one table land in the order of the calls. A step that reads these tables sees them as of before the
+    micro-batch; what it makes of a micro-batch that they have already is let go.
 
     Rows are a DataFrame, or Arrow data (anything with ``__arrow_c_stream__``): what a step has in Arrow already, as of
     ``batch.toArrow()``, needs no further Spark job.
@@ -76,7 +71,7 @@ class Layers:
 
     def upsert(self, table: str, rows: Rows, *, columns: Sequence[str] | None = None, **definition: Any) -> None:
         """Insert or update rows of a keyed table; of ``columns``, the others stay as they are."""
-        self._add(table, rows, "upsert", names(columns), definition)
+        self._add(table, rows, "upsert", _listed(columns), definition)
 
     def delete(self, table: str, rows: Rows) -> None:
         """Delete the rows with these keys."""
@@ -98,6 +93,10 @@ class Layers:
         Args:
             rows: the keys, and the columns that are named; several rows of a key count as if they were one after the
                 other, so they need not be grouped before. One row a key and task comes to the driver.
+
+        Raises:
+            InvalidRequestError: a column is named twice, or the step writes it to this table in another way, too: what
+                is added to would not be known.
         """
         how = {c: "sum" for c in sum} | {c: "min" for c in min} | {c: "max" for c in max}
         if not how or len(how) < len(sum) + len(min) + len(max):
@@ -115,24 +114,24 @@ class Layers:
     ) -> None:
         target = Target(self._con.uri, table, kind, columns, definition)
         given = rows if isinstance(rows, DataFrame) else pa.table(rows)
-        self._writes.append(_Write(target, given, how))
+        write = _Write(target, given, how)
+        for other in self._writes:
+            if other.target.table == table and (write.adds_to(other) or other.adds_to(write)):
+                raise InvalidRequestError(
+                    f"a step accumulates columns of {table} once, and does not write them in another way: put all of it"
+                    " into one call"
+                )
+        self._writes.append(write)
 
     def write(self) -> int:
         """Stage everything, then publish it; returns how many rows that were, 0 for what was there before."""
         if not self._writes:
             return 0
-        for write in self._writes:
-            write.target.require_table(write.schema)
-        tables = {w.target.table: self._con.table(w.target.table) for w in self._writes}
+        tables = {w.target.table: w.target.opened(self._con, w.schema) for w in self._writes}
         parts: dict[str, list[StagedPart]] = {}
-        try:
+        with discarded_on_failure(self._batch, map(handle_of, tables.values())):
             for write, staged in zip(self._writes, self._staged(tables), strict=True):
                 parts.setdefault(write.target.table, []).extend(staged)
-        except BaseException:
-            for table in tables.values():
-                with contextlib.suppress(LakeheadError):
-                    handle_of(table).staging.discard(self._batch)
-            raise
         together = [(handle_of(tables[name]).staging, of_table) for name, of_table in parts.items()]
         return publish_together(self._batch, together, lasting=True).rows
 
@@ -160,12 +159,16 @@ class _Write:
     def schema(self) -> pa.Schema:
         return arrow_schema(self.rows.schema) if isinstance(self.rows, DataFrame) else self.rows.schema
 
+    def adds_to(self, other: _Write) -> bool:
+        """Whether it adds to a column that the other one writes."""
+        return self.how is not None and (other.how is None or not self.how.keys().isdisjoint(other.how))
+
     def stage(self, table: Table, batch: JobBatch, *, small: bool) -> list[StagedPart]:
         handle = handle_of(table)
         if self.how is not None:
             combine = Combine.of(table, self.schema.names, self.how)
-            added = accumulated(table, combine.collected(self.rows, small), self.how)
-            return [Target(self.target.uri, table.name, "upsert").stage(batch, added.to_batches(), handle)]
+            added = combine.added(table, combine.collected(self.rows, small))
+            return [self.target.stage(batch, added.to_batches(), handle)]
         if isinstance(self.rows, DataFrame) and not small:
             return stage_frame(self.target, self.rows, batch)
         rows = self.rows.toArrow() if isinstance(self.rows, DataFrame) else self.rows
@@ -215,18 +218,20 @@ class Combine:
             yield from self.rows(pa.concat_tables(held)).to_batches()
 
     def rows(self, given: pa.Table) -> pa.Table:
-        found = given.group_by(list(self.keys)).aggregate(list(self.how.items()))
-        names = [*self.keys, *(f"{c}_{f}" for c, f in self.how.items())]
-        return found.select(names).rename_columns([*self.keys, *self.how])
+        """Rows, combined: one a key, which has its columns and then the others."""
+        columns = [*self.keys, *self.how]
+        # By number: Arrow calls a sum of "n" "n_sum", as a key may be called.
+        numbered = given.select(columns).rename_columns([str(n) for n in range(len(columns))])
+        of_key, of_value = numbered.column_names[: len(self.keys)], numbered.column_names[len(self.keys) :]
+        found = numbered.group_by(of_key).aggregate(list(zip(of_value, self.how.values(), strict=True)))
+        values = [f"{n}_{f}" for n, f in zip(of_value, self.how.values(), strict=True)]
+        return found.select([*of_key, *values]).rename_columns(columns)
 
-
-def accumulated(table: Table, given: pa.Table, how: Mapping[str, str]) -> pa.Table:
-    """The rows that a keyed table is to have once these are added to it; see `Layers.accumulate`."""
-    combine = Combine.of(table, given.column_names, how)
-    desc, wanted = handle_of(table).desc, [*combine.keys, *how]
-    new = rows_for_upsert(desc, combine.rows(given), None).select(wanted)
-    old = table.lookup(new.select(list(combine.keys))).select(wanted)
-    return rows_for_upsert(desc, combine.rows(pa.concat_tables([old, new.cast(old.schema)])), None)
+    def added(self, table: Table, given: pa.Table) -> pa.Table:
+        """Rows, which are combined, together with what a table has for their keys."""
+        new = rows_for_upsert(handle_of(table).desc, given, None).select(given.column_names)
+        old = table.lookup(new.select(list(self.keys))).select(given.column_names)
+        return self.rows(pa.concat_tables([old, new.cast(old.schema)]))
 
 
 def write_once(
@@ -238,20 +243,15 @@ def write_once(
     definition: Mapping[str, Any],
 ) -> int:
     """See `lakehead.spark.write`."""
-    target = Target(connection_of(df.sparkSession).uri, table, operation, names(columns), definition)
-    target.require_table(arrow_schema(df.schema))
-    batch = JobBatch(f"run {SystemRandomness().uuid_hex()}")
-    staging = target.handle.staging
-    try:
+    con = connection_of(df.sparkSession)
+    target = Target(con.uri, table, operation, _listed(columns), definition)
+    handle, batch = handle_of(target.opened(con, arrow_schema(df.schema))), of_run()
+    with discarded_on_failure(batch, [handle]):
         parts = stage_frame(target, df, batch)
-    except BaseException:
-        with contextlib.suppress(LakeheadError):
-            staging.discard(batch)
-        raise
-    return staging.publish(batch, parts, lasting=False).rows
+    return handle.staging.publish(batch, parts, lasting=False).rows
 
 
-def names(columns: str | Sequence[str] | None) -> tuple[str, ...] | None:
+def _listed(columns: str | Sequence[str] | None) -> tuple[str, ...] | None:
     return (columns,) if isinstance(columns, str) else None if columns is None else tuple(columns)
 
 
@@ -269,11 +269,10 @@ def run_pipeline(
 ) -> StreamingQuery:
     """See `lakehead.spark.pipeline`."""
     con = connection_of(stream.sparkSession)
-
     begun: list[StreamingQuery] = []
 
     def micro_batch(df: DataFrame, number: int) -> None:
-        batch = JobBatch(f"query {query_id(df.sparkSession)}", number)
+        batch = of_query(query_id(df.sparkSession), number)
         layers = Layers(con, batch, small=any(0 < _last_rows(query) <= SMALL_ROWS for query in begun))
         step(df, layers)
         layers.write()
@@ -321,7 +320,7 @@ def started(
 
 def query_id(spark: SparkSession) -> str:
     """The id, in its checkpoint, of the query whose micro-batch this thread works on."""
-    found = spark.sparkContext.getLocalProperty(_QUERY)
+    found = spark.sparkContext.getLocalProperty(QUERY)
     if found is None:
-        raise InvalidRequestError(f"this Spark does not tell which query a micro-batch is of ({_QUERY})")
+        raise InvalidRequestError(f"this Spark does not tell which query a micro-batch is of ({QUERY})")
     return found

@@ -25,14 +25,14 @@ from pyspark.sql.types import StructType
 
 from lakehead.api.connection import Connection
 from lakehead.api.copying import unfinished_like
+from lakehead.api.table import handle_of
 from lakehead.client.staging import JobBatch
 from lakehead.config import TableProperties
-from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import InvalidPropertyError, InvalidRequestError, TableNotFoundError
 from lakehead.protocol.staging import StagedPart
 from lakehead.spark.connections import in_worker
 from lakehead.spark.options import given_options, names_of
-from lakehead.spark.staged_rows import Target
+from lakehead.spark.staged_rows import QUERY, Target, of_query, of_run
 from lakehead.spark.types import arrow_schema
 from lakehead.types import WriteKind
 
@@ -41,8 +41,8 @@ _DEFINITION = (*_NAMES, "buckets", "lake", *TableProperties().to_user())
 _OPTIONS = ("uri", "table", "operation", "columns", "job", "batch")
 _SPARKS = ("checkpointlocation", "queryname")
 """Options that are Spark's own."""
-_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
-"""Properties that Spark sets for the tasks of a micro-batch."""
+_BATCH = "streaming.sql.batchId"
+"""Property that Spark sets for the tasks of a micro-batch: its number."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +109,6 @@ def _publish(target: Target, messages: Sequence[WriterCommitMessage | None], *, 
         target.handle.staging.publish(staged[0].batch, [m.part for m in staged], lasting=lasting)
 
 
-def _discard(target: Target, messages: Sequence[WriterCommitMessage | None]) -> None:
-    for batch in {m.batch for m in messages if isinstance(m, Staged)}:
-        target.handle.staging.discard(batch)
-
-
 class BatchWriter(DataSourceArrowWriter):
     """One ``df.write``."""
 
@@ -132,21 +127,30 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class Overwriter(BatchWriter):
-    """One ``df.write.mode("overwrite")``: a table of the same definition gets the rows, and then the name."""
+    """One ``df.write.mode("overwrite")``: a table of the same definition gets the rows, and then the name.
 
-    def __init__(self, table: str, options: WriteOptions, batch: JobBatch) -> None:
-        super().__init__(options, batch)
+    Args:
+        table: the name that is overwritten.
+        new_id: the id of the table that gets the rows, which ``options`` name.
+    """
+
+    def __init__(self, table: str, new_id: str, options: WriteOptions) -> None:
+        super().__init__(options, of_run())
         self._table = table
+        self._new_id = new_id
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         super().commit(messages)
-        target = self._options.target
+        in_worker(self._options.target.uri, self._swap)
 
-        def swap(con: Connection) -> None:
-            con.rename_table(target.table, self._table, swap=True)
-            con.drop_table(target.table, purge=True)
-
-        in_worker(target.uri, swap)
+    def _swap(self, con: Connection) -> None:
+        """Give the new table the name, and drop the one that had it. Whoever does this again, as its answer was lost,
+        finds that it was done: names that are swapped twice are as they were."""
+        aside = self._options.target.table
+        if handle_of(con.table(self._table)).desc.table_id != self._new_id:
+            con.rename_table(aside, self._table, swap=True)
+        with contextlib.suppress(TableNotFoundError):
+            con.drop_table(aside, purge=True)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         with contextlib.suppress(TableNotFoundError):
@@ -156,26 +160,27 @@ class Overwriter(BatchWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     """The micro-batches of one ``df.writeStream``."""
 
-    def __init__(self, options: WriteOptions) -> None:
-        self._options = options
+    def __init__(self, target: Target) -> None:
+        self._target = target
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         context = TaskContext.get()
-        query = context and context.getLocalProperty(_QUERY)
+        query = context and context.getLocalProperty(QUERY)
         number = context and context.getLocalProperty(_BATCH)
         if not query or not number:
             raise InvalidRequestError(
-                f"this Spark does not tell its tasks which query they are of ({_QUERY}, {_BATCH}): write each"
+                f"this Spark does not tell its tasks which query they are of ({QUERY}, {_BATCH}): write each"
                 " micro-batch with foreachBatch and options job and batch"
             )
-        batch = JobBatch(f"query {query}", int(number))
-        return Staged(batch, self._options.target.stage(batch, iterator))
+        batch = of_query(query, int(number))
+        return Staged(batch, self._target.stage(batch, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        _publish(self._options.target, messages, lasting=True)
+        _publish(self._target, messages, lasting=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        _discard(self._options.target, messages)
+        for batch in {m.batch for m in messages if isinstance(m, Staged)}:
+            self._target.handle.staging.discard(batch)
 
 
 def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
@@ -187,19 +192,18 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
     """
     options = WriteOptions.parse(given)
     target = options.target
-    target.require_table(arrow_schema(schema))
-    run = f"run {SystemRandomness().uuid_hex()}"
+    table = in_worker(target.uri, lambda con: target.opened(con, arrow_schema(schema)))
     if not overwrite:
-        return BatchWriter(options, JobBatch((options.job and f"job {options.job}") or run, options.batch))
+        return BatchWriter(options, of_run() if options.job is None else JobBatch(f"job {options.job}", options.batch))
     if options.job is not None or target.columns is not None or target.operation == "delete":
         raise InvalidPropertyError(
             "mode('overwrite') writes all rows of a table: options job, batch, columns and operation are for"
             " mode('append')"
         )
-    desc = target.handle.desc
+    desc = handle_of(table).desc
     new = in_worker(target.uri, lambda con: unfinished_like(con, desc, desc.path, "overwrite"))
     aside = dataclasses.replace(options, target=dataclasses.replace(target, table=new.name))
-    return Overwriter(target.table, aside, JobBatch(run))
+    return Overwriter(target.table, handle_of(new).desc.table_id, aside)
 
 
 def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
@@ -212,5 +216,5 @@ def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool)
             "outputMode('complete') writes all rows anew each time: upsert them into a keyed table, in foreachBatch"
             " with options job and batch"
         )
-    options.target.require_table(arrow_schema(schema))
-    return StreamWriter(options)
+    in_worker(options.target.uri, lambda con: options.target.opened(con, arrow_schema(schema)))
+    return StreamWriter(options.target)

@@ -3,6 +3,7 @@ what the driver publishes of them is in the table once."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,17 +13,20 @@ from pyspark import TaskContext
 
 from lakehead.api.connection import Connection
 from lakehead.api.input import rows_for_append, rows_for_delete, rows_for_upsert
-from lakehead.api.table import handle_of
+from lakehead.api.table import Table, handle_of
 from lakehead.client.staging import JobBatch
 from lakehead.client.table import TableHandle
-from lakehead.errors import TableNotFoundError, WrongTableKindError
+from lakehead.env.randomness import SystemRandomness
+from lakehead.errors import LakeheadError, TableNotFoundError, WrongTableKindError
 from lakehead.protocol.staging import StagedPart
-from lakehead.spark.connections import in_worker, worker_table
+from lakehead.spark.connections import worker_table
 from lakehead.types import WriteKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+QUERY = "sql.streaming.queryId"
+"""Property that Spark sets where it works on a micro-batch: the id, in its checkpoint, of the query."""
 STAGED_ROWS = 1 << 16
 STAGED_BYTES = 32 << 20
 """A task stages what it has once it is so much."""
@@ -47,26 +51,22 @@ class Target:
     columns: tuple[str, ...] | None = None
     definition: Mapping[str, Any] = field(default_factory=dict)
 
-    def require_table(self, schema: pa.Schema) -> None:
-        """Return once the table exists, and takes such rows; its columns are these when it is made
-        now.
+    def opened(self, con: Connection, schema: pa.Schema) -> Table:
+        """The table, which takes such rows, and has these columns if it is made now. May be called again.
 
         Raises:
             TableNotFoundError: there is none, and this deletes rows or takes some columns.
             WrongTableKindError, SchemaMismatchError: the table does not take them.
         """
-
-        def require(con: Connection) -> None:
-            try:
-                con.table(self.table)
-            except TableNotFoundError:
-                if self.operation == "delete" or self.columns is not None:
-                    raise
-                con.create_table(self.table, schema, if_not_exists=True, **self.definition)
-
-        in_worker(self.uri, require)
-        handle = self.handle
+        try:
+            table = con.table(self.table)
+        except TableNotFoundError:
+            if self.operation == "delete" or self.columns is not None:
+                raise
+            table = con.create_table(self.table, schema, if_not_exists=True, **self.definition)
+        handle = handle_of(table)
         self.rows(handle, self.kind(handle), schema.empty_table())
+        return table
 
     @property
     def handle(self) -> TableHandle:
@@ -115,6 +115,28 @@ class Target:
         if rows:
             staged.add(kind, self.rows(handle, kind, pa.Table.from_batches(held)))
         return staged.done()
+
+
+def of_query(query_id: str, number: int) -> JobBatch:
+    """A micro-batch, which is known by these for as long as its tables live."""
+    return JobBatch(f"query {query_id}", number)
+
+
+def of_run() -> JobBatch:
+    """What a job writes that runs once."""
+    return JobBatch(f"run {SystemRandomness().uuid_hex()}")
+
+
+@contextlib.contextmanager
+def discarded_on_failure(batch: JobBatch, handles: Iterable[TableHandle]) -> Iterator[None]:
+    """Forget what was staged for tables if staging the rest fails: the server need not keep it for a day."""
+    try:
+        yield
+    except BaseException:
+        for handle in handles:
+            with contextlib.suppress(LakeheadError):
+                handle.staging.discard(batch)
+        raise
 
 
 def task_number() -> int:
