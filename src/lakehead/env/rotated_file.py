@@ -54,7 +54,7 @@ class RotatedFile:
         """Append a line; nothing happens once the file is closed.
 
         Raises:
-            StorageError: it could not be written, or only a part of it.
+            StorageError: it could not be written; nothing of it is there.
         """
         line += b"\n"
         with self._lock:
@@ -64,9 +64,10 @@ class RotatedFile:
                 self._put_aside()
             with storage_errors(self._path, "write"):
                 written = os.write(self._fd, line)
-                self._size += written
                 if written < len(line):
+                    os.ftruncate(self._fd, self._size)  # else the next line would go on with it
                     raise OSError(errno.ENOSPC, "the line is not complete")
+            self._size += written
 
     def _put_aside(self) -> None:
         # First what may fail: none of those that are kept leaves before the next one is there.

@@ -56,6 +56,21 @@ def test_it_has_one_writer_and_follows_no_link(tmp_path: Path) -> None:
         RotatedFile(str(tmp_path / "none" / "a"), bytes_max=10, kept=2)
 
 
+def test_a_line_that_does_not_fit_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.jsonl"
+    file = RotatedFile(str(path), bytes_max=1000, kept=2)
+    file.write(b"before")
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[: len(data) // 2]))
+    for _ in range(3):
+        with pytest.raises(StorageError):
+            file.write(b"lost")
+    monkeypatch.setattr(os, "write", write)
+    file.write(b"after")
+    file.close()
+    assert lines(path) == ["before", "after"]
+
+
 def test_a_disk_that_is_full_takes_nothing_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.jsonl"
     file = RotatedFile(str(path), bytes_max=10, kept=2)
