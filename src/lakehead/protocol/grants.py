@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, TypeAlias
+from typing import Annotated, Generic, TypeAlias
 
 import msgspec
 
-from lakehead.protocol.messages import Done, Int64, Message, Reply, Request
+from lakehead.protocol.messages import A_co, Done, Int64, Message, Reply, Request
 from lakehead.protocol.privileges import EVERYTHING, Privilege, Target, parse_scope
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=300)]
-_OF_ALL: Sequence[tuple[Privilege, Target]] = [(Privilege.ADMIN, EVERYTHING)]  # a token may be anybody's
 
 
 class Granted(Message, frozen=True, kw_only=True):
@@ -58,20 +57,25 @@ class TokenReply(Reply, frozen=True, kw_only=True):
         return f"TokenReply(id={self.id!r})"
 
 
-class CreateToken(Request[TokenReply], frozen=True, kw_only=True):
-    """Give a principal one token more; after ``seconds``, where they are given, it is worth nothing."""
+class _TokenRequest(Request[A_co], Generic[A_co], frozen=True, kw_only=True):
+    """Base of requests about tokens, which may be anybody's."""
 
     privilege = Privilege.ADMIN
+
+    @property
+    def needs(self) -> Sequence[tuple[Privilege, Target]]:
+        return [(Privilege.ADMIN, EVERYTHING)]
+
+
+class CreateToken(_TokenRequest[TokenReply], frozen=True, kw_only=True):
+    """Give a principal one token more; after ``seconds``, where they are given, it is worth nothing."""
+
     principal: Name
     seconds: Annotated[float, msgspec.Meta(gt=0, le=100 * 366 * 86_400)] | None = None
 
     @property
     def idempotent(self) -> bool:
         return False
-
-    @property
-    def needs(self) -> Sequence[tuple[Privilege, Target]]:
-        return _OF_ALL
 
 
 class TokenInfo(Message, frozen=True, kw_only=True):
@@ -88,32 +92,22 @@ class TokensReply(Reply, frozen=True, kw_only=True):
     tokens: list[TokenInfo]
 
 
-class ListTokens(Request[TokensReply], frozen=True, kw_only=True):
-    privilege = Privilege.ADMIN
-
-    @property
-    def needs(self) -> Sequence[tuple[Privilege, Target]]:
-        return _OF_ALL
+class ListTokens(_TokenRequest[TokensReply], frozen=True, kw_only=True): ...
 
 
-class RevokeToken(Request[Done], frozen=True, kw_only=True):
+class RevokeToken(_TokenRequest[Done], frozen=True, kw_only=True):
     """Whoever holds it is nobody from now on; streams of theirs end within seconds."""
 
-    privilege = Privilege.ADMIN
     id: Name
 
     @property
     def idempotent(self) -> bool:
         return False
 
-    @property
-    def needs(self) -> Sequence[tuple[Privilege, Target]]:
-        return _OF_ALL
 
-
-class Grant(Request[Done], frozen=True, kw_only=True):
-    """Let a principal, or who has a role, do something ``on`` ``*``, a database or a table. Without privileges ``on``
-    is a role, which the principal gets."""
+class _GrantRequest(Request[Done], frozen=True, kw_only=True):
+    """Base of requests that change what a principal, or who has a role, may do ``on`` ``*``, a database or a table.
+    Without privileges ``on`` is a role of the principal."""
 
     privilege = Privilege.ADMIN
     to: Name
@@ -122,21 +116,12 @@ class Grant(Request[Done], frozen=True, kw_only=True):
 
     @property
     def needs(self) -> Sequence[tuple[Privilege, Target]]:
-        return _needed(self.on, self.privileges)
+        return [(Privilege.ADMIN, parse_scope(self.on) if self.privileges else EVERYTHING)]
 
 
-class Revoke(Request[Done], frozen=True, kw_only=True):
+class Grant(_GrantRequest, frozen=True, kw_only=True):
+    """Let them do it, or have the role."""
+
+
+class Revoke(_GrantRequest, frozen=True, kw_only=True):
     """Take back what `Grant` gave, as far as it was given; what others were granted, or a wider grant, stays."""
-
-    privilege = Privilege.ADMIN
-    to: Name
-    on: Name
-    privileges: list[Privilege]
-
-    @property
-    def needs(self) -> Sequence[tuple[Privilege, Target]]:
-        return _needed(self.on, self.privileges)
-
-
-def _needed(on: str, privileges: Sequence[Privilege]) -> Sequence[tuple[Privilege, Target]]:
-    return [(Privilege.ADMIN, parse_scope(on) if privileges else EVERYTHING)]
