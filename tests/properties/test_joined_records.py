@@ -154,7 +154,7 @@ class Written:
                 ]
                 for batches in (
                     self.tablet.live_at(end, [0, 1, 2]),
-                    live_at(now.checkpoint, now.frames, end, self.desc.schemas, [0, 1, 2]),
+                    live_at(now.checkpoint, now.records, end, self.desc.schemas, [0, 1, 2]),
                 )
             )
             assert live == plain

@@ -30,7 +30,7 @@ class Live:
         self.log = LogTablet(self.storage, self.folder, segment_bytes=1500)
         self.write(20)
         footer = self.log.take_checkpoint(0)
-        rows = live_at(None, self.log.frames, footer.offset, Schemas.only(SCHEMA))
+        rows = live_at(None, self.log.view().records, footer.offset, Schemas.only(SCHEMA))
         self.log.install(write_checkpoint(self.storage, self.folder, footer, SCHEMA, rows))
         self.write(5)
         assert self.changes() == self.live() == list(range(25 * ROWS))
@@ -53,7 +53,7 @@ class Live:
 
     def live(self) -> list[int]:
         view = self.log.view()
-        batches = live_at(view.checkpoint, view.frames, view.log_end_offset, Schemas.only(SCHEMA))
+        batches = live_at(view.checkpoint, view.records, view.log_end_offset, Schemas.only(SCHEMA))
         return [n for b in batches for n in b.rows.column(0).to_pylist()]
 
     def read(self, path: str) -> list[int]:

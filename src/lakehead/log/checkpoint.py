@@ -31,11 +31,10 @@ import pyarrow as pa
 
 from lakehead.env.storage import LogFile, Storage
 from lakehead.errors import ChecksumError, CorruptionError, LakeheadError, UnsupportedFormatError
-from lakehead.format.frame import Frame
 from lakehead.format.joins import gathered, join
 from lakehead.format.read_as import rows_as
 from lakehead.log.netchange import NO_OFFSETS, Offsets, contains, live_rows, superseded_offsets, union
-from lakehead.log.records import FrameRecords, Records
+from lakehead.log.records import Records
 from lakehead.log.verified import CHUNK_BYTES, Watch, copied
 from lakehead.log.writers import WriterState
 from lakehead.types import OFFSET_COLUMN, TIMESTAMP_COLUMN, TIMESTAMP_TYPE, Offset, Schemas
@@ -48,8 +47,8 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _BATCH_ROWS = 1 << 16
 _ROW_FIELDS = (pa.field(OFFSET_COLUMN, pa.int64(), False), pa.field(TIMESTAMP_COLUMN, TIMESTAMP_TYPE, False))
 
-Frames = Callable[[int, int], Iterator[Frame | Records]]
-"""Frames, or records, that hold rows of ``[start, end)``, in offset order."""
+ReadRecords = Callable[[int, int], Iterator[Records]]
+"""What holds the rows of ``[start, end)``, in offset order."""
 
 
 @dataclass(frozen=True)
@@ -188,35 +187,31 @@ class LiveBatch:
 
 
 def live_at(
-    previous: Checkpoint | None, frames: Frames, end: int, schemas: Schemas, columns: list[int] | None = None
+    previous: Checkpoint | None, records: ReadRecords, end: int, schemas: Schemas, columns: list[int] | None = None
 ) -> Iterator[LiveBatch]:
     """Rows of a keyed tablet that are live at exactly ``end``, in offset order.
 
     Args:
         previous: where to begin; None begins at offset 0.
-        frames: the log from there to ``end``, which is the end of a frame.
+        records: the log from there to ``end``, which is the end of a frame.
         schemas: of the table; the rows are of the current one.
         columns: positions in it of the columns wanted; None for all.
     """
     start = previous.offset if previous is not None else 0
-    gone = _superseded(_records(frames(start, end)))
+    gone = _superseded(records(start, end))
     if previous is not None:
         for batch in previous.batches(schemas, columns):
             dead = contains(gone, batch.offsets)
             live = batch.keep(~dead) if dead.any() else batch
             if len(live.offsets):
                 yield live
-    for some in _records(frames(start, end)):
+    for some in records(start, end):
         offsets = np.arange(some.base_offset, some.end_offset)
         keep = live_rows(some.change_types, offsets, gone)
         if keep.any():
             timestamps = pa.array(some.timestamps_us).cast(TIMESTAMP_TYPE)
             batch = LiveBatch(offsets, timestamps, some.read_as(schemas, columns))
             yield batch if keep.all() else batch.keep(keep)
-
-
-def _records(items: Iterable[Frame | Records]) -> Iterator[Records]:
-    return (FrameRecords(item) if isinstance(item, Frame) else item for item in items)
 
 
 def _superseded(records: Iterable[Records]) -> Offsets:

@@ -562,7 +562,7 @@ class Tablet:
             view = self._log.view()
         rows: Iterable[LiveBatch] = ()
         if self._kv is not None:
-            rows = self._until_closed(live_at(view.checkpoint, view.frames, footer.offset, desc.schemas))
+            rows = self._until_closed(live_at(view.checkpoint, view.records, footer.offset, desc.schemas))
         made = write_checkpoint(self._env.storage, self._folder, footer, desc.schema, rows)
         with self._log_lock:
             self._require_owned()

@@ -367,14 +367,14 @@ def test_rows_live_at_an_offset() -> None:
         history[log.log_end_offset] = dict(live)
         if sequence in (15, 30):
             footer = log.take_checkpoint(0)
-            rows = live_at(log.checkpoint, log.frames, footer.offset, Schemas.only(SCHEMA))
+            rows = live_at(log.checkpoint, log.view().records, footer.offset, Schemas.only(SCHEMA))
             made = write_checkpoint(storage, FOLDER, footer, SCHEMA, rows)
             log.install(made)
             assert made.footer.rows == len(live)
     assert made is not None
     for end, expected in history.items():
         if end >= made.offset:
-            found = list(live_at(log.checkpoint, log.frames, end, Schemas.only(SCHEMA)))
+            found = list(live_at(log.checkpoint, log.view().records, end, Schemas.only(SCHEMA)))
             offsets = [o for b in found for o in b.offsets.tolist()]
             keys = [k for b in found for k in b.rows.column(0).to_pylist()]
             times = [t for b in found for t in b.timestamps.cast(pa.int64()).to_pylist()]
