@@ -50,8 +50,7 @@ from lakehead.types import Epoch, Offset, Schemas
 _STOP_FILE = "stopped.json"
 _START_SUFFIX = ".start"
 _SEGMENTS_PER_SIZE = 64
-"""After so many segments the next are twice as large: each is a file held open, and their number grows no more than as
-the logarithm of what the log holds."""
+"""After so many segments the next are twice as large: each is an open file, so their number grows as a logarithm."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,8 +305,7 @@ class LogTablet:
         found = self._newest.between(start, end) if view is None and start >= self.log_start_offset else None
         if found is not None:
             return map(FrameRecords, found)
-        view = view or self.view()
-        view.require(start)
+        (view := view or self.view()).require(start)
         return self._joined.read(start, end, view.frames, schemas)
 
     def offset_at(self, timestamp_us: int, now_us: int) -> int | None:
@@ -566,8 +564,8 @@ class LogTablet:
         return ids
 
     def _missing(self, id: SegmentId, what: str) -> CorruptionError:
-        text = f"{what} segment {id.name} must be: restore the missing file"
-        return CorruptionError(f"{self._folder}: {text.strip()}", path=self._folder)
+        text = f"{what} segment {id.name} must be: restore the missing file".strip()
+        return CorruptionError(f"{self._folder}: {text}", path=self._folder)
 
     def _recover_segment(self, segment: Segment, mark: int, *, last: bool) -> int:
         position, failure = 0, None
