@@ -157,6 +157,7 @@ class Limits:
         partition_name_max: characters of the name that a partition has of its values.
         partitions_max: partitions of one table.
         planned_lease_seconds: the same for a read that Spark has planned and does not carry out.
+        quotas_max: quotas of principals of one server.
         reads_max: bulk reads that one server carries out at once.
         schema_bytes_max: the definition of the columns of one table.
         staged_bytes_max: bytes that Spark's tasks have staged on one server and their jobs have not published yet.
@@ -183,6 +184,7 @@ class Limits:
     partition_name_max: int = 16_384
     partitions_max: int = 1000
     planned_lease_seconds: float = 600.0
+    quotas_max: int = 10_000
     reads_max: int = 1000
     schema_bytes_max: int = 4 << 20
     staged_bytes_max: int = 64 << 30

@@ -212,6 +212,12 @@ class OverloadedError(UnavailableError):
     code = 2002
 
 
+class QuotaExceededError(OverloadedError):
+    """The sender's quota is used up for now; ``context`` has ``quota``, ``used``, ``limit`` and ``retry_after_ms``."""
+
+    code = 2006
+
+
 class StorageError(UnavailableError):
     """The disk refused an operation (full, read-only, no permission); ``context`` names the path."""
 

@@ -106,7 +106,7 @@ def test_who_was_granted_nothing_does_nothing(host: ServerHost, owner: lh.Connec
             answered.append(type(request).__name__)
         except lh.PermissionDeniedError:
             pass
-    assert sorted(answered) == ["Hello", "ListDatabases", "ListGrants", "ListTables", "WhoAmI"]
+    assert sorted(answered) == ["Hello", "ListDatabases", "ListGrants", "ListQuotas", "ListTables", "WhoAmI"]
     assert sorted(owner.tables()) == ["pay.salaries", "shop.hidden", "shop.orders"], "and nothing was done"
 
 

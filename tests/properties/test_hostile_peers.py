@@ -26,6 +26,7 @@ from lakehead.protocol.alterations import AddColumn, SetProperty
 from lakehead.protocol.codec import AnyCall, AnyStream, decode_call, decode_stream_request, encode
 from lakehead.protocol.grants import CreateToken, Grant, ListGrants, ListTokens, Revoke, RevokeToken, WhoAmI
 from lakehead.protocol.privileges import Privilege
+from lakehead.protocol.quotas import ListQuotas, Quota, SetQuota
 from lakehead.protocol.schemas import field_to_text
 from lakehead.protocol.staging import Publish, Stage, StagedPart, StagedTable, Unstage
 from lakehead.protocol.tiering import (
@@ -128,6 +129,8 @@ def requests(log: str, keyed: str, plain: str) -> list[tuple[AnyRequest, list[pa
         (ListTokens(), []),
         (CreateToken(principal="etl", seconds=60), []),
         (RevokeToken(id="a" * 16), []),
+        (SetQuota(principal="etl", quota=Quota(bytes_in=1 << 20, streams=3)), []),
+        (ListQuotas(), []),
         (Grant(to="etl", on="f", privileges=[Privilege.READ]), []),
         (Revoke(to="role:r", on="*", privileges=[Privilege.ADMIN]), []),
         (Unstage(**staged), []),

@@ -136,6 +136,10 @@ class MountedDisk:
         self._scheduler.check_alive()
         return self._disk.list_files(folder)
 
+    def folder_bytes(self, folder: str) -> int:
+        self._scheduler.check_alive()
+        return self._disk.folder_bytes(folder)
+
     def make_folder(self, path: str) -> None:
         self._scheduler.check_alive()
         self._disk.make_folder(path)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from lakehead.config import parse_duration_ms
+import msgspec
+
+from lakehead.config import parse_duration_ms, parse_size_bytes
 from lakehead.errors import InvalidRequestError
 from lakehead.protocol import messages as m
 from lakehead.protocol.grants import (
@@ -21,6 +24,7 @@ from lakehead.protocol.grants import (
     WhoAmIReply,
 )
 from lakehead.protocol.privileges import ROLE, Privilege
+from lakehead.protocol.quotas import ListQuotas, Quota, QuotaInfo, SetQuota
 
 
 class Granting:
@@ -92,6 +96,49 @@ class Granting:
             PermissionDeniedError: this connection's principal is no admin of everything.
         """
         return self._ask(ListTokens()).tokens
+
+    def quotas(self) -> list[QuotaInfo]:
+        """What bounds this connection's principal, and what it takes; all quotas, where it is admin of everything."""
+        return self._ask(ListQuotas()).quotas
+
+    def set_quota(
+        self,
+        principal: str,
+        *,
+        bytes_in: str | int | None = None,
+        bytes_out: str | int | None = None,
+        streams: int | None = None,
+        leases: int | None = None,
+        tables: int | None = None,
+        stored_bytes: str | int | None = None,
+    ) -> None:
+        """Bound what a principal takes of the server by this and nothing else, at once; without bounds it has no quota.
+
+        Who sends or is sent more than a second's worth of bytes waits, up to half a minute a call, then gets
+        `QuotaExceededError`, as whoever opens too many streams or pinned reads does; all of it passes. Too many tables,
+        or too much in them, is `LimitExceededError`. Who may do all, by the server's own token, has no quota.
+
+        Args:
+            principal: its name, or ``"*"``: each that has no quota of its own.
+            bytes_in: of rows and keys that it sends, a second; ``"10MiB"``, or a number of at least 1024.
+            bytes_out: of rows that it is sent, a second; what it reads of lake files passes no server.
+            streams: reads and subscriptions that it has open.
+            leases: pinned reads that it holds; a scan holds one for each of its tables.
+            tables: tables that it has made and that are still there.
+            stored_bytes: what the files of these take in the server's folder, the lake apart, whoever writes to them.
+
+        Raises:
+            PermissionDeniedError: this connection's principal is no admin of everything.
+            InvalidRequestError: a bound is too small, or no principal can have this name.
+        """
+        sizes = {"bytes_in": bytes_in, "bytes_out": bytes_out, "stored_bytes": stored_bytes}
+        bounds: dict[str, Any] = {"streams": streams, "leases": leases, "tables": tables}
+        bounds |= {k: 0 if v in (0, "0") else parse_size_bytes(v, k) for k, v in sizes.items() if v is not None}
+        try:
+            quota = msgspec.convert(bounds, Quota)
+        except msgspec.ValidationError as e:
+            raise InvalidRequestError(f"no such quota can be: {e}") from e
+        self._ask(SetQuota(principal=principal, quota=quota))
 
     def revoke_token(self, id: str) -> None:
         """Make a token worthless, for calls and streams that were let in by it, too.

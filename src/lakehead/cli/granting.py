@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lakehead.cli.output import write_json, write_line, write_table
+from lakehead.cli.quotas import plain_quota, show_quotas
 from lakehead.cli.session import Session, command
 from lakehead.errors import InvalidRequestError
 
@@ -116,15 +117,19 @@ def revoke(
 
 
 def whoami(session: Session) -> None:
-    """Show as whom the server knows this caller, and what was granted to it."""
+    """Show as whom the server knows this caller, what was granted to it, and its quota."""
     with session.connect() as con:
         me = con.whoami()
     if session.json:
-        write_json({"name": me.name, "principal": me.principal, "roles": me.roles, "grants": _plain(me.grants)})
+        quota = None if me.quota is None else plain_quota(me.quota)
+        told = {"name": me.name, "principal": me.principal, "roles": me.roles, "grants": _plain(me.grants)}
+        write_json({**told, "quota": quota})
         return
     write_line(me.name if me.principal is not None else f"{me.name}, who may do all")
     if me.grants:
         _show(session, me.grants)
+    if me.quota is not None:
+        show_quotas(session, [me.quota])
 
 
 def _show(session: Session, grants: Sequence[Granted]) -> None:

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from lakehead.cli import extras, folders, granting, lake, reading, segments, server, tables, tiering, writing
+from lakehead.cli import extras, folders, granting, lake, quotas, reading, segments, server, tables, tiering, writing
 from lakehead.cli.output import printable
 from lakehead.cli.session import (
     DEFAULT_URI,
@@ -40,7 +40,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 failed, 2 fix the call, 3 unavailable, 4 fenced, 5 corrupt, 6 commit failed,"
     " 7 closed, 8 no such key, 130 Ctrl-C, 141 nobody reads on.",
 )
-for module in (extras, server, tables, writing, reading, tiering, lake, granting, folders, segments):
+for module in (extras, server, tables, writing, reading, tiering, lake, granting, quotas, folders, segments):
     module.register(app)
 
 

@@ -99,6 +99,11 @@ class Storage(Protocol):
         """Names in a folder, sorted; empty when the folder is missing."""
         ...
 
+    def folder_bytes(self, folder: str) -> int:
+        """Sizes of all files in a folder and those below it, together; 0 when it is missing. Files that come and go
+        meanwhile may be in it or not."""
+        ...
+
     def make_folder(self, path: str) -> None:
         """Create a folder and its parents, durably; also when a process that died made some of them."""
         ...
@@ -267,6 +272,14 @@ class LocalStorage:
             return sorted(os.listdir(folder))
         except FileNotFoundError:
             return []
+
+    def folder_bytes(self, folder: str) -> int:
+        total = 0
+        for top, _, names in os.walk(folder):
+            for name in names:
+                with storage_errors(top, "read"), suppress(FileNotFoundError):
+                    total += os.lstat(os.path.join(top, name)).st_size
+        return total
 
     def make_folder(self, path: str) -> None:
         path = os.path.abspath(path)

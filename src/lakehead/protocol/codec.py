@@ -10,6 +10,7 @@ import msgspec
 from lakehead.protocol import messages as m
 from lakehead.protocol.grants import CreateToken, Grant, ListGrants, ListTokens, Revoke, RevokeToken, WhoAmI
 from lakehead.protocol.messages import ErrorReply, Message, R, Request, StreamHeader
+from lakehead.protocol.quotas import ListQuotas, SetQuota
 from lakehead.protocol.staging import Publish, Stage, Unstage
 from lakehead.protocol.tiering import AskTieringStatus, AskTieringWork, ReportTiered
 
@@ -18,7 +19,7 @@ AnyCall = (
     | m.TableNow | m.Write | m.OpenWriter | m.CloseWriter | m.Lookup | m.Get | m.Watermarks | m.TimestampsAt
     | m.OpenLeases | m.RenewLeases | m.LeasedLake | m.LakeInfo | m.AdoptLake | AskTieringWork | ReportTiered
     | AskTieringStatus | m.Truncate | Stage | Publish | Unstage
-    | WhoAmI | CreateToken | ListTokens | RevokeToken | Grant | Revoke | ListGrants
+    | WhoAmI | CreateToken | ListTokens | RevokeToken | Grant | Revoke | ListGrants | SetQuota | ListQuotas
 )  # fmt: skip
 AnyStream = m.Read | m.ReadLive | m.Subscribe
 

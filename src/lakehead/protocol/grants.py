@@ -9,6 +9,7 @@ import msgspec
 
 from lakehead.protocol.messages import A_co, Done, Int64, Message, Reply, Request
 from lakehead.protocol.privileges import EVERYTHING, Privilege, Target, parse_scope
+from lakehead.protocol.quotas import QuotaInfo
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=300)]
 
@@ -33,12 +34,14 @@ class ListGrants(Request[GrantsReply], frozen=True, kw_only=True):
 
 
 class WhoAmIReply(Reply, frozen=True, kw_only=True):
-    """``principal`` is None of who holds the server's own token, or serves the folder: they may do all."""
+    """``principal`` is None of who holds the server's own token, or serves the folder: they may do all. ``quota`` is
+    None of who has none."""
 
     name: str
     principal: str | None
     roles: list[str]
     grants: list[Granted]
+    quota: QuotaInfo | None = None
 
 
 class WhoAmI(Request[WhoAmIReply], frozen=True, kw_only=True):

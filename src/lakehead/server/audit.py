@@ -17,6 +17,7 @@ from lakehead.env.rotated_file import RotatedFile
 from lakehead.errors import ERRORS_BY_CODE, LakeheadError
 from lakehead.protocol.grants import CreateToken, Grant, Revoke, RevokeToken
 from lakehead.protocol.messages import ErrorReply, Message, Request
+from lakehead.protocol.quotas import SetQuota
 from lakehead.server.access import Caller
 
 FILES_KEPT = 10
@@ -28,6 +29,7 @@ _TOLD: dict[type[Message], tuple[str, ...]] = {
     RevokeToken: ("id",),
     Grant: ("to", "on", "privileges"),
     Revoke: ("to", "on", "privileges"),
+    SetQuota: ("principal",),
 }
 """What is said of requests that change who may do what."""
 _log = logging.getLogger("lakehead.server")

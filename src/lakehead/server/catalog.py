@@ -179,6 +179,15 @@ class TakeRole(msgspec.Struct, frozen=True, tag=True):
     role: str
 
 
+class SetQuota(msgspec.Struct, frozen=True, tag=True):
+    """Bound what a principal takes, or each that has no quota of its own (``*``), by the fields of a `Quota` that are
+    given; by nothing where none is."""
+
+    principal: str
+    bounds: dict[str, int]
+    quotas_max: int
+
+
 Command = (
     CreateTable
     | AlterTable
@@ -198,14 +207,17 @@ Command = (
     | RevokePrivileges
     | GiveRole
     | TakeRole
+    | SetQuota
 )
 CHANGES_ACCESS = (
     CreateTable, DropTable, RenameTables, AddToken, RemoveToken, GrantPrivileges, RevokePrivileges, GiveRole, TakeRole,
+    SetQuota,
 )  # fmt: skip
 """Commands after which somebody may do something else than before."""
 C = TypeVar("C", bound=Command)
 _OF_TABLES = (
     "tables", "schemas", "partitions", "writers", "writer_owners", "truncations", "publications", "grants",
+    "makers",
 )  # fmt: skip
 
 
@@ -271,6 +283,13 @@ def plan(db: sqlite3.Connection, command: C) -> C:
                     f"there are {command.grants_max:,} grants, the limit: grant to roles, on databases",
                     grants_max=command.grants_max,
                 )
+        case SetQuota(bounds=bounds) if bounds:
+            count = _one(db, "select count(*) from quotas where principal != ?", command.principal) or 0
+            if count >= command.quotas_max:
+                raise LimitExceededError(
+                    f"there are {command.quotas_max:,} quotas, the limit: set one for * instead of one for each",
+                    quotas_max=command.quotas_max,
+                )
     return command
 
 
@@ -285,6 +304,7 @@ def apply(db: sqlite3.Connection, position: int, command: Command) -> None:
             if command.maker:
                 of_maker = [(command.maker, "", info.table_id, p.value) for p in OF_MAKER]
                 db.executemany("insert or ignore into grants values (?, ?, ?, ?)", of_maker)
+                db.execute("insert or ignore into makers values (?, ?)", (info.table_id, command.maker))
         case AlterTable(info=info):
             db.execute("update tables set info = ? where table_id = ?", (msgspec.msgpack.encode(info), info.table_id))
             schemas = [(info.table_id, *s) for s in command.schemas]
@@ -367,6 +387,11 @@ def apply(db: sqlite3.Connection, position: int, command: Command) -> None:
             db.execute("insert or ignore into roles values (?, ?)", (command.principal, command.role))
         case TakeRole():
             db.execute("delete from roles where principal = ? and role = ?", (command.principal, command.role))
+        case SetQuota():
+            db.execute("delete from quotas where principal = ?", (command.principal,))
+            if command.bounds:
+                bounds = msgspec.msgpack.encode(command.bounds)
+                db.execute("insert into quotas values (?, ?)", (command.principal, bounds))
     db.execute("insert or replace into meta values ('position', ?)", (str(position),))
 
 

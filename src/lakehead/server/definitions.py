@@ -41,6 +41,7 @@ from lakehead.server.lake_state import LakeState
 from lakehead.server.leases import Leases
 from lakehead.server.maintenance import Maintenance
 from lakehead.server.metadata import MetadataStore, require_tablets
+from lakehead.server.quotas import Quotas
 from lakehead.server.tables import LiveTables
 from lakehead.server.tiering_jobs import TieringJobs
 from lakehead.types import Schemas, TableDescriptor, TablePath
@@ -63,6 +64,7 @@ class Definitions:
         env: Env,
         limits: Limits,
         fence: Callable[[], None],
+        quotas: Quotas,
     ) -> None:
         self._metadata = metadata
         self._tables = tables
@@ -73,6 +75,7 @@ class Definitions:
         self._randomness = env.randomness
         self._limits = limits
         self._fence = fence
+        self._quotas = quotas
         self._create_lock = env.threads.lock()
 
     def create(self, request: m.CreateTable, caller: Caller) -> m.TableReply:
@@ -116,6 +119,7 @@ class Definitions:
                     self._lake_state().create(existing)
                 return self._reply(existing)
             self._require_room(desc)
+            self._quotas.require_table(caller)
             lake = self._lake_state() if desc.lake is not None else None
             if lake is not None:
                 self._vacate(desc.path)

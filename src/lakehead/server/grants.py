@@ -38,6 +38,7 @@ from lakehead.protocol.privileges import (
 from lakehead.server.access import Caller, may
 from lakehead.server.catalog import AddToken, GiveRole, GrantPrivileges, RemoveToken, RevokePrivileges, TakeRole
 from lakehead.server.metadata import GrantRow, MetadataStore
+from lakehead.server.quotas import Quotas
 
 _ID_DIGITS = 16
 _ORDER = [p.value for p in Privilege]
@@ -46,11 +47,12 @@ _ORDER = [p.value for p in Privilege]
 class Grants:
     """Answers requests about who may do what. Thread-safe."""
 
-    def __init__(self, metadata: MetadataStore, env: Env, limits: Limits) -> None:
+    def __init__(self, metadata: MetadataStore, env: Env, limits: Limits, quotas: Quotas) -> None:
         self._metadata = metadata
         self._clock = env.clock
         self._randomness = env.randomness
         self._limits = limits
+        self._quotas = quotas
 
     def create_token(self, request: CreateToken) -> TokenReply:
         """See `CreateToken`."""
@@ -121,7 +123,13 @@ class Grants:
             return WhoAmIReply(name=caller.name, principal=None, roles=[], grants=[])
         roles = self._metadata.roles(caller.principal)
         rows = self._metadata.grants([caller.principal, *roles])
-        return WhoAmIReply(name=caller.name, principal=caller.principal, roles=roles, grants=self._told(rows))
+        return WhoAmIReply(
+            name=caller.name,
+            principal=caller.principal,
+            roles=roles,
+            grants=self._told(rows),
+            quota=self._quotas.of(caller.principal),
+        )
 
     def list_grants(self, _: ListGrants, caller: Caller) -> GrantsReply:
         """See `ListGrants`."""

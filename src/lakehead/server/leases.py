@@ -10,7 +10,7 @@ all.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from lakehead.config import Limits
@@ -51,6 +51,7 @@ class Leases:
         *,
         planned: bool = False,
         caller: Caller = EMBEDDED_OWNER,
+        require: Callable[[str, int], None] = lambda principal, held: None,
     ) -> str:
         """A new lease on these views.
 
@@ -58,12 +59,14 @@ class Leases:
             planned: nobody renews it.
             caller: whose it is. Where there is no room, who holds most loses the one that was not used the longest to
                 whoever holds less than half as many.
+            require: is told how many the caller's principal holds, and raises where it may have no more.
 
         Raises:
             OverloadedError: too many are open that somebody holds.
         """
         with self._lock:
             self._end_unused()
+            require(caller.principal, self._held(caller.principal))
             if len(self._open) >= self._limits.leases_max:
                 self._make_room(caller.share)
             if len(self._open) >= self._limits.leases_max:
@@ -75,6 +78,15 @@ class Leases:
             used = self._clock.monotonic()
             self._open[lease] = _Lease(table_id, views, lake, planned, used, caller.share, caller.principal)
             return lease
+
+    def count(self, principal: str) -> int:
+        """How many a principal holds."""
+        with self._lock:
+            self._end_unused()
+            return self._held(principal)
+
+    def _held(self, principal: str) -> int:
+        return sum(x.principal == principal for x in self._open.values()) if principal else 0
 
     def renew(self, leases: Iterable[str], principal: str = "") -> None:
         """Count leases as used now; those that are over, or another principal's, are passed by."""

@@ -65,6 +65,8 @@ create table if not exists grants(
     grantee text not null, database text not null, table_id text not null, privilege text not null,
     primary key(grantee, database, table_id, privilege));
 create table if not exists roles(principal text not null, role text not null, primary key(principal, role));
+create table if not exists quotas(principal text primary key, bounds blob not null);
+create table if not exists makers(table_id text primary key, principal text not null);
 create table if not exists dropped(folder text primary key);
 create table if not exists incarnations(id text primary key, own integer not null);
 """
@@ -416,6 +418,15 @@ class MetadataStore:
         some = "" if grantees is None else f"where grantee in ({','.join('?' * len(grantees))})"
         sql = f"select grantee, database, table_id, privilege from grants {some} order by 1, 2, 3, 4"
         return [GrantRow(*row) for row in self._rows(sql, *(grantees or ()))]
+
+    def quotas(self) -> dict[str, dict[str, int]]:
+        """What bounds principals, by name; see `catalog.SetQuota`."""
+        rows = self._rows("select principal, bounds from quotas order by principal")
+        return {str(name): msgspec.msgpack.decode(bounds, type=dict[str, int]) for name, bounds in rows}
+
+    def makers(self) -> dict[str, str]:
+        """Which principal has made a table, by its id; of those that no principal has made, nothing."""
+        return {str(table_id): str(name) for table_id, name in self._rows("select table_id, principal from makers")}
 
     def paths(self) -> dict[str, TablePath]:
         """What every table is called, by its id."""

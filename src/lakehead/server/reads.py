@@ -24,6 +24,7 @@ from lakehead.server.access import Caller
 from lakehead.server.admission import Bounded
 from lakehead.server.leases import Leases
 from lakehead.server.metadata import MetadataStore
+from lakehead.server.quotas import Quotas
 from lakehead.server.streams import ServerStream, open_read, open_read_live, open_subscription
 from lakehead.server.tables import LiveTable, LiveTables
 from lakehead.server.tablet import Tablet
@@ -44,6 +45,7 @@ class Reads:
         env: Env,
         limits: Limits,
         fence: Callable[[], None],
+        quotas: Quotas,
     ) -> None:
         self._metadata = metadata
         self._tables = tables
@@ -51,6 +53,7 @@ class Reads:
         self._clock = env.clock
         self._limits = limits
         self._fence = fence
+        self._quotas = quotas
         self._subscriptions = Bounded(env.threads, "subscriptions_max", "subscriptions", limits.subscriptions_max)
         self._reads = Bounded(env.threads, "reads_max", "reads", limits.reads_max)
 
@@ -175,7 +178,14 @@ class Reads:
         try:
             for asked, tablets, views in zip(request.tables, tables, seen, strict=True):
                 held = {key: view for key, (view, _, _) in views.items()}
-                lease = self._leases.open(asked.table_id, held, asked.lake, planned=request.planned, caller=caller)
+                lease = self._leases.open(
+                    asked.table_id,
+                    held,
+                    asked.lake,
+                    planned=request.planned,
+                    caller=caller,
+                    require=self._quotas.require_lease,
+                )
                 states = [self._tablet_state(k, t, held[k].log_start_offset, *views[k][1:]) for k, t in tablets]
                 opened.append(m.Lease(lease=lease, tablets=states))
         except OverloadedError:

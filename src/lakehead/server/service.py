@@ -19,8 +19,10 @@ from lakehead.errors import FolderCopiedError
 from lakehead.log.checkpoint import USUAL_CHECKPOINTS, CheckpointPolicy
 from lakehead.log.joined import JoinedRoom
 from lakehead.protocol import messages as m
+from lakehead.protocol.codec import encode
 from lakehead.protocol.grants import CreateToken, Grant, ListGrants, ListTokens, Revoke, RevokeToken, WhoAmI
 from lakehead.protocol.privileges import Privilege
+from lakehead.protocol.quotas import ListQuotas, SetQuota
 from lakehead.protocol.staging import Publish, Stage, Unstage
 from lakehead.protocol.tiering import AskTieringStatus, AskTieringWork, ReportTiered
 from lakehead.server.access import Caller, authorize, may
@@ -34,6 +36,7 @@ from lakehead.server.maintenance import Maintenance
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.placement import Home, everything_here
 from lakehead.server.principals import Principals
+from lakehead.server.quotas import Quotas
 from lakehead.server.reads import Reads
 from lakehead.server.staging import Staging
 from lakehead.server.streams import ServerStream
@@ -78,6 +81,7 @@ class Service:
         """
         env = dataclasses.replace(env, clock=SteadyClock(env.clock))
         env.storage.make_folder(folder)
+        self.closing = False
         self._metadata = MetadataStore(f"{folder}/metadata.db", env, place=place, fence=fence)
         if lake is not None:
             lake.serve(self._metadata)
@@ -100,6 +104,7 @@ class Service:
         self._writes = Writes(self._metadata, self._tables, limits, env.threads, self._pool.submit)
         self._staging = Staging(self._metadata, self._tables, self._writes, env, limits)
         self._maintenance = Maintenance(self._tables, self._leases, self._staging, lake, env)
+        self._quotas = Quotas(self._metadata, self._tables, env, limits, self._leases.count, lambda: self.closing)
         self._definitions = Definitions(
             self._metadata,
             self._tables,
@@ -110,11 +115,13 @@ class Service:
             env=env,
             limits=limits,
             fence=fence,
+            quotas=self._quotas,
         )
         self.principals = Principals(self._metadata, env.clock)
-        self._grants = Grants(self._metadata, env, limits)
-        self._reads = Reads(self._metadata, self._tables, self._leases, env=env, limits=limits, fence=fence)
-        self.closing = False
+        self._grants = Grants(self._metadata, env, limits, self._quotas)
+        self._reads = Reads(
+            self._metadata, self._tables, self._leases, env=env, limits=limits, fence=fence, quotas=self._quotas
+        )
         self._handlers: dict[type[m.Request[Any]], _Handler] = {}
         self._answer_all()
         if maintenance_seconds is not None:
@@ -165,6 +172,8 @@ class Service:
         self._answer(Grant, grants.grant)
         self._answer(Revoke, grants.revoke)
         self._answer_to(ListGrants, grants.list_grants)
+        self._answer(SetQuota, self._quotas.set_quota)
+        self._answer_to(ListQuotas, self._quotas.list_quotas)
         self._handlers[m.Write] = lambda request, attachments, caller: (
             writes.write(request, attachments, caller.principal),
             [],
@@ -189,6 +198,15 @@ class Service:
             LakeheadError: it was refused, or failed.
         """
         self._require(request, caller)
+        self._quotas.admit(request, sum(a.size for a in attachments), caller)
+        reply, parts = self._handled(request, attachments, caller)
+        if caller.principal and isinstance(request, m.Get | m.Lookup):
+            self._quotas.sent(lambda: sum(p.size for p in parts) or len(encode(reply)), caller)
+        return reply, parts
+
+    def _handled(
+        self, request: m.Request[m.R], attachments: Sequence[pa.Buffer], caller: Caller
+    ) -> tuple[m.R, list[pa.Buffer]]:
         handler = self._handlers[type(request)]
         if isinstance(request, m.Get | m.Lookup) and self._tables.is_open(request.table_id):
             # It changes nothing, holds one plain lock, and is quicker than another thread is woken.
@@ -213,9 +231,20 @@ class Service:
         """Open a stream; errors as in `call`."""
         self._require(request, caller)
         assert isinstance(request, m.Read | m.ReadLive | m.Subscribe)
-        stream = shielded(lambda: self._reads.stream(request, caller), undo=ServerStream.close)
-        if caller.principal:  # what was granted may be taken back while it lasts
-            stream.allowed_by(lambda: self._require(request, caller))
+        opened = self._quotas.open_stream(caller)
+        try:
+            stream = shielded(lambda: self._reads.stream(request, caller), undo=ServerStream.close)
+        except BaseException:
+            self._quotas.close_stream(opened)
+            raise
+        stream.on_close(lambda: self._quotas.close_stream(opened))
+        if caller.principal:
+
+            def before_each(size: int, gone: Callable[[], bool]) -> None:
+                self._quotas.pace(size, caller, gone)
+                self._require(request, caller)  # what was granted may be taken back while it lasts
+
+            stream.before_each(before_each)
         return stream
 
     def close(self) -> None:

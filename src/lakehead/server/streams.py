@@ -37,7 +37,7 @@ class ServerStream:
     def __init__(self, schema: pa.Schema, open_items: Callable[[Callable[[], bool]], Iterator[Item]]) -> None:
         self._on_close: list[Callable[[], None]] = []  # first: one that is interrupted here is collected, too
         self._closed = False
-        self._require_allowed: Callable[[], None] | None = None
+        self._before_each: Callable[[int, Callable[[], bool]], None] | None = None
         self._open_items = open_items
         self.schema = schema
 
@@ -46,18 +46,22 @@ class ServerStream:
 
     def items(self, gone: Callable[[], bool]) -> Iterator[Item]:
         """Iterate until closed or until ``gone()``, which is asked now and then."""
-        items = self._open_items(lambda: self._closed or gone())
-        return items if self._require_allowed is None else self._while_allowed(items, self._require_allowed)
+        ended = lambda: self._closed or gone()  # noqa: E731
+        items = self._open_items(ended)
+        return items if self._before_each is None else self._asking(items, self._before_each, ended)
 
     @staticmethod
-    def _while_allowed(items: Iterator[Item], require: Callable[[], None]) -> Iterator[Item]:
+    def _asking(
+        items: Iterator[Item], ask: Callable[[int, Callable[[], bool]], None], ended: Callable[[], bool]
+    ) -> Iterator[Item]:
         for item in items:
-            require()
+            ask(item[1].nbytes, ended)
             yield item
 
-    def allowed_by(self, require: Callable[[], None]) -> None:
-        """Have `items` ask before each item whether its reader may have it, and end with the error that this raises."""
-        self._require_allowed = require
+    def before_each(self, ask: Callable[[int, Callable[[], bool]], None]) -> None:
+        """Have `items` call this before each item, with its bytes and what tells that nobody waits for it any more: it
+        returns when the reader may have it, and raises what the stream then ends with."""
+        self._before_each = ask
 
     def on_close(self, call: Callable[[], None]) -> None:
         """Have something done when the stream is closed: twice, perhaps, if that is interrupted."""

@@ -467,6 +467,10 @@ class LiveTables:
     def _folder_name(desc: TableDescriptor) -> str:
         return f"{desc.origin}-{desc.table_id[:8]}"
 
+    def stored_bytes(self, desc: TableDescriptor) -> int:
+        """What the files of a table here take: its log, checkpoints and what is staged for it."""
+        return self._env.storage.folder_bytes(f"{self._folder}/{self._folder_name(desc)}")
+
     def drop(self, desc: TableDescriptor) -> None:
         """Close the table, forget it, and delete its log; what a crash leaves of that, `remove_dropped` removes.
 

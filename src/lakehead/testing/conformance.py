@@ -117,6 +117,9 @@ def _check_folders(storage: Storage, folder: str) -> None:
     storage.write_atomic(f"{folder}/b", b"b")
     storage.open_log(f"{folder}/a").close()
     assert storage.list_files(folder) == ["a", "b"], "sorted"
+    storage.make_folder(f"{folder}/below")
+    storage.write_atomic(f"{folder}/below/c", b"cc")
+    assert storage.folder_bytes(folder) == 3 and storage.folder_bytes(f"{folder}/missing") == 0
     storage.remove_tree(folder)
     storage.remove_tree(folder)
     assert storage.list_files(folder) == [] and storage.read_file(f"{folder}/b") is None

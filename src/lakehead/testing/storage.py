@@ -120,6 +120,9 @@ class MemoryStorage:
         inside = (path for path in (*list(self._files), *list(self._folders)) if os.path.dirname(path) == folder)
         return sorted(os.path.basename(path) for path in inside if path != folder)
 
+    def folder_bytes(self, folder: str) -> int:
+        return sum(len(file.data) for path, file in list(self._files.items()) if path.startswith(f"{folder}/"))
+
     def make_folder(self, path: str) -> None:
         chain = [path]
         while (parent := os.path.dirname(chain[-1])) != chain[-1]:

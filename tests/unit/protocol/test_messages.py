@@ -40,6 +40,7 @@ from lakehead.protocol.grants import (
     WhoAmIReply,
 )
 from lakehead.protocol.privileges import EVERYTHING, Database, Privilege
+from lakehead.protocol.quotas import ListQuotas, Quota, QuotaInfo, QuotasReply, SetQuota, Used
 from lakehead.protocol.staging import Publish, Published, Stage, StagedPart, StagedTable, Unstage
 from lakehead.protocol.tiering import (
     AskTieringStatus,
@@ -72,6 +73,8 @@ REF = m.TabletRef(partition="day=2024-01-01&r=%2F", bucket=3)
 RANGE = m.TabletRange(partition="", bucket=0, start=0, end=2**62)
 ROUND = RoundInfo(job="h:1", snapshot_id=1, records=2, rows=2, deletes=0, files=1, bytes=10, seconds={"plan": 0.1})
 WRITE = m.Write(table_id="t1", kind="delete", tablets=[REF], checksums=[2**32 - 1], columns=["søk"])
+USED = Used(bytes_in=1, bytes_out=2, streams=3, leases=4, tables=5, stored_bytes=6)
+QUOTA = QuotaInfo(principal="etl", quota=Quota(streams=1), used=USED)
 GRANTED = Granted(to="role:readers", on="*", privileges=["read"])
 CALLS: list[m.Request[Any]] = [
     m.Hello(),
@@ -114,6 +117,8 @@ CALLS: list[m.Request[Any]] = [
     RevokeToken(id="a" * 16),
     Grant(to="etl", on="shop.orders", privileges=[Privilege.READ, Privilege.TIER]),
     Revoke(to="etl", on="role:readers", privileges=[]),
+    SetQuota(principal="etl", quota=Quota(bytes_in=1024, stored_bytes=0)),
+    ListQuotas(),
 ]
 STREAMS: list[m.Request[m.Stream]] = [
     m.Read(table_id="t1", ranges=[RANGE], columns=["søk", "__offset"], predicate=b"\x00\xff"),
@@ -158,6 +163,8 @@ REPLIES: list[m.Reply] = [
         owner="o",
     ),
     WhoAmIReply(name="etl", principal="etl", roles=["role:readers"], grants=[GRANTED]),
+    WhoAmIReply(name="etl", principal="etl", roles=[], grants=[], quota=QUOTA),
+    QuotasReply(quotas=[QUOTA, QuotaInfo(principal="*", quota=Quota(), used=None)]),
     WhoAmIReply(name="a holder", principal=None, roles=[], grants=[]),
     GrantsReply(grants=[GRANTED]),
     TokensReply(tokens=[TokenInfo(id="a" * 16, principal="etl", created_us=1, expires_us=None, expired=False)]),
@@ -210,7 +217,7 @@ def test_every_request_says_what_it_needs() -> None:
     needed = {type(r).__name__: r.privilege for r in (*CALLS, *STREAMS)}
     by_privilege = {p: sorted(n for n, q in needed.items() if q is p) for p in Privilege}
     assert by_privilege == {
-        Privilege.USAGE: ["Hello", "ListDatabases", "ListGrants", "ListTables", "WhoAmI"],
+        Privilege.USAGE: ["Hello", "ListDatabases", "ListGrants", "ListQuotas", "ListTables", "WhoAmI"],
         Privilege.DESCRIBE: ["AskTieringStatus", "GetTable", "TableNow"],
         Privilege.READ: [
             "Get", "LakeInfo", "Lookup", "OpenLeases", "Read", "ReadLive", "RenewLeases", "Subscribe", "TimestampsAt",
@@ -220,15 +227,20 @@ def test_every_request_says_what_it_needs() -> None:
         Privilege.TIER: ["AskTieringWork", "LeasedLake", "ReportTiered"],
         Privilege.CREATE: ["CreateTable"],
         Privilege.MANAGE: ["AlterTable", "DropTable", "RenameTable", "Truncate"],
-        Privilege.ADMIN: ["AdoptLake", "CreateToken", "Grant", "ListTokens", "Revoke", "RevokeToken"],
+        Privilege.ADMIN: ["AdoptLake", "CreateToken", "Grant", "ListTokens", "Revoke", "RevokeToken", "SetQuota"],
     }  # fmt: skip
     anything = {type(r).__name__ for r in (*CALLS, *STREAMS) if (r.privilege, None) in r.needs}
-    told_what_they_may = {"AskTieringStatus", "AskTieringWork", "ListDatabases", "ListGrants", "ListTables"}
+    told_what_they_may = {
+        "AskTieringStatus", "AskTieringWork", "ListDatabases", "ListGrants", "ListQuotas", "ListTables",
+    }  # fmt: skip
     assert anything == told_what_they_may | {"Hello", "WhoAmI", "RenewLeases"}, "leases are their openers'"
     others = {type(r).__name__: list(r.needs) for r in CALLS if set(r.needs) != {(r.privilege, t) for t in r.about}}
     assert {name: needs for name, needs in others.items() if name not in anything} == {
         "CreateTable": [(Privilege.CREATE, Database("shop"))],
-        **{name: [(Privilege.ADMIN, EVERYTHING)] for name in ("CreateToken", "ListTokens", "RevokeToken", "Revoke")},
+        **{
+            name: [(Privilege.ADMIN, EVERYTHING)]
+            for name in ("CreateToken", "ListTokens", "RevokeToken", "Revoke", "SetQuota")
+        },
         "Grant": [(Privilege.ADMIN, TablePath("shop", "orders"))],
     }
     rename = m.RenameTable(database="a", table="t", to_database="b", to_table="t")

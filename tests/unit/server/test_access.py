@@ -18,6 +18,7 @@ from lakehead.errors import PermissionDeniedError
 from lakehead.protocol import messages as m
 from lakehead.protocol.codec import AnyCall, AnyStream
 from lakehead.protocol.privileges import Database, Privilege
+from lakehead.protocol.quotas import Quota
 from lakehead.protocol.staging import Publish, StagedTable
 from lakehead.server.access import EMBEDDED_OWNER, TOKEN_HOLDER, Caller
 from lakehead.server.endpoint import LocalEndpoint
@@ -71,6 +72,7 @@ def requests(table_id: str) -> list[m.Request[Any]]:
         "write": m.Write(table_id=table_id, kind="upsert", tablets=[], checksums=[], columns=["k"]),
         "to_database": "d", "to_table": "t", "tablet": m.TabletRef(partition="", bucket=0), "key": [1],
         "principal": "p", "id": "i", "to": "p", "on": "d.t", "privileges": [Privilege.READ],
+        "quota": Quota(streams=1),
     }  # fmt: skip
     of_tables: dict[Any, list[Any]] = {
         m.OpenLeases: [m.LeasedTable(table_id=table_id, lake=None)],

@@ -41,6 +41,7 @@ from lakehead.server.catalog import (
     RegisterWriter,
     RemoveToken,
     RevokePrivileges,
+    SetQuota,
     TakeRole,
 )
 from lakehead.server.metadata import FORMAT_VERSION, MetadataStore
@@ -251,7 +252,7 @@ def tables_of(path: str) -> dict[str, list[tuple[object, ...]]]:
     """What the catalog holds, but for which folder it is of."""
     with contextlib.closing(sqlite3.connect(path)) as db:
         names = ("databases", "tables", "schemas", "partitions", "writers", "dropped")
-        names += ("writer_owners", "tokens", "grants", "roles")
+        names += ("writer_owners", "tokens", "grants", "roles", "quotas", "makers")
         kept = {name: sorted(db.execute(f"select * from {name}").fetchall()) for name in names}
         return kept | {"position": db.execute("select value from meta where name = 'position'").fetchall()}
 
@@ -264,7 +265,7 @@ def test_planned_commands_make_the_same_catalog_anywhere(tmp_path: Path, seed: i
     for n in range(200):
         table = f"t{draws.randrange(4)}"
         command = draws.choice([
-            CreateTable.of(named(f"d{n % 2}.{table}", table)),
+            msgspec.structs.replace(CreateTable.of(named(f"d{n % 2}.{table}", table)), maker=f"m{n % 2}"),
             DropTable(table, f"folder-{n}"),
             ForgetFolder(f"folder-{draws.randrange(60)}"),
             CreatePartition(table, f"p={draws.randrange(3)}"),
@@ -277,6 +278,7 @@ def test_planned_commands_make_the_same_catalog_anywhere(tmp_path: Path, seed: i
             RevokePrivileges(f"p{n % 2}", *draws.choice([("*", ""), ("d1", ""), ("", table)]), ["tier"]),
             GiveRole(f"p{n % 2}", "role:r", 50),
             TakeRole(f"p{n % 2}", "role:r"),
+            SetQuota(f"p{n % 3}", {"streams": n} if n % 2 else {}, 2),
         ])  # fmt: skip
         with contextlib.suppress(TableExistsError, LimitExceededError, StorageError, PermissionDeniedError):
             planned.append(leader.submit(command))
