@@ -72,6 +72,8 @@ class TableProperties:
         hot_retention_ms: how long tiered rows stay in the log of a table with a lake.
         log_ttl_ms: after which rows leave the log of a table without a lake, for good; None keeps them for ever.
         auto_maintenance: whether the tiering service compacts the lake table and expires its snapshots.
+        lake_changelog: whether the lake of a keyed table keeps its changelog, too, as a table of its own; as it was
+            created.
         target_file_bytes: size that lake data files aim at.
         segment_bytes: size at which a log segment is rolled.
     """
@@ -82,6 +84,7 @@ class TableProperties:
     hot_retention_ms: int = 3_600_000
     log_ttl_ms: int | None = None
     auto_maintenance: bool = True
+    lake_changelog: bool = False
     target_file_bytes: int = 128 << 20
     segment_bytes: int = 128 << 20
 
@@ -108,7 +111,7 @@ class TableProperties:
                 low, high = FILE_BYTES[inner]
                 if not low <= values[inner] <= high:
                     raise InvalidPropertyError(f"{name}={value!r} must lie between {low:,} and {high:,} bytes")
-            elif inner == "auto_maintenance":
+            elif inner in ("auto_maintenance", "lake_changelog"):
                 if str(value).lower() not in ("true", "false"):
                     raise InvalidPropertyError(f"{name}={value!r} must be true or false")
                 values[inner] = str(value).lower() == "true"
@@ -122,6 +125,11 @@ class TableProperties:
     def changed(self, properties: dict[str, Any]) -> TableProperties:
         """These, but for some that are as users write them; raises as `from_user`."""
         given = TableProperties.from_user(properties)
+        if given.lake_changelog != self.lake_changelog and "lake_changelog" in properties:
+            raise InvalidPropertyError(
+                "lake_changelog is as the table was created, or its lake would lack what changed before: copy the rows"
+                " to a new table"
+            )
         inner = {f.name for f in dataclasses.fields(self) if f.name.removesuffix("_ms") in properties}
         return dataclasses.replace(self, **{name: getattr(given, name) for name in inner})
 

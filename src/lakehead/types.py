@@ -46,6 +46,8 @@ FIELD_ID = b"PARQUET:field_id"
 """Metadata of an Arrow field: its id, spelled as in the files of a lake."""
 DEFAULT = b"LAKEHEAD:default"
 """Metadata of an Arrow field: what it is in rows that were written without it (`lakehead.format.defaults`)."""
+_CHANGE_TYPE_ID = 1 << 30
+"""Field id of the change type in the lake's changelog: no column of a table ever has it."""
 UNPARTITIONED = ""
 """Partition name of tables without ``partition_by``."""
 
@@ -357,6 +359,41 @@ class TableDescriptor:
         return replace(self, path=to, former=(*self.former, self.path))
 
     @cached_property
+    def changelog(self) -> TableDescriptor | None:
+        """What the lake keeps the changelog of a keyed table as, if it does: a log table beside the table's own, with
+        all records and, as a column, their change types (``+I``)."""
+        if not self.properties.lake_changelog or not self.keyed:
+            return None
+        told = pa.field(CHANGE_TYPE_COLUMN, pa.string(), False, {FIELD_ID: str(_CHANGE_TYPE_ID)})
+        return replace(
+            self,
+            table_id=changelog_id(self.table_id),
+            path=_changelog_of(self.path),
+            schemas=Schemas(tuple(TableSchema(s.id, pa.schema([*s.fields, told])) for s in self.schemas.known)),
+            primary_key=(),
+            former=tuple(map(_changelog_of, self.former)),
+        )
+
+    def require_changelog(self) -> TableDescriptor:
+        """Its `changelog`.
+
+        Raises:
+            NoLakeError: its lake keeps none.
+        """
+        self.require_lake()
+        if self.changelog is None:
+            raise NoLakeError(
+                f"the lake of {self.path} keeps no changelog: create the table with lake_changelog=True",
+                table=str(self.path),
+            )
+        return self.changelog
+
+    @property
+    def lake_tables(self) -> tuple[TableDescriptor, ...]:
+        """What its lake holds, the last first that a round commits to; one that has no lake is asked for none."""
+        return (self,) if self.changelog is None else (self, self.changelog)
+
+    @cached_property
     def schema(self) -> pa.Schema:
         return self.schemas.current.columns
 
@@ -437,6 +474,15 @@ class TableDescriptor:
     def tablet_key(self, tablet: TabletId) -> TabletKey:
         """Inverse of `tablet_id`."""
         return TabletKey(partition_name(self.partition_by, tablet.partition), tablet.bucket)
+
+
+def changelog_id(table_id: str) -> str:
+    """By which lakes know the changelog of the table of this id."""
+    return f"{table_id}-changelog"
+
+
+def _changelog_of(path: TablePath) -> TablePath:
+    return TablePath(path.database, f"{path.table}$changelog")
 
 
 def partition_name(columns: tuple[str, ...], values: tuple[PartitionValue, ...]) -> str:

@@ -31,7 +31,7 @@ PROPERTIES: dict[str, dict[str, Any]] = {
     "log": {},
     "log_lake": {"lake": "iceberg", "hot_retention": "0s"},
     "kv": {"primary_key": ["p", "k"]},
-    "kv_lake": {"primary_key": ["p", "k"], "lake": "iceberg", "hot_retention": "0s"},
+    "kv_lake": {"primary_key": ["p", "k"], "lake": "iceberg", "hot_retention": "0s", "lake_changelog": True},
 }
 WITH_LAKE = ("log_lake", "kv_lake")
 

@@ -29,6 +29,7 @@ from tests.crash.processes import Rounds, Server, Task, wait_until
 from tests.crash.workload import Actor, Gate, KeyedWriter, Load, LogAppender, NamedAppender, Scanner
 
 import lakehead as lh
+from lakehead.api.lake import TableLake
 from lakehead.api.table import handle_of
 
 FOLLOW_SECONDS = 60.0
@@ -42,6 +43,7 @@ PROPERTIES: dict[str, dict[str, Any]] = {
     "t.kv_os": {"primary_key": "k", "buckets": 2, "durability": "os"},
     "t.kv_lake": {
         "primary_key": ["p", "k"], "partition_by": "p", "durability": "sync", "lake": "iceberg", "hot_retention": "0s",
+        "lake_changelog": True,
     },
 }  # fmt: skip
 
@@ -289,6 +291,7 @@ class Deployment:
         self.counts.rows_checked += rows.num_rows
         history.check(name, handle_of(table).desc, rows)
         follower = self.followers[name]
+        require(not (follower.restarted and table.properties["lake_changelog"]), f"{name}: changes were forgotten")
         wrong = differences(follower.live(), history.live)
         require(not wrong, f"{name}: the replayed changelog differs (key: found, expected): {wrong}")
         if not follower.restarted:
@@ -340,13 +343,18 @@ class Deployment:
             leases.renew()
             in_use = leases.lake_uses(table_id)
             require(not in_use, f"{name}: scans that are over still hold {in_use}")
-            self.counts.orphans += table.lake.remove_orphans(older_than="0s").num_rows
-            iceberg = table.lake.iceberg()
-            root = iceberg.location().removeprefix("file://")
-            there = {os.path.join(folder, f) for folder, _, files in os.walk(root) for f in files}
-            named = {p.removeprefix("file://") for p in _named_files(iceberg)}
-            require(named <= there, f"{name}: files that the lake names are missing: {sorted(named - there)[:5]}")
-            require(there <= named, f"{name}: orphans outlive clean-up: {sorted(there - named)[:5]}")
+            self._check_lake_folder(name, table.lake)
+            if table.properties["lake_changelog"]:
+                self._check_lake_folder(f"{name}$changelog", table.lake.changelog)
+
+    def _check_lake_folder(self, name: str, lake: TableLake) -> None:
+        self.counts.orphans += lake.remove_orphans(older_than="0s").num_rows
+        iceberg = lake.iceberg()
+        root = iceberg.location().removeprefix("file://")
+        there = {os.path.join(folder, f) for folder, _, files in os.walk(root) for f in files}
+        named = {p.removeprefix("file://") for p in _named_files(iceberg)}
+        require(named <= there, f"{name}: files that the lake names are missing: {sorted(named - there)[:5]}")
+        require(there <= named, f"{name}: orphans outlive clean-up: {sorted(there - named)[:5]}")
 
     # ---- end ----------------------------------------------------------------------------------------------------
 

@@ -53,6 +53,7 @@ class Follower(threading.Thread):
         super().__init__(name=f"follow {table.name}", daemon=True)
         self.table = table
         self.keyed = bool(table.primary_key)
+        self._forgets = self.keyed and not table.properties["lake_changelog"]
         self._keep_changes = keep_changes
         self.positions: dict[lh.TabletId, int] = {}
         self.problem: BaseException | None = None
@@ -72,7 +73,7 @@ class Follower(threading.Thread):
         full = False
         while not self._over.is_set():
             try:
-                full = full or (self.keyed and self._trimmed())
+                full = full or (self._forgets and self._trimmed())
                 if full:
                     self._forget()
                     self.restarted += 1
@@ -83,7 +84,7 @@ class Follower(threading.Thread):
                     for batch in feed:
                         self._take(batch)
             except lh.OffsetOutOfRangeError as e:
-                if not self.keyed:
+                if not self._forgets:
                     self.problem = e
                     return
                 full = True

@@ -150,3 +150,28 @@ def test_how_a_query_ends(spark: SparkSession, con: lh.Connection, tmp_path: Pat
     nowhere = {"uri": "lakehead://127.0.0.1:1", "table": "q.ends"}
     with pytest.raises(AnalysisException, match="UnavailableError: no Lakehead server answers"):
         spark.readStream.format("lakehead").options(**nowhere).load()
+
+
+def test_changes_that_a_log_has_forgotten_come_from_the_lake(
+    spark: SparkSession, con: lh.Connection, tmp_path: Path
+) -> None:
+    how: dict[str, Any] = {"hot_retention": "0s", "segment_bytes": 1024, "lake_changelog": True}
+    table = con.create_table("q.kept", KEYED, primary_key=["id"], buckets=2, lake="iceberg", **how)
+    for n in range(5):
+        table.upsert([{"id": i, "text": str(n)} for i in range(n, 40)])
+        table.delete([n])
+        con.tier("q.kept")
+        con._server.service.maintain()  # type: ignore[attr-defined]
+    assert min(table.status()["start_offset"].to_pylist()) > 0
+    columns = ["__bucket", "__offset", "__change_type", "id", "text"]
+
+    def ordered(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+        return sorted(tuple(r[c] for c in columns) for r in rows)
+
+    want = ordered([r for b in table.subscribe("earliest", stop="now") for r in b.rows.to_pylist()])
+    read = spark.read.format("lakehead").options(uri=con.uri, table="q.kept$changelog").load()
+    assert ordered(read.toArrow().to_pylist()) == want
+    assert ordered(lhs.sql(spark, "select * from q.kept$changelog").toArrow().to_pylist()) == want
+    sink = Sink(spark, con, tmp_path)
+    sink.run("q.kept$changelog", start="earliest", max_rows_per_trigger=60)
+    assert ordered(sink.rows) == want and len(sink.batches) > 3

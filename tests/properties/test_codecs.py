@@ -229,6 +229,7 @@ PROPERTIES = st.builds(
     hot_retention_ms=st.integers(0, 2**53),
     log_ttl_ms=st.none() | st.integers(0, 2**53),
     auto_maintenance=st.booleans(),
+    lake_changelog=st.booleans(),
     segment_bytes=st.integers(1, 2**53),
 )
 

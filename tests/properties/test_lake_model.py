@@ -49,9 +49,15 @@ class Deployment(RuleBasedStateMachine):
         self.tiered_log = 0
         self.history: list[tuple[int, list[dict[str, Any]]]] = []
 
-    @initialize(durability=st.sampled_from(["sync", "os"]), compression=st.sampled_from(["none", "lz4", "zstd"]))
-    def create(self, durability: str, compression: str) -> None:
+    @initialize(
+        durability=st.sampled_from(["sync", "os"]),
+        compression=st.sampled_from(["none", "lz4", "zstd"]),
+        forgets=st.booleans(),
+    )
+    def create(self, durability: str, compression: str, forgets: bool) -> None:
         self.con = lh.connect(self.folder)
+        # The lake keeps the changelog of the one whose log forgets it.
+        log: dict[str, Any] = {"hot_retention": "0s", "segment_bytes": 512, "lake_changelog": True} if forgets else {}
         self.keyed_table = self.con.create_table(
             "m.keyed",
             KEYED,
@@ -61,6 +67,7 @@ class Deployment(RuleBasedStateMachine):
             lake="iceberg",
             durability=durability,
             compression=compression,
+            **log,
         )
         self.log_table = self.con.create_table(
             "m.log", LOG, buckets=2, lake="iceberg", durability=durability, compression=compression
@@ -101,6 +108,16 @@ class Deployment(RuleBasedStateMachine):
         self.tiered_log = len(self.log)
         if result.snapshot_id is not None:
             self.history.append((result.snapshot_id, self.tiered_rows))
+
+    @rule()
+    def trim(self) -> None:
+        self.con._server.service.maintain()  # type: ignore[attr-defined]
+
+    @rule()
+    def compact(self) -> None:
+        self.keyed_table.lake.compact()
+        if self.keyed_table.properties["lake_changelog"]:
+            self.keyed_table.lake.changelog.compact()
 
     @rule()
     def restart(self) -> None:

@@ -42,6 +42,7 @@ from lakehead.errors import (
 from lakehead.log import LogTablet
 from lakehead.protocol import messages as m
 from lakehead.server.incarnations import disown
+from lakehead.types import TableDescriptor
 
 FORMAT = 1
 """Version of ``backup.json``."""
@@ -93,7 +94,7 @@ def back_up(con: Connection, folder: str, destination: str, report: Report = lam
     folder, destination = os.path.realpath(folder), os.path.realpath(destination)
     data = _begin(folder, destination)
     before, published = _writers_acked(folder), _published(folder)
-    inside: dict[str, str] = {}
+    inside: dict[str, list[str]] = {}
     outside: list[str] = []
     copied: set[str] = set()
     for _ in range(_ATTEMPTS):
@@ -106,9 +107,8 @@ def back_up(con: Connection, folder: str, destination: str, report: Report = lam
             report(table.name)
             copied.add(table_id)
             with contextlib.suppress(TableNotFoundError):
-                pointer = _copy_table(table, folder, data)
-                if pointer is not None:
-                    inside[table_id] = pointer
+                if pointers := _copy_table(table, folder, data):
+                    inside[table_id] = pointers
                 elif table.describe()["lake"]:
                     outside.append(table_id)
     if inside:
@@ -117,7 +117,7 @@ def back_up(con: Connection, folder: str, destination: str, report: Report = lam
     kept = _copy_metadata(folder, data, before, published)
     _keep_tables(data, kept)
     if inside:
-        _point_catalog(data, [pointer for table_id, pointer in inside.items() if table_id in kept])
+        _point_catalog(data, [p for table_id, pointers in inside.items() if table_id in kept for p in pointers])
     names = {table_id: str(info.path) for table_id, info in kept.items()}
     lakes_outside = sorted(names[i] for i in outside if i in names)
     return _finish(destination, tuple(sorted(names.values())), tuple(lakes_outside))
@@ -185,9 +185,9 @@ def _opened(con: Connection, name: str) -> Table | None:
     return None
 
 
-def _copy_table(table: Table, folder: str, data: str) -> str | None:
-    """Copy the lake, then the log, so that the log is never behind; returns the lake's metadata file, None for a lake
-    outside the folder.
+def _copy_table(table: Table, folder: str, data: str) -> list[str]:
+    """Copy the lake, then what it keeps of the changelog, then the log, so that neither is behind; returns the metadata
+    files of the lake, none of one outside the folder.
 
     Files that the owner removes meanwhile, as it trims, cleans up and drops, make it begin anew, and so does a change
     of the table's columns.
@@ -198,11 +198,11 @@ def _copy_table(table: Table, folder: str, data: str) -> str | None:
         _remove_table(data, table)
         try:
             handle = handle.now()
-            pointer = _copy_lake(handle, folder, data)
+            pointers = [found for t in handle.desc.lake_tables if (found := _copy_lake(handle, t, folder, data))]
             handle.log.watermarks()
             for tablet in _tablet_folders(folder, table):
                 _copy_tablet(os.path.join(folder, tablet), os.path.join(data, tablet), table)
-            return pointer
+            return pointers
         except (FileNotFoundError, LakeFileMissingError, LakeStateError, SchemaChangedError) as e:
             last = e
             handle.log.watermarks()  # it may have been dropped
@@ -217,13 +217,13 @@ def _table_folder(table: Table) -> str:
     return f"tables/{desc.origin}-{desc.table_id[:8]}"
 
 
-def _lake_folder(table: Table) -> str:
-    desc = handle_of(table).desc
-    return f"lake/{desc.origin.database}/{desc.origin.table}-{desc.table_id}"
+def _lake_folders(table: Table) -> list[str]:
+    tables = handle_of(table).desc.lake_tables
+    return [f"lake/{t.origin.database}/{t.origin.table}-{t.table_id}" for t in tables]
 
 
 def _remove_table(data: str, table: Table) -> None:
-    for part in (_table_folder(table), _lake_folder(table)):
+    for part in (_table_folder(table), *_lake_folders(table)):
         LocalStorage().remove_tree(os.path.join(data, part))
 
 
@@ -247,11 +247,11 @@ def _copy_tablet(source: str, target: str, table: Table) -> None:
     LogTablet(LocalStorage(), target, segment_bytes=segment_bytes, epoch=_ANY_EPOCH).close()
 
 
-def _copy_lake(handle: TableHandle, folder: str, data: str) -> str | None:
-    """Copy all files of one version of the lake table; returns its metadata file, None when that lies outside."""
-    if handle.desc.lake is None:
+def _copy_lake(handle: TableHandle, side: TableDescriptor, folder: str, data: str) -> str | None:
+    """Copy all files of one version of a lake table; returns its metadata file, None when that lies outside."""
+    if side.lake is None:
         return None
-    info = handle.lake()
+    info = handle.lake(changelog=side is not handle.desc)
     inside = f"file://{folder}/lake/"
     if not info.metadata_location.startswith(inside) or os.path.realpath(f"{folder}/lake") != f"{folder}/lake":
         return None

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from lakehead.client.patience import Patience
 from lakehead.client.table import TableHandle
 from lakehead.errors import OffsetOutOfRangeError, SchemaChangedError, UnavailableError
-from lakehead.lake.records import outlives_log, read_records
+from lakehead.lake.records import first_record, outlives_log, read_records
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.protocol.messages import Stream, StreamHeader, TabletState
 from lakehead.types import (
@@ -108,10 +108,11 @@ class Feed:
             return self._position_at_time(tablet, start)
         if isinstance(start, Mapping) and tablet.key in start:
             return start[tablet.key]
-        if self._handle.desc.keyed and (start == "full" or tablet.log_start > 0):
+        first = first_record(self._handle.desc, tablet)
+        if self._handle.desc.keyed and (start == "full" or first > 0):
             self._live_first[tablet.key] = None
             return None
-        return 0 if self._over_lake else tablet.log_start
+        return first
 
     def _position_at_time(self, tablet: TabletState, at_us: int) -> int:
         if tablet.at_timestamp is None and not self._over_lake:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -16,10 +17,10 @@ from lakehead.errors import CommitConflictError, LakeheadError
 from lakehead.lake.formats import format_of
 from lakehead.lake.listing import files_table
 from lakehead.lake.pinned_lake import PinnedLake
-from lakehead.protocol.messages import LakeUse
+from lakehead.protocol.messages import LakeReply, LakeUse
 from lakehead.protocol.tiering import RoundInfo
 from lakehead.tiering.executor import here
-from lakehead.types import TIMESTAMP_TYPE, Epoch, Offset, TabletId, TabletKey
+from lakehead.types import TIMESTAMP_TYPE, Epoch, Offset, TableDescriptor, TabletId, TabletKey
 
 if TYPE_CHECKING:
     from lakehead.iceberg.version import IcebergTable
@@ -62,10 +63,11 @@ class TieringResult(Displayed):
 
 
 class TableLake(Displayed):
-    """The Iceberg table behind a table, as of each call."""
+    """The Iceberg table behind a table, or the one that keeps its changelog, as of each call."""
 
-    def __init__(self, handle: TableHandle) -> None:
+    def __init__(self, handle: TableHandle, *, changelog: bool = False) -> None:
         self._opened = handle
+        self._changelog = changelog
 
     @property
     def _handle(self) -> TableHandle:
@@ -74,38 +76,58 @@ class TableLake(Displayed):
         return self._opened
 
     def _facts(self) -> Mapping[str, object]:
-        desc = self._opened.desc
+        desc = _side(self._opened, changelog=self._changelog)
         return {"table": repr(str(desc.path)), "format": desc.lake, "freshness": desc.properties.to_user()["freshness"]}
 
     @property
     def metadata_location(self) -> str:
         """URI of the current Iceberg metadata file, which any Iceberg reader opens."""
-        return self._handle.lake().metadata_location
+        return self._info(self._handle).metadata_location
+
+    @property
+    def changelog(self) -> TableLake:
+        """The Iceberg table ``t$changelog`` beside the one of a keyed table that was made with
+        ``lake_changelog=True``: every record of the log that was tiered, ``__change_type`` among its columns.
+
+        Raises:
+            NoLakeError: the lake keeps no changelog.
+        """
+        _side(self._opened, changelog=True)
+        return TableLake(self._opened, changelog=True)
 
     def iceberg(self) -> IcebergTable:
         """The table in PyIceberg, opened through its catalog."""
         from lakehead.iceberg.iceberg_table import native_table
 
-        return native_table(_lake_of(self._handle))
+        return native_table(self._lake(self._handle))
+
+    def _info(self, handle: TableHandle) -> LakeReply:
+        return handle.lake(changelog=self._changelog)
+
+    def _desc(self, handle: TableHandle) -> TableDescriptor:
+        return _side(handle, changelog=self._changelog)
+
+    def _lake(self, handle: TableHandle) -> LakeTable:
+        return _lake_of(handle, changelog=self._changelog)
 
     def offsets(self) -> dict[TabletId, int]:
         """Exclusive end of what the lake holds, per tablet."""
         handle = self._handle
-        view = PinnedLake.current(handle.desc, handle.lake())
+        view = PinnedLake.current(self._desc(handle), self._info(handle))
         return {handle.desc.tablet_id(k): o for k, o in view.offsets.items()}
 
     def snapshots(self) -> pa.Table:
         """Lake snapshots, oldest first."""
         handle = self._handle
-        return format_of(handle.desc).at(handle.desc, handle.lake()).snapshots()
+        return format_of(handle.desc).at(self._desc(handle), self._info(handle)).snapshots()
 
     def files(self) -> pa.Table:
         """Data and delete files of the current lake snapshot."""
         handle = self._handle
-        return files_table(PinnedLake.current(handle.desc, handle.lake()).plan())
+        return files_table(PinnedLake.current(self._desc(handle), self._info(handle)).plan())
 
     def tier(self) -> TieringResult:
-        """One tiering round in this process; see `Connection.tier`."""
+        """One tiering round of the table in this process; see `Connection.tier`."""
         handle = self._handle
         result = tier_table(handle, _lake_of(handle), handle.log)
         offsets = {handle.desc.tablet_id(k): o for k, o in result.offsets.items()}
@@ -140,10 +162,10 @@ class TableLake(Displayed):
         from lakehead.tiering.compaction import CompactionResult, compact
 
         handle = self._handle
-        lake = _lake_of(handle)
+        lake, desc = self._lake(handle), self._desc(handle)
         done = CompactionResult(None, 0, 0, 0, True)
         while done.more:
-            new = compact(lake, handle.desc, handle.env)
+            new = compact(lake, desc, handle.env)
             done = CompactionResult(
                 new.snapshot_id or done.snapshot_id,
                 done.rows + new.rows,
@@ -175,7 +197,7 @@ class TableLake(Displayed):
 
         retention = Retention(keep, parse_duration_ms(older_than, "older_than") * 1000)
         handle = self._handle
-        found = expire(_lake_of(handle), retention, clock=handle.env.clock, in_use=lambda: _in_use(handle))
+        found = expire(self._lake(handle), retention, clock=handle.env.clock, in_use=lambda: _in_use(handle))
         if found.snapshots:
             _report(handle)
         return found
@@ -211,9 +233,14 @@ class TableLake(Displayed):
         return pa.Table.from_pylist([vars(o) for o in found], _ORPHANS_SCHEMA)
 
 
-def _lake_of(handle: TableHandle) -> LakeTable:
+def _side(handle: TableHandle, *, changelog: bool) -> TableDescriptor:
+    """What a lake table is called and has: the table's own, or that of its changelog."""
+    return handle.desc.require_changelog() if changelog else handle.desc
+
+
+def _lake_of(handle: TableHandle, *, changelog: bool = False) -> LakeTable:
     """The lake table, to commit to it."""
-    return format_of(handle.desc).open(handle.desc, handle.lake())
+    return format_of(handle.desc).open(_side(handle, changelog=changelog), handle.lake(changelog=changelog))
 
 
 def tier_table(
@@ -228,16 +255,23 @@ def tier_table(
 ) -> CommitResult:
     """One tiering round of a table, here or on Spark, and what follows its commit.
 
+    Where the lake keeps the changelog, its part is committed first: what the lake has of the table is always there.
+
     Args:
         source: the table's log, as the tasks reach it.
         executor_of, epoch, records_max: see `run_round`, and there for errors too.
         job: who runs it, for people.
     """
-    from lakehead.tiering.round import run_round
+    from lakehead.tiering.round import HeldBack, run_round
 
-    result = run_round(
-        lake, handle.desc, source, handle.env, executor_of=executor_of, epoch=epoch, records_max=records_max
-    )
+    run = functools.partial(run_round, env=handle.env, executor_of=executor_of, epoch=epoch, records_max=records_max)
+    if handle.desc.changelog is None:
+        result = run(lake, handle.desc, source)
+    else:
+        kept = run(_lake_of(handle, changelog=True), handle.desc.changelog, source)
+        result = run(lake, handle.desc, HeldBack(source, kept.offsets))
+        seconds = {"changelog": sum(kept.seconds.values()), **result.seconds}
+        result = replace(result, seconds=seconds, more=kept.more or result.more)
     if result.snapshot_id is not None:
         _report(
             handle,
@@ -288,13 +322,20 @@ def maintain_table(handle: TableHandle, lake: LakeTable, *, epoch: Epoch) -> boo
     from lakehead.tiering.expiry import expire
     from lakehead.tiering.expiry_plan import USUAL
 
-    done = compact(lake, handle.desc, handle.env, epoch=epoch)
-    expired = 0
-    if not done.more:
-        expired = expire(lake, USUAL, clock=handle.env.clock, in_use=lambda: _in_use(handle)).snapshots
-    if done.snapshot_id is not None or expired:
+    desc, more, changed = handle.desc, False, False
+    lakes = [(desc, lake)]
+    if desc.changelog is not None:
+        lakes.append((desc.changelog, _lake_of(handle, changelog=True)))
+    for side, table in lakes:
+        done = compact(table, side, handle.env, epoch=epoch)
+        changed |= done.snapshot_id is not None
+        more |= done.more
+        if not done.more:
+            expired = expire(table, USUAL, clock=handle.env.clock, in_use=lambda: _in_use(handle))
+            changed |= expired.snapshots > 0
+    if changed:
         _report(handle)
-    return done.more
+    return more
 
 
 def _in_use(handle: TableHandle) -> Iterator[LakeUse]:

@@ -26,14 +26,17 @@ from lakehead.api.pushdown import as_duckdb_means
 from lakehead.api.relation import INTERRUPTED, Reading, Relation, as_duckdb
 from lakehead.api.sandbox import Spill, catalog_name, make_duckdb, require_data
 from lakehead.api.statement import NamedTable, Statement, read_statement
-from lakehead.api.subscription import changelog_schema, named_changes
+from lakehead.api.subscription import changelog_schema
 from lakehead.api.table import Table, handle_of
 from lakehead.api.table_names import Suffix, suffix_of
 from lakehead.errors import InvalidRequestError, SchemaChangedError, SqlError, TableNotFoundError
+from lakehead.format.changes import named_changes
 from lakehead.lake.listing import files_table
+from lakehead.lake.records import read_log
 from lakehead.lake.union_read import Pin, UnionRead, pin_together
 from lakehead.predicate import parse_predicate
 from lakehead.predicate.read_spec import ReadSpec
+from lakehead.types import OFFSET_COLUMN
 
 _DEFAULT = "default"
 _ALTER_ATTEMPTS_MAX = 20
@@ -359,7 +362,7 @@ def _changelog(table: Table, pinned: Pin, reading: Reading) -> PushdownDataset:
         names = schema.names if where is not None else wanted
         projected = pa.schema([schema.field(c) for c in wanted])
         predicate = None if where is None else parse_predicate(as_duckdb_means(where, schema), schema)
-        for _, batch in handle.log.read_ranges(pinned.log, ReadSpec(tuple(names or ["__offset"])), lease=pinned.lease):
+        for batch in read_log(handle, pinned, ReadSpec(tuple(dict.fromkeys((*names, OFFSET_COLUMN))))):
             rows = named_changes(batch)
             yield _project(rows if predicate is None else predicate.filter(rows), projected)
 

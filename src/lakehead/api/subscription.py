@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -16,13 +15,13 @@ from lakehead.api.display import Displayed
 from lakehead.api.feed import Feed, FeedStart
 from lakehead.client.table import TableHandle
 from lakehead.errors import ColumnNotFoundError, InvalidRequestError
+from lakehead.format.changes import named_changes
 from lakehead.format.schema import nearest_name
 from lakehead.predicate import Predicate, parse_predicate
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.protocol.messages import Stream, StreamHeader
 from lakehead.types import (
     BUCKET_COLUMN,
-    CHANGE_SYMBOLS,
     CHANGE_TYPE_COLUMN,
     OFFSET_COLUMN,
     SYSTEM_FIELDS,
@@ -103,23 +102,9 @@ class Subscription(Displayed):
             stream.close()
 
 
-def named_changes(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Change types as the field writes them (``+I``), instead of the stored byte."""
-    at = rows.schema.get_field_index(CHANGE_TYPE_COLUMN)
-    if at < 0:
-        return rows
-    return rows.set_column(at, CHANGE_TYPE_COLUMN, _symbols().take(rows.column(at)))
-
-
 def changelog_schema(desc: TableDescriptor) -> pa.Schema:
     """Columns of ``t$changelog``: the table's, then `named_changes` and the system columns."""
     return pa.schema([*desc.schema, pa.field(CHANGE_TYPE_COLUMN, pa.string()), *SYSTEM_FIELDS])
-
-
-@functools.cache
-def _symbols() -> pa.Array:
-    # Made when first used: Arrow loads pandas, which takes most of a second, for the first array of Python values.
-    return pa.array(CHANGE_SYMBOLS)
 
 
 def chosen_columns(desc: TableDescriptor, columns: Sequence[str] | None) -> list[str]:

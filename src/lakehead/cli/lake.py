@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lakehead.cli.output import count_text, write_json, write_line, write_table
-from lakehead.cli.session import Session, TableArgument, command
+from lakehead.cli.session import Session, command
+
+if TYPE_CHECKING:
+    from lakehead.api.connection import Connection
+    from lakehead.api.lake import TableLake
 
 
 def register(app: typer.Typer) -> None:
@@ -19,10 +23,19 @@ def register(app: typer.Typer) -> None:
     app.add_typer(nouns, name="lake")
 
 
-def compact(session: Session, table: TableArgument) -> None:
+LakeArgument = Annotated[str, typer.Argument(metavar="TABLE", help="database.table, or database.table$changelog")]
+
+
+def _lake(con: Connection, name: str) -> TableLake:
+    table, _, suffix = name.partition("$")
+    lake = con.table(table if suffix == "changelog" else name).lake
+    return lake.changelog if suffix == "changelog" else lake
+
+
+def compact(session: Session, table: LakeArgument) -> None:
     """Write small files, and files with many deleted rows, anew."""
     with session.connect() as con:
-        done = con.table(table).lake.compact()
+        done = _lake(con, table).compact()
     if session.json:
         fields = {"rows": done.rows, "files_before": done.files_before, "files_after": done.files_after}
         write_json({"table": table, "snapshot_id": done.snapshot_id, **fields})
@@ -37,7 +50,7 @@ def compact(session: Session, table: TableArgument) -> None:
 
 def expire(
     session: Session,
-    table: TableArgument,
+    table: LakeArgument,
     older_than: Annotated[str, typer.Option(help="Age from which on a snapshot goes, such as 7d.")] = "7d",
     keep: Annotated[int, typer.Option(help="So many of the newest stay, whatever their age.")] = 20,
 ) -> None:
@@ -46,7 +59,7 @@ def expire(
     Time travel ends where the list does. What a running read, a branch or a tag needs stays.
     """
     with session.connect() as con:
-        found = con.table(table).lake.expire(older_than, keep=keep)
+        found = _lake(con, table).expire(older_than, keep=keep)
     if session.json:
         write_json({"table": table, "snapshots": found.snapshots, "files": found.files})
     else:
@@ -57,13 +70,13 @@ def expire(
 
 def orphans(
     session: Session,
-    table: TableArgument,
+    table: LakeArgument,
     older_than: Annotated[str, typer.Option(help="Age from which on a file may go, such as 1d.")] = "1d",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list them.")] = False,
 ) -> None:
     """Remove files in the table's lake folder that no lake snapshot names."""
     with session.connect() as con:
-        found = con.table(table).lake.remove_orphans(older_than, dry_run=dry_run).to_pylist()
+        found = _lake(con, table).remove_orphans(older_than, dry_run=dry_run).to_pylist()
     if session.json:
         files = [{**f, "modified": f["modified"].isoformat()} for f in found]
         write_json({"table": table, "removed": not dry_run, "files": files})

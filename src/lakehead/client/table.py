@@ -51,9 +51,9 @@ class TableHandle:
 
     # ---- lake -------------------------------------------------------------------------------------------------
 
-    def lake(self) -> m.LakeReply:
-        """Where the table's lake stands now."""
-        request = m.LakeInfo(table_id=self.desc.table_id, schema_id=self.desc.schema_id)
+    def lake(self, *, changelog: bool = False) -> m.LakeReply:
+        """Where the table's lake stands now, or what it keeps of the changelog."""
+        request = m.LakeInfo(table_id=self.desc.table_id, schema_id=self.desc.schema_id, changelog=changelog)
         return ask(self._server, self.env.clock, request)[0]
 
     def leased(self, lake: m.LakeUse | None) -> m.LeasedTable:

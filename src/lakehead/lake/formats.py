@@ -15,7 +15,7 @@ from lakehead.config import LakeConfig
 from lakehead.lake.lake_table import LakeTable
 from lakehead.protocol.messages import LakeReply
 from lakehead.server.lake_state import LakeOwner, LakeState
-from lakehead.types import TableDescriptor, TabletKey
+from lakehead.types import TableDescriptor, TabletKey, changelog_id
 
 _FORMATS = {"iceberg": "lakehead.iceberg.lake_format"}
 """Kinds, and the modules whose ``FORMAT`` they are."""
@@ -92,19 +92,23 @@ class LakesByKind:
 
     def create(self, desc: TableDescriptor) -> None:
         """See `LakeState.create`."""
-        self._of(desc).create(desc)
+        for table in desc.lake_tables:
+            self._of(desc).create(table)
 
     def require_alterable(self, desc: TableDescriptor) -> None:
         """See `LakeState.require_alterable`."""
-        self._of(desc).require_alterable(desc)
+        for table in desc.lake_tables:
+            self._of(desc).require_alterable(table)
 
     def require_free(self, desc: TableDescriptor, *, besides: Sequence[str]) -> None:
         """See `LakeState.require_free`."""
-        self._of(desc).require_free(desc, besides=besides)
+        for table in desc.lake_tables:
+            self._of(desc).require_free(table, besides=[*besides, *map(changelog_id, besides)])
 
     def drop(self, desc: TableDescriptor, *, purge: bool) -> None:
         """See `LakeState.drop`."""
-        self._of(desc).drop(desc, purge=purge)
+        for table in desc.lake_tables:
+            self._of(desc).drop(table, purge=purge)
 
     def info(self, desc: TableDescriptor) -> LakeReply:
         """See `LakeState.info`."""
@@ -112,12 +116,14 @@ class LakesByKind:
 
     def tiered_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
         """See `LakeState.tiered_offsets`."""
-        return self._of(desc).tiered_offsets(desc)
+        held = [self._of(desc).tiered_offsets(table) for table in desc.lake_tables]
+        return {key: max(h.get(key, 0) for h in held) for key in {k for h in held for k in h}}
 
     def adopt(self, desc: TableDescriptor, ends: Mapping[TabletKey, int]) -> bool:
         """See `LakeState.adopt`."""
-        return self._of(desc).adopt(desc, ends)
+        return any([self._of(desc).adopt(table, ends) for table in desc.lake_tables])
 
     def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
         """See `LakeState.proven_offsets`."""
-        return self._of(desc).proven_offsets(desc)
+        held = [self._of(desc).proven_offsets(table) for table in desc.lake_tables]
+        return {key: min(h.get(key, 0) for h in held) for key in held[0]}

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import pyarrow as pa
 
 from lakehead.client.table import TableHandle
 from lakehead.errors import LakeFileMissingError, LakeStateError, OffsetOutOfRangeError
+from lakehead.format.changes import coded_changes
 from lakehead.lake.history import read_history
 from lakehead.lake.pinned_lake import PinnedLake
-from lakehead.lake.union_read import OpenLake
+from lakehead.lake.union_read import OpenLake, Pin
 from lakehead.predicate.read_spec import ReadSpec
-from lakehead.types import OFFSET_COLUMN, TableDescriptor, TabletKey
+from lakehead.protocol.messages import TabletState
+from lakehead.types import CHANGE_TYPE_COLUMN, OFFSET_COLUMN, ChangeType, Offset, TableDescriptor, TabletKey
 
 
 def outlives_log(desc: TableDescriptor) -> bool:
-    """Whether the lake of a table holds every record of its log: one of a keyed table holds live rows."""
-    return desc.lake is not None and not desc.keyed
+    """Whether the lake of a table holds every record of its log: one of a keyed table holds live rows, and its
+    changelog if it was made so."""
+    return desc.lake is not None and (not desc.keyed or desc.changelog is not None)
+
+
+def first_record(desc: TableDescriptor, tablet: TabletState) -> Offset:
+    """Of which offset on the records of a tablet are there, in the log or in the lake."""
+    return 0 if outlives_log(desc) else tablet.log_start
+
+
+def records_lake(handle: TableHandle, *, open_lake: OpenLake = PinnedLake.at) -> tuple[PinnedLake, str]:
+    """The lake that holds every record of the log of such a table, as it is now, and its version's name."""
+    info = handle.lake(changelog=handle.desc.changelog is not None)
+    return open_lake(handle.desc.changelog or handle.desc, info, None), info.metadata_location
 
 
 def read_records(
@@ -52,8 +67,7 @@ def read_records(
             if not outlives_log(handle.desc):
                 raise
             trimmed = e
-        info = handle.lake()
-        lake = open_lake(handle.desc, info, None)
+        lake, version = records_lake(handle, open_lake=open_lake)
         held = min(lake.offsets.get(tablet, 0), end)
         if held <= at:
             raise LakeStateError(
@@ -63,15 +77,36 @@ def read_records(
             ) from trimmed
         began = at
         try:
-            for batch in read_history(lake, tablet, at, held, spec):
+            for batch in _history(lake, tablet, at, held, spec):
                 at = _after(batch)
                 yield batch
         except LakeFileMissingError:
             # A reader that takes its time outlasts the version it began with; a newer one holds the same records.
-            if at == began and handle.lake().metadata_location == info.metadata_location:
+            if at == began and records_lake(handle)[1] == version:
                 raise
             continue
         at = held
+
+
+def _history(lake: PinnedLake, tablet: TabletKey, start: int, end: int, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+    """`read_history` with change types as logs have them; each row of a log table's was appended."""
+    if CHANGE_TYPE_COLUMN in lake.desc.schema.names or CHANGE_TYPE_COLUMN not in spec.columns:
+        yield from map(coded_changes, read_history(lake, tablet, start, end, spec))
+        return
+    at = spec.columns.index(CHANGE_TYPE_COLUMN)
+    kept = replace(spec, columns=(*spec.columns[:at], *spec.columns[at + 1 :]))
+    for batch in read_history(lake, tablet, start, end, kept):
+        appended = pa.repeat(pa.scalar(ChangeType.APPEND, pa.int8()), batch.num_rows)
+        yield batch.add_column(at, CHANGE_TYPE_COLUMN, appended)
+
+
+def read_log(handle: TableHandle, pinned: Pin, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+    """All records as of a pin: what the log had trimmed by then from a lake that outlives it, then what is pinned."""
+    for tablet, (start, _) in pinned.log.items():
+        if outlives_log(handle.desc):
+            yield from read_records(handle, tablet, 0, start, spec)
+    for _, batch in handle.log.read_ranges(pinned.log, spec, lease=pinned.lease):
+        yield batch
 
 
 def read_all_records(

@@ -557,9 +557,14 @@ class LakeReply(Reply, frozen=True, kw_only=True):
 
 
 class LakeInfo(TableRequest[LakeReply], frozen=True, kw_only=True):
-    """Where the table's lake stands now."""
+    """Where the table's lake stands now.
+
+    Attributes:
+        changelog: of what its lake keeps of its changelog.
+    """
 
     privilege = Privilege.READ
+    changelog: bool = False
 
 
 class AdoptLake(TableRequest[NamesReply], frozen=True, kw_only=True):

@@ -60,7 +60,7 @@ class TableInfo(Message, frozen=True, kw_only=True):
             bucket_key=desc.bucket_key,
             buckets=desc.buckets,
             lake=desc.lake,
-            properties=dataclasses.asdict(desc.properties),
+            properties=_told(desc.properties),
             names=tuple(map(str, (*desc.former, desc.path)[1:])),
             comments=desc.comments,
         )
@@ -95,3 +95,11 @@ class TableInfo(Message, frozen=True, kw_only=True):
             former=names[:-1],
             comments=self.comments,
         )
+
+
+def _told(properties: TableProperties) -> dict[str, Any]:
+    """What came with a later version is left out where it is not used, so that earlier ones read the rest."""
+    told = dataclasses.asdict(properties)
+    if not properties.lake_changelog:
+        del told["lake_changelog"]
+    return told

@@ -102,6 +102,11 @@ class Definitions:
             properties=TableProperties.from_user(asked.properties.to_user()),
         )
         require_small_schema(desc.schemas.current.stored, self._limits.schema_bytes_max)
+        if desc.properties.lake_changelog and (desc.lake is None or not desc.keyed):
+            raise InvalidPropertyError(
+                f"lake_changelog=True is for tables with a primary key and a lake: {desc.path} has no"
+                f" {'lake' if desc.keyed else 'primary key, its lake keeps all that was appended'}"
+            )
         if desc.lake is not None and desc.lake not in (kinds := self._lake_state().kinds):
             known = " or ".join(map(repr, sorted(kinds)))
             raise InvalidPropertyError(f"lake={desc.lake!r} is not supported: use {known}, or None")
@@ -183,7 +188,8 @@ class Definitions:
     def _follow(self, desc: TableDescriptor) -> None:
         """Have the lake have the table's definition and name; what fails is done when the lake is asked for next."""
         try:
-            self._lake_state().info(desc)
+            for table in desc.lake_tables:
+                self._lake_state().info(table)
         except LakeheadError as e:
             _log.warning("the lake of %s follows the change of its table when it is asked for next: %s", desc.path, e)
 
@@ -332,7 +338,7 @@ class Definitions:
         self._fence()
         desc = self._lake_table(request.table_id)
         desc.require_schema(request.schema_id)
-        return self._lake_state().info(desc)
+        return self._lake_state().info(desc.require_changelog() if request.changelog else desc)
 
     def adopt_lake(self, request: m.AdoptLake) -> m.NamesReply:
         """See `AdoptLake`."""

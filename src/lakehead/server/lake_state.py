@@ -32,7 +32,11 @@ class LakeOwner(Protocol):
 
 
 class LakeState(Protocol):
-    """The lake tables of one server. Thread-safe."""
+    """The lakes of the tables of one server. Thread-safe.
+
+    A lake is one lake table, or two (`TableDescriptor.lake_tables`): what is asked of a table is asked of both, but for
+    `info`, which is of the one that is named.
+    """
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -90,7 +94,7 @@ class LakeState(Protocol):
         ...
 
     def tiered_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
-        """Exclusive end of what the lake holds, per tablet, read from the lake; nothing where it is another's."""
+        """Exclusive end of what the lake holds any of, per tablet, read from it; nothing where it is another's."""
         ...
 
     def adopt(self, desc: TableDescriptor, ends: Mapping[TabletKey, int]) -> bool:
@@ -104,7 +108,8 @@ class LakeState(Protocol):
         ...
 
     def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
-        """`tiered_offsets`, once every file that holds these rows was found with its size: a log may forget them.
+        """Exclusive end of what the lake holds all of, per tablet, once every file that holds these rows was found with
+        its size: a log may forget them.
 
         Raises:
             LakeFileMissingError: a file is not there.

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakehead.api.subscription import named_changes
 from lakehead.client.table import TableHandle
+from lakehead.format.changes import named_changes
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.lake.records import read_all_records
 from lakehead.lake.union_read import Pin, UnionRead

@@ -24,6 +24,7 @@ from lakehead.api.table import Table, handle_of
 from lakehead.api.table_names import Suffix
 from lakehead.format.read_as import cast_to
 from lakehead.lake.pinned_lake import PinnedLake
+from lakehead.lake.records import first_record
 from lakehead.lake.union_read import Pin, pin
 from lakehead.spark.connections import planned_handle, worker_table
 from lakehead.spark.options import ReadOptions, listing, wanted_columns
@@ -75,7 +76,7 @@ class LakeheadReader(DataSourceReader):
         if options.suffix in (Suffix.SNAPSHOTS, Suffix.FILES):
             return [InputPartition(options.suffix)]
         if options.changelog:
-            ranges = {t.key: (t.log_start, t.high_watermark) for t in handle.log.tablets()}
+            ranges = {t.key: (first_record(handle.desc, t), t.high_watermark) for t in handle.log.tablets()}
             return [InputPartition(p) for p in record_parts(handle.desc, ranges)]
         if options.ranges is not None:
             at = options.snapshot

@@ -28,7 +28,7 @@ from lakehead.errors import (
 )
 from lakehead.format.read_as import cast_to
 from lakehead.lake.pinned_lake import PinnedLake
-from lakehead.lake.records import outlives_log, read_records
+from lakehead.lake.records import first_record, outlives_log, read_records, records_lake
 from lakehead.lake.union_read import Pin, pin
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.protocol.messages import TabletState
@@ -286,10 +286,10 @@ def _first_offset(handle: TableHandle, options: ReadOptions) -> StreamOffset:
             at[key] = _offset_at(handle, tablet, since_us)
         elif isinstance(start, Mapping) and key in start:
             at[key] = start[key]
-        elif desc.keyed and (start == "full" or tablet.log_start > 0):
+        elif desc.keyed and (start == "full" or first_record(desc, tablet) > 0):
             live.add(key)
         else:
-            at[key] = 0 if outlives_log(desc) else tablet.log_start
+            at[key] = first_record(desc, tablet)
         if isinstance(start, Mapping):
             _require_readable(handle, start, tablet)
     if isinstance(start, Mapping) and (unknown := sorted(start.keys() - at.keys())):
@@ -307,7 +307,7 @@ def _live_now(handle: TableHandle, tablets: set[TabletKey]) -> LiveRows | None:
 
 
 def _require_readable(handle: TableHandle, start: Mapping[TabletKey, int], tablet: TabletState) -> None:
-    first = 0 if outlives_log(handle.desc) else tablet.log_start
+    first = first_record(handle.desc, tablet)
     if not first <= start.get(tablet.key, first) <= tablet.high_watermark:
         raise OffsetOutOfRangeError(
             f"option start wants offset {start[tablet.key]} of {handle.desc.path} tablet {tablet.key}, which holds"
@@ -330,7 +330,7 @@ def _offset_at(handle: TableHandle, tablet: TabletState, since_us: int) -> int:
             log_start_offset=tablet.log_start,
             high_watermark=tablet.high_watermark,
         )
-    lake = PinnedLake.current(desc, handle.lake())
+    lake, _ = records_lake(handle)
     spec, wanted = ReadSpec((OFFSET_COLUMN, TIMESTAMP_COLUMN)), pa.scalar(since_us, TIMESTAMP_TYPE)
     low, high = 0, tablet.log_start
     while low < high:

@@ -12,11 +12,13 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import pyarrow as pa
 from pyspark.errors import PySparkException
 
-from lakehead.api.subscription import changelog_schema, named_changes
+from lakehead.api.subscription import changelog_schema
 from lakehead.api.table import Table, handle_of
 from lakehead.api.table_names import Suffix, TableName, find_names, find_tables, replace_names, suffix_of
 from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import InvalidRequestError, SqlError
+from lakehead.format.changes import named_changes
+from lakehead.lake.records import first_record, read_all_records
 from lakehead.lake.union_read import Moment
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.spark.connections import connection_of
@@ -77,11 +79,9 @@ def _listing(spark: SparkSession, table: Table, suffix: Suffix) -> DataFrame:
 
 def _changelog(spark: SparkSession, table: Table) -> DataFrame:
     handle = handle_of(table)
-    ranges = {t.key: (t.log_start, t.high_watermark) for t in handle.log.tablets()}
+    ranges = {t.key: (first_record(handle.desc, t), t.high_watermark) for t in handle.log.tablets()}
     schema = changelog_schema(handle.desc)
-    return _frame(
-        spark, schema, (named_changes(b) for _, b in handle.log.read_ranges(ranges, ReadSpec(tuple(schema.names))))
-    )
+    return _frame(spark, schema, map(named_changes, read_all_records(handle, ranges, ReadSpec(tuple(schema.names)))))
 
 
 def _frame(spark: SparkSession, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> DataFrame:

@@ -8,7 +8,7 @@ the newest mark is exactly where the plan begins. Whoever gets `CommitConflictEr
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from lakehead.errors import (
     OffsetOutOfRangeError,
     TieringFencedError,
 )
+from lakehead.format.changes import named_changes
 from lakehead.lake.census import check_rows
 from lakehead.lake.lake_table import DataWriter, LakeTable, WrittenFile
 from lakehead.lake.marks import CLEANUP, LakeVersion, mark_of
@@ -50,6 +51,24 @@ class TaskResult:
 
     rows: int
     files: tuple[WrittenFile, ...]
+
+
+@dataclass(frozen=True)
+class HeldBack:
+    """A `HotSource` that ends at these offsets, where it does not end before."""
+
+    source: HotSource
+    ends: Mapping[TabletKey, int]
+
+    def watermarks(self) -> Mapping[TabletKey, tuple[int, int]]:
+        """See `HotSource.watermarks`."""
+        return {k: (start, min(end, self.ends.get(k, 0))) for k, (start, end) in self.source.watermarks().items()}
+
+    def read(
+        self, tablet: TabletKey, start: int, end: int, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """See `HotSource.read`."""
+        return self.source.read(tablet, start, end, columns)
 
 
 class _Stopwatch:
@@ -216,7 +235,8 @@ def _live_batches(task: TieringTask, source: HotSource) -> Iterator[pa.RecordBat
         if task.keyed:
             live = live_rows(_numbers(batch, CHANGE_TYPE_COLUMN), offsets, task.superseded)
             batch = batch if live.all() else batch.filter(pa.array(live))
-        rows = batch.drop_columns([c for c in (CHANGE_TYPE_COLUMN, PREV_OFFSET_COLUMN) if c in batch.schema.names])
+        told = (PREV_OFFSET_COLUMN,) if task.changes else (CHANGE_TYPE_COLUMN, PREV_OFFSET_COLUMN)
+        rows = named_changes(batch.drop_columns([c for c in told if c in batch.schema.names]))
         if BUCKET_COLUMN not in rows.schema.names:
             rows = rows.append_column(BUCKET_COLUMN, pa.repeat(pa.scalar(task.tablet.bucket, pa.int32()), len(rows)))
         yield rows

@@ -16,7 +16,7 @@ from lakehead.errors import InvalidRequestError, LakeStateError
 from lakehead.lake.lake_table import LakeFile
 from lakehead.lake.marks import LakeMark
 from lakehead.log.netchange import NO_OFFSETS, Offsets, between
-from lakehead.types import Epoch, TableDescriptor, TabletKey
+from lakehead.types import CHANGE_TYPE_COLUMN, Epoch, TableDescriptor, TabletKey
 
 ROWS_PER_TASK = 1 << 20
 
@@ -45,7 +45,8 @@ class TieringTask:
     """Log offsets ``[start, end)`` of one tablet to write to the lake.
 
     Attributes:
-        keyed: whether the log is a changelog.
+        keyed: whether the log is a changelog, of which the live rows are wanted.
+        changes: whether every record is wanted, with its change type.
         superseded: offsets in ``[start, end)`` whose rows are replaced within the round; sorted.
     """
 
@@ -53,6 +54,7 @@ class TieringTask:
     start: int
     end: int
     keyed: bool
+    changes: bool = False
     superseded: Offsets = field(default_factory=lambda: NO_OFFSETS)
 
 
@@ -155,7 +157,7 @@ def plan_round(
             ranges[tablet] = (start, high_watermark)
     taken = ranges if records_max is None else _oldest(ranges, records_max)
     tasks = tuple(
-        TieringTask(tablet, at, until, desc.keyed)
+        TieringTask(tablet, at, until, desc.keyed, CHANGE_TYPE_COLUMN in desc.schema.names)
         for tablet, (start, end) in taken.items()
         for at, until in _cut(start, end, rows_per_task)
     )

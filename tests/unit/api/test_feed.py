@@ -58,8 +58,8 @@ class Client:
         self.asked += 1
         return [TabletState(partition="", bucket=0, log_start=start, high_watermark=12, rows=0)]
 
-    def lake(self) -> None:
-        return None
+    def lake(self, *, changelog: bool = False) -> Any:
+        return SimpleNamespace(metadata_location="")
 
     def read_ranges(
         self, ranges: Mapping[TabletKey, tuple[int, int]], spec: ReadSpec

@@ -42,7 +42,7 @@ class Client:
     kept: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
 
-    def lake(self) -> LakeReply:
+    def lake(self, *, changelog: bool = False) -> LakeReply:
         location = str(min(self.asked, len(self.views) - 1))
         return LakeReply(metadata_location=location, catalog_name="", catalog_properties={}, storage_properties={})
 
