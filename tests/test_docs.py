@@ -270,6 +270,7 @@ GENERATED = {
     "errors": errors_table,
     "table-properties": lambda: settings_table(config.TableProperties, names="property"),
     "server-settings": lambda: settings_table(config.ServerConfig, names="setting"),
+    "oidc-settings": lambda: settings_table(config.OidcConfig, names="setting"),
     "lake-settings": lambda: settings_table(config.LakeConfig, names="setting"),
     "limits": lambda: settings_table(config.Limits, names="limit"),
 }

@@ -216,8 +216,10 @@ DOORS = {
     "lakehead.api.scan": "polars",
     "lakehead.api.status": "lakehead.lake.pinned_lake",
     "lakehead.config": "tomllib",
+    "lakehead.env.https": "http.client ssl",
     "lakehead.env.tls": "ssl",
     "lakehead.predicate": "lakehead.predicate.sql",
+    "lakehead.server.signatures": "jwt",
     "lakehead.server.tablet": "lakehead.kv",
     "lakehead.spark": "lakehead.spark.change_feed lakehead.spark.key_join lakehead.spark.lag lakehead.spark.launch"
     " lakehead.spark.layers lakehead.spark.table_names lakehead.spark.tiering",

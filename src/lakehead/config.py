@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from lakehead.errors import InvalidPropertyError
 
@@ -225,6 +226,41 @@ class LakeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OidcConfig:
+    """Whose signed tokens (OpenID Connect, OAuth 2) callers may come by.
+
+    Attributes:
+        issuer: who signs them, as their ``iss`` says, letter by letter.
+        audience: what they must be for, as their ``aud`` says: a name of this server alone.
+        jwks: address of the issuer's keys; https, or http on loopback.
+        claim: which of their claims names the caller; that of ``oidc:`` and its text is the principal. ``email`` counts
+            where ``email_verified`` is true.
+    """
+
+    issuer: str = ""
+    audience: str = ""
+    jwks: str = ""
+    claim: str = "sub"
+
+    def __post_init__(self) -> None:
+        """Raises: InvalidPropertyError: something is missing, or the keys would come by a network in the clear."""
+        missing = [f.name for f in dataclasses.fields(self) if not getattr(self, f.name)]
+        if missing and len(missing) < 3:
+            raise InvalidPropertyError(f"[oidc] needs {' and '.join(missing)}, too: issuer, audience and jwks")
+        if missing:
+            return
+        try:
+            parts = urlsplit(self.jwks)
+            host, _ = parts.hostname, parts.port
+        except ValueError:
+            host = None
+        if not host or parts.username is not None or parts.scheme not in ("https", "http"):
+            raise InvalidPropertyError(f"[oidc] jwks = {self.jwks!r} is no address: write https://host/path")
+        if parts.scheme == "http" and not is_loopback(host):
+            raise InvalidPropertyError(f"[oidc] jwks = {self.jwks!r} could be changed on its way: write https://")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerConfig:
     """Settings of one server process.
 
@@ -237,6 +273,7 @@ class ServerConfig:
         tls_client_ca: PEM file of the authority whose certificates clients must have; None asks for none.
         audit: file to which each request is written, as a line of JSON; None writes none.
         audit_bytes: size at which that file is put aside; ten such files are kept.
+        oidc: whose signed tokens callers may come by.
         lake: where lake tables live.
         limits: bounds on requests.
     """
@@ -249,12 +286,17 @@ class ServerConfig:
     tls_client_ca: str | None = None
     audit: str | None = None
     audit_bytes: int = 64 << 20
+    oidc: OidcConfig = dataclasses.field(default_factory=OidcConfig)
     lake: LakeConfig = dataclasses.field(default_factory=LakeConfig)
     limits: Limits = dataclasses.field(default_factory=Limits)
 
 
 _TLS = ("tls_cert", "tls_key", "tls_client_ca")
-_SETTINGS = {"server": ("listen", "token", *_TLS, "insecure", "audit", "audit_bytes"), "lake": ("name", "catalog")}
+_SETTINGS: dict[str, tuple[str, ...]] = {
+    "server": ("listen", "token", *_TLS, "insecure", "audit", "audit_bytes"),
+    "oidc": ("issuer", "audience", "jwks", "claim"),
+    "lake": ("name", "catalog"),
+}
 _ENVIRONMENT = {
     ("server", "listen"): "LAKEHEAD_LISTEN",
     ("server", "token"): "LAKEHEAD_TOKEN",
@@ -264,6 +306,17 @@ ENVIRONMENT = frozenset(_ENVIRONMENT.values())
 DEFAULT_LISTEN = "127.0.0.1:9123"
 TOKEN_PREFIX = "lh_"
 """With which a principal's token begins, ``lh_<id>_<secret>``, and a server's own never."""
+
+
+def is_signed(token: str) -> bool:
+    """Whether it has the form of a JSON Web Token, which says itself whose it is."""
+    return token.startswith("eyJ") and token.count(".") == 2
+
+
+def names_principal(token: str) -> bool:
+    """Whether it is a principal's token by its form, and so never a server's own: it is worth as much at another
+    server of the folder, and who is refused with it is not to try another."""
+    return token.startswith(TOKEN_PREFIX) or is_signed(token)
 
 
 def _no_files(path: str) -> str:
@@ -279,11 +332,11 @@ def load(
 ) -> ServerConfig:
     """Settings of a server: defaults, overridden by TOML text, by the environment, by flags (None: not given).
 
-    TOML has ``[server] listen, token, tls_cert, tls_key, tls_client_ca, insecure, audit, audit_bytes`` and ``[lake]
-    name, catalog``, in whose texts ``${env:NAME}`` stands for a variable and ``${file:/path}`` for what a file says
-    that only this user, or root, can read; the environment ``LAKEHEAD_LISTEN``, ``LAKEHEAD_TOKEN`` and
-    ``LAKEHEAD_LAKE_NAME``; flags all of ``[server]`` but the token. ``insecure`` lets a server be reached from other
-    machines without TLS.
+    TOML has ``[server] listen, token, tls_cert, tls_key, tls_client_ca, insecure, audit, audit_bytes``, ``[oidc]
+    issuer, audience, jwks, claim`` and ``[lake] name, catalog``, in whose texts ``${env:NAME}`` stands for a variable
+    and ``${file:/path}`` for what a file says that only this user, or root, can read; the environment
+    ``LAKEHEAD_LISTEN``, ``LAKEHEAD_TOKEN`` and ``LAKEHEAD_LAKE_NAME``; flags all of ``[server]`` but the token.
+    ``insecure`` lets a server be reached from other machines without TLS.
 
     Args:
         source: where the TOML comes from, for messages.
@@ -299,21 +352,27 @@ def load(
     values |= {("server", name): value for name, value in flags.items() if value is not None}
     host, port = parse_listen(values.get(("server", "listen"), DEFAULT_LISTEN))
     token = values.get(("server", "token"))
-    if token is not None and token.startswith(TOKEN_PREFIX):
+    if token is not None and names_principal(token):
         raise InvalidPropertyError(
-            f"a token that begins with {TOKEN_PREFIX} is a principal's, and this one would be the server's own, which"
-            " may do all: set another, or unset LAKEHEAD_TOKEN"
+            f"a token that begins with {TOKEN_PREFIX}, or is signed, is a principal's, and this one would be the"
+            " server's own, which may do all: set another, or unset LAKEHEAD_TOKEN"
         )
     tls: dict[str, Any] = {name: values.get(("server", name)) for name in _TLS}
     _require_whole(tls)
     if tls["tls_cert"] is None and not is_loopback(host):
         _require_insecure(f"listen={host}:{port} can be reached from other machines", token, values)
-    lake = {name: values["lake", name] for name in _SETTINGS["lake"] if ("lake", name) in values}
+    lake, oidc = (
+        {name: values[section, name] for name in _SETTINGS[section] if (section, name) in values}
+        for section in ("lake", "oidc")
+    )
+    if oidc and "issuer" not in oidc:
+        raise InvalidPropertyError("[oidc] needs an issuer, an audience and jwks")
     size = parse_size_bytes(values.get(("server", "audit_bytes"), ServerConfig.audit_bytes), "audit_bytes")
     audit = values.get(("server", "audit"))
     return ServerConfig(
-        host=host, port=port, token=token, lake=LakeConfig(**lake), audit=audit, audit_bytes=size, **tls
-    )
+        host=host, port=port, token=token, lake=LakeConfig(**lake), oidc=OidcConfig(**oidc), audit=audit,
+        audit_bytes=size, **tls,
+    )  # fmt: skip
 
 
 def _require_whole(tls: Mapping[str, str | None]) -> None:

@@ -24,7 +24,7 @@ from lakehead.client.leases import Leases
 from lakehead.client.patience import ask
 from lakehead.client.routes import OneServer
 from lakehead.client.table import TableHandle
-from lakehead.config import TOKEN_PREFIX, LakeConfig, Limits, TableProperties
+from lakehead.config import LakeConfig, Limits, TableProperties, names_principal
 from lakehead.env import Env
 from lakehead.env.credentials import FoundToken, local_host
 from lakehead.env.interrupts import shielded
@@ -142,7 +142,7 @@ def reopened(con: Connection) -> Connection:
     A principal's token is worth as much as before, and nobody takes another for it: that may be one of who may do all.
     """
     token, tls = con._given
-    return open_server(con.uri, token=token if token and token.startswith(TOKEN_PREFIX) else None, tls=tls)
+    return open_server(con.uri, token=token if token and names_principal(token) else None, tls=tls)
 
 
 def parse_uri(uri: str) -> tuple[str, int]:

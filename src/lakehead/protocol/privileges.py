@@ -71,8 +71,10 @@ Target: TypeAlias = str | TablePath | Database | None
 """A table, by id or by path, a database, or, where it is None, anything at all."""
 
 ROLE = "role:"
+SIGNED = "oidc:"
+"""With which names begin that a signed token says, and no others."""
 _DATABASE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_PRINCIPAL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@/:+-]{0,254}")
+_PRINCIPAL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@/:+|-]{0,254}")
 
 
 def parse_scope(text: str) -> Database | TablePath:
@@ -96,9 +98,16 @@ def require_principal(name: str) -> str:
     """
     if name.startswith(ROLE) or not _PRINCIPAL.fullmatch(name):
         raise InvalidRequestError(
-            f"{name!r} is no name of a principal: use up to 255 letters, digits and _.@/:+-, not beginning with {ROLE}"
+            f"{name!r} is no name of a principal: use up to 255 letters, digits and _.@/:+|-, not beginning with {ROLE}"
         )
     return name
+
+
+def require_unsigned(name: str) -> str:
+    """The name, if it is one that a principal can have without a signed token; raises as `require_principal`."""
+    if name.startswith(SIGNED):
+        raise InvalidRequestError(f"{name!r} is who has a signed token that says so, and has no other: grant to it")
+    return require_principal(name)
 
 
 def require_role(name: str) -> str:

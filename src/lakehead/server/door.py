@@ -1,4 +1,4 @@
-"""Who is let in, and as whom: by the server's token, by a principal's, or by a certificate."""
+"""Who is let in, and as whom: by the server's token, by a principal's, by a signed one, or by a certificate."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import hmac
 import logging
 from typing import NoReturn
 
-from lakehead.config import TOKEN_PREFIX
+from lakehead.config import TOKEN_PREFIX, is_signed
 from lakehead.env import Env
 from lakehead.errors import AuthenticationError, InvalidRequestError
-from lakehead.protocol.privileges import require_principal
+from lakehead.protocol.privileges import require_unsigned
 from lakehead.server.access import TOKEN_HOLDER, Caller
 from lakehead.server.audit import Audit
 from lakehead.server.principals import Principals
+from lakehead.server.signatures import Signatures
 
 _FORGOTTEN_SECONDS = 60.0
 _FIRST_WAIT_SECONDS = 0.01
@@ -30,11 +31,20 @@ class Door:
     a few wait at a time, so that they take no threads from others; who has a secret that is right never does.
     """
 
-    def __init__(self, token: str, principals: Principals, env: Env, audit: Audit | None = None) -> None:
+    def __init__(
+        self,
+        token: str,
+        principals: Principals,
+        env: Env,
+        audit: Audit | None = None,
+        signatures: Signatures | None = None,
+    ) -> None:
+        """``signatures`` tells whose signed tokens are; None lets nobody in by one."""
         self._digest = _digest(token)
         self._principals = principals
         self._clock = env.clock
         self._audit = audit
+        self._signatures = signatures
         self._lock = env.threads.lock()
         self._failed: dict[str, tuple[int, float]] = {}
         self._waiting = 0
@@ -64,10 +74,12 @@ class Door:
                 return TOKEN_HOLDER
             if token.startswith(TOKEN_PREFIX):
                 return self._principals.by_token(token)
+            if self._signatures is not None and is_signed(token):
+                return self._principals.by_signature(*self._signatures.signed(token))
             raise AuthenticationError("the token is unknown")
         if "://" in certificate:
             try:
-                return self._principals.by_certificate(require_principal(certificate))
+                return self._principals.by_certificate(require_unsigned(certificate))
             except InvalidRequestError as e:
                 raise AuthenticationError("the first name of the certificate is none that a principal can have") from e
         raise AuthenticationError("there is no token, and no certificate whose first name is a URI")

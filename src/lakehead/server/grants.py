@@ -34,6 +34,7 @@ from lakehead.protocol.privileges import (
     require_grantee,
     require_principal,
     require_role,
+    require_unsigned,
 )
 from lakehead.server.access import Caller, may
 from lakehead.server.catalog import AddToken, GiveRole, GrantPrivileges, RemoveToken, RevokePrivileges, TakeRole
@@ -56,7 +57,7 @@ class Grants:
 
     def create_token(self, request: CreateToken) -> TokenReply:
         """See `CreateToken`."""
-        principal = require_principal(request.principal)
+        principal = require_unsigned(request.principal)
         token_id, secret = self._randomness.uuid_hex()[:_ID_DIGITS], self._randomness.token()
         now = self._clock.now_us()
         expires = None if request.seconds is None else now + int(request.seconds * 1_000_000)

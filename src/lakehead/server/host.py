@@ -11,6 +11,7 @@ from lakehead.env import Env
 from lakehead.env.credentials import KeptToken
 from lakehead.env.descriptors import raise_descriptors
 from lakehead.env.folder_lock import FolderLock
+from lakehead.env.https import fetch
 from lakehead.env.place import Place
 from lakehead.env.rotated_file import RotatedFile
 from lakehead.env.tls import read_tls
@@ -21,6 +22,7 @@ from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.flight import FlightServer
 from lakehead.server.lake_state import LakeState
 from lakehead.server.service import Service
+from lakehead.server.signatures import Signatures
 
 _MAINTENANCE_SECONDS = 2.0
 _LOOPBACK = "127.0.0.1"
@@ -50,8 +52,8 @@ class ServerHost:
         Raises:
             UnsupportedFormatError: a newer version wrote the folder.
             StorageError: it cannot be written.
-            InvalidRequestError: the address cannot be listened on, a certificate is none, or another process writes to
-                the file of the audit.
+            InvalidRequestError: the address cannot be listened on, a certificate is none, another process writes to the
+                file of the audit, or what signed tokens need is not installed.
         """
         self._lock = lock
         self._clock = env.clock
@@ -83,7 +85,8 @@ class ServerHost:
             if config.audit is not None:
                 file = RotatedFile(config.audit, bytes_max=config.audit_bytes, kept=FILES_KEPT)
                 self._audit = Audit(file, env.clock, self.service.principals.table_name)
-            door = Door(self.token, self.service.principals, env, self._audit)
+            signatures = Signatures(config.oidc, env, fetch) if config.oidc.issuer else None
+            door = Door(self.token, self.service.principals, env, self._audit, signatures)
             ways = [(config.host, config.port, tls)] + ([] if tls is None else [(_LOOPBACK, 0, None)])
             for host, port, how in ways:
                 listening = FlightServer(

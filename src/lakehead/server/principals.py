@@ -107,8 +107,12 @@ class Principals:
         """Who has a certificate of this name, which an authority that the server trusts has signed."""
         return self._caller(name, None)
 
-    def _caller(self, name: str, token_id: str | None) -> Caller:
-        return Caller(name, frozenset(), principal=name, rights=_OfPrincipal(self, name, token_id))
+    def by_signature(self, name: str, until_us: int) -> Caller:
+        """Who has a token with this name, which an issuer that the server trusts has signed; until then."""
+        return self._caller(name, None, until_us)
+
+    def _caller(self, name: str, token_id: str | None, until_us: int | None = None) -> Caller:
+        return Caller(name, frozenset(), principal=name, rights=_OfPrincipal(self, name, token_id, until_us))
 
     def rights(self, name: str) -> GrantedRights:
         """What a principal may do now."""
@@ -144,19 +148,27 @@ class Principals:
         self._require_young(token)
 
     def _require_young(self, token: Token) -> None:
-        if token.expires_us is not None and self._clock.now_us() >= token.expires_us:
-            raise AuthenticationError("the token has expired: ask who runs the server for another")
+        if token.expires_us is not None:
+            self.require_before(token.expires_us)
+
+    def require_before(self, until_us: int) -> None:
+        """Return if it is not yet that moment; raises as `require_valid`."""
+        if self._clock.now_us() >= until_us:
+            raise AuthenticationError("the token has expired: ask who gave it to you for another")
 
 
 class _OfPrincipal:
     """What somebody may do who came by a token, as long as that is worth something, or by a certificate."""
 
-    def __init__(self, principals: Principals, name: str, token_id: str | None) -> None:
+    def __init__(self, principals: Principals, name: str, token_id: str | None, until_us: int | None) -> None:
         self._principals = principals
         self._name = name
         self._token_id = token_id
+        self._until_us = until_us
 
     def allow(self, privilege: Privilege, target: Target) -> bool:
         if self._token_id is not None:
             self._principals.require_valid(self._token_id)
+        if self._until_us is not None:
+            self._principals.require_before(self._until_us)
         return self._principals.rights(self._name).allow(privilege, target)

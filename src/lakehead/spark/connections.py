@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from lakehead.api.connection import Connection, connect, open_server
 from lakehead.api.table import Table, handle_of
 from lakehead.client.table import TableHandle
-from lakehead.config import TOKEN_PREFIX
+from lakehead.config import names_principal
 from lakehead.env.forks import keep
 from lakehead.env.tls import Tls
 from lakehead.errors import (
@@ -119,7 +119,7 @@ def _connected(uri: str) -> Connection:
     try:
         return open_server(uri, token=token, tls=tls)
     except AuthenticationError:
-        if token is not None and token.startswith(TOKEN_PREFIX):
+        if token is not None and names_principal(token):
             raise  # what is found instead may be of who may do more
         # The server was restarted with another one: on its machine it stands in this user's files.
         return open_server(uri, token=None, tls=tls)

@@ -93,3 +93,8 @@ def test_failures_of_one_host_do_not_slow_another_and_are_forgotten(door: Door, 
     assert len(door._failed) <= 1024
     time.now += 61
     assert round(waited("ipv4:2.2.2.2:1"), 3) == 0.01
+
+
+def test_no_certificate_has_the_name_of_an_account(door: Door) -> None:
+    with pytest.raises(AuthenticationError):
+        door.let_in(None, "oidc://lake.test/etl", "ipv4:127.0.0.1:1")
