@@ -14,7 +14,7 @@ from lakehead.lake.history import read_history
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.lake.union_read import OpenLake, Pin
 from lakehead.predicate.read_spec import ReadSpec
-from lakehead.protocol.messages import TabletState
+from lakehead.protocol.messages import LakeReply, TabletState
 from lakehead.types import CHANGE_TYPE_COLUMN, OFFSET_COLUMN, ChangeType, Offset, TableDescriptor, TabletKey
 
 
@@ -29,10 +29,13 @@ def first_record(desc: TableDescriptor, tablet: TabletState) -> Offset:
     return 0 if outlives_log(desc) else tablet.log_start
 
 
-def records_lake(handle: TableHandle, *, open_lake: OpenLake = PinnedLake.at) -> tuple[PinnedLake, str]:
-    """The lake that holds every record of the log of such a table, as it is now, and its version's name."""
-    info = handle.lake(changelog=handle.desc.changelog is not None)
-    return open_lake(handle.desc.changelog or handle.desc, info, None), info.metadata_location
+def records_lake(handle: TableHandle) -> PinnedLake:
+    """The lake that holds every record of the log of such a table, as it is now."""
+    return PinnedLake.current(handle.desc.changelog or handle.desc, _records_info(handle))
+
+
+def _records_info(handle: TableHandle) -> LakeReply:
+    return handle.lake(changelog=handle.desc.changelog is not None)
 
 
 def read_records(
@@ -67,7 +70,8 @@ def read_records(
             if not outlives_log(handle.desc):
                 raise
             trimmed = e
-        lake, version = records_lake(handle, open_lake=open_lake)
+        info = _records_info(handle)
+        lake = open_lake(handle.desc.changelog or handle.desc, info, None)
         held = min(lake.offsets.get(tablet, 0), end)
         if held <= at:
             raise LakeStateError(
@@ -82,7 +86,7 @@ def read_records(
                 yield batch
         except LakeFileMissingError:
             # A reader that takes its time outlasts the version it began with; a newer one holds the same records.
-            if at == began and records_lake(handle)[1] == version:
+            if at == began and _records_info(handle).metadata_location == info.metadata_location:
                 raise
             continue
         at = held
@@ -90,7 +94,7 @@ def read_records(
 
 def _history(lake: PinnedLake, tablet: TabletKey, start: int, end: int, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
     """`read_history` with change types as logs have them; each row of a log table's was appended."""
-    if CHANGE_TYPE_COLUMN in lake.desc.schema.names or CHANGE_TYPE_COLUMN not in spec.columns:
+    if CHANGE_TYPE_COLUMN not in spec.columns or CHANGE_TYPE_COLUMN in lake.desc.schema.names:
         yield from map(coded_changes, read_history(lake, tablet, start, end, spec))
         return
     at = spec.columns.index(CHANGE_TYPE_COLUMN)

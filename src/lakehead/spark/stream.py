@@ -330,7 +330,7 @@ def _offset_at(handle: TableHandle, tablet: TabletState, since_us: int) -> int:
             log_start_offset=tablet.log_start,
             high_watermark=tablet.high_watermark,
         )
-    lake, _ = records_lake(handle)
+    lake = records_lake(handle)
     spec, wanted = ReadSpec((OFFSET_COLUMN, TIMESTAMP_COLUMN)), pa.scalar(since_us, TIMESTAMP_TYPE)
     low, high = 0, tablet.log_start
     while low < high:

@@ -60,7 +60,9 @@ def read(log: Log, lakes: Sequence[int], monkeypatch: pytest.MonkeyPatch, desc: 
         return SimpleNamespace(offsets={TABLET: ends.pop(0) if len(ends) > 1 else ends[0]})
 
     monkeypatch.setattr(records, "read_history", history)
-    handle: Any = SimpleNamespace(desc=desc, log=log, lake=lambda: None)
+    handle: Any = SimpleNamespace(
+        desc=desc, log=log, lake=lambda changelog=False: SimpleNamespace(metadata_location="")
+    )
     found = records.read_records(handle, TABLET, 3, 17, SPEC, open_lake=open_lake)
     return [o for batch in found for o in batch.column(0).to_pylist()]
 
@@ -121,7 +123,7 @@ def test_a_reader_outlasts_a_version_whose_files_go(
 
     monkeypatch.setattr(records, "read_history", history)
     handle: Any = SimpleNamespace(
-        desc=DESC, log=Log([20]), lake=lambda: SimpleNamespace(metadata_location=str(next(versions)))
+        desc=DESC, log=Log([20]), lake=lambda changelog=False: SimpleNamespace(metadata_location=str(next(versions)))
     )
     found: list[int] = []
 
