@@ -217,6 +217,7 @@ DOORS = {
     "lakehead.api.status": "lakehead.lake.pinned_lake",
     "lakehead.config": "tomllib",
     "lakehead.env.https": "http.client ssl",
+    "lakehead.env.secret_files": "keyring",
     "lakehead.env.tls": "ssl",
     "lakehead.predicate": "lakehead.predicate.sql",
     "lakehead.server.signatures": "jwt",

@@ -12,6 +12,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -319,35 +320,35 @@ def names_principal(token: str) -> bool:
     return token.startswith(TOKEN_PREFIX) or is_signed(token)
 
 
-def _no_files(path: str) -> str:
-    raise InvalidPropertyError(f"the secret in {path} cannot be read here", path=path)
-
-
 def load(
     toml: str | None,
     environ: Mapping[str, str],
     flags: Mapping[str, str | bool | None],
     source: str = "",
-    read_secret: Callable[[str], str] = _no_files,
+    secrets: Mapping[str, Callable[[str], str]] = MappingProxyType({}),
+    shared: bool = False,
 ) -> ServerConfig:
     """Settings of a server: defaults, overridden by TOML text, by the environment, by flags (None: not given).
 
     TOML has ``[server] listen, token, tls_cert, tls_key, tls_client_ca, insecure, audit, audit_bytes``, ``[oidc]
-    issuer, audience, jwks, claim`` and ``[lake] name, catalog``, in whose texts ``${env:NAME}`` stands for a variable
-    and ``${file:/path}`` for what a file says that only this user, or root, can read; the environment
+    issuer, audience, jwks, claim`` and ``[lake] name, catalog``, in whose texts ``${env:NAME}`` stands for a variable,
+    ``${file:/path}`` for what a file says that only this user, or root, can read, and ``${keyring:service/name}`` for
+    what the system's keyring keeps; the environment
     ``LAKEHEAD_LISTEN``, ``LAKEHEAD_TOKEN`` and ``LAKEHEAD_LAKE_NAME``; flags all of ``[server]`` but the token.
     ``insecure`` lets a server be reached from other machines without TLS.
 
     Args:
         source: where the TOML comes from, for messages.
-        read_secret: what a file says; raises InvalidPropertyError.
+        secrets: reads those of a kind, ``file`` or ``keyring``; raises InvalidPropertyError.
+        shared: other users can read the file that the TOML comes from.
 
     Raises:
         InvalidPropertyError: a name is unknown, a value has the wrong form, a secret is not where it should be or is
-            open to others, or the address can be reached from other machines, and what goes over the network would be
-            open to them.
+            open to others, as it is when it stands in a file that they can read, or the address can be reached from
+            other machines, and what goes over the network would be open to them.
+        MissingDependencyError: what reads a keyring is not installed.
     """
-    values = _from_toml(toml, source, environ, read_secret) if toml is not None else {}
+    values = _from_toml(toml, source, {"env": _variables(environ), **secrets}, shared) if toml is not None else {}
     values |= {key: environ[name] for key, name in _ENVIRONMENT.items() if environ.get(name)}
     values |= {("server", name): value for name, value in flags.items() if value is not None}
     host, port = parse_listen(values.get(("server", "listen"), DEFAULT_LISTEN))
@@ -398,24 +399,54 @@ def _require_insecure(why: str, token: str | None, values: Mapping[tuple[str, st
 _REFERENCE = re.compile(r"\$\{(\w*):([^}]*)\}")
 
 
-def _resolved(text: str, environ: Mapping[str, str], read_secret: Callable[[str], str]) -> str:
+_SECRET = re.compile(r"(?i)passw|secret|token$|credential|authorization|(^|[-_.])key$|connection[-_.]string")
+_PASSWORDS = re.compile(r"(?i)://[^/\s:@]*:([^/\s]+)@|[?&][^=&]*(?:passw|secret|token)[^=&]*=([^&]+)")
+_KEPT = "\0"
+
+
+def _variables(environ: Mapping[str, str]) -> Callable[[str], str]:
+    def value(name: str) -> str:
+        if not environ.get(name):
+            raise InvalidPropertyError(f"${{env:{name}}}: there is no environment variable {name}, or it is empty")
+        return environ[name]
+
+    return value
+
+
+def _resolved(text: str, secrets: Mapping[str, Callable[[str], str]]) -> str:
     """The text with what its references stand for."""
 
     def value(reference: re.Match[str]) -> str:
         kind, name = reference.groups()
-        if kind == "env":
-            if not environ.get(name):
-                raise InvalidPropertyError(f"{reference[0]}: there is no environment variable {name}, or it is empty")
-            return environ[name]
-        if kind == "file":
-            return read_secret(name)
-        raise InvalidPropertyError(f"{reference[0]} is no reference: write ${{env:NAME}} or ${{file:/path}}")
+        if kind not in secrets:
+            raise InvalidPropertyError(
+                f"{reference[0]} is no reference: write ${{env:NAME}}, ${{file:/path}} or ${{keyring:service/name}}"
+            )
+        return secrets[kind](name)
 
     return _REFERENCE.sub(value, text)
 
 
+def _is_secret(name: str, text: str) -> bool:
+    """Whether a secret stands in a text itself, as far as its name or an address tells."""
+    text = _REFERENCE.sub(_KEPT, text)
+    if _SECRET.search(name) and _KEPT not in text and text.lower() not in ("", "true", "false"):
+        return True
+    return any(_KEPT not in "".join(found) for found in _PASSWORDS.findall(text))
+
+
+def _require_none_open(found: list[str], source: str) -> None:
+    if found:
+        raise InvalidPropertyError(
+            f"other users can read {source or 'the configuration'}, where secrets stand ({', '.join(sorted(found))}):"
+            f" chmod 600 {source or 'it'}, or write references instead, ${{env:NAME}}, ${{file:/path}} or"
+            " ${keyring:service/name}",
+            path=source,
+        )
+
+
 def _from_toml(
-    text: str, source: str, environ: Mapping[str, str], read_secret: Callable[[str], str]
+    text: str, source: str, secrets: Mapping[str, Callable[[str], str]], shared: bool
 ) -> dict[tuple[str, str], Any]:
     import tomllib
 
@@ -424,6 +455,7 @@ def _from_toml(
     except tomllib.TOMLDecodeError as e:
         raise InvalidPropertyError(f"{source or 'the configuration'} is not TOML: {e}") from e
     values: dict[tuple[str, str], Any] = {}
+    plain: dict[tuple[str, str], dict[str, str]] = {}
     for section, settings in sections.items():
         if section not in _SETTINGS or not isinstance(settings, dict):
             raise unknown_name("configuration section", section, list(_SETTINGS))
@@ -437,9 +469,14 @@ def _from_toml(
                 continue
             if name != "catalog" and not (isinstance(value, str) and value):
                 raise InvalidPropertyError(f"[{section}] {name} = {value!r} must be a text that is not empty")
-            plain = _catalog(value) if name == "catalog" else {name: value}
-            plain = {k: _resolved(v, environ, read_secret) for k, v in plain.items()}
-            values[section, name] = plain if name == "catalog" else plain[name]
+            plain[section, name] = _catalog(value) if name == "catalog" else {name: value}
+    if shared:
+        # A path of a key is none: `tls_key` names a file, which is looked at when it is read.
+        texts = [(s, k, v) for (s, name), found in plain.items() if name not in _TLS for k, v in found.items()]
+        _require_none_open([f"[{s}] {k}" for s, k, v in texts if _is_secret(k, v)], source)
+    for (section, name), found in plain.items():
+        resolved = {k: _resolved(v, secrets) for k, v in found.items()}
+        values[section, name] = resolved if name == "catalog" else resolved[name]
     return values
 
 

@@ -121,6 +121,10 @@ def test_a_server_refuses_what_is_unsafe_or_unknown(tmp_path: Path) -> None:
 
 def test_settings_of_a_server_from_file_and_environment(tmp_path: Path) -> None:
     (tmp_path / "l.toml").write_text("[server]\nlisten = '127.0.0.1:0'\ntoken = 'secret'\n")
+    (tmp_path / "l.toml").chmod(0o644)
+    done = lakehead("server", "--data", tmp_path / "d", "--config", tmp_path / "l.toml", code=2)
+    assert b"chmod 600" in done.stderr and b"[server] token" in done.stderr and not (tmp_path / "d").exists()
+    (tmp_path / "l.toml").chmod(0o600)
     with started("server", "--data", tmp_path / "d", "--config", tmp_path / "l.toml") as process:
         assert process.stdout is not None
         uri = process.stdout.readline().decode().split()[-1]

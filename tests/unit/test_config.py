@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lakehead.config import LakeConfig, ServerConfig, TableProperties, load, parse_duration_ms, parse_size_bytes
-from lakehead.env.secret_files import read_secret
+from lakehead.env.secret_files import SECRETS
 from lakehead.errors import InvalidPropertyError
 
 TOML = """
@@ -144,13 +144,13 @@ def test_secrets_are_named_and_not_written(tmp_path: Path) -> None:
         [lake]
         catalog = {{ type = "sql", uri = "postgresql://me:${{file:{kept}}}@db/${{env:DB}}" }}
     """
-    found = load(toml, {"TOKEN": "s3cret", "DB": "lake"}, {}, read_secret=read_secret)
+    found = load(toml, {"TOKEN": "s3cret", "DB": "lake"}, {}, secrets=SECRETS)
     assert found.token == "s3cret" and found.lake.catalog["uri"] == "postgresql://me:p4ss@db/lake"
     assert "s3cret" not in repr(found) and "p4ss" not in repr(found)
     for mode in (0o640, 0o604):
         kept.chmod(mode)
         with pytest.raises(InvalidPropertyError, match="chmod 600") as refused:
-            load(toml, {"TOKEN": "s3cret", "DB": "lake"}, {}, read_secret=read_secret)
+            load(toml, {"TOKEN": "s3cret", "DB": "lake"}, {}, secrets=SECRETS)
         assert "p4ss" not in str(refused.value)
     for text, why in {
         "${env:NONE}": "no environment variable NONE",
@@ -158,4 +158,4 @@ def test_secrets_are_named_and_not_written(tmp_path: Path) -> None:
         "${vault:x}": "is no reference",
     }.items():
         with pytest.raises(InvalidPropertyError, match=why):
-            load(f'[server]\ntoken = "{text}"', {}, {}, read_secret=read_secret)
+            load(f'[server]\ntoken = "{text}"', {}, {}, secrets=SECRETS)

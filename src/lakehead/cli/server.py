@@ -12,7 +12,7 @@ import typer
 
 from lakehead.cli.metrics import RoundMetrics, ServerMetrics, new_registry, served
 from lakehead.cli.output import write_json, write_line
-from lakehead.cli.session import ConfigOption, Session, command, read_text
+from lakehead.cli.session import ConfigOption, Session, command, read_config
 from lakehead.errors import InvalidRequestError
 
 
@@ -53,14 +53,14 @@ def server(
     from lakehead.api.connection import open_server
     from lakehead.api.embedded import serve
     from lakehead.config import load
-    from lakehead.env.secret_files import read_secret
+    from lakehead.env.secret_files import SECRETS
 
     if session.uri_given:
         raise InvalidRequestError(f"--uri {session.uri} says where to connect: name the folder to serve with --data")
     path = config or session.config
     flags = {"listen": listen, "tls_cert": tls_cert, "tls_key": tls_key, "tls_client_ca": tls_client_ca, "audit": audit}
-    toml = read_text(path) if path else None
-    settings = load(toml, os.environ, {**flags, "insecure": insecure or None}, path or "", read_secret)
+    toml, shared = read_config(path) if path else (None, False)
+    settings = load(toml, os.environ, {**flags, "insecure": insecure or None}, path or "", SECRETS, shared)
     # Blocked before the first thread starts, so that all threads inherit it and only sigwait takes the signals.
     stops = {signal.SIGINT, signal.SIGTERM}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, stops)

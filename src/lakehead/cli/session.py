@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import stat
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -82,7 +83,7 @@ class Session:
         """
         import lakehead
         from lakehead.config import ENVIRONMENT, load
-        from lakehead.env.secret_files import read_secret
+        from lakehead.env.secret_files import SECRETS
 
         lake = None
         if not create and "://" not in self.uri and not os.path.isdir(os.path.expanduser(self.uri)):
@@ -92,21 +93,22 @@ class Session:
             )
         if self.config is not None and "://" not in self.uri:
             named = {k: v for k, v in os.environ.items() if k not in ENVIRONMENT}
-            lake = load(read_text(self.config), named, {"listen": "127.0.0.1:0"}, self.config, read_secret).lake
+            toml, shared = read_config(self.config)
+            lake = load(toml, named, {"listen": "127.0.0.1:0"}, self.config, SECRETS, shared).lake
         token = os.environ.get("LAKEHEAD_TOKEN")
         tls = {"tls_ca": self.tls_ca, "tls_cert": self.tls_cert, "tls_key": self.tls_key}
         return lakehead.connect(self.uri, token=token, lake=lake, **tls)
 
 
-def read_text(path: str) -> str:
-    """All text of a configuration file.
+def read_config(path: str) -> tuple[str, bool]:
+    """All text of a configuration file, and whether other users can read it.
 
     Raises:
         InvalidFileError: it cannot be read.
     """
     try:
         with open(path, encoding="utf-8") as f:
-            return f.read()
+            return f.read(), bool(os.fstat(f.fileno()).st_mode & (stat.S_IRGRP | stat.S_IROTH))
     except (OSError, UnicodeDecodeError) as e:
         raise InvalidFileError(f"cannot read {path}: {getattr(e, 'strerror', None) or e}", path=path) from e
 

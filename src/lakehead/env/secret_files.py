@@ -1,10 +1,11 @@
-"""Secrets that stand in files of their own."""
+"""Secrets that are elsewhere: in files of their own, and in the system's keyring."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 
-from lakehead.errors import InvalidPropertyError
+from lakehead.errors import InvalidPropertyError, MissingDependencyError
 
 SECRET_BYTES_MAX = 1 << 16
 
@@ -25,3 +26,36 @@ def read_secret(path: str) -> str:
     except (OSError, UnicodeDecodeError) as e:
         why = getattr(e, "strerror", None) or "it is no text"
         raise InvalidPropertyError(f"the secret in {path} cannot be read: {why}", path=path) from e
+
+
+def read_keyring(reference: str) -> str:
+    """What the keyring of this user keeps as ``service/name``.
+
+    Raises:
+        InvalidPropertyError: there is no such secret, or no keyring, or it does not open.
+        MissingDependencyError: the package is not installed.
+    """
+    service, _, name = reference.rpartition("/")
+    if not service or not name:
+        raise InvalidPropertyError(f"${{keyring:{reference}}} names no secret: write ${{keyring:service/name}}")
+    try:
+        import keyring
+    except ImportError as e:
+        raise MissingDependencyError(
+            f"${{keyring:{reference}}} needs the package keyring: pip install 'lakehead[keyring]'"
+        ) from e
+    try:
+        found = keyring.get_password(service, name)
+    except (keyring.errors.KeyringError, RuntimeError, OSError) as e:
+        raise InvalidPropertyError(
+            f"the keyring does not give ${{keyring:{reference}}}: {e or type(e).__name__}"
+        ) from e
+    if not found:
+        raise InvalidPropertyError(
+            f"the keyring has no secret ${{keyring:{reference}}}: keyring set {service} {name}, as this user"
+        )
+    return found
+
+
+SECRETS: Mapping[str, Callable[[str], str]] = {"file": read_secret, "keyring": read_keyring}
+"""What reads the references of a configuration file, by their kind; `lakehead.config.load` reads variables itself."""
