@@ -266,6 +266,8 @@ class ServerConfig:
     """Settings of one server process.
 
     Attributes:
+        unix: listen on a Unix socket in a folder of this user alone; where there can be none, and without, on the
+            address below.
         host: address to listen on.
         port: port to listen on; 0 takes a free one.
         token: what clients must present; None makes a random one.
@@ -279,6 +281,7 @@ class ServerConfig:
         limits: bounds on requests.
     """
 
+    unix: bool = False
     host: str = "127.0.0.1"
     port: int = 0
     token: str | None = dataclasses.field(default=None, repr=False)
@@ -360,6 +363,7 @@ def load(
         )
     tls: dict[str, Any] = {name: values.get(("server", name)) for name in _TLS}
     _require_whole(tls)
+    unix = ("server", "listen") not in values and tls["tls_cert"] is None
     if tls["tls_cert"] is None and not is_loopback(host):
         _require_insecure(f"listen={host}:{port} can be reached from other machines", token, values)
     lake, oidc = (
@@ -371,7 +375,7 @@ def load(
     size = parse_size_bytes(values.get(("server", "audit_bytes"), ServerConfig.audit_bytes), "audit_bytes")
     audit = values.get(("server", "audit"))
     return ServerConfig(
-        host=host, port=port, token=token, lake=LakeConfig(**lake), oidc=OidcConfig(**oidc), audit=audit,
+        unix=unix, host=host, port=port, token=token, lake=LakeConfig(**lake), oidc=OidcConfig(**oidc), audit=audit,
         audit_bytes=size, **tls,
     )  # fmt: skip
 

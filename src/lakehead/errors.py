@@ -163,7 +163,8 @@ class InvalidFileError(InvalidRequestError):
 
 
 class AuthenticationError(InvalidRequestError):
-    """The token is missing, wrong, revoked or expired, or there is no certificate that says who one is."""
+    """The token is missing, wrong, revoked or expired, there is no certificate that says who one is, or who listens
+    on a Unix socket may be another user."""
 
     code = 1019
 

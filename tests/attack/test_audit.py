@@ -19,6 +19,7 @@ import lakehead as lh
 from lakehead.api.embedded import serve
 from lakehead.client.flight import FlightEndpoint
 from lakehead.config import ServerConfig
+from lakehead.env.address import TcpAddress
 from lakehead.env.rotated_file import RotatedFile
 from lakehead.errors import StorageError
 from lakehead.protocol import messages as m
@@ -93,7 +94,7 @@ def test_who_did_what_and_no_secret(host: ServerHost, path: Path) -> None:
 
 
 def test_who_sends_what_is_no_request_or_very_long_is_written_down_shortly(host: ServerHost, path: Path) -> None:
-    endpoint = FlightEndpoint("127.0.0.1", host.port, token="open-sesame")
+    endpoint = FlightEndpoint(TcpAddress("127.0.0.1", host.port), token="open-sesame")
     with pytest.raises(lh.LakeheadError):
         endpoint.call(m.GetTable(database="d" * 1_000_000, table='t"\n'))
     with pytest.raises(lh.LakeheadError):

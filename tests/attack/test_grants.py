@@ -22,6 +22,7 @@ from lakehead.api.connection import reopened
 from lakehead.api.embedded import serve
 from lakehead.client.flight import FlightEndpoint
 from lakehead.config import ServerConfig
+from lakehead.env.address import TcpAddress
 from lakehead.env.clock import SystemClock
 from lakehead.format.frame import WriterStamp, encode_body
 from lakehead.protocol import messages as m
@@ -386,7 +387,7 @@ def test_guesses_are_refused_slowed_and_logged(
     ]  # fmt: skip
     with caplog.at_level(logging.WARNING, "lakehead.server"):
         for guess in guesses:
-            endpoint = FlightEndpoint("127.0.0.1", host.port, token=guess)
+            endpoint = FlightEndpoint(TcpAddress("127.0.0.1", host.port), token=guess)
             with pytest.raises(lh.AuthenticationError):
                 endpoint.call(m.Hello())
             endpoint.close()
@@ -408,7 +409,7 @@ def test_who_guesses_takes_few_threads(host: ServerHost, owner: lh.Connection, m
     go, waiting = threading.Event(), threading.Semaphore(0)
     monkeypatch.setattr(door, "_WAITING_MAX", 2)
     monkeypatch.setattr(SystemClock, "sleep", lambda self, seconds: (waiting.release(), go.wait(30)))
-    endpoints = [FlightEndpoint("127.0.0.1", host.port, token="guess") for _ in range(4)]
+    endpoints = [FlightEndpoint(TcpAddress("127.0.0.1", host.port), token="guess") for _ in range(4)]
     threads = [threading.Thread(target=guessed, args=[e]) for e in endpoints[:2]]
     for thread in threads:
         thread.start()

@@ -17,6 +17,7 @@ import lakehead as lh
 from lakehead.api.embedded import serve
 from lakehead.client.flight import FlightEndpoint
 from lakehead.config import Limits, ServerConfig
+from lakehead.env.address import TcpAddress
 from lakehead.env.storage import LocalStorage
 from lakehead.format.frame import WriterStamp, encode_body
 from lakehead.log import LogTablet
@@ -54,7 +55,7 @@ def con(served: tuple[str, int]) -> Iterator[lh.Connection]:
 
 @pytest.fixture
 def attacker(served: tuple[str, int], con: lh.Connection) -> Iterator[FlightEndpoint]:
-    made = FlightEndpoint("127.0.0.1", served[1], token="t")
+    made = FlightEndpoint(TcpAddress("127.0.0.1", served[1]), token="t")
     yield made
     made.close()
 

@@ -20,6 +20,8 @@ from tests.integration.conftest import ServerProcess
 
 import lakehead as lh
 from lakehead.api.backup import back_up, restore
+from lakehead.api.embedded import serve
+from lakehead.config import ServerConfig
 from lakehead.protocol.messages import Hello
 
 
@@ -34,20 +36,31 @@ class _Listening(fl.ServerMiddlewareFactory):
 
 
 @contextmanager
-def impostor(host: str, port: int) -> Iterator[_Listening]:
+def impostor(location: str) -> Iterator[_Listening]:
     """A server of somebody else, who writes down what tokens they are sent."""
     listening = _Listening()
-    server = fl.FlightServerBase(f"grpc://{host}:{port}", middleware={"listening": listening})
+    server = fl.FlightServerBase(location, middleware={"listening": listening})
     try:
         yield listening
     finally:
         server.shutdown()
 
 
+@contextmanager
+def serving(folder: Path) -> Iterator[int]:
+    """A server on a port of loopback."""
+    host = serve(folder, ServerConfig())
+    try:
+        assert host.port is not None
+        yield host.port
+    finally:
+        host.close()
+        assert host.wait_stopped(10)
+
+
 def test_another_address_is_another_server(tmp_path: Path) -> None:
-    with lh.connect(tmp_path / "data") as con:
-        port = int(con.uri.rpartition(":")[2])
-        with impostor("127.0.0.3", port) as theirs, pytest.raises(lh.LakeheadError):
+    with serving(tmp_path / "data") as port:
+        with impostor(f"grpc://127.0.0.3:{port}") as theirs, pytest.raises(lh.LakeheadError):
             lh.connect(f"lakehead://127.0.0.3:{port}")
         assert theirs.asked.is_set() and not theirs.heard
         with lh.connect(f"lakehead://localhost:{port}") as again:
@@ -55,11 +68,10 @@ def test_another_address_is_another_server(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_somebody_prepared_gets_no_token(tmp_path: Path) -> None:
-    with lh.connect(tmp_path / "data") as con:
-        port = int(con.uri.rpartition(":")[2])
+    with serving(tmp_path / "data") as port:
         trap = tmp_path / "trap"
         trap.mkdir()
-        with impostor("127.0.0.3", port) as theirs, open(trap / "LOCK", "w") as lock:
+        with impostor(f"grpc://127.0.0.3:{port}") as theirs, open(trap / "LOCK", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             note = {"uri": f"lakehead://127.0.0.3:{port}", "folder_id": "f" * 32, "pid": 1}
             (trap / "endpoint.json").write_text(json.dumps(note))
@@ -76,7 +88,7 @@ def test_who_takes_the_port_of_a_killed_server_gets_no_token(tmp_path: Path) -> 
     attached = lh.connect(tmp_path / "data")
     assert con.tables() == attached.tables() == []
     server.kill()
-    with impostor("127.0.0.1", server.port) as theirs:
+    with impostor(f"grpc://127.0.0.1:{server.port}") as theirs:
         for _ in range(3):
             with pytest.raises(lh.UnavailableError, match="is gone"):
                 con._server.call(Hello())  # by a connection that was open

@@ -24,39 +24,39 @@ _SERVE = """
 import json, os, sys
 from lakehead.api.embedded import serve
 from lakehead.config import LakeConfig, ServerConfig
-folder, port, token = sys.argv[1:]
+folder, unix, port, token = sys.argv[1:]
 lake = LakeConfig(**json.loads(os.environ.get("LAKEHEAD_TEST_LAKE", "{}")))
-host = serve(folder, ServerConfig(port=int(port), token=token, lake=lake))
-print(host.port, flush=True)
+host = serve(folder, ServerConfig(unix=unix == "unix", port=int(port), token=token, lake=lake))
+print(host.uri, flush=True)
 sys.stdin.read()
 host.close()
 """
 
 
 class ServerProcess:
-    """A server of a folder in another process, on one port and token for all its lives."""
+    """A server of a folder in another process, on one port, or a Unix socket, and token for all its lives."""
 
     token = "a token of the tests"
 
-    def __init__(self, folder: Path, lake: lh.LakeConfig | None = None) -> None:
+    def __init__(self, folder: Path, lake: lh.LakeConfig | None = None, *, unix: bool = False) -> None:
         self.folder = folder
+        self.unix = unix
+        self.uri = ""
         self.lake = lake or lh.LakeConfig()
         self.port = 0
         self.start()
 
     def start(self) -> None:
-        args = [sys.executable, "-c", _SERVE, str(self.folder), str(self.port), self.token]
+        how = ["unix" if self.unix else "tcp", str(self.port), self.token]
+        args = [sys.executable, "-c", _SERVE, str(self.folder), *how]
         environment = {**os.environ, "LAKEHEAD_TEST_LAKE": json.dumps(dataclasses.asdict(self.lake))}
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(args, env=environment, **pipes)
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line.strip(), "the server did not start"
-        self.port = int(line)
-
-    @property
-    def uri(self) -> str:
-        return f"lakehead://127.0.0.1:{self.port}"
+        self.uri = self.process.stdout.readline().strip()
+        assert self.uri, "the server did not start"
+        if not self.unix:
+            self.port = int(self.uri.rpartition(":")[2])
 
     def connect(self) -> lh.Connection:
         return lh.connect(self.uri, token=self.token)

@@ -17,6 +17,7 @@ import lakehead as lh
 from lakehead.api.embedded import serve
 from lakehead.client.flight import FlightEndpoint
 from lakehead.config import LakeConfig, ServerConfig
+from lakehead.env.address import TcpAddress
 from lakehead.iceberg.lake_catalog import LakeCatalog
 from lakehead.protocol import messages as m
 from lakehead.protocol.codec import AnyCall, answer_type
@@ -106,7 +107,7 @@ def test_no_error_and_no_log_tells_them(tmp_path: Path, caplog: pytest.LogCaptur
     with pytest.raises(lh.AuthenticationError) as wrong:
         lh.connect(host.uri, token=f"{SECRET}-but-wrong")
     host.close()
-    endpoint = FlightEndpoint("127.0.0.1", host.port, token=SECRET)
+    endpoint = FlightEndpoint(TcpAddress("127.0.0.1", host.port), token=SECRET)
     with pytest.raises(lh.UnavailableError) as gone:
         endpoint.call(m.Hello())
     endpoint.close()

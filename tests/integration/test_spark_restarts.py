@@ -6,18 +6,17 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.integration.conftest import ServerProcess
 
 import lakehead as lh
 import lakehead.spark as lhs
 from lakehead.env import credentials
+from lakehead.env.address import TcpAddress
 from lakehead.env.credentials import FoundToken
-
-if TYPE_CHECKING:
-    from tests.integration.conftest import ServerProcess
 
 pytestmark = pytest.mark.spark
 
@@ -59,9 +58,9 @@ def test_a_token_that_was_given_reaches_workers_and_nothing_else(server: ServerP
         table = con.create_table("t.t", SCHEMA, lake="iceberg", freshness="200ms")
         table.append([{"id": 1}])
         spark = lhs.session(con)
-        kept = Path(credentials._folder(), credentials._name("127.0.0.1", server.port))
+        kept = Path(credentials._folder().path, credentials._name(TcpAddress("127.0.0.1", server.port)))
         hidden = kept.rename(f"{kept}.new")
-        assert FoundToken("127.0.0.1", server.port)() is None, "workers find nothing in this user's files"
+        assert FoundToken(TcpAddress("127.0.0.1", server.port))() is None, "workers find nothing in this user's files"
         try:
             source = spark.read.format("lakehead").options(uri=con.uri, table="t.t").load()
             assert source.count() == lhs.table(spark, "t.t").count() == 1
@@ -78,3 +77,20 @@ def test_a_token_that_was_given_reaches_workers_and_nothing_else(server: ServerP
 def test_a_folder_is_no_server(tmp_path: Any) -> None:
     with lh.connect(tmp_path / "data") as con:
         assert con._given == (None, None)
+
+
+def test_workers_reach_a_socket_and_find_the_next_server_there(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "data", unix=True)
+    with lh.connect(server.uri) as con:
+        con.create_table("t.t", SCHEMA, lake="iceberg", freshness="200ms").append([{"id": 1}])
+        spark = lhs.session(con)
+        source = spark.read.format("lakehead").options(uri=con.uri, table="t.t")
+        assert source.load().count() == lhs.table(spark, "t.t").count() == 1
+        server.kill()
+        server.token = "another token"
+        server.start()
+        con.table("t.t").append([{"id": 2}])
+        reports: list[Any] = []
+        lhs.tiering_service(spark, con, on_round=reports.append).run(lambda: bool(reports))
+        assert con.table("t.t").scan(tier="lake").count() == source.load().count() == 2
+    server.stop()

@@ -20,6 +20,7 @@ import lakehead as lh
 from lakehead import TabletId
 from lakehead.api.table import handle_of
 from lakehead.env import credentials
+from lakehead.env.address import TcpAddress
 from lakehead.errors import SchemaChangedError
 from lakehead.spark.source import LakeheadDataSource
 from lakehead.spark.stream import LakeheadStreamReader
@@ -426,7 +427,7 @@ def test_a_query_outlives_its_server(server: ServerProcess, token: str) -> None:
 def test_a_token_that_is_missing(server: ServerProcess) -> None:
     with server.connect() as con:
         con.create_table("t.t", KEYED)
-    kept = Path(credentials._folder(), credentials._name("127.0.0.1", server.port))
+    kept = Path(credentials._folder().path, credentials._name(TcpAddress("127.0.0.1", server.port)))
     aside = kept.rename(kept.with_suffix(".aside"))
     try:
         with pytest.raises(lh.AuthenticationError, match="refused the token"):

@@ -20,6 +20,7 @@ import lakehead as lh
 from lakehead.client import channel, flight, patience
 from lakehead.client.flight import FlightEndpoint
 from lakehead.env import Env, SystemThreads
+from lakehead.env.address import TcpAddress
 from lakehead.protocol import messages as m
 from lakehead.server.admission import Bounded
 from lakehead.server.door import Door
@@ -112,8 +113,8 @@ def test_a_server_that_lives_is_waited_for_up_to_a_bound(
     service = Slow()
     exchanges = Bounded(SystemThreads(), "exchanges_max", "conversations", 100)
     door = Door("t", None, Env.system())  # type: ignore[arg-type]
-    serving = FlightServer(service, host="127.0.0.1", port=0, door=door, exchanges=exchanges)  # type: ignore[arg-type]
-    endpoint = FlightEndpoint("127.0.0.1", serving.port, token="t")
+    serving = FlightServer(service, address=TcpAddress("127.0.0.1", 0), door=door, exchanges=exchanges)  # type: ignore[arg-type]
+    endpoint = FlightEndpoint(TcpAddress("127.0.0.1", serving.port), token="t")
     probes = []
     lives = channel.Channel.lives
     monkeypatch.setattr(channel.Channel, "lives", lambda self: probes.append(lives(self)) or probes[-1])

@@ -21,7 +21,7 @@ catalog = {type = "rest", uri = "http://c", "s3.path-style-access" = true, timeo
 
 
 def test_defaults() -> None:
-    assert load(None, {}, {}) == ServerConfig(host="127.0.0.1", port=9123)
+    assert load(None, {}, {}) == ServerConfig(unix=True, host="127.0.0.1", port=9123)
 
 
 def test_file() -> None:

@@ -26,8 +26,10 @@ from lakehead.client.routes import OneServer
 from lakehead.client.table import TableHandle
 from lakehead.config import LakeConfig, Limits, TableProperties, names_principal
 from lakehead.env import Env
+from lakehead.env.address import Address, SocketAddress, TcpAddress, parse_uri
 from lakehead.env.credentials import FoundToken, local_host
 from lakehead.env.interrupts import shielded
+from lakehead.env.own_sockets import require_own
 from lakehead.env.tls import Tls, read_tls
 from lakehead.errors import (
     InvalidPropertyError,
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
     from lakehead.api.tiering import BackgroundTiering
     from lakehead.tiering.service import RoundReport
 
-_SCHEME = "lakehead://"
 _EXIT_SECONDS = 2.0
 
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -68,7 +69,7 @@ def connect(
     Args:
         target: a folder, served by this process unless a live process serves it already, to which the connection then
             attaches: when that process ends, this one serves the folder, or attaches to the one that does; or
-            ``"lakehead://host:port"``.
+            ``"lakehead://host:port"``, or what `Connection.uri` says.
         token: what the server asks for, its own or a principal's. On one machine a client takes the server's from the
             files of this user.
         tls_ca: PEM file of the authority that signed the server's certificate; makes the connection use TLS.
@@ -120,12 +121,16 @@ def _tls(
 
 def open_server(uri: str, *, token: str | None, tls: Tls | None = None) -> Connection:
     """See `connect`; ``tls`` is what the PEM files hold."""
-    host, port = parse_uri(uri)
-    if token is None and tls is None:  # a certificate is for a name
-        host = local_host(host)
+    address = parse_uri(uri)
+    if isinstance(address, SocketAddress):
+        if tls is not None:
+            raise InvalidPropertyError(f"a Unix socket speaks no TLS: leave out tls_ca, tls_cert and tls_key for {uri}")
+        require_own(address)
+    elif token is None and tls is None:  # a certificate is for a name
+        address = TcpAddress(local_host(address.host), address.port)
     # Who shows a certificate is who that says, unless they say otherwise.
-    found = None if tls is not None and tls.chain is not None else FoundToken(host, port)
-    endpoint = _flight(host, port, token=token or found, tls=tls)
+    found = None if tls is not None and tls.chain is not None else FoundToken(address)
+    endpoint = _flight(address, token=token or found, tls=tls)
     try:
         endpoint.call(m.Hello())
     except LakeheadError:
@@ -145,25 +150,10 @@ def reopened(con: Connection) -> Connection:
     return open_server(con.uri, token=token if token and names_principal(token) else None, tls=tls)
 
 
-def parse_uri(uri: str) -> tuple[str, int]:
-    """Host and port of ``lakehead://host:port``.
-
-    Raises:
-        InvalidUriError: it has another form.
-    """
-    host, _, port = uri.removeprefix(_SCHEME).rpartition(":")
-    octets = host.split(".")
-    bad_ip = all(o.isdigit() for o in octets) and (len(octets) != 4 or any(int(o) > 255 for o in octets))
-    if not uri.startswith(_SCHEME) or not host or not port.isdigit() or not 0 < int(port) < 65536 or bad_ip:
-        example = f"{_SCHEME}127.0.0.1:9123"
-        raise InvalidUriError(f"{uri!r} is not a server address: write 'lakehead://host:port', for example {example}")
-    return host, int(port)
-
-
-def _flight(host: str, port: int, *, token: str | FoundToken | None, tls: Tls | None) -> m.Endpoint:
+def _flight(address: Address, *, token: str | FoundToken | None, tls: Tls | None) -> m.Endpoint:
     from lakehead.client.flight import FlightEndpoint
 
-    return FlightEndpoint(host, port, token=token, tls=tls)
+    return FlightEndpoint(address, token=token, tls=tls)
 
 
 class Connection(Displayed, Granting):
@@ -194,8 +184,11 @@ class Connection(Displayed, Granting):
 
     @property
     def uri(self) -> str:
-        """``lakehead://host:port`` of the server behind it, also of an embedded connection, so that other processes and
-        Spark executors can reach it; another one after the owner of a folder has changed."""
+        """Where the server behind it is reached, ``lakehead://host:port``, or ``lakehead:///path`` of a Unix socket.
+
+        That of an embedded connection is for this user's processes and Spark executors on this machine. It may be
+        another one after the owner of a folder has changed.
+        """
         return self._server.uri if isinstance(self._server, AttachedEndpoint) else self._uri
 
     @property

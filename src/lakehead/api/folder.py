@@ -17,13 +17,16 @@ from lakehead.api.embedded import host_folder
 from lakehead.client.patience import is_gone
 from lakehead.config import LakeConfig, ServerConfig
 from lakehead.env import SystemClock
+from lakehead.env.address import SocketAddress, parse_uri
 from lakehead.env.credentials import FoundToken
 from lakehead.env.folder_lock import FolderLock, read_announcement
 from lakehead.env.forks import keep
+from lakehead.env.own_sockets import require_own
 from lakehead.errors import (
     AuthenticationError,
     ClosedError,
     InvalidRequestError,
+    InvalidUriError,
     LakeheadError,
     ProtocolVersionError,
     UnavailableError,
@@ -82,7 +85,7 @@ def _look(folder: str, lake: LakeConfig, gone: tuple[str, str] | None) -> Reache
             return Reached(host.endpoint, host.uri, None)
         lock = FolderLock.try_acquire(folder)
         if lock is not None:
-            host = host_folder(folder, lock, ServerConfig(lake=lake))
+            host = host_folder(folder, lock, ServerConfig(unix=True, lake=lake))
             _hosts[folder] = (host, 1)
             return Reached(host.endpoint, host.uri, None)
     note = read_announcement(folder)
@@ -95,9 +98,14 @@ def _look(folder: str, lake: LakeConfig, gone: tuple[str, str] | None) -> Reache
 def _attach(note: dict[str, str], owner: tuple[str, str]) -> Reached | None:
     from lakehead.client.flight import FlightEndpoint
 
-    host, _, port = note["uri"].rpartition("//")[2].rpartition(":")
+    try:
+        address = parse_uri(note["uri"])
+        if isinstance(address, SocketAddress):
+            require_own(address)
+    except (UnavailableError, InvalidUriError):
+        return None
     # The token of a server of this folder: another that has the port later is not the one that is meant.
-    endpoint = FlightEndpoint(host, int(port), token=FoundToken(host, int(port), note["folder_id"]))
+    endpoint = FlightEndpoint(address, token=FoundToken(address, note["folder_id"]))
     try:
         reply, _ = endpoint.call(m.Hello())
     except ProtocolVersionError:

@@ -25,7 +25,7 @@ def server(
     session: Session,
     data: Annotated[str, typer.Option(help="The folder; made when it is missing.", envvar="LAKEHEAD_DATA")] = "./data",
     listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Default 127.0.0.1:9123; port 0 takes a free one.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Listen on TCP, not on a Unix socket; port 0 is a free one.")
     ] = None,
     tls_cert: Annotated[str | None, typer.Option(metavar="PEM", help="The server's certificate: speak TLS.")] = None,
     tls_key: Annotated[str | None, typer.Option(metavar="PEM", help="The key of that certificate.")] = None,

@@ -21,6 +21,7 @@ import pyarrow.flight as fl
 
 from lakehead.client import channel as ch
 from lakehead.client.tails import SharedStream, Tails, may_share
+from lakehead.env.address import Address
 from lakehead.env.credentials import FoundToken
 from lakehead.env.tls import Tls
 from lakehead.errors import (
@@ -47,15 +48,15 @@ class FlightEndpoint:
     """A server at an address. Thread-safe.
 
     Args:
+        address: of a Unix socket, one that `require_own` has let pass.
         token: what the server asks for; one that is found is looked for again for each connection, as a server that was
             restarted may have another one, and is sent while the server lives that it is of.
-        tls: who signs the server's certificate, and this side's own; None speaks no TLS.
+        tls: who signs the server's certificate, and this side's own; None, or a Unix socket, speaks no TLS.
     """
 
-    def __init__(self, host: str, port: int, *, token: str | FoundToken | None, tls: Tls | None = None) -> None:
-        self._address = f"{host}:{port}"
-        scheme = "grpc" if tls is None else "grpc+tls"
-        self._location = f"{scheme}://{host}:{port}"
+    def __init__(self, address: Address, *, token: str | FoundToken | None, tls: Tls | None = None) -> None:
+        self._address = str(address)
+        self._location = address.location(tls=tls is not None)
         self._token = token
         self._tls = tls
         self._idle: list[ch.Exchange] = []

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import re
 import stat
-import tempfile
 import threading
 
+from lakehead.env.address import Address, SocketAddress, TcpAddress
+from lakehead.env.own_folders import OwnFolder, own_folders
 from lakehead.errors import StorageError
 
 _ANY = ("0.0.0.0", "::", "[::]")
@@ -26,55 +28,30 @@ def local_host(host: str) -> str:
     return "127.0.0.1" if host == "localhost" else host
 
 
-def _folder() -> str:
-    home = os.path.expanduser("~")
-    if home != "~" and os.access(home, os.W_OK):
-        return os.path.join(home, ".lakehead", "tokens")
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    base = runtime or os.path.join(tempfile.gettempdir(), f"lakehead-{os.getuid()}")
-    return os.path.join(base, "lakehead", "tokens")
+def _folder() -> OwnFolder:
+    return next(own_folders("tokens"))
 
 
-def _private_folder() -> str:
-    """The folder of the tokens, made when it is missing.
-
-    Raises:
-        StorageError: another user could look into it, or put files there.
-    """
-    folder = _folder()
-    for at in (os.path.dirname(folder), folder):
-        try:
-            os.makedirs(os.path.dirname(at), mode=0o700, exist_ok=True)
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(at, 0o700)
-            found = os.lstat(at)
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and found.st_mode & 0o077:
-                os.chmod(at, 0o700)  # made by an earlier version, or by a shell
-        except OSError as e:
-            raise StorageError(
-                f"cannot keep a token in {at}: {e.strerror}: set HOME to a folder of yours", path=at
-            ) from e
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise StorageError(f"{at} belongs to another user: a token would not be safe there; remove it", path=at)
-    return folder
-
-
-def _name(host: str, port: int) -> str:
-    return f"{local_host(host).strip('[]').replace(':', '_')}-{port}"
+def _name(address: Address) -> str:
+    if isinstance(address, SocketAddress):
+        return f"unix-{hashlib.sha256(os.fsencode(address.path)).hexdigest()[:32]}"
+    return f"{local_host(address.host).strip('[]').replace(':', '_')}-{address.port}"
 
 
 class KeptToken:
     """A server's token where this user's clients find it, as long as this process lives and does not `remove` it."""
 
-    def __init__(self, host: str, port: int, folder_id: str, token: str) -> None:
+    def __init__(self, address: Address, folder_id: str, token: str) -> None:
         """Leave it.
 
         Raises:
             StorageError: there is no place for it that is this user's alone.
         """
-        folder = _private_folder()
+        own = _folder()
+        own.keep_private("a token")
+        folder = own.path
         _remove_stale(folder)
-        self._path = os.path.join(folder, _name(host, port))
+        self._path = os.path.join(folder, _name(address))
         temporary = f"{self._path}.{os.getpid()}.new"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
@@ -113,9 +90,11 @@ class FoundToken:
         was_found: there was one, so that a server without one is another's.
     """
 
-    def __init__(self, host: str, port: int, folder_id: str | None = None) -> None:
-        self._host = local_host(host)
-        self._port = port
+    def __init__(self, address: Address, folder_id: str | None = None) -> None:
+        addresses = [address]
+        if isinstance(address, TcpAddress) and _LOOPBACK.fullmatch(local_host(address.host)):
+            addresses += [TcpAddress(host, address.port) for host in _ANY]
+        self._names = list(dict.fromkeys(_name(a) for a in addresses))
         self._folder_id = folder_id
         self._fd = -1
         self.was_found = False
@@ -128,9 +107,9 @@ class FoundToken:
 
     def _find(self) -> str | None:
         self._let_go()
-        hosts = [self._host, *(_ANY if _LOOPBACK.fullmatch(self._host) else ())]
-        for name in dict.fromkeys(_name(host, self._port) for host in hosts):
-            token = self._read(os.path.join(_folder(), name))
+        folder = _folder().path
+        for name in self._names:
+            token = self._read(os.path.join(folder, name))
             if token is not None:
                 return token
         return None

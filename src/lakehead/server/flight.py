@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from lakehead.env.address import Address, TcpAddress
 from lakehead.env.tls import Tls
 from lakehead.errors import AuthenticationError, ClosedError, InvalidRequestError, LakeheadError, UnavailableError
 from lakehead.protocol.alignment import StreamHeaders
@@ -67,20 +68,26 @@ def _flight_error(reply: ErrorReply) -> fl.FlightServerError:
 
 
 class FlightServer(fl.FlightServerBase):
-    """Serves a `Service` on one address until `stop`."""
+    """Serves a `Service` on one address until `stop`.
+
+    Attributes:
+        address: where it listens.
+    """
 
     def __init__(
         self,
         service: Service,
         *,
-        host: str,
-        port: int,
+        address: Address,
         door: Door,
         exchanges: Bounded,
         tls: Tls | None = None,
         audit: Audit | None = None,
     ) -> None:
         """Listen, with ``tls`` to those alone who speak it, and have a certificate where it names authorities.
+
+        Args:
+            address: port 0 takes a free one.
 
         Raises:
             InvalidRequestError: the address cannot be listened on.
@@ -94,10 +101,14 @@ class FlightServer(fl.FlightServerBase):
             how = {"tls_certificates": [(tls.chain, tls.key)], "verify_client": tls.authorities is not None}
             how |= {} if tls.authorities is None else {"root_certificates": tls.authorities}
         try:
-            location = f"{'grpc' if tls is None else 'grpc+tls'}://{host}:{port}"
+            location = address.location(tls=tls is not None)
             super().__init__(location, middleware={"credentials": _Credentials()}, **how)
         except (pa.ArrowException, OSError) as e:
-            raise InvalidRequestError(f"cannot listen on {host}:{port}: is the port in use? ({e})") from e
+            hint = ": is the port in use?" if isinstance(address, TcpAddress) else ""
+            raise InvalidRequestError(f"cannot listen on {address}{hint} ({e})") from e
+        self.address: Address = address
+        if isinstance(address, TcpAddress):
+            self.address = TcpAddress(address.host, self.port)
         # It listens from here on. `serve` would only wait, and take over the process's signal handlers.
         self._stopping: threading.Thread | None = None
         _end_with_process(self)

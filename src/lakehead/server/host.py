@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import hashlib
+import logging
+import os
 from collections.abc import Callable
 
 from lakehead.config import ServerConfig
 from lakehead.env import Env
+from lakehead.env.address import Address, TcpAddress
 from lakehead.env.credentials import KeptToken
 from lakehead.env.descriptors import raise_descriptors
 from lakehead.env.folder_lock import FolderLock
 from lakehead.env.https import fetch
+from lakehead.env.own_sockets import OwnSocket
 from lakehead.env.place import Place
 from lakehead.env.rotated_file import RotatedFile
-from lakehead.env.tls import read_tls
+from lakehead.env.tls import Tls, read_tls
+from lakehead.errors import StorageError
 from lakehead.server.admission import Bounded
 from lakehead.server.audit import FILES_KEPT, Audit
 from lakehead.server.door import Door
@@ -25,18 +32,20 @@ from lakehead.server.service import Service
 from lakehead.server.signatures import Signatures
 
 _MAINTENANCE_SECONDS = 2.0
-_LOOPBACK = "127.0.0.1"
+_LOOPBACK = TcpAddress("127.0.0.1", 0)
+_log = logging.getLogger("lakehead.server")
 
 
 class ServerHost:
     """Serves one data folder in this process until `close`.
 
-    One that speaks TLS listens on loopback without, too, for this user's own processes: the certificate is not for
-    that address, and nobody between them could read along.
+    One that speaks TLS listens on a Unix socket without, too, for this user's own processes: the certificate is for
+    other names, and nobody between them could read along.
 
     Attributes:
         uri: where clients reach it.
         local_uri: where processes of this user on this machine do, without a certificate.
+        port: of ``uri``; None where that is a Unix socket.
     """
 
     def __init__(
@@ -59,6 +68,7 @@ class ServerHost:
         self._clock = env.clock
         self._kept: list[KeptToken] = []
         self._flights: list[FlightServer] = []
+        self._socket: OwnSocket[FlightServer] | None = None
         self.token = config.token or env.randomness.token()
         tablets_max = min(config.limits.tablets_max, raise_descriptors() * 3 // 4)
         limits = dataclasses.replace(config.limits, tablets_max=tablets_max)
@@ -87,20 +97,36 @@ class ServerHost:
                 self._audit = Audit(file, env.clock, self.service.principals.table_name)
             signatures = Signatures(config.oidc, env, fetch) if config.oidc.issuer else None
             door = Door(self.token, self.service.principals, env, self._audit, signatures)
-            ways = [(config.host, config.port, tls)] + ([] if tls is None else [(_LOOPBACK, 0, None)])
-            for host, port, how in ways:
-                listening = FlightServer(
-                    self.service, host=host, port=port, door=door, exchanges=exchanges, tls=how, audit=self._audit
-                )
-                self._flights.append(listening)
-                self._kept.append(KeptToken(host, listening.port, self.service.folder_id, self.token))
-            self.port: int = self._flights[0].port
-            self.uri = f"lakehead://{config.host}:{self.port}"
-            self.local_uri = self.uri if tls is None else f"lakehead://{_LOOPBACK}:{self._flights[-1].port}"
+            listen = functools.partial(FlightServer, self.service, door=door, exchanges=exchanges, audit=self._audit)
+            at = TcpAddress(config.host, config.port)
+            address = self._listen_locally(folder, listen, at) if config.unix else self._listen(listen, at, tls)
+            local = address if tls is None else self._listen_locally(folder, listen, _LOOPBACK)
+            self.port = address.port if isinstance(address, TcpAddress) else None
+            self.uri, self.local_uri = address.uri, local.uri
             lock.announce(self.local_uri, self.service.folder_id)
         except BaseException:
             self.close()
             raise
+
+    def _listen(self, listen: Callable[..., FlightServer], at: TcpAddress, tls: Tls | None) -> Address:
+        listening = listen(address=at, tls=tls)
+        self._flights.append(listening)
+        self._kept.append(KeptToken(listening.address, self.service.folder_id, self.token))
+        return listening.address
+
+    def _listen_locally(self, folder: str, listen: Callable[..., FlightServer], otherwise: TcpAddress) -> Address:
+        """Listen where this user's processes alone can reach it; where no socket can be, on TCP."""
+        # A copy of a folder that has the same id does not take the name of the one it is of.
+        name = hashlib.sha256(f"{self.service.folder_id} {os.path.realpath(folder)}".encode()).hexdigest()[:16]
+        try:
+            self._socket = OwnSocket(name, lambda address: listen(address=address))
+        except StorageError as e:
+            address = self._listen(listen, otherwise, None)
+            _log.warning("%s: listening on %s instead, where who has no token is refused", e.message, address)
+            return address
+        self._flights.append(self._socket.server)
+        self._kept.append(KeptToken(self._socket.address, self.service.folder_id, self.token))
+        return self._socket.address
 
     def close(self) -> None:
         """End subscriptions, sync and close every tablet, release the folder.
@@ -115,6 +141,8 @@ class ServerHost:
             stack.callback(self.service.close)
             for listening in self._flights:
                 stack.callback(listening.stop)
+            if self._socket is not None:
+                stack.callback(self._socket.remove)
             for kept in self._kept:
                 stack.callback(kept.remove)
 
@@ -129,5 +157,7 @@ class ServerHost:
         self._lock.forget()
         if self._audit is not None:
             self._audit.forget()
+        if self._socket is not None:
+            self._socket.forget()
         for kept in self._kept:
             kept.forget()

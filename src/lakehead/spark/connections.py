@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -16,6 +17,7 @@ from lakehead.api.connection import Connection, connect, open_server
 from lakehead.api.table import Table, handle_of
 from lakehead.client.table import TableHandle
 from lakehead.config import names_principal
+from lakehead.env.address import SocketAddress, parse_uri
 from lakehead.env.forks import keep
 from lakehead.env.tls import Tls
 from lakehead.errors import (
@@ -34,6 +36,9 @@ T = TypeVar("T")
 _GIVEN = "LAKEHEAD_SPARK_CREDENTIALS"
 """Environment variable of Python workers: per address, the token and the certificates that the driver was given."""
 
+# A worker that finds its master on loopback is on the machine of both.
+_ON_THIS_MACHINE = re.compile(r"local$|local\[|local-cluster\[|spark://(localhost|127(\.\d+){3}):\d+$")
+
 _lock = threading.Lock()
 _of_sessions: dict[str, Connection] = {}
 _of_process: dict[tuple[int, str], Connection] = {}
@@ -48,7 +53,11 @@ def bind_session(spark: SparkSession, con: Connection) -> None:
     """Make a connection the one that names in this session's application mean, and one that its workers can make.
 
     Python functions that are registered or shipped after this reach workers with what the connection was given.
+
+    Raises:
+        InvalidRequestError: workers on other machines could not make it.
     """
+    require_reachable(con, spark.sparkContext.master)
     token, tls = con._given
     if token is not None or tls is not None:
         environment = spark.sparkContext.environment
@@ -56,6 +65,21 @@ def bind_session(spark: SparkSession, con: Connection) -> None:
         known[con.uri] = [token, None if tls is None else [_text(x) for x in (tls.authorities, tls.chain, tls.key)]]
         environment[_GIVEN] = json.dumps(known, sort_keys=True)
     _of_sessions[spark.sparkContext.applicationId] = con
+
+
+def require_reachable(con: Connection, master: str) -> None:
+    """Return if the workers of a Spark master can reach the server of a connection, as far as its address says that.
+
+    Raises:
+        InvalidRequestError: it listens on a Unix socket, and they may be on other machines.
+    """
+    if isinstance(parse_uri(con.uri), SocketAddress) and not _ON_THIS_MACHINE.match(master):
+        raise InvalidRequestError(
+            f"executors of master {master} cannot reach the Unix socket of this machine on which the server listens:"
+            " start 'lakehead server --data FOLDER --listen HOST:PORT', and connect to that address",
+            uri=con.uri,
+            master=master,
+        )
 
 
 def connection_of(spark: SparkSession) -> Connection:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakehead.api.connection import Connection
 from lakehead.errors import MissingDependencyError
-from lakehead.spark.connections import bind_session, opened
+from lakehead.spark.connections import bind_session, opened, require_reachable
 from lakehead.spark.java import find_java
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ def open_session(con_or_uri: Connection | str, conf: Mapping[str, Any]) -> Spark
     if running is not None and running.sparkContext._jsc is not None:
         return attach_session(running, con)
     settings = session_settings(conf)
+    require_reachable(con, settings["spark.master"])
     builder = SparkSession.builder
     with _launch_environment(java.home, local=is_local(settings["spark.master"])) as logging:
         options = f"-Dlog4j2.configurationFile={logging} {settings.get(_JAVA_OPTIONS, '')}".strip()
