@@ -52,6 +52,13 @@ fuzz: $(STAMP)  ## ask log, lake and DuckDB the same (SEED=first, CASES=how many
 attack: $(STAMP)  ## play the attacks that must be refused (part of make test, too)
 	$(BIN)/python -m pytest -q tests/attack $(ARGS)
 
+.PHONY: audit sbom
+audit: $(STAMP)  ## look for known vulnerabilities in what the lock installs (ADVISORIES=all.zip of OSV)
+	@$(BIN)/python -m scripts.audit $(if $(ADVISORIES),--advisories $(ADVISORIES)) $(ARGS)
+
+sbom: $(STAMP)  ## write what the wheel brings with it as CycloneDX (dist/lakehead-<version>.cdx.json)
+	@$(BIN)/python -m scripts.sbom $(ARGS)
+
 check: $(STAMP)  ## lint, format, types and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
