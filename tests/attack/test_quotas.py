@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -208,6 +209,22 @@ def test_what_is_stored_is_its_makers_whoever_writes(
     assert con.table("shop.mine").scan().count() == 1, "and nothing was written"
     con.drop_table("shop.also_mine")
     con.table("shop.mine").append(rows(100 * KIB))
+
+
+def test_what_is_moved_to_the_lake_beside_counts(
+    known: Any, owner: lh.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quotas, "_MEASURED_SECONDS", 0.0)
+    con = known("maker")
+    table = con.create_table("shop.tiered", SCHEMA, lake="iceberg")
+    owner.set_quota("maker", stored_bytes="1MiB")
+    noise = pa.array([os.urandom(200 * KIB)], pa.binary())
+    table.append(pa.table([pa.array([1], pa.int64()), noise], schema=SCHEMA))
+    before = con.whoami().quota.used.stored_bytes
+    con.tier("shop.tiered")
+    assert con.whoami().quota.used.stored_bytes > before + 200 * KIB
+    con.drop_table("shop.tiered", purge=True)
+    assert con.whoami().quota.used.stored_bytes == 0
 
 
 def test_a_quota_for_all_is_one_each(known: Any, owner: lh.Connection) -> None:

@@ -316,6 +316,10 @@ class SimulatedLakes:
                 mark = mark_of(self.by_table[desc.table_id].table.now().load())
                 return mark.offsets if mark else {}
 
+    def folders(self, desc: TableDescriptor) -> Sequence[str]:
+        """See `LakeState.folders`."""
+        return []
+
     def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
         """See `LakeState.proven_offsets`."""
         table = self.by_table[desc.table_id].table

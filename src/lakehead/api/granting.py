@@ -125,7 +125,7 @@ class Granting:
             streams: reads and subscriptions that it has open.
             leases: pinned reads that it holds; a scan holds one for each of its tables.
             tables: tables that it has made and that are still there.
-            stored_bytes: what the files of these take in the server's folder, the lake apart, whoever writes to them.
+            stored_bytes: what the files of these take in the server's folder, whoever writes; of a lake if it is there.
 
         Raises:
             PermissionDeniedError: this connection's principal is no admin of everything.

@@ -33,7 +33,7 @@ def set_quota(
     streams: Annotated[int | None, typer.Option(help="Reads and subscriptions that it has open.")] = None,
     leases: Annotated[int | None, typer.Option(help="Pinned reads that it holds.")] = None,
     tables: Annotated[int | None, typer.Option(help="Tables that it has made.")] = None,
-    stored_bytes: Annotated[str | None, typer.Option(help="What they take on the server, the lake apart.")] = None,
+    stored_bytes: Annotated[str | None, typer.Option(help="What they take in the server's folder.")] = None,
 ) -> None:
     """Bound a principal by what is given, and by nothing else from now on."""
     with session.connect() as con:

@@ -137,6 +137,11 @@ class CatalogLakeState:
                 return {}
         return mark.offsets if mark else {}
 
+    def folders(self, desc: TableDescriptor) -> Sequence[str]:
+        """See `LakeState.folders`."""
+        # As `LakeCatalog` chooses it when the lake table is made.
+        return [f"{self._lake}/{desc.origin.database}/{desc.origin.table}-{desc.table_id}"] if self._inside else []
+
     def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
         """See `LakeState.proven_offsets`."""
         with self._lock:

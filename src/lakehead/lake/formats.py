@@ -123,6 +123,10 @@ class LakesByKind:
         """See `LakeState.adopt`."""
         return any([self._of(desc).adopt(table, ends) for table in desc.lake_tables])
 
+    def folders(self, desc: TableDescriptor) -> Sequence[str]:
+        """See `LakeState.folders`."""
+        return [folder for table in desc.lake_tables for folder in self._of(desc).folders(table)]
+
     def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
         """See `LakeState.proven_offsets`."""
         held = [self._of(desc).proven_offsets(table) for table in desc.lake_tables]

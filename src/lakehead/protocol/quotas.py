@@ -28,7 +28,7 @@ class Quota(Message, frozen=True, kw_only=True):
         streams: reads and subscriptions that it has open.
         leases: pinned reads that it holds.
         tables: tables that it has made and that are still there.
-        stored_bytes: what the files of those tables take in the server's folder, whoever writes to them.
+        stored_bytes: what the files of those take in the server's folder, whoever writes; of a lake if it is there.
     """
 
     bytes_in: Rate | None = None

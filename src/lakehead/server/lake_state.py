@@ -116,3 +116,7 @@ class LakeState(Protocol):
             LakeStateError: the lake table is not as tiering left it.
         """
         ...
+
+    def folders(self, desc: TableDescriptor) -> Sequence[str]:
+        """Where its files are, as far as that is in the data folder."""
+        ...

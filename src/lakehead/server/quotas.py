@@ -21,6 +21,7 @@ from lakehead.protocol.privileges import EVERYTHING, Privilege, require_principa
 from lakehead.protocol.quotas import EVERY_PRINCIPAL, ListQuotas, Quota, QuotaInfo, QuotasReply, SetQuota, Used
 from lakehead.server import catalog
 from lakehead.server.access import Caller, may
+from lakehead.server.lake_state import LakeState
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.tables import LiveTables
 
@@ -75,6 +76,7 @@ class Quotas:
         tables: LiveTables,
         env: Env,
         limits: Limits,
+        lake: LakeState | None,
         leases_of: Callable[[str], int],
         closing: Callable[[], bool],
     ) -> None:
@@ -82,6 +84,8 @@ class Quotas:
         self._metadata = metadata
         self._tables = tables
         self._clock = env.clock
+        self._storage = env.storage
+        self._lake = lake
         self._limits = limits
         self._leases_of = leases_of
         self._closing = closing
@@ -303,7 +307,12 @@ class Quotas:
 
     def _size(self, principal: str) -> int:
         made = set(self._tables_of(principal))
-        return sum(self._tables.stored_bytes(desc) for desc in self._metadata.tables(None) if desc.table_id in made)
+        total = 0
+        for desc in self._metadata.tables(None):
+            if desc.table_id in made:
+                lake = [] if desc.lake is None or self._lake is None else self._lake.folders(desc)
+                total += self._tables.stored_bytes(desc) + sum(map(self._storage.folder_bytes, lake))
+        return total
 
     # ---- the catalog ------------------------------------------------------------------------------------------
 

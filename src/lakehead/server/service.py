@@ -104,7 +104,7 @@ class Service:
         self._writes = Writes(self._metadata, self._tables, limits, env.threads, self._pool.submit)
         self._staging = Staging(self._metadata, self._tables, self._writes, env, limits)
         self._maintenance = Maintenance(self._tables, self._leases, self._staging, lake, env)
-        self._quotas = Quotas(self._metadata, self._tables, env, limits, self._leases.count, lambda: self.closing)
+        self._quotas = Quotas(self._metadata, self._tables, env, limits, lake, self._leases.count, lambda: self.closing)
         self._definitions = Definitions(
             self._metadata,
             self._tables,

@@ -35,6 +35,9 @@ class EmptyLake:
     def info(self, desc: TableDescriptor) -> m.LakeReply:
         raise NotImplementedError
 
+    def folders(self, desc: TableDescriptor) -> Sequence[str]:
+        return []
+
     def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
         return self.tiered_offsets(desc)
 
