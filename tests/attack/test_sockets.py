@@ -20,6 +20,8 @@ from tests.attack.test_tokens import impostor
 from tests.integration.conftest import ServerProcess
 
 import lakehead as lh
+from lakehead.api.embedded import serve
+from lakehead.config import ServerConfig
 from lakehead.env.address import SocketAddress, parse_uri
 from lakehead.env.credentials import FoundToken
 from lakehead.env.own_sockets import OwnSocket
@@ -134,6 +136,28 @@ def test_a_token_goes_to_its_own_socket(tmp_path: Path) -> None:
             assert again.whoami().principal is None
         with pytest.raises(lh.AuthenticationError):
             lh.connect(con.uri, token="guess")  # the token is asked for, too
+
+
+def test_who_comes_by_a_socket_is_written_down_and_slowed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    audit = tmp_path / "audit.jsonl"
+    host = serve(tmp_path / "data", ServerConfig(unix=True, token="t", audit=str(audit)))
+    try:
+        assert host.port is None and host.uri == host.local_uri
+        for _ in range(3):
+            with pytest.raises(lh.AuthenticationError):
+                lh.connect(host.uri, token="guess")
+        with lh.connect(host.uri) as con:
+            made = con.create_token("report")
+            with lh.connect(host.uri, token=made.token) as report:
+                assert report.whoami().principal == "report"
+    finally:
+        host.close()
+    assert host.wait_stopped(10)
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert {line["from"] for line in lines} == {"unix:"}
+    assert [line["failures"] for line in lines if line["request"] == "log-in"] == [1, 2]
+    assert {line["principal"] for line in lines} == {None, "report"}
+    assert "refused who comes from unix:" in caplog.text
 
 
 class Ear:

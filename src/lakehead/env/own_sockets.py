@@ -54,8 +54,8 @@ class OwnSocket(Generic[L]):
         refused = []
         for folder in own_folders("sockets"):
             try:
-                self.address, self.server = _listen_in(folder, name, listen)
-                self._placed: os.stat_result | None = os.lstat(self.address.path)
+                self.address, self.server, placed = _listen_in(folder, name, listen)
+                self._placed: os.stat_result | None = placed
                 return
             except (StorageError, InvalidRequestError) as e:
                 refused.append(e.message)
@@ -66,6 +66,7 @@ class OwnSocket(Generic[L]):
         if self._placed is None:
             return
         folder = os.path.dirname(self.address.path)
+        # As long as its server lives, no other file has its number.
         with contextlib.suppress(OSError), _alone(folder):
             if os.path.samestat(os.lstat(self.address.path), self._placed):
                 os.unlink(self.address.path)
@@ -76,7 +77,9 @@ class OwnSocket(Generic[L]):
         self._placed = None
 
 
-def _listen_in(folder: OwnFolder, name: str, listen: Callable[[SocketAddress], L]) -> tuple[SocketAddress, L]:
+def _listen_in(
+    folder: OwnFolder, name: str, listen: Callable[[SocketAddress], L]
+) -> tuple[SocketAddress, L, os.stat_result]:
     address = SocketAddress(os.path.join(folder.path, f"{name}.sock"))
     bound = SocketAddress(os.path.join(folder.path, f"{os.getpid()}.{next(_binds)}.new"))
     if not (address.possible and bound.possible):
@@ -88,13 +91,14 @@ def _listen_in(folder: OwnFolder, name: str, listen: Callable[[SocketAddress], L
             server = listen(bound)
             try:
                 os.chmod(bound.path, 0o600)
+                placed = os.lstat(bound.path)
                 os.rename(bound.path, address.path)
             except OSError:
                 server.stop()
                 raise
     except OSError as e:
         raise StorageError(f"cannot listen on {address}: {e.strerror}", path=folder.path) from e
-    return address, server
+    return address, server, placed
 
 
 @contextlib.contextmanager
