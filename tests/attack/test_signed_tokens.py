@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import http.server
 import json
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -300,6 +301,22 @@ def test_what_is_no_token(checked: Signatures) -> None:
         signed(sub="x" * 9000),
         "eyJ\x00.é.",
     )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_tokens_say_nothing_else_and_raise_nothing_else(checked: Signatures, seed: int) -> None:
+    draws = random.Random(seed)
+    good = [signed(), signed(EC, "ES256", "ec")]
+    claimed = {checked.signed(token)[0] for token in good}
+    letters = "ABCxyz019-_.=+/ \x00é"
+    for _ in range(300):
+        token = draws.choice(good)
+        at = draws.randrange(len(token))
+        token = (
+            token[:at] + draws.choice([draws.choice(letters), "", token[at:] * 2]) + token[at + draws.randrange(4) :]
+        )
+        with contextlib.suppress(lh.AuthenticationError):
+            assert checked.signed(token)[0] in claimed
 
 
 def test_unknown_keys_are_asked_for_now_and_then(checked: Signatures, issuer: Issuer, clock: Clock) -> None:
