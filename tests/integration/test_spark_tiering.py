@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -19,7 +19,7 @@ from lakehead.errors import InvalidRequestError, NoLakeError, UnavailableError
 from lakehead.iceberg.iceberg_table import IcebergLakeTable
 from lakehead.lake.marks import next_epoch
 from lakehead.spark.executor import SharedJobs
-from lakehead.spark.tiering import SMALL_ROUND_RECORDS
+from lakehead.spark.tiering import SMALL_ROUND_RECORDS, SparkTables
 from lakehead.tiering.round import run_round
 
 if TYPE_CHECKING:
@@ -152,6 +152,26 @@ def test_small_rounds_may_run_in_the_driver(spark: SparkSession, con: lh.Connect
     assert table.scan(tier="lake").count() == SMALL_ROUND_RECORDS
     with pytest.raises(InvalidRequestError, match="small_rounds"):
         lhs.tiering_service(spark, con, small_rounds="here")  # type: ignore[arg-type]
+
+
+def test_maintenance_runs_as_tasks(spark: SparkSession, con: lh.Connection) -> None:
+    how: dict[str, Any] = {"primary_key": ["id"], "buckets": 2, "lake": "iceberg", "lake_changelog": True}
+    table = con.create_table("t.worn", SCHEMA, **how)
+    for n in range(5):
+        table.upsert(rows(n * 10, 100))
+        con.tier("t.worn")
+    before = table.scan(system_columns=True).to_arrow().sort_by("id")
+    changes = table.lake.changelog.iceberg().scan().to_arrow().num_rows
+    tracker = spark.sparkContext.statusTracker()
+    jobs = set(tracker.getJobIdsForGroup())
+    tables = SparkTables(spark, con, ["t.worn"])
+    (found,) = tables.look(frozenset(), frozenset()).tables
+    assert tables.maintain(found.table_id) is False
+    assert len(set(tracker.getJobIdsForGroup()) - jobs) == 2, "of the table, and of its changelog"
+    assert (table.lake.files().num_rows, table.lake.changelog.files().num_rows) == (2, 2)
+    assert table.scan(tier="lake", system_columns=True).to_arrow().sort_by("id").equals(before)
+    assert table.lake.changelog.iceberg().scan().to_arrow().num_rows == changes
+    tables.close()
 
 
 def _divide(n: int) -> int:

@@ -474,8 +474,8 @@ MUTANTS = (
     Mutant(
         "compact over deletes that came meanwhile",
         "tiering/commit.py",
-        "            if now.get(file.path) != file:\n",
-        "            if file.path not in now:\n",
+        "            if found is not None and found != file:\n",
+        "            if False:\n",
         "tests/unit/tiering/test_compaction.py",
     ),
     Mutant(

@@ -68,7 +68,7 @@ class Shell:
         self.trouble = 0.3
         self.ids = itertools.count()
         self.order = itertools.count()
-        self.under_way: dict[str, Turn] = {}
+        self.under_way: set[Turn] = set()
         self.ending: list[tuple[float, int, Look | Turn, int]] = []
         self.wait: Wait | End = Wait(0.0)
         self.fenced: dict[str, float] = {}
@@ -128,7 +128,7 @@ class Shell:
         for instruction in instructions:
             self.begin(instruction)
         for table_id, queued in self.queue.tables.items():
-            if queued.due <= self.now and queued.has_news and table_id not in self.under_way:
+            if queued.due <= self.now and queued.has_news and not self.runs(table_id, RunRound):
                 self.due_since.setdefault(table_id, self.began.copy())
         for table_id in self.due_since.keys() - self.queue.tables.keys():
             del self.due_since[table_id]
@@ -138,10 +138,10 @@ class Shell:
         if not isinstance(instruction, Look):
             assert isinstance(instruction, RunRound | RunMaintenance), instruction
             table_id = instruction.table_id
-            assert table_id not in self.under_way, "two turns of one table"
+            assert not self.runs(table_id, type(instruction)), "two turns of a kind of one table"
             assert self.fenced.get(table_id, 0.0) <= self.now, "a fenced table came back"
             assert len(self.under_way) < self.turns_at_once
-            self.under_way[table_id] = instruction
+            self.under_way.add(instruction)
             model = self.by_id(table_id)
             took = model.seconds if model is not None else 0.1
             self.count(instruction)
@@ -150,6 +150,9 @@ class Shell:
             )
             return
         heapq.heappush(self.ending, (self.now + took, next(self.order), instruction, 0))
+
+    def runs(self, table_id: str, kind: type[Turn]) -> bool:
+        return any(t.table_id == table_id and isinstance(t, kind) for t in self.under_way)
 
     def count(self, turn: Turn) -> None:
         """No table waits while another has more than two turns, which are a round and a maintenance."""
@@ -166,12 +169,12 @@ class Shell:
             mine = [t for t in self.tables.values() if t.found.table_id not in instruction.without]
             return Looked(tuple(replace(t.found, end=t.end if t.known else None) for t in mine))
         table_id = instruction.table_id
-        del self.under_way[table_id]
-        model = self.by_id(table_id)
+        self.under_way.remove(instruction)
+        model, maintenance = self.by_id(table_id), isinstance(instruction, RunMaintenance)
         if model is None:
-            return Gone(table_id)
+            return Gone(table_id, maintenance)
         if self.away or self.random.random() < self.trouble / 3:
-            return Failed(table_id)
+            return Failed(table_id, maintenance)
         if isinstance(instruction, RunMaintenance):
             return MaintenanceEnded(table_id)
         if model.fenced_until > self.now:

@@ -48,7 +48,13 @@ def tier(deployment: Deployment, name: str) -> None:
     """Run a tiering service that begins at some time and soon tries again what failed."""
     # Those that begin at the same time take the same epoch, and fence nobody.
     deployment.scheduler.sleep(deployment.draws.random() * 0.5)
-    queue = functools.partial(TieringQueue, look_seconds=0.2, retry_seconds=(0.05, 0.4), maintenance_rounds=3)
+    queue = functools.partial(
+        TieringQueue,
+        turns_at_once=deployment.draws.choice([1, 3]),
+        look_seconds=0.2,
+        retry_seconds=(0.05, 0.4),
+        maintenance_rounds=3,
+    )
     TieringService(SimulatedTables(deployment, name), deployment.env, make_queue=queue).run()
 
 
@@ -65,7 +71,8 @@ class SimulatedTables:
         self._asked = 0
         self._clients: dict[str, TableHandle] = {}
         self._epochs: dict[str, int] = {}
-        self._fenced: set[str] = set()
+        self._lost: set[str] = set()
+        self._fenced: set[str] = set()  # of those lost, that the queue knows of
 
     def note(self, what: str, detail: object = "") -> None:
         self.deployment.note(self.name, what, detail)
@@ -89,7 +96,8 @@ class SimulatedTables:
         names = {t.table_id for t in found}
         for table_id in self._epochs.keys() - names:
             del self._epochs[table_id]
-        self._fenced &= without
+        self._fenced = (self._fenced | self._lost) & without
+        self._lost -= self._fenced
         return Looked(tuple(FoundTable(t.table_id, t.name, t.freshness_ms / 1000, t.maintained, t.end) for t in found))
 
     def _ask(self, has: frozenset[str], without: frozenset[str]) -> TieringWork:
@@ -145,7 +153,7 @@ class SimulatedTables:
             except LakeheadError as e:
                 self._require_expected(e, table_id)
                 if isinstance(e, TieringFencedError):
-                    self._fenced.add(table_id)
+                    self._lost.add(table_id)
                 self.note(f"{what} failed", type(e).__name__)
                 raise
 
@@ -160,7 +168,7 @@ class SimulatedTables:
     def _epoch(self, table_id: str, table: MemoryLake) -> int:
         """The one that this service has taken for a table."""
         if table_id not in self._epochs:
-            self._epochs[table_id] = next_epoch(table.load())
+            self._epochs.setdefault(table_id, next_epoch(table.load()))
         return self._epochs[table_id]
 
     def _round(self, table_id: str, records_max: int) -> CommitResult:

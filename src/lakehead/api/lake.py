@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lakehead.iceberg.version import IcebergTable
     from lakehead.lake.lake_table import LakeTable
     from lakehead.tiering.commit import CommitResult
-    from lakehead.tiering.compaction import CompactionResult
+    from lakehead.tiering.compaction import CompactionResult, LakeSource
     from lakehead.tiering.executor import Executor
     from lakehead.tiering.expiry import ExpiryResult
     from lakehead.tiering.round_plan import HotSource
@@ -312,8 +312,19 @@ def empty_table(handle: TableHandle) -> Mapping[TabletKey, Offset]:
     return ends
 
 
-def maintain_table(handle: TableHandle, lake: LakeTable, *, epoch: Epoch) -> bool:
+def maintain_table(
+    handle: TableHandle,
+    lake: LakeTable,
+    *,
+    epoch: Epoch,
+    executor_of: Callable[[int], Executor] = here,
+    source_of: Callable[[bool], LakeSource | None] = lambda changelog: None,
+) -> bool:
     """A turn of a table's maintenance: one compaction, and expiry once there is nothing to compact.
+
+    Args:
+        executor_of: see `compact`.
+        source_of: the lake, or what it keeps of the changelog, as the tasks reach it.
 
     Returns:
         Whether there is more to do.
@@ -323,11 +334,11 @@ def maintain_table(handle: TableHandle, lake: LakeTable, *, epoch: Epoch) -> boo
     from lakehead.tiering.expiry_plan import USUAL
 
     desc, more, changed = handle.desc, False, False
-    lakes = [(desc, lake)]
-    if desc.changelog is not None:
-        lakes.append((desc.changelog, _lake_of(handle, changelog=True)))
-    for side, table in lakes:
-        done = compact(table, side, handle.env, epoch=epoch)
+    for side in desc.lake_tables:
+        changelog = side is not desc
+        table = _lake_of(handle, changelog=True) if changelog else lake
+        source = source_of(changelog)
+        done = compact(table, side, handle.env, source=source, executor_of=executor_of, epoch=epoch)
         changed |= done.snapshot_id is not None
         more |= done.more
         if not done.more:

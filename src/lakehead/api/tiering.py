@@ -28,6 +28,7 @@ from lakehead.types import Epoch
 if TYPE_CHECKING:
     from lakehead.lake.lake_table import LakeTable
     from lakehead.tiering.commit import CommitResult
+    from lakehead.tiering.compaction import LakeSource
     from lakehead.tiering.round_plan import HotSource
 
 
@@ -93,6 +94,10 @@ class ConnectionTables(Generic[C]):
     def log(self, con: C, handle: TableHandle) -> HotSource:
         """The log of a table as tasks read it."""
         return handle.log
+
+    def lake(self, con: C, handle: TableHandle, *, changelog: bool) -> LakeSource | None:
+        """The lake of a table, or what it keeps of the changelog, as tasks read it; None: as it is read here."""
+        return None
 
     def attach(self, con: C) -> None:
         """Called with each connection before it is used."""
@@ -200,13 +205,21 @@ class ConnectionTables(Generic[C]):
     def maintain(self, table_id: str) -> bool:
         """See `TieredTables.maintain`."""
         handle, lake, epoch = self._opened(table_id)
-        return maintain_table(handle, lake, epoch=epoch)
+        con = self._connected()
+        return maintain_table(
+            handle,
+            lake,
+            epoch=epoch,
+            executor_of=self.executor_of,
+            source_of=lambda changelog: self.lake(con, handle, changelog=changelog),
+        )
 
     def _opened(self, table_id: str) -> tuple[TableHandle, LakeTable, Epoch]:
         handle = self._handles[table_id] = self._handle(table_id)
         lake = format_of(handle.desc).open(handle.desc, handle.lake())
         if table_id not in self._epochs:
-            self._epochs[table_id] = next_epoch(lake.load())
+            # The first one counts: two turns of the table may ask at once, and one have committed.
+            self._epochs.setdefault(table_id, next_epoch(lake.load()))
         return handle, lake, self._epochs[table_id]
 
 
@@ -216,8 +229,9 @@ def job_name() -> str:
 
 
 def queue_for_cores() -> TieringQueue:
-    """A queue that has as many tables worked on at once as there are cores, and not more than a few."""
-    return TieringQueue(turns_at_once=cores_for_turns())
+    """A queue that has as many tables worked on at once as there are cores, and not more than a few; no maintenance
+    keeps a round from beginning."""
+    return TieringQueue(turns_at_once=cores_for_turns(), maintenance_at_once=cores_for_turns() - 1)
 
 
 def cores_for_turns() -> int:

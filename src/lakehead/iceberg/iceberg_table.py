@@ -11,7 +11,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import ManifestEntryStatus
-from pyiceberg.table import Table
+from pyiceberg.table import FileScanTask, Table
 
 from lakehead.errors import (
     CommitConflictError,
@@ -175,10 +175,12 @@ class IcebergLakeTable:
     def _write_deletes(self, base: LakeVersion, change: LakeChange) -> list[IcebergFile]:
         if not change.deleted:
             return []
-        plan, gone = self._all(base), {f.path for f in change.removed}
-        stay = [f for f in plan.files if f.path not in gone]
-        hits = find_deleted_rows(stay, change.deleted, self._find_offsets, name=base.name)
-        return write_deletes(_table(base), plan.tasks, hits)
+        files, tasks = self._all(base).files, self._all(base).tasks
+        if change.removed:
+            files = [f.as_added() for f in change.added]
+            tasks = {f.path: FileScanTask(to_data_file(f.own)) for f in change.added}
+        hits = find_deleted_rows(files, change.deleted, self._find_offsets, name=base.name)
+        return write_deletes(_table(base), tasks, hits)
 
     def _find_offsets(self, wanted: Sequence[tuple[LakeFile, Offsets]]) -> list[tuple[Offsets, Offsets]]:
         io, field_id = self.table.io, self.table.schema().find_field(OFFSET_COLUMN).field_id

@@ -71,6 +71,10 @@ class WrittenFile:
     tablet: TabletKey
     own: Any = field(default=None, repr=False)
 
+    def as_added(self) -> LakeFile:
+        """The file in the snapshot that adds it."""
+        return LakeFile(self.path, self.size, self.record_count, self.tablet, None, 0, ())
+
 
 @dataclass(frozen=True)
 class LakeChange:
@@ -80,7 +84,8 @@ class LakeChange:
         table_id, epoch, round_id, offsets, rows: the mark; its snapshot is the commit's own.
         added: files to add.
         removed: files of the version to take out, because files to add hold their live rows, or all rows are to go.
-        deleted: offsets of rows to delete, sorted, per tablet; they stand in files of the version that stay.
+        deleted: offsets of rows to delete, sorted, per tablet; they stand in files of the version, or, if some of those
+            are removed, in files to add.
     """
 
     table_id: str

@@ -17,7 +17,7 @@ from lakehead.errors import InvalidRequestError, LakeheadError
 from lakehead.spark.connections import bind_session
 from lakehead.spark.executor import SharedJobs, SparkExecutor
 from lakehead.spark.launch import attach_session, open_session
-from lakehead.spark.worker import WorkerLog
+from lakehead.spark.worker import WorkerLake, WorkerLog
 from lakehead.tiering.executor import Executor, SmallRounds, here
 from lakehead.tiering.queue import TieringQueue
 from lakehead.tiering.service import RoundReport, TieringService
@@ -65,6 +65,10 @@ class SparkTables(ConnectionTables[Connection]):
     def log(self, con: Connection, handle: TableHandle) -> WorkerLog:
         """See `ConnectionTables.log`."""
         return WorkerLog(con.uri, handle)
+
+    def lake(self, con: Connection, handle: TableHandle, *, changelog: bool) -> WorkerLake:
+        """See `ConnectionTables.lake`."""
+        return WorkerLake(con.uri, handle, changelog=changelog)
 
     def attach(self, con: Connection) -> None:
         """Let the session and its workers know a connection."""

@@ -247,10 +247,10 @@ class MemoryLake:
     def stage(self, base: LakeVersion, change: LakeChange) -> StagedCommit:
         """See `LakeTable.stage`."""
         old, gone = _content(base), {f.path for f in change.removed}
-        stay = [f for f in self.plan(base) if f.path not in gone] if change.deleted else []
-        hits = find_deleted_rows(stay, change.deleted, self._find_offsets, name=base.name)
         for lost in [f.path for f in change.added if f.path not in self._files]:
             raise CommitConflictError(f"{lost} was removed before the round that wrote it committed")
+        files = [f.as_added() for f in change.added] if gone else self.plan(base) if change.deleted else []
+        hits = find_deleted_rows(files, change.deleted, self._find_offsets, name=base.name)
         made: list[str] = []
         try:
             for hit in hits:

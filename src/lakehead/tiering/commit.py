@@ -21,6 +21,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from lakehead.env.clock import Clock
 from lakehead.errors import (
     CommitConflictError,
@@ -31,7 +33,7 @@ from lakehead.errors import (
     UnavailableError,
 )
 from lakehead.lake.census import check_rows
-from lakehead.lake.lake_table import CommitAnswer, LakeChange, LakeTable, Outcome, StagedCommit, WrittenFile
+from lakehead.lake.lake_table import CommitAnswer, LakeChange, LakeFile, LakeTable, Outcome, StagedCommit, WrittenFile
 from lakehead.lake.marks import (
     CLEANUP,
     TABLE_ID,
@@ -41,8 +43,10 @@ from lakehead.lake.marks import (
     find_round,
     mark_of,
 )
+from lakehead.log.netchange import NO_OFFSETS, Offsets, contains, union
+from lakehead.predicate.read_spec import ReadSpec
 from lakehead.tiering.round_plan import RoundPlan
-from lakehead.types import TabletKey
+from lakehead.types import OFFSET_COLUMN, TabletKey
 
 PAUSES_S = (0.0, 0.0, 0.1, 0.4, 1.6)
 """Seconds to wait before each attempt."""
@@ -156,29 +160,48 @@ class _Commit:
         count = functools.partial(self._lake.census, version)
         check_rows(version, mark, count, keyed=plan.keyed)
         before = {} if mark is None else count().rows if mark.rows is None else mark.rows
-        self._require_as_planned(version)
+        offsets, removed, deleted = plan.offsets, plan.removed, plan.deletes
+        if plan.empties:
+            removed = tuple(self._lake.plan(version))
+        elif mark is not None and plan.removed:
+            offsets = dict(mark.offsets)
+            removed, deleted = self._as_now(version)
         return LakeChange(
             plan.table_id,
             plan.epoch,
             plan.round_id,
-            plan.offsets,
+            offsets,
             added=tuple(self._files),
-            removed=tuple(self._lake.plan(version)) if plan.empties else plan.removed,
-            deleted=plan.deletes,
+            removed=removed,
+            deleted=deleted,
             rows={} if plan.empties else dict(before) if plan.removed else rows_after(plan, before, self._files),
         )
 
-    def _require_as_planned(self, version: LakeVersion) -> None:
-        """That files to take out are there, and have no deleted rows that were live when they were read."""
-        if not self._plan.removed:
-            return
+    def _as_now(self, version: LakeVersion) -> tuple[tuple[LakeFile, ...], dict[TabletKey, Offsets]]:
+        """The files to take out as they are now, and their rows that were deleted since they were read: those are not
+        live where they stand now, either."""
         now = {f.path: f for f in self._lake.plan(version)}
+        removed: list[LakeFile] = []
+        deleted: dict[TabletKey, Offsets] = {}
         for file in self._plan.removed:
-            if now.get(file.path) != file:
+            found = now.get(file.path)
+            if found is not None and found != file:
+                then, left = self._live_offsets(file), self._live_offsets(found)
+                if file.tablet is not None and contains(then, left).all():
+                    deleted[file.tablet] = union(deleted.get(file.tablet, NO_OFFSETS), then[~contains(left, then)])
+                else:
+                    found = None
+            if found is None:
                 raise CommitConflictError(
                     f"{file.path} of lake table {version.name} was changed while it was compacted: try again",
                     path=file.path,
                 )
+            removed.append(found)
+        return tuple(removed), {tablet: gone for tablet, gone in deleted.items() if len(gone)}
+
+    def _live_offsets(self, file: LakeFile) -> Offsets:
+        batches = self._lake.read([file], ReadSpec((OFFSET_COLUMN,)))
+        return union(*(np.asarray(b.column(0)) for b in batches))
 
     def _discard_unsent(self) -> None:
         """Remove what was staged for an attempt that was never made."""
@@ -328,7 +351,10 @@ def check_plan(plan: RoundPlan, version: LakeVersion) -> None:
             epoch=plan.epoch,
             newer=mark.epoch,
         )
-    if dict(mark.offsets if mark else {}) != dict(plan.base):
+    held = mark.offsets if mark else {}
+    # A compaction moves no mark: rounds may have, but not back.
+    as_planned = all(held.get(k, 0) >= at for k, at in plan.base.items()) if plan.removed else held == plan.base
+    if not as_planned:
         raise CommitConflictError(
             f"another round has committed to lake table {name} since this one was planned: run the round again",
             table=name,

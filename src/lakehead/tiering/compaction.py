@@ -1,25 +1,29 @@
 """Compaction: live rows of small or worn lake files are written to new files, in one commit that moves no mark.
 
-Rows keep their offsets and their order, so that every read, at any snapshot, finds what it found. A commit whose files
-were changed meanwhile, by a round's deletes or another engine, is refused, and nothing of it remains.
+Rows keep their offsets and their order, so that every read, at any snapshot, finds what it found. What rounds delete
+while files are written anew is deleted in the new files by the same commit; one whose files another engine took out
+meanwhile is refused, and nothing of it remains.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import pyarrow as pa
 
 from lakehead.env import Env
 from lakehead.errors import CommitConflictError, LakeStateError, TieringFencedError
 from lakehead.lake.census import check_rows
-from lakehead.lake.lake_table import LakeTable, WrittenFile
+from lakehead.lake.lake_table import DataWriter, LakeFile, LakeTable
 from lakehead.lake.marks import CLEANUP, mark_of
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.tiering.commit import commit_round
 from lakehead.tiering.compaction_plan import TURN_BYTES, Rewrite, plan_rewrites
+from lakehead.tiering.executor import Executor, here
+from lakehead.tiering.round import TaskResult, discard
 from lakehead.tiering.round_plan import RoundPlan
 from lakehead.types import Epoch, TableDescriptor
 
@@ -42,18 +46,35 @@ class CompactionResult:
     more: bool
 
 
+class LakeSource(Protocol):
+    """The lake table, as the tasks of a compaction read it; picklable where they run in other processes."""
+
+    def read(self, files: Sequence[LakeFile], spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+        """See `LakeTable.read`."""
+        ...
+
+
 def compact(
-    lake: LakeTable, desc: TableDescriptor, env: Env, *, epoch: Epoch | None = None, bytes_max: int = TURN_BYTES
+    lake: LakeTable,
+    desc: TableDescriptor,
+    env: Env,
+    *,
+    source: LakeSource | None = None,
+    executor_of: Callable[[int], Executor] = here,
+    epoch: Epoch | None = None,
+    bytes_max: int = TURN_BYTES,
 ) -> CompactionResult:
     """Write anew what is worth it, as one lake commit; no commit when nothing is, or when other engines added columns,
-    whose values a rewrite would lose.
+    whose values a rewrite would lose. Rows that rounds delete meanwhile are deleted in the new files.
 
     Args:
+        source: what tasks read of the lake; None: what is read here.
+        executor_of: where the tasks of so many rows run.
         epoch: owner number of the job; None takes the lake's own, which fences nobody.
         bytes_max: of files that are read, at most, unless one group is larger.
 
     Raises:
-        CommitConflictError: a round or another engine changed the lake first; run again.
+        CommitConflictError: another engine changed the files meanwhile, or others kept committing; run again.
         CommitUnknownError: whether it landed cannot be known; running again is safe.
         TieringFencedError: a newer job tiers this table; stop. Without an ``epoch`` it is a conflict like any other.
         LakeStateError: the lake is damaged, or was changed as only tiering may.
@@ -70,16 +91,12 @@ def compact(
     )
     if not rewrites:
         return CompactionResult(None, 0, 0, 0, False)
+    spec = ReadSpec(tuple(desc.schema.names), system_columns=True)
     writer = lake.writer(version, target_file_bytes=target)
-    written: list[WrittenFile] = []
-    try:
-        for rewrite in rewrites:
-            made = writer.write(_live_batches(lake, desc, rewrite), rewrite.tablet)
-            written += made
-            _require_all(lake, rewrite, sum(f.record_count for f in made))
-    except BaseException:
-        lake.discard(f.path for f in written)
-        raise
+    task = functools.partial(rewrite_files, source=source or lake, writer=writer, spec=spec)
+    executor = executor_of(sum(f.record_count for r in rewrites for f in r.files))
+    results = executor.run(task, rewrites, undo=functools.partial(discard, lake))
+    _require_all(lake, rewrites, results)
     plan = RoundPlan(
         desc.table_id,
         epoch if epoch is not None else mark.epoch,
@@ -92,6 +109,7 @@ def compact(
         cleanup=version.properties.get(CLEANUP),
         removed=tuple(f for r in rewrites for f in r.files),
     )
+    written = [f for r in results for f in r.files]
     try:
         result = commit_round(lake, plan, written, clock=env.clock)
     except TieringFencedError as e:
@@ -103,16 +121,19 @@ def compact(
     return CompactionResult(result.snapshot_id, result.rows, len(plan.removed), len(written), more)
 
 
-def _live_batches(lake: LakeTable, desc: TableDescriptor, rewrite: Rewrite) -> Iterator[pa.RecordBatch]:
-    spec = ReadSpec(tuple(desc.schema.names), system_columns=True)
-    for file in rewrite.files:
-        yield from lake.read([file], spec)
+def rewrite_files(rewrite: Rewrite, source: LakeSource, writer: DataWriter, spec: ReadSpec) -> TaskResult:
+    """Write the live rows of files, in their order, as new ones. May run anywhere; a repeat writes other files."""
+    rows = (batch for file in rewrite.files for batch in source.read([file], spec))
+    files = writer.write(rows, rewrite.tablet)
+    return TaskResult(sum(f.record_count for f in files), tuple(files))
 
 
-def _require_all(lake: LakeTable, rewrite: Rewrite, written: int) -> None:
-    expected = lake.count(rewrite.files)
-    if written != expected:
-        raise LakeStateError(
-            f"lake files of tablet {rewrite.tablet} hold {expected} rows, but {written} were read: they stay",
-            tablet=str(rewrite.tablet),
-        )
+def _require_all(lake: LakeTable, rewrites: Sequence[Rewrite], results: Sequence[TaskResult]) -> None:
+    for rewrite, result in zip(rewrites, results, strict=True):
+        expected = lake.count(rewrite.files)
+        if result.rows != expected:
+            discard(lake, results)
+            raise LakeStateError(
+                f"lake files of tablet {rewrite.tablet} hold {expected} rows, but {result.rows} were read: they stay",
+                tablet=str(rewrite.tablet),
+            )

@@ -7,7 +7,7 @@ its name is another table. It holds that
 - one question tells which tables there are and which have news, however many they are;
 - a table is due so long before its freshness runs out as its rounds have lately taken;
 - whoever is due longest goes next, so that nobody waits for more than one turn of each other table;
-- nothing is done to a table while something else is;
+- a table has one round at a time, and one maintenance, which may run side by side;
 - a round takes no more of a long log than a share of the least freshness allows, so that no backlog makes others late;
 - an error of one table delays that table alone;
 - a table that another service has taken over is left to it for a while.
@@ -113,23 +113,26 @@ class MaintenanceEnded:
 
 @dataclass(frozen=True)
 class Failed:
-    """What was being done to the table failed; a later try may succeed."""
+    """A round of the table, or its maintenance, failed; a later try may succeed."""
 
     table_id: str
+    maintenance: bool = False
 
 
 @dataclass(frozen=True)
 class Fenced:
-    """Another service tiers the table."""
+    """Another service tiers the table, as a round or its maintenance found."""
 
     table_id: str
+    maintenance: bool = False
 
 
 @dataclass(frozen=True)
 class Gone:
-    """No table has this id any more."""
+    """No table has this id any more, as a round or its maintenance found."""
 
     table_id: str
+    maintenance: bool = False
 
 
 @dataclass(frozen=True)
@@ -232,8 +235,8 @@ class TieringQueue:
     """The queue of one tiering service; used by one thread at a time.
 
     Args:
-        turns_at_once: so many tables are worked on at the same time.
-        maintenance_at_once: so many of them are maintained, at most; None for all.
+        turns_at_once: so many rounds and maintenances run at the same time.
+        maintenance_at_once: so many maintenances of these, at most; None: as many.
         look_seconds: instead of `LOOK_SECONDS`.
         retry_seconds: instead of `RETRY_SECONDS`.
         maintenance_rounds: instead of `MAINTENANCE_ROUNDS`.
@@ -255,7 +258,7 @@ class TieringQueue:
         self._maintenance_rounds = maintenance_rounds
         self._tables: dict[str, QueuedTable] = {}
         self._fenced: dict[str, float] = {}
-        self._under_way: dict[str, tuple[Turn, float]] = {}
+        self._under_way: dict[_Key, float] = {}
         self._looking = False
         self._asked_at = self._answered_at = -math.inf
         self._away = False
@@ -317,7 +320,7 @@ class TieringQueue:
         # Those that are due soon would ask the same again.
         soon = now + self._pause()
         for table_id, queued in self._tables.items():
-            if queued.due <= soon and table_id not in self._under_way and not queued.has_news:
+            if queued.due <= soon and (table_id, False) not in self._under_way and not queued.has_news:
                 queued.failures = 0
                 queued.due = self._asked_at + budget(queued.table.freshness, queued.expected)
 
@@ -339,16 +342,16 @@ class TieringQueue:
     # ---- turns --------------------------------------------------------------------------------------------------
 
     def _turn_ended(self, event: TurnEnded, now: float) -> None:
-        turn, began = self._under_way.pop(event.table_id, (None, now))
+        began = self._under_way.pop(_key(event), None)
         if isinstance(event, Fenced):
             self._fenced[event.table_id] = now + FENCED_SECONDS
         if isinstance(event, Fenced | Gone):
             self._tables.pop(event.table_id, None)
         queued = self._tables.get(event.table_id)
-        if turn is None or queued is None:
+        if began is None or queued is None:
             return  # let go while it was under way
         match event:
-            case Failed() if isinstance(turn, RunMaintenance):
+            case Failed() if event.maintenance:
                 queued.maintain_at = now + MAINTENANCE_SECONDS
                 queued.rounds = 0
             case Failed():
@@ -396,9 +399,10 @@ class TieringQueue:
         if self._look_at() <= now:
             self._fenced = {i: until for i, until in self._fenced.items() if until > now}
             self._looking, self._asked_at = True, now
-            out.append(Look(frozenset(self._tables) | frozenset(self._under_way), frozenset(self._fenced)))
+            has = frozenset(self._tables) | {table_id for table_id, _ in self._under_way}
+            out.append(Look(has, frozenset(self._fenced)))
         while (following := self._next()) is not None and following[0] <= now:
-            self._under_way[following[1].table_id] = (following[1], now)
+            self._under_way[_key(following[1])] = now
             out.append(following[1])
         return out
 
@@ -407,7 +411,7 @@ class TieringQueue:
         if self._looking:
             return math.inf
         latest = self._answered_at + self.look_seconds
-        waiting = [q.due for i, q in self._tables.items() if i not in self._under_way and not q.has_news]
+        waiting = [q.due for i, q in self._tables.items() if (i, False) not in self._under_way and not q.has_news]
         if self._away or not waiting:
             return latest
         return min(max(min(waiting), self._answered_at + self._pause()), latest)
@@ -416,12 +420,12 @@ class TieringQueue:
         return max(LOOK_SHARE * self._least_freshness(), LOOK_SECONDS_MIN)
 
     def _next(self) -> tuple[float, Turn] | None:
-        """The turn that is due first, of tables that have none; None when no more may be under way."""
+        """The turn that is due first, of those that are not under way; None when no more may be."""
         if len(self._under_way) >= self.turns_at_once:
             return None
-        maintained = sum(isinstance(turn, RunMaintenance) for turn, _ in self._under_way.values())
+        maintained = sum(maintenance for _, maintenance in self._under_way)
         kinds = RunRound if maintained >= self._maintenance_at_once else Turn
-        turns = (t for i, q in self._tables.items() if i not in self._under_way for t in q.turns())
+        turns = (t for q in self._tables.values() for t in q.turns() if _key(t[1]) not in self._under_way)
         return min((t for t in turns if isinstance(t[1], kinds)), key=lambda turn: turn[0], default=None)
 
     def _wait(self) -> Wait | End:
@@ -429,6 +433,15 @@ class TieringQueue:
             return Wait(math.inf) if self._under_way or self._looking else End()
         following = self._next()
         return Wait(min(self._look_at(), math.inf if following is None else following[0]))
+
+
+_Key: TypeAlias = tuple[str, bool]
+"""A table's id, and whether it is its maintenance."""
+
+
+def _key(of: Turn | TurnEnded) -> _Key:
+    maintenance = isinstance(of, RunMaintenance | MaintenanceEnded) or getattr(of, "maintenance", False)
+    return of.table_id, maintenance
 
 
 def budget(freshness: float, expected: float) -> float:

@@ -128,7 +128,7 @@ def run_round(
         plan = resolve(plan, source, executor)
         watch.lap("resolve")
         execute = functools.partial(execute_task, source=source, writer=writer)
-        results = executor.run(execute, plan.tasks, undo=functools.partial(_discard, lake))
+        results = executor.run(execute, plan.tasks, undo=functools.partial(discard, lake))
     except OffsetOutOfRangeError as e:
         raise CommitConflictError(
             f"the log of table {desc.path} was trimmed while a round read it, so another round has tiered that range:"
@@ -258,5 +258,6 @@ def _require_rows(task: TieringTask, rows: int) -> None:
         )
 
 
-def _discard(lake: LakeTable, results: Iterable[TaskResult]) -> None:
+def discard(lake: LakeTable, results: Iterable[TaskResult]) -> None:
+    """Remove the files of tasks whose round is given up."""
     lake.discard(f.path for r in results for f in r.files)

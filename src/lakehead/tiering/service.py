@@ -84,7 +84,8 @@ class RoundReport:
 
 
 class TieredTables(Protocol):
-    """Tables by id, as a service reaches them. Turns of different tables may be taken by several threads at once."""
+    """Tables by id, as a service reaches them. Several threads take turns at once: of different tables, and a round and
+    a maintenance of one."""
 
     def open(self) -> None:
         """Make ready what takes long; a server that is away is nothing to wait for.
@@ -288,18 +289,18 @@ class TieringService:
         return table_id if queued is None else queued.table.name
 
     def _failed(self, turn: Turn, e: Exception) -> TurnEnded:
-        table_id, name = turn.table_id, self._name(turn.table_id)
+        table_id, name, maintenance = turn.table_id, self._name(turn.table_id), isinstance(turn, RunMaintenance)
         if isinstance(e, TieringFencedError | FolderCopiedError):  # a server that is fenced has a successor
             _log.error("%s: left to another tiering service: %s", name, e)
-            return Fenced(table_id)
+            return Fenced(table_id, maintenance)
         if isinstance(e, TableNotFoundError):
-            return Gone(table_id)
+            return Gone(table_id, maintenance)
         queued = self.queue.tables.get(table_id)
-        if isinstance(turn, RunMaintenance):
+        if maintenance:
             _log.warning("%s: maintenance failed, again in %.0f s: %s", name, MAINTENANCE_SECONDS, e)
         else:
             self._tell(name, e, 0 if queued is None else queued.failures)
-        return Failed(table_id)
+        return Failed(table_id, maintenance)
 
     def _report(self, turn: RunRound, result: CommitResult, seconds: float) -> RoundEnded:
         if result.snapshot_id is not None:

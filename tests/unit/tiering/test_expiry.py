@@ -199,7 +199,7 @@ def test_a_round_in_between_goes_first(any_keyed: Any) -> None:
     [
         (Fault.REQUEST_LOST, UnavailableError, False),
         (Fault.ANSWER_LOST, UnavailableError, True),
-        (Fault.REFUSED, CommitConflictError, False),
+        (Fault.REFUSED, None, True),
         (Fault.REPEATED, None, True),
     ],
 )
@@ -217,6 +217,15 @@ def test_whatever_a_catalog_does(any_lake: Any, fault: Fault, error: type[Except
     assert any_lake.snapshot_ids()[0] == ids[-1] and is_exact(any_lake) and any_lake.stray_files() == set()
     history(any_lake, 3)
     assert is_exact(any_lake)
+
+
+def test_others_that_keep_committing_go_first(any_lake: Any) -> None:
+    history(any_lake)
+    ids = any_lake.snapshot_ids()
+    any_lake.faults = [Fault.REFUSED] * 5
+    with pytest.raises(CommitConflictError):
+        run(any_lake)
+    assert any_lake.snapshot_ids() == ids and is_exact(any_lake)
 
 
 @pytest.mark.parametrize("overtaken", [False, True])

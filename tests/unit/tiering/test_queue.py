@@ -293,13 +293,28 @@ def test_maintenance_follows_rounds_that_moved_rows_and_delays_none() -> None:
     due = queue.tables["a"].due
     news = table("a", freshness=3600, end=2)
     assert not woken(queue, due, news), "one thing at a time"
-    assert round_of("a") in queue.handle(Failed("a"), due), "its failure is no round's"
+    assert round_of("a") in queue.handle(Failed("a", maintenance=True), due), "its failure is no round's"
     assert queue.tables["a"].maintain_at == due + MAINTENANCE_SECONDS
     queue.handle(ended("a", 2), due)
     at = due + MAINTENANCE_SECONDS
     assert woken(queue, at, news) == [RunMaintenance("a")]
     queue.handle(MaintenanceEnded("a"), at)
     assert queue.tables["a"].maintain_at is None, "until the next round that moves rows"
+
+
+def test_a_round_runs_beside_the_maintenance_of_its_table() -> None:
+    a = table("a", freshness=3600)
+    queue, _ = started(a, turns_at_once=2)
+    queue.handle(ended("a"), NOW)
+    at = NOW + MAINTENANCE_SECONDS
+    assert woken(queue, at, a) == [RunMaintenance("a")]
+    due, news = queue.tables["a"].due, table("a", freshness=3600, end=2)
+    assert woken(queue, due, news) == [round_of("a")]
+    assert not woken(queue, due + 5000, table("a", freshness=3600, end=3)), "one of each"
+    assert round_of("a") not in queue.handle(Failed("a", maintenance=True), due + 5001)
+    assert queue.tables["a"].failures == 0
+    assert RunMaintenance("a") not in queue.handle(Failed("a"), due + 5001)
+    assert (queue.tables["a"].failures, queue.tables["a"].maintain_at) == (1, due + 5001 + MAINTENANCE_SECONDS)
 
 
 def test_many_rounds_do_not_wait_for_maintenance_and_it_goes_on_while_there_is_more() -> None:
@@ -329,7 +344,8 @@ def test_maintenance_that_fails_is_not_tried_after_every_round() -> None:
             out = woken(queue, now, table("a", freshness=1.0, end=rounds + 1))
         elif isinstance(out[0], RunMaintenance):
             tries += 1
-            out = [i for i in queue.handle(Failed("a"), now) if isinstance(i, RunRound | RunMaintenance)]
+            failed = Failed("a", maintenance=True)
+            out = [i for i in queue.handle(failed, now) if isinstance(i, RunRound | RunMaintenance)]
         else:
             rounds += 1
             follows = queue.handle(ended("a", rounds), now)
@@ -374,7 +390,8 @@ def test_what_is_not_under_way_changes_nothing() -> None:
 
 
 def test_a_long_log_is_tiered_in_rounds_that_others_can_wait_for() -> None:
-    queue, first = started(table("long", freshness=60.0), table("quick", freshness=4.0), look_seconds=RARELY)
+    both = [table("long", freshness=60.0, maintained=False), table("quick", freshness=4.0, maintained=False)]
+    queue, first = started(*both, look_seconds=RARELY)
     assert first[0] == round_of("long")
     least, wanted = ROUND_RECORDS[0], 4.0 * ROUND_SHARE
     assert queue.handle(RoundEnded("long", 1, True, more=True), NOW + 2 * wanted)[0] == round_of("quick")
@@ -386,7 +403,7 @@ def test_a_long_log_is_tiered_in_rounds_that_others_can_wait_for() -> None:
             now += seconds
             if round_of("quick") in queue.handle(RoundEnded("long", 1, True, more=True), now):
                 queue.handle(ended("quick"), now)
-            queue.handle(looked(table("long", freshness=60.0), table("quick", freshness=4.0)), now)
+            queue.handle(looked(*both), now)
         if seconds:
             assert queue.tables["long"].records_max == least, "smaller ones are commits for the most part"
     assert queue.tables["long"].records_max == least * 4**3, "and fast ones grow"
