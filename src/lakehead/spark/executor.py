@@ -22,6 +22,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 Ended = tuple[Any, LakeheadError | None]
 _log = logging.getLogger("lakehead.tiering")
+_DESCRIPTION = "spark.job.description"
+_NAMES_SHOWN = 3
 
 
 class SparkExecutor:
@@ -35,12 +37,13 @@ class SparkExecutor:
         task: Callable[[Item], Result],
         items: Sequence[Item],
         *,
+        name: str = "",
         undo: Callable[[Iterable[Result]], None] | None = None,
     ) -> list[Result]:
         """See `Executor.run`; what a job that Spark itself fails has made is not undone."""
         if not items:
             return []
-        return _results(run_job(self._spark, functools.partial(guarded, task), items, len(items)), undo)
+        return _results(run_job(self._spark, name, functools.partial(guarded, task), items, len(items)), undo)
 
 
 class SharedJobs:
@@ -60,12 +63,13 @@ class SharedJobs:
         task: Callable[[Item], Result],
         items: Sequence[Item],
         *,
+        name: str = "",
         undo: Callable[[Iterable[Result]], None] | None = None,
     ) -> list[Result]:
         """See `SparkExecutor.run`. A job that fails is nobody's who shared it: each then has its own."""
         if not items:
             return []
-        mine = _Waiting([(task, item) for item in items])
+        mine = _Waiting(name, [(task, item) for item in items])
         with self._lock:
             self._waiting.append(mine)
         with self._job:
@@ -93,24 +97,37 @@ class SharedJobs:
     def _run(self, together: Sequence[_Waiting]) -> list[Ended]:
         calls = [call for waiting in together for call in waiting.calls]
         slices = min(len(calls), 2 * self._spark.sparkContext.defaultParallelism)
-        return run_job(self._spark, guarded_call, calls, slices)
+        names = list(dict.fromkeys(waiting.name for waiting in together))
+        name = ", ".join(names[:_NAMES_SHOWN]) + (
+            f" and {more} more" if (more := len(names) - _NAMES_SHOWN) > 0 else ""
+        )
+        return run_job(self._spark, name, guarded_call, calls, slices)
 
 
 @dataclass
 class _Waiting:
+    name: str
     calls: Sequence[tuple[Callable[[Any], Any], Any]]
     taken: bool = False
     ended: list[Ended] | None = None
 
 
-def run_job(spark: SparkSession, function: Callable[[Item], Ended], items: Sequence[Item], slices: int) -> list[Ended]:
-    """What a function that does not raise returns for each item, from one Spark job.
+def run_job(
+    spark: SparkSession, name: str, function: Callable[[Item], Ended], items: Sequence[Item], slices: int
+) -> list[Ended]:
+    """What a function that does not raise returns for each item, from one Spark job, by whose name its UI shows it.
 
     Raises:
         UnavailableError: the job failed.
     """
+    context = spark.sparkContext
+    described = context.getLocalProperty(_DESCRIPTION)
     try:
-        return spark.sparkContext.parallelize(items, slices).map(function).collect()
+        context.setLocalProperty(_DESCRIPTION, f"lakehead: {name}")
+        try:
+            return context.parallelize(items, slices).map(function).collect()
+        finally:
+            context.setLocalProperty(_DESCRIPTION, described)
     except (Py4JError, PySparkException) as e:
         raise UnavailableError(f"the Spark job of a round failed: {_cause(e)}") from e
 

@@ -95,7 +95,7 @@ def compact(
     writer = lake.writer(version, target_file_bytes=target)
     task = functools.partial(rewrite_files, source=source or lake, writer=writer, spec=spec)
     executor = executor_of(sum(f.record_count for r in rewrites for f in r.files))
-    results = executor.run(task, rewrites, undo=functools.partial(discard, lake))
+    results = executor.run(task, rewrites, name=f"compaction of {desc.path}", undo=functools.partial(discard, lake))
     _require_all(lake, rewrites, results)
     plan = RoundPlan(
         desc.table_id,

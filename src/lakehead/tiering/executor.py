@@ -19,11 +19,13 @@ class Executor(Protocol):
         task: Callable[[Item], Result],
         items: Sequence[Item],
         *,
+        name: str = "",
         undo: Callable[[Iterable[Result]], None] | None = None,
     ) -> list[Result]:
         """Apply a function, picklable as the items are, to each item; returns or raises once no task runs any more.
 
         Args:
+            name: what is done, for people.
             undo: given what other tasks returned when one fails.
 
         Returns:
@@ -49,6 +51,7 @@ class LocalExecutor:
         task: Callable[[Item], Result],
         items: Sequence[Item],
         *,
+        name: str = "",
         undo: Callable[[Iterable[Result]], None] | None = None,
     ) -> list[Result]:
         """See `Executor.run`."""

@@ -125,10 +125,10 @@ def run_round(
     executor = executor_of(plan.records)
     writer = lake.writer(version, target_file_bytes=desc.properties.target_file_bytes)
     try:
-        plan = resolve(plan, source, executor)
+        plan = resolve(plan, source, executor, name=f"round of {desc.path}, what it replaces")
         watch.lap("resolve")
         execute = functools.partial(execute_task, source=source, writer=writer)
-        results = executor.run(execute, plan.tasks, undo=functools.partial(discard, lake))
+        results = executor.run(execute, plan.tasks, name=f"round of {desc.path}", undo=functools.partial(discard, lake))
     except OffsetOutOfRangeError as e:
         raise CommitConflictError(
             f"the log of table {desc.path} was trimmed while a round read it, so another round has tiered that range:"
@@ -189,11 +189,11 @@ def _plan(
     )
 
 
-def resolve(plan: RoundPlan, source: HotSource, executor: Executor) -> RoundPlan:
+def resolve(plan: RoundPlan, source: HotSource, executor: Executor, *, name: str = "") -> RoundPlan:
     """Read which rows the whole range replaces, so that tasks and deletes know; log tables replace none."""
     if not plan.keyed:
         return plan
-    parts = executor.run(functools.partial(read_superseded, source=source), plan.tasks)
+    parts = executor.run(functools.partial(read_superseded, source=source), plan.tasks, name=name)
     by_tablet: dict[TabletKey, list[Offsets]] = {}
     for task, part in zip(plan.tasks, parts, strict=True):
         by_tablet.setdefault(task.tablet, []).append(part)

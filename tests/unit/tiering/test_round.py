@@ -21,7 +21,7 @@ TABLET = TabletKey("", 0)
 class Elsewhere(LocalExecutor):
     """Runs tasks as another process would: everything is pickled on its way in and out."""
 
-    def run(self, task: Any, items: Sequence[Any], *, undo: Any = None) -> list[Any]:
+    def run(self, task: Any, items: Sequence[Any], *, name: str = "", undo: Any = None) -> list[Any]:
         there, tasks = pickle.loads(pickle.dumps((task, list(items))))
         results: list[Any] = pickle.loads(pickle.dumps(super().run(there, tasks, undo=undo)))
         return results
@@ -185,7 +185,7 @@ def test_a_round_of_no_service_is_not_fenced(log: Any, epoch: int | None, error:
     log.write(1)
 
     class Overtaken(LocalExecutor):
-        def run(self, task: Any, items: Sequence[Any], *, undo: Any = None) -> list[Any]:
+        def run(self, task: Any, items: Sequence[Any], *, name: str = "", undo: Any = None) -> list[Any]:
             log.round(epoch=2)
             return super().run(task, items, undo=undo)
 
