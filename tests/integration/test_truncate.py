@@ -13,10 +13,12 @@ import pytest
 
 import lakehead as lh
 from lakehead.api import backup
+from lakehead.api.table import handle_of
 from lakehead.errors import CommitConflictError, OffsetOutOfRangeError, StorageError, UnavailableError
 from lakehead.iceberg.iceberg_table import IcebergLakeTable
 from lakehead.kv import tablet as kv_tablet
 from lakehead.log import LogTablet
+from lakehead.server.maintenance import Maintenance
 from lakehead.server.tables import LiveTable
 from lakehead.server.tablet import Tablet
 
@@ -277,6 +279,29 @@ def test_a_round_that_comes_first(con: lh.Connection, monkeypatch: pytest.Monkey
     monkeypatch.setattr(IcebergLakeTable, "publish", publish)
     ends = table.truncate()
     assert (rounds, sum(ends.values()), keys_of(table)) == (2, 4, [])
+
+
+def test_a_client_that_dies_before_the_log_is_cut_leaves_it_to_the_server(
+    con: lh.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make(con, ("log", "iceberg"))
+    put(table, *range(20))
+    con.tier("shop.t")
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(LiveTable, "forget", die)
+        patch.setattr(Maintenance, "_maintain", lambda *_: None)
+        table.truncate()
+    assert keys_of(table) == [] and [b.rows.num_rows for b in table.subscribe("earliest", stop="now")]
+    con._server.service._maintenance.round_reported(handle_of(table).desc.table_id)  # type: ignore[attr-defined]
+    con._server.service.maintain()  # type: ignore[attr-defined]
+    assert not list(table.subscribe("earliest", stop="now"))
+    put(table, 1)
+    con.tier("shop.t")
+    assert keys_of(table) == keys_of(table, tier="lake") == [1]
 
 
 def test_a_round_that_was_planned_before_lands_nothing_of_before(

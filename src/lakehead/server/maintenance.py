@@ -123,6 +123,8 @@ class Maintenance:
                 except LakeheadError as e:
                     every.callback(_raise, e)
             every.callback(self._staging.maintain, table)
+            if table.truncating and tiered:  # whose client has not come back
+                every.callback(table.forget, table.truncating, tiered)
             for key, tablet in table.tablets.items():
                 until = tiered.get(key, 0) if has_lake else None
                 every.callback(tablet.maintain, now, retention_us, until)
@@ -131,7 +133,7 @@ class Maintenance:
         """What the lake is known to hold; the lake is asked again when a newer answer could allow more trimming."""
         table_id = table.desc.table_id
         last = self._tiered.get(table_id, _NEVER)
-        more = any(
+        more = bool(table.truncating) or any(
             _old_until(t, cutoff_us) > max(last.offsets.get(k, 0), t.log_start_offset) for k, t in table.tablets.items()
         )
         now, reports = self._clock.monotonic(), self._reports[table_id]

@@ -67,6 +67,7 @@ class LiveTable:
         self._altering = env.threads.lock()
         self._tablets: dict[TabletKey, Tablet] = {}
         self._elsewhere: set[TabletKey] = set()
+        self.truncating: Mapping[TabletKey, Offset] = metadata.truncated(desc.table_id)
         self._progress = env.threads.condition()
         self.turns = SharedTurns(env.threads)
         # Reentrant, as the garbage collector may close a forgotten subscription at any point of any thread.
@@ -78,7 +79,7 @@ class LiveTable:
             self._open_partitions(partitions)
             if lake is not None and desc.lake:
                 self._check_tiered(lake)
-            self._complete(metadata.truncated(desc.table_id), lake)
+            self._complete_truncation(lake)
         except BaseException:
             self.close(ClosedError("the table could not be opened"))
             raise
@@ -241,7 +242,7 @@ class LiveTable:
         return ends
 
     def begin_truncation(self) -> dict[TabletKey, Offset]:
-        """Where each log ends, at one moment, and can be cut by `forget` once the lake holds no row below; errors as
+        """Where each log ends, at one moment; it can be cut there by `forget` once the lake has moved on. Errors as
         `truncate`."""
         with self._open_lock, self._truncating() as ends:
             return ends
@@ -255,6 +256,7 @@ class LiveTable:
                 paused.enter_context(tablet.paused())
             ends = {key: tablet.seal() for key, tablet in self._tablets.items()}
             self._metadata.submit(TruncateTable(self.desc.table_id, {str(k): end for k, end in ends.items()}))
+            self.truncating = ends
             yield ends
 
     def forget(self, ends: Mapping[TabletKey, Offset], held: Mapping[TabletKey, Offset]) -> None:
@@ -267,17 +269,16 @@ class LiveTable:
             if key in self._tablets:
                 self._tablets[key].truncate(end)
         self._metadata.submit(EndTruncation(self.desc.table_id))
+        self.truncating = {}
 
-    def _complete(self, ends: Mapping[TabletKey, Offset], lake: LakeState | None) -> None:
-        """Truncate as was decided before a crash. Where the lake decides, it may have or not: rows that it holds, or
-        held until they were taken away, may leave the log in any case."""
-        if not ends:
-            return
-        if self.desc.lake is None or self.desc.keyed:
-            self._truncate(ends)
-        elif lake is not None:
+    def _complete_truncation(self, lake: LakeState | None) -> None:
+        """Truncate as was decided before a crash. Where the lake decides, it may not have: rows that it holds, or held
+        until they were taken away, may leave the log in any case."""
+        if self.truncating and (self.desc.lake is None or self.desc.keyed):
+            self._truncate(self.truncating)
+        elif self.truncating and lake is not None:
             with contextlib.suppress(LakeheadError):
-                self.forget(ends, lake.proven_offsets(self.desc))
+                self.forget(self.truncating, lake.proven_offsets(self.desc))
 
     def as_of(self, schema_id: int) -> TableDescriptor:
         """The definition under which a request knows the table.
