@@ -52,6 +52,10 @@ fuzz: $(STAMP)  ## ask log, lake and DuckDB the same (SEED=first, CASES=how many
 attack: $(STAMP)  ## play the attacks that must be refused (part of make test, too)
 	$(BIN)/python -m pytest -q tests/attack $(ARGS)
 
+.PHONY: attack-fuzz
+attack-fuzz: $(STAMP)  ## damaged messages to a server and its clients (SEED=first, CASES=how many of each kind; an hour)
+	@$(BIN)/python -m tests.attack.wire_fuzz $(if $(SEED),--seed $(SEED)) $(if $(CASES),--cases $(CASES)) $(ARGS)
+
 .PHONY: audit sbom
 audit: $(STAMP)  ## look for known vulnerabilities in what the lock installs (ADVISORIES=all.zip of OSV)
 	@$(BIN)/python -m scripts.audit $(if $(ADVISORIES),--advisories $(ADVISORIES)) $(ARGS)

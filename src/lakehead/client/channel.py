@@ -54,9 +54,14 @@ _RECONNECT = [
 
 
 class Channel:
-    """A connection to one address, made when it is first used. Thread-safe."""
+    """A connection to one address, made when it is first used. Thread-safe.
 
-    def __init__(self, location: str, *, token: str | None, tls: Tls | None) -> None:
+    Attributes:
+        is_own: whether nobody but this user can listen there.
+    """
+
+    def __init__(self, location: str, *, token: str | None, tls: Tls | None, is_own: bool = False) -> None:
+        self.is_own = is_own
         options: dict[str, Any] = {} if tls is None else {"tls_root_certs": tls.authorities}
         if tls is not None and tls.chain is not None:
             options |= {"cert_chain": tls.chain, "private_key": tls.key}

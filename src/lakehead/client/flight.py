@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from lakehead.client import channel as ch
+from lakehead.client.received import streamed
 from lakehead.client.tails import SharedStream, Tails, may_share
-from lakehead.env.address import Address
+from lakehead.env.address import Address, SocketAddress
 from lakehead.env.credentials import FoundToken
 from lakehead.env.tls import Tls
 from lakehead.errors import (
@@ -33,7 +34,7 @@ from lakehead.errors import (
     UnavailableError,
     error_from_code,
 )
-from lakehead.protocol.codec import decode_error, decode_reply, decode_stream_header
+from lakehead.protocol.codec import decode_error, decode_reply
 from lakehead.protocol.messages import ErrorReply, R, Request, Stream, StreamHeader, Subscribe
 
 CALL_SECONDS = 120.0
@@ -57,6 +58,7 @@ class FlightEndpoint:
     def __init__(self, address: Address, *, token: str | FoundToken | None, tls: Tls | None = None) -> None:
         self._address = str(address)
         self._location = address.location(tls=tls is not None)
+        self._is_own = isinstance(address, SocketAddress)
         self._token = token
         self._tls = tls
         self._idle: list[ch.Exchange] = []
@@ -70,7 +72,7 @@ class FlightEndpoint:
 
     def _connected(self) -> ch.Channel:
         token = self._token() if isinstance(self._token, FoundToken) else self._token
-        channel = ch.Channel(self._location, token=token, tls=self._tls)
+        channel = ch.Channel(self._location, token=token, tls=self._tls, is_own=self._is_own)
         self._channels.add(channel)
         return channel
 
@@ -296,7 +298,7 @@ class FlightStream:
                     return
                 raise self._endpoint.failure(e, self._channel) from e
             self._inflow.taken()
-            yield decode_stream_header(chunk.app_metadata.to_pybytes()), chunk.data
+            yield streamed(chunk, from_own=self._channel.is_own)
 
     def close(self) -> None:
         if not self._closed:

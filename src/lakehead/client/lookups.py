@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from lakehead.client.patience import ask
+from lakehead.client.received import found_places, found_rows
 from lakehead.client.routes import Routes, by_server
 from lakehead.client.row_routing import halves, route, tablet_of
 from lakehead.env import Clock
-from lakehead.errors import InvalidRequestError, LimitExceededError, NotLeaderError
+from lakehead.errors import CorruptionError, InvalidRequestError, LimitExceededError, NotLeaderError
 from lakehead.format.plain import PlainKey, has_plain_rows, plain_key
 from lakehead.protocol import messages as m
 from lakehead.types import TableDescriptor, TabletKey
@@ -60,8 +61,9 @@ class Lookups:
         batches, order = [], []
         for i, asked in enumerate(places):
             if out[2 * i].size:
-                batches.append(pa.ipc.read_record_batch(out[2 * i], self._desc.schema))
-                found = np.frombuffer(out[2 * i + 1], np.int64)
+                batches.append(found_rows(out[2 * i], self._desc.schema))
+                count = keys.num_rows if asked is None else len(asked)
+                found = found_places(out[2 * i + 1], rows=batches[-1].num_rows, asked=count)
                 order.append(found if asked is None else asked[found])
         table = pa.Table.from_batches(batches, self._desc.schema)
         return table if len(batches) <= 1 else table.take(pa.array(np.argsort(np.concatenate(order), kind="stable")))
@@ -81,7 +83,7 @@ class Lookups:
             return None
         if out is None:
             return None
-        batches = [pa.ipc.read_record_batch(b, self._desc.schema) for b in out[::2] if b.size]
+        batches = [found_rows(b, self._desc.schema) for b in out[::2] if b.size]
         return pa.Table.from_batches(batches, self._desc.schema)
 
     def plain_key(self, key: object) -> PlainKey | None:
@@ -125,7 +127,7 @@ class Lookups:
             attachments.append((part if rows is None else part.take(pa.array(rows))).serialize())
         out = self._answers(refs, attachments, list(desc.prefix_key))
         assert out is not None
-        batches = [pa.ipc.read_record_batch(b, desc.schema) for b in out[::2] if b.size]
+        batches = [found_rows(b, desc.schema) for b in out[::2] if b.size]
         return pa.Table.from_batches(batches, desc.schema)
 
     def _answers(
@@ -138,7 +140,7 @@ class Lookups:
             try:
                 if len(servers := self._routes.servers(table_id)) == 1:
                     reply, found = ask(servers[0], self._clock, self._request(refs, prefix, as_of), attachments)
-                    return found if reply.exact else None
+                    return _two_each(found, refs) if reply.exact else None
                 out = [pa.py_buffer(b"")] * (2 * len(refs))
                 for endpoint, places in by_server(self._routes, table_id, [ref.key for ref in refs]):
                     at = None if as_of is None else [as_of[i] for i in places]
@@ -146,6 +148,7 @@ class Lookups:
                     reply, found = ask(endpoint, self._clock, request, [attachments[i] for i in places])
                     if not reply.exact:
                         return None
+                    _two_each(found, places)
                     for n, i in enumerate(places):
                         out[2 * i : 2 * i + 2] = found[2 * n : 2 * n + 2]
                 return out
@@ -163,3 +166,9 @@ class Lookups:
             prefix=prefix,
             as_of=as_of,
         )
+
+
+def _two_each(parts: list[pa.Buffer], tablets: Sized) -> list[pa.Buffer]:
+    if len(parts) != 2 * len(tablets):
+        raise CorruptionError(f"the server answered for {len(parts) / 2:g} tablets, and was asked for {len(tablets)}")
+    return parts

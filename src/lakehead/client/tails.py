@@ -20,9 +20,10 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from lakehead.client.channel import BROKEN, Channel, Queued, Wait
+from lakehead.client.received import streamed
 from lakehead.env.interrupts import Latch
 from lakehead.errors import LakeheadError
-from lakehead.protocol.codec import decode_stream_header, encode
+from lakehead.protocol.codec import encode
 from lakehead.protocol.messages import StreamHeader, Subscribe, TabletRange
 from lakehead.types import TabletKey
 
@@ -119,8 +120,8 @@ class Tail(Wait):
         while not self.cancelled:
             chunk = reader.read_chunk()
             self._channel.heard_at = time.monotonic()
-            header = decode_stream_header(chunk.app_metadata.to_pybytes())
-            self._tails.deliver(self, Item(header, chunk.data, chunk.data.get_total_buffer_size()))
+            header, rows = streamed(chunk, from_own=self._channel.is_own)
+            self._tails.deliver(self, Item(header, rows, rows.get_total_buffer_size()))
             self._wait_for_room()
 
     def _put(self, item: Any) -> None:
