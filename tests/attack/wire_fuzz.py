@@ -225,7 +225,8 @@ def watch(kind: str, seed: int, cases: int) -> bool:
             [*command, "--seed", str(seed), "--cases", str(cases)], stdout=subprocess.PIPE, stderr=errors, text=True
         )
         lines: SimpleQueue[str] = SimpleQueue()
-        Thread(target=_pass_on, args=[process, lines], daemon=True).start()
+        reader = Thread(target=_pass_on, args=[process, lines], daemon=True)
+        reader.start()
         outcomes: Counter[str] = Counter()
         held: list[int] = []
         began, wrong = time.monotonic(), ""
@@ -245,6 +246,7 @@ def watch(kind: str, seed: int, cases: int) -> bool:
             break
         process.kill()
         process.wait()
+        reader.join()
         seconds = time.monotonic() - began
         size = f"{held[min(_WARM, len(held)) - 1] >> 20} to {held[-1] >> 20} MiB" if held else ""
         print(f"{kind}: {sum(outcomes.values()):,} cases from {seed} in {seconds:.0f} s, {size}; {dict(outcomes)}")
@@ -256,8 +258,9 @@ def watch(kind: str, seed: int, cases: int) -> bool:
 
 def _pass_on(process: subprocess.Popen[str], lines: SimpleQueue[str]) -> None:
     assert process.stdout is not None
-    for line in process.stdout:
-        lines.put(line)
+    with process.stdout as told:
+        for line in told:
+            lines.put(line)
     lines.put("")
 
 
