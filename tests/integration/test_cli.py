@@ -175,6 +175,12 @@ def test_rows_go_in_and_come_out(where: str, tmp_path: Path, request: pytest.Fix
     rounds = [(r["rows"], r["deletes"], r["records"], list(r["seconds"])) for r in queued["rounds"]]
     # Known to the server that they were reported to, which in a folder ends with each command.
     assert rounds == ([(3, 0, 3, ["plan", "resolve", "write", "commit"])] if where == "server" else [])
+    assert all(r["cpu_seconds"] > 0 for r in queued["rounds"])
+    (queued,) = documents("tier", "status", "--files", **environ)[0]["tables"]
+    (bucket,) = queued["files"]
+    assert bucket.pop("bytes") > 0
+    assert bucket == {"partition": "", "bucket": 0, "files": 1, "delete_files": 0}
+    assert b"delete files" in lakehead("tier", "status", "--files", **environ).stdout
     looks = documents("top", "--every", 0.1, "--times", 2, **environ)
     assert [{t["table"]: t["rows_per_second"] for t in look["tables"]} for look in looks] == [
         {"shop.keyed": None, "shop.log": None},
@@ -324,6 +330,8 @@ def test_metrics_of_a_server_and_of_a_service(tmp_path: Path, wait_until: Callab
         assert found['lakehead_log_records_total{table="a.t"}'] == found['lakehead_round_rows_total{table="a.t"}'] == 3
         assert found['lakehead_rows{table="a.plain"}'] == 1 and found['lakehead_lake_lag_records{table="a.t"}'] == 0
         assert found['lakehead_last_round_seconds{phase="commit",table="a.t"}'] > 0
+        assert found['lakehead_last_round_cpu_seconds{table="a.t"}'] > 0
+        assert any(n.startswith("lakehead_tiering_job_memory_bytes") and v > 1 << 20 for n, v in found.items())
         assert found["process_resident_memory_bytes"] > 0 and not [n for n in found if "lag" in n and "plain" in n]
         with started("tier", "run", "--uri", told["uri"], "--local", "--metrics", "127.0.0.1:0") as service:
             assert service.stdout is not None

@@ -271,7 +271,8 @@ def tier_table(
         kept = run(_lake_of(handle, changelog=True), handle.desc.changelog, source)
         result = run(lake, handle.desc, HeldBack(source, kept.offsets))
         seconds = {"changelog": sum(kept.seconds.values()), **result.seconds}
-        result = replace(result, seconds=seconds, more=kept.more or result.more)
+        cpu_seconds = kept.cpu_seconds + result.cpu_seconds
+        result = replace(result, seconds=seconds, cpu_seconds=cpu_seconds, more=kept.more or result.more)
     if result.snapshot_id is not None:
         _report(
             handle,
@@ -284,6 +285,7 @@ def tier_table(
                 files=result.files,
                 bytes=result.bytes,
                 seconds=dict(result.seconds),
+                cpu_seconds=result.cpu_seconds,
             ),
         )
     return result

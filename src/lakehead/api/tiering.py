@@ -14,6 +14,7 @@ from lakehead.api.table import Table, handle_of
 from lakehead.client.table import TableHandle
 from lakehead.env import Env
 from lakehead.env.threads import Started
+from lakehead.env.usage import memory_bytes
 from lakehead.errors import AuthenticationError, ClosedError, LakeheadError, TableNotFoundError, UnavailableError
 from lakehead.lake.formats import format_of
 from lakehead.lake.marks import next_epoch
@@ -176,6 +177,7 @@ class ConnectionTables(Generic[C]):
             has=sorted(has),
             without=sorted(without),
             leaving=leaving,
+            memory_bytes=memory_bytes(),
         )
         return con._ask(request)
 

@@ -60,14 +60,18 @@ class ServerMetrics:
                 allowed.add_metric([s["table"]], parse_duration_ms(s["freshness"]) / 1000)
         phases = GaugeMetricFamily("lakehead_last_round_seconds", "What it took.", labels=["table", "phase"])
         size = GaugeMetricFamily("lakehead_last_round_bytes", "Bytes of the files that it added.", labels=["table"])
+        cpu = GaugeMetricFamily("lakehead_last_round_cpu_seconds", "CPU that it took.", labels=["table"])
         for t in told.tables:
+            cpu.add_metric([t.table], t.rounds[-1].cpu_seconds)
             for phase, seconds in t.rounds[-1].seconds.items():
                 phases.add_metric([t.table, phase], seconds)
             size.add_metric([t.table], t.rounds[-1].bytes)
         jobs = GaugeMetricFamily("lakehead_tiering_job_tables", "Tables of a tiering job.", labels=["job"])
+        memory = GaugeMetricFamily("lakehead_tiering_job_memory_bytes", "Memory of its process.", labels=["job"])
         for job in told.jobs:
             jobs.add_metric([job.name], job.tables)
-        yield from (tables, records, rows, lag, age, allowed, phases, size, jobs)
+            memory.add_metric([job.name], job.memory_bytes)
+        yield from (tables, records, rows, lag, age, allowed, phases, size, cpu, jobs, memory)
 
 
 class RoundMetrics:

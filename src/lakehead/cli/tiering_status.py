@@ -18,19 +18,28 @@ if TYPE_CHECKING:
     from lakehead.protocol.tiering import RoundInfo, TieringStatus
 
 _COLUMNS = ("table", "lag rows", "lag", "freshness", "state", "last round", "job")
+_JOB_COLUMNS = ("job", "tables", "asked", "memory")
+_FILE_COLUMNS = ("table", "partition", "bucket", "files", "delete files", "bytes")
 
 
-def status(session: Session) -> None:
+def status(
+    session: Session,
+    files: Annotated[bool, typer.Option("--files", help="Also the lake's files of each bucket.")] = False,
+) -> None:
     """Show the lake tables, the one nearest to missing its freshness first, and the jobs that tier them."""
     with session.connect() as con:
         told = con.tiering_status()
         states = _states(con, told)
+        held = {s["table"]: _files(con, s["table"]) for s in states} if files else {}
     if session.json:
-        write_json({"tables": [_plain(s) for s in states], "jobs": [_job(j) for j in told.jobs]})
+        tables = [_plain(s) | ({"files": held[s["table"]]} if files else {}) for s in states]
+        write_json({"tables": tables, "jobs": [_job(j) for j in told.jobs]})
         return
     write_table(_COLUMNS, [_cells(s) for s in states])
+    if files:
+        write_table(_FILE_COLUMNS, [(name, *bucket.values()) for name, found in held.items() for bucket in found])
     if told.jobs:
-        write_table(("job", "tables", "asked"), _job_cells(told))
+        write_table(_JOB_COLUMNS, _job_cells(told))
     else:
         typer.echo("no tiering job asks this server: see `lakehead tier run`, `lakehead server --tier`")
 
@@ -87,7 +96,19 @@ def _show_top(
         rows.append((s["table"], s["rows"], "–" if rate is None else f"{rate:,.0f}", *lake))
     write_table(("table", "rows", "rows/s", *_COLUMNS[1:]), rows, title=uri)
     if told.jobs:
-        write_table(("job", "tables", "asked"), _job_cells(told))
+        write_table(_JOB_COLUMNS, _job_cells(told))
+
+
+def _files(con: Connection, name: str) -> list[dict[str, Any]]:
+    """Of each bucket that the lake holds, the files of its newest snapshot and the bytes of the data."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    deletes: dict[tuple[str, int], set[str]] = {}
+    for f in con.table(name).lake.files().to_pylist():
+        key = f["partition"] or "", -1 if f["bucket"] is None else f["bucket"]
+        of = found.setdefault(key, {"partition": key[0], "bucket": key[1], "files": 0, "delete_files": 0, "bytes": 0})
+        deletes.setdefault(key, set()).update(f["delete_files"])
+        of.update(files=of["files"] + 1, delete_files=len(deletes[key]), bytes=of["bytes"] + f["bytes"])
+    return [found[key] for key in sorted(found)]
 
 
 def _states(
@@ -123,7 +144,7 @@ def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _job(job: Any) -> dict[str, Any]:
-    return {"name": job.name, "tables": job.tables, "silent_seconds": job.silent_seconds}
+    return {f: getattr(job, f) for f in job.__struct_fields__}
 
 
 def _cells(state: Mapping[str, Any]) -> tuple[object, ...]:
@@ -149,9 +170,12 @@ def _word(state: Mapping[str, Any], last: RoundInfo | None) -> str:
 
 def _round_text(last: RoundInfo) -> str:
     phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in last.seconds.items() if seconds >= 0.005)
-    took = f"{sum(last.seconds.values()):.2f} s"
+    took = f"{sum(last.seconds.values()):.2f} s, {last.cpu_seconds:.2f} s of CPU"
     return f"{count_text(last.rows, 'row')} in {took}" + (f" ({phases})" if phases else "")
 
 
 def _job_cells(told: TieringStatus) -> list[tuple[object, ...]]:
-    return [(j.name, j.tables, f"{seconds_text(j.silent_seconds)} ago") for j in told.jobs]
+    return [
+        (j.name, j.tables, f"{seconds_text(j.silent_seconds)} ago", f"{j.memory_bytes / (1 << 20):,.0f} MiB")
+        for j in told.jobs
+    ]

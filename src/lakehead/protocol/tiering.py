@@ -39,7 +39,8 @@ class AskTieringWork(Request[TieringWork], frozen=True, kw_only=True):
 
     ``tables`` are the names and patterns that it is for; `TableChoice` reads them. ``has`` are ids of tables that it
     may be working on, ``without`` of some that it leaves to others. ``number`` grows with each question: one that
-    arrives late changes nothing. A ``job_id`` of no letters is nobody's, who is told of all tables.
+    arrives late changes nothing. A ``job_id`` of no letters is nobody's, who is told of all tables. ``memory_bytes`` is
+    what its process has in use.
     """
 
     privilege = Privilege.TIER
@@ -50,6 +51,7 @@ class AskTieringWork(Request[TieringWork], frozen=True, kw_only=True):
     has: list[str]
     without: list[str]
     leaving: bool = False
+    memory_bytes: Int64 = 0
 
     @property
     def idempotent(self) -> bool:
@@ -59,7 +61,7 @@ class AskTieringWork(Request[TieringWork], frozen=True, kw_only=True):
 
 class RoundInfo(Message, frozen=True, kw_only=True):
     """What a round did: records of the log that it moved, rows added to the lake, older ones deleted, data files added
-    and their bytes, and the seconds of its phases, in their order."""
+    and their bytes, the seconds of its phases, in their order, and of CPU."""
 
     job: Name
     snapshot_id: Int64
@@ -69,6 +71,7 @@ class RoundInfo(Message, frozen=True, kw_only=True):
     files: Int64
     bytes: Int64
     seconds: Annotated[dict[Name, float], msgspec.Meta(max_length=16)]
+    cpu_seconds: float = 0.0
 
 
 class ReportTiered(TableRequest[Done], frozen=True, kw_only=True):
@@ -80,11 +83,12 @@ class ReportTiered(TableRequest[Done], frozen=True, kw_only=True):
 
 
 class JobInfo(Message, frozen=True, kw_only=True):
-    """A tiering job that lives: the tables that it has, and the seconds since it asked for work."""
+    """A tiering job that lives: the tables that it has, the seconds since it asked for work, and its memory."""
 
     name: str
     tables: Int64
     silent_seconds: float
+    memory_bytes: Int64 = 0
 
 
 class TableRounds(Message, frozen=True, kw_only=True):

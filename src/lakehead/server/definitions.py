@@ -316,13 +316,23 @@ class Definitions:
         own: Collection[str] = wanted.keys()
         if request.job_id:
             has = [t for t in request.has if may(caller, Privilege.TIER, t)]
-            own = self._jobs.ask(job_id, request.name, number=request.number, wants=wanted.keys(), has=has)
+            own = self._jobs.ask(
+                job_id,
+                request.name,
+                number=request.number,
+                wants=wanted.keys(),
+                has=has,
+                memory_bytes=request.memory_bytes,
+            )
         ends = {live.desc.table_id: live.log_end for live in self._tables.open_tables()}
         return TieringWork(tables=[_tiered(t, ends.get(i)) for i, t in wanted.items() if i in own])
 
     def tiering_status(self, request: AskTieringStatus, caller: Caller) -> TieringStatus:
         """See `AskTieringStatus`."""
-        jobs = [JobInfo(name=job.name, tables=n, silent_seconds=silent) for job, n, silent in self._jobs.listed()]
+        jobs = [
+            JobInfo(name=job.name, tables=n, silent_seconds=silent, memory_bytes=job.memory_bytes)
+            for job, n, silent in self._jobs.listed()
+        ]
         tables = [(str(t.path), self._jobs.rounds(t.table_id)) for t in self._known(caller, Privilege.DESCRIBE)]
         return TieringStatus(
             jobs=jobs,

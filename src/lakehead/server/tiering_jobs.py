@@ -33,6 +33,7 @@ class Job:
         asked_at: on a clock that never goes back.
         number: of its newest question.
         resumes: whether it had tables when it first asked.
+        memory_bytes: of its process.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Job:
     asked_at: float = 0.0
     number: int = -1
     resumes: bool = False
+    memory_bytes: int = 0
 
 
 class TieringJobs:
@@ -55,7 +57,14 @@ class TieringJobs:
         self._rounds: dict[str, deque[tuple[RoundInfo, float]]] = {}
 
     def ask(
-        self, job_id: str, name: str, *, number: int, wants: Collection[str], has: Collection[str]
+        self,
+        job_id: str,
+        name: str,
+        *,
+        number: int,
+        wants: Collection[str],
+        has: Collection[str],
+        memory_bytes: int = 0,
     ) -> frozenset[str]:
         """Take in that a job lives, and say which tables are its own until it asks again.
 
@@ -65,6 +74,7 @@ class TieringJobs:
             number: grows with each question, and is the same when one is repeated; an older one is passed by.
             wants: ids of tables that it would work on.
             has: those that it may be working on.
+            memory_bytes: of its process.
 
         Raises:
             OverloadedError: `JOBS_MAX` others ask.
@@ -80,6 +90,7 @@ class TieringJobs:
                 return frozenset()
             told = job.has if number == job.number else ()
             job.wants, job.has, job.asked_at, job.number = frozenset(wants), {*has, *told}, now, number
+            job.memory_bytes = memory_bytes
             for table_id in [t for t in self._owned(job_id) if t not in job.wants]:
                 del self._owners[table_id]
             for table_id in job.wants & job.has:

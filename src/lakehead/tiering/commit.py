@@ -66,6 +66,7 @@ class CommitResult:
         records: of the log that were moved.
         bytes: of the files added.
         seconds: of the round's phases, in their order.
+        cpu_seconds: of all threads and processes that worked on it.
     """
 
     snapshot_id: int | None
@@ -77,6 +78,7 @@ class CommitResult:
     records: int = 0
     bytes: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
+    cpu_seconds: float = 0.0
 
 
 def commit_round(lake: LakeTable, plan: RoundPlan, files: Sequence[WrittenFile], *, clock: Clock) -> CommitResult:

@@ -23,7 +23,7 @@ from lakehead.predicate.read_spec import ReadSpec
 from lakehead.tiering.commit import commit_round
 from lakehead.tiering.compaction_plan import TURN_BYTES, Rewrite, plan_rewrites
 from lakehead.tiering.executor import Executor, here
-from lakehead.tiering.round import TaskResult, discard
+from lakehead.tiering.round import TaskResult, discard, written_by
 from lakehead.tiering.round_plan import RoundPlan
 from lakehead.types import Epoch, TableDescriptor
 
@@ -124,8 +124,7 @@ def compact(
 def rewrite_files(rewrite: Rewrite, source: LakeSource, writer: DataWriter, spec: ReadSpec) -> TaskResult:
     """Write the live rows of files, in their order, as new ones. May run anywhere; a repeat writes other files."""
     rows = (batch for file in rewrite.files for batch in source.read([file], spec))
-    files = writer.write(rows, rewrite.tablet)
-    return TaskResult(sum(f.record_count for f in files), tuple(files))
+    return written_by(writer, rows, rewrite.tablet)
 
 
 def _require_all(lake: LakeTable, rewrites: Sequence[Rewrite], results: Sequence[TaskResult]) -> None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from lakehead.env import Env
 from lakehead.env.clock import Clock
+from lakehead.env.usage import CpuTime
 from lakehead.errors import (
     CommitConflictError,
     CorruptionError,
@@ -47,10 +48,11 @@ _PLANS_MAX = 4
 
 @dataclass(frozen=True)
 class TaskResult:
-    """Files that a task wrote, and the rows in them."""
+    """Files that a task wrote, the rows in them, and the CPU that it took."""
 
     rows: int
     files: tuple[WrittenFile, ...]
+    cpu: CpuTime
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def run_round(
         LakeStateError: lake and log contradict each other.
         UnavailableError: the catalog cannot be reached; nothing landed.
     """
-    watch = _Stopwatch(env.clock)
+    watch, began = _Stopwatch(env.clock), CpuTime.now()
     version, plan = _plan(
         lake,
         desc,
@@ -139,7 +141,9 @@ def run_round(
     try:
         result = commit_round(lake, plan, [f for r in results for f in r.files], clock=env.clock)
         watch.lap("commit")
-        return replace(result, seconds=watch.laps)
+        mine = CpuTime.now().since(began)
+        elsewhere = sum(r.cpu.seconds for r in results if r.cpu.thread != mine.thread)
+        return replace(result, seconds=watch.laps, cpu_seconds=mine.seconds + elsewhere)
     except TieringFencedError as e:
         if epoch is not None:
             raise
@@ -215,8 +219,14 @@ def execute_task(task: TieringTask, source: HotSource, writer: DataWriter) -> Ta
         OffsetOutOfRangeError: the log no longer has the range.
         LakeStateError: the log lacks part of the range, or the lake table's columns do not fit.
     """
-    files = writer.write(_live_batches(task, source), task.tablet)
-    return TaskResult(sum(f.record_count for f in files), tuple(files))
+    return written_by(writer, _live_batches(task, source), task.tablet)
+
+
+def written_by(writer: DataWriter, rows: Iterable[pa.RecordBatch], tablet: TabletKey) -> TaskResult:
+    """Write rows of a tablet as data files."""
+    began = CpuTime.now()
+    files = writer.write(rows, tablet)
+    return TaskResult(sum(f.record_count for f in files), tuple(files), CpuTime.now().since(began))
 
 
 def _live_batches(task: TieringTask, source: HotSource) -> Iterator[pa.RecordBatch]:

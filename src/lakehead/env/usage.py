@@ -1,0 +1,37 @@
+"""What this process uses, for people who look."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CpuTime:
+    """CPU seconds of one thread; picklable."""
+
+    thread: tuple[int, int]
+    seconds: float
+
+    @classmethod
+    def now(cls) -> CpuTime:
+        """Of this thread, since it began."""
+        return cls((os.getpid(), threading.get_ident()), time.thread_time())
+
+    def since(self, began: CpuTime) -> CpuTime:
+        """Between an earlier `now` of the same thread and this one."""
+        return CpuTime(self.thread, self.seconds - began.seconds)
+
+
+def memory_bytes() -> int:
+    """Memory that this process has in use; where the system does not say, the most that it ever had."""
+    try:
+        with open("/proc/self/statm") as f:
+            return int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+    except OSError:
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024
