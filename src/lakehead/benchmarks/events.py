@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,3 +41,9 @@ def event_batches(rows: int) -> list[pa.RecordBatch]:
         }
     )
     return [b for b in table.combine_chunks().to_batches(max_chunksize=BATCH_ROWS)]
+
+
+def rate(batches: Sequence[pa.RecordBatch], seconds: float) -> str:
+    """What it is to have moved these rows in so many seconds, for people."""
+    rows, size = sum(b.num_rows for b in batches), sum(b.nbytes for b in batches)
+    return f"{rows / seconds / 1e6:.2f} M rows/s {size / seconds / 1e6:.0f} MB/s"

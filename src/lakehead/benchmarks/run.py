@@ -28,19 +28,32 @@ import pyarrow.parquet as pq
 
 import lakehead as lh
 from lakehead.benchmarks.durability import concurrent_writers, restart
-from lakehead.benchmarks.events import BATCH_ROWS, Figure, event_batches
+from lakehead.benchmarks.events import BATCH_ROWS, Figure, event_batches, rate
 from lakehead.benchmarks.fanout import fanout
 from lakehead.benchmarks.smallwrites import small_writes
+from lakehead.benchmarks.tiering import tiering
+from lakehead.benchmarks.tiering_service import Sizes
+from lakehead.benchmarks.tiering_spark import tiering_on_spark
 from lakehead.server.flight_limit import noop_put_seconds
 
-PARTS = ("embedded", "loopback", "smallwrites", "push", "fanout", "lake", "writers", "restart")
+PARTS = ("embedded", "loopback", "smallwrites", "push", "fanout", "lake", "writers", "restart", "tiering")
+ASKED_PARTS = ("tiering-spark",)
+"""Those that are measured when they are named alone."""
 
 
 def run_bench(
-    *, rows: int = 1_000_000, output: str = "text", folder: str | None = None, only: Sequence[str] = ()
+    *,
+    rows: int = 1_000_000,
+    output: str = "text",
+    folder: str | None = None,
+    only: Sequence[str] = (),
+    sizes: Sizes | None = None,
 ) -> int:
-    """Measure everything, or ``only`` some parts of `PARTS`, in a temporary folder inside ``folder`` (default: the
-    current one) and print it.
+    """Measure all `PARTS`, or ``only`` some of them and `ASKED_PARTS`, in a temporary folder inside ``folder``
+    (default: the current one) and print it.
+
+    Args:
+        sizes: of the part ``tiering``.
 
     Raises:
         InvalidRequestError: there is no such part.
@@ -54,9 +67,11 @@ def run_bench(
         "lake": _lake,
         "writers": concurrent_writers,
         "restart": restart,
+        "tiering": partial(tiering, _server, sizes or Sizes()),
+        "tiering-spark": tiering_on_spark,
     }
     if unknown := [p for p in only if p not in parts]:
-        raise lh.InvalidRequestError(f"there is no part {unknown[0]!r} of the benchmark: {', '.join(PARTS)}")
+        raise lh.InvalidRequestError(f"there is no part {unknown[0]!r} of the benchmark: {', '.join(parts)}")
     base = tempfile.mkdtemp(prefix="lakehead-bench-", dir=folder or os.getcwd())
     figures: list[Figure] = []
     try:
@@ -79,11 +94,6 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _rate(batches: Sequence[pa.RecordBatch], seconds: float) -> str:
-    rows, size = sum(b.num_rows for b in batches), sum(b.nbytes for b in batches)
-    return f"{rows / seconds / 1e6:.2f} M rows/s {size / seconds / 1e6:.0f} MB/s"
-
-
 def _percentiles(work: Callable[[int], object], times: int = 2000) -> str:
     taken = [_seconds(lambda i=i: work(i)) * 1e3 for i in range(times)]  # type: ignore[misc]
     return "{:.3f} / {:.3f} ms".format(*np.percentile(taken, [50, 99]))
@@ -103,13 +113,13 @@ def _engine(con: lh.Connection, batches: Sequence[pa.RecordBatch], where: str, n
     for durability in ("sync", "os"):
         log = con.create_table(f"bench.log_{where}_{durability}", schema, durability=durability)
         took = _seconds(_each(log.append, batches))
-        beside = f"no-op Flight put {_rate(batches, noop)}"
-        yield Figure(f"append, {where}, durability={durability}", _rate(batches, took), beside, noop / took)
+        beside = f"no-op Flight put {rate(batches, noop)}"
+        yield Figure(f"append, {where}, durability={durability}", rate(batches, took), beside, noop / took)
     took = _seconds(lambda: log.scan().to_arrow())
-    yield Figure(f"scan the log, all columns, {where}", _rate(batches, took))
+    yield Figure(f"scan the log, all columns, {where}", rate(batches, took))
     keyed = con.create_table(f"bench.keyed_{where}", schema, primary_key=["event_id"])
-    yield Figure(f"upsert, new keys, {where}", _rate(batches, _seconds(_each(keyed.upsert, batches))))
-    yield Figure(f"upsert, existing keys, {where}", _rate(batches, _seconds(_each(keyed.upsert, batches))))
+    yield Figure(f"upsert, new keys, {where}", rate(batches, _seconds(_each(keyed.upsert, batches))))
+    yield Figure(f"upsert, existing keys, {where}", rate(batches, _seconds(_each(keyed.upsert, batches))))
     order = np.random.default_rng(2).permutation(rows)
     asked = [pa.table({"event_id": order[i : i + BATCH_ROWS]}) for i in range(0, rows, BATCH_ROWS)]
     took = _seconds(lambda: [keyed.lookup(k) for k in asked])

@@ -36,14 +36,21 @@ def bench(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this part: embedded, loopback, smallwrites, push, fanout, lake, writers, restart; repeat it."
+            help="Only this part: embedded, loopback, smallwrites, push, fanout, lake, writers, restart, tiering,"
+            " tiering-spark; repeat it. Without it all but the last."
         ),
     ] = None,
+    commits: Annotated[int, typer.Option(help="tiering: small rounds of one table, one after the other.", min=20)] = (
+        200
+    ),
+    seconds: Annotated[float, typer.Option(help="tiering: least time of each load.", min=0.1)] = 20.0,
 ) -> None:
     """Measure the published figures on this machine."""
     from lakehead.benchmarks.run import run_bench
+    from lakehead.benchmarks.tiering_service import Sizes
 
-    _exit(run_bench(rows=rows, output=session.output.value, folder=folder, only=only or ()))
+    sizes = Sizes(commits=commits, seconds=seconds)
+    _exit(run_bench(rows=rows, output=session.output.value, folder=folder, only=only or (), sizes=sizes))
 
 
 def _exit(code: object) -> None:
