@@ -157,6 +157,7 @@ CALLS: dict[str, Callable[[lh.Table], object]] = {
     "offsets": lambda t: t.lake.offsets(),
     "snapshots": lambda t: t.lake.snapshots(),
     "files": lambda t: t.lake.files(),
+    "changelog": lambda t: t.lake.changelog.files(),
     "iceberg": lambda t: t.lake.iceberg(),
     "metadata": lambda t: t.lake.metadata_location,
     "tier": lambda t: t.lake.tier(),
@@ -181,7 +182,8 @@ def test_a_table_that_others_altered_is_used_as_before(con: lh.Connection, call:
     schema = pa.schema([("k", pa.int64()), ("line", pa.int64()), *list(SCHEMA)[1:]])
     if call is not CALLS["prefix_lookup"]:
         key, schema = ["k"], SCHEMA
-    table = con.create_table("t", schema, primary_key=key, bucket_key=["k"], lake="iceberg")
+    kept = call is CALLS["changelog"]
+    table = con.create_table("t", schema, primary_key=key, bucket_key=["k"], lake="iceberg", lake_changelog=kept)
     table.upsert([{**old(1), **({"line": 1} if "line" in key else {})}])
     con.tier("t")
     stale, lake = con.table("t"), con.table("t").lake
