@@ -21,7 +21,7 @@ import numpy as np
 from tests.crash.deployment import PATIENCE_SECONDS, Counts
 from tests.crash.history import WrongDataError
 from tests.crash.quiet import quiet_stderr
-from tests.crash.suite import Player, deck, missed_points, spark_deck
+from tests.crash.suite import Player, deck, missed_points, query_deck, spark_deck
 
 from lakehead.client import patience
 
@@ -39,8 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     root.mkdir(parents=True, exist_ok=True)
     wanted = given.only
     steps = [s for s in deck(seed) if not wanted or s.kind in wanted or s.point in wanted]
-    on_spark = [] if given.no_spark else [s for s in spark_deck(seed) if not wanted or s.kind in wanted]
-    print(f"crash suite, seed {seed}: {len(steps)} steps and {len(on_spark)} with Spark, in {root}", flush=True)
+    on_spark, queries = (
+        [] if given.no_spark else [s for s in made(seed) if not wanted or s.kind in wanted]
+        for made in (spark_deck, query_deck)
+    )
+    with_spark = len(on_spark) + len(queries)
+    print(f"crash suite, seed {seed}: {len(steps)} steps and {with_spark} with Spark, in {root}", flush=True)
     begin = time.perf_counter()
     player = Player(root, seed, lambda text: print(text, flush=True))
     wrong = ""
@@ -48,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             if on_spark:
                 player.play_spark(on_spark)
+            player.play_queries(queries)
             player.play(steps)
         except WrongDataError as e:
             wrong = str(e)

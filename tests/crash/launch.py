@@ -3,8 +3,8 @@
 * ``launch.py server --data ...``: any `lakehead` command
 * ``launch.py rounds URI``: rounds and maintenance in this process: ``tier``, ``maintain``, ``clean`` or ``truncate``
   and a table's name a line in, a JSON line out for each
-* ``launch.py streams URI CHECKPOINTS TABLES``: streams that copy tables, of which ``TABLES`` is a JSON object, until
-  they are killed; one that ends is begun again from its checkpoint
+* ``launch.py streams URI CHECKPOINTS KIND``: streaming queries (see `tests.crash.queries`) until they are killed; one
+  that ends is begun again from its checkpoint
 * ``launch.py -m MODULE ARGS``: a module, as Spark starts its Python workers
 """
 
@@ -75,29 +75,25 @@ def rounds(uri: str) -> None:
         print(json.dumps(answer), flush=True)
 
 
-def streams(uri: str, checkpoints: str, tables: dict[str, str]) -> None:
-    """Copy tables, each by a stream."""
+def streams(uri: str, checkpoints: str, kind: str) -> None:
+    """Run the queries of a kind."""
+    from tests.crash.queries import queries_of
+
     import lakehead.spark as lhs
 
-    spark = lhs.session(_connect(uri))
-
-    def copy(source: str, target: str) -> StreamingQuery:
-        stream = spark.readStream.format("lakehead").options(uri=uri, table=source, start="earliest").load()
-        sink = {"uri": uri, "table": target, "checkpointLocation": f"{checkpoints}/{target}"}
-        return stream.writeStream.format("lakehead").options(**sink).start()
-
+    begins = queries_of(kind, lhs.session(_connect(uri)), uri, checkpoints)
     # In this thread: Spark looks for Python sources in the session that is the thread's.
-    queries: dict[str, StreamingQuery | None] = dict.fromkeys(tables)
+    queries: dict[str, StreamingQuery | None] = dict.fromkeys(begins)
     while True:
-        for source, query in queries.items():
+        for name, query in queries.items():
             if query is not None and query.isActive:
                 continue
             if query is not None:
-                print(f"the stream of {source} ended: {query.exception()}", file=sys.stderr, flush=True)
+                print(f"query {name} ended: {query.exception()}", file=sys.stderr, flush=True)
             try:
-                queries[source] = copy(source, tables[source])
+                queries[name] = begins[name]()
             except Exception as e:
-                print(f"the stream of {source} did not begin: {e}", file=sys.stderr, flush=True)
+                print(f"query {name} did not begin: {e}", file=sys.stderr, flush=True)
         threading.Event().wait(0.2)
 
 
@@ -120,7 +116,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "rounds":
         rounds(sys.argv[2])
     elif sys.argv[1] == "streams":
-        streams(sys.argv[2], sys.argv[3], json.loads(sys.argv[4]))
+        streams(*sys.argv[2:5])
     elif sys.argv[1] == "-m":
         module, sys.argv[:] = sys.argv[2], sys.argv[2:]
         runpy.run_module(module, run_name="__main__", alter_sys=True)

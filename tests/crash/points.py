@@ -118,6 +118,8 @@ PUBLISH = (
     "folder.remove.before", "folder.remove.half", "folder.remove.after", "answer.Publish",
 )  # fmt: skip
 """What a job has staged is written to the tablets, and then removed."""
+PUBLISHER = ("stage.before", "stage.after", "publish.before", "publish.after")
+"""Of who stages and publishes: around a piece, and around the request that decides."""
 JOB = ("round.read", "lake.data.closed", "catalog.commit.before", "catalog.commit.after")
 MAINTENANCE_ROUNDS = 3
 """After so many rounds the tiering service does maintenance here."""
@@ -208,6 +210,7 @@ def install(plan: str) -> None:
                 "lakehead.server.tablet": functools.partial(_wrap_tablet, points),
                 "lakehead.server.service": functools.partial(_wrap_service, points),
                 "lakehead.server.maintenance": lambda m: points.around(m.Maintenance, "run", "maintain"),
+                "lakehead.client.staging": functools.partial(_wrap_staging, points),
                 "lakehead.client.remote_log": functools.partial(_wrap_client, points),
                 "lakehead.iceberg.file_io": functools.partial(_wrap_lake_files, points),
                 "lakehead.iceberg.staging": lambda m: points.around(m, "swap_metadata", "catalog.commit"),
@@ -430,6 +433,11 @@ def _wrap_client(points: Points, module: ModuleType) -> None:
             yield batch
 
     client.watermarks, client.read = watermarked, reading
+
+
+def _wrap_staging(points: Points, module: ModuleType) -> None:
+    points.around(module.Staging, "send", "stage")
+    points.around(module, "publish_together", "publish")
 
 
 def _lake_kind(path: str) -> str:

@@ -1,39 +1,56 @@
-"""Spark streams that copy tables while servers, drivers and workers are killed: the copies have each row once."""
+"""Streaming queries that are killed, and their servers: what they write has each row of what they read once."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 from tests.crash import points
 from tests.crash.deployment import Deployment
 from tests.crash.history import require
 from tests.crash.processes import SparkChild, wait_until
+from tests.crash.query_history import LAYERS, READ, TOGETHER, wrong_tables
 from tests.crash.tools import Step, Tools
 
 STREAM_SECONDS = 400.0
-COPIED = {"t.log_sync": "s.log_sync", "t.log_lake": "s.log_lake"}
+SETTLE_SECONDS = 60.0
+"""For a server to end a publication that nobody asks for any more."""
+REACH_SECONDS = 20.0
+_SERVER = ("staged.", "command.", "answer.")
+"""Points of the server that only publications come to; other writes come to the rest, too."""
+_DECIDED = ("command.BeginPublication.after", "segment.append.torn", "command.EndPublication.after")
+"""Points after which the server alone must end a publication; the driver dies with it there."""
 
 
 def stream_deck() -> list[Step]:
-    """The steps that are played here, each once."""
-    server = [p for p in (*points.STAGE, *points.PUBLISH) if p.startswith(("staged.", "command.", "answer."))]
+    """The steps with queries that copy tables, each once."""
+    server = [p for p in (*points.STAGE, *points.PUBLISH) if p.startswith(_SERVER)]
     return [Step("stream", p) for p in (*server, "server", "driver", "worker", "driver", "worker")]
 
 
-class Streams(SparkChild):
-    """Streaming queries in a driver with its JVM and its Python workers; they go on from their checkpoints."""
+def layers_deck() -> list[Step]:
+    """The steps with queries that write several tables from a micro-batch, each once."""
+    driver = [f"driver: {p}" for p in points.PUBLISHER]
+    server = (*points.STAGE, *points.PUBLISH, "server", "server")
+    steps = (*server, *driver, "worker: stage.before", "worker: stage.after", "driver", "driver", "worker", "worker")
+    return [Step(kind, p) for kind in ("pipeline", "changes") for p in steps if _comes_to(kind, p)]
 
-    def __init__(self, work: Path) -> None:
-        super().__init__(work, "streams")
+
+def _comes_to(kind: str, point: str) -> bool:
+    """Changes are staged by tasks alone."""
+    return kind == "pipeline" or not point.startswith("driver: stage.")
+
+
+class Streams(SparkChild):
+    """Queries of one kind in a driver with its JVM and its Python workers; they go on from their checkpoints."""
+
+    def __init__(self, work: Path, kind: str) -> None:
+        super().__init__(work, f"{kind}-queries")
+        self.kind = kind
         self._checkpoints = work / "checkpoints"
 
     def start(self, uri: str) -> None:
         """Begin to start."""
-        self.spawn_spark("streams", uri, str(self._checkpoints), json.dumps(COPIED))
+        self.spawn_spark("streams", uri, str(self._checkpoints), self.kind)
 
 
 class StreamSteps(Tools):
@@ -42,65 +59,121 @@ class StreamSteps(Tools):
     _streams: Streams | None = None
 
     def _stream(self, deployment: Deployment, step: Step) -> None:
-        """Something of a copying stream dies: the copies get each row once."""
-        if self._streams is None:
-            self._streams = Streams(deployment.work)
-            self._streams.start(deployment.server.uri)
-        streams = self._streams
+        """Something of copying queries dies."""
+        self._killed_while_queries_run(deployment, step)
+
+    def _pipeline(self, deployment: Deployment, step: Step) -> None:
+        """Something of a query that writes bronze, silver and gold dies."""
+        for name, (schema, key) in LAYERS.items():
+            deployment.con.create_table(name, schema, primary_key=key, buckets=2, if_not_exists=True)
+        self._killed_while_queries_run(deployment, step)
+
+    def _changes(self, deployment: Deployment, step: Step) -> None:
+        """Something of queries that apply changes, as dimensions of type 1 and 2, dies."""
+        self._killed_while_queries_run(deployment, step)
+
+    def _killed_while_queries_run(self, deployment: Deployment, step: Step) -> None:
+        streams = self._running(deployment, step.kind)
         deployment.gate.open()
         self._wait(0.3, 1.0)
-        match step.point:
-            case "driver":
+        match step.point.split(": "):
+            case ["driver"]:
                 self._wait(0.0, 2.0)
-                streams.kill()
-                streams.start(deployment.server.uri)
+                self._driver_dies(deployment, streams)
                 self._count(str(step), True)
-            case "worker":
+            case ["driver", point]:
+                streams.arm(point, nth=self._nth_piece(step))
+                wait_until(lambda: not streams.alive, STREAM_SECONDS)
+                self._count(str(step), streams.reached)
+                self._driver_dies(deployment, streams)
+            case ["worker"]:
                 hit = wait_until(lambda: bool(streams.workers()), STREAM_SECONDS)
                 self._wait(0.0, 1.0)
                 for worker in streams.workers()[:1]:
                     worker.kill()
                 self._count(str(step), hit)
-            case "server":
+            case ["worker", point]:
+                streams.arm_worker(point)
+                if step.kind == "pipeline":  # Its first micro-batch is staged by tasks, whatever its size.
+                    self._driver_dies(deployment, streams)
+                self._count(str(step), wait_until(lambda: streams.worker_reached, STREAM_SECONDS))
+            case ["server"]:
                 self._wait(0.0, 2.0)
-                deployment.server.kill()
-                deployment.restart()
+                self._server_dies(deployment, streams)
                 self._count(str(step), True)
-            case point:
-                deployment.server.arm(point, nth=self._nth(point))
-                wait_until(lambda: not deployment.server.alive, STREAM_SECONDS)
+            case _:
+                self._reach(deployment, step)
                 self._count(str(step), deployment.server.reached)
-                deployment.server.kill()
-                deployment.restart()
+                self._server_dies(deployment, streams, and_driver=step.kind != "stream" and step.point in _DECIDED)
         self._wait(0.3, 1.0)
         deployment.gate.shut()
         self._caught_up(deployment, streams)
         deployment.check()
 
+    def _running(self, deployment: Deployment, kind: str) -> Streams:
+        """The queries of a kind; those of others end."""
+        if self._streams is None or self._streams.kind != kind:
+            self.end_streams()
+            self._streams = Streams(deployment.work, kind)
+            self._streams.start(deployment.server.uri)
+        return self._streams
+
+    def _nth_piece(self, step: Step) -> int:
+        """Of copies each point is as good as the next; others come to it for one table after the other."""
+        point = step.point.removeprefix("driver: ")
+        often = point.startswith(("segment.", "command.End", "folder.", "staged.", "stage.", "answer.Stage"))
+        return 1 if step.kind == "stream" else self.random.choice((1, 2, 3) if often else (1, 2))
+
+    def _reach(self, deployment: Deployment, step: Step) -> None:
+        """Have the server die at a point of a publication."""
+        server = deployment.server
+        if step.point.startswith(_SERVER):
+            server.arm(step.point, nth=self._nth_piece(step))
+            wait_until(lambda: not server.alive, STREAM_SECONDS)
+            return
+        for _ in range(9):  # With nothing else written: there is a micro-batch left, or there is none.
+            deployment.gate.shut()
+            server.arm(step.point, nth=self._nth_piece(step))
+            if wait_until(lambda: not server.alive, REACH_SECONDS):
+                return
+            server.disarm()
+            deployment.gate.open()
+            self._wait(1.0, 3.0)
+
+    def _server_dies(self, deployment: Deployment, streams: Streams, *, and_driver: bool = False) -> None:
+        deployment.server.kill()
+        if and_driver:
+            streams.kill()
+        deployment.restart()
+        if and_driver:
+            self._driver_dies(deployment, streams)
+
+    def _driver_dies(self, deployment: Deployment, streams: Streams) -> None:
+        """What its queries have published is in all tables, before they go on."""
+        streams.kill()
+        streams.disarm()
+        con, together = deployment.con, TOGETHER[streams.kind]
+        whole = wait_until(lambda: not wrong_tables(con, together(con)), SETTLE_SECONDS)
+        require(whole, f"a micro-batch is in one table and not in another: {wrong_tables(con, together(con))}")
+        streams.start(deployment.server.uri)
+
     def _caught_up(self, deployment: Deployment, streams: Streams) -> None:
-        """Return once the copies have what the tables have."""
+        """Return once the tables that are written have what the tables that are read say."""
+        con, expected = deployment.con, READ[streams.kind](deployment.con)
 
-        def lacking() -> dict[str, Any]:
-            tables = deployment.con.tables()
-            return {
-                name: (rows, copied)
-                for name, copy in COPIED.items()
-                if (rows := deployment.con.table(name).scan().count())
-                != (copied := deployment.con.table(copy).scan().count() if copy in tables else 0)
-            }
+        def caught_up() -> bool:
+            self._wait(0.1, 0.2)
+            there = con.tables()
+            counts = {name: con.table(name).scan().count() if name in there else 0 for name in expected}
+            return counts == {name: len(rows) for name, rows in expected.items()} and not wrong_tables(con, expected)
 
-        if not wait_until(lambda: not lacking() or not streams.alive, STREAM_SECONDS) or not streams.alive:
-            require(False, f"copies have other rows than tables: {lacking()}: {streams.errors[-3000:]}")
-        for name, copy in COPIED.items():
-            original, copied = (_sorted(deployment.con.table(t).scan().to_arrow()) for t in (name, copy))
-            require(original == copied, f"{copy} does not have the rows of {name}")
+        met = wait_until(lambda: not streams.alive or caught_up(), STREAM_SECONDS)
+        require(met and streams.alive, f"{wrong_tables(con, expected)}: {streams.errors[-3000:]}")
+        wrong = wrong_tables(con, TOGETHER[streams.kind](con))
+        require(not wrong, f"tables that are published together do not fit: {wrong}")
 
     def end_streams(self) -> None:
         """Kill what runs."""
         if self._streams is not None:
             self._streams.kill()
             self._streams = None
-
-
-def _sorted(rows: pa.Table) -> Sequence[tuple[Any, ...]]:
-    return sorted((tuple(row.values()) for row in rows.to_pylist()), key=repr)

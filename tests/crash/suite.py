@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -17,13 +18,15 @@ from tests.crash.deployment import LAKE_TABLES, Counts, Deployment, HeldScan
 from tests.crash.history import LOG_SCHEMA, WrongDataError, log_rows, require
 from tests.crash.processes import Rounds, SparkTiering, Task, wait_until
 from tests.crash.publishing import PublishSteps, publish_deck
-from tests.crash.streaming import StreamSteps, stream_deck
+from tests.crash.streaming import StreamSteps, layers_deck, stream_deck
 from tests.crash.tools import REACH_SECONDS, Step
 from tests.crash.workload import Load
 
 from lakehead.api.table import handle_of
 
 SPARK_SECONDS = 90.0
+_BESIDE_QUERIES = Load(pause=0.1)
+"""Queries that die catch up with it."""
 STEPS_PER_FOLDER = 24
 _MAINTENANCE = ("compact", "expire")
 _EXPIRED = ("expire.catalog.commit.after", "expire.lake.remove.before")
@@ -78,6 +81,12 @@ def spark_deck(seed: int) -> list[Step]:
     return steps
 
 
+def query_deck(seed: int) -> list[Step]:
+    """The steps with queries that write several tables, those of a kind one after the other."""
+    draw = random.Random(f"queries {seed}")
+    return sorted(layers_deck(), key=lambda s: (s.kind, draw.random()))
+
+
 class Player(ChangeSteps, PublishSteps, StreamSteps):
     """Plays steps on one deployment after the other."""
 
@@ -122,6 +131,18 @@ class Player(ChangeSteps, PublishSteps, StreamSteps):
                 self.end_streams()
             deployment.check()
             deployment.check_lake_folders()
+
+    def play_queries(self, steps: Sequence[Step], load: Load | None = None) -> None:
+        """Play steps of queries, each kind on a deployment of its own."""
+        load = load or _BESIDE_QUERIES
+        for kind, of_kind in itertools.groupby(enumerate(steps, 1), key=lambda numbered: numbered[1].kind):
+            with self._deployment(kind, self.seed, load) as deployment:
+                try:
+                    for number, step in of_kind:
+                        self._play_one(deployment, step, f"{number}/{len(steps)}")
+                finally:
+                    self.end_streams()
+                self._finish(deployment)
 
     @contextlib.contextmanager
     def _deployment(self, name: str, seed: int, load: Load | None) -> Iterator[Deployment]:
@@ -503,7 +524,7 @@ def missed_points(counts: Counts) -> list[str]:
     expected = {
         *points.SEGMENT, *points.CHECKPOINT, *points.TRIM, *points.REQUESTS, *points.CREATE_AND_DROP, *points.STOP,
         *points.RECOVERY, *points.RECOVERY_AFTER, *points.ROUND, *points.COMPACTION, *points.EXPIRY,
-        *points.CLEAN_UP_AFTER, *(str(s) for s in (*change_deck(), *publish_deck(), *stream_deck())),
+        *points.CLEAN_UP_AFTER, *(str(s) for s in (*change_deck(), *publish_deck(), *stream_deck(), *layers_deck())),
         *(f"Spark worker: {p}" for p in points.WORKER),
     }  # fmt: skip
     return sorted(expected - set(counts.kills))
