@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from lakehead.spark.change_feed import ScdType
     from lakehead.spark.layers import Layers
 
 Begin: TypeAlias = "Callable[[], StreamingQuery]"
@@ -33,7 +34,7 @@ def queries_of(kind: str, spark: SparkSession, uri: str, checkpoints: str) -> di
     def layers() -> StreamingQuery:
         return lhs.pipeline(stream(SOURCE), layered, checkpoint=f"{checkpoints}/layers")
 
-    def changes(scd_type: int) -> StreamingQuery:
+    def changes(scd_type: ScdType) -> StreamingQuery:
         feed = stream(SOURCE).selectExpr(f"{KEY} as k", "n ^ 5 as lsn", "if(n % 7 = 0, null, s) as s")
         return lhs.apply_changes(
             feed, f"l.scd{scd_type}", keys="k", sequence_by="lsn", apply_as_deletes="s is null",
@@ -46,7 +47,7 @@ def queries_of(kind: str, spark: SparkSession, uri: str, checkpoints: str) -> di
         case "pipeline":
             return {"layers": layers}
         case _:
-            return {f"type {n}": functools.partial(changes, n) for n in (1, 2)}
+            return {"type 1": functools.partial(changes, 1), "type 2": functools.partial(changes, 2)}
 
 
 def layered(batch: DataFrame, out: Layers) -> None:

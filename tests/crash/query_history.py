@@ -62,7 +62,7 @@ def newest_of(changes: Iterable[Row]) -> list[Row]:
 def versions_of(changes: Iterable[Row]) -> list[Row]:
     """Rows of type 2: key, text, and the sequences from which and until which it was in force."""
     ordered = sorted(changes, key=lambda c: c[:2])
-    following = itertools.zip_longest(ordered, ordered[1:], fillvalue=(None, None))
+    following = itertools.zip_longest(ordered, ordered[1:], fillvalue=(None, None, None))
     return sorted(
         (key, text, sequence, after[1] if after[0] == key else None)
         for (key, sequence, text), after in following
