@@ -390,7 +390,10 @@ def open_private(path: str) -> BinaryIO:
 
 def make_private(path: str) -> None:
     """Make a file that only this user can read, for whoever would make it for everyone; one that is there is left."""
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
+    # Not opened where it is there: with the first descriptor of a file that a process closes, POSIX lets go of all its
+    # locks on it, those of SQLite in other threads among them.
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
 
 
 def _sync_folder(path: str) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 import lakehead.env.storage as storage_module
-from lakehead.env.storage import LocalStorage, storage_errors, sync_file
+from lakehead.env.storage import LocalStorage, make_private, storage_errors, sync_file
 from lakehead.errors import ClosedError, StorageError
 from lakehead.testing.conformance import check_storage
 
@@ -137,3 +139,26 @@ def test_a_new_file_whose_name_could_not_be_synced_is_not_there(
     synced.clear()
     LocalStorage().open_log(path).close()
     assert synced == [str(tmp_path)]
+
+
+_BEGIN = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0, isolation_level=None).execute('begin immediate')"
+
+
+def test_making_a_file_private_lets_go_of_no_lock_on_it(tmp_path: Path) -> None:
+    """SQLite locks with POSIX locks, which end with the first descriptor of the file that the process closes."""
+    path = str(tmp_path / "a.db")
+    db = LocalStorage().open_database(path)
+    db.execute("create table t (x)")
+
+    def another_process() -> str:
+        done = subprocess.run([sys.executable, "-c", _BEGIN, path], capture_output=True, text=True, timeout=60)
+        return done.stderr
+
+    assert another_process() == ""
+    db.execute("begin immediate")
+    make_private(path)
+    LocalStorage().open_database(path).close()
+    assert "database is locked" in another_process()
+    db.execute("commit")
+    db.close()
+    assert another_process() == "" and os.stat(path).st_mode & 0o777 == 0o600
