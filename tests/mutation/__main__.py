@@ -495,9 +495,23 @@ MUTANTS = (
     Mutant(
         "publish on whatever version there is",
         "iceberg/staging.py",
-        "        IcebergTables.metadata_location == old,\n",
-        "",
+        "    mine = (*row_of(catalog, name), IcebergTables.metadata_location == old)\n",
+        "    mine = row_of(catalog, name)\n",
         "tests/unit/iceberg/test_staging.py",
+    ),
+    Mutant(
+        "compact and forget what was deleted meanwhile",
+        "tiering/commit.py",
+        "            stale=stale,\n",
+        "",
+        "tests/unit/tiering/test_compaction.py",
+    ),
+    Mutant(
+        "open the file of a database beside SQLite",
+        "env/storage.py",
+        "        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))\n",
+        "        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))\n",
+        "tests/unit/env/test_storage.py",
     ),
     Mutant(
         "collect what a child inherited",

@@ -173,14 +173,14 @@ class IcebergLakeTable:
         return CommitAnswer(Outcome.LANDED)
 
     def _write_deletes(self, base: LakeVersion, change: LakeChange) -> list[IcebergFile]:
-        if not change.deleted:
+        if not change.deleted and not change.stale:
             return []
-        files, tasks = self._all(base).files, self._all(base).tasks
-        if change.removed:
-            files = [f.as_added() for f in change.added]
-            tasks = {f.path: FileScanTask(to_data_file(f.own)) for f in change.added}
-        hits = find_deleted_rows(files, change.deleted, self._find_offsets, name=base.name)
-        return write_deletes(_table(base), tasks, hits)
+        plan, gone = self._all(base), {f.path for f in change.removed}
+        stay, added = [f for f in plan.files if f.path not in gone], [f.as_added() for f in change.added]
+        hits = find_deleted_rows(stay, change.deleted, self._find_offsets, name=base.name)
+        hits += find_deleted_rows(added, change.stale, self._find_offsets, name=base.name)
+        own = {f.path: FileScanTask(to_data_file(f.own)) for f in change.added} if change.stale else {}
+        return write_deletes(_table(base), {**plan.tasks, **own}, hits)
 
     def _find_offsets(self, wanted: Sequence[tuple[LakeFile, Offsets]]) -> list[tuple[Offsets, Offsets]]:
         io, field_id = self.table.io, self.table.schema().find_field(OFFSET_COLUMN).field_id

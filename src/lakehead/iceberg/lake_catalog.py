@@ -26,7 +26,6 @@ from pyiceberg.exceptions import (
 from pyiceberg.io import load_file_io
 from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
 from pyiceberg.schema import assign_fresh_schema_ids
-from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import StaticTable
 from pyiceberg.table.sorting import SortField, SortOrder
 from pyiceberg.transforms import IdentityTransform
@@ -45,6 +44,7 @@ from lakehead.errors import (
 )
 from lakehead.format.schema import lake_schema
 from lakehead.iceberg.file_io import PY_IO_IMPL, SYNCED_FILE_IO, lake_files, locate_file, storage_properties
+from lakehead.iceberg.known_metadata import load_table, read_metadata
 from lakehead.iceberg.open_catalog import open_catalog
 from lakehead.iceberg.tablets import partition_spec
 from lakehead.iceberg.told_properties import require_storage
@@ -209,7 +209,7 @@ class LakeCatalog:
         others = []
         for identifier in ([tuple(name.split("."))] if name else []) + lake_names(desc):
             with contextlib.suppress(NoSuchTableError):
-                table = self.iceberg.load_table(identifier)
+                table = load_table(self.iceberg, identifier)
                 if table.properties.get(TABLE_ID) == desc.table_id:
                     return table
                 others.append(table)
@@ -286,7 +286,7 @@ def open_metadata(metadata_location: str, properties: Mapping[str, str]) -> Tabl
     with catalog_errors(metadata_location):
         # Not `StaticTable.from_metadata`, which reads files with the class that the table names.
         io = load_file_io(dict(properties), metadata_location)
-        metadata = FromInputFile.table_metadata(io.new_input(metadata_location))
+        metadata = read_metadata(io, metadata_location)
         place = ("static-table", metadata_location)
         return StaticTable(place, metadata, metadata_location, io, NoopCatalog("static-table"))
 

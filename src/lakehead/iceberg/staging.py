@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import DataFile
@@ -26,7 +25,6 @@ from pyiceberg.table.update import (
     AssertTableUUID,
     TableRequirement,
     TableUpdate,
-    update_table_metadata,
 )
 from pyiceberg.typedef import Identifier
 from sqlalchemy import update
@@ -34,6 +32,7 @@ from sqlalchemy.orm import Session
 
 from lakehead.iceberg.data_files import IcebergFile, LakeWriteSpec, discard_files, is_small, write_position_deletes
 from lakehead.iceberg.file_io import FILES_AT_ONCE
+from lakehead.iceberg.known_metadata import note_written, row_of, updated
 from lakehead.lake.deleted_rows import Hit
 from lakehead.log.netchange import Offsets
 
@@ -114,10 +113,11 @@ class MetadataUpdates:
 
 def _write_metadata(catalog: SqlCatalog, base: Table, updates: tuple[TableUpdate, ...]) -> MetadataFile:
     location = base.metadata_location
-    metadata = update_table_metadata(base.metadata, updates, metadata_location=location)
+    metadata = updated(base.metadata, updates, location)
     places = load_location_provider(metadata.location, metadata.properties)
     path = places.new_table_metadata_file_location(catalog._parse_metadata_version(location) + 1)
     catalog._write_metadata(metadata, base.io, path)
+    note_written(base.io, path, metadata)
     return MetadataFile(catalog, base, metadata, (path,))
 
 
@@ -127,12 +127,7 @@ def swap_metadata(catalog: SqlCatalog, name: Identifier, old: str, new: str) -> 
     Raises:
         CommitFailedException: it does not.
     """
-    mine = (
-        IcebergTables.catalog_name == catalog.name,
-        IcebergTables.table_namespace == Catalog.namespace_to_string(Catalog.namespace_from(name)),
-        IcebergTables.table_name == Catalog.table_name_from(name),
-        IcebergTables.metadata_location == old,
-    )
+    mine = (*row_of(catalog, name), IcebergTables.metadata_location == old)
     change = update(IcebergTables).where(*mine).values(metadata_location=new, previous_metadata_location=old)
     with Session(catalog.engine) as session:
         if session.execute(change).rowcount < 1:  # type: ignore[attr-defined]

@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 
 from pyiceberg.table import Table
 from pyiceberg.table import Table as IcebergTable
+from pyiceberg.table.snapshots import Snapshot
 
 from lakehead.lake.marks import LakeMark, LakeSnapshot, LakeVersion, mark_of
 
 __all__ = ["IcebergTable", "lake_version", "read_mark"]
 
+_KNOWN_MAX = 64
+_known: OrderedDict[str, dict[int, LakeSnapshot]] = OrderedDict()
+"""Of lake tables by their ids, the snapshots of the version that was looked at last."""
+_lock = threading.Lock()
+
 
 def lake_version(table: Table) -> LakeVersion:
     """The version at which a PyIceberg table is loaded; its handle is the table."""
     metadata = table.metadata
-    snapshots = {
-        s.snapshot_id: LakeSnapshot(
-            s.snapshot_id,
-            s.parent_snapshot_id,
-            s.sequence_number or 0,
-            s.summary.additional_properties if s.summary else {},
-            s.timestamp_ms * 1000,
-            _records(s.summary.additional_properties if s.summary else {}),
-        )
-        for s in metadata.snapshots
-    }
     name, uuid = ".".join(table.name()), str(metadata.table_uuid)
+    with _lock:
+        known = _known.get(uuid, {})
+    snapshots = {s.snapshot_id: _snapshot(s, known.get(s.snapshot_id)) for s in metadata.snapshots}
+    with _lock:
+        _known[uuid] = snapshots
+        _known.move_to_end(uuid)
+        while len(_known) > _KNOWN_MAX:
+            _known.popitem(last=False)
     state = table.metadata_location
     return LakeVersion(name, uuid, metadata.current_snapshot_id, snapshots, metadata.properties, state, table)
+
+
+def _snapshot(s: Snapshot, known: LakeSnapshot | None) -> LakeSnapshot:
+    """Snapshots stay what they are, but that the one before them may be forgotten."""
+    if known is not None and known.parent_id == s.parent_snapshot_id:
+        return known
+    summary = s.summary.additional_properties if s.summary else {}
+    number, committed_us = s.sequence_number or 0, s.timestamp_ms * 1000
+    return LakeSnapshot(s.snapshot_id, s.parent_snapshot_id, number, summary, committed_us, _records(summary))
 
 
 def _records(summary: Mapping[str, str]) -> int | None:

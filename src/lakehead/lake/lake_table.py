@@ -84,8 +84,8 @@ class LakeChange:
         table_id, epoch, round_id, offsets, rows: the mark; its snapshot is the commit's own.
         added: files to add.
         removed: files of the version to take out, because files to add hold their live rows, or all rows are to go.
-        deleted: offsets of rows to delete, sorted, per tablet; they stand in files of the version, or, if some of those
-            are removed, in files to add.
+        deleted: offsets of rows to delete, sorted, per tablet; they stand in files of the version that stay.
+        stale: the same of rows of files to add: they were deleted where these were read from.
     """
 
     table_id: str
@@ -95,6 +95,7 @@ class LakeChange:
     added: tuple[WrittenFile, ...] = ()
     removed: tuple[LakeFile, ...] = ()
     deleted: Mapping[TabletKey, Offsets] = field(default_factory=dict)
+    stale: Mapping[TabletKey, Offsets] = field(default_factory=dict)
     rows: Mapping[TabletKey, int] | None = None
 
 

@@ -249,8 +249,10 @@ class MemoryLake:
         old, gone = _content(base), {f.path for f in change.removed}
         for lost in [f.path for f in change.added if f.path not in self._files]:
             raise CommitConflictError(f"{lost} was removed before the round that wrote it committed")
-        files = [f.as_added() for f in change.added] if gone else self.plan(base) if change.deleted else []
-        hits = find_deleted_rows(files, change.deleted, self._find_offsets, name=base.name)
+        stay = [f for f in self.plan(base) if f.path not in gone] if change.deleted else []
+        added = [f.as_added() for f in change.added]
+        hits = find_deleted_rows(stay, change.deleted, self._find_offsets, name=base.name)
+        hits += find_deleted_rows(added, change.stale, self._find_offsets, name=base.name)
         made: list[str] = []
         try:
             for hit in hits:

@@ -162,12 +162,12 @@ class _Commit:
         count = functools.partial(self._lake.census, version)
         check_rows(version, mark, count, keyed=plan.keyed)
         before = {} if mark is None else count().rows if mark.rows is None else mark.rows
-        offsets, removed, deleted = plan.offsets, plan.removed, plan.deletes
+        offsets, removed, stale = plan.offsets, plan.removed, dict[TabletKey, Offsets]()
         if plan.empties:
             removed = tuple(self._lake.plan(version))
         elif mark is not None and plan.removed:
             offsets = dict(mark.offsets)
-            removed, deleted = self._as_now(version)
+            removed, stale = self._as_now(version)
         return LakeChange(
             plan.table_id,
             plan.epoch,
@@ -175,7 +175,8 @@ class _Commit:
             offsets,
             added=tuple(self._files),
             removed=removed,
-            deleted=deleted,
+            deleted=plan.deletes,
+            stale=stale,
             rows={} if plan.empties else dict(before) if plan.removed else rows_after(plan, before, self._files),
         )
 
