@@ -320,12 +320,13 @@ class Changing:
 
     def _check_lakes(self) -> None:
         """Lake tables have the names and the columns of their tables; whoever steps aside comes second."""
-        lakes = self.lakes()
-        for table in (*lakes.values(), *lakes.values()):
-            iceberg = table.lake.iceberg()
-        for name, table in lakes.items():
-            iceberg = table.lake.iceberg()
-            columns = [f.name for f in iceberg.schema().fields if not f.name.startswith("__")]
+        lakes = {name: (table, table.lake) for name, table in self.lakes().items()}
+        kept = [name for name, (table, _) in lakes.items() if table.properties["lake_changelog"]]
+        lakes |= {f"{name}$changelog": (lakes[name][0], lakes[name][1].changelog) for name in kept}
+        for _, lake in (*lakes.values(), *lakes.values()):
+            lake.iceberg()
+        for name, (table, lake) in lakes.items():
+            columns = [f.name for f in lake.iceberg().schema().fields if not f.name.startswith("__")]
             require(columns == table.schema.names, f"{name}: the lake has {columns}, the table {table.schema.names}")
         with contextlib.closing(sqlite3.connect(self._folder / "lake" / "catalog.db", timeout=30)) as db:
             sql = "select table_name from iceberg_tables where table_namespace = 'c'"

@@ -118,6 +118,7 @@ def test_wrong_keyed_rows_are_found(keyed: Callable[[Mapping[int, int]], None], 
 class _NoTable:
     name = "t"
     primary_key = ("k",)
+    properties = {"lake_changelog": False}  # noqa: RUF012
 
 
 def changes(first: int, *records: tuple[str, int, int]) -> lh.Batch:

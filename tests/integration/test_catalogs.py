@@ -41,9 +41,8 @@ class Model:
     def __init__(self, con: lh.Connection, name: str) -> None:
         self.con, self.name = con, name
         self.rows: dict[int, dict[str, Any]] = {}
-        self.table = con.create_table(
-            name, SCHEMA, primary_key=["city", "k"], partition_by=["city"], buckets=2, lake="iceberg"
-        )
+        how: dict[str, Any] = {"partition_by": ["city"], "buckets": 2, "lake": "iceberg", "lake_changelog": True}
+        self.table = con.create_table(name, SCHEMA, primary_key=["city", "k"], **how)
 
     def put(self, numbers: range, v: str) -> None:
         rows = [row(k, v) for k in numbers]
@@ -63,6 +62,15 @@ class Model:
     def check(self) -> None:
         rows = self.table.scan().to_arrow().to_pylist()
         assert sorted(rows, key=lambda r: r["k"]) == [self.rows[k] for k in sorted(self.rows)]
+        left: dict[int, dict[str, Any]] = {}
+        tiered = self.table.lake.changelog.iceberg().scan().to_arrow().sort_by("__offset").to_pylist()
+        for r in tiered:
+            if r["__change_type"] in ("+I", "+U"):
+                left[r["k"]] = {c: r[c] for c in SCHEMA.names}
+            elif r["__change_type"] == "-D":
+                del left[r["k"]]
+        lake = self.table.scan(tier="lake").to_arrow().to_pylist()
+        assert sorted(lake, key=lambda r: r["k"]) == [left[k] for k in sorted(left)]
 
 
 @pytest.fixture
