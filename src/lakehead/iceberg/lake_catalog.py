@@ -7,6 +7,7 @@ carries the id of the table whose rows it holds, and is never touched for a tabl
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import pyarrow as pa
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import (
+    BadRequestError,
     NoSuchPropertyException,
     NoSuchTableError,
     NotInstalledError,
@@ -49,12 +51,13 @@ from lakehead.iceberg.open_catalog import open_catalog
 from lakehead.iceberg.tablets import partition_spec
 from lakehead.iceberg.told_properties import require_storage
 from lakehead.lake.marks import OWNER, TABLE_ID
-from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, SYSTEM_FIELDS, TIMESTAMP_COLUMN, TableDescriptor
+from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, SYSTEM_FIELDS, TIMESTAMP_COLUMN, TableDescriptor, TablePath
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
+    from pyiceberg.typedef import Identifier
 
 _TABLE_PROPERTIES = {
     "format-version": "2",
@@ -123,7 +126,6 @@ class LakeCatalog:
             InvalidPropertyError: the catalog is not told where files go, or no such storage is known.
             UnavailableError: the catalog cannot be reached.
         """
-        identifier = (desc.path.database, desc.path.table)
         with catalog_errors(self.name):
             self.iceberg.create_namespace_if_not_exists(desc.path.database)
             if (found := self._find(desc)) is not None:
@@ -131,17 +133,19 @@ class LakeCatalog:
             self._require_warehouse()
             schema = iceberg_schema(desc)
             offset = schema.find_field(OFFSET_COLUMN).field_id
-            try:
-                return self.iceberg.create_table(
-                    identifier,
-                    schema,
-                    location=self._location(desc),
-                    partition_spec=partition_spec(desc, schema),
-                    sort_order=SortOrder(SortField(offset, IdentityTransform())),
-                    properties={**_TABLE_PROPERTIES, TABLE_ID: desc.table_id, **({OWNER: owner} if owner else {})},
-                )
-            except TableAlreadyExistsError:
-                return _checked(self.iceberg.load_table(identifier), desc)
+            create = functools.partial(
+                self.iceberg.create_table,
+                schema=schema,
+                location=self._location(desc),
+                partition_spec=partition_spec(desc, schema),
+                sort_order=SortOrder(SortField(offset, IdentityTransform())),
+                properties={**_TABLE_PROPERTIES, TABLE_ID: desc.table_id, **({OWNER: owner} if owner else {})},
+            )
+            *odd, plain = _spellings(desc.path)
+            for identifier in odd:
+                with contextlib.suppress(BadRequestError):
+                    return _made(create, self.iceberg, identifier, desc)
+            return _made(create, self.iceberg, plain, desc)
 
     def _require_warehouse(self) -> None:
         warehouse = self.iceberg.properties.get("warehouse")
@@ -208,7 +212,7 @@ class LakeCatalog:
         """
         others = []
         for identifier in ([tuple(name.split("."))] if name else []) + lake_names(desc):
-            with contextlib.suppress(NoSuchTableError):
+            with _no_such_table(identifier):
                 table = load_table(self.iceberg, identifier)
                 if table.properties.get(TABLE_ID) == desc.table_id:
                     return table
@@ -217,10 +221,11 @@ class LakeCatalog:
 
     def require_free(self, desc: TableDescriptor, *, besides: Sequence[str]) -> None:
         """See `LakeState.require_free`."""
-        with catalog_errors(self.name), contextlib.suppress(NoSuchTableError):
-            table = self.iceberg.load_table((desc.path.database, desc.path.table))
-            if table.properties.get(TABLE_ID) not in (desc.table_id, *besides):
-                _checked(table, desc)
+        for identifier in _spellings(desc.path):
+            with catalog_errors(self.name), _no_such_table(identifier):
+                table = self.iceberg.load_table(identifier)
+                if table.properties.get(TABLE_ID) not in (desc.table_id, *besides):
+                    _checked(table, desc)
 
     def named_as(self, table: Table, desc: TableDescriptor, *, leaves: Callable[[Table], bool]) -> Table:
         """The lake table, called as its table is; as it was where the catalog cannot rename, or will not.
@@ -228,21 +233,23 @@ class LakeCatalog:
         Args:
             leaves: whether a lake table that has the name is about to get another one.
         """
-        path = desc.path
-        if table.name() == (path.database, path.table):
+        spellings = _spellings(desc.path)
+        if table.name() in spellings:
             return table
-        try:
-            with catalog_errors(self.name):
-                self.iceberg.create_namespace_if_not_exists(path.database)
-                try:
-                    return self.iceberg.rename_table(table.name(), (path.database, path.table))
-                except TableAlreadyExistsError:
-                    aside = lake_names(desc)[-1]
-                    if table.name() != aside and leaves(self.iceberg.load_table((path.database, path.table))):
-                        return self.iceberg.rename_table(table.name(), aside)
-                    return table
-        except (NotImplementedError, UnavailableError):
-            return table
+        for wanted in spellings:
+            try:
+                with catalog_errors(self.name):
+                    self.iceberg.create_namespace_if_not_exists(desc.path.database)
+                    try:
+                        return self.iceberg.rename_table(table.name(), wanted)
+                    except TableAlreadyExistsError:
+                        aside = lake_names(desc)[-1]
+                        if table.name() != aside and leaves(self.iceberg.load_table(wanted)):
+                            return self.iceberg.rename_table(table.name(), aside)
+                        return table
+            except (NotImplementedError, UnavailableError):
+                continue
+        return table
 
     def _kind(self) -> str:
         """What tells this catalog from others; no address, in which a password may stand."""
@@ -264,9 +271,33 @@ class LakeCatalog:
 def lake_names(desc: TableDescriptor) -> list[tuple[str, ...]]:
     """What a lake table may be called: as its table, as it was called before, and in between, when it made room for
     one with which it changes names."""
-    names: list[tuple[str, ...]] = [(p.database, p.table) for p in (desc.path, *reversed(desc.former))]
+    names = [name for p in (desc.path, *reversed(desc.former)) for name in _spellings(p)]
     aside = (desc.origin.database, f"lakehead_{desc.table_id}")
     return [*dict.fromkeys(names), aside] if desc.former else names
+
+
+def _spellings(path: TablePath) -> list[tuple[str, ...]]:
+    """How a lake table may be called that has this name: some catalogs take no ``$``."""
+    return [(path.database, name) for name in dict.fromkeys((path.table, path.table.replace("$", "__")))]
+
+
+def _made(create: Callable[[Identifier], Table], catalog: Catalog, name: Identifier, desc: TableDescriptor) -> Table:
+    try:
+        return create(name)
+    except TableAlreadyExistsError:
+        return _checked(catalog.load_table(name), desc)
+
+
+@contextmanager
+def _no_such_table(name: Identifier) -> Iterator[None]:
+    """Go on where a catalog has no such table, or takes no such name."""
+    try:
+        yield
+    except NoSuchTableError:
+        return
+    except BadRequestError:
+        if "$" not in name[-1]:
+            raise
 
 
 def iceberg_schema(desc: TableDescriptor) -> Schema:
