@@ -9,10 +9,12 @@ import threading
 import time
 from dataclasses import dataclass
 
+_helpers = threading.local()
+
 
 @dataclass(frozen=True)
 class CpuTime:
-    """CPU seconds of one thread; picklable."""
+    """CPU seconds of one thread, and of those that worked for it; picklable."""
 
     thread: tuple[int, int]
     seconds: float
@@ -20,11 +22,16 @@ class CpuTime:
     @classmethod
     def now(cls) -> CpuTime:
         """Of this thread, since it began."""
-        return cls((os.getpid(), threading.get_ident()), time.thread_time())
+        return cls((os.getpid(), threading.get_ident()), time.thread_time() + getattr(_helpers, "seconds", 0.0))
 
     def since(self, began: CpuTime) -> CpuTime:
         """Between an earlier `now` of the same thread and this one."""
         return CpuTime(self.thread, self.seconds - began.seconds)
+
+
+def note_helper(seconds: float) -> None:
+    """Another thread has worked for this one for so many CPU seconds."""
+    _helpers.seconds = getattr(_helpers, "seconds", 0.0) + seconds
 
 
 def memory_bytes() -> int:

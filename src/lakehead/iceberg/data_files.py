@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import time
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,7 @@ from pyiceberg.table.locations import load_location_provider
 
 from lakehead.env.randomness import SystemRandomness
 from lakehead.env.storage import storage_errors
+from lakehead.env.usage import note_helper
 from lakehead.errors import LakeStateError, SchemaMismatchError
 from lakehead.format.schema import lake_type
 from lakehead.format.storable import check_storable, is_coarse
@@ -166,7 +169,7 @@ def write_data_files(
     written: list[IcebergFile] = []
     open_file: _DataFile | None = None
     try:
-        for rows in _row_groups(_to_lake(b, tools.arrow) for b in batches if b.num_rows):
+        for rows in _ahead(_row_groups(_to_lake(b, tools.arrow) for b in batches if b.num_rows)):
             with storage_errors(spec.location, "write lake files in"):
                 open_file = open_file or _DataFile(tools, rows, _name(rows))
                 open_file.write(rows)
@@ -356,6 +359,16 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
             held, rows, size = [], 0, 0
     if held:
         yield pa.Table.from_batches(held)
+
+
+def _ahead(groups: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """The same, of which each is read while the one before is written: a log is read over the network, and decoded."""
+    with ThreadPoolExecutor(1, "lakehead-lake-read") as reader:
+        following = reader.submit(next, groups, None)
+        while (rows := following.result()) is not None:
+            following = reader.submit(next, groups, None)
+            yield rows
+        note_helper(reader.submit(time.thread_time).result())
 
 
 class _DataFile:
