@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -68,6 +69,14 @@ def doubled(condition: pc.Expression, times: int) -> pc.Expression:
     return condition
 
 
+def balanced(parts: list[pc.Expression], combine: Callable[..., pc.Expression] = operator.or_) -> pc.Expression:
+    """One chain to Arrow, though not nested deeply."""
+    while len(parts) > 1:
+        pairs = [combine(a, b) for a, b in zip(parts[::2], parts[1::2], strict=False)]
+        parts = pairs + (parts[-1:] if len(parts) % 2 else [])
+    return parts[0]
+
+
 ATTACKS: dict[str, pc.Expression] = {
     "a division by zero in Arrow": pc.floor_temporal(TIME, multiple=0).is_valid(),
     "the same, rounding": pc.round_temporal(TIME, multiple=0, unit="month").is_valid(),
@@ -94,6 +103,10 @@ ATTACKS: dict[str, pc.Expression] = {
     "two thousand patterns": doubled(pc.match_like(TEXT, "%a%"), 11),
     "thirty thousand conditions": doubled(FLAG, 15),
     "too deep": deep(FLAG, 5000),
+    "nine thousand in one chain": balanced([i == NUMBER for i in range(9000)]),
+    "the same, of numbers": balanced([NUMBER] * 9000, pc.add) == 1,
+    "chains within chains": balanced([balanced([FLAG & (i == NUMBER)] * 40, operator.and_) for i in range(990)]),
+    "half a megabyte of patterns": balanced([pc.match_like(TEXT, f"%{i}" + "a_" * 2000) for i in range(130)]),
 }
 BYTES: dict[str, Callable[[], bytes]] = {
     "nothing": lambda: b"",
@@ -149,6 +162,18 @@ def test_a_server_refuses_it_and_lives(server: ServerProcess, table: lh.Table, a
     assert time.monotonic() - began < 30
     assert server.process.poll() is None and server.process.pid == pid
     assert ask(table, raw(NUMBER == 1)) == 1
+
+
+def test_as_many_conditions_as_are_let_through_are_computed(server: ServerProcess, table: lh.Table) -> None:
+    for condition in (
+        balanced([i == NUMBER for i in range(999)]),
+        balanced([NUMBER] * 997, pc.add) == 997,
+        deep(NUMBER == 1, 490),
+        balanced([pc.coalesce(balanced([i == NUMBER for i in range(n, n + 450)])) for n in range(0, 9000, 450)]),
+    ):
+        assert ask(table, raw(condition)) == 1
+    assert table.scan(where=" or ".join(f"i = {i}" for i in range(8000))).count() == 1
+    assert server.process.poll() is None
 
 
 def test_what_filters_may_call_stands_any_value() -> None:

@@ -6,6 +6,34 @@ from tests.mutation.mutant import Mutant
 
 OF_ACCESS = (
     Mutant(
+        "chains of any length",
+        "predicate/tree.py",
+        "if top.depth > CHAIN_MAX or",
+        "if",
+        "tests/attack/test_predicates.py",
+    ),
+    Mutant(
+        "rows that take minutes",
+        "predicate/work.py",
+        "if ns > ROW_NS_MAX or made > ROW_BYTES_MAX:",
+        "if False:",
+        "tests/unit/predicate/test_work.py",
+    ),
+    Mutant(
+        "filters go on without their clients",
+        "server/filtering.py",
+        "                if self.gone():",
+        "                if False:",
+        "tests/unit/server/test_filtering.py",
+    ),
+    Mutant(
+        "the share that asked most gets most turns",
+        "server/filtering.py",
+        "                self._waiting.move_to_end(share)",
+        "                pass",
+        "tests/unit/server/test_filtering.py",
+    ),
+    Mutant(
         "let in who knows a token's id",
         "server/principals.py",
         "if token is _NOBODY or not same:",

@@ -6,6 +6,7 @@ module. So a simulation can run the same code one step at a time.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,11 @@ from types import TracebackType
 from typing import Protocol
 
 from lakehead.env.interrupts import Changes, Latch
+
+
+def cores() -> int:
+    """How many threads of this process compute at once."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Lock(Protocol):

@@ -23,8 +23,9 @@ from lakehead.errors import InvalidPredicateError
 from lakehead.predicate.bounds import Bound, bounds_of
 from lakehead.predicate.nodes import Field, Node, walk
 from lakehead.predicate.tree import first_line, read_tree
+from lakehead.predicate.work import Work
 
-__all__ = ["PREDICATE_BYTES_MAX", "Bound", "Predicate", "parse_predicate", "tree_of"]
+__all__ = ["PREDICATE_BYTES_MAX", "Bound", "Predicate", "Work", "parse_predicate", "tree_of"]
 
 PREDICATE_BYTES_MAX = 16 << 20
 _Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
@@ -39,12 +40,14 @@ class Predicate:
         columns: top-level columns it reads, sorted.
         bounds: necessary conditions, for skipping data only; may be empty.
         tree: the condition as a tree, to derive other necessary conditions from.
+        work: what it takes to compute it.
     """
 
     arrow: pc.Expression
     columns: tuple[str, ...]
     bounds: tuple[Bound, ...]
     tree: Node = field(repr=False)
+    work: Work = field(repr=False)
 
     def to_bytes(self) -> bytes:
         """The wire form, for `from_bytes`."""
@@ -134,7 +137,7 @@ def _bind(arrow: pc.Expression, tree: Node, schema: pa.Schema) -> Predicate:
     missing = [c for c in columns if schema.get_field_index(c) < 0]
     if missing:
         raise InvalidPredicateError(f"a filter reads {missing[0]!r}, which is not one of the columns {schema.names}")
-    predicate = Predicate(arrow, columns, bounds_of(tree, schema), tree)
+    predicate = Predicate(arrow, columns, bounds_of(tree, schema), tree, Work.of(tree, schema))
     try:
         predicate.filter(schema.empty_table())
     except InvalidPredicateError as e:

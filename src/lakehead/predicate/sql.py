@@ -25,6 +25,7 @@ from lakehead.predicate.literals import COMPARE, FLIPPED, NULL_BOOLEAN, Literal
 
 TEXT_CHARACTERS_MAX = 1 << 20
 
+_CHAIN_MAX = 250
 _COMPARISONS = {"EQ": "==", "NEQ": "!=", "LT": "<", "LTE": "<=", "GT": ">", "GTE": ">="}
 _ARITHMETIC = {
     "Add": "add",
@@ -100,7 +101,11 @@ def _refuse(node: exp.Expr, why: str) -> InvalidPredicateError:
 def _balanced(
     combine: Callable[[pc.Expression, pc.Expression], pc.Expression], parts: list[pc.Expression]
 ) -> pc.Expression:
-    """Combine in a tree of logarithmic depth, so that long chains do not recurse deeply in Arrow."""
+    """Combine in a tree of logarithmic depth. Arrow makes one chain of it all the same, unless something stands in
+    between, and takes the square of its length."""
+    while len(parts) > _CHAIN_MAX:
+        groups = [parts[i : i + _CHAIN_MAX] for i in range(0, len(parts), _CHAIN_MAX)]
+        parts = [pc.coalesce(_balanced(combine, group)) for group in groups]
     while len(parts) > 1:
         pairs = [combine(a, b) for a, b in zip(parts[::2], parts[1::2], strict=False)]
         parts = pairs + (parts[-1:] if len(parts) % 2 else [])

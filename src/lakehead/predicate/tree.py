@@ -19,8 +19,12 @@ from lakehead.predicate.nodes import Call, Field, Node, Scalar
 
 TREE_DEPTH_MAX = 500
 CALLS_MAX = 20_000
+CHAIN_MAX = 1000
+"""Conditions that are joined by one ``or``, or ``and``, and what is within them: Arrow, which puts each into the one
+before it, takes the square of their number for each batch, and ends the process for nine thousand."""
 PATTERNS_MAX = 1000
-"""Calls of functions that look for a text; with `CALLS_MAX` it bounds what a filter costs a row."""
+PATTERN_BYTES_MAX = 1 << 18
+"""Of all patterns together, which are compiled for each batch."""
 
 
 def read_tree(buffer: pa.Buffer) -> Node:
@@ -41,7 +45,7 @@ def read_tree(buffer: pa.Buffer) -> Node:
 def _parse(pairs: list[tuple[str, str]], batch: pa.RecordBatch) -> Node:
     root = Call("", [])
     open_calls = [root]
-    at = calls = patterns = 0
+    at = calls = patterns = pattern_bytes = 0
 
     def column(text: str) -> pa.Scalar:
         index = int(text)
@@ -80,7 +84,16 @@ def _parse(pairs: list[tuple[str, str]], batch: pa.RecordBatch) -> Node:
             if at == len(pairs) or pairs[at][0] != "end":
                 raise ValueError("options are not the last of a call")
         elif key == "end" and top is not root and value == top.function:
-            check_call(open_calls.pop())
+            check_call(top)
+            top.close()
+            if value in PATTERNS:
+                pattern_bytes += len(str(top.option("pattern")))
+            if top.depth > CHAIN_MAX or pattern_bytes > PATTERN_BYTES_MAX:
+                raise ValueError(
+                    f"more than {CHAIN_MAX:,} conditions in one chain of OR or AND, or patterns of more than"
+                    f" {PATTERN_BYTES_MAX:,} bytes: use IN for lists"
+                )
+            open_calls.pop()
         else:
             raise ValueError(f"unexpected {key!r}")
     if len(open_calls) != 1 or len(root.arguments) != 1:

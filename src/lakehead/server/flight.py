@@ -181,7 +181,7 @@ class FlightServer(fl.FlightServerBase):
         try:
             request = decode_stream_request(ticket.ticket)
             told = self._told(request)
-            stream = self._service.stream(request, caller)
+            stream = self._service.stream(request, caller, context.is_cancelled)
         except Exception as e:
             error = self._error(e)
             self._note_stream(caller, told, error, size, 0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from lakehead.errors import ColumnNotFoundError, InvalidRequestError, SchemaChan
 from lakehead.format.joins import gathered, join
 from lakehead.log.records import Records
 from lakehead.predicate import Predicate
+from lakehead.server.filtering import at_once, soon_done
 from lakehead.types import (
     BUCKET_COLUMN,
     CHANGE_TYPE_COLUMN,
@@ -39,13 +41,24 @@ class Projection:
     Attributes:
         schemas: rows are read as the current one of them.
 
+        soon_done: whether a few thousand rows are filtered in a few milliseconds.
+
     Raises:
         ColumnNotFoundError: a column does not exist.
         InvalidRequestError: one is named twice.
     """
 
-    def __init__(self, schemas: Schemas, columns: Sequence[str], predicate: Predicate | None) -> None:
+    def __init__(
+        self,
+        schemas: Schemas,
+        columns: Sequence[str],
+        predicate: Predicate | None,
+        by: Callable[[Predicate, pa.RecordBatch], pa.RecordBatch] = at_once,
+    ) -> None:
+        """``by`` computes the predicate."""
         self.schemas = schemas
+        self.soon_done = soon_done(predicate)
+        self._by = by
         self._table_schema = schema = schemas.current.columns
         self._predicate = predicate
         self._columns = list(columns)
@@ -64,6 +77,12 @@ class Projection:
         extra = [c for c in (predicate.columns if predicate else ()) if c not in columns]
         self._read = [c for c in columns if c not in _SYSTEM_TYPES] + extra
         self.positions = [schema.get_field_index(c) for c in self._read]
+
+    def at_once(self) -> Projection:
+        """The same, which waits for no turn."""
+        same = copy.copy(self)
+        same._by = at_once
+        return same
 
     def records(self, records: Records, bucket: int, start: int, end: int) -> pa.RecordBatch | None:
         """Rows with offsets in ``[start, end)``; None when statistics show that none can match."""
@@ -115,7 +134,7 @@ class Projection:
             if name in _SYSTEM_TYPES:
                 rows = rows.append_column(self.schema.field(name), system[name])
         if self._predicate is not None:
-            rows = self._predicate.filter(rows)
+            rows = self._by(self._predicate, rows)
         return rows if rows.schema.names == self._columns else rows.select(self._columns)
 
 

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from lakehead.config import Limits
 from lakehead.env import Env
+from lakehead.env.threads import cores
 from lakehead.errors import (
     CorruptionError,
     InvalidRequestError,
@@ -22,6 +23,7 @@ from lakehead.format.plain import has_plain_rows, plain_key
 from lakehead.protocol import messages as m
 from lakehead.server.access import Caller
 from lakehead.server.admission import Bounded
+from lakehead.server.filtering import Filtering, Turns
 from lakehead.server.leases import Leases
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.quotas import Quotas
@@ -54,6 +56,7 @@ class Reads:
         self._limits = limits
         self._fence = fence
         self._quotas = quotas
+        self._turns = Turns(env.threads, cores())
         self._subscriptions = Bounded(env.threads, "subscriptions_max", "subscriptions", limits.subscriptions_max)
         self._reads = Bounded(env.threads, "reads_max", "reads", limits.reads_max)
 
@@ -205,21 +208,26 @@ class Reads:
 
     # ---- streams ----------------------------------------------------------------------------------------------
 
-    def stream(self, request: m.Read | m.ReadLive | m.Subscribe, caller: Caller) -> ServerStream:
-        """Open a stream."""
+    def stream(
+        self, request: m.Read | m.ReadLive | m.Subscribe, caller: Caller, gone: Callable[[], bool]
+    ) -> ServerStream:
+        """Open a stream, for which ``gone()`` tells that nobody waits any more."""
         share = caller.share
+        filtering = Filtering(self._turns, share, gone)
         if isinstance(request, m.Subscribe):
             return self._counted(
-                self._subscriptions, share, lambda: open_subscription(self._tables.get(request.table_id), request)
+                self._subscriptions,
+                share,
+                lambda: open_subscription(self._tables.get(request.table_id), request, filtering),
             )
-        return self._counted(self._reads, share, lambda: self._read(request, caller.principal))
+        return self._counted(self._reads, share, lambda: self._read(request, caller.principal, filtering))
 
-    def _read(self, request: m.Read | m.ReadLive, principal: str) -> ServerStream:
+    def _read(self, request: m.Read | m.ReadLive, principal: str, filtering: Filtering) -> ServerStream:
         leased = self._leases.views(request.table_id, request.lease, principal)
         table = self._tables.get(request.table_id)
-        return (
-            open_read(table, request, leased) if isinstance(request, m.Read) else open_read_live(table, request, leased)
-        )
+        if isinstance(request, m.Read):
+            return open_read(table, request, leased, filtering)
+        return open_read_live(table, request, leased, filtering)
 
     @staticmethod
     def _counted(bounded: Bounded, peer: str, open_stream: Callable[[], ServerStream]) -> ServerStream:

@@ -227,13 +227,15 @@ class Service:
                 expected=request.folder_id,
             )
 
-    def stream(self, request: m.Request[m.Stream], caller: Caller) -> ServerStream:
-        """Open a stream; errors as in `call`."""
+    def stream(
+        self, request: m.Request[m.Stream], caller: Caller, gone: Callable[[], bool] = lambda: False
+    ) -> ServerStream:
+        """Open a stream, for which ``gone()`` tells that nobody waits any more; errors as in `call`."""
         self._require(request, caller)
         assert isinstance(request, m.Read | m.ReadLive | m.Subscribe)
         opened = self._quotas.open_stream(caller)
         try:
-            stream = shielded(lambda: self._reads.stream(request, caller), undo=ServerStream.close)
+            stream = shielded(lambda: self._reads.stream(request, caller, gone), undo=ServerStream.close)
         except BaseException:
             self._quotas.close_stream(opened)
             raise

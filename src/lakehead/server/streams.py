@@ -19,6 +19,7 @@ from lakehead.format.ipc_message import require_small_file
 from lakehead.log import LogView
 from lakehead.predicate import PREDICATE_BYTES_MAX, Predicate
 from lakehead.protocol.messages import Read, ReadLive, StreamHeader, Subscribe
+from lakehead.server.filtering import Filtering, until_gone
 from lakehead.server.projection import Projection, coalesce
 from lakehead.server.shared_turns import ROWS_MAX, Item
 from lakehead.server.tables import LiveTable
@@ -47,7 +48,7 @@ class ServerStream:
     def items(self, gone: Callable[[], bool]) -> Iterator[Item]:
         """Iterate until closed or until ``gone()``, which is asked now and then."""
         ended = lambda: self._closed or gone()  # noqa: E731
-        items = self._open_items(ended)
+        items = until_gone(self._open_items(ended))
         return items if self._before_each is None else self._asking(items, self._before_each, ended)
 
     @staticmethod
@@ -82,13 +83,13 @@ class ServerStream:
             self.close()
 
 
-def _projection(desc: TableDescriptor, request: Read | ReadLive | Subscribe) -> Projection:
-    return Projection(desc.schemas, request.columns, _predicate(request.predicate, desc))
+def _projection(desc: TableDescriptor, request: Read | ReadLive | Subscribe, filtering: Filtering) -> Projection:
+    data = request.predicate
+    predicate = None if data is None else filtering.read(lambda: _predicate(data, desc))
+    return Projection(desc.schemas, request.columns, predicate, filtering.filter)
 
 
-def _predicate(data: bytes | None, desc: TableDescriptor) -> Predicate | None:
-    if data is None:
-        return None
+def _predicate(data: bytes, desc: TableDescriptor) -> Predicate:
     try:
         require_small_file(data, bytes_max=PREDICATE_BYTES_MAX)
     except (CorruptionError, LimitExceededError) as e:
@@ -100,7 +101,7 @@ def _header(key: TabletKey, end: int | None, live_at: int | None = None) -> Stre
     return StreamHeader(partition=key.partition, bucket=key.bucket, end_offset=end, live_at=live_at)
 
 
-def open_read(table: LiveTable, request: Read, leased: Views) -> ServerStream:
+def open_read(table: LiveTable, request: Read, leased: Views, filtering: Filtering) -> ServerStream:
     """Rows of explicit ranges, of leased views where there are any.
 
     Raises:
@@ -121,9 +122,10 @@ def open_read(table: LiveTable, request: Read, leased: Views) -> ServerStream:
                 high_watermark=high,
             )
     # After the views: of what they hold every definition is known.
-    projection = _projection(table.as_of(request.schema_id), request)
+    projection = _projection(table.as_of(request.schema_id), request, filtering)
 
     def items(closed: Callable[[], bool]) -> Iterator[Item]:
+        filtering.gone = closed
         for part in request.ranges:
             tablet = table.tablets.get(part.key)
             if tablet is None or part.start >= part.end:
@@ -144,7 +146,7 @@ def _log_rows(
             yield min(records.end_offset, end), batch, records.bytes_of(batch)
 
 
-def open_read_live(table: LiveTable, request: ReadLive, leased: Views) -> ServerStream:
+def open_read_live(table: LiveTable, request: ReadLive, leased: Views, filtering: Filtering) -> ServerStream:
     """Rows live at exactly the end of each range, of leased views where there are any.
 
     Raises:
@@ -168,9 +170,10 @@ def open_read_live(table: LiveTable, request: ReadLive, leased: Views) -> Server
                 high_watermark=high,
             )
     # After the views: of what they hold every definition is known.
-    projection = _projection(table.as_of(request.schema_id), request)
+    projection = _projection(table.as_of(request.schema_id), request, filtering)
 
     def items(closed: Callable[[], bool]) -> Iterator[Item]:
+        filtering.gone = closed
         for part in request.ranges:
             tablet = table.tablets.get(part.key)
             if tablet is not None:
@@ -199,7 +202,7 @@ def _empty(projection: Projection) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in projection.schema], schema=projection.schema)
 
 
-def open_subscription(table: LiveTable, request: Subscribe) -> ServerStream:
+def open_subscription(table: LiveTable, request: Subscribe, filtering: Filtering) -> ServerStream:
     """Rows as soon as they are readable.
 
     Raises:
@@ -211,7 +214,7 @@ def open_subscription(table: LiveTable, request: Subscribe) -> ServerStream:
     desc.require_schema(request.schema_id)
     if request.default == "full" and not table.desc.keyed:
         raise WrongTableKindError(f"{table.desc.path} is a log table: subscribe from 'earliest' to get all its rows")
-    projection = _projection(desc, request)
+    projection = _projection(desc, request, filtering)
     positions = {part.key: part.start for part in request.starts}
     stops = None if request.stops is None else {part.key: part.start for part in request.stops}
     known = table.answering()
@@ -237,7 +240,12 @@ def open_subscription(table: LiveTable, request: Subscribe) -> ServerStream:
         raise InvalidRequestError(f"stop names tablets that {table.desc.path} does not have")
     same = (projection.schemas.current.id, tuple(request.columns), request.predicate)
     subscription = _Subscription(table, projection, positions, initial, stops, same)
-    stream = ServerStream(projection.schema, subscription.items)
+
+    def items(closed: Callable[[], bool]) -> Iterator[Item]:
+        filtering.gone = closed
+        return subscription.items(closed)
+
+    stream = ServerStream(projection.schema, items)
     stream.on_close(table.notify)
     return stream
 
@@ -256,6 +264,7 @@ class _Subscription:
         self._same = same
         self._table = table
         self._projection = projection
+        self._at_once = projection.at_once()
         self._positions = positions
         self._told = dict(positions)
         self._initial = initial
@@ -313,18 +322,18 @@ class _Subscription:
         if start >= end:
             return
         items: Iterable[Item]
-        if end - start <= ROWS_MAX and start >= tablet.log_start_offset:
+        if end - start <= ROWS_MAX and start >= tablet.log_start_offset and self._projection.soon_done:
             turn = (self._same, key, start, end)
-            items = self._table.turns.of(turn, lambda: self._read(key, tablet, start, end))
+            items = self._table.turns.of(turn, lambda: self._read(key, tablet, start, end, self._at_once))
         else:
-            items = self._read(key, tablet, start, end)
+            items = self._read(key, tablet, start, end, self._projection)
         for header, batch in items:
             self._told[key] = header.end_offset or end
             yield header, batch
         self._positions[key] = end
 
-    def _read(self, key: TabletKey, tablet: Tablet, start: int, end: int) -> Iterator[Item]:
-        for position, batch in coalesce(_log_rows(tablet, self._projection, start, end)):
+    def _read(self, key: TabletKey, tablet: Tablet, start: int, end: int, projection: Projection) -> Iterator[Item]:
+        for position, batch in coalesce(_log_rows(tablet, projection, start, end)):
             yield _header(key, position), batch
 
     def _done(self) -> bool:
