@@ -108,5 +108,5 @@ def lake_files(path: str | None = None) -> Iterator[None]:
 def _named_file(e: FileNotFoundError) -> str:
     if e.filename:
         return str(e.filename)
-    quoted = re.search(r"'([^']+)'", str(e))
-    return quoted[1] if quoted else str(e)
+    named = re.search(r"'([^']+)'|not found: (.+)", str(e))  # Arrow's words, and PyIceberg's
+    return next(filter(None, named.groups())).removeprefix("file://") if named else str(e)

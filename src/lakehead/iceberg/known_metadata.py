@@ -9,14 +9,16 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.io import FileIO, load_file_io
-from pyiceberg.serializers import FromInputFile
+from pyiceberg.serializers import NOOP_COMPRESSOR, Compressor, FromInputFile
 from pyiceberg.table import Table
-from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.metadata import TableMetadata, TableMetadataV1, TableMetadataV2, TableMetadataV3
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import (
     TableUpdate,
     _apply_table_update,
@@ -27,9 +29,40 @@ from pyiceberg.typedef import Identifier
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
+from lakehead.env.clock import SystemClock
+from lakehead.iceberg.metadata_json import metadata_json
+
 _KNOWN_MAX = 32
 _known: OrderedDict[str, tuple[int, TableMetadata]] = OrderedDict()
 _lock = threading.Lock()
+
+
+class _NewestFirst:
+    """PyIceberg looks for a snapshot from the oldest on, some ten times a commit, and wants the newest."""
+
+    def snapshot_by_id(self: Any, snapshot_id: int) -> Snapshot | None:
+        return next((s for s in reversed(self.snapshots) if s.snapshot_id == snapshot_id), None)
+
+
+class _MetadataV1(_NewestFirst, TableMetadataV1): ...
+
+
+class _MetadataV2(_NewestFirst, TableMetadataV2): ...
+
+
+class _MetadataV3(_NewestFirst, TableMetadataV3): ...
+
+
+_KINDS: dict[type, type[Any]] = {
+    TableMetadataV1: _MetadataV1,
+    TableMetadataV2: _MetadataV2,
+    TableMetadataV3: _MetadataV3,
+}
+
+
+def _newest_first(metadata: TableMetadata) -> TableMetadata:
+    made: TableMetadata = _KINDS[type(metadata)].model_construct(**dict(metadata))
+    return made
 
 
 def load_table(catalog: Catalog, name: Identifier) -> Table:
@@ -41,8 +74,11 @@ def load_table(catalog: Catalog, name: Identifier) -> Table:
     """
     if not isinstance(catalog, SqlCatalog):
         return catalog.load_table(name)
+    stored = select(IcebergTables.metadata_location).where(*row_of(catalog, name))
+    if (tables := catalog._iceberg_type_filter()) is not None:  # a view of that name is none
+        stored = stored.where(tables)
     with Session(catalog.engine) as session:
-        location = session.scalar(select(IcebergTables.metadata_location).where(*row_of(catalog, name)))
+        location = session.scalar(stored)
     if not location:
         raise NoSuchTableError(f"Table does not exist: {'.'.join(name)}")
     io = load_file_io(properties=catalog.properties, location=location)
@@ -70,14 +106,24 @@ def read_metadata(io: FileIO, location: str) -> TableMetadata:
     with _lock:
         known = _known.get(location)
     if known is None or known[0] != size:
-        known = size, FromInputFile.table_metadata(file)
+        known = size, _newest_first(FromInputFile.table_metadata(file))
         _remember(location, *known)
     return known[1]
 
 
-def note_written(io: FileIO, location: str, metadata: TableMetadata) -> None:
-    """A metadata file that was written is known, too."""
-    _remember(location, len(io.new_input(location)), metadata)
+def write_metadata(io: FileIO, location: str, metadata: TableMetadata) -> None:
+    """Write a metadata file that was not there; it is known, too.
+
+    Raises:
+        OSError: it cannot be written, or there is one.
+    """
+    pieces = metadata_json(metadata)
+    if (compressor := Compressor.get_compressor(location)) is not NOOP_COMPRESSOR:
+        pieces = [compressor.bytes_compressor()(b"".join(pieces))]
+    with io.new_output(location).create(overwrite=False) as stream:
+        for piece in pieces:
+            stream.write(piece)
+    _remember(location, sum(map(len, pieces)), metadata)
 
 
 def _remember(location: str, size: int, metadata: TableMetadata) -> None:
@@ -96,6 +142,8 @@ def updated(base: TableMetadata, updates: Sequence[TableUpdate], location: str) 
     for update in updates:
         metadata = _apply_table_update(update, metadata, context)
     metadata = _update_table_metadata_log(metadata, location, base.last_updated_ms)
+    if metadata.last_updated_ms == base.last_updated_ms:  # not all updates note when they were
+        metadata = metadata.model_copy(update={"last_updated_ms": SystemClock().now_us() // 1000})
     metadata.spec().check_compatible(metadata.schema())
     metadata.sort_order().check_compatible(metadata.schema())
     return metadata

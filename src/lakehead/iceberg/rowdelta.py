@@ -78,7 +78,8 @@ class RowDelta(_SnapshotProducer["RowDelta"]):
         """As PyIceberg does, but that the table's history does not go back with the clock: the Java library refuses to
         read a table whose snapshots are more than a minute out of order."""
         updates, requirements = super()._commit()
-        newest = max((entry.timestamp_ms for entry in self._base.snapshot_log), default=0)
+        log = self._base.snapshot_log
+        newest = log[-1].timestamp_ms if log else 0
         return tuple(_not_before(update, newest) for update in updates), requirements
 
     def _manifests(self) -> list[ManifestFile]:

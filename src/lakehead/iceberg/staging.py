@@ -32,7 +32,7 @@ from sqlalchemy.orm import Session
 
 from lakehead.iceberg.data_files import IcebergFile, LakeWriteSpec, discard_files, is_small, write_position_deletes
 from lakehead.iceberg.file_io import FILES_AT_ONCE
-from lakehead.iceberg.known_metadata import note_written, row_of, updated
+from lakehead.iceberg.known_metadata import row_of, updated, write_metadata
 from lakehead.lake.deleted_rows import Hit
 from lakehead.log.netchange import Offsets
 
@@ -116,8 +116,7 @@ def _write_metadata(catalog: SqlCatalog, base: Table, updates: tuple[TableUpdate
     metadata = updated(base.metadata, updates, location)
     places = load_location_provider(metadata.location, metadata.properties)
     path = places.new_table_metadata_file_location(catalog._parse_metadata_version(location) + 1)
-    catalog._write_metadata(metadata, base.io, path)
-    note_written(base.io, path, metadata)
+    write_metadata(base.io, path, metadata)
     return MetadataFile(catalog, base, metadata, (path,))
 
 

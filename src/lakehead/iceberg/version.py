@@ -15,8 +15,8 @@ from lakehead.lake.marks import LakeMark, LakeSnapshot, LakeVersion, mark_of
 __all__ = ["IcebergTable", "lake_version", "read_mark"]
 
 _KNOWN_MAX = 64
-_known: OrderedDict[str, dict[int, LakeSnapshot]] = OrderedDict()
-"""Of lake tables by their ids, the snapshots of the version that was looked at last."""
+_known: OrderedDict[str, tuple[list[Snapshot], dict[int, LakeSnapshot]]] = OrderedDict()
+"""Of lake tables by their ids, the snapshots of the version that was looked at last, in both forms."""
 _lock = threading.Lock()
 
 
@@ -25,10 +25,14 @@ def lake_version(table: Table) -> LakeVersion:
     metadata = table.metadata
     name, uuid = ".".join(table.name()), str(metadata.table_uuid)
     with _lock:
-        known = _known.get(uuid, {})
-    snapshots = {s.snapshot_id: _snapshot(s, known.get(s.snapshot_id)) for s in metadata.snapshots}
+        listed, known = _known.get(uuid, ([], {}))
+    now = metadata.snapshots
+    if now[: len(listed)] == listed:  # a commit adds one: those before it are the same objects
+        snapshots = known | {s.snapshot_id: _snapshot(s, None) for s in now[len(listed) :]}
+    else:
+        snapshots = {s.snapshot_id: _snapshot(s, known.get(s.snapshot_id)) for s in now}
     with _lock:
-        _known[uuid] = snapshots
+        _known[uuid] = now, snapshots
         _known.move_to_end(uuid)
         while len(_known) > _KNOWN_MAX:
             _known.popitem(last=False)

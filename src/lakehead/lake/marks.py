@@ -158,13 +158,15 @@ def mark_of(version: LakeVersion, snapshot_id: int | None = None) -> LakeMark | 
             snapshot=snapshot_id,
         )
     stored = version.stored_mark
-    current = {s.snapshot_id for s in version.lineage()}
-    listed_aside = stored is not None and stored.snapshot_id in version.snapshots.keys() - current
     oldest: LakeSnapshot | None = None
     mark: LakeMark | None = None
     for oldest in version.lineage(snapshot_id):
         if (mark := oldest.mark) is not None:
             break
+    if mark is not None and stored is not None and mark.snapshot_id == stored.snapshot_id:
+        return mark  # as nearly always: the rest of the lineage says no more
+    current = {s.snapshot_id for s in version.lineage()}
+    listed_aside = stored is not None and stored.snapshot_id in version.snapshots.keys() - current
     if snapshot_id is None and stored is not None and listed_aside:
         raise _rolled_back(name, stored, surely=mark is not None or not _comes_after(oldest, stored))
     if mark is not None:

@@ -19,12 +19,14 @@ class Retention:
         older_than_us: age from which on others go.
         one_per_us: of those that are younger, one of tiering's in each such span stays; None: all.
         all_for_us: so long all stay.
+        all_max: but no more than so many, the newest; None: all.
     """
 
     keep: int
     older_than_us: int
     one_per_us: int | None = None
     all_for_us: int = 0
+    all_max: int | None = None
 
     def __post_init__(self) -> None:
         """Raises: InvalidRequestError: the current snapshot would go."""
@@ -32,9 +34,9 @@ class Retention:
             raise InvalidRequestError(f"keep={self.keep}: the current snapshot stays, so keep at least 1")
 
 
-USUAL = Retention(keep=100, older_than_us=7 * 24 * HOUR_US, one_per_us=HOUR_US, all_for_us=HOUR_US // 6)
+USUAL = Retention(keep=100, older_than_us=7 * 24 * HOUR_US, one_per_us=HOUR_US, all_for_us=HOUR_US // 6, all_max=1000)
 """What the tiering service keeps. A table of one second's freshness gets 86,400 snapshots a day, and each commit writes
-the list of all; an engine that reads without telling anybody has the time in which all stay."""
+the list of all; an engine that reads without telling anybody has the time in which all stay, or a thousand commits."""
 
 
 def plan_expiry(version: LakeVersion, retention: Retention, *, now_us: int) -> list[int]:
@@ -51,12 +53,14 @@ def plan_expiry(version: LakeVersion, retention: Retention, *, now_us: int) -> l
     current = lineage[0]
     expired: list[int] = []
     spans: set[int] = set()
-    for snapshot in sorted(version.snapshots.values(), key=lambda s: -s.sequence_number):
+    newest_first = sorted(version.snapshots.values(), key=lambda s: -s.sequence_number)
+    for place, snapshot in enumerate(newest_first):
         if snapshot.snapshot_id in kept or snapshot.sequence_number >= current.sequence_number:
             continue
         age = now_us - snapshot.committed_us
         stays = age < max(retention.older_than_us, retention.all_for_us)
-        if stays and retention.one_per_us is not None and age >= retention.all_for_us:
+        all_stay = age < retention.all_for_us and (retention.all_max is None or place < retention.all_max)
+        if stays and retention.one_per_us is not None and not all_stay:
             # What a snapshot of others holds is read from those before it, which may go.
             span = snapshot.committed_us // retention.one_per_us
             stays = snapshot.mark is not None and span not in spans

@@ -66,6 +66,14 @@ def test_all_stay_for_a_time() -> None:
     assert plan_expiry(version, Retention(1, 5, 1000, all_for_us=41), now_us=NOW) == [1, 2]
 
 
+def test_but_no_more_than_so_many() -> None:
+    version = listed(*(HOUR_US + n for n in range(40, 0, -1)))
+    all_stay = Retention(2, 24 * HOUR_US, HOUR_US, all_for_us=2 * HOUR_US)
+    assert plan_expiry(version, all_stay, now_us=NOW) == []
+    ten_do = dataclasses.replace(all_stay, all_max=10)
+    assert plan_expiry(version, ten_do, now_us=NOW) == list(range(1, 30))  # beside the ten, one of that hour
+
+
 def test_of_others_only_the_newest_stay() -> None:
     version = listed(*(HOUR_US * h for h in range(9, 0, -1)), marks=[1, 3, 4, 8])
     assert expired(version, 1, 24 * HOUR_US, HOUR_US) == [2, 5, 6, 7]
