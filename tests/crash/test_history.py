@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
@@ -118,7 +118,7 @@ def test_wrong_keyed_rows_are_found(keyed: Callable[[Mapping[int, int]], None], 
 class _NoTable:
     name = "t"
     primary_key = ("k",)
-    properties = {"lake_changelog": False}  # noqa: RUF012
+    properties: ClassVar[dict[str, bool]] = {"lake_changelog": False}
 
 
 def changes(first: int, *records: tuple[str, int, int]) -> lh.Batch:

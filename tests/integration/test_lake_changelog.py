@@ -16,6 +16,8 @@ from lakehead.api.backup import back_up, restore
 from lakehead.api.lake import _lake_of
 from lakehead.api.table import handle_of
 from lakehead.errors import InvalidPropertyError, LakeFileMissingError, NoLakeError, OffsetOutOfRangeError
+from lakehead.lake.marks import mark_of
+from lakehead.tiering import round as round_module
 from lakehead.tiering.round import run_round
 
 SCHEMA = pa.schema([("id", pa.int64()), ("city", pa.string()), ("price", pa.float64())])
@@ -67,6 +69,26 @@ def changed(con: lh.Connection, table: lh.Table, rounds: int = 6) -> list[dict[s
             seen += next(feed).rows.to_pylist()
     assert forgotten(table) > end // 2
     return sorted(seen, key=lambda r: (r["__bucket"], r["__offset"]))
+
+
+def test_the_table_never_passes_its_changelog(con: lh.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows come between the two commits of a round: those wait for the next."""
+    table = orders(con)
+    change(table, 0)
+
+    def with_rows_after(*args: Any, **how: Any) -> Any:
+        result = run_round(*args, **how)
+        change(table, 1)
+        return result
+
+    monkeypatch.setattr(round_module, "run_round", with_rows_after)
+    for _ in range(3):
+        con.tier(table.name)
+        kept, held = (mark_of(_lake_of(handle_of(table), changelog=changelog).load()) for changelog in (True, False))
+        assert kept is not None and held is not None and kept.offsets == held.offsets
+    monkeypatch.undo()
+    con.tier(table.name)
+    assert con.sql("select * from shop.orders$lake").to_arrow_table().num_rows == table.scan().count()
 
 
 def test_every_change_is_read_from_the_beginning(con: lh.Connection) -> None:

@@ -227,6 +227,20 @@ MUTANTS = (
         "tests/unit/server/test_tablet.py",
     ),
     Mutant(
+        "let a table pass its changelog",
+        "api/lake.py",
+        "HeldBack(source, kept.offsets))",
+        "source)",
+        "tests/integration/test_lake_changelog.py",
+    ),
+    Mutant(
+        "take any snapshots for those that were written",
+        "iceberg/metadata_json.py",
+        "if entries[: len(written)] == written else 0",
+        "",
+        "tests/unit/iceberg/test_known_metadata.py",
+    ),
+    Mutant(
         "commit with an old epoch",
         "tiering/commit.py",
         "if mark and mark.epoch > plan.epoch:",

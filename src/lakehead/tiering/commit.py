@@ -66,7 +66,7 @@ class CommitResult:
         records: of the log that were moved.
         bytes: of the files added.
         seconds: of the round's phases, in their order.
-        cpu_seconds: of all threads and processes that worked on it.
+        cpu_seconds: of the threads and processes that worked on it, as far as they tell.
     """
 
     snapshot_id: int | None
