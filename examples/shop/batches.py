@@ -22,6 +22,12 @@ def new(events: pa.Table, silver: lh.Table) -> pa.Table:
     return once.filter(pc.invert(pc.is_in(once["event_id"], known)))
 
 
+def inserted(changes: pa.Table) -> pa.Table:
+    """Of changes those rows whose keys were not there before: an event that is delivered again is an update."""
+    rows = changes.filter(pc.equal(changes["__change_type"], "+I"))
+    return rows.drop_columns([name for name in rows.column_names if name.startswith("__")])
+
+
 def enriched(events: pa.Table, con: lh.Connection) -> pa.Table:
     """Events with what is known of their users and products at this moment."""
     of_users = _looked_up(events, con.table(tables.USERS), ["country", "segment"])

@@ -33,7 +33,6 @@ SETTINGS: Mapping[str, Any] = {
     # which a stopped query ends by recursion.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss16m",
 }
-SYSTEM = ("__change_type", "__bucket", "__offset", "__timestamp")
 ORDER_COLUMNS = ["order_id", "user_id", "product_id", "amount_cents", "status", "changed_at"]
 
 Starts: TypeAlias = "Mapping[str, Callable[[], StreamingQuery]]"
@@ -65,21 +64,26 @@ class Pipeline:
                 out.upsert(ONE.events, rows)
                 self._accumulate(out, rows, ONE)
 
-        return {"one": lambda: lhs.pipeline(self._stream(tables.EVENTS), step, checkpoint=self._at("one"))}
+        return {"one": lambda: self._query(self._stream(tables.EVENTS), step, "one")}
 
     def chain(self) -> Starts:
         """Three queries, each of which reads what the one before it has written."""
         clean, events = str(CHAIN.clean), CHAIN.events
 
+        def enrich(batch: DataFrame, out: Out) -> None:
+            rows = batches.inserted(batch.toArrow())
+            if len(rows):
+                out.upsert(events, batches.enriched(rows, self.con))
+
         def count(batch: DataFrame, out: Out) -> None:
-            events = batch.toArrow()
-            if len(events):
-                self._accumulate(out, events, CHAIN)
+            rows = batches.inserted(batch.toArrow())
+            if len(rows):
+                self._accumulate(out, rows, CHAIN)
 
         return {
-            "clean": lambda: self._copy(self._stream(tables.EVENTS), clean),
-            "enrich": lambda: self._copy(enriched(self._new(clean)), events),
-            "count": lambda: lhs.pipeline(self._new(events), count, checkpoint=self._at("count")),
+            "clean": lambda: self._query(self._stream(tables.EVENTS), self._copied_to(clean), clean),
+            "enrich": lambda: self._query(self._stream(clean, changelog="true"), enrich, events),
+            "count": lambda: self._query(self._stream(events, changelog="true"), count, "count"),
         }
 
     def orders(self) -> Starts:
@@ -92,12 +96,11 @@ class Pipeline:
         source = {"uri": self.con.uri, "table": table, "start": "earliest", **options}
         return self.spark.readStream.format("lakehead").options(**source).load()
 
-    def _new(self, table: str) -> DataFrame:
-        """Rows whose keys were not there before: an event that is delivered again is an update."""
-        return self._stream(table, changelog="true").where("__change_type = '+I'").drop(*SYSTEM)
+    def _query(self, stream: DataFrame, step: Callable[[DataFrame, Out], None], name: str) -> StreamingQuery:
+        return lhs.pipeline(stream, step, checkpoint=self._at(name))
 
-    def _copy(self, rows: DataFrame, table: str) -> StreamingQuery:
-        return lhs.pipeline(rows, lambda batch, out: out.upsert(table, batch), checkpoint=self._at(table))
+    def _copied_to(self, table: str) -> Callable[[DataFrame, Out], None]:
+        return lambda batch, out: out.upsert(table, batch)
 
     def _accumulate(self, out: Out, events: pa.Table, layers: Layers) -> None:
         """Add events to gold, each of which comes once."""
@@ -106,12 +109,6 @@ class Pipeline:
 
     def _at(self, name: str) -> str:
         return (self.checkpoints / name).as_uri()
-
-
-def enriched(events: DataFrame) -> DataFrame:
-    """Events with what is known of their users and products."""
-    users = lhs.lookup_join(events, tables.USERS, on="user_id", columns=["country", "segment"])
-    return lhs.lookup_join(users, tables.PRODUCTS, on="product_id", columns=["category"])
 
 
 class Queries:

@@ -24,6 +24,7 @@ from lakehead.errors import (
 from lakehead.format.schema import nearest_name
 from lakehead.protocol.staging import StagedPart
 from lakehead.spark.connections import connection_of
+from lakehead.spark.micro_batch import MicroBatch, PlainStream, Span
 from lakehead.spark.staged_rows import QUERY, Target, discarded_on_failure, of_query, of_run, stage_frame
 from lakehead.spark.types import arrow_schema, spark_schema
 from lakehead.types import WriteKind
@@ -136,17 +137,18 @@ class Layers:
         return publish_together(self._batch, together, lasting=True).rows
 
     def _staged(self, tables: Mapping[str, Table]) -> list[list[StagedPart]]:
-        """What each write has staged. Their Spark jobs run side by side: most of a small one is waiting."""
+        """What each write has staged, side by side: most of a small Spark job, or of a request, is waiting."""
 
         def stage(write: _Write) -> list[StagedPart]:
             return write.stage(tables[write.target.table], self._batch, small=self._small)
 
-        frames = [w.rows for w in self._writes if isinstance(w.rows, DataFrame)]
-        if len(frames) < 2:
+        if len(self._writes) < 2:
             return [stage(write) for write in self._writes]
-        stop_with_query = inheritable_thread_target(frames[0].sparkSession)
+        frame = next((w.rows for w in self._writes if isinstance(w.rows, DataFrame)), None)
+        if frame is not None:
+            stage = inheritable_thread_target(frame.sparkSession)(stage)  # stops with the query
         with ThreadPoolExecutor(len(self._writes), "lakehead-pipeline") as pool:
-            return list(pool.map(stop_with_query(stage), self._writes))
+            return list(pool.map(stage, self._writes))
 
 
 @dataclass(frozen=True)
@@ -270,11 +272,17 @@ def run_pipeline(
     """See `lakehead.spark.pipeline`."""
     con = connection_of(stream.sparkSession)
     begun: list[StreamingQuery] = []
+    plain = PlainStream.of(stream) if stream.isStreaming else None
 
     def micro_batch(df: DataFrame, number: int) -> None:
         batch = of_query(query_id(df.sparkSession), number)
-        layers = Layers(con, batch, small=any(0 < _last_rows(query) <= SMALL_ROWS for query in begun))
-        step(df, layers)
+        span = Span.now(plain, begun[0], number) if plain is not None and begun else None
+        if span is not None:
+            rows, small = MicroBatch(df, con, span), span.rows <= SMALL_ROWS
+        else:
+            rows, small = df, any(0 < _last_rows(query) <= SMALL_ROWS for query in begun)
+        layers = Layers(con, batch, small=small)
+        step(rows, layers)
         layers.write()
 
     query = started(stream, micro_batch, checkpoint=checkpoint, name=name, trigger=trigger, output_mode=output_mode)

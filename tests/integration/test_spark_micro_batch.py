@@ -1,0 +1,192 @@
+"""``batch.toArrow()`` in a pipeline gives what Spark gives, whoever reads it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+import lakehead as lh
+import lakehead.spark as lhs
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from lakehead.spark.layers import Layers
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), False),
+        pa.field("small", pa.int16()),
+        pa.field("text", pa.large_string()),
+        pa.field("at", pa.timestamp("ms", "Europe/Oslo")),
+        pa.field("local", pa.timestamp("us")),
+        pa.field("price", pa.decimal128(12, 2)),
+        pa.field("tags", pa.list_(pa.string())),
+        pa.field("place", pa.struct([("zip", pa.int32()), ("name", pa.string())])),
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def con(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lh.Connection]:
+    with lh.connect(tmp_path_factory.mktemp("data")) as con:
+        yield con
+
+
+@pytest.fixture(scope="module")
+def spark(con: lh.Connection) -> SparkSession:
+    return lhs.session(con)
+
+
+def rows(ids: range, text: str = "a") -> pa.Table:
+    at = dt.datetime(2026, 5, 1, tzinfo=dt.UTC)
+    return pa.Table.from_pylist(
+        [
+            {
+                "id": n, "small": n % 7, "text": f"{text}{n}" if n % 3 else None,
+                "at": at, "local": at.replace(tzinfo=None),
+                "price": Decimal(n) / 4, "tags": ["x"] * (n % 3), "place": {"zip": n, "name": "y"} if n % 2 else None,
+            }
+            for n in ids
+        ],
+        SCHEMA,
+    )  # fmt: skip
+
+
+def stream_of(con: lh.Connection, spark: SparkSession, table: str, **options: str) -> DataFrame:
+    given = {"uri": con.uri, "table": table, "start": "earliest", **options}
+    return spark.readStream.format("lakehead").options(**given).load()
+
+
+class Seen:
+    """Runs a pipeline, and compares what its micro-batches are with what Spark says they are."""
+
+    def __init__(self, stream: DataFrame, checkpoint: str | None = None) -> None:
+        self.direct: list[bool] = []
+        self.tables: list[pa.Table] = []
+        self.query = lhs.pipeline(stream, self.step, checkpoint=checkpoint)
+
+    def step(self, batch: DataFrame, out: Layers) -> None:
+        found = batch.toArrow()
+        assert found.equals(batch.select("*").toArrow())
+        self.direct.append(getattr(batch, "_rows", None) is not None)
+        self.tables.append(found)
+
+    def wait(self) -> Seen:
+        self.query.processAllAvailable()
+        return self
+
+    def stop(self) -> list[dict[str, Any]]:
+        self.query.stop()
+        assert self.query.exception() is None
+        return [row for table in self.tables for row in table.to_pylist()]
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("changelog", [False, True])
+def test_rows_are_those_of_spark(
+    con: lh.Connection, spark: SparkSession, keyed: bool, changelog: bool, request: pytest.FixtureRequest
+) -> None:
+    name = f"m.all_{keyed}_{changelog}".lower()
+    table = con.create_table(name, SCHEMA, primary_key=["id"] if keyed else None, buckets=3)
+    write = table.upsert if keyed else table.append
+    write(rows(range(9)))
+    seen = Seen(stream_of(con, spark, name, changelog=str(changelog).lower())).wait()
+    write(rows(range(4, 20), "b"))
+    if keyed:
+        table.delete([{"id": 3}])
+    seen.wait()
+    found = seen.stop()
+    assert seen.direct[-1]
+    told = [row["__change_type"] for row in found] if changelog else []
+    if not keyed:
+        assert len(found) == 25
+    elif changelog:
+        assert [told.count(c) for c in ("+I", "-U", "+U", "-D")] == [20, 5, 5, 1]
+    else:
+        assert sorted(row["id"] for row in found) == sorted([*range(9), *range(4, 20)])
+
+
+def test_chosen_columns_of_changes_are_of_all_changes(con: lh.Connection, spark: SparkSession) -> None:
+    table = con.create_table("m.chosen", SCHEMA, primary_key=["id"])
+    seen = Seen(stream_of(con, spark, "m.chosen", changelog="true").drop("__change_type").select("text", "id")).wait()
+    for text in "ab":
+        table.upsert(rows(range(2), text))
+        seen.wait()
+    assert [tuple(row) for row in seen.stop()] == [("text", "id")] * 6
+    assert seen.direct[-1]
+
+
+def test_what_is_more_than_a_table_is_left_to_spark(con: lh.Connection, spark: SparkSession) -> None:
+    table = con.create_table("m.left", SCHEMA)
+    table.append(rows(range(4)))
+    stream = stream_of(con, spark, "m.left")
+    for other in (
+        stream.where("id > 1"),
+        stream.selectExpr("id + 1 as id"),
+        stream.withColumnRenamed("id", "other"),
+        stream.union(stream),
+        stream.dropDuplicates(["id"]),
+    ):
+        seen = Seen(other).wait()
+        table.append(rows(range(9, 11)))
+        assert seen.wait().stop()
+        assert not any(seen.direct)
+
+
+def test_a_micro_batch_of_many_rows_is_left_to_spark(
+    con: lh.Connection, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lakehead.spark import micro_batch
+
+    table = con.create_table("m.many", SCHEMA)
+    seen = Seen(stream_of(con, spark, "m.many")).wait()
+    for bound in ("ROWS_MAX", "BYTES_MAX"):
+        with monkeypatch.context() as patch:
+            patch.setattr(micro_batch, bound, 3)
+            table.append(rows(range(4)))
+            seen.wait()
+        assert not seen.direct[-1]
+        table.append(rows(range(4)))
+        seen.wait()
+        assert seen.direct[-1]
+    assert len(seen.stop()) == 16
+
+
+def test_rows_as_of_the_start_and_after_a_restart(
+    con: lh.Connection, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    checkpoint = tmp_path_factory.mktemp("checkpoint").as_uri()
+    table = con.create_table("m.again", SCHEMA, primary_key=["id"])
+    table.upsert(rows(range(5)))
+    table.upsert(rows(range(5), "b"))
+    found = []
+    for begin in (5, 7, 9):
+        seen = Seen(stream_of(con, spark, "m.again", start="full"), checkpoint).wait()
+        table.upsert(rows(range(begin, begin + 2)))
+        found += seen.wait().stop()
+        assert seen.direct[-1]
+    assert sorted(row["id"] for row in found) == list(range(11))
+
+
+def test_rows_that_pass_on_as_they_are_need_no_job(con: lh.Connection, spark: SparkSession) -> None:
+    def jobs() -> set[int]:
+        return set(spark.sparkContext.statusTracker().getJobIdsForGroup(str(query.runId)))
+
+    table = con.create_table("m.from", SCHEMA)
+    stream = stream_of(con, spark, "m.from")
+    query = lhs.pipeline(stream, lambda batch, out: out.upsert("m.to", batch, primary_key=["id"]))
+    query.processAllAvailable()
+    before = jobs()
+    table.append(rows(range(30)))
+    query.processAllAvailable()
+    assert jobs() == before
+    query.stop()
+    assert con.table("m.to").scan().count() == 30
