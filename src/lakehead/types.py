@@ -390,7 +390,7 @@ class TableDescriptor:
 
     @property
     def lake_tables(self) -> tuple[TableDescriptor, ...]:
-        """The tables that its lake has of it: its own, and that of its changelog where it keeps one. Only of one with a lake."""
+        """What its lake has of it: its table, and that of its changelog where it keeps one; only of one with a lake."""
         return (self,) if self.changelog is None else (self, self.changelog)
 
     @cached_property
