@@ -132,7 +132,9 @@ def lookup_join(
             called something else. A row with a null among them has no match.
         columns: the columns to add, in this order; None for all but the key.
         how: ``left`` keeps rows without a match, with nulls; ``inner`` drops them.
-        max_staleness: how old the values may be, as in ``"5s"``. They are never older than the batch today.
+        max_staleness: how old the values may be, as in ``"5s"``: each executor process remembers that long what it has
+            looked up, keys that are not there included, up to 131,072 keys and 32 MiB a join. None has every batch
+            asked for.
 
     Raises:
         TableNotFoundError, WrongTableKindError: there is no keyed table of that name.
@@ -141,9 +143,8 @@ def lookup_join(
     _require()
     from lakehead.spark.key_join import lookup_join as joined
 
-    if max_staleness is not None:
-        parse_duration_ms(max_staleness, "max_staleness")
-    return joined(df, table, on, columns=columns, how=how)
+    stale_ms = 0 if max_staleness is None else parse_duration_ms(max_staleness, "max_staleness")
+    return joined(df, table, on, columns=columns, how=how, stale_ms=stale_ms)
 
 
 def pipeline(

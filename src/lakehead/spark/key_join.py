@@ -18,6 +18,7 @@ from lakehead.format.read_as import cast_to
 from lakehead.format.rows import to_key_table
 from lakehead.format.schema import nearest_name
 from lakehead.spark.connections import connection_of, worker_table
+from lakehead.spark.remembered import Positions, RememberedJoins
 from lakehead.spark.types import arrow_schema, spark_schema
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class LookupJoin:
     Attributes:
         on: columns of the DataFrame, in the order of the table's primary key.
         columns: those of the table to add.
+        stale_ms: how long what a key had is taken to be what it has.
         schema: of the rows that come out.
     """
 
@@ -42,6 +44,7 @@ class LookupJoin:
     on: tuple[str, ...]
     columns: tuple[str, ...]
     how: How
+    stale_ms: int
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -55,7 +58,7 @@ class LookupJoin:
         if self.how == "inner":
             kept = pc.is_valid(at)
             batch, at = batch.filter(kept), at.filter(kept)
-        added = found.select(list(self.columns)).take(at)
+        added = found.take(at)
         return cast_to(self.schema, pa.RecordBatch.from_arrays([*batch.columns, *added.columns], self.schema.names))
 
     def _found(self, table: Table, keys: pa.RecordBatch) -> tuple[pa.Array, pa.RecordBatch]:
@@ -68,13 +71,28 @@ class LookupJoin:
             handle_of(table).desc.key_columns,
             what=f"keys for {self.table} from {', '.join(self.on)}",
         )
-        found, rows = places_of(table, asked)
+        found, rows = self._places(table, asked)
         at = np.full(keys.num_rows, -1)
         at[whole] = found
         return pa.array(at, mask=at < 0), rows
 
+    def _places(self, table: Table, keys: pa.Table) -> tuple[Positions, pa.RecordBatch]:
+        def ask(unknown: pa.Table) -> tuple[Positions, pa.RecordBatch]:
+            found, rows = places_of(table, unknown)
+            return found, rows.select(list(self.columns))
 
-def places_of(table: Table, keys: pa.Table) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], pa.RecordBatch]:
+        if not self.stale_ms:
+            return ask(keys)
+        handle = handle_of(table)
+        desc = handle.desc
+        join = (self.uri, desc.table_id, desc.schema_id, self.columns, self.stale_ms)
+        return _remembered.of(join, self.stale_ms / 1000, handle.env.clock).places(keys, ask)
+
+
+_remembered = RememberedJoins()
+
+
+def places_of(table: Table, keys: pa.Table) -> tuple[Positions, pa.RecordBatch]:
     """The rows that a keyed table has for keys, which are of its types and may repeat; and for each key the position of
     its row among them, -1 for none."""
     names = keys.column_names
@@ -97,6 +115,7 @@ def lookup_join(
     *,
     columns: Sequence[str] | None = None,
     how: How = "left",
+    stale_ms: int = 0,
 ) -> DataFrame:
     """See `lakehead.spark.lookup_join`."""
     con = connection_of(df.sparkSession)
@@ -110,7 +129,7 @@ def lookup_join(
     fields = [table.schema.field(c).with_nullable(True) for c in wanted]
     schema = spark_schema(pa.schema(fields))
     out = type(schema)([*df.schema.fields, *schema.fields])
-    joined = LookupJoin(con.uri, name, given, tuple(wanted), how, arrow_schema(out))
+    joined = LookupJoin(con.uri, name, given, tuple(wanted), how, stale_ms, arrow_schema(out))
     return df.mapInArrow(joined, out)
 
 

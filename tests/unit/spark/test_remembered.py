@@ -1,0 +1,134 @@
+"""What was looked up is remembered for as long as it may be, and not beyond its bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import lakehead as lh
+from lakehead.api.table import handle_of
+from lakehead.env.clock import SystemClock
+from lakehead.spark import remembered
+from lakehead.spark.remembered import Positions, Remembered, RememberedJoins
+
+pytest.importorskip("pyspark")
+ROW = pa.schema([("v", pa.string())])
+
+
+class Clock(SystemClock):
+    at = 100.0
+
+    def monotonic(self) -> float:
+        return self.at
+
+
+class Store:
+    """Keys and values, and which keys were asked for."""
+
+    def __init__(self, **values: str) -> None:
+        self.values = values
+        self.asked: list[list[str]] = []
+
+    def __call__(self, keys: pa.Table) -> tuple[Positions, pa.RecordBatch]:
+        asked = keys["k"].to_pylist()
+        self.asked.append(asked)
+        there = [k for k in self.values if k in asked]
+        rows = pa.RecordBatch.from_pylist([{"v": self.values[k]} for k in there], ROW)
+        return np.array([there.index(k) if k in there else -1 for k in asked], np.int64), rows
+
+
+def values(found: Remembered, store: Store, *keys: str) -> list[str | None]:
+    at, rows = found.places(pa.table({"k": pa.array(keys, pa.string())}), store)
+    out: list[str | None] = rows["v"].take(pa.array(at, mask=at < 0)).to_pylist()
+    return out
+
+
+def test_a_hit_that_is_too_old_is_asked_again() -> None:
+    clock, store = Clock(), Store(a="1", b="2")
+    found = Remembered(5.0, clock)
+    assert values(found, store, "b", "x", "a", "b") == ["2", None, "1", "2"]
+    store.values = {"a": "new", "x": "there"}
+    clock.at += 4.9
+    assert values(found, store, "a", "x", "c") == ["1", None, None]
+    assert store.asked[1:] == [["c"]]
+    clock.at += 0.1
+    assert values(found, store, "a", "x", "c", "b") == ["new", "there", None, None]
+    assert store.asked[2:] == [["a", "x", "b"]]
+    clock.at += 4.9
+    assert values(found, store, "c", "a") == [None, "new"]
+    assert store.asked[3:] == [["c"]]
+
+
+def test_no_keys_and_absent_keys_alone() -> None:
+    clock, store = Clock(), Store()
+    found = Remembered(5.0, clock)
+    assert values(found, store) == []
+    assert values(found, store, "x", "y") == [None, None]
+    assert values(found, store, "y", "x") == [None, None]
+    assert [a for a in store.asked if a] == [["x", "y"]]
+
+
+def test_memory_is_bounded() -> None:
+    clock, store = Clock(), Store(**{str(n): "v" * 100 for n in range(100)})
+    found = Remembered(1e9, clock, keys_max=10, bytes_max=2_000)
+    for n in range(50):
+        assert values(found, store, str(n), f"absent {n}") == ["v" * 100, None]
+        assert len(found) <= 10
+        assert found.nbytes <= 2_000
+    assert values(found, store, *map(str, range(30))) == ["v" * 100] * 30  # more than is remembered at once
+    assert len(found) <= 10
+    assert found.nbytes <= 2_000
+    for n in range(1000):
+        values(found, store, *[f"absent {n}"] * (n % 2))
+        assert len(found._answers) <= 11
+
+
+def test_joins_are_bounded() -> None:
+    joins = RememberedJoins()
+    first = joins.of(0, 1.0, Clock())
+    for n in range(1, remembered.JOINS_MAX):
+        joins.of(n, 1.0, Clock())
+    assert joins.of(0, 1.0, Clock()) is first
+    joins.of("new", 1.0, Clock())
+    assert joins.of(0, 1.0, Clock()) is first
+    assert len(joins._joins) == remembered.JOINS_MAX
+
+
+@pytest.fixture
+def con(tmp_path: Path) -> Iterator[lh.Connection]:
+    with lh.connect(tmp_path / "data") as con:
+        yield con
+
+
+@pytest.mark.parametrize("stale_ms", [0, 5000])
+def test_a_join_asks_again_when_it_must(con: lh.Connection, stale_ms: int) -> None:
+    from lakehead.spark.key_join import LookupJoin
+
+    table = con.create_table("a.b", pa.schema([("k", pa.int64()), ("v", pa.string())]), primary_key="k")
+    table.upsert([{"k": 1, "v": "old"}])
+    clock = Clock()
+    handle_of(table).env = dataclasses.replace(handle_of(table).env, clock=clock)
+    schema = pa.schema([("k", pa.int64()), ("v", pa.string())])
+    join = LookupJoin(con.uri, "a.b", ("k",), ("v",), "left", stale_ms, schema)
+    batch = pa.RecordBatch.from_pylist([{"k": 1}, {"k": 2}, {"k": None}], pa.schema([("k", pa.int64())]))
+
+    def seen() -> list[str | None]:
+        out: list[str | None] = join.joined(table, batch)["v"].to_pylist()
+        return out
+
+    assert seen() == ["old", None, None]
+    table.upsert([{"k": 1, "v": "new"}, {"k": 2, "v": "two"}])
+    assert seen() == (["old", None, None] if stale_ms else ["new", "two", None])
+    clock.at += 5
+    assert seen() == ["new", "two", None]
+    with table.alter() as a:
+        a.add_column("w", "string")
+    con.drop_table("a.b")
+    assert con.create_table("a.b", schema, primary_key="k").upsert([{"k": 2, "v": "other"}]).rows == 1
+    table = con.table("a.b")
+    assert seen() == [None, "other", None]
