@@ -59,6 +59,13 @@ MUTANTS = (
         "tests/unit/server/test_staging.py",
     ),
     Mutant(
+        "publish the first batch of each tablet alone",
+        "server/staging.py",
+        "        waiting = {key: waiting[key] for key, _ in batches}\n",
+        "        waiting = {}\n",
+        "tests/unit/server/test_staging.py",
+    ),
+    Mutant(
         "publish a piece that is damaged",
         "server/staging.py",
         "if magic != _MAGIC or crc32c.crc32c(view[_HEAD.size : at]) != crc:",

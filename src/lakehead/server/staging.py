@@ -30,7 +30,7 @@ from lakehead.errors import (
     LimitExceededError,
     OutcomeUnknownError,
 )
-from lakehead.format.frame import PUBLISHERS, WRITER_ID_BYTES, WriterStamp, decode_body
+from lakehead.format.frame import PUBLISHERS, WRITER_ID_BYTES, FrameBody, WriterStamp, decode_body
 from lakehead.format.joins import ROWS_MAX, gathered, join
 from lakehead.protocol.codec import decode_call, encode
 from lakehead.protocol.messages import Done, TabletRef, Write
@@ -45,6 +45,10 @@ _log = logging.getLogger("lakehead.server.staging")
 
 KEPT_SECONDS = 24 * 3600.0
 """How long pieces wait for their job after it staged the last one, and jobs that do not last are remembered."""
+_TOGETHER_ROWS = 4 << 20
+"""Pieces of so many rows, or of as many bytes as are joined, are looked at together."""
+_TABLETS_AT_ONCE = 4
+"""Batches of so many tablets, if they are full, are written side by side."""
 _MAGIC = b"LHS1"
 _FOLDER = "staged"
 _HEAD = struct.Struct("<4sIII")
@@ -57,8 +61,9 @@ class _Piece(NamedTuple):
     kind: WriteKind
     schema_id: int
     columns: tuple[str, ...]
-    rows: dict[TabletKey, pa.RecordBatch]
+    bodies: dict[TabletKey, FrameBody]
     size: int
+    schema: pa.Schema
 
     @property
     def plan(self) -> tuple[WriteKind, int, tuple[str, ...]]:
@@ -67,7 +72,7 @@ class _Piece(NamedTuple):
 
     @property
     def row_count(self) -> int:
-        return sum(batch.num_rows for batch in self.rows.values())
+        return sum(body.row_count for body in self.bodies.values())
 
 
 @dataclass
@@ -284,24 +289,23 @@ class Staging:
     def _joined(
         self, table: LiveTable, folder: str, parts: Sequence[tuple[str, int]]
     ) -> Iterator[tuple[WriteKind, int, dict[TabletKey, pa.RecordBatch]]]:
-        """The rows of all pieces in their order, in batches; the same ones whenever the pieces are the same."""
+        """The rows of all pieces in their order, in batches; the same ones whenever the pieces are the same. Of many
+        pieces together, so that what many tasks have for many tablets is a few batches of each."""
         pieces = (self._piece(table, path) for path in _paths(folder, parts))
         for (kind, schema_id, _), alike in itertools.groupby(pieces, key=lambda piece: piece.plan):
-            for group in gathered(alike, lambda p: (p.row_count, p.size), rows_max=ROWS_MAX, rows_enough=ROWS_MAX):
-                rows: dict[TabletKey, list[pa.RecordBatch]] = {}
-                for piece in group:
-                    for key, batch in piece.rows.items():
-                        rows.setdefault(key, []).append(batch)
-                yield kind, schema_id, {key: join(batches) for key, batches in rows.items()}
+            rows = _TOGETHER_ROWS
+            for group in gathered(alike, lambda p: (p.row_count, p.size), rows_max=rows, rows_enough=rows):
+                schema = group[0].schema
+                for turn in _turns(group):
+                    yield kind, schema_id, {key: join([b.rows(schema) for b in of]) for key, of in turn.items()}
 
     def _piece(self, table: LiveTable, path: str) -> _Piece:
         data = self._read(path)
         write, buffers = _decoded(data, path)
-        bodies = [decode_body(buffer, crc) for buffer, crc in zip(buffers, write.checksums, strict=True)]
-        desc = table.as_of(bodies[0].schema_id) if bodies else table.desc
-        schema = body_schema(desc, write)
-        rows = {ref.key: body.rows(schema) for ref, body in zip(write.tablets, bodies, strict=True)}
-        return _Piece(write.kind, desc.schema_id, tuple(write.columns), rows, data.size)
+        found = [decode_body(buffer, crc) for buffer, crc in zip(buffers, write.checksums, strict=True)]
+        desc = table.as_of(found[0].schema_id) if found else table.desc
+        bodies = {ref.key: body for ref, body in zip(write.tablets, found, strict=True)}
+        return _Piece(write.kind, desc.schema_id, tuple(write.columns), bodies, data.size, body_schema(desc, write))
 
     def _read(self, path: str) -> pa.Buffer:
         """The bytes of a piece, shared with its file.
@@ -320,6 +324,30 @@ class Staging:
             return file.read(0, file.size)
         finally:
             file.close()
+
+
+def _turns(pieces: Sequence[_Piece]) -> Iterator[dict[TabletKey, list[FrameBody]]]:
+    """The bodies of pieces, in turns: of each tablet those that are joined to its next batch, and of so many tablets as
+    are written side by side."""
+    of_tablet: dict[TabletKey, list[FrameBody]] = {}
+    for piece in pieces:
+        for key, body in piece.bodies.items():
+            of_tablet.setdefault(key, []).append(body)
+    waiting = {key: gathered(of, _measure, rows_max=ROWS_MAX, rows_enough=ROWS_MAX) for key, of in of_tablet.items()}
+    while waiting:
+        batches = [(key, held) for key, left in waiting.items() for held in itertools.islice(left, 1)]
+        waiting = {key: waiting[key] for key, _ in batches}
+        rows = ROWS_MAX * _TABLETS_AT_ONCE
+        for turn in gathered(batches, lambda b: _sizes(b[1]), rows_max=rows, rows_enough=rows):
+            yield dict(turn)
+
+
+def _measure(body: FrameBody) -> tuple[int, int]:
+    return body.row_count, body.buffer.size
+
+
+def _sizes(bodies: Sequence[FrameBody]) -> tuple[int, int]:
+    return sum(b.row_count for b in bodies), sum(b.buffer.size for b in bodies)
 
 
 def _folder(table: LiveTable, job: str, batch: int) -> str:

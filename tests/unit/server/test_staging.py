@@ -151,6 +151,31 @@ def test_pieces_are_joined_in_their_order(deployment: Deployment) -> None:
     assert [r["k"] for r in frame] == list(reversed(range(20)))
 
 
+@pytest.mark.parametrize("rows_max", [1, 7, 64, 1 << 16])
+def test_many_pieces_for_many_tablets_are_a_few_batches_of_each(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, rows_max: int
+) -> None:
+    monkeypatch.setattr(staging, "ROWS_MAX", rows_max)
+    table = deployment.table(buckets=16)
+    keys = [range(n, n + 3 * (n % 40 + 1), 3) for n in range(60)]
+    batch = JobBatch("job", 0)
+    parts = staged(table, batch, *([table_of(*some)] for some in keys))
+    table.staging.publish(batch, parts, lasting=False)
+    written = [[r["k"] for r in frame] for frame in deployment.frames(table)]
+    tablets = deployment.service._tables.get(table.desc.table_id).tablets
+    of_tablet = [[r["k"] for f in t.frames(0, t.high_watermark) for r in f.body.rows(SCHEMA).to_pylist()]
+                 for t in tablets.values()]  # fmt: skip
+    place = {k: n for n, of in enumerate(of_tablet) for k in of}
+    assert [[k for some in keys for k in some if place[k] == n] for n in range(len(of_tablet))] == of_tablet
+    assert len(tablets) == 16
+    if rows_max == 1 << 16:
+        assert len(written) == 16
+    else:
+        # A piece is not cut, and what fits is joined.
+        assert all(len(frame) <= max(rows_max, 40) for frame in written)
+        assert len(written) < sum(len(some) for some in keys)
+
+
 @pytest.mark.parametrize("restart", ["no", "restart", "power cut"])
 @pytest.mark.parametrize("lasting", [False, True])
 def test_a_batch_is_published_once(deployment: Deployment, lasting: bool, restart: str) -> None:
