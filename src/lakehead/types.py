@@ -471,6 +471,17 @@ class TableDescriptor:
         """The user-facing id (with typed partition values) of a tablet key."""
         return TabletId(parse_partition_name(key.partition, self.partition_types), key.bucket)
 
+    def may_have(self, key: TabletKey) -> bool:
+        """Whether a tablet of the table may be called so."""
+        if not self.partition_by:
+            return key.partition == UNPARTITIONED and 0 <= key.bucket < self.buckets
+        try:
+            values = parse_partition_name(key.partition, self.partition_types)
+            canonical = partition_name(self.partition_by, values)
+        except (ValueError, IndexError, ArithmeticError):
+            return False
+        return canonical == key.partition and 0 <= key.bucket < self.buckets
+
     def tablet_key(self, tablet: TabletId) -> TabletKey:
         """Inverse of `tablet_id`."""
         return TabletKey(partition_name(self.partition_by, tablet.partition), tablet.bucket)

@@ -25,12 +25,14 @@ class HostileServer(fl.FlightServerBase):
     Attributes:
         reply: changes an encoded reply and its attachments.
         item: changes the metadata and the rows of an item of a stream.
+        columns: changes the columns of a stream.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self.reply: Callable[[bytes, Parts], tuple[bytes, Parts]] = lambda data, parts: (data, parts)
         self.item: Callable[[bytes, pa.RecordBatch], tuple[bytes, pa.RecordBatch]] = lambda data, rows: (data, rows)
+        self.columns: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda rows: rows
         super().__init__("grpc://127.0.0.1:0")
 
     @property
@@ -61,15 +63,18 @@ class HostileServer(fl.FlightServerBase):
             code = e.code if isinstance(e, LakeheadError) else InvalidRequestError.code
             raise fl.FlightServerError(str(e), encode(ErrorReply(code=code, message=str(e), context={}))) from e
 
+        columns = self.columns
+        empty = pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in stream.schema], schema=stream.schema)
+
         def items() -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
             try:
                 for header, rows in stream.items(context.is_cancelled):  # type: ignore[attr-defined]
                     data, changed = self.item(encode(header), rows)
-                    yield changed, pa.py_buffer(data)
+                    yield columns(changed), pa.py_buffer(data)
             finally:
                 stream.close()
 
-        return fl.GeneratorStream(stream.schema, items())
+        return fl.GeneratorStream(columns(empty).schema, items())
 
 
 def with_lying_texts(rows: pa.RecordBatch, column: str) -> pa.RecordBatch:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from tests.attack.hostile_server import HostileServer, Parts, with_lying_texts
+from tests.attack.wire_fuzz import OTHER_COLUMNS
 
 import lakehead as lh
 from lakehead.protocol.codec import encode
@@ -125,3 +128,111 @@ def test_a_small_answer_that_stands_for_a_large_one(hostile: HostileServer, con:
     hostile.reply = lambda data, parts: (data, [bomb, *parts[1:]])
     with pytest.raises(lh.LimitExceededError):
         table.lookup([0, 1, 2])
+
+
+def spoiling(change: Callable[[dict[str, Any]], object], kind: str) -> Callable[[bytes, Parts], tuple[bytes, Parts]]:
+    """Replies of this kind with something in them changed."""
+
+    def reply(data: bytes, parts: Parts) -> tuple[bytes, Parts]:
+        plain = msgspec.msgpack.decode(data)
+        if plain["type"] == kind:
+            change(plain)
+        return msgspec.msgpack.encode(plain), parts
+
+    return reply
+
+
+def first_tablet(**told: object) -> Callable[[dict[str, Any]], object]:
+    return lambda reply: (reply["leases"][0] if "leases" in reply else reply)["tablets"][0].update(told)
+
+
+CONTRADICTIONS: dict[str, tuple[str, Callable[[dict[str, Any]], object], Callable[[lh.Connection], object]]] = {
+    "no leases": ("LeasesReply", lambda r: r["leases"].clear(), lambda con: con.table("a.log").scan()),
+    "two leases": ("LeasesReply", lambda r: r["leases"].extend(r["leases"]), lambda con: con.table("a.log").scan()),
+    "leases of no time": ("LeasesReply", lambda r: r.update(seconds=-1.0), lambda con: con.table("a.log").scan()),
+    "a lease of another tablet": ("LeasesReply", first_tablet(bucket=7), lambda con: con.table("a.log").scan()),
+    "a log that begins at its end": ("LeasesReply", first_tablet(log_start=9), lambda con: con.table("a.log").scan()),
+    "rows without a log": ("WatermarksReply", first_tablet(rows=1 << 40), lambda con: con.table("a.log").status()),
+    "another partition": ("WatermarksReply", first_tablet(partition="../x"), lambda con: con.table("a.log").status()),
+    "a tablet twice": (
+        "WatermarksReply", lambda r: r["tablets"].extend(r["tablets"]), lambda con: con.table("a.log").status(),
+    ),
+    "no times": ("TimestampsReply", lambda r: r["timestamps_us"].clear(), lambda con: con.table("a.log").status()),
+    "not exact": ("LookupReply", lambda r: r.update(exact=False), lambda con: con.table("a.keyed").lookup([1])),
+    "half a row": ("GetReply", lambda r: r["row"].pop(), lambda con: con.table("a.keyed").get(1)),
+    "a text for a number": ("GetReply", lambda r: r.update(row=["x", "y"]), lambda con: con.table("a.keyed").get(1)),
+    "a key that is no column": (
+        "TableReply", lambda r: r["info"].update(primary_key=["x"]), lambda con: con.table("a.log"),
+    ),
+    "no buckets": ("TableReply", lambda r: r["info"].update(buckets=0), lambda con: con.table("a.log")),
+    "epochs of any size": (
+        "WriterReply", lambda r: r.update(epoch=1 << 40), lambda con: con.table("a.log").writer("w"),
+    ),
+    "sequences of no tablet": (
+        "WriterReply", lambda r: r.update(sequences=[1]), lambda con: con.table("a.log").writer("w"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", CONTRADICTIONS)
+def test_answers_that_contradict_themselves(hostile: HostileServer, con: lh.Connection, what: str) -> None:
+    kind, change, call = CONTRADICTIONS[what]
+    honest, hostile.reply = hostile.reply, spoiling(change, kind)
+    with pytest.raises(lh.CorruptionError):
+        call(con)
+    hostile.reply = honest
+    call(con)
+
+
+@pytest.mark.parametrize("data", [None, b"", b"\xc1", encode(NamesReply(names=[]))], ids=str)
+def test_what_came_of_a_write_is_not_known_where_nobody_can_read_the_answer(
+    hostile: HostileServer, con: lh.Connection, data: bytes | None
+) -> None:
+    table = con.table("a.log")
+    honest = hostile.reply
+    hostile.reply = (
+        spoiling(lambda r: r["offsets"].clear(), "WriteReply") if data is None else lambda _, parts: (data, parts)
+    )
+    with pytest.raises(lh.OutcomeUnknownError):
+        table.append(ROWS)
+    hostile.reply = honest
+    assert table.scan().count() == 8
+
+
+@pytest.mark.parametrize("columns", OTHER_COLUMNS)
+@pytest.mark.parametrize("how", ["scan", "subscribe", "full"])
+def test_streams_of_other_columns(hostile: HostileServer, con: lh.Connection, how: str, columns: Any) -> None:
+    table = con.table("a.keyed" if how == "full" else "a.log")
+    hostile.columns = columns
+    with pytest.raises(lh.CorruptionError):
+        table.scan().to_arrow() if how == "scan" else next(table.subscribe("full" if how == "full" else "earliest"))
+
+
+HEADERS: dict[str, dict[str, Any]] = {
+    "another partition": {"partition": "p=1"},
+    "another bucket": {"bucket": 5},
+    "no end": {"end_offset": None},
+    "an end behind what was asked for": {"end_offset": 1 << 40},
+    "an end before it": {"end_offset": -1},
+}
+
+
+@pytest.mark.parametrize("what", HEADERS)
+def test_rows_that_were_not_asked_for(hostile: HostileServer, con: lh.Connection, what: str) -> None:
+    hostile.item = lambda data, rows: (msgspec.msgpack.encode({**msgspec.msgpack.decode(data), **HEADERS[what]}), rows)
+    with pytest.raises(lh.CorruptionError):
+        con.table("a.log").scan().to_arrow()
+    if "partition" in what or "bucket" in what:
+        with pytest.raises(lh.CorruptionError):
+            next(con.table("a.log").subscribe("earliest"))
+
+
+@pytest.mark.parametrize("codes", [[0, 1, 9, 0], [0, None, 0, 0]], ids=str)
+def test_changes_that_are_none(hostile: HostileServer, con: lh.Connection, codes: list[int | None]) -> None:
+    def spoil(data: bytes, rows: pa.RecordBatch) -> tuple[bytes, pa.RecordBatch]:
+        at = rows.schema.get_field_index("__change_type")
+        return data, rows.set_column(at, "__change_type", pa.array(codes[: rows.num_rows], pa.int8()))
+
+    hostile.item = spoil
+    with pytest.raises(lh.CorruptionError, match="change"):
+        list(con.table("a.keyed").subscribe("earliest", stop="now"))

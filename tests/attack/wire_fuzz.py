@@ -1,11 +1,12 @@
 """Damaged messages without end, to a server and to its clients: ``make attack-fuzz``.
 
-Each kind runs in a process of its own, which is watched: it must not end, stand still or grow.
+Each kind runs in a process of its own, which is watched: it must not end, stand still or grow, and what a client raises
+is an error of Lakehead's, whatever a server said.
 
 - *requests*: a service gets damaged requests with damaged attachments.
 - *predicates*: a service gets reads with damaged filters.
 - *replies*: a client, over Flight, gets damaged replies and attachments.
-- *streams*: a client, over Flight, gets streams with damaged headers and columns.
+- *streams*: a client, over Flight, gets streams with damaged headers and columns, or with others than it asked for.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -97,6 +99,8 @@ def streams(seed: int, cases: int) -> Counter[str]:
             return data, damaged(rows, r) if r.random() < 0.8 else rows
 
         hostile.item = item
+        if r.random() < 0.1:
+            hostile.columns = r.choice(OTHER_COLUMNS)
 
     return _clients(seed, cases, spoil, READS)
 
@@ -130,14 +134,56 @@ def _spoiled_buffer(buffer: pa.Buffer | None, r: random.Random, *, offsets: bool
     return pa.py_buffer(changed)
 
 
+def _renamed(rows: pa.RecordBatch) -> pa.RecordBatch:
+    return rows.rename_columns([f"{name}_" for name in rows.schema.names])
+
+
+def _as_texts(rows: pa.RecordBatch) -> pa.RecordBatch:
+    texts = pa.array(["x"] * rows.num_rows, pa.string())
+    return pa.RecordBatch.from_arrays([texts] * rows.num_columns, names=rows.schema.names)
+
+
+OTHER_COLUMNS: tuple[Callable[[pa.RecordBatch], pa.RecordBatch], ...] = (
+    _renamed,
+    _as_texts,
+    lambda rows: rows.select(rows.schema.names[1:]),
+    lambda rows: rows.select(rows.schema.names[::-1]),
+    lambda rows: rows.append_column("more", pa.nulls(rows.num_rows, pa.int64())),
+)
+
+
+def listed(rows: pa.Table | pa.RecordBatch) -> None:
+    """Look at each value, as far as Python has it: Arrow's moments of any year are rows as others."""
+    with contextlib.suppress(OverflowError, ValueError):
+        rows.to_pylist()
+
+
+def resume(table: lh.Table) -> None:
+    with table.writer("w") as writer:
+        writer.upsert(batch(2))
+
+
+def alter(table: lh.Table) -> None:
+    with table.alter() as change:
+        change.set_comment(None, "a comment")
+
+
 CALLS: tuple[Callable[[lh.Connection, lh.Table, lh.Table], object], ...] = (
     lambda con, log, keyed: con.tables(),
     lambda con, log, keyed: con.databases(),
     lambda con, log, keyed: con.whoami(),
     lambda con, log, keyed: con.grants(),
     lambda con, log, keyed: con.table("f.log").scan(),
-    lambda con, log, keyed: con.table("f.keyed").lookup([1, 2, 3]).to_pylist(),
-    lambda con, log, keyed: keyed.lookup([1, 2, 3]).to_pylist(),
+    lambda con, log, keyed: con.quotas(),
+    lambda con, log, keyed: con.tokens(),
+    lambda con, log, keyed: listed(con.table("f.keyed").lookup([1, 2, 3])),
+    lambda con, log, keyed: listed(keyed.lookup([1, 2, 3])),
+    lambda con, log, keyed: listed(keyed.prefix_lookup([1, 2])),
+    lambda con, log, keyed: listed(keyed.scan(where="k in (1, 2)").to_arrow()),
+    lambda con, log, keyed: con.sql("select count(*), max(k) from f.log join f.keyed using (k)").fetchall(),
+    lambda con, log, keyed: resume(keyed),
+    lambda con, log, keyed: alter(keyed),
+    lambda con, log, keyed: log.truncate(),
     lambda con, log, keyed: keyed.get(4),
     lambda con, log, keyed: log.status(),
     lambda con, log, keyed: log.append(batch(3)),
@@ -146,11 +192,13 @@ CALLS: tuple[Callable[[lh.Connection, lh.Table, lh.Table], object], ...] = (
     lambda con, log, keyed: con.create_table("f.log", SCHEMA, buckets=2, if_not_exists=True),
 )
 READS: tuple[Callable[[lh.Connection, lh.Table, lh.Table], object], ...] = (
-    lambda con, log, keyed: log.scan().to_arrow().to_pylist(),
-    lambda con, log, keyed: log.scan(where="k > 1 and s <> 'a'").to_arrow().to_pylist(),
-    lambda con, log, keyed: keyed.scan(limit=5).to_arrow().to_pylist(),
-    lambda con, log, keyed: [b.rows.to_pylist() for b in log.subscribe("earliest", stop="now")],
-    lambda con, log, keyed: [b.rows.to_pylist() for b in keyed.subscribe("full", stop="now")],
+    lambda con, log, keyed: listed(log.scan().to_arrow()),
+    lambda con, log, keyed: listed(log.scan(where="k > 1 and s <> 'a'").to_arrow()),
+    lambda con, log, keyed: listed(keyed.scan(limit=5).to_arrow()),
+    lambda con, log, keyed: con.sql("select count(*), max(k) from f.log").fetchall(),
+    lambda con, log, keyed: [listed(b.rows) for b in log.subscribe("earliest", stop="now")],
+    lambda con, log, keyed: [listed(b.rows) for b in keyed.subscribe("full", stop="now")],
+    lambda con, log, keyed: [listed(b.rows) for b in keyed.subscribe("earliest", stop="now")],
 )
 
 
@@ -163,7 +211,7 @@ def _clients(
     outcomes: Counter[str] = Counter()
     with service() as server:
         hostile = HostileServer(server)
-        honest = (hostile.reply, hostile.item)
+        honest = (hostile.reply, hostile.item, hostile.columns)
         con = open_server(hostile.address.uri, token="t")
         log = con.create_table("f.log", SCHEMA, buckets=2, durability="os")
         keyed = con.create_table("f.keyed", SCHEMA, primary_key="k", durability="os")
@@ -174,14 +222,16 @@ def _clients(
             call = r.choice(calls)
             spoil(r, hostile)
             outcomes[_outcome(lambda: call(con, log, keyed))] += 1  # noqa: B023
-            hostile.reply, hostile.item = honest
+            hostile.reply, hostile.item, hostile.columns = honest
             if case % 1000 == 0:  # the client lives, and so does what it asks
                 con.close()
                 con = open_server(hostile.address.uri, token="t")
+            if case % 100 == 0:  # what it was told of a table may be another one
                 log, keyed = con.table("f.log"), con.table("f.keyed")
-                assert log.scan(limit=1).count() == 1
                 log.truncate()
                 log.append(batch(70))
+                keyed.upsert(batch(70))
+                assert log.scan().count() == 70
         con.close()
         hostile.shutdown()
     return outcomes
@@ -191,10 +241,14 @@ def _outcome(call: Callable[[], object]) -> str:
     try:
         call()
         return "answered"
-    except Exception as e:
+    except lh.LakeheadError as e:
         return type(e).__name__
+    except Exception as e:
+        at = next((f for f in reversed(traceback.extract_tb(e.__traceback__)) if "lakehead" in f.filename), None)
+        return f"{UNTYPED} {type(e).__name__} at {at and Path(at.filename).name}:{at and at.lineno}: {str(e)[:100]}"
 
 
+UNTYPED = "no error of Lakehead's:"
 KINDS: dict[str, Callable[[int, int], Counter[str]]] = {
     "requests": requests,
     "predicates": predicates,
@@ -244,6 +298,7 @@ def watch(kind: str, seed: int, cases: int) -> bool:
                 continue
             wrong = f"it has stood still for {STANDS_STILL_SECONDS:g} s"
             break
+        wrong = wrong or next((outcome for outcome in outcomes if outcome.startswith(UNTYPED)), "")
         process.kill()
         process.wait()
         reader.join()

@@ -6,6 +6,20 @@ from tests.mutation.mutant import Mutant
 
 OF_ACCESS = (
     Mutant(
+        "believe answers of as many as the server likes",
+        "client/received.py",
+        "if wrong is not None and wrong(request, reply):",
+        "if False:",
+        "tests/attack/test_hostile_server.py",
+    ),
+    Mutant(
+        "say that a write failed whose answer nobody could read",
+        "client/batch_writer.py",
+        'return not known or e.context.get("unread") is True or (',
+        "return not known or (",
+        "tests/attack/test_hostile_server.py",
+    ),
+    Mutant(
         "chains of any length",
         "predicate/tree.py",
         "if top.depth > CHAIN_MAX or",

@@ -22,6 +22,7 @@ from lakehead.api.table import Table
 from lakehead.client.closable import ClosableEndpoint
 from lakehead.client.leases import Leases
 from lakehead.client.patience import ask
+from lakehead.client.received import told_table
 from lakehead.client.routes import OneServer
 from lakehead.client.table import TableHandle
 from lakehead.config import LakeConfig, Limits, TableProperties, names_principal
@@ -283,7 +284,7 @@ class Connection(Displayed, Granting):
         return TableNotFoundError(f"there is no table {path}; did you mean {near[0]!r}?", table=str(path))
 
     def _opened(self, reply: m.TableReply) -> Table:
-        desc = reply.info.descriptor()
+        desc = told_table(reply.info)
         handle = TableHandle(desc, self._routes, self._env, self._leases, reply.folder_id)
         return Table(handle)
 

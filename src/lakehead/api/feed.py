@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.client.patience import Patience
+from lakehead.client.received import require_tablet
 from lakehead.client.table import TableHandle
 from lakehead.errors import OffsetOutOfRangeError, SchemaChangedError, UnavailableError
 from lakehead.lake.records import first_record, outlives_log, read_records
@@ -180,6 +181,8 @@ class Feed:
         for header, batch in stream:
             self._patience.progress()
             key = TabletKey(header.partition, header.bucket)
+            if batch.num_rows or header.end_offset is not None:  # others say that the server lives
+                require_tablet(self._handle.desc, key)
             if header.live_at is not None:
                 self._took_live_rows(key, header, batch)
                 yield header, batch

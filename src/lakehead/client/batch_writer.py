@@ -291,4 +291,5 @@ def _leaves_open(e: LakeheadError) -> bool:
     known = (
         type(e) not in (UnavailableError, RequestTimeoutError, OutcomeUnknownError) or e.context.get("unsent") is True
     )
-    return not known or (e.retryable and "acknowledged" in e.context)
+    # ``unread`` is an answer that nobody could read.
+    return not known or e.context.get("unread") is True or (e.retryable and "acknowledged" in e.context)

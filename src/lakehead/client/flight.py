@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from lakehead.client import channel as ch
-from lakehead.client.received import streamed
+from lakehead.client.received import require_answers, streamed
 from lakehead.client.tails import SharedStream, Tails, may_share
 from lakehead.env.address import Address, SocketAddress
 from lakehead.env.credentials import FoundToken
@@ -28,8 +28,10 @@ from lakehead.env.tls import Tls
 from lakehead.errors import (
     AuthenticationError,
     ClosedError,
+    CorruptionError,
     InvalidRequestError,
     LakeheadError,
+    LimitExceededError,
     RequestTimeoutError,
     UnavailableError,
     error_from_code,
@@ -87,6 +89,8 @@ class FlightEndpoint:
                 # What broke this stream broke the others: whoever tries again must get a new one.
                 self._drop_idle()
                 raise self.failure(e, channel) from e
+            if isinstance(e, CorruptionError | LimitExceededError):
+                raise type(e)(e.message, **e.context, unread=True) from e
             if not isinstance(e, LakeheadError):
                 # What was sent may still wait for room in this connection's window: others must not wait behind it.
                 self._leave(channel)
@@ -97,9 +101,15 @@ class FlightEndpoint:
         try:
             reply = decode_reply(data, request)
         except ValueError as e:
-            raise InvalidRequestError(f"the server at {self._address} does not speak this protocol: {e}") from e
+            raise InvalidRequestError(
+                f"the server at {self._address} does not speak this protocol: {e}", unread=True
+            ) from e
         if isinstance(reply, ErrorReply):
             raise error_from_code(reply.code, reply.message, reply.context)
+        try:
+            require_answers(request, reply)
+        except CorruptionError as e:
+            raise CorruptionError(e.message, address=self._address, unread=True) from e
         return reply, out
 
     def next_of(self, channel: ch.Channel, wait: ch.Queued, seconds: float | None) -> Any:

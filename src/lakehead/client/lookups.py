@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from lakehead.client.patience import ask
-from lakehead.client.received import found_places, found_rows
+from lakehead.client.received import found_places, found_row, found_rows
 from lakehead.client.routes import Routes, by_server
 from lakehead.client.row_routing import halves, route, tablet_of
 from lakehead.env import Clock
@@ -103,7 +103,9 @@ class Lookups:
         )
         while True:
             try:
-                return ask(self._routes.leader(desc.table_id, tablet), self._clock, request)[0].row
+                return found_row(
+                    ask(self._routes.leader(desc.table_id, tablet), self._clock, request)[0].row, desc.schema
+                )
             except NotLeaderError as e:
                 if not self._routes.moved(e):
                     raise

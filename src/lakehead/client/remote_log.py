@@ -10,9 +10,10 @@ import pyarrow as pa
 
 from lakehead.client.merged_stream import MergedStream
 from lakehead.client.patience import Patience, ask
+from lakehead.client.received import require_columns, told_tablets
 from lakehead.client.routes import Routes, by_server
 from lakehead.env import Env
-from lakehead.errors import UnavailableError
+from lakehead.errors import CorruptionError, UnavailableError
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.protocol import messages as m
 from lakehead.types import TableDescriptor, TabletKey
@@ -29,13 +30,13 @@ class RemoteLog:
         self._threads = env.threads
         self._folder_id = folder_id
 
-    def tablets(self, *, sync: bool = False, at_timestamp_us: int | None = None) -> list[m.TabletState]:
+    def tablets(self, *, sync: bool = False, at_timestamp_us: int | None = None) -> Sequence[m.TabletState]:
         """State of every tablet, by key; ``sync`` makes what it reports durable first."""
         request = m.Watermarks(table_id=self._desc.table_id, sync=sync, at_timestamp_us=at_timestamp_us)
         replies = [ask(s, self._clock, request)[0] for s in self._routes.servers(self._desc.table_id)]
         if len(replies) == 1:
-            return replies[0].tablets
-        return sorted((t for reply in replies for t in reply.tablets), key=lambda t: t.key)
+            return told_tablets(self._desc, replies[0].tablets)
+        return sorted((t for reply in replies for t in told_tablets(self._desc, reply.tablets)), key=lambda t: t.key)
 
     def watermarks(self) -> Mapping[TabletKey, tuple[int, int]]:
         """Per tablet ``(log_start_offset, high_watermark)``, all of it on disk."""
@@ -111,9 +112,11 @@ class RemoteLog:
             try:
                 behind = skip
                 stream = server.stream(self._read_request(left, spec, live=live, lease=lease))
+                require_columns(self._desc, spec.names, stream.schema)
                 for header, batch in stream:
                     patience.progress()
                     key = TabletKey(header.partition, header.bucket)
+                    _require_part_of(left, key, header, live=live)
                     while (first := next(iter(left))) != key:
                         del left[first]
                         behind = skip = 0
@@ -175,19 +178,37 @@ class RemoteLog:
 
         servers = self._routes.servers(self._desc.table_id)
         if len(servers) == 1:
-            return servers[0].stream(request(lambda _: True))
+            return self._checked(servers[0].stream(request(lambda _: True)), spec)
         streams: list[m.Stream] = []
         try:
             for server in servers:
-                streams.append(server.stream(request(partial(self._lives_on, server))))
+                streams.append(self._checked(server.stream(request(partial(self._lives_on, server))), spec))
         except BaseException:
             for stream in streams:
                 stream.close()
             raise
         return MergedStream(streams, self._threads)
 
+    def _checked(self, stream: m.Stream, spec: ReadSpec) -> m.Stream:
+        try:
+            require_columns(self._desc, spec.names, stream.schema)
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
     def _lives_on(self, server: m.Endpoint, tablet: TabletKey) -> bool:
         return self._routes.leader(self._desc.table_id, tablet) is server
+
+
+def _require_part_of(
+    left: Mapping[TabletKey, tuple[int, int]], key: TabletKey, header: m.StreamHeader, *, live: bool
+) -> None:
+    start, end = left.get(key, (0, -1))
+    if not live and header.end_offset is not None:
+        end = header.end_offset if start <= header.end_offset <= end else -1
+    if end < 0 or (header.end_offset is None and not live):
+        raise CorruptionError("the server sent rows that were not asked for")
 
 
 def _range(key: TabletKey, start: int, end: int) -> m.TabletRange:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from lakehead.client.leases import Leases
 from lakehead.client.lookups import Lookups
 from lakehead.client.patience import ask
+from lakehead.client.received import told_table, told_tablets
 from lakehead.client.remote_log import RemoteLog
 from lakehead.client.routes import Routes
 from lakehead.client.staging import Staging
@@ -100,10 +101,11 @@ class TableHandle:
         request = m.Truncate(
             table_id=self.desc.table_id, folder_id=self._folder_id, schema_id=self.desc.schema_id, ends=parts
         )
-        return {r.key: r.end for r in ask(self._server, self.env.clock, request)[0].ends}
+        reply, _ = ask(self._server, self.env.clock, request)
+        return {r.key: r.end for r in told_tablets(self.desc, reply.ends)}
 
     def _of(self, reply: m.TableReply) -> TableHandle:
-        desc = reply.info.descriptor()
+        desc = told_table(reply.info)
         if desc == self.desc:
             return self
         return TableHandle(desc, self._routes, self.env, self.leases, self._folder_id)

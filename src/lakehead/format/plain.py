@@ -48,6 +48,26 @@ class PlainRow(NamedTuple):
         return [row]
 
 
+def are_plain(values: Sequence[Any], schema: pa.Schema) -> bool:
+    """Whether these are the values of a plain row of the schema, as far as their kinds tell."""
+    kinds = _kinds(schema)
+    return len(values) == len(kinds) and all(
+        value is None or type(value) in kind for value, kind in zip(values, kinds, strict=True)
+    )
+
+
+@once_per_schema
+def _kinds(schema: pa.Schema) -> list[tuple[type, ...]]:
+    return [
+        (str,) if _is_text(t)
+        else (bytes,) if _is_binary(t)
+        else (bool,) if pa.types.is_boolean(t)
+        else (float, int) if pa.types.is_floating(t)
+        else (int,)
+        for t in schema.types
+    ]  # fmt: skip
+
+
 @once_per_schema
 def _names(schema: pa.Schema) -> list[str]:
     return list(schema.names)

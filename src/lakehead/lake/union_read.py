@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lakehead.client.received import told_tablets
 from lakehead.client.table import TableHandle
 from lakehead.errors import LakeStateError, OffsetOutOfRangeError, SchemaChangedError, UnavailableError
 from lakehead.lake.lake_table import LakeFile, Superseded
@@ -140,6 +141,7 @@ def _pinned(
         pins, gaps = [], []
         for handle, view, lease in zip(handles, views, leases, strict=True):
             desc = handle.desc
+            told_tablets(desc, lease.tablets)
             log = {t.key: (t.log_start, t.high_watermark) for t in lease.tablets}
             ranges = {t.key: (_hot_start(desc, view, t), t.high_watermark) for t in lease.tablets} if with_log else {}
             # What is live at the end of the log is all of it, the lake's rows too.

@@ -39,7 +39,7 @@ from lakehead.server.metadata import MetadataStore
 from lakehead.server.placement import Home, everything_here
 from lakehead.server.shared_turns import SharedTurns
 from lakehead.server.tablet import Tablet
-from lakehead.types import UNPARTITIONED, Offset, TableDescriptor, TabletKey, parse_partition_name, partition_name
+from lakehead.types import UNPARTITIONED, Offset, TableDescriptor, TabletKey
 
 _OPEN_AT_ONCE = 4
 
@@ -199,12 +199,7 @@ class LiveTable:
             )
 
     def _check_key(self, key: TabletKey) -> None:
-        try:
-            values = parse_partition_name(key.partition, self.desc.partition_types)
-            canonical = partition_name(self.desc.partition_by, values)
-        except (ValueError, IndexError, ArithmeticError):
-            canonical = None
-        if canonical != key.partition or not 0 <= key.bucket < self.desc.buckets:
+        if not self.desc.may_have(key):
             raise InvalidRequestError(f"{key} is no tablet of {self.desc.path}", tablet=str(key))
 
     def alter(self, desc: TableDescriptor) -> None:
