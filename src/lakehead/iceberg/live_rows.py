@@ -75,7 +75,7 @@ def _live(io: FileIO, file: LakeFile, field_id: int) -> tuple[int, int]:
     if not nulls or not len(dead):
         return file.record_count - nulls - len(dead), nulls
     known = 0
-    for start, offsets, valid in iterate_offsets(io, file.path, field_id):
-        at = between(dead, start, start + len(offsets)) - start
-        known += len(at) if valid is None else int(np.count_nonzero(valid[at]))
+    for group in iterate_offsets(io, file.path, field_id):
+        at = between(dead, group.first, group.end) - group.first
+        known += len(at) if group.valid is None else int(np.count_nonzero(group.valid[at]))
     return file.record_count - nulls - known, nulls - (len(dead) - known)

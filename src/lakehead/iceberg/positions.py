@@ -7,13 +7,17 @@ an offset twice, dead and live: every position of an offset counts.
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
@@ -81,6 +85,63 @@ def offset_statistics(io: FileIO, path: str, field_id: int) -> tuple[tuple[int, 
     return (None if found["min"] is None else (found["min"], found["max"])), values.null_count
 
 
+@dataclass(frozen=True, eq=False)
+class GroupOffsets:
+    """The ``__offset`` column of a row group.
+
+    Attributes:
+        first: position in the file of its first row.
+        values: of its rows; null ones read -1. Those that are one after the other are a range.
+        valid: which are not null; None: all.
+        ascending: each is greater than the one before it, and none is null.
+    """
+
+    first: int
+    values: Offsets | range
+    valid: Mask | None
+    ascending: bool
+
+    @staticmethod
+    def of(first: int, column: pa.Array) -> GroupOffsets:
+        """What a column says."""
+        if column.null_count:
+            return GroupOffsets(first, pc.fill_null(column, -1).to_numpy(), column.is_valid().to_numpy(False), False)
+        values = column.to_numpy()
+        ascending = bool((values[1:] > values[:-1]).all())
+        if ascending and len(values) and values[-1] - values[0] == len(values) - 1:
+            return GroupOffsets(first, range(int(values[0]), int(values[-1]) + 1), None, True)
+        return GroupOffsets(first, values, None, ascending)
+
+    @property
+    def end(self) -> int:
+        """Position after its last row."""
+        return self.first + len(self.values)
+
+    @property
+    def bytes(self) -> int:
+        """Memory that it takes."""
+        values = 0 if isinstance(self.values, range) else self.values.nbytes
+        return values + (0 if self.valid is None else self.valid.nbytes) + 100
+
+    def at(self, positions: Offsets) -> Offsets:
+        """The offsets of rows at these positions in the file, all of this group."""
+        values = self.values
+        return positions - self.first + values.start if isinstance(values, range) else values[positions - self.first]
+
+    def positions_of(self, wanted: Offsets) -> Offsets:
+        """Positions in the file, sorted, of the rows with these offsets (sorted)."""
+        values = self.values
+        if isinstance(values, range):
+            return between(wanted, values.start, values.stop) + (self.first - values.start)
+        if self.ascending and len(values) > len(wanted):
+            found = np.searchsorted(values, wanted)
+            inside = found < len(values)
+            found, sought = found[inside], wanted[inside]
+            return found[values[found] == sought] + self.first
+        hit = contains(wanted, values)
+        return np.flatnonzero(hit if self.valid is None else hit & self.valid) + self.first
+
+
 def find_offsets(io: FileIO, path: str, wanted: Offsets, field_id: int) -> tuple[Offsets, Offsets]:
     """Positions in a data file, sorted, of the rows whose offset is in ``wanted`` (sorted), and their offsets.
 
@@ -88,53 +149,102 @@ def find_offsets(io: FileIO, path: str, wanted: Offsets, field_id: int) -> tuple
         field_id: of ``__offset``, here and below; names in files are their writers' choice.
     """
     positions, values = [], []
-    for start, offsets, valid in iterate_offsets(io, path, field_id, within=wanted):
-        at = _positions_of(offsets, valid, wanted)
-        positions.append(at + start)
-        values.append(offsets[at])
+    for group in iterate_offsets(io, path, field_id, within=wanted):
+        at = group.positions_of(wanted)
+        positions.append(at)
+        values.append(group.at(at))
     if not positions:
         return NO_OFFSETS, NO_OFFSETS
     return np.concatenate(positions), np.concatenate(values)
 
 
-def iterate_offsets(
-    io: FileIO, path: str, field_id: int, *, within: Offsets | None = None
-) -> Iterator[tuple[int, Offsets, Mask | None]]:
-    """The ``__offset`` column of a data file, a row group at a time.
+_MEMORY_MAX = 64 << 20
+_Bounds = tuple[int, int] | None
+_Groups = Sequence[tuple[int, _Bounds]]
+"""Of each row group, how many rows it has, and its least and greatest offset as far as the footer says."""
+
+
+class _Remembered:
+    """Offsets of row groups that were read, of the files that were asked for last. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bounds: OrderedDict[tuple[str, int], _Groups] = OrderedDict()
+        self._groups: OrderedDict[tuple[str, int, int], GroupOffsets] = OrderedDict()
+        self._bytes = 0
+
+    def bounds(self, path: str, field_id: int) -> _Groups | None:
+        with self._lock:
+            return self._bounds.get((path, field_id))
+
+    def group(self, path: str, field_id: int, number: int) -> GroupOffsets | None:
+        with self._lock:
+            found = self._groups.get((path, field_id, number))
+            if found is not None:
+                self._groups.move_to_end((path, field_id, number))
+            return found
+
+    def note_bounds(self, path: str, field_id: int, bounds: _Groups) -> None:
+        with self._lock:
+            self._bounds[path, field_id] = bounds
+            while len(self._bounds) > _KNOWN_MAX:
+                self._bounds.popitem(last=False)
+
+    def note_group(self, path: str, field_id: int, number: int, group: GroupOffsets) -> None:
+        with self._lock:
+            old = self._groups.pop((path, field_id, number), None)
+            self._groups[path, field_id, number] = group
+            self._bytes += group.bytes - (0 if old is None else old.bytes)
+            while self._bytes > _MEMORY_MAX:
+                self._bytes -= self._groups.popitem(last=False)[1].bytes
+
+
+_remembered = _Remembered()
+
+
+def iterate_offsets(io: FileIO, path: str, field_id: int, *, within: Offsets | None = None) -> Iterator[GroupOffsets]:
+    """The ``__offset`` column of a data file, a row group at a time; files do not change, so that what was read last is
+    not read again.
 
     Args:
         within: skips row groups whose bounds hold none of these (sorted).
 
     Yields:
-        Position of the group's first row, offsets, and which of them are not null (None: all; null ones read -1).
-        Nothing for a file without the column.
+        What is in each; nothing for a file without the column.
     """
-    fs, inner = locate_file(io, path)
-    with lake_files(path), pq.ParquetFile(inner, filesystem=fs) as file:
-        name = column_name(file.schema_arrow, field_id, OFFSET_COLUMN)
-        if name is None:
-            return
-        leaf = next(i for i in range(len(file.schema)) if file.schema.column(i).path == name)
-        start = 0
-        for group in range(file.num_row_groups):
-            metadata = file.metadata.row_group(group)
-            s = metadata.column(leaf).statistics
-            skip = within is not None and s is not None and s.has_min_max and not len(between(within, s.min, s.max + 1))
-            if not skip:
-                values = file.read_row_group(group, columns=[name]).column(0).combine_chunks()
-                valid = values.is_valid().to_numpy(zero_copy_only=False) if values.null_count else None
-                yield start, pc.fill_null(values, -1).to_numpy(), valid
-            start += metadata.num_rows
+    with ExitStack() as stack:
+
+        @functools.cache
+        def opened() -> pq.ParquetFile:
+            fs, inner = locate_file(io, path)
+            stack.enter_context(lake_files(path))
+            return stack.enter_context(pq.ParquetFile(inner, filesystem=fs))
+
+        bounds = _remembered.bounds(path, field_id)
+        if bounds is None:
+            bounds = _bounds_of_groups(opened(), field_id)
+            _remembered.note_bounds(path, field_id, bounds)
+        first = 0
+        for number, (rows, known) in enumerate(bounds):
+            if within is None or known is None or len(between(within, known[0], known[1] + 1)):
+                group = _remembered.group(path, field_id, number)
+                if group is None:
+                    name = column_name(opened().schema_arrow, field_id, OFFSET_COLUMN)
+                    column = opened().read_row_group(number, columns=[name]).column(0).combine_chunks()
+                    group = GroupOffsets.of(first, column)
+                    _remembered.note_group(path, field_id, number, group)
+                yield group
+            first += rows
 
 
-def _positions_of(offsets: Offsets, valid: Mask | None, wanted: Offsets) -> Offsets:
-    if valid is None and len(offsets) > len(wanted) and bool((offsets[1:] > offsets[:-1]).all()):
-        at = np.searchsorted(offsets, wanted)
-        inside = at < len(offsets)
-        at, sought = at[inside], wanted[inside]
-        return at[offsets[at] == sought]
-    hit = contains(wanted, offsets)
-    return np.flatnonzero(hit if valid is None else hit & valid)
+def _bounds_of_groups(file: pq.ParquetFile, field_id: int) -> list[tuple[int, _Bounds]]:
+    name = column_name(file.schema_arrow, field_id, OFFSET_COLUMN)
+    if name is None:
+        return []
+    leaf = next(i for i in range(len(file.schema)) if file.schema.column(i).path == name)
+    groups = [file.metadata.row_group(n) for n in range(file.num_row_groups)]
+    said = [(g.num_rows, g.column(leaf).statistics) for g in groups]
+    return [(rows, (s.min, s.max) if s is not None and s.has_min_max else None) for rows, s in said]
 
 
 def deleted_positions(io: FileIO, data_path: str, delete_files: Sequence[str]) -> Offsets:
@@ -163,12 +273,12 @@ def offsets_at(io: FileIO, path: str, record_count: int, positions: Offsets, fie
     null, they do not strictly ascend, or the file does not have ``record_count`` rows."""
     parts: list[Offsets] = []
     last, rows = -1, 0
-    for start, offsets, valid in iterate_offsets(io, path, field_id):
-        rows += len(offsets)
-        if not len(offsets):
+    for group in iterate_offsets(io, path, field_id):
+        rows += len(group.values)
+        if not len(group.values):
             continue
-        if valid is not None or offsets[0] <= last or not bool((offsets[1:] > offsets[:-1]).all()):
+        if not group.ascending or group.values[0] <= last:
             return None
-        last = int(offsets[-1])
-        parts.append(offsets[between(positions, start, start + len(offsets)) - start])
+        last = int(group.values[-1])
+        parts.append(group.at(between(positions, group.first, group.end)))
     return union(*parts) if rows == record_count else None

@@ -1,14 +1,14 @@
 """Reading lake rows without Spark: projected, filtered exactly, without what is deleted or superseded.
 
-Files that nothing was taken from are one parallel Arrow dataset scan. For the others, deleted positions are first
-turned into dead offsets where the file's offsets allow, so that row groups can be skipped there too; only files with
-rows that others added are read by position. Rows come in the table's own types, which the lake may have widened.
+Files that nothing was taken from are one parallel Arrow dataset scan, and so are the others: where in them the rows
+stand that are deleted or superseded is found first, and row groups that hold no row of the filter are left out before
+the scan, so that it counts positions. Rows come in the table's own types, which the lake may have widened.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+from pyarrow.fs import FileSystem
 from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 
@@ -26,17 +27,16 @@ from lakehead.format.schema import lake_schema
 from lakehead.iceberg.columns import FileColumns, plain_files, with_defaults
 from lakehead.iceberg.data_files import lake_arrow_schema
 from lakehead.iceberg.file_io import FILES_AT_ONCE, lake_files, locate_file
-from lakehead.iceberg.positions import deleted_positions, find_offsets, offsets_at
+from lakehead.iceberg.positions import deleted_positions, find_offsets
 from lakehead.iceberg.row_groups import row_group_filter
 from lakehead.lake.lake_table import LakeFile, Superseded
 from lakehead.lake.superseded import superseded_in
-from lakehead.log.netchange import NO_OFFSETS, Offsets, between, contains, union
+from lakehead.log.netchange import NO_OFFSETS, Offsets, between, union
 from lakehead.predicate import Predicate
 from lakehead.types import OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor
 
 _BATCH_ROWS = 128 << 10
-_SMALL_FILE_BYTES = 16 << 20
-_AT_ONCE = 16
+_AT_ONCE = 64
 
 
 def read_lake(
@@ -126,6 +126,21 @@ def _split(table: Table, files: Iterable[LakeFile], superseded: Superseded) -> t
     return whole, partial
 
 
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """Row groups of one file that are to be read.
+
+    Attributes:
+        rows: in them.
+        gone: which of these are gone, counted through all of the groups.
+    """
+
+    fs: FileSystem
+    fragment: ds.Fragment
+    rows: int
+    gone: Offsets
+
+
 class _Reader:
     """Reads files with one projection and one filter."""
 
@@ -147,9 +162,9 @@ class _Reader:
         self._predicate = predicate
         self._columns = frozenset(predicate.columns if predicate else ())
 
-    def scan(self, files: Sequence[LakeFile], *, extra: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-        """All rows of files that match the filter, with extra columns at the end."""
-        names = [*self._names, *extra]
+    def scan(self, files: Sequence[LakeFile]) -> Iterator[pa.RecordBatch]:
+        """All rows of files that match the filter."""
+        names = self._names
         read = list(dict.fromkeys([*names, *self._columns]))
         files, others = plain_files(self._io, files, self._file_columns, read)
         for f in others:
@@ -181,47 +196,70 @@ class _Reader:
             yield ds.FileSystemDataset([form.make_fragment(p, fs) for _, p, _ in same], lake, form, fs), condition
 
     def scan_partial(self, parts: Sequence[_Partial]) -> Iterator[pa.RecordBatch]:
-        """Rows of files that are still there; small files several at a time."""
-        small = [p for p in parts if p.file.size <= _SMALL_FILE_BYTES]
-        for part in parts:
-            if part.file.size > _SMALL_FILE_BYTES:
-                yield from self._scan_one(part)
-        if not small:
-            return
+        """Rows of files that are still there, by their positions."""
+        read = list(dict.fromkeys([*self._names, *self._columns])) or [OFFSET_COLUMN]
         with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-            for some in _chunks(small):
-                for batches in pool.map(_listed(self._scan_one), some):
-                    yield from batches
+            for some in _chunks(parts):
+                named, _ = plain_files(self._io, [p.file for p in some], self._file_columns, read)
+                plain = {f.path for f in named}
+                found = zip(some, pool.map(self._gone, some), strict=True)
+                whole: list[tuple[_Partial, Offsets]] = []
+                for part, gone in found:
+                    if part.file.path in plain:
+                        whole.append((part, gone))
+                    else:
+                        yield from self._scan_without(part.file, gone)
+                yield from self._scan_kept(list(pool.map(self._kept, whole)), read)
 
-    def _scan_one(self, part: _Partial) -> Iterator[pa.RecordBatch]:
+    def _gone(self, part: _Partial) -> Offsets:
+        """Positions of the rows that are deleted or superseded."""
         f = part.file
-        positions = deleted_positions(self._io, f.path, f.delete_files)
-        dead: Offsets | None = NO_OFFSETS
-        if len(positions):
-            dead = offsets_at(self._io, f.path, f.record_count, positions, self._offset_id)
-        if dead is None:
-            yield from self._scan_positions(part, positions)
-            return
-        dead = union(dead, part.superseded)
-        extra = [] if OFFSET_COLUMN in self._names else [OFFSET_COLUMN]
-        for batch in self.scan([f], extra=extra):
-            offsets = batch.column(OFFSET_COLUMN)
-            gone = contains(dead, offsets.fill_null(-1).to_numpy())
-            if offsets.null_count:
-                gone &= offsets.is_valid().to_numpy(zero_copy_only=False)
-            live = batch.filter(pa.array(~gone)) if gone.any() else batch
-            if live.num_rows:
-                yield live.select(self._names) if extra else live
+        deleted = deleted_positions(self._io, f.path, f.delete_files)
+        if not len(part.superseded):
+            return deleted
+        return union(deleted, find_offsets(self._io, f.path, part.superseded, self._offset_id)[0])
 
-    def _scan_positions(self, part: _Partial, positions: Offsets) -> Iterator[pa.RecordBatch]:
-        """Rows by position: for files whose rows have no offsets that tell them apart."""
-        for start, batch in self._scan_by_id(part.file, [*self._names, OFFSET_COLUMN]):
-            gone = np.zeros(batch.num_rows, np.bool_)
-            gone[between(positions, start, start + batch.num_rows) - start] = True
-            offsets = batch.column(OFFSET_COLUMN)
-            hit = contains(part.superseded, offsets.fill_null(-1).to_numpy())
-            gone |= hit & offsets.is_valid().to_numpy(zero_copy_only=False)
-            live = batch.filter(pa.array(~gone))
+    def _kept(self, part: tuple[_Partial, Offsets]) -> _Kept:
+        """The row groups of a file that may hold rows of the filter, and which of their rows are gone."""
+        file, gone = part[0].file, part[1]
+        fs, path = locate_file(self._io, file.path)
+        fragment = kept = ds.ParquetFileFormat().make_fragment(path, fs)
+        if self._predicate is not None:
+            without_nan = file.without_nan & self._columns
+            condition = row_group_filter(self._predicate, self._own, without_nan=without_nan)
+            if condition is not None:
+                kept = fragment.subset(condition, schema=lake_schema(self._own))
+        groups = {g.id for g in kept.row_groups}
+        pieces = [NO_OFFSETS]
+        position = rows = 0
+        for group in fragment.row_groups:
+            if group.id in groups:
+                pieces.append(between(gone, position, position + group.num_rows) + (rows - position))
+                rows += group.num_rows
+            position += group.num_rows
+        return _Kept(fs, kept, rows, np.concatenate(pieces))
+
+    def _scan_kept(self, parts: Sequence[_Kept], read: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        form, lake = ds.ParquetFileFormat(), lake_schema(self._own)
+        schema = pa.schema([self._own.field(n) for n in read])
+        for _, group in itertools.groupby((p for p in parts if p.rows), key=lambda p: id(p.fs)):
+            same = list(group)
+            firsts = np.cumsum([0, *(p.rows for p in same)])
+            gone = np.concatenate([p.gone + first for p, first in zip(same, firsts[:-1], strict=True)])
+            dataset = ds.FileSystemDataset([p.fragment for p in same], lake, form, same[0].fs)
+            at = 0
+            for batch in dataset.scanner(columns=read, batch_size=_BATCH_ROWS).to_batches():
+                at += batch.num_rows
+                rows = cast_to(schema, _without(batch, between(gone, at - batch.num_rows, at) + batch.num_rows - at))
+                if self._predicate is not None:
+                    rows = self._predicate.filter(rows)
+                if rows.num_rows:
+                    yield rows.select(self._names)
+
+    def _scan_without(self, file: LakeFile, gone: Offsets) -> Iterator[pa.RecordBatch]:
+        """The other rows of a file whose columns do not have the table's names."""
+        for start, batch in self._scan_by_id(file, self._names or [OFFSET_COLUMN]):
+            live = _without(batch, between(gone, start, start + batch.num_rows) - start)
             if self._predicate is not None:
                 live = self._predicate.filter(live)
             if live.num_rows:
@@ -248,8 +286,12 @@ def _offset_id(table: Table) -> int:
     return field_id
 
 
-def _listed(read: Callable[[_Partial], Iterator[pa.RecordBatch]]) -> Callable[[_Partial], list[pa.RecordBatch]]:
-    return lambda part: list(read(part))
+def _without(batch: pa.RecordBatch, gone: Offsets) -> pa.RecordBatch:
+    if not len(gone):
+        return batch
+    live = np.ones(batch.num_rows, np.bool_)
+    live[gone] = False
+    return batch.filter(pa.array(live))
 
 
 def _chunks(parts: Sequence[_Partial]) -> Iterator[Sequence[_Partial]]:
