@@ -241,6 +241,13 @@ MUTANTS = (
         "tests/integration/test_lake_changelog.py",
     ),
     Mutant(
+        "count positions as if no row group was skipped",
+        "iceberg/reader.py",
+        "position + group.num_rows) + (rows - position))",
+        "position + group.num_rows))",
+        "tests/unit/iceberg/test_reader.py",
+    ),
+    Mutant(
         "take any snapshots for those that were written",
         "iceberg/metadata_json.py",
         "if entries[: len(written)] == written else 0",

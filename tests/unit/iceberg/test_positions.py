@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from lakehead.iceberg import positions
 from lakehead.iceberg.file_io import SyncedFileIO
 from lakehead.iceberg.positions import deleted_positions, find_offsets, offset_statistics
 
@@ -16,6 +17,7 @@ IO = SyncedFileIO()
 SORTED = [0, 1, 4, 5, 9, 12]
 FILES = {
     "sorted": SORTED,
+    "one after the other": [3, 4, 5, 6, 7, 8],
     "unsorted": [5, 1, 12, 0, 9, 4],
     "an offset twice": [1, 4, 4, 9],
     "nulls": [None, 4, None, 9],
@@ -23,7 +25,7 @@ FILES = {
     "empty": [],
 }
 NO_ID = 7  # these files have none, so that columns are found by name
-WANTED = [[], [4], [0, 12], [4, 5, 9], [2, 3], [100], [-1], [1, 2, 3, 4, 6, 7, 8, 9, 10, 11]]
+WANTED = [[], [4], [3, 8], [2, 4, 5, 9], [0, 12], [4, 5, 9], [2, 3], [100], [-1], [1, 2, 3, 4, 6, 7, 8, 9, 10, 11]]
 
 
 @pytest.mark.parametrize("kind", FILES)
@@ -71,3 +73,19 @@ def test_delete_files_may_overlap_and_name_several_files(tmp_path: Path) -> None
     assert deleted_positions(IO, ours, paths).tolist() == [1, 3, 7]
     assert deleted_positions(IO, theirs, paths).tolist() == [0, 5]
     assert deleted_positions(IO, ours, []).tolist() == []
+
+
+def test_little_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files asked for last, and of those no more than memory allows; what is not is read again."""
+    monkeypatch.setattr(positions, "_MEMORY_MAX", 2000)
+    monkeypatch.setattr(positions, "_KNOWN_MAX", 3)
+    monkeypatch.setattr(positions, "_remembered", remembered := positions._Remembered())
+    wanted = np.arange(0, 100, 7)
+    for n in (0, 1, 2, 3, 4, 0, 4):
+        path = str(tmp_path / f"{n}.parquet")
+        offsets = np.arange(0, 100 + n, 1 + n % 2)
+        pq.write_table(pa.table({"__offset": offsets}), path, row_group_size=40)
+        for _ in range(2):
+            assert find_offsets(IO, path, wanted, NO_ID)[1].tolist() == sorted(set(wanted) & set(offsets))
+        assert remembered._bytes == sum(g.bytes for g in remembered._groups.values()) <= 2000
+        assert len(remembered._bounds) <= 3

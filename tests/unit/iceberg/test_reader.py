@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from lakehead.errors import LakeStateError
+from lakehead.iceberg import positions
+from lakehead.iceberg.file_io import locate_file
 from lakehead.iceberg.planner import plan_files
 from lakehead.iceberg.reader import count_lake, read_lake
 from lakehead.iceberg.snapshots import snapshots_table
@@ -50,6 +53,35 @@ def test_superseded_rows_are_left_out_beside_deleted_ones(keyed: Any) -> None:
     assert ids(keyed, superseded=offsets(1, 3)) == [3] and count(keyed, superseded=offsets(1, 3)) == 1
     assert ids(keyed, superseded=offsets(1, 3), where="v = 0 and id < 9") == [3]
     assert ids(keyed, superseded={TabletKey("", 9): np.array([2], np.int64)}) == [3, 4]
+
+
+@pytest.mark.parametrize("group_rows", [1, 3, 64])
+def test_rows_are_left_out_by_position_whatever_row_groups_a_filter_skips(
+    keyed: Any, group_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(group_rows)
+    keyed.write(*range(40))
+    keyed.round()
+    keyed.write(*range(0, 60, 3))  # offsets with gaps, and deletes in the first file
+    keyed.round()
+    keyed.delete(*range(0, 60, 7))
+    keyed.round()
+    for f in keyed.load().scan().plan_files():
+        fs, path = locate_file(keyed.io, f.file.file_path)
+        pq.write_table(pq.read_table(path, filesystem=fs), path, filesystem=fs, row_group_size=group_rows)
+    monkeypatch.setattr(positions, "_remembered", positions._Remembered())
+    rows = keyed.load().scan().to_arrow().select(["id", "v", "__offset"]).to_pylist()
+    for _ in range(20):
+        gone = np.unique(rng.integers(0, 90, rng.integers(0, 40)))
+        least = int(rng.integers(0, 60))
+        live = [r for r in rows if r["__offset"] not in gone]
+        superseded = offsets(*gone)
+        assert ids(keyed, superseded=superseded) == sorted(r["id"] for r in live)
+        assert count(keyed, superseded=superseded) == len(live)
+        found = ids(keyed, superseded=superseded, where=f"id >= {least} and id < {least + 9}", columns=["id"])
+        assert found == sorted(r["id"] for r in live if least <= r["id"] < least + 9)
+        none = read_lake(keyed.load(), keyed.desc, plan_files(keyed.load()), columns=[], superseded=superseded)
+        assert sum(b.num_rows for b in none) == len(live)
 
 
 def test_rows_of_others_stay_and_may_be_deleted_by_position(log: Any) -> None:
