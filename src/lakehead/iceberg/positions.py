@@ -20,10 +20,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyarrow.fs import FileType
 
 from lakehead.iceberg.columns import column_name
 from lakehead.iceberg.file_io import FILES_AT_ONCE, lake_files, locate_file
-from lakehead.lake.lake_table import LakeFile
+from lakehead.lake.lake_table import LakeFile, missing_file
 from lakehead.log.netchange import NO_OFFSETS, Mask, Offsets, between, contains, union
 from lakehead.types import OFFSET_COLUMN
 
@@ -159,6 +160,8 @@ def find_offsets(io: FileIO, path: str, wanted: Offsets, field_id: int) -> tuple
 
 
 _MEMORY_MAX = 64 << 20
+_Key = tuple[str, int, int]
+"""A file's address, its size, and the id of the field that is the offset's."""
 _Bounds = tuple[int, int] | None
 _Groups = Sequence[tuple[int, _Bounds]]
 """Of each row group, how many rows it has, and its least and greatest offset as far as the footer says."""
@@ -169,31 +172,31 @@ class _Remembered:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._bounds: OrderedDict[tuple[str, int], _Groups] = OrderedDict()
-        self._groups: OrderedDict[tuple[str, int, int], GroupOffsets] = OrderedDict()
+        self._bounds: OrderedDict[_Key, _Groups] = OrderedDict()
+        self._groups: OrderedDict[tuple[_Key, int], GroupOffsets] = OrderedDict()
         self._bytes = 0
 
-    def bounds(self, path: str, field_id: int) -> _Groups | None:
+    def bounds(self, key: _Key) -> _Groups | None:
         with self._lock:
-            return self._bounds.get((path, field_id))
+            return self._bounds.get(key)
 
-    def group(self, path: str, field_id: int, number: int) -> GroupOffsets | None:
+    def group(self, key: _Key, number: int) -> GroupOffsets | None:
         with self._lock:
-            found = self._groups.get((path, field_id, number))
+            found = self._groups.get((key, number))
             if found is not None:
-                self._groups.move_to_end((path, field_id, number))
+                self._groups.move_to_end((key, number))
             return found
 
-    def note_bounds(self, path: str, field_id: int, bounds: _Groups) -> None:
+    def note_bounds(self, key: _Key, bounds: _Groups) -> None:
         with self._lock:
-            self._bounds[path, field_id] = bounds
+            self._bounds[key] = bounds
             while len(self._bounds) > _KNOWN_MAX:
                 self._bounds.popitem(last=False)
 
-    def note_group(self, path: str, field_id: int, number: int, group: GroupOffsets) -> None:
+    def note_group(self, key: _Key, number: int, group: GroupOffsets) -> None:
         with self._lock:
-            old = self._groups.pop((path, field_id, number), None)
-            self._groups[path, field_id, number] = group
+            old = self._groups.pop((key, number), None)
+            self._groups[key, number] = group
             self._bytes += group.bytes - (0 if old is None else old.bytes)
             while self._bytes > _MEMORY_MAX:
                 self._bytes -= self._groups.popitem(last=False)[1].bytes
@@ -203,8 +206,8 @@ _remembered = _Remembered()
 
 
 def iterate_offsets(io: FileIO, path: str, field_id: int, *, within: Offsets | None = None) -> Iterator[GroupOffsets]:
-    """The ``__offset`` column of a data file, a row group at a time; files do not change, so that what was read last is
-    not read again.
+    """The ``__offset`` column of a data file, a row group at a time. Files do not change: what was read last is not
+    read again, once the file was seen to be there.
 
     Args:
         within: skips row groups whose bounds hold none of these (sorted).
@@ -212,27 +215,30 @@ def iterate_offsets(io: FileIO, path: str, field_id: int, *, within: Offsets | N
     Yields:
         What is in each; nothing for a file without the column.
     """
-    with ExitStack() as stack:
+    with lake_files(path), ExitStack() as stack:
+        fs, inner = locate_file(io, path)
+        there = fs.get_file_info(inner)
+        if there.type is not FileType.File:
+            raise missing_file(path)
+        key = path, there.size, field_id
 
         @functools.cache
         def opened() -> pq.ParquetFile:
-            fs, inner = locate_file(io, path)
-            stack.enter_context(lake_files(path))
             return stack.enter_context(pq.ParquetFile(inner, filesystem=fs))
 
-        bounds = _remembered.bounds(path, field_id)
+        bounds = _remembered.bounds(key)
         if bounds is None:
             bounds = _bounds_of_groups(opened(), field_id)
-            _remembered.note_bounds(path, field_id, bounds)
+            _remembered.note_bounds(key, bounds)
         first = 0
         for number, (rows, known) in enumerate(bounds):
             if within is None or known is None or len(between(within, known[0], known[1] + 1)):
-                group = _remembered.group(path, field_id, number)
+                group = _remembered.group(key, number)
                 if group is None:
                     name = column_name(opened().schema_arrow, field_id, OFFSET_COLUMN)
                     column = opened().read_row_group(number, columns=[name]).column(0).combine_chunks()
                     group = GroupOffsets.of(first, column)
-                    _remembered.note_group(path, field_id, number, group)
+                    _remembered.note_group(key, number, group)
                 yield group
             first += rows
 
