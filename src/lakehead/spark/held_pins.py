@@ -34,14 +34,18 @@ class _Held:
 
 def hold_pin(spark: SparkSession, leases: Leases, pinned: Pin, frame: DataFrame) -> None:
     """Hold a pin while the relations that ``frame`` reads are reachable in the JVM and the session lives."""
-    relations = _relations(frame)
-    references = spark.sparkContext._jvm.java.lang.ref.WeakReference
     context = spark.sparkContext
     holder = next((h for h in leases.before if isinstance(h, _Holder) and h.context is context), None)
     if holder is None:
         holder = _Holder(context)
         leases.before.append(holder)
-    holder.add(_Held(pinned, tuple(references(r) for r in relations)))
+    holder.add(_Held(pinned, tuple(weak_relations(spark, frame))))
+
+
+def weak_relations(spark: SparkSession, frame: DataFrame) -> list[Any]:
+    """Weak references to what a frame reads in the JVM: ``refersTo(None)`` once nothing there can read it."""
+    references = spark.sparkContext._jvm.java.lang.ref.WeakReference
+    return [references(r) for r in _relations(frame)]
 
 
 class _Holder:

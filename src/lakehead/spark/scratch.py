@@ -1,7 +1,8 @@
 """Small Arrow tables made readable for Spark.
 
 Where executors share the driver's files (local masters), as uncompressed Parquet in the folder that Spark removes when
-its process ends: three times faster than `createDataFrame`. Elsewhere through `createDataFrame`.
+its process ends: three times faster than `createDataFrame`. Elsewhere through `createDataFrame`. A file goes once no
+DataFrame can read it any more, unless it is kept for the next statement.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ import os
 import re
 import threading
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from py4j.protocol import Py4JError
 
 from lakehead.env.randomness import SystemRandomness
 from lakehead.format.read_as import cast_to
 from lakehead.format.schema import lake_schema
 from lakehead.spark.floats import unprunable_floats
+from lakehead.spark.held_pins import weak_relations
 from lakehead.spark.launch import is_local
 from lakehead.spark.types import spark_schema
 
@@ -32,7 +37,48 @@ _ROW_GROUP_ROWS = 128 << 10
 _GLOB = re.compile(r"([\[\]{}*?\\])")
 
 _lock = threading.Lock()
-_files: dict[str, int] = {}
+_files: dict[str, ScratchFile] = {}
+
+
+@dataclass(eq=False)
+class ScratchFile:
+    """Rows that DataFrames of one application read.
+
+    Attributes:
+        schema: of the rows, in the table's own types.
+        kept: whether it stays when no DataFrame reads it.
+        wanted: by how many it is going to be read: who makes it does, once.
+        readers: weak references to what reads it in the JVM.
+    """
+
+    path: str
+    schema: pa.Schema
+    size: int
+    kept: bool = False
+    wanted: int = 1
+    readers: list[Any] = field(default_factory=list)
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """Its rows, with the Spark types of its schema, for one who wanted it."""
+        rows = spark.read.schema(spark_schema(self.schema)).parquet(spark_path(f"file://{self.path}"))
+        found = weak_relations(spark, rows)
+        with _lock:
+            self.readers.extend(found)
+            self.wanted -= 1
+        return unprunable_floats(rows)
+
+    @property
+    def _unread(self) -> bool:
+        try:
+            self.readers = [r for r in self.readers if not r.refersTo(None)]
+        except (Py4JError, OSError, AttributeError):
+            return True  # the JVM is gone
+        return not self.readers
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody reads it, and nobody is going to."""
+        return not self.kept and not self.wanted and self._unread
 
 
 def spark_path(location: str) -> str:
@@ -60,29 +106,55 @@ def scratch_frame(spark: SparkSession, schema: pa.Schema, batches: Iterable[pa.R
     first = next(filled, None)
     if first is None:
         return None
-    stored = lake_schema(schema)
-    rows = (cast_to(stored, b) for b in _chain(first, filled))
     if is_shared(spark):
-        path = _write(spark.sparkContext._temp_dir, stored, rows)
-        return unprunable_floats(spark.read.schema(spark_schema(schema)).parquet(spark_path(f"file://{path}")))
-    return spark.createDataFrame(pa.Table.from_batches(rows, stored), spark_schema(schema))
+        file = scratch_file(spark, schema, _chain(first, filled))
+        assert file is not None
+        return file.frame(spark)
+    stored = lake_schema(schema)
+    rows = pa.Table.from_batches((cast_to(stored, b) for b in _chain(first, filled)), stored)
+    return spark.createDataFrame(rows, spark_schema(schema))
+
+
+def scratch_file(
+    spark: SparkSession, schema: pa.Schema, batches: Iterable[pa.RecordBatch], *, kept: bool = False
+) -> ScratchFile | None:
+    """Rows as a file that executors read, where they can; arguments and None as of `scratch_frame`."""
+    filled = (b for b in batches if b.num_rows)
+    first = next(filled, None)
+    if first is None:
+        return None
+    stored = lake_schema(schema)
+    path = os.path.join(spark.sparkContext._temp_dir, f"{SystemRandomness().uuid_hex()}.parquet")
+    with pq.ParquetWriter(path, stored, compression="none", use_dictionary=False, store_schema=False) as writer:
+        for batch in _chain(first, filled):
+            writer.write_batch(cast_to(stored, batch), row_group_size=_ROW_GROUP_ROWS)
+    file = ScratchFile(path, schema, os.path.getsize(path), kept)
+    with _lock:
+        unread = [f for f in _files.values() if f.over]
+        _files[path] = file
+        over = sum(f.size for f in _files.values()) - sum(f.size for f in unread) - SCRATCH_BYTES_MAX
+        for oldest in [f for f in _files.values() if not f.kept and f not in unread and f is not file]:
+            if over > 0:
+                unread.append(oldest)
+                over -= oldest.size
+        for gone in unread:
+            _remove(gone)
+    return file
+
+
+def sweep() -> None:
+    """Remove files that no DataFrame reads and that nobody keeps."""
+    with _lock:
+        for file in [f for f in _files.values() if f.over]:
+            _remove(file)
+
+
+def _remove(file: ScratchFile) -> None:
+    del _files[file.path]
+    with suppress(FileNotFoundError):
+        os.unlink(file.path)
 
 
 def _chain(first: pa.RecordBatch, rest: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
     yield first
     yield from rest
-
-
-def _write(folder: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
-    path = os.path.join(folder, f"{SystemRandomness().uuid_hex()}.parquet")
-    with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False, store_schema=False) as writer:
-        for batch in batches:
-            writer.write_batch(batch, row_group_size=_ROW_GROUP_ROWS)
-    with _lock:
-        _files[path] = os.path.getsize(path)
-        while sum(_files.values()) > SCRATCH_BYTES_MAX and len(_files) > 1:
-            oldest = next(iter(_files))
-            del _files[oldest]
-            if os.path.exists(oldest):
-                os.unlink(oldest)
-    return path

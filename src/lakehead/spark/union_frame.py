@@ -12,6 +12,7 @@ import datetime as dt
 import json
 import posixpath
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from pyspark.sql import functions as F
 
 from lakehead.api.subscription import chosen_columns
 from lakehead.api.table import Table, handle_of
+from lakehead.client.table import TableHandle
 from lakehead.lake.lake_table import LakeFile, Superseded
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.lake.union_read import Pin, UnionRead, pin
@@ -28,16 +30,19 @@ from lakehead.predicate.read_spec import ReadSpec
 from lakehead.spark.dead_rows import KEY_COLUMN, OFFSET_BITS, PARTITION_COLUMN, LakeParts, dead_table, split_files
 from lakehead.spark.floats import quoted
 from lakehead.spark.held_pins import hold_pin
+from lakehead.spark.kept import kept_of
 from lakehead.spark.lake_files import LakeScan, opens_lake
-from lakehead.spark.scratch import is_shared, scratch_frame
+from lakehead.spark.scratch import ScratchFile, is_shared, scratch_file, scratch_frame
 from lakehead.spark.types import spark_schema
-from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, TableDescriptor, Tier, require_tier
+from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, TableDescriptor, TabletKey, Tier, require_tier
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 BROADCAST_ROWS_MAX = 8 << 20
 """Larger sets of dead offsets are joined as Spark sees fit."""
+_FILE_BYTES = 4096
+"""About what is known of a lake file takes."""
 _FILE, _POSITION = "__dead_file", "__dead_position"
 _DEAD_POSITIONS = pa.schema([pa.field(_FILE, pa.string(), False), pa.field(_POSITION, pa.int64(), False)])
 
@@ -63,8 +68,9 @@ def union_frame(
         frame = _source_frame(spark, uri, table, read, pinned.lake)
         hold_pin(spark, handle.leases, pinned, frame)
         return frame
-    superseded, hot = _hot_frame(spark, uri, table, read)
-    parts = [*_lake_frames(spark, pinned.lake, superseded), *([hot] if hot is not None else [])]
+    moment = _Moment.of(handle, pinned)
+    superseded, hot = _hot_frame(spark, uri, table, read, moment)
+    parts = [*_lake_frames(spark, pinned.lake, superseded, moment), *([hot] if hot is not None else [])]
     if not parts:
         return spark.createDataFrame([], spark_schema(read.schema))
     frame = reduce(lambda a, b: a.unionByName(b), [p.select(*map(quoted, read.schema.names)) for p in parts])
@@ -76,16 +82,47 @@ def union_frame(
 # ---- hot ----------------------------------------------------------------------------------------------------------
 
 
-def _hot_frame(spark: SparkSession, uri: str, table: Table, read: UnionRead) -> tuple[Superseded, DataFrame | None]:
+@dataclass(frozen=True)
+class _Moment:
+    """What is pinned, as far as it decides which rows there are.
+
+    Attributes:
+        servers: by whose offsets it is told; nothing is kept where nothing of the log is read.
+    """
+
+    table_id: str
+    schema_id: int
+    servers: tuple[tuple[str, int], ...]
+    snapshot: int | None
+    ranges: tuple[tuple[TabletKey, int, int], ...]
+
+    @classmethod
+    def of(cls, handle: TableHandle, pinned: Pin) -> _Moment:
+        """Of a pin that was just made."""
+        ranges = tuple((key, start, end) for key, (start, end) in sorted(pinned.ranges.items()) if start < end)
+        servers = handle.incarnations() if ranges else ()
+        snapshot = None if pinned.lake is None else pinned.lake.snapshot_id
+        return cls(handle.desc.table_id, handle.desc.schema_id, servers, snapshot, ranges)
+
+
+def _hot_frame(
+    spark: SparkSession, uri: str, table: Table, read: UnionRead, moment: _Moment
+) -> tuple[Superseded, DataFrame | None]:
     """What the log supersedes in the lake, and the rows it adds; None when it adds none."""
     handle, pinned = handle_of(table), read.pinned
-    if not any(start < end for start, end in pinned.ranges.values()):
+    if not moment.ranges:
         return {}, None
     if is_shared(spark):
-        if not handle.desc.keyed:
-            return {}, scratch_frame(spark, read.schema, read.batches())
-        superseded, rows = read.hot_changes()
-        return superseded, scratch_frame(spark, read.schema, (b for _, b in rows))
+
+        def find() -> tuple[Superseded, ScratchFile | None, int]:
+            if not handle.desc.keyed:
+                return {}, scratch_file(spark, read.schema, read.batches(), kept=True), 0
+            superseded, rows = read.hot_changes()
+            file = scratch_file(spark, read.schema, (b for _, b in rows), kept=True)
+            return superseded, file, sum(offsets.nbytes for offsets in superseded.values())
+
+        superseded, file = kept_of(spark).get(("hot", moment, tuple(read.schema.names)), find)
+        return superseded, None if file is None else file.frame(spark)
     superseded = UnionRead(handle, pinned, ReadSpec(())).hot_changes()[0] if handle.desc.keyed else {}
     return superseded, _source_frame(spark, uri, table, read)
 
@@ -105,13 +142,14 @@ def _source_frame(
 # ---- lake ---------------------------------------------------------------------------------------------------------
 
 
-def _lake_frames(spark: SparkSession, view: PinnedLake | None, superseded: Superseded) -> list[DataFrame]:
+def _lake_frames(
+    spark: SparkSession, view: PinnedLake | None, superseded: Superseded, moment: _Moment
+) -> list[DataFrame]:
     if view is None or view.snapshot_id is None:
         return []
-    parts = split_files(view, view.plan(), superseded)
+    parts, dead = _lake_parts(spark, view, superseded, moment)
     scan = LakeScan(spark, view)
     frames = [scan(parts.whole)] if parts.whole else []
-    dead = _dead_frame(spark, view.desc, parts)
     if parts.by_offset:
         frames.append(_without_offsets(scan(parts.by_offset), view.desc, dead))
     for some in _uniquely_named(parts.by_position):
@@ -120,10 +158,28 @@ def _lake_frames(spark: SparkSession, view: PinnedLake | None, superseded: Super
     return frames
 
 
-def _dead_frame(spark: SparkSession, desc: TableDescriptor, parts: LakeParts) -> DataFrame | None:
-    rows = dead_table(desc, parts.dead)
-    frame = scratch_frame(spark, rows.schema, rows.to_batches())
-    return F.broadcast(frame) if frame is not None and rows.num_rows <= BROADCAST_ROWS_MAX else frame
+def _lake_parts(
+    spark: SparkSession, view: PinnedLake, superseded: Superseded, moment: _Moment
+) -> tuple[LakeParts, DataFrame | None]:
+    """The files of a lake snapshot, and what is dead in them."""
+
+    def split() -> tuple[LakeParts, pa.Table]:
+        found = split_files(view, view.plan(), superseded)
+        return replace(found, dead={}), dead_table(view.desc, found.dead)
+
+    def find() -> tuple[tuple[LakeParts, int], ScratchFile | None, int]:
+        parts, rows = split()
+        size = _FILE_BYTES * (len(parts.whole) + len(parts.by_offset) + len(parts.by_position))
+        size += sum(positions.nbytes for _, positions in parts.by_position)
+        return (parts, rows.num_rows), scratch_file(spark, rows.schema, rows.to_batches(), kept=True), size
+
+    if is_shared(spark):
+        (parts, count), file = kept_of(spark).get(("dead", moment), find)
+        frame = None if file is None else file.frame(spark)
+    else:
+        parts, rows = split()
+        count, frame = rows.num_rows, scratch_frame(spark, rows.schema, rows.to_batches())
+    return parts, F.broadcast(frame) if frame is not None and count <= BROADCAST_ROWS_MAX else frame
 
 
 def _without_offsets(rows: DataFrame, desc: TableDescriptor, dead: DataFrame | None) -> DataFrame:

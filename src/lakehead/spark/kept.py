@@ -1,0 +1,98 @@
+"""What statements of a session found out, kept for the next ones: which rows of the lake are dead, and the hot rows as
+files. It is of offsets and of lake snapshots, which never change, and of one start of the server: what is pinned as it
+was before is read as it was. Bounded; what was used longest ago goes first."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lakehead.spark import scratch
+from lakehead.spark.scratch import ScratchFile
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ENTRIES_MAX = 128
+BYTES_MAX = 1 << 30
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, eq=False)
+class _Entry:
+    value: Any
+    file: ScratchFile | None
+    nbytes: int
+
+
+class Kept:
+    """Values of one Spark application, some of which have a file. Thread-safe."""
+
+    def __init__(self, application: str) -> None:
+        self.application = application
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: Hashable, find: Callable[[], tuple[V, ScratchFile | None, int]]) -> tuple[V, ScratchFile | None]:
+        """What is kept, or else found: a value, its file, to be read once, and the bytes that the value takes."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._entries.move_to_end(key)
+                if entry.file is not None:
+                    entry.file.wanted += 1
+        if entry is None:
+            value, file, size = find()
+            entry = _Entry(value, file, size + (0 if file is None else file.size))
+            self._keep(key, entry)
+        return entry.value, entry.file
+
+    def _keep(self, key: Hashable, entry: _Entry) -> None:
+        over = []
+        with self._lock:
+            if key in self._entries:
+                over.append(self._entries.pop(key))  # found by two at once
+            self._entries[key] = entry
+            held = sum(e.nbytes for e in self._entries.values())
+            while self._entries and (len(self._entries) > ENTRIES_MAX or held > BYTES_MAX):
+                _, oldest = self._entries.popitem(last=False)
+                over.append(oldest)
+                held -= oldest.nbytes
+        self._let_go(over)
+
+    def _let_go(self, entries: list[_Entry]) -> None:
+        for entry in entries:
+            if entry.file is not None:
+                entry.file.kept = False
+        if entries:
+            scratch.sweep()
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        with self._lock:
+            entries = list(self._entries.values())
+            self._entries.clear()
+        self._let_go(entries)
+
+
+_lock = threading.Lock()
+_kept: Kept | None = None
+
+
+def kept_of(spark: SparkSession) -> Kept:
+    """What is kept for a session's application; what was kept for one before it goes."""
+    global _kept
+    application = spark.sparkContext.applicationId
+    with _lock:
+        before, now = _kept, _kept
+        if now is None or now.application != application:
+            now = _kept = Kept(application)
+    if before is not None and before is not now:
+        before.clear()
+    return now

@@ -1,0 +1,166 @@
+"""What one statement read of the log serves the next ones, as long as it is the same; no file stays behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from tests.integration.conftest import ServerProcess
+
+import lakehead as lh
+import lakehead.spark as lhs
+from lakehead.lake.union_read import UnionRead
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), ("v", pa.string()), ("x", pa.float64())])
+KINDS = [(keyed, lake) for keyed in (False, True) for lake in (None, "iceberg")]
+
+
+@pytest.fixture(scope="module")
+def con(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lh.Connection]:
+    with lh.connect(tmp_path_factory.mktemp("data")) as con:
+        yield con
+
+
+@pytest.fixture(scope="module")
+def spark(con: lh.Connection) -> SparkSession:
+    return lhs.session(con)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is read of logs, by the driver."""
+    seen: list[str] = []
+
+    def counted(name: str) -> None:
+        found = getattr(UnionRead, name)
+
+        def read(self: UnionRead) -> Any:
+            seen.append(name)
+            return found(self)
+
+        monkeypatch.setattr(UnionRead, name, read)
+
+    counted("batches")
+    counted("hot_changes")
+    return seen
+
+
+def put(table: lh.Table, ids: range, v: str) -> None:
+    (table.upsert if table.primary_key else table.append)([{"k": n, "v": v, "x": n / 2} for n in ids])
+
+
+def rows_of(spark: SparkSession, name: str, where: str = "true") -> list[tuple[Any, ...]]:
+    return sorted(tuple(r) for r in lhs.sql(spark, f"select * from {name} where {where}").collect())
+
+
+def scratch(spark: SparkSession) -> set[str]:
+    return {name for name in os.listdir(spark.sparkContext._temp_dir) if name.endswith(".parquet")}
+
+
+@pytest.mark.parametrize(("keyed", "lake"), KINDS)
+def test_the_next_statement_reads_no_log(
+    con: lh.Connection, spark: SparkSession, reads: list[str], keyed: bool, lake: str | None
+) -> None:
+    name = f"k.t_{keyed}_{lake}".lower()
+    table = con.create_table(name, SCHEMA, primary_key=["k"] if keyed else None, buckets=2, lake=lake)
+    put(table, range(100), "old")
+    if lake:
+        con.tier(name)
+    put(table, range(90, 120), "hot")
+    first = lhs.table(spark, name)
+    told = rows_of(spark, name)
+    files, count = scratch(spark), len(reads)
+    for where in ("true", "k > 95", "x = 50.0"):
+        assert rows_of(spark, name, where) == [
+            r for r in told if where == "true" or r[2] == 50.0 or (r[0] > 95 and "k" in where)
+        ]
+    joined = lhs.sql(spark, f"select count(*) n from {name} a join {name} b on a.k = b.k and a.v = b.v")
+    assert joined.first().n == len(told)  # type: ignore[union-attr]
+    a, b = lhs.table(spark, name), lhs.table(spark, name)
+    assert a.join(b, (a.k == b.k) & (a.v == b.v)).count() == len(told)
+    assert lhs.table(spark, name, columns=["v", "k"]).count() == len(told)
+    assert (len(told), scratch(spark) >= files) == (120 if keyed else 130, True)
+    assert len(reads) <= count + 1, "other columns alone are read anew"
+    put(table, range(5), "newer")
+    assert {r[0] for r in rows_of(spark, name, "v = 'newer'")} == set(range(5))
+    assert first.count() == len(told)
+    if lake:
+        con.tier(name)
+        again = rows_of(spark, name)
+        assert len(again) == (120 if keyed else 135)
+        put(table, range(200, 201), "last")
+        assert len(rows_of(spark, name)) == len(again) + 1
+    with table.alter() as a:
+        a.rename_column("v", "w")
+    assert {r[0] for r in rows_of(spark, name, "w = 'newer'")} == set(range(5))
+
+
+def test_files_go_once_nothing_reads_them(
+    con: lh.Connection, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lakehead.spark import kept
+    from lakehead.spark.scratch import sweep
+
+    def settled(count: int) -> None:
+        for _ in range(50):
+            gc.collect()
+            spark.sparkContext._jvm.java.lang.System.gc()  # type: ignore[union-attr]
+            sweep()
+            if len(scratch(spark)) <= count:
+                return
+        raise AssertionError(f"{len(scratch(spark))} scratch files are still there")
+
+    kept.kept_of(spark).clear()
+    settled(0)
+    monkeypatch.setattr(kept, "ENTRIES_MAX", 4)
+    table = con.create_table("k.many", SCHEMA, primary_key=["k"])
+    frames = []
+    for n in range(8):
+        put(table, range(n, n + 1), "a")
+        frames.append(lhs.table(spark, "k.many"))
+        lhs.sql(spark, "select * from k.many$changelog").count()
+    assert len(kept.kept_of(spark)) <= 4
+    assert [f.count() for f in frames] == list(range(1, 9)), "what was let go of is still read"
+    del frames
+    settled(4)
+    monkeypatch.setattr(kept, "BYTES_MAX", 1)
+    put(table, range(50, 51), "a")
+    assert lhs.table(spark, "k.many").count() == 9
+    kept.kept_of(spark).clear()
+    settled(0)
+
+
+def test_other_rows_at_the_same_offsets_are_not_what_was_kept(
+    con: lh.Connection, spark: SparkSession, tmp_path: Path
+) -> None:
+    server = ServerProcess(tmp_path / "data")
+    try:
+        with server.connect() as other:
+            lhs.attach(spark, other)
+            table = other.create_table("k.back", SCHEMA)
+            put(table, range(1), "a")
+            server.stop()
+            shutil.copytree(server.folder, tmp_path / "before")
+            server.start()
+            put(table, range(1, 2), "lost")
+            assert [r[1] for r in rows_of(spark, "k.back")] == ["a", "lost"]
+            server.stop()
+            shutil.rmtree(server.folder)
+            shutil.copytree(tmp_path / "before", server.folder)
+            server.start()
+            put(other.table("k.back"), range(1, 2), "other")
+            assert [r[1] for r in rows_of(spark, "k.back")] == ["a", "other"]
+    finally:
+        lhs.attach(spark, con)
+        server.stop()
