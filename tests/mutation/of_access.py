@@ -180,4 +180,18 @@ OF_ACCESS = (
         "if False:",
         "tests/attack/test_hostile_server.py",
     ),
+    Mutant(
+        "show secrets of a Spark session in arguments",
+        "spark/launch.py",
+        "        if not tells_a_secret(name):",
+        "        if True:",
+        "tests/attack/test_spark.py",
+    ),
+    Mutant(
+        "make local Spark sessions as open as Spark does",
+        "spark/launch.py",
+        "    if is_private(master):",
+        "    if False:",
+        "tests/unit/spark/test_launch.py",
+    ),
 )

@@ -33,8 +33,11 @@ def session(con_or_uri: Connection | str, **conf: Any) -> SparkSession:
 
     Args:
         con_or_uri: a connection, or what `lakehead.connect` takes; executors reach it through its URI.
-        **conf: ``master`` (default ``local[2]``), ``app_name``, and any Spark setting, as in
-            ``**{"spark.driver.memory": "4g"}``.
+        **conf: ``master`` (default: what Spark is configured with, else ``local[2]``), ``app_name``, and any Spark
+            setting, as in ``**{"spark.driver.memory": "4g"}``.
+
+    A session that runs already is used as it is. One on this machine is closed to its other users, where neither
+    ``conf`` nor Spark's configuration says otherwise.
 
     Raises:
         MissingDependencyError: PySpark or a Java 17+ runtime is not installed; nothing was started.

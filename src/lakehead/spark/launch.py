@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -10,9 +11,20 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lakehead.api.connection import Connection
+from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import MissingDependencyError
 from lakehead.spark.connections import bind_session, opened, require_reachable
 from lakehead.spark.java import find_java
+from lakehead.spark.privacy import (
+    LOOPBACK,
+    Scratch,
+    close_to_others,
+    is_local,
+    is_local_cluster,
+    is_private,
+    private_settings,
+    tells_a_secret,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,8 +42,6 @@ STATIC_SETTINGS = {
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
 }
 LOCAL_SETTINGS = {
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "8",
     # Listing files that are named one by one needs no Spark job.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
@@ -43,7 +53,8 @@ RUNTIME_SETTINGS = {
     "spark.sql.parquet.fieldId.read.enabled": "true",
     "spark.sql.timeType.enabled": "true",
 }
-_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_OF_THE_LAUNCHER = {"spark.app.name": "pyspark-shell", "spark.ui.showConsoleProgress": "true"}
+"""What Spark's launcher sets where nobody has."""
 _LOGGING = """
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = console
@@ -69,25 +80,66 @@ def require_pyspark() -> None:
         raise MissingDependencyError("PySpark is not installed: pip install 'lakehead[spark]'") from e
 
 
+_scratch: Scratch | None = None
+_launched: dict[str, str] = {}
+"""Of the JVM that this process started: where its files are, and with what settings, which outlive the session."""
+
+
 def open_session(con_or_uri: Connection | str, conf: Mapping[str, Any]) -> SparkSession:
     """See `lakehead.spark.session`."""
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     running = SparkSession.getActiveSession()
+    if running is None and SparkContext._active_spark_context is not None:
+        running = SparkSession.builder.getOrCreate()
     if running is None or running.sparkContext._jsc is None:
         java = find_java()
     con = opened(con_or_uri)
     if running is not None and running.sparkContext._jsc is not None:
         return attach_session(running, con)
-    settings = session_settings(conf)
-    require_reachable(con, settings["spark.master"])
-    builder = SparkSession.builder
-    with _launch_environment(java.home, local=is_local(settings["spark.master"])) as logging:
-        options = f"-Dlog4j2.configurationFile={logging} {settings.get(_JAVA_OPTIONS, '')}".strip()
-        for name, value in {**settings, _JAVA_OPTIONS: options}.items():
-            builder = builder.config(name, value)
-        spark = builder.getOrCreate()
-    return attach_session(spark, con, {k: v for k, v in settings.items() if k in RUNTIME_SETTINGS})
+    given = given_settings(conf)
+    if "spark.master" in given:
+        require_reachable(con, given["spark.master"])
+    spark = _started(con, java.home, given)
+    return attach_session(spark, con, {k: v for k, v in given.items() if k in RUNTIME_SETTINGS})
+
+
+def _started(con: Connection, java_home: str, given: Mapping[str, str]) -> SparkSession:
+    """A session whose settings are those given, those that Spark is configured with, and ours, in this order."""
+    global _scratch
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    if _scratch is None:
+        _scratch = Scratch.made()
+    ours = SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ
+    # What the JVM is started with stands in its arguments.
+    launch = SparkConf(loadDefaults=False)
+    for name, value in given.items():
+        if not tells_a_secret(name):
+            launch.set(name, value)
+    with _launch_environment(java_home, _scratch.folder, launch.get("spark.master")):
+        SparkContext._ensure_initialized(conf=launch)
+        if ours:
+            _launched.update({**dict(launch.getAll()), "spark.master": given.get("spark.master", DEFAULT_MASTER)})
+        jvm = SparkContext._jvm
+        assert jvm is not None
+        jvm.org.apache.spark.util.ShutdownHookManager.registerShutdownDeleteDir(jvm.java.io.File(_scratch.folder))
+        conf = SparkConf()
+        configured = {k: v for k, v in conf.getAll() if v != _launched.get(k, _OF_THE_LAUNCHER.get(k))}
+        local_dirs = any(jvm.java.lang.System.getenv(name) for name in ("SPARK_EXECUTOR_DIRS", "SPARK_LOCAL_DIRS"))
+        settings = session_settings(configured, given, _scratch, has_local_dirs=local_dirs)
+        for name, value in settings.items():
+            conf.set(name, value)
+        master = conf.get("spark.master", DEFAULT_MASTER)
+        require_reachable(con, master)
+        context = SparkContext.getOrCreate(conf)
+        if is_local_cluster(master):
+            # Its executors have the folder in which Spark is installed for what they print.
+            home = jvm.java.lang.System.getenv("SPARK_HOME") or "."
+            close_to_others(os.path.join(home, "work"), context.applicationId)
+        return SparkSession.builder.getOrCreate()
 
 
 def attach_session(
@@ -105,25 +157,28 @@ def attach_session(
     return spark
 
 
-def session_settings(conf: Mapping[str, Any]) -> dict[str, str]:
-    """All settings of a session; what the user gives wins, ``master`` and ``app_name`` too."""
+def given_settings(conf: Mapping[str, Any]) -> dict[str, str]:
+    """What a caller of `lakehead.spark.session` gave, by the names that Spark has for it."""
     given = {k: _text(v) for k, v in conf.items()}
-    master = given.pop("master", given.pop("spark.master", DEFAULT_MASTER))
-    name = given.pop("app_name", given.pop("spark.app.name", "lakehead"))
-    local = LOCAL_SETTINGS if is_local(master) else {}
-    return {
-        **STATIC_SETTINGS,
-        **local,
-        **RUNTIME_SETTINGS,
-        **given,
-        "spark.master": master,
-        "spark.app.name": name,
-    }
+    for short, name in (("master", "spark.master"), ("app_name", "spark.app.name")):
+        if short in given:
+            given[name] = given.pop(short)
+    return given
 
 
-def is_local(master: str) -> bool:
-    """Whether the executors of this master run in the driver's process, and so share its files."""
-    return master == "local" or master.startswith("local[")
+def session_settings(
+    configured: Mapping[str, str], given: Mapping[str, str], scratch: Scratch, *, has_local_dirs: bool = False
+) -> dict[str, str]:
+    """What a session gets beside what Spark is ``configured`` with, by ``spark-submit`` or in its folder; that stays as
+    it is, but for what is ``given``."""
+    users = {**configured, **given}
+    master = users.get("spark.master", DEFAULT_MASTER)
+    ours = {"spark.master": master, "spark.app.name": "lakehead", **STATIC_SETTINGS, **RUNTIME_SETTINGS}
+    if is_local(master):
+        ours |= LOCAL_SETTINGS
+    if is_private(master):
+        ours |= private_settings(master, users, scratch, SystemRandomness(), has_local_dirs=has_local_dirs)
+    return {**{k: v for k, v in ours.items() if k not in configured}, **given}
 
 
 def _text(value: Any) -> str:
@@ -131,24 +186,44 @@ def _text(value: Any) -> str:
 
 
 @contextmanager
-def _launch_environment(java_home: str, *, local: bool) -> Iterator[str]:
-    """What Spark's launcher takes from the environment: which Java, which Python the workers run, which address.
-
-    Yields the path of a file that configures logging before Spark's own settings are read.
-    """
-    wanted = {"JAVA_HOME": java_home, "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable)}
-    if local:
-        wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+def _launch_environment(java_home: str, scratch: str, master: str | None) -> Iterator[None]:
+    """What Spark's launcher takes from the environment: which Java, which Python the workers run, how it logs before
+    its settings are read, where its temporary files are, and which master and address, unless others are configured."""
     with tempfile.NamedTemporaryFile("w", suffix=".properties") as logging:
         logging.write(_LOGGING)
         logging.flush()
+        # Options that the user configured come after these, and so win.
+        options = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -Dlog4j2.configurationFile={logging.name}"
+        wanted = {
+            "JAVA_HOME": java_home,
+            "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
+            "SPARK_SUBMIT_OPTS": f'{options} "-Djava.io.tmpdir={scratch}"'.strip(),
+            "MASTER": os.environ.get("MASTER", DEFAULT_MASTER),
+        }
+        if is_private(master or os.environ.get("MASTER", DEFAULT_MASTER)) and (master or not _names_master()):
+            wanted["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", LOOPBACK)
+        before = {name: os.environ.get(name) for name in wanted}
+        os.environ.update(wanted)
         try:
-            yield logging.name
+            yield
         finally:
             for name, old in before.items():
                 if old is None:
                     del os.environ[name]
                 else:
                     os.environ[name] = old
+
+
+def _names_master() -> bool:
+    """Whether Spark may be configured with a master; the environment aside."""
+    if re.search("master|properties-file", os.environ.get("PYSPARK_SUBMIT_ARGS", "")):
+        return True
+    import pyspark
+
+    home = os.environ.get("SPARK_HOME") or os.path.dirname(pyspark.__file__)
+    folder = os.environ.get("SPARK_CONF_DIR") or os.path.join(home, "conf")
+    try:
+        with open(os.path.join(folder, "spark-defaults.conf"), encoding="utf-8", errors="replace") as file:
+            return any(line.lstrip().startswith("spark.master") for line in file)
+    except OSError:
+        return False

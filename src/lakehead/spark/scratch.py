@@ -24,7 +24,7 @@ from lakehead.format.read_as import cast_to
 from lakehead.format.schema import lake_schema
 from lakehead.spark.floats import unprunable_floats
 from lakehead.spark.held_pins import weak_relations
-from lakehead.spark.launch import is_local
+from lakehead.spark.privacy import is_local
 from lakehead.spark.types import spark_schema
 
 if TYPE_CHECKING:

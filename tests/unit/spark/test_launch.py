@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from lakehead.spark.launch import is_local, session_settings
+from lakehead.spark.launch import given_settings, session_settings
+from lakehead.spark.privacy import Scratch, is_local
+
+SCRATCH = Scratch("/scratch", "/sockets")
 
 
 def test_user_wins() -> None:
-    got = session_settings({"master": "local[4]", "app_name": "x", "spark.ui.enabled": True, "spark.a": 3})
+    given = given_settings({"master": "local[4]", "app_name": "x", "spark.ui.enabled": True, "spark.a": 3})
+    got = session_settings({}, given, SCRATCH)
     assert got["spark.master"] == "local[4]"
     assert got["spark.app.name"] == "x"
     assert got["spark.ui.enabled"] == "true"
@@ -20,9 +24,20 @@ def test_user_wins() -> None:
     assert got["spark.sql.session.timeZone"] == "UTC"
 
 
+def test_what_spark_is_configured_with_stays() -> None:
+    configured = {"spark.master": "local[3]", "spark.ui.enabled": "true", "spark.authenticate": "false"}
+    got = session_settings(configured, {"spark.ui.enabled": "false"}, SCRATCH)
+    assert "spark.master" not in got and "spark.authenticate" not in got
+    assert got["spark.ui.enabled"] == "false"
+    assert session_settings({}, {}, SCRATCH)["spark.master"] == "local[2]"
+
+
 def test_cluster_keeps_its_addresses() -> None:
-    assert "spark.driver.host" in session_settings({})
-    assert "spark.driver.host" not in session_settings({"spark.master": "spark://box:7077"})
+    assert "spark.driver.host" in session_settings({}, {}, SCRATCH)
+    assert "spark.authenticate" in session_settings({}, {}, SCRATCH)
+    for configured in ({"spark.master": "spark://box:7077"}, {"spark.master": "yarn"}):
+        got = session_settings(configured, {}, SCRATCH)
+        assert not {"spark.driver.host", "spark.authenticate", "spark.local.dir"} & got.keys()
 
 
 @pytest.mark.parametrize(
