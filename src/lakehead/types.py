@@ -469,22 +469,42 @@ class TableDescriptor:
 
     def tablet_id(self, key: TabletKey) -> TabletId:
         """The user-facing id (with typed partition values) of a tablet key."""
-        return TabletId(parse_partition_name(key.partition, self.partition_types), key.bucket)
+        return TabletId(self.partition_values(key.partition), key.bucket)
+
+    def partition_values(self, name: str) -> tuple[PartitionValue, ...]:
+        """The values that a partition is named after."""
+        found = self._known_partitions.get(name)
+        return parse_partition_name(name, self.partition_types) if found is None else found
 
     def may_have(self, key: TabletKey) -> bool:
         """Whether a tablet of the table may be called so."""
-        if not self.partition_by:
-            return key.partition == UNPARTITIONED and 0 <= key.bucket < self.buckets
+        if not 0 <= key.bucket < self.buckets:
+            return False
+        return key.partition in self._known_partitions or self._may_have_partition(key.partition)
+
+    @cached_property
+    def _known_partitions(self) -> dict[str, tuple[PartitionValue, ...]]:
+        """Values by names that were looked at: a server tells of all at each read."""
+        return {} if self.partition_by else {UNPARTITIONED: ()}
+
+    def _may_have_partition(self, name: str) -> bool:
         try:
-            values = parse_partition_name(key.partition, self.partition_types)
+            values = parse_partition_name(name, self.partition_types)
             canonical = partition_name(self.partition_by, values)
         except (ValueError, IndexError, ArithmeticError):
             return False
-        return canonical == key.partition and 0 <= key.bucket < self.buckets
+        if canonical != name:
+            return False
+        if len(self._known_partitions) < _PARTITIONS_KNOWN_MAX:
+            self._known_partitions[name] = values
+        return True
 
     def tablet_key(self, tablet: TabletId) -> TabletKey:
         """Inverse of `tablet_id`."""
         return TabletKey(partition_name(self.partition_by, tablet.partition), tablet.bucket)
+
+
+_PARTITIONS_KNOWN_MAX = 100_000
 
 
 def changelog_id(table_id: str) -> str:

@@ -138,7 +138,8 @@ def told_tablets(desc: TableDescriptor, tablets: Sequence[_Told]) -> Sequence[_T
     Raises:
         CorruptionError: they are others.
     """
-    if len({t.key for t in tablets}) != len(tablets) or not all(desc.may_have(t.key) for t in tablets):
+    keys = {t.key for t in tablets}
+    if len(keys) != len(tablets) or not all(map(desc.may_have, keys)):
         raise CorruptionError(f"the server told of tablets that {desc.path} cannot have")
     return tablets
 

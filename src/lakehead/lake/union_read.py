@@ -25,7 +25,7 @@ from lakehead.lake.lake_table import LakeFile, Superseded
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.log.netchange import net_change
 from lakehead.predicate import Predicate
-from lakehead.predicate.bounds import keys_of
+from lakehead.predicate.bounds import keys_of, may_meet
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.protocol.messages import LakeReply, LakeUse, TabletState
 from lakehead.types import (
@@ -175,6 +175,11 @@ def _gap(desc: TableDescriptor, key: TabletKey, pinned: Pin) -> LakeStateError:
     )
 
 
+def _loses_digits(t: pa.DataType) -> bool:
+    """Whether a partition's value in Python may be less exact than its rows' values."""
+    return bool(pa.types.is_timestamp(t) or pa.types.is_time(t)) and t.unit == "ns"
+
+
 def _hot_start(desc: TableDescriptor, view: PinnedLake | None, tablet: TabletState) -> int:
     if view is not None:
         return view.offsets.get(tablet.key, 0)
@@ -253,10 +258,10 @@ class UnionRead:
     ) -> Iterator[tuple[TabletKey, pa.RecordBatch]]:
         """What the server sends of the pinned ranges: records; of a keyed table without a lake, live rows."""
         live = self._desc.keyed and self._desc.lake is None
-        pinned = self.pinned
+        pinned, ranges = self.pinned, self._ranges
         try:
             yield from self._handle.log.read_ranges(
-                pinned.ranges, ReadSpec(tuple(columns), predicate), live=live, lease=pinned.lease
+                ranges, ReadSpec(tuple(columns), predicate), live=live, lease=pinned.lease
             )
         except OffsetOutOfRangeError as e:
             raise UnavailableError(
@@ -264,6 +269,21 @@ class UnionRead:
                 f" again or the read rested for too long, and was trimmed since: read again ({e})",
                 table=str(self._desc.path),
             ) from e
+
+    @functools.cached_property
+    def _ranges(self) -> Mapping[TabletKey, tuple[int, int]]:
+        """The pinned ranges of tablets whose partition may hold matching rows: a row never leaves its partition."""
+        desc, ranges = self._desc, self.pinned.ranges
+        names = [c for c in desc.partition_by if not _loses_digits(desc.schema.field(c).type)]
+        bounds = [b for b in self._spec.bounds if b.column in names]
+        if not bounds:
+            return ranges
+        read = {
+            name
+            for name in {key.partition for key in ranges}
+            if may_meet(bounds, dict(zip(desc.partition_by, desc.partition_values(name), strict=True)))
+        }
+        return {key: at for key, at in ranges.items() if key.partition in read}
 
     @functools.cached_property
     def _lake_files(self) -> Sequence[LakeFile]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import pyarrow as pa
 
@@ -38,6 +39,30 @@ class Bound:
     column: str
     op: BoundOp
     value: object
+
+
+_MEETS: dict[BoundOp, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "in": lambda value, wanted: value in wanted,
+    "is_null": lambda value, _: False,
+    "not_null": lambda value, _: True,
+}
+
+
+def may_meet(bounds: Iterable[Bound], values: Mapping[str, object]) -> bool:
+    """False only when no row with these values, none of them null, meets all bounds."""
+    for bound in bounds:
+        if bound.column in values:
+            try:
+                if not _MEETS[bound.op](values[bound.column], bound.value):
+                    return False
+            except TypeError:  # a time with a zone and one without, say
+                continue
+    return True
 
 
 def bounds_of(tree: Node, schema: pa.Schema) -> tuple[Bound, ...]:
