@@ -15,6 +15,7 @@ import pytest
 
 import lakehead as lh
 from lakehead.api.embedded import serve
+from lakehead.client import channel
 from lakehead.client.flight import FlightEndpoint
 from lakehead.config import Limits, ServerConfig
 from lakehead.env.address import TcpAddress
@@ -24,6 +25,7 @@ from lakehead.log import LogTablet
 from lakehead.protocol import messages as m
 from lakehead.protocol.alterations import AddColumn, SetProperty
 from lakehead.protocol.schemas import field_to_text
+from lakehead.server.access import Caller
 from lakehead.types import Schemas, TableDescriptor, TablePath
 
 SCHEMA = pa.schema([pa.field("k", pa.int64()), ("p", pa.string())])
@@ -53,9 +55,16 @@ def con(served: tuple[str, int]) -> Iterator[lh.Connection]:
         yield made
 
 
+def as_process(name: str, port: int, token: str = "t") -> FlightEndpoint:
+    """A connection of what says that it is another process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(channel, "process_name", lambda: name)
+        return FlightEndpoint(TcpAddress("127.0.0.1", port), token=token)
+
+
 @pytest.fixture
 def attacker(served: tuple[str, int], con: lh.Connection) -> Iterator[FlightEndpoint]:
-    made = FlightEndpoint(TcpAddress("127.0.0.1", served[1]), token="t")
+    made = as_process("the attacker", served[1])
     yield made
     made.close()
 
@@ -110,6 +119,65 @@ def test_conversations_of_one_client_leave_room_for_others(
         assert other.table("a.t").scan().count() == 1
     for _, exchange in held:
         exchange.cancel()
+
+
+def converse(endpoint: FlightEndpoint, times: int) -> list[Any]:
+    """Hold so many conversations, or as many as the server lets it."""
+    held: list[Any] = []
+    with contextlib.suppress(fl.FlightServerError):
+        for _ in range(times):
+            borrowed = endpoint._borrow()  # which nobody gives back
+            borrowed[1].ask(m.Hello())
+            endpoint.next_of(*borrowed, 30)
+            held.append(borrowed)
+    return held
+
+
+def test_many_connections_of_a_process_have_one_share(served: tuple[str, int], con: lh.Connection) -> None:
+    endpoints = [as_process("the attacker", served[1]) for _ in range(10)]
+    held = [exchange for endpoint in endpoints for exchange in converse(endpoint, 10)]
+    assert 10 < len(held) <= 17  # four fifths of the limit, and one
+    assert con.table("a.t").scan().count() == 1
+    for endpoint in endpoints:
+        endpoint.close()
+
+
+def test_processes_that_somebody_made_up_leave_room_for_principals(tmp_path: Path) -> None:
+    limits = dataclasses.replace(LIMITS, exchanges_max=200, leases_max=40)
+    host = serve(tmp_path / "data", ServerConfig(token="t", limits=limits))
+    with lh.connect(host.uri, token="t") as owner:
+        owner.create_table("a.t", SCHEMA).append([{"k": 1, "p": "x"}])
+        owner.grant("read", "a", to="other")
+        token = owner.create_token("other").token
+    endpoints = [as_process(f"process {i}", host.port) for i in range(60)]
+    asked = m.LeasedTable(table_id=table_id(endpoints[0]), lake=None)
+    for endpoint in endpoints:
+        with contextlib.suppress(lh.OverloadedError):
+            endpoint.call(m.OpenLeases(tables=[asked], release=[]))
+    held = [exchange for endpoint in endpoints for exchange in converse(endpoint, 20)]
+    assert 150 < len(held) < 200
+    with lh.connect(host.uri, token=token) as other:
+        scans = [other.table("a.t").scan() for _ in range(10)]
+        assert [s.count() for s in scans] == [1] * 10
+    for endpoint in endpoints:
+        endpoint.close()
+    host.close()
+    host.wait_stopped(10)
+
+
+def test_processes_at_one_socket_have_shares_of_their_own(tmp_path: Path) -> None:
+    with lh.connect(tmp_path / "data") as owner:
+        owner.create_table("a.t", SCHEMA).append([{"k": 1, "p": "x"}])
+        seen: list[Caller] = []
+        handled = owner._server.service.call  # type: ignore[attr-defined]
+        owner._server.service.call = lambda r, a, caller: (seen.append(caller), handled(r, a, caller))[1]  # type: ignore[attr-defined]
+        for name in ("one", "one", "two"):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(channel, "process_name", lambda name=name: name)
+                with lh.connect(owner.uri) as con:
+                    con.tables()
+        shares = [caller.share for caller in seen if caller.peer]
+        assert len(set(shares)) == 2 and {s.of for s in shares} == {shares[0].of}
 
 
 def definition(name: str, properties: dict[str, Any] | None = None, **how: Any) -> m.CreateTable:

@@ -6,6 +6,27 @@ from tests.mutation.mutant import Mutant
 
 OF_ACCESS = (
     Mutant(
+        "a share for each connection",
+        "server/access.py",
+        'f"{host_of(self.peer)} {self.process}"',
+        'f"{self.peer} {self.process}"',
+        "tests/attack/test_server.py",
+    ),
+    Mutant(
+        "shares for all processes that somebody made up",
+        "server/admission.py",
+        " or together > _TOGETHER * free",
+        "",
+        "tests/attack/test_server.py",
+    ),
+    Mutant(
+        "pinned reads of processes that somebody made up",
+        "server/leases.py",
+        "self._of_most(holder, lambda share: share.of) or ",
+        "",
+        "tests/attack/test_server.py",
+    ),
+    Mutant(
         "believe answers of as many as the server likes",
         "client/received.py",
         "if wrong is not None and wrong(request, reply):",

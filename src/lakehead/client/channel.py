@@ -8,6 +8,7 @@ a connection that leads nowhere is not.
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
 import time
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from lakehead.env.tls import Tls
-from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, require_same_version, send, unwrap, wrap
+from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, PROCESS_HEADER, require_same_version, send, unwrap, wrap
 from lakehead.protocol.codec import encode
 from lakehead.protocol.messages import Hello, Request, Stream
 
@@ -53,6 +54,11 @@ _RECONNECT = [
 ]
 
 
+def process_name() -> str:
+    """Tells this process from others that call a server."""
+    return f"{os.uname().nodename}:{os.getpid()}"
+
+
 class Channel:
     """A connection to one address, made when it is first used. Thread-safe.
 
@@ -67,7 +73,8 @@ class Channel:
             options |= {"cert_chain": tls.chain, "private_key": tls.key}
         self.token = token
         self.client = fl.connect(location, generic_options=_RECONNECT, **options)
-        headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
+        headers = [(PROCESS_HEADER.encode(), process_name().encode("ascii", "replace"))]
+        headers += [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
         self.calls = fl.FlightCallOptions(headers=headers, read_options=_ATTACHED)
         self.streams = fl.FlightCallOptions(headers=headers, read_options=_STREAMED)
         self.heard_at = time.monotonic()

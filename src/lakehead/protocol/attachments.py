@@ -21,6 +21,8 @@ _VERSION = b"lakehead.protocol"
 ATTACHMENT_SCHEMA = pa.schema(
     [pa.field("attachment", pa.large_binary(), nullable=False)], metadata={_VERSION: str(PROTOCOL_VERSION)}
 )
+PROCESS_HEADER = "lakehead-process"
+"""Metadata of a call by which a client says which process it is: those of one token have shares of the server."""
 ATTACHMENTS_MAX = 1 << 20
 INSIDE_BYTES = 1 << 14
 """Attachments that together are no larger travel with their message."""

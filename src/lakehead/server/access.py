@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from lakehead.errors import PermissionDeniedError
 from lakehead.protocol.privileges import Database, Privilege, Target
@@ -21,6 +21,22 @@ class Rights(Protocol):
         ...
 
 
+class Share(NamedTuple):
+    """Who has one share of the server.
+
+    Attributes:
+        of: a principal, or all who hold the server's token; no text for the process that serves the folder.
+        process: which process of those, as it says and as far as its host bears it out; principals have one share.
+    """
+
+    of: str
+    process: str
+
+
+NOBODY = Share("", "")
+_TOKEN = "the server's token"
+
+
 @dataclass(frozen=True)
 class Caller:
     """Who sends a request.
@@ -31,6 +47,7 @@ class Caller:
         peer: the connection that they came by, as far as it is known.
         principal: whose leases and writers theirs are; no text of those who may do all.
         rights: what was granted to that one.
+        process: which one it says that it is.
     """
 
     name: str
@@ -38,11 +55,18 @@ class Caller:
     peer: str = ""
     principal: str = ""
     rights: Rights | None = None
+    process: str = ""
 
     @property
-    def share(self) -> str:
-        """Who has one share of the server: a principal, or one connection of others."""
-        return self.principal or self.peer
+    def share(self) -> Share:
+        if self.principal:
+            return Share(self.principal, "")
+        return Share(_TOKEN, f"{host_of(self.peer)} {self.process}") if self.peer else NOBODY
+
+
+def host_of(peer: str) -> str:
+    """From where a connection comes, without its port: a client has as many ports as it likes."""
+    return peer.rpartition(":")[0] or peer
 
 
 EMBEDDED_OWNER = Caller("the process that serves the folder", frozenset(Privilege))

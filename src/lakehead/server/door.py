@@ -11,7 +11,7 @@ from lakehead.config import TOKEN_PREFIX, is_signed
 from lakehead.env import Env
 from lakehead.errors import AuthenticationError, InvalidRequestError
 from lakehead.protocol.privileges import require_unsigned
-from lakehead.server.access import TOKEN_HOLDER, Caller
+from lakehead.server.access import TOKEN_HOLDER, Caller, host_of
 from lakehead.server.audit import Audit
 from lakehead.server.principals import Principals
 from lakehead.server.signatures import Signatures
@@ -49,7 +49,7 @@ class Door:
         self._failed: dict[str, tuple[int, float]] = {}
         self._waiting = 0
 
-    def let_in(self, token: str | None, certificate: str, peer: str) -> Caller:
+    def let_in(self, token: str | None, certificate: str, peer: str, process: str = "") -> Caller:
         """Who comes.
 
         Args:
@@ -57,6 +57,7 @@ class Door:
             certificate: the name that their certificate gives them, which the connection has verified; no text
                 without one.
             peer: from where.
+            process: which one they say that they are.
 
         Raises:
             AuthenticationError: nobody who is known here.
@@ -66,7 +67,7 @@ class Door:
         except AuthenticationError as e:
             self._refuse(peer, e)
         # Not `dataclasses.replace`: each stream comes here.
-        return Caller(caller.name, caller.privileges, peer, caller.principal, caller.rights)
+        return Caller(caller.name, caller.privileges, peer, caller.principal, caller.rights, process)
 
     def _known(self, token: str | None, certificate: str) -> Caller:
         if token is not None:
@@ -85,7 +86,7 @@ class Door:
         raise AuthenticationError("there is no token, and no certificate whose first name is a URI")
 
     def _refuse(self, peer: str, why: AuthenticationError) -> NoReturn:
-        host = peer.rpartition(":")[0] or peer
+        host = host_of(peer)
         with self._lock:
             now = self._clock.monotonic()
             count, last = self._failed.pop(host, (0, now))

@@ -19,6 +19,7 @@ from lakehead.errors import ClosedError
 from lakehead.format.joins import join
 from lakehead.predicate import Predicate
 from lakehead.predicate.work import SLICE_NS
+from lakehead.server.access import Share
 
 _LOOK_SECONDS = 0.25
 _ASKED_NS = 2e7
@@ -42,8 +43,8 @@ class _Waiting:
 class Turns:
     """Who may compute a filter now. Thread-safe.
 
-    Shares that wait get a turn one after the other, whatever each has waiting. Turns that take long leave one core to
-    the others, where there are two.
+    Those who wait get a turn one after the other, and of each its processes, whatever each has waiting. Turns that take
+    long leave one core to the others, where there are two.
     """
 
     def __init__(self, threads: Threads, cores: int) -> None:
@@ -51,16 +52,16 @@ class Turns:
         self._free = max(1, cores)
         self._free_long = max(1, cores - 1)
         self._lock = threads.lock()
-        self._waiting: OrderedDict[str, deque[_Waiting]] = OrderedDict()
+        self._waiting: OrderedDict[str, OrderedDict[str, deque[_Waiting]]] = OrderedDict()
 
     @contextlib.contextmanager
-    def turn(self, share: str, gone: Callable[[], bool], *, long: bool = False) -> Iterator[None]:
-        """Hold a turn, once it has come. The process that serves the folder, which is no text, need not wait.
+    def turn(self, share: Share, gone: Callable[[], bool], *, long: bool = False) -> Iterator[None]:
+        """Hold a turn, once it has come. The process that serves the folder need not wait.
 
         Raises:
             _GoneError: ``gone()``, which is asked while it waits.
         """
-        if not share:
+        if not share.of:
             yield
             return
         self._begin(share, gone, long=long)
@@ -70,27 +71,25 @@ class Turns:
             with self._lock:
                 self._give_back(long=long)
 
-    def _begin(self, share: str, gone: Callable[[], bool], *, long: bool) -> None:
+    def _begin(self, share: Share, gone: Callable[[], bool], *, long: bool) -> None:
         with self._lock:
             if not self._waiting and self._take(long=long):
                 return
             me = _Waiting(self._threads.event(), long=long)
-            self._waiting.setdefault(share, deque()).append(me)
+            self._waiting.setdefault(share.of, OrderedDict()).setdefault(share.process, deque()).append(me)
             self._wake()  # those before it may all wait for a long turn
         while not me.woken.wait(_LOOK_SECONDS):
             if gone():
                 self._leave(share, me)
                 raise _GoneError
 
-    def _leave(self, share: str, me: _Waiting) -> None:
+    def _leave(self, share: Share, me: _Waiting) -> None:
         with self._lock:
             if me.begun:
                 self._give_back(long=me.long)
                 return
-            waiting = self._waiting[share]
-            waiting.remove(me)
-            if not waiting:
-                del self._waiting[share]
+            self._waiting[share.of][share.process].remove(me)
+            self._forget_if_empty(share)
             self._wake()
 
     def _take(self, *, long: bool) -> bool:
@@ -108,18 +107,31 @@ class Turns:
     def _wake(self) -> None:
         """Give turns to who waits, the share that had one last at the end."""
         while self._free:
-            share = next((s for s, waiting in self._waiting.items() if self._free_long or not waiting[0].long), None)
+            share = next(
+                (
+                    Share(of, process)
+                    for of, processes in self._waiting.items()
+                    for process, waiting in processes.items()
+                    if self._free_long or not waiting[0].long
+                ),
+                None,
+            )
             if share is None:
                 return
-            waiting = self._waiting[share]
-            first = waiting.popleft()
+            first = self._waiting[share.of][share.process].popleft()
             self._take(long=first.long)
             first.begun = True
             first.woken.set()
-            if waiting:
-                self._waiting.move_to_end(share)
-            else:
-                del self._waiting[share]
+            self._waiting.move_to_end(share.of)
+            self._waiting[share.of].move_to_end(share.process)
+            self._forget_if_empty(share)
+
+    def _forget_if_empty(self, share: Share) -> None:
+        processes = self._waiting[share.of]
+        if not processes[share.process]:
+            del processes[share.process]
+        if not processes:
+            del self._waiting[share.of]
 
 
 class Filtering:
@@ -129,7 +141,7 @@ class Filtering:
         gone: tells that nobody waits for its rows any more.
     """
 
-    def __init__(self, turns: Turns, share: str, gone: Callable[[], bool]) -> None:
+    def __init__(self, turns: Turns, share: Share, gone: Callable[[], bool]) -> None:
         self._turns = turns
         self._share = share
         self._unasked_ns = 0.0

@@ -22,7 +22,7 @@ from lakehead.env.address import Address, TcpAddress
 from lakehead.env.tls import Tls
 from lakehead.errors import AuthenticationError, ClosedError, InvalidRequestError, LakeheadError, UnavailableError
 from lakehead.protocol.alignment import StreamHeaders
-from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, require_same_version, send, unwrap, wrap
+from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, PROCESS_HEADER, require_same_version, send, unwrap, wrap
 from lakehead.protocol.codec import decode_call, decode_stream_request, encode
 from lakehead.protocol.messages import ErrorReply, Request
 from lakehead.server.access import Caller
@@ -34,6 +34,7 @@ from lakehead.server.service import Service
 _ENDED = (StopIteration, fl.FlightError, pa.ArrowException)
 _log = logging.getLogger("lakehead.server")
 TOKEN_HEADER = "authorization"
+_PROCESS_MAX = 200
 _UNREAD: dict[str, Any] = {"request": None}
 _ANSWERED = (fl.FlightMethod.DO_EXCHANGE, fl.FlightMethod.DO_GET)
 MESSAGE_BYTES_MAX = 1 << 30
@@ -41,8 +42,9 @@ MESSAGE_BYTES_MAX = 1 << 30
 
 
 class _Presented(fl.ServerMiddleware):
-    def __init__(self, token: str | None) -> None:
+    def __init__(self, token: str | None, process: str) -> None:
         self.token = token
+        self.process = process
 
 
 class _Credentials(fl.ServerMiddlewareFactory):
@@ -51,8 +53,10 @@ class _Credentials(fl.ServerMiddlewareFactory):
     def start_call(self, info: Any, headers: Mapping[str, Sequence[str]]) -> _Presented:
         if info.method not in _ANSWERED:
             raise fl.FlightUnauthenticatedError("this server answers DoExchange and DoGet alone")
-        given = next((v[0] for k, v in headers.items() if k.lower() == TOKEN_HEADER and v), None)
-        return _Presented(None if given is None else str(given).removeprefix("Bearer "))
+        given = {k.lower(): str(v[0]) for k, v in headers.items() if v}
+        token = given.get(TOKEN_HEADER)
+        process = given.get(PROCESS_HEADER, "")[:_PROCESS_MAX]
+        return _Presented(None if token is None else token.removeprefix("Bearer "), process)
 
 
 def _error_reply(e: BaseException) -> ErrorReply:
@@ -138,7 +142,7 @@ class FlightServer(fl.FlightServerBase):
     ) -> None:
         try:
             caller = self._caller(context)
-            held = self._exchanges.take(peer=caller.share)
+            held = self._exchanges.take(share=caller.share)
             try:
                 writer.begin(ATTACHMENT_SCHEMA)
                 self._answer_all(reader, writer, caller)
@@ -148,9 +152,10 @@ class FlightServer(fl.FlightServerBase):
             raise _flight_error(self._error(e)) from e
 
     def _caller(self, context: fl.ServerCallContext) -> Caller:
-        token = context.get_middleware("credentials").token
+        presented = context.get_middleware("credentials")
+        certificate = context.peer_identity().decode(errors="replace")
         try:
-            return self._door.let_in(token, context.peer_identity().decode(errors="replace"), context.peer())
+            return self._door.let_in(presented.token, certificate, context.peer(), presented.process)
         except AuthenticationError as e:
             raise fl.FlightUnauthenticatedError(e.message) from e
 

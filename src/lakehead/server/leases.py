@@ -10,7 +10,7 @@ all.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 from lakehead.config import Limits
@@ -18,7 +18,7 @@ from lakehead.env import Env
 from lakehead.errors import OverloadedError
 from lakehead.log import LogView
 from lakehead.protocol.messages import LEASE_JOINT, LakeUse
-from lakehead.server.access import EMBEDDED_OWNER, Caller
+from lakehead.server.access import EMBEDDED_OWNER, Caller, Share
 from lakehead.types import TabletKey
 
 
@@ -29,7 +29,7 @@ class _Lease:
     lake: LakeUse | None
     planned: bool
     used: float
-    holder: str
+    holder: Share
     principal: str
 
 
@@ -138,11 +138,21 @@ class Leases:
         held, planned = now - self._limits.lease_seconds, now - self._limits.planned_lease_seconds
         self._open = {k: x for k, x in self._open.items() if x.used >= (planned if x.planned else held)}
 
-    def _make_room(self, holder: str) -> None:
+    def _make_room(self, holder: Share) -> None:
         giving = [k for k, x in self._open.items() if x.planned]
         if not giving:
-            held = Counter(x.holder for x in self._open.values())
-            most, count = held.most_common(1)[0]
-            giving = [k for k, x in self._open.items() if x.holder == most] if 2 * held[holder] < count - 1 else []
+            # Of whom there are many processes, which may be made up, they have too much together.
+            giving = self._of_most(holder, lambda share: share.of) or self._of_most(holder, lambda share: share)
         if giving:
             del self._open[min(giving, key=lambda k: self._open[k].used)]
+
+    def _of_most(self, holder: Share, whose: Callable[[Share], Hashable]) -> list[str]:
+        """The leases of the process that holds most of those who hold most; none where this one holds half as many."""
+        held = Counter(whose(x.holder) for x in self._open.values())
+        most, count = held.most_common(1)[0]
+        if 2 * held[whose(holder)] >= count - 1:
+            return []
+        theirs = {k: x.holder for k, x in self._open.items() if whose(x.holder) == most}
+        each = Counter(theirs.values())
+        many = max(each.values())
+        return [k for k, share in theirs.items() if each[share] == many]

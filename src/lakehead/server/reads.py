@@ -21,7 +21,7 @@ from lakehead.format.ipc_message import read_received
 from lakehead.format.joins import require_answer
 from lakehead.format.plain import has_plain_rows, plain_key
 from lakehead.protocol import messages as m
-from lakehead.server.access import Caller
+from lakehead.server.access import Caller, Share
 from lakehead.server.admission import Bounded
 from lakehead.server.filtering import Filtering, Turns
 from lakehead.server.leases import Leases
@@ -230,8 +230,8 @@ class Reads:
         return open_read_live(table, request, leased, filtering)
 
     @staticmethod
-    def _counted(bounded: Bounded, peer: str, open_stream: Callable[[], ServerStream]) -> ServerStream:
-        held = bounded.take(peer=peer)
+    def _counted(bounded: Bounded, share: Share, open_stream: Callable[[], ServerStream]) -> ServerStream:
+        held = bounded.take(share=share)
         try:
             stream = open_stream()
         except BaseException:

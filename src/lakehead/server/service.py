@@ -175,7 +175,7 @@ class Service:
         self._answer(SetQuota, self._quotas.set_quota)
         self._answer_to(ListQuotas, self._quotas.list_quotas)
         self._handlers[m.Write] = lambda request, attachments, caller: (
-            writes.write(request, attachments, caller.principal),
+            writes.write(request, attachments, caller),
             [],
         )
         self._handlers[Stage] = lambda request, attachments, _: (staging.stage(request, attachments), [])

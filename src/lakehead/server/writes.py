@@ -58,19 +58,19 @@ class Writes:
         self._writers = NamedWriters(metadata, threads)
         self._bytes = Bounded(threads, "write_bytes_max", "bytes of writes", limits.write_bytes_max)
 
-    def write(self, request: m.Write, attachments: Sequence[pa.Buffer], principal: str = "") -> m.WriteReply:
-        """See `Write`; named writers are those of the principal."""
+    def write(self, request: m.Write, attachments: Sequence[pa.Buffer], caller: Caller) -> m.WriteReply:
+        """See `Write`; named writers are those of the caller's principal."""
         table = self._tables.get(request.table_id)
         parts = self.checked(table, request, attachments)
         for body, _ in parts:
             require_clients_own(body.stamp.writer_id)
         stamp = _common_stamp(request, [body for body, _ in parts])
-        held = self._bytes.take(sum(a.size for a in attachments))
+        held = self._bytes.take(sum(a.size for a in attachments), caller.share)
         try:
             if stamp is None:
                 return self._write_parts(table, request, parts, None)
             content = _whole_content(request, [rows for _, rows in parts])
-            with self._writers.writing(table, stamp, content, principal):
+            with self._writers.writing(table, stamp, content, caller.principal):
                 return self._write_parts(table, request, parts, content)
         finally:
             self._bytes.give_back(held)

@@ -12,6 +12,7 @@ import pytest
 from lakehead.env import SystemThreads
 from lakehead.predicate import parse_predicate
 from lakehead.server import filtering
+from lakehead.server.access import Share
 from lakehead.server.filtering import Filtering, Turns, soon_done, until_gone
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
@@ -39,12 +40,14 @@ class Floor:
         self._go_on: dict[str, threading.Event] = {}
 
     def come(self, name: str, gone: Callable[[], bool] = never, *, long: bool = False) -> None:
-        """Ask for a turn of the share that is the name's first letter."""
+        """Ask for a turn of the share that is the name's first letter, of the process that is its second where two
+        follow."""
+        share = Share(name[0], name[1] if len(name) > 2 else "")
         go_on = self._go_on[name] = threading.Event()
 
         def work() -> None:
             try:
-                with self.turns.turn(name[0], gone, long=long):
+                with self.turns.turn(share, gone, long=long):
                     self.began.append(name)
                     assert go_on.wait(20)
             except filtering._GoneError:
@@ -71,7 +74,7 @@ def floor() -> Iterator[Floor]:
 
 
 def waiting(floor: Floor) -> int:
-    return sum(map(len, floor.turns._waiting.values()))
+    return sum(len(waiting) for processes in floor.turns._waiting.values() for waiting in processes.values())
 
 
 def test_who_comes_later_waits_for_one_turn_of_each(floor: Floor) -> None:
@@ -88,6 +91,16 @@ def test_who_comes_later_waits_for_one_turn_of_each(floor: Floor) -> None:
     assert floor.began[2] == "a2" and set(floor.began[3:]) == {"b", "c"}
     floor.end_all()
     assert sorted(floor.began) == [*(f"a{i}" for i in range(8)), "b", "c"] and not floor.turns._waiting
+
+
+def test_made_up_processes_have_no_more_turns_together(floor: Floor) -> None:
+    for i, name in enumerate(["a00", "a01", "a10", "a11", "a20", "a30", "a40", "b", "c"]):
+        floor.come(name)
+        wait_until(lambda: len(floor.began) + waiting(floor) == i + 1)  # noqa: B023
+    for n, name in enumerate(["a00", "a01", "a10", "b", "c"], 3):
+        floor.end(name)
+        wait_until(lambda: len(floor.began) == n)  # noqa: B023
+    assert floor.began == ["a00", "a01", "a10", "b", "c", "a20", "a30"]
 
 
 def test_long_turns_leave_a_core_to_others(floor: Floor) -> None:
@@ -115,7 +128,7 @@ def test_who_goes_away_waits_no_longer(floor: Floor, monkeypatch: pytest.MonkeyP
     floor.end("a0")
     wait_until(lambda: floor.began[2:] == ["b"])
     floor.end_all()
-    with floor.turns.turn("x", never), floor.turns.turn("y", never):  # all were given back
+    with floor.turns.turn(Share("x", ""), never), floor.turns.turn(Share("y", ""), never):  # all were given back
         assert not floor.turns._waiting
 
 
@@ -130,10 +143,10 @@ def test_a_filter_stops_between_slices() -> None:
         return len(asked) > 3
 
     assert slices > 10
-    by = Filtering(Turns(SystemThreads(), 1), "a", gone)
+    by = Filtering(Turns(SystemThreads(), 1), Share("a", ""), gone)
     assert list(until_gone(by.filter(costly, b) for b in [batch.slice(0, 0), batch])) == [batch.slice(0, 0)]
     assert len(asked) == 4
-    kept = Filtering(Turns(SystemThreads(), 1), "a", never).filter(costly, batch)
+    kept = Filtering(Turns(SystemThreads(), 1), Share("a", ""), never).filter(costly, batch)
     assert kept.num_rows == 0 and kept.schema == SCHEMA
 
 
