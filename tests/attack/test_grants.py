@@ -494,7 +494,7 @@ def test_a_principal_has_one_share_however_many_connections_it_has(
     asked = m.OpenLeases(tables=[m.LeasedTable(table_id=table_id, lake=None)], release=[])
     for _ in range(3):
         connections.enter_context(lh.connect(host.uri, token=token))._server.call(asked)
-    assert [x.holder for x in host.service._leases._open.values()] == ["greedy"] * 3
+    assert [x.holder.of for x in host.service._leases._open.values()] == ["greedy"] * 3
 
 
 # ---- certificates ---------------------------------------------------------------------------------------------------

@@ -126,8 +126,10 @@ def told_table(info: m.TableInfo) -> TableDescriptor:
         CorruptionError: it is no definition of a table.
     """
     desc = info.descriptor()
+    columns = set(desc.schema.names)
     named = {*desc.primary_key, *desc.partition_by, *desc.bucket_key}
-    if not (1 <= desc.buckets < _ID_MAX and 0 <= desc.schema_id < _ID_MAX and named <= set(desc.schema.names)):
+    in_bounds = 1 <= desc.buckets < _ID_MAX and 0 <= desc.schema_id < _ID_MAX
+    if not in_bounds or not named <= columns or len(columns) < len(desc.schema.names):
         raise CorruptionError(f"the server's definition of {desc.path} contradicts itself")
     return desc
 
