@@ -13,6 +13,7 @@ import pytest
 
 import lakehead as lh
 from lakehead.env import SystemThreads
+from lakehead.server.access import Share
 from lakehead.server.admission import Bounded
 
 KV = pa.schema([("k", pa.int64()), ("p", pa.string())])
@@ -75,9 +76,9 @@ def test_writes_beyond_what_a_server_works_on_wait_their_turn(con: lh.Connection
     refused = threading.Event()
     take = server._writes._bytes.take
 
-    def counted(amount: int) -> int:
+    def counted(amount: int, share: Share) -> int:
         try:
-            return take(amount)
+            return take(amount, share)
         except lh.OverloadedError:
             refused.set()
             raise
