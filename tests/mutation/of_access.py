@@ -64,8 +64,8 @@ OF_ACCESS = (
     Mutant(
         "the share that asked most gets most turns",
         "server/filtering.py",
-        "                self._waiting.move_to_end(share)",
-        "                pass",
+        "            self._waiting.move_to_end(share.of)",
+        "            pass",
         "tests/unit/server/test_filtering.py",
     ),
     Mutant(
