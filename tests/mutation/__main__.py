@@ -248,6 +248,13 @@ MUTANTS = (
         "tests/unit/iceberg/test_reader.py",
     ),
     Mutant(
+        "hold long values as short ones",
+        "kv/heap.py",
+        "if longest <= _SHORT_MAX:",
+        "if longest <= 1 << 20:",
+        "tests/unit/kv/test_heap.py",
+    ),
+    Mutant(
         "take any snapshots for those that were written",
         "iceberg/metadata_json.py",
         "if entries[: len(written)] == written else 0",

@@ -1,8 +1,8 @@
 """Columns of the live rows, addressed by slot.
 
-Fixed-width columns are plain numpy arrays. Strings, binaries and nested types are Arrow chunks addressed by a running
-row number that each slot refers to; chunks are merged as they grow and rewritten when most of their rows are dead.
-Which of the two a column is, is decided here alone.
+Fixed-width columns are plain numpy arrays, and so are strings and binaries as long as all are short. Longer ones and
+nested types are Arrow chunks addressed by a running row number that each slot refers to; chunks are merged as they grow
+and rewritten when most of their rows are dead. Which of these a column is, is decided here alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from lakehead.format.joins import largest, range_bytes
 from lakehead.kv import kernels
-from lakehead.kv.keys import fixed_bytes
+from lakehead.kv.keys import fixed_bytes, value_bytes
 
 Slots = npt.NDArray[np.int64]
 _MERGE_ROWS_MAX = 1 << 20
@@ -95,7 +95,12 @@ def heap_column(t: pa.DataType) -> HeapColumn:
         return FixedColumn(t, t.byte_width)
     if pa.types.is_primitive(t) or pa.types.is_decimal(t):
         return FixedColumn(t, t.bit_width // 8)
-    return ChunkedColumn(t)
+    return ShortColumn(t) if _is_variable(t) else ChunkedColumn(t)
+
+
+def _is_variable(t: pa.DataType) -> bool:
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    return any(is_one(t) for is_one in kinds)
 
 
 def _valid(values: pa.Array) -> npt.NDArray[np.bool_] | None:
@@ -199,6 +204,116 @@ class FixedColumn:
         old = np.ones(len(sources.old), np.bool_) if self._is_valid is None else self._is_valid[sources.old]
         new = np.ones(len(sources.new), np.bool_) if new is None else new[sources.new]
         return _from_fixed(self._type, data, sources.merged(old, new))
+
+
+_SHORT_MAX = 40
+"""Bytes of a value that is short: a UUID's text is."""
+_NULL = 255
+_NO_OFFSETS = np.zeros(0, np.int64)
+_NO_BYTES = np.zeros(0, np.uint8)
+_ALL_VALID = np.zeros(0, np.bool_)
+
+
+class ShortColumn:
+    """Strings or binaries in a byte matrix that is as wide as the longest so far. Its first value that is not short
+    makes it a `ChunkedColumn` for good.
+
+    Nothing dies in it, so that rows which are updated again and again leave nothing behind.
+    """
+
+    def __init__(self, t: pa.DataType) -> None:
+        self._type = t
+        self._large = pa.types.is_large_string(t) or pa.types.is_large_binary(t)
+        self._held = np.zeros((0, 8), np.uint8)
+        self._lengths = np.zeros(0, np.uint8)
+        self._chunked: ChunkedColumn | None = None
+
+    def resize(self, slots: int) -> None:
+        if self._chunked is not None:
+            self._chunked.resize(slots)
+            return
+        self._grow(slots, self._held.shape[1])
+
+    def _grow(self, slots: int, width: int) -> None:
+        n = min(slots, len(self._lengths))
+        held, lengths = np.zeros((slots, width), np.uint8), np.full(slots, _NULL, np.uint8)
+        held[:n, : self._held.shape[1]] = self._held[:n]
+        lengths[:n] = self._lengths[:n]
+        self._held, self._lengths = held, lengths
+
+    def scatter(self, slots: Slots, values: pa.Array) -> None:
+        if len(slots) == 0:
+            return
+        if self._chunked is None:
+            offsets, data = value_bytes(values)
+            longest = int(np.diff(offsets).max())
+            if longest <= _SHORT_MAX:
+                if longest > self._held.shape[1]:
+                    self._grow(len(self._lengths), -(-longest // 8) * 8)
+                valid = _valid(values)
+                given = _ALL_VALID if valid is None else valid
+                kernels.scatter_short(self._held, self._lengths, slots, offsets, data, given)
+                return
+            self._chunked = self._as_chunks()
+        self._chunked.scatter(slots, values)
+
+    def _as_chunks(self) -> ChunkedColumn:
+        column = ChunkedColumn(self._type)
+        column.resize(len(self._lengths))
+        used = np.flatnonzero(self._lengths != _NULL)
+        for at in range(0, len(used), _MERGE_ROWS_MAX):
+            some = used[at : at + _MERGE_ROWS_MAX]
+            column.scatter(some, self.gather(some))
+        self._held, self._lengths = np.zeros((0, 8), np.uint8), np.zeros(0, np.uint8)
+        return column
+
+    def clear(self, slots: Slots) -> None:
+        if self._chunked is not None:
+            self._chunked.clear(slots)
+        else:
+            self._lengths[slots] = _NULL
+
+    def value(self, slot: int) -> Any:
+        if self._chunked is not None:
+            return self._chunked.value(slot)
+        n = self._lengths[slot]
+        if n == _NULL:
+            return None
+        value = self._held[slot, :n].tobytes()
+        return value if pa.types.is_binary(self._type) or pa.types.is_large_binary(self._type) else value.decode()
+
+    @property
+    def bytes_max(self) -> int:
+        return self._held.shape[1] + 9 if self._chunked is None else self._chunked.bytes_max
+
+    def sizes(self, slots: Slots) -> Slots:
+        if self._chunked is not None:
+            return self._chunked.sizes(slots)
+        lengths = np.where(slots < 0, _NULL, self._lengths[slots]).astype(np.int64)
+        return np.where(lengths == _NULL, 0, lengths) + (9 if self._large else 5)
+
+    def gather(self, slots: Slots) -> pa.Array:
+        if self._chunked is not None:
+            return self._chunked.gather(slots)
+        return self._made(slots, _NO_OFFSETS, _NO_BYTES, _ALL_VALID)
+
+    def merge(self, sources: Sources, given: pa.Array) -> pa.Array:
+        if self._chunked is not None:
+            return self._chunked.merge(sources, given)
+        valid = _valid(given)
+        return self._made(sources.image, *value_bytes(given), _ALL_VALID if valid is None else valid)
+
+    def _made(
+        self, image: Slots, offsets: Slots, data: npt.NDArray[np.uint8], valid: npt.NDArray[np.bool_]
+    ) -> pa.Array:
+        n = len(image)
+        ends = np.empty(n + 1, np.int64 if self._large else np.int32)
+        present = np.empty(n, np.bool_)
+        nulls = kernels.short_offsets(self._lengths, image, offsets, valid, ends, present)
+        out = np.empty(int(ends[-1]), np.uint8)
+        kernels.short_bytes(self._held, image, offsets, data, ends, out)
+        bitmap = pa.py_buffer(np.packbits(present, bitorder="little")) if nulls else None
+        return pa.Array.from_buffers(self._type, n, [bitmap, pa.py_buffer(ends), pa.py_buffer(out)], nulls)
 
 
 class ChunkedColumn:

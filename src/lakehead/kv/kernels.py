@@ -195,6 +195,70 @@ def merge(image: Any, held: Any, given: Any, out: Any) -> None:
 
 
 @_jit
+def scatter_short(held: Any, lengths: Any, slots: Any, offsets: Any, data: Any, valid: Any) -> None:
+    """Set short values: row i of ``held`` begins with the bytes of the value of slot i; the length 255 says null.
+
+    ``valid`` is empty where all of the given values are.
+    """
+    some = len(valid) > 0
+    for i in range(len(slots)):
+        s = slots[i]
+        if some and not valid[i]:
+            lengths[s] = 255
+            continue
+        start = offsets[i]
+        n = offsets[i + 1] - start
+        lengths[s] = n
+        for j in range(n):
+            held[s, j] = data[start + j]
+
+
+@_jit
+def short_offsets(lengths: Any, image: Any, offsets: Any, valid: Any, out: Any, present: Any) -> Any:
+    """Ends of the values that ``image`` says, each of a slot or, for ``~row``, of a row that is given; where none is
+    given, a negative one is null. Returns how many are null."""
+    given, some = len(offsets) > 0, len(valid) > 0
+    end = np.int64(0)
+    nulls = 0
+    out[0] = 0
+    for k in range(len(image)):
+        at = image[k]
+        n = np.int64(255)
+        if at >= 0:
+            n = np.int64(lengths[at])
+            present[k] = n != 255
+        elif given and not (some and not valid[~at]):
+            n = offsets[~at + 1] - offsets[~at]
+            present[k] = True
+        else:
+            present[k] = False
+        if present[k]:
+            end += n
+        else:
+            nulls += 1
+        out[k + 1] = end
+    return nulls
+
+
+@_jit
+def short_bytes(held: Any, image: Any, offsets: Any, data: Any, ends: Any, out: Any) -> None:
+    """The bytes of the values that `short_offsets` laid out."""
+    for k in range(len(image)):
+        to = ends[k]
+        n = ends[k + 1] - to
+        at = image[k]
+        if n == 0:
+            continue
+        if at >= 0:
+            for j in range(n):
+                out[to + j] = held[at, j]
+        else:
+            start = offsets[~at]
+            for j in range(n):
+                out[to + j] = data[start + j]
+
+
+@_jit
 def plan_delete(slots: Any, prior: Any, live_offsets: Any, change: Any, prev: Any, image: Any, ends: Any) -> Any:
     """Records that deleting these keys makes; returns how many. Keys without a live row make none."""
     k = 0

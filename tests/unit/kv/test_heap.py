@@ -31,6 +31,9 @@ TYPES: list[tuple[pa.DataType, Callable[[int], Any]]] = [
     (pa.timestamp("us", "UTC"), lambda i: dt.datetime(2000, 1, 1, tzinfo=dt.UTC) + dt.timedelta(hours=i)),
     (pa.string(), lambda i: "s" * (i % 7) + str(i)),
     (pa.large_string(), lambda i: f"large {i}"),
+    (pa.string(), lambda i: "é" * (i % 20)),
+    (pa.string(), lambda i: "long" * 90 if i == 77 else "s" * (i % 40)),
+    (pa.large_binary(), lambda i: bytes(i)),
     (pa.binary(), lambda i: bytes([i % 256]) * (i % 3)),
     (pa.large_binary(), lambda i: bytes([i % 256])),
     (pa.binary(5), lambda i: f"{i:05d}"[-5:].encode()),
@@ -94,6 +97,33 @@ def test_nothing_asked_nothing_stored(t: pa.DataType) -> None:
     assert column.gather(np.array([-1, -1])).null_count == 2
     column.scatter(np.array([2]), pa.nulls(1, t))
     assert column.gather(np.array([-1])).to_pylist() == column.gather(np.array([2])).to_pylist() == [None]
+
+
+@pytest.mark.parametrize(("t", "make"), TYPES[13:20], ids=lambda v: str(v) if isinstance(v, pa.DataType) else "")
+def test_single_values_and_their_sizes(t: pa.DataType, make: Callable[[int], Any]) -> None:
+    column = heap_column(t)
+    column.resize(100)
+    values = [None if i % 9 == 8 else make(i) for i in range(100)]
+    for part in range(0, 100, 20):  # longer ones come later
+        column.scatter(np.arange(part, part + 20), pa.array(values[part : part + 20], t))
+        for slot in range(100):
+            assert column.value(slot) == (values[slot] if slot < part + 20 else None)
+        sizes = column.sizes(np.arange(-1, part + 20))
+        own = [len(v.encode() if isinstance(v, str) else v or b"") for v in [None, *values[: part + 20]]]
+        assert all(size >= bytes_ for size, bytes_ in zip(sizes.tolist(), own, strict=True))
+        assert column.bytes_max >= sizes.max()
+
+
+def test_short_values_become_chunks_when_a_long_one_comes() -> None:
+    column = heap.ShortColumn(pa.string())
+    column.resize(4)
+    column.scatter(np.array([0, 1]), pa.array(["a" * 40, None]))
+    assert column._chunked is None
+    column.scatter(np.array([3]), pa.array(["b" * 41]))
+    assert column._chunked is not None and len(column._lengths) == 0
+    column.resize(5)
+    column.clear(np.array([0]))
+    assert column.gather(np.array([-1, 0, 1, 2, 3, 4])).to_pylist() == [None] * 4 + ["b" * 41, None]
 
 
 def test_dead_values_give_their_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
