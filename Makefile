@@ -80,11 +80,22 @@ fuzz-spark: $(STAMP) java  ## ask Spark the same of log, union and lake, local a
 mutants-auto: $(STAMP)  ## break lines at random, count what tests notice (ARGS="log --count 50 --seed 2"; hours)
 	$(BIN)/python -m tests.mutation.auto $(ARGS)
 
-bench: $(STAMP)  ## measure throughput and latency on this machine
+bench: $(STAMP)  ## measure throughput and latency on this machine (PEERS=1: beside RocksDB and Redis, too)
+	$(if $(PEERS),@scripts/ensure-peers.sh)
 	$(BIN)/python -m lakehead.cli.main bench $(ARGS)
+
+.PHONY: bench-quick bench-page
+QUICK := --rows 200000 --only embedded --only loopback --only smallwrites --only lake --only growth
+bench-quick: $(STAMP)  ## measure for three minutes, tell which ratios moved since benchmarks/results/quick.json
+	$(BIN)/python -m lakehead.cli.main bench $(QUICK) --compare benchmarks/results/quick.json $(ARGS)
+
+bench-page: $(STAMP)  ## write docs/benchmarks.md from benchmarks/results/full.json
+	@$(BIN)/python -m scripts.benchmark_page
 
 lock: $(STAMP)  ## resolve requirements/dev.in again into dev.lock
 	$(BIN)/uv pip compile requirements/dev.in --output-file requirements/dev.lock --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --quiet $(ARGS)
+	$(BIN)/uv pip compile requirements/peers.in --output-file requirements/peers.lock --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --quiet $(ARGS)
 
 clean:  ## remove caches, builds and what the demo left; keeps .venv

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -30,13 +31,28 @@ import lakehead as lh
 from lakehead.benchmarks.durability import concurrent_writers, restart
 from lakehead.benchmarks.events import BATCH_ROWS, Figure, event_batches, rate
 from lakehead.benchmarks.fanout import fanout
+from lakehead.benchmarks.growth import growth
+from lakehead.benchmarks.peers import peers
+from lakehead.benchmarks.results import Results, moved, moved_lines, this_machine
 from lakehead.benchmarks.smallwrites import small_writes
 from lakehead.benchmarks.tiering import tiering
 from lakehead.benchmarks.tiering_service import Sizes
 from lakehead.benchmarks.tiering_spark import tiering_on_spark
 from lakehead.server.flight_limit import noop_put_seconds
 
-PARTS = ("embedded", "loopback", "smallwrites", "push", "fanout", "lake", "writers", "restart", "tiering")
+PARTS = (
+    "embedded",
+    "loopback",
+    "smallwrites",
+    "push",
+    "fanout",
+    "lake",
+    "writers",
+    "restart",
+    "tiering",
+    "growth",
+    "peers",
+)
 ASKED_PARTS = ("tiering-spark",)
 """Those that are measured when they are named alone."""
 
@@ -48,15 +64,19 @@ def run_bench(
     folder: str | None = None,
     only: Sequence[str] = (),
     sizes: Sizes | None = None,
+    save: str | None = None,
+    compare: str | None = None,
 ) -> int:
     """Measure all `PARTS`, or ``only`` some of them and `ASKED_PARTS`, in a temporary folder inside ``folder``
     (default: the current one) and print it.
 
     Args:
         sizes: of the part ``tiering``.
+        save: a file to write the results to.
+        compare: a file of results; tell which ratios moved since.
 
     Raises:
-        InvalidRequestError: there is no such part.
+        InvalidRequestError: there is no such part; ``compare`` names no results.
     """
     parts: dict[str, Callable[[str, Sequence[pa.RecordBatch]], Iterator[Figure]]] = {
         "embedded": _embedded,
@@ -68,23 +88,35 @@ def run_bench(
         "writers": concurrent_writers,
         "restart": restart,
         "tiering": partial(tiering, _server, sizes or Sizes()),
+        "growth": growth,
         "tiering-spark": tiering_on_spark,
+        "peers": peers,
     }
     if unknown := [p for p in only if p not in parts]:
         raise lh.InvalidRequestError(f"there is no part {unknown[0]!r} of the benchmark: {', '.join(parts)}")
+    before = Results.read(compare) if compare else None
     base = tempfile.mkdtemp(prefix="lakehead-bench-", dir=folder or os.getcwd())
-    figures: list[Figure] = []
+    figures: dict[str, list[Figure]] = {}
     try:
         batches = event_batches(rows)
         for name in only or PARTS:
             for figure in parts[name](base, batches):
-                figures.append(figure)
+                figures.setdefault(name, []).append(figure)
                 if output == "text":
                     print(f"  {figure.name:<44} {figure.value:<26} {figure.beside}", flush=True)
     finally:
         shutil.rmtree(base, ignore_errors=True)
+    results = Results(rows, this_machine(), figures)
+    if save:
+        Path(save).write_text(results.to_json(), encoding="utf-8")
+    changes = moved(before, results) if before is not None else []
     if output == "json":
-        print(json.dumps({"rows": rows, "figures": [asdict(f) for f in figures]}, indent=2))
+        told = {"rows": rows, "figures": [asdict(f) for part in figures.values() for f in part]}
+        if before is not None:
+            told["moved"] = [{"name": n, "before": then, "now": now} for n, then, now in changes]
+        print(json.dumps(told, indent=2))
+    elif compare:
+        print(*moved_lines(changes, compare), sep="\n")
     return 0
 
 

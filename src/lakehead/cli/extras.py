@@ -37,20 +37,23 @@ def bench(
         list[str] | None,
         typer.Option(
             help="Only this part: embedded, loopback, smallwrites, push, fanout, lake, writers, restart, tiering,"
-            " tiering-spark; repeat it. Without it all but the last."
+            " growth, peers, tiering-spark; repeat it. Without it all but the last."
         ),
     ] = None,
     commits: Annotated[int, typer.Option(help="tiering: small rounds of one table, one after the other.", min=20)] = (
         200
     ),
     seconds: Annotated[float, typer.Option(help="tiering: least time of each load.", min=0.1)] = 20.0,
+    save: Annotated[str | None, typer.Option(help="Write the results to this file, as JSON.")] = None,
+    compare: Annotated[str | None, typer.Option(help="Tell which ratios moved since the results in this file.")] = None,
 ) -> None:
     """Measure the published figures on this machine."""
     from lakehead.benchmarks.run import run_bench
     from lakehead.benchmarks.tiering_service import Sizes
 
     sizes = Sizes(commits=commits, seconds=seconds)
-    _exit(run_bench(rows=rows, output=session.output.value, folder=folder, only=only or (), sizes=sizes))
+    output = session.output.value
+    _exit(run_bench(rows=rows, output=output, folder=folder, only=only or (), sizes=sizes, save=save, compare=compare))
 
 
 def _exit(code: object) -> None:

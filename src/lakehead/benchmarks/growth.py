@@ -1,0 +1,107 @@
+"""The figures of `lakehead bench --only growth`: the same work beside ten times as much of what is there already.
+
+A ratio of 1 is no growth, 0.1 as much as what grew; what subscribers and commits cost is in the parts ``fanout`` and
+``tiering``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+import lakehead as lh
+from lakehead.benchmarks.events import Figure
+
+_TABLES = (10, 100, 400)
+_PARTITIONS = (10, 100, 1000)
+_TIMES = 15
+
+
+def growth(base: str, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:
+    """With the rows given, a tenth and a hundredth of them; tables; partitions."""
+    with lh.connect(f"{base}/growth") as con:
+        yield from _rows(con, batches)
+        yield from _tables(con, batches[0])
+        yield from _partitions(con)
+
+
+def _rows(con: lh.Connection, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:
+    log = con.create_table("growth.log", batches[0].schema, durability="os")
+    keyed = con.create_table("growth.keyed", batches[0].schema, primary_key=["event_id"], durability="os")
+    marks = sorted({max(1, len(batches) // by) for by in (100, 10, 1)})
+    steps: dict[str, list[tuple[int, float]]] = {}
+    done = 0
+    for mark in marks:
+        for batch in batches[done:mark]:
+            log.append(batch)
+            keyed.upsert(batch)
+        done, rows = mark, sum(b.num_rows for b in batches[:mark])
+        order = np.random.default_rng(rows).integers(0, rows, _TIMES).tolist()
+        some = pa.table({"event_id": np.random.default_rng(1).permutation(rows)[:1000]})
+        last = batches[mark - 1]
+        works: dict[str, tuple[Callable[[int], object], float]] = {
+            "append of 10,000 rows": (lambda _, last=last: log.append(last), 1),  # type: ignore[misc]
+            "upsert of 10,000 keys that are there": (lambda _, last=last: keyed.upsert(last), 1),  # type: ignore[misc]
+            "lookup of 1,000 keys": (lambda _, some=some: keyed.lookup(some), 1),  # type: ignore[misc]
+            "get of a key": (lambda i, order=order: keyed.get(order[i]), 1),  # type: ignore[misc]
+            "scan of a column, a million rows": (lambda _: log.scan(["price"]).to_arrow(), rows / 1e6),
+        }
+        for name, (work, per) in works.items():
+            steps.setdefault(name, []).append((rows, _median(work) / per))
+    for name, taken in steps.items():
+        yield from _grown(name, "rows", taken)
+
+
+def _tables(con: lh.Connection, batch: pa.RecordBatch) -> Iterator[Figure]:
+    made: list[lh.Table] = []
+    create: list[tuple[int, float]] = []
+    append: list[tuple[int, float]] = []
+    one = batch.slice(0, 1)
+    for mark in _TABLES:
+        while len(made) < mark - _TIMES:
+            made.append(con.create_table(f"growth.t{len(made)}", batch.schema, buckets=4))
+
+        def new(_: int) -> None:
+            made.append(con.create_table(f"growth.t{len(made)}", batch.schema, buckets=4))
+
+        create.append((mark, _median(new) if mark > _TIMES else _median(new, mark)))
+        append.append((mark, _median(lambda _, mark=mark: made[mark // 2].append(one))))  # type: ignore[misc]
+    yield from _grown("create of a table of 4 buckets", "tables", create)
+    yield from _grown("append of a row to one of them", "tables", append)
+
+
+def _partitions(con: lh.Connection) -> Iterator[Figure]:
+    schema = pa.schema([("day", pa.int32()), ("v", pa.int64())])
+    table = con.create_table("growth.partitioned", schema, partition_by=["day"], durability="os")
+    some: list[tuple[int, float]] = []
+    read: list[tuple[int, float]] = []
+    for mark in _PARTITIONS:
+        table.append(pa.table({"day": np.arange(mark), "v": np.arange(mark)}, schema=schema))
+        few = pa.table({"day": np.arange(10), "v": np.arange(10)}, schema=schema)
+        some.append((mark, _median(lambda _, few=few: table.append(few))))  # type: ignore[misc]
+        read.append((mark, _median(lambda _: table.scan(where="day = 3").to_arrow())))
+    yield from _grown("append that touches 10 partitions", "partitions", some)
+    yield from _grown("scan of one partition", "partitions", read)
+
+
+def _grown(work: str, what: str, taken: Sequence[tuple[int, float]]) -> Iterator[Figure]:
+    before = None
+    for n, seconds in taken:
+        beside = (
+            "" if before is None else f"with {n // before[0]} times as many {what}: {seconds / before[1]:.2f} times"
+        )
+        ratio = None if before is None else before[1] / seconds
+        yield Figure(f"{work}, {n:,} {what}", f"{seconds * 1e3:.3f} ms", beside, ratio)
+        before = n, seconds
+
+
+def _median(work: Callable[[int], object], times: int | None = None) -> float:
+    taken = []
+    for i in range(times or _TIMES):
+        start = time.perf_counter()
+        work(i)
+        taken.append(time.perf_counter() - start)
+    return float(np.median(taken))

@@ -1,0 +1,87 @@
+"""Results of `lakehead bench` as a file, and what moved since another."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lakehead.benchmarks.events import Figure
+from lakehead.errors import InvalidRequestError
+
+_PACKAGES = ("lakehead", "pyarrow", "numpy", "duckdb", "pyiceberg", "pyspark", "rocksdict", "redis")
+MOVED = 1.5
+"""A ratio that is so many times another has moved: timings of one machine differ by less, mostly."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """What one run measured.
+
+    Attributes:
+        rows: of each measurement, unless its name says otherwise.
+        machine: what it ran on and with, by name.
+        figures: by part, in the order of the run.
+    """
+
+    rows: int
+    machine: dict[str, str]
+    figures: dict[str, list[Figure]]
+
+    def to_json(self) -> str:
+        """The file's text."""
+        return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Results:
+        """Read a file.
+
+        Raises:
+            InvalidRequestError: it is none, or not one of results.
+        """
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            parts = {name: [Figure(**f) for f in figures] for name, figures in found["figures"].items()}
+            return cls(found["rows"], found["machine"], parts)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+            raise InvalidRequestError(f"{path} has no results of `lakehead bench --save`: {e}") from e
+
+
+def this_machine() -> dict[str, str]:
+    """Cores, memory and versions."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    told = {
+        "cores": str(os.cpu_count()),
+        "memory": f"{pages / (1 << 30):.0f} GiB",
+        "processor": platform.machine(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+    }
+    for package in _PACKAGES:
+        try:
+            told[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return told
+
+
+def moved(before: Results, now: Results) -> list[tuple[str, float, float]]:
+    """Figures of both whose ratio is not what it was, nor near: name, ratio before, and now."""
+    known = {(part, f.name): f.ratio for part, figures in before.figures.items() for f in figures}
+    out = []
+    for part, figure in ((part, f) for part, figures in now.figures.items() for f in figures):
+        then = known.get((part, figure.name))
+        if then and figure.ratio and not 1 / MOVED < figure.ratio / then < MOVED:
+            out.append((figure.name, then, figure.ratio))
+    return out
+
+
+def moved_lines(changes: Sequence[tuple[str, float, float]], path: str) -> list[str]:
+    """What `moved` found, for people."""
+    if not changes:
+        return [f"no ratio is {MOVED} times what it is in {path}, or less than its part"]
+    return [f"moved since {path}:"] + [f"  {name:<60} {then:8.2f} -> {now:8.2f}" for name, then, now in changes]

@@ -1,0 +1,68 @@
+"""Results of the benchmark are kept, compared, and told on a page that is what they say."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+import lakehead as lh
+from lakehead.benchmarks import growth, peers
+from lakehead.benchmarks.events import Figure
+from lakehead.benchmarks.results import Results, moved
+from lakehead.benchmarks.run import PARTS, run_bench
+from scripts.benchmark_page import RESULTS, page
+
+
+def test_the_page_is_what_the_results_say() -> None:
+    stale = [path.name for path, text in page(Results.read(RESULTS)).items() if path.read_text() != text]
+    assert not stale, "run make bench-page and commit what it changed"
+    assert set(Results.read(RESULTS).figures) >= set(PARTS)
+
+
+def test_results_are_saved_and_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(growth, "_TABLES", (4, 8))
+    monkeypatch.setattr(growth, "_PARTITIONS", (2, 4))
+    monkeypatch.setattr(growth, "_TIMES", 3)
+    monkeypatch.setattr(peers, "_SMALL_CALLS", 5)
+    monkeypatch.setattr(peers, "_SMALL_CALLS_ICEBERG", 2)
+    first, second = str(tmp_path / "first.json"), str(tmp_path / "second.json")
+    parts = ["growth", "peers"]
+    assert run_bench(rows=20_000, folder=str(tmp_path), only=parts, save=first) == 0
+    told = capsys.readouterr().out
+    results = Results.read(first)
+    assert list(results.figures) == parts and results.rows == 20_000 and results.machine["pyarrow"]
+    assert all(f.name in told and f.value in told for figures in results.figures.values() for f in figures)
+    assert {"SQLite", "DuckDB", "PyIceberg"} <= {f.name.rpartition(": ")[2] for f in results.figures["peers"]}
+
+    slower = {
+        part: [dataclasses.replace(f, ratio=f.ratio and f.ratio * 1000) for f in figures]
+        for part, figures in results.figures.items()
+    }
+    Path(first).write_text(dataclasses.replace(results, figures=slower).to_json())
+    run_bench(rows=20_000, folder=str(tmp_path), only=["growth"], save=second, compare=first)
+    assert f"moved since {first}" in capsys.readouterr().out
+    run_bench(rows=20_000, folder=str(tmp_path), only=["growth"], output="json", compare=first)
+    names = [m["name"] for m in json.loads(capsys.readouterr().out)["moved"]]
+    assert names == [f.name for f in results.figures["growth"] if f.ratio]
+
+
+def test_what_moved_is_what_is_far_from_before() -> None:
+    def of(**ratios: float | None) -> Results:
+        return Results(1, {}, {"part": [Figure(name, "", "", ratio) for name, ratio in ratios.items()]})
+
+    before = of(a=1.0, b=1.0, c=1.0, gone=1.0, none=None)
+    assert moved(before, of(a=1.4, b=1.6, c=0.5, new=9.0, none=3.0)) == [("b", 1.0, 1.6), ("c", 1.0, 0.5)]
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", '{"rows": 1}', '{"rows": 1, "machine": {}, "figures": {"a": [{}]}}'])
+def test_what_is_no_results_is_refused_before_anything_is_measured(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "results.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(lh.InvalidRequestError, match="has no results"):
+        run_bench(only=["embedded"], compare=str(path))
