@@ -47,7 +47,7 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 NARROW = {"protocol": {"errors", "config", "types", "predicate", "format", "protocol"}}
 
 OWNERS = {
-    "duckdb": {"api"},
+    "duckdb": {"api", "benchmarks"},  # there as a peer
     "numba": {"kv"},
     "pyarrow.flight": {"server", "client"},
     "pyiceberg": {"iceberg"},
