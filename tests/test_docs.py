@@ -125,7 +125,17 @@ def test_spark_blocks_run(path: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_every_python_block_is_run() -> None:
-    known = {("python",), ("python", "spark"), ("console",), ("console", "run"), ("text",), ("sql",), ("toml",), ()}
+    known = {
+        ("python",),
+        ("python", "spark"),
+        ("console",),
+        ("console", "run"),
+        ("text",),
+        ("sql",),
+        ("toml",),
+        ("nginx",),
+        (),
+    }
     unknown = [f"{named(p)}:{b.line} {' '.join(b.info)}" for p in DOCS for b in blocks(p) if b.info not in known]
     assert not unknown, "blocks with an info string that no test knows"
 

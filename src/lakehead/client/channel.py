@@ -31,6 +31,9 @@ PROBE_SECONDS = 10.0
 BROKEN = (fl.FlightError, pa.ArrowException, StopIteration, OSError)
 """What a stream that broke, or was ended by the server, raises."""
 
+STREAM_BYTES_MAX = 1 << 30
+"""After so many bytes of requests a conversation is not used again: a proxy bounds what one may carry."""
+
 _Message = tuple[pa.RecordBatch | None, pa.Buffer]
 _INLINE_BYTES = 1 << 15
 _AHEAD_BATCHES = 2
@@ -195,6 +198,7 @@ class Exchange(Wait):
 
     Attributes:
         idle_since: when its last answer was taken.
+        sent_bytes: of attachments of its requests.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -204,14 +208,17 @@ class Exchange(Wait):
         # write, or an end of writing, beside the first.
         self._writing = threading.Lock()
         self.idle_since = 0.0
+        self.sent_bytes = 0
         super().__init__(channel)  # which cancels it at once when the channel is cancelled
 
     def ask(self, request: Request[object], attachments: Sequence[pa.Buffer] = ()) -> None:
         """Send a request. What does not fit into gRPC's windows is sent by a thread, as sending it may wait, too."""
         messages = wrap(encode(request), attachments)
+        size = sum(a.size for a in attachments)
+        self.sent_bytes += size
         if self._writer is None:
             self._start(lambda: self._converse(messages), "lakehead-calls")
-        elif sum(a.size for a in attachments) > _INLINE_BYTES:
+        elif size > _INLINE_BYTES:
             if self._large is None:
                 large = self._large = queue.SimpleQueue()
                 self._start(lambda: self._send_all(large), "lakehead-send")

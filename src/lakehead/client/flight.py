@@ -39,6 +39,7 @@ from lakehead.errors import (
 from lakehead.protocol.codec import decode_error, decode_reply
 from lakehead.protocol.messages import ErrorReply, R, Request, Stream, StreamHeader, Subscribe
 
+STREAM_BYTES_MAX = ch.STREAM_BYTES_MAX
 CALL_SECONDS = 120.0
 """How long one answer is waited for while the server lives."""
 
@@ -188,6 +189,8 @@ class FlightEndpoint:
             return self._channel, ch.Exchange(self._channel)
 
     def _give_back(self, channel: ch.Channel, exchange: ch.Exchange) -> bool:
+        if exchange.sent_bytes > STREAM_BYTES_MAX:
+            return False
         with self._lock:
             if self._closed or channel is not self._channel or len(self._idle) >= _IDLE_STREAMS_MAX:
                 return False
