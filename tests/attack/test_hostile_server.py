@@ -164,6 +164,9 @@ CONTRADICTIONS: dict[str, tuple[str, Callable[[dict[str, Any]], object], Callabl
     "a key that is no column": (
         "TableReply", lambda r: r["info"].update(primary_key=["x"]), lambda con: con.table("a.log"),
     ),
+    "a key twice": (
+        "TableReply", lambda r: r["info"].update(primary_key=["k", "k"]), lambda con: con.table("a.log"),
+    ),
     "no buckets": ("TableReply", lambda r: r["info"].update(buckets=0), lambda con: con.table("a.log")),
     "epochs of any size": (
         "WriterReply", lambda r: r.update(epoch=1 << 40), lambda con: con.table("a.log").writer("w"),

@@ -127,9 +127,9 @@ def told_table(info: m.TableInfo) -> TableDescriptor:
     """
     desc = info.descriptor()
     columns = set(desc.schema.names)
-    named = {*desc.primary_key, *desc.partition_by, *desc.bucket_key}
+    lists = (desc.schema.names, desc.primary_key, desc.partition_by, desc.bucket_key)
     in_bounds = 1 <= desc.buckets < _ID_MAX and 0 <= desc.schema_id < _ID_MAX
-    if not in_bounds or not named <= columns or len(columns) < len(desc.schema.names):
+    if not in_bounds or not all(set(names) <= columns and len(set(names)) == len(names) for names in lists):
         raise CorruptionError(f"the server's definition of {desc.path} contradicts itself")
     return desc
 
