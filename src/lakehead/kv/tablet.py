@@ -181,8 +181,9 @@ class KvTablet:
     def _images(self, batch: pa.RecordBatch, image: Slots, under: Slots) -> pa.RecordBatch:
         """Row images of the records: given columns from ``image`` (slot, or ~row of the batch), others from the
         slots in ``under``."""
-        given = [i for i, f in enumerate(self.schema) if batch.schema.get_field_index(f.name) >= 0]
-        sources, rows = Sources.of(image), batch.select([self.schema.names[i] for i in given])
+        names, there = self.schema.names, set(batch.schema.names)
+        given = [i for i, name in enumerate(names) if name in there]
+        sources, rows = Sources.of(image), batch.select([names[i] for i in given])
         if len(sources.old):
             columns = {i: self._columns[i].merge(sources, rows.column(n)) for n, i in enumerate(given)}
         else:
