@@ -6,9 +6,11 @@ one program, SeaweedFS: plain buckets, whose tables are in a catalog of their ow
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import dataclasses
 import glob
+import json
 import os
 import pwd
 import shutil
@@ -34,6 +36,30 @@ SECRET, STORE_SECRET = "open-sesame", "open-barley"
 """The password of the database, and the secret key of the store; nobody may show them."""
 KEY_ID = "lakehead-key"
 PLAIN_BUCKET, CATALOG_BUCKET = "plain", "tables"
+READER_ROLE = "arn:aws:iam::000000000000:role/Readers"
+_ALL = {"Effect": "Allow", "Action": ["s3:*"], "Resource": ["*"]}
+_TRUST = {"Effect": "Allow", "Principal": {"AWS": "*"}, "Action": ["sts:AssumeRole"]}
+_IAM = {
+    "identities": [
+        {"name": "lakehead", "credentials": [{"accessKey": KEY_ID, "secretKey": STORE_SECRET}], "actions": ["Admin"]}
+    ],
+    "sts": {
+        "tokenDuration": "1h",
+        "maxSessionLength": "12h",
+        "issuer": "tests",
+        "signingKey": base64.b64encode(b"k" * 32).decode(),
+    },
+    "policy": {"defaultEffect": "Deny", "storeType": "memory"},
+    "policies": [{"name": "All", "document": {"Version": "2012-10-17", "Statement": [_ALL]}}],
+    "roles": [
+        {
+            "roleName": "Readers",
+            "roleArn": READER_ROLE,
+            "attachedPolicies": ["All"],
+            "trustPolicy": {"Version": "2012-10-17", "Statement": [_TRUST]},
+        }
+    ],
+}
 _PATIENCE_S = 30.0
 _DEATH_SIGNAL = 1
 _USER = "postgres"
@@ -112,12 +138,18 @@ def _postgres_programs() -> Path:
 
 
 @contextmanager
-def seaweed() -> Iterator[LakeServer]:
-    """An S3 store with `PLAIN_BUCKET`, and a REST catalog whose tables lie in `CATALOG_BUCKET` of it."""
+def seaweed(*, roles: bool = False) -> Iterator[LakeServer]:
+    """An S3 store with `PLAIN_BUCKET`, and a REST catalog whose tables lie in `CATALOG_BUCKET` of it.
+
+    Args:
+        roles: it has an STS at the store's address, and `READER_ROLE`, which may do everything: what a session of it
+            may not, its own policy forbids.
+    """
     with ExitStack() as stack:
         for left in (2, 1, 0):
             try:
-                server = stack.enter_context(_seaweed_on(dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))))
+                ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
+                server = stack.enter_context(_seaweed_on(ports, roles=roles))
                 break
             except AssertionError:  # another process may have taken a port meanwhile
                 if not left:
@@ -126,7 +158,7 @@ def seaweed() -> Iterator[LakeServer]:
 
 
 @contextmanager
-def _seaweed_on(ports: dict[str, int]) -> Iterator[LakeServer]:
+def _seaweed_on(ports: dict[str, int], *, roles: bool) -> Iterator[LakeServer]:
     folder = Path(tempfile.mkdtemp(prefix="lakehead-seaweed-"))
     command = [
         str(Path(sys.executable).parent / "weed"),
@@ -138,6 +170,9 @@ def _seaweed_on(ports: dict[str, int]) -> Iterator[LakeServer]:
     command += [f"-{name}={port}" for name, port in ports.items()]
     command += ["-s3.port.lance=0", "-admin.ui=false", "-webdav=false", "-master.telemetry=false"]
     command += [f"-bucket={PLAIN_BUCKET}", f"-tableBucket={CATALOG_BUCKET}", "-master.volumeSizeLimitMB=64"]
+    if roles:
+        (folder / "iam.json").write_text(json.dumps(_IAM))
+        command.append(f"-s3.iam.config={folder}/iam.json")
     storage = {
         "s3.endpoint": f"http://127.0.0.1:{ports['s3.port']}",
         "s3.access-key-id": KEY_ID,

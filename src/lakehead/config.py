@@ -207,6 +207,12 @@ class Limits:
     writer_bytes_max: int = 64 << 20
 
 
+READING_SECONDS = (900, 43_200)
+"""How long the credentials of a reader may last, at least and at most."""
+STORAGE_EXPIRES = "s3.session-token-expires-at-ms"
+"""The storage property that says when its credentials end, as in Iceberg's REST protocol."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LakeConfig:
     """Where lake tables live.
@@ -215,15 +221,49 @@ class LakeConfig:
         catalog: PyIceberg catalog properties (``type``, ``uri``, ``warehouse``, ...); empty means an SQLite catalog
             and a ``lake`` folder beside the data.
         name: the catalog's name, as JDBC and SQL catalogs store it with each table.
+        reading: ``role`` (an ARN), ``sts`` (an address) and ``seconds``: who may only read a table gets S3 credentials
+            of that role, which end, and open the folder of that table alone; empty means those of the storage.
     """
 
     catalog: dict[str, str] = dataclasses.field(default_factory=dict, repr=False)
     name: str = "lakehead"
+    reading: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises: InvalidPropertyError: the catalog is given in another form."""
+        """Raises: InvalidPropertyError: the catalog, or what is for readers, is given in another form."""
         if not isinstance(self.catalog, Mapping):
             raise InvalidPropertyError("a lake's catalog is given by its properties: {'type': 'sql', 'uri': '...'}")
+        if self.reading:
+            _require_reading(self.reading)
+
+
+def _require_reading(given: object) -> None:
+    if not isinstance(given, Mapping) or not {"role", "sts"} <= given.keys() <= {"role", "sts", "seconds"}:
+        raise InvalidPropertyError(
+            "[lake] reading needs a role and an sts: reading = {role = 'arn:aws:iam::...:role/...', sts ="
+            " 'https://sts.eu-north-1.amazonaws.com'}, and may have seconds"
+        )
+    if not re.fullmatch(r"arn:[a-z0-9-]+:iam::[^:]*:role/\S+", given["role"]):
+        raise InvalidPropertyError(
+            f"[lake] reading.role = {given['role']!r} is no role: write arn:aws:iam::...:role/..."
+        )
+    if not _is_address(given["sts"]):
+        raise InvalidPropertyError(f"[lake] reading.sts = {given['sts']!r} is no address: write https://host")
+    seconds = str(given.get("seconds", 3600))
+    if not seconds.isdecimal() or not READING_SECONDS[0] <= int(seconds) <= READING_SECONDS[1]:
+        low, high = READING_SECONDS
+        raise InvalidPropertyError(f"[lake] reading.seconds = {seconds!r}: a number from {low} to {high}")
+
+
+def _is_address(text: str) -> bool:
+    """Whether it is of https, or of http on loopback, without a password."""
+    try:
+        parts = urlsplit(text)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        return False
+    safe = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host or ""))
+    return bool(host) and parts.username is None and safe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,8 +339,9 @@ _TLS = ("tls_cert", "tls_key", "tls_client_ca")
 _SETTINGS: dict[str, tuple[str, ...]] = {
     "server": ("listen", "token", *_TLS, "insecure", "audit", "audit_bytes"),
     "oidc": ("issuer", "audience", "jwks", "claim"),
-    "lake": ("name", "catalog"),
+    "lake": ("name", "catalog", "reading"),
 }
+_TABLES = {"catalog": 'type = "rest", uri = "http://..."', "reading": 'role = "arn:...", sts = "https://..."'}
 _ENVIRONMENT = {
     ("server", "listen"): "LAKEHEAD_LISTEN",
     ("server", "token"): "LAKEHEAD_TOKEN",
@@ -334,7 +375,8 @@ def load(
     """Settings of a server: defaults, overridden by TOML text, by the environment, by flags (None: not given).
 
     TOML has ``[server] listen, token, tls_cert, tls_key, tls_client_ca, insecure, audit, audit_bytes``, ``[oidc]
-    issuer, audience, jwks, claim`` and ``[lake] name, catalog``, in whose texts ``${env:NAME}`` stands for a variable,
+    issuer, audience, jwks, claim`` and ``[lake] name, catalog, reading``, in whose texts ``${env:NAME}`` stands for a
+    variable,
     ``${file:/path}`` for what a file says that only this user, or root, can read, and ``${keyring:service/name}`` for
     what the system's keyring keeps; the environment
     ``LAKEHEAD_LISTEN``, ``LAKEHEAD_TOKEN`` and ``LAKEHEAD_LAKE_NAME``; flags all of ``[server]`` but the token.
@@ -471,24 +513,22 @@ def _from_toml(
                     raise InvalidPropertyError(f"[{section}] {name} = {value!r} must be true or false")
                 values[section, name] = value
                 continue
-            if name != "catalog" and not (isinstance(value, str) and value):
+            if name not in _TABLES and not (isinstance(value, str) and value):
                 raise InvalidPropertyError(f"[{section}] {name} = {value!r} must be a text that is not empty")
-            plain[section, name] = _catalog(value) if name == "catalog" else {name: value}
+            plain[section, name] = _texts(name, value) if name in _TABLES else {name: value}
     if shared:
         # A path of a key is none: `tls_key` names a file, which is looked at when it is read.
         texts = [(s, k, v) for (s, name), found in plain.items() if name not in _TLS for k, v in found.items()]
         _require_none_open([f"[{s}] {k}" for s, k, v in texts if _is_secret(k, v)], source)
     for (section, name), found in plain.items():
         resolved = {k: _resolved(v, secrets) for k, v in found.items()}
-        values[section, name] = resolved if name == "catalog" else resolved[name]
+        values[section, name] = resolved if name in _TABLES else resolved[name]
     return values
 
 
-def _catalog(value: object) -> dict[str, str]:
+def _texts(name: str, value: object) -> dict[str, str]:
     if not isinstance(value, dict) or any(isinstance(v, dict | list) for v in value.values()):
-        raise InvalidPropertyError(
-            '[lake] catalog must be a table of texts: catalog = {type = "rest", uri = "http://..."}'
-        )
+        raise InvalidPropertyError(f"[lake] {name} must be a table of texts: {name} = {{{_TABLES[name]}}}")
     return {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in value.items()}
 
 

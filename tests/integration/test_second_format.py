@@ -59,7 +59,7 @@ class ModelFormat:
     def drop(self, desc: TableDescriptor, *, purge: bool) -> None:
         self.lakes.pop(desc.table_id)
 
-    def info(self, desc: TableDescriptor) -> LakeReply:
+    def info(self, desc: TableDescriptor, *, reading: bool = False) -> LakeReply:
         table = self.lakes[desc.table_id].under(desc)
         table.follow()
         self.versions.append(table.load())

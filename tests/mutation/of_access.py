@@ -215,4 +215,25 @@ OF_ACCESS = (
         "    if False:",
         "tests/unit/spark/test_launch.py",
     ),
+    Mutant(
+        "give readers of a lake the server's own credentials",
+        "iceberg/catalog_state.py",
+        "if reading else storage",
+        "if False else storage",
+        "tests/attack/test_storage_credentials.py",
+    ),
+    Mutant(
+        "let a reader's credentials open other tables",
+        "iceberg/sts.py",
+        '"Resource": [f"{arn}/{folder}/*"]}',
+        '"Resource": [f"{arn}/*"]}',
+        "tests/attack/test_storage_credentials.py",
+    ),
+    Mutant(
+        "go on with a reader's credentials that ended",
+        "iceberg/file_io.py",
+        "            return self.properties != before",
+        "            return False",
+        "tests/attack/test_storage_credentials.py",
+    ),
 )

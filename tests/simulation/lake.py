@@ -290,7 +290,7 @@ class SimulatedLakes:
         if desc.table_id in self.by_table:
             self.by_table[desc.table_id].drop()
 
-    def info(self, desc: TableDescriptor) -> LakeReply:
+    def info(self, desc: TableDescriptor, *, reading: bool = False) -> LakeReply:
         """See `LakeState.info`. The address stands for the version, whose files stay until `SimulatedLake.release`."""
         lake = self.by_table[desc.table_id]
         table = lake.table.under(desc)

@@ -159,3 +159,20 @@ def test_secrets_are_named_and_not_written(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(InvalidPropertyError, match=why):
             load(f'[server]\ntoken = "{text}"', {}, {}, secrets=SECRETS)
+
+
+def test_readers_of_a_lake_get_a_role() -> None:
+    reading = 'reading = {role = "arn:aws:iam::1:role/r", sts = "https://sts.example.org", seconds = 900}'
+    found = load(f"[lake]\n{reading}", {}, {}).lake.reading
+    assert found == {"role": "arn:aws:iam::1:role/r", "sts": "https://sts.example.org", "seconds": "900"}
+    for old, new in (
+        ("arn:aws:iam::1:role/r", "readers"),
+        ("https://sts", "http://sts"),
+        ("https://sts", "https://a:b@sts"),
+        ("900", "10"),
+        ("900", '"soon"'),
+        ("seconds", "minutes"),
+        (', sts = "https://sts.example.org"', ""),
+    ):
+        with pytest.raises(InvalidPropertyError, match="reading"):
+            load(f"[lake]\n{reading.replace(old, new)}", {}, {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from lakehead.client.leases import Leases
 from lakehead.client.lookups import Lookups
@@ -12,11 +12,21 @@ from lakehead.client.remote_log import RemoteLog
 from lakehead.client.routes import Routes
 from lakehead.client.staging import Staging
 from lakehead.client.writers import Writers
+from lakehead.config import STORAGE_EXPIRES
 from lakehead.env import Env
 from lakehead.protocol import messages as m
 from lakehead.protocol.alterations import Alteration
 from lakehead.protocol.tiering import ReportTiered, RoundInfo
 from lakehead.types import Offset, TableDescriptor, TabletKey
+
+
+class RenewableLake(m.LakeReply, frozen=True, kw_only=True):
+    """What the server says of a lake whose storage is read by credentials that end.
+
+    ``renew`` asks it for the storage properties again, which have others; raises what a call does.
+    """
+
+    renew: Callable[[], Mapping[str, str]]
 
 
 class TableHandle:
@@ -61,7 +71,11 @@ class TableHandle:
     def lake(self, *, changelog: bool = False) -> m.LakeReply:
         """Where the table's lake stands now, or what it keeps of the changelog."""
         request = m.LakeInfo(table_id=self.desc.table_id, schema_id=self.desc.schema_id, changelog=changelog)
-        return ask(self._server, self.env.clock, request)[0]
+        found = ask(self._server, self.env.clock, request)[0]
+        if STORAGE_EXPIRES not in found.storage_properties:
+            return found
+        told = {name: getattr(found, name) for name in found.__struct_fields__}
+        return RenewableLake(**told, renew=lambda: self.now().lake(changelog=changelog).storage_properties)
 
     def leased(self, lake: m.LakeUse | None) -> m.LeasedTable:
         """The table as a read that is pinned under its definition names it."""

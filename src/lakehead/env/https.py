@@ -5,17 +5,27 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from lakehead.errors import UnavailableError
 
 
-def fetch(address: str, *, bytes_max: int, seconds_max: float) -> bytes:
-    """What a server answers to GET with status 200. Redirections are not followed, and proxies not asked; a server of
-    https must have a certificate that this machine trusts.
+def fetch(
+    address: str,
+    *,
+    bytes_max: int,
+    seconds_max: float,
+    body: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> bytes:
+    """What a server answers with status 200. Redirections are not followed, and proxies not asked; a server of https
+    must have a certificate that this machine trusts.
 
     Args:
         seconds_max: until there is a connection, and once more until all is there.
+        body: is sent by POST; without, it is GET.
+        headers: beside, or instead of, those that are sent anyway.
 
     Raises:
         UnavailableError: there is no such answer within that time, or it is larger.
@@ -45,8 +55,8 @@ def fetch(address: str, *, bytes_max: int, seconds_max: float) -> bytes:
         connection.connect()
         timer.start()
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        headers = {"Accept": "application/json", "Accept-Encoding": "identity", "Connection": "close"}
-        connection.request("GET", path, headers=headers)
+        sent = {"Accept": "application/json", "Accept-Encoding": "identity", "Connection": "close", **(headers or {})}
+        connection.request("GET" if body is None else "POST", path, body, headers=sent)
         answer = connection.getresponse()
         data = answer.read(bytes_max + 1)
         if late.is_set():

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 from pyiceberg.exceptions import CommitFailedException
 
 from lakehead.config import LakeConfig
+from lakehead.env.clock import SystemClock
 from lakehead.errors import FolderCopiedError, LakeStateError, UnavailableError
 from lakehead.iceberg.contract import definition_of
 from lakehead.iceberg.evolution import evolve, evolved
 from lakehead.iceberg.iceberg_table import IcebergLakeTable
 from lakehead.iceberg.lake_catalog import LakeCatalog, catalog_errors
 from lakehead.iceberg.proof import manifest_paths, missing_files
+from lakehead.iceberg.reader_sessions import ReaderSessions
 from lakehead.iceberg.relocation import relocate_table
 from lakehead.iceberg.version import read_mark
 from lakehead.lake.lake_table import missing_file
@@ -44,6 +46,7 @@ class CatalogLakeState:
 
     def __init__(self, config: LakeConfig, folder: str) -> None:
         self._config = config
+        self._sessions = ReaderSessions(config, SystemClock())
         self._folder = os.path.abspath(folder)
         self._lake = os.path.join(self._folder, "lake")
         # A link to elsewhere is copied as a link: then two folders have one lake.
@@ -90,16 +93,17 @@ class CatalogLakeState:
                 pass
             self._open().drop_table(desc, purge=purge)
 
-    def info(self, desc: TableDescriptor) -> LakeReply:
+    def info(self, desc: TableDescriptor, *, reading: bool = False) -> LakeReply:
         """See `LakeState.info`."""
         with self._lock:
             table = self._follow(desc)
             catalog = self._open()
+        storage = catalog.storage_properties(table)
         return LakeReply(
             metadata_location=table.metadata_location,
             catalog_name=self._config.name,
             catalog_properties=catalog.properties,
-            storage_properties=catalog.storage_properties(table),
+            storage_properties=self._sessions.storage(table.location(), storage) if reading else storage,
             incarnation=str(self._me.incarnation),
             owner=table.properties.get(OWNER, ""),
             name=".".join(table.name()),

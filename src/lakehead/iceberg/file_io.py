@@ -7,9 +7,11 @@ The catalog hands it to PyIceberg (``py-io-impl``), so manifests and metadata go
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -17,6 +19,8 @@ from pyarrow.fs import FileSystem, LocalFileSystem
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
+from lakehead.config import STORAGE_EXPIRES
+from lakehead.env.clock import Clock, SystemClock
 from lakehead.env.storage import LocalStorage, open_private, sync_file
 from lakehead.errors import UnavailableError
 from lakehead.lake.lake_table import missing_file
@@ -30,6 +34,9 @@ STORAGE_PREFIXES = ("s3.", "gcs.", "adls.", "hdfs.", "hf.", "client.")
 """How properties begin that say how files are reached."""
 _OF_OBJECT_STORES = re.compile(r"AWS Error|google::cloud|Azure")
 """What Arrow's errors say that come from a store; others tell of a file, which is damaged, or of this machine."""
+_ENDED = re.compile(r"expired.?token|token.*expired|HTTP status 400", re.IGNORECASE)
+"""What stores say of credentials that ended; an answer to HEAD has no words."""
+_RENEWED_AFTER_SECONDS_MIN = 5.0
 _STORAGE = LocalStorage()
 
 
@@ -64,6 +71,69 @@ class _SyncedStream(pa.OSFile):  # type: ignore[misc, name-defined, unused-ignor
         if not self.closed:
             super().close()
             sync_file(self._synced_path)
+
+
+class RenewedFileIO(SyncedFileIO):
+    """Reads with credentials that end (`STORAGE_EXPIRES`), and gets others before they do. Thread-safe.
+
+    Args:
+        renew: the storage's properties with others; raises LakeheadError.
+    """
+
+    def __init__(
+        self, properties: Mapping[str, str], renew: Callable[[], Mapping[str, str]], clock: Clock | None = None
+    ) -> None:
+        super().__init__(dict(properties))
+        self._renew = renew
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._take(properties)
+        self.fs_by_scheme = self._file_system
+
+    def _take(self, properties: Mapping[str, str]) -> None:
+        self.properties = dict(properties)
+        left = float(properties.get(STORAGE_EXPIRES, "inf")) / 1000 - self._clock.now_us() / 1_000_000
+        now = self._clock.monotonic()
+        self._ends_at = now + left
+        # Half of the time that is left is for the files that are being read by then. Where this clock is ahead of the
+        # server's, it does not ask each time.
+        self._renew_at = now + max(left / 2, _RENEWED_AFTER_SECONDS_MIN)
+
+    def _file_system(self, scheme: str, netloc: str | None = None) -> FileSystem:
+        with self._lock:
+            if self._clock.monotonic() >= self._renew_at:
+                self._renew_if_possible()
+            properties = tuple(sorted(self.properties.items()))
+        return _file_system(properties, scheme, netloc)
+
+    def _renew_if_possible(self) -> None:
+        try:
+            self._take(self._renew())
+        except UnavailableError:
+            if self._clock.monotonic() >= self._ends_at:
+                raise
+            self._renew_at = self._clock.monotonic() + _RENEWED_AFTER_SECONDS_MIN
+
+    def renewed_after(self, e: OSError) -> bool:
+        """Whether what failed may be done again: its credentials had ended, and there are others now.
+
+        Raises:
+            LakeheadError: there are none.
+        """
+        said = str(e)
+        with self._lock:
+            of_store = _OF_OBJECT_STORES.search(said) is not None
+            if not of_store or (_ENDED.search(said) is None and self._clock.monotonic() < self._ends_at):
+                return False
+            before = self.properties
+            self._take(self._renew())
+            return self.properties != before
+
+
+@functools.lru_cache(maxsize=16)
+def _file_system(properties: tuple[tuple[str, str], ...], scheme: str, netloc: str | None) -> FileSystem:
+    """One for all tables and reads with the same credentials, for the sake of its connections."""
+    return PyArrowFileIO(dict(properties))._initialize_fs(scheme, netloc)
 
 
 SYNCED_FILE_IO = f"{SyncedFileIO.__module__}.{SyncedFileIO.__name__}"

@@ -25,7 +25,7 @@ from pyiceberg.exceptions import (
     RESTError,
     TableAlreadyExistsError,
 )
-from pyiceberg.io import load_file_io
+from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
 from pyiceberg.schema import assign_fresh_schema_ids
 from pyiceberg.table import StaticTable
@@ -317,6 +317,12 @@ def open_metadata(metadata_location: str, properties: Mapping[str, str]) -> Tabl
     with catalog_errors(metadata_location):
         # Not `StaticTable.from_metadata`, which reads files with the class that the table names.
         io = load_file_io(dict(properties), metadata_location)
+    return open_metadata_by(io, metadata_location)
+
+
+def open_metadata_by(io: FileIO, metadata_location: str) -> Table:
+    """`open_metadata`, of files that are read by what is given."""
+    with catalog_errors(metadata_location):
         metadata = read_metadata(io, metadata_location)
         place = ("static-table", metadata_location)
         return StaticTable(place, metadata, metadata_location, io, NoopCatalog("static-table"))

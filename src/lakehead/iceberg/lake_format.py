@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
 
 from pyiceberg.table import Table
 
+from lakehead.client.table import RenewableLake
 from lakehead.config import LakeConfig
 from lakehead.errors import (
     CommitConflictError,
@@ -15,8 +17,10 @@ from lakehead.errors import (
     UnavailableError,
 )
 from lakehead.iceberg.catalog_state import CatalogLakeState
+from lakehead.iceberg.file_io import RenewedFileIO
 from lakehead.iceberg.iceberg_table import IcebergLakeTable
-from lakehead.iceberg.lake_catalog import LakeCatalog, open_metadata
+from lakehead.iceberg.lake_catalog import LakeCatalog, open_metadata, open_metadata_by
+from lakehead.iceberg.told_properties import require_storage
 from lakehead.lake.marks import OWNER
 from lakehead.protocol.messages import LakeReply
 from lakehead.protocol.privileges import Privilege
@@ -58,11 +62,26 @@ class IcebergFormat:
 
     def at(self, desc: TableDescriptor, info: LakeReply) -> IcebergLakeTable:
         """See `LakeFormat.at`."""
-        table = _static_table(info.metadata_location, tuple(sorted(info.storage_properties.items())))
+        if isinstance(info, RenewableLake):
+            require_storage(info.storage_properties)
+            table = open_metadata_by(
+                RenewedFileIO(info.storage_properties, _checked(info.renew)), info.metadata_location
+            )
+        else:
+            table = _static_table(info.metadata_location, tuple(sorted(info.storage_properties.items())))
         return IcebergLakeTable(lambda: table, desc)
 
 
 FORMAT = IcebergFormat()
+
+
+def _checked(renew: Callable[[], Mapping[str, str]]) -> Callable[[], Mapping[str, str]]:
+    def checked() -> Mapping[str, str]:
+        found = renew()
+        require_storage(found)
+        return found
+
+    return checked
 
 
 @functools.lru_cache(maxsize=64)

@@ -7,10 +7,12 @@ the scan, so that it counts positions. Rows come in the table's own types, which
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +28,7 @@ from lakehead.format.read_as import cast_to
 from lakehead.format.schema import lake_schema
 from lakehead.iceberg.columns import FileColumns, plain_files, with_defaults
 from lakehead.iceberg.data_files import lake_arrow_schema
-from lakehead.iceberg.file_io import FILES_AT_ONCE, lake_files, locate_file
+from lakehead.iceberg.file_io import FILES_AT_ONCE, RenewedFileIO, lake_files, locate_file
 from lakehead.iceberg.positions import deleted_positions, find_offsets
 from lakehead.iceberg.row_groups import row_group_filter
 from lakehead.lake.lake_table import LakeFile, Superseded
@@ -37,6 +39,8 @@ from lakehead.types import OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor
 
 _BATCH_ROWS = 128 << 10
 _AT_ONCE = 64
+_OpenDataset: TypeAlias = Callable[[], ds.Dataset]
+_Part = TypeVar("_Part")
 
 
 def read_lake(
@@ -135,6 +139,7 @@ class _Kept:
         gone: which of these are gone, counted through all of the groups.
     """
 
+    file: str
     fs: FileSystem
     fragment: ds.Fragment
     rows: int
@@ -174,26 +179,54 @@ class _Reader:
                     yield batch.select(names)
         schema = pa.schema([self._own.field(n) for n in read])
         for dataset, condition in self._datasets(files):
-            for batch in dataset.scanner(columns=read, filter=condition, batch_size=_BATCH_ROWS).to_batches():
-                if not batch.num_rows:
-                    continue
+            for batch in self._resumed(dataset, columns=read, filter=condition):
                 batch = cast_to(schema, batch)
                 if self._predicate is not None:
                     batch = self._predicate.filter(batch).select(names)
                 if batch.num_rows:
                     yield batch
 
-    def _datasets(self, files: Sequence[LakeFile]) -> Iterator[tuple[ds.Dataset, pc.Expression | None]]:
+    def _datasets(self, files: Sequence[LakeFile]) -> Iterator[tuple[_OpenDataset, pc.Expression | None]]:
         """The files in order, neighbours of which the same may be skipped together."""
-        form, lake = ds.ParquetFileFormat(), lake_schema(self._own)
-        placed = [(*locate_file(self._io, f.path), f.without_nan & self._columns) for f in files]
-        for _, group in itertools.groupby(placed, key=lambda p: (id(p[0]), p[2])):
-            same = list(group)
-            fs, _, without_nan = same[0]
-            condition = None
-            if self._predicate is not None:
-                condition = row_group_filter(self._predicate, self._own, without_nan=without_nan)
-            yield ds.FileSystemDataset([form.make_fragment(p, fs) for _, p, _ in same], lake, form, fs), condition
+        for some in _chunks(files) if isinstance(self._io, RenewedFileIO) else [files]:
+            places = [locate_file(self._io, f.path)[0] for f in some]
+            placed = zip(some, places, strict=True)
+            for key, group in itertools.groupby(placed, key=lambda p: (id(p[1]), p[0].without_nan & self._columns)):
+                condition = None
+                if self._predicate is not None:
+                    condition = row_group_filter(self._predicate, self._own, without_nan=key[1])
+                yield functools.partial(self._dataset, [f for f, _ in group]), condition
+
+    def _dataset(self, files: Sequence[LakeFile]) -> ds.Dataset:
+        form = ds.ParquetFileFormat()
+        fs, paths = self._located(f.path for f in files)
+        return ds.FileSystemDataset([form.make_fragment(p, fs) for p in paths], lake_schema(self._own), form, fs)
+
+    def _located(self, files: Iterable[str]) -> tuple[FileSystem, list[str]]:
+        """Files of one storage as they are opened now."""
+        located = [locate_file(self._io, path) for path in files]
+        return located[-1][0], [path for _, path in located]
+
+    def _resumed(self, dataset: _OpenDataset, **how: Any) -> Iterator[pa.RecordBatch]:
+        """The rows of a scan in order, without empty batches; when credentials end in it, it goes on with others."""
+        yield from self._again(lambda: dataset().scanner(batch_size=_BATCH_ROWS, **how).to_batches())
+
+    def _again(self, begin: Callable[[], Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+        """Rows that come in the same order each time; those that were there when credentials ended are passed over."""
+        given = 0
+        while True:
+            seen = 0
+            try:
+                for batch in begin():
+                    seen += batch.num_rows
+                    if seen > given:
+                        new = batch.slice(batch.num_rows - (seen - given))
+                        given = seen
+                        yield new
+                return
+            except OSError as e:
+                if not (isinstance(self._io, RenewedFileIO) and self._io.renewed_after(e)):
+                    raise
 
     def scan_partial(self, parts: Sequence[_Partial]) -> Iterator[pa.RecordBatch]:
         """Rows of files that are still there, by their positions."""
@@ -237,24 +270,31 @@ class _Reader:
                 pieces.append(between(gone, position, position + group.num_rows) + (rows - position))
                 rows += group.num_rows
             position += group.num_rows
-        return _Kept(fs, kept, rows, np.concatenate(pieces))
+        return _Kept(file.path, fs, kept, rows, np.concatenate(pieces))
 
     def _scan_kept(self, parts: Sequence[_Kept], read: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        form, lake = ds.ParquetFileFormat(), lake_schema(self._own)
         schema = pa.schema([self._own.field(n) for n in read])
         for _, group in itertools.groupby((p for p in parts if p.rows), key=lambda p: id(p.fs)):
             same = list(group)
             firsts = np.cumsum([0, *(p.rows for p in same)])
             gone = np.concatenate([p.gone + first for p, first in zip(same, firsts[:-1], strict=True)])
-            dataset = ds.FileSystemDataset([p.fragment for p in same], lake, form, same[0].fs)
             at = 0
-            for batch in dataset.scanner(columns=read, batch_size=_BATCH_ROWS).to_batches():
+            for batch in self._resumed(functools.partial(self._kept_dataset, same), columns=read):
                 at += batch.num_rows
                 rows = cast_to(schema, _without(batch, between(gone, at - batch.num_rows, at) + batch.num_rows - at))
                 if self._predicate is not None:
                     rows = self._predicate.filter(rows)
                 if rows.num_rows:
                     yield rows.select(self._names)
+
+    def _kept_dataset(self, parts: Sequence[_Kept]) -> ds.Dataset:
+        form = ds.ParquetFileFormat()
+        fs, paths = self._located(p.file for p in parts)
+        fragments = [p.fragment for p in parts]
+        if fs is not parts[0].fs:
+            groups = [[g.id for g in f.row_groups] for f in fragments]
+            fragments = [form.make_fragment(p, fs, row_groups=g) for p, g in zip(paths, groups, strict=True)]
+        return ds.FileSystemDataset(fragments, lake_schema(self._own), form, fs)
 
     def _scan_without(self, file: LakeFile, gone: Offsets) -> Iterator[pa.RecordBatch]:
         """The other rows of a file whose columns do not have the table's names."""
@@ -269,16 +309,21 @@ class _Reader:
         """All rows with these columns and those of the filter, found by field id, and the position of each first."""
         wanted = list(dict.fromkeys([*names, *(self._predicate.columns if self._predicate else ())]))
         schema = pa.schema([self._own.field(n) for n in wanted])
-        fs, path = locate_file(self._io, file.path)
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            fs, path = locate_file(self._io, file.path)
+            with pq.ParquetFile(path, filesystem=fs) as parquet:
+                physical = parquet.schema_arrow
+                binding = self._file_columns.binding(physical, wanted)
+                there = [physical.names[at] for at in binding.read]
+                # Of a file that has none of them, any column says how many rows there are.
+                for batch in parquet.iter_batches(_BATCH_ROWS, columns=there or physical.names[:1]):
+                    yield cast_to(schema, binding.rows(batch.select(there)))
+
         start = 0
-        with pq.ParquetFile(path, filesystem=fs) as parquet:
-            physical = parquet.schema_arrow
-            binding = self._file_columns.binding(physical, wanted)
-            there = [physical.names[at] for at in binding.read]
-            # Of a file that has none of them, any column says how many rows there are.
-            for batch in parquet.iter_batches(_BATCH_ROWS, columns=there or physical.names[:1]):
-                yield start, cast_to(schema, binding.rows(batch.select(there)))
-                start += batch.num_rows
+        for batch in self._again(rows):
+            yield start, batch
+            start += batch.num_rows
 
 
 def _offset_id(table: Table) -> int:
@@ -294,6 +339,6 @@ def _without(batch: pa.RecordBatch, gone: Offsets) -> pa.RecordBatch:
     return batch.filter(pa.array(live))
 
 
-def _chunks(parts: Sequence[_Partial]) -> Iterator[Sequence[_Partial]]:
+def _chunks(parts: Sequence[_Part]) -> Iterator[Sequence[_Part]]:
     for at in range(0, len(parts), _AT_ONCE):
         yield parts[at : at + _AT_ONCE]

@@ -110,9 +110,9 @@ class LakesByKind:
         for table in desc.lake_tables:
             self._of(desc).drop(table, purge=purge)
 
-    def info(self, desc: TableDescriptor) -> LakeReply:
+    def info(self, desc: TableDescriptor, *, reading: bool = False) -> LakeReply:
         """See `LakeState.info`."""
-        return self._of(desc).info(desc)
+        return self._of(desc).info(desc, reading=reading)
 
     def tiered_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
         """See `LakeState.tiered_offsets`."""

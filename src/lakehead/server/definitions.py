@@ -343,12 +343,13 @@ class Definitions:
             ],
         )
 
-    def lake_info(self, request: m.LakeInfo) -> m.LakeReply:
-        """See `LakeInfo`."""
+    def lake_info(self, request: m.LakeInfo, *, reading: bool) -> m.LakeReply:
+        """See `LakeInfo`; ``reading``: for who may do no more than that."""
         self._fence()
         desc = self._lake_table(request.table_id)
         desc.require_schema(request.schema_id)
-        return self._lake_state().info(desc.require_changelog() if request.changelog else desc)
+        found = self._lake_state().info(desc.require_changelog() if request.changelog else desc, reading=reading)
+        return found.for_reading() if reading else found
 
     def adopt_lake(self, request: m.AdoptLake) -> m.NamesReply:
         """See `AdoptLake`."""

@@ -84,7 +84,7 @@ class LakeState(Protocol):
         """
         ...
 
-    def info(self, desc: TableDescriptor) -> LakeReply:
+    def info(self, desc: TableDescriptor, *, reading: bool = False) -> LakeReply:
         """Where the lake table stands now, read from its catalog, once it has the table's definition; its name too, if
         the catalog can rename, and no table of someone else's has it.
 

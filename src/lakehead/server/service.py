@@ -269,5 +269,4 @@ class Service:
         return m.HelloReply(folder_id=me.folder_id, version=m.PROTOCOL_VERSION, pid=os.getpid(), incarnation=me.number)
 
     def _lake_info(self, request: m.LakeInfo, caller: Caller) -> m.LakeReply:
-        found = self._definitions.lake_info(request)
-        return found if may(caller, Privilege.TIER, request.table_id) else found.for_reading()
+        return self._definitions.lake_info(request, reading=not may(caller, Privilege.TIER, request.table_id))

@@ -32,7 +32,7 @@ class EmptyLake:
     def drop(self, desc: TableDescriptor, *, purge: bool) -> None:
         return
 
-    def info(self, desc: TableDescriptor) -> m.LakeReply:
+    def info(self, desc: TableDescriptor, *, reading: bool = False) -> m.LakeReply:
         raise NotImplementedError
 
     def folders(self, desc: TableDescriptor) -> Sequence[str]:

@@ -34,7 +34,7 @@ DESC = TableDescriptor("", TablePath("d", "t"), SCHEMA, ("k",), (), ("k",), 1, "
 class Lake(EmptyLake):
     """A lake whose catalog has a password."""
 
-    def info(self, desc: TableDescriptor) -> m.LakeReply:
+    def info(self, desc: TableDescriptor, *, reading: bool = False) -> m.LakeReply:
         return m.LakeReply(
             metadata_location="file:/m.json",
             catalog_name="lake",
