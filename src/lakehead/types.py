@@ -435,6 +435,28 @@ class TableDescriptor:
             schema_id=schema_id,
         )
 
+    @property
+    def log_decides(self) -> bool:
+        """Whether the logs decide alone which rows there are: a lake of the table follows them."""
+        return self.lake is None or self.keyed
+
+    def require_replaceable(self) -> None:
+        """Return if rows of single partitions can be replaced.
+
+        Raises:
+            InvalidRequestError: there are no partitions, or the lake would not follow.
+        """
+        if not self.partition_by:
+            raise InvalidRequestError(
+                f"{self.path} has no partitions that could be overwritten one by one: overwrite the whole table, or"
+                " make it with partition_by"
+            )
+        if not self.log_decides:
+            raise InvalidRequestError(
+                f"{self.path} is a log table with a lake, which loses all of its rows or none: overwrite the whole"
+                " table, or give it a primary key"
+            )
+
     def require_lake(self) -> str:
         """The kind of its lake.
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from tests.mutation.mutant import Mutant
 from tests.mutation.of_access import OF_ACCESS
 from tests.mutation.of_memory import OF_MEMORY
+from tests.mutation.of_publishing import OF_PUBLISHING
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,48 +31,7 @@ _APPLIES = "            self._apply(frames, rows)\n"
 MUTANTS = (
     *OF_ACCESS,
     *OF_MEMORY,
-    Mutant(
-        "publish a batch that is there already",
-        "server/staging.py",
-        "if any(batch <= self._metadata.publication(table_id, job).batch",
-        "if any(batch < self._metadata.publication(table_id, job).batch",
-        "tests/unit/server/test_staging.py",
-    ),
-    Mutant(
-        "leave a decided batch to its job",
-        "server/tables.py",
-        "                self._complete(table)\n",
-        "                pass\n",
-        "tests/unit/server/test_staging.py",
-    ),
-    Mutant(
-        "publish to tablets that have it",
-        "server/writes.py",
-        "if last is not None and last >= stamp.sequence:",
-        "if False:",
-        "tests/unit/server/test_staging.py",
-    ),
-    Mutant(
-        "number every batch of a job from the start",
-        "server/staging.py",
-        "self._metadata.submit(EndPublication(table_id, job, publication.begun, stamp.sequence, now))",
-        "self._metadata.submit(EndPublication(table_id, job, publication.begun, 0, now))",
-        "tests/unit/server/test_staging.py",
-    ),
-    Mutant(
-        "publish the first batch of each tablet alone",
-        "server/staging.py",
-        "        waiting = {key: waiting[key] for key, _ in batches}\n",
-        "        waiting = {}\n",
-        "tests/unit/server/test_staging.py",
-    ),
-    Mutant(
-        "publish a piece that is damaged",
-        "server/staging.py",
-        "if magic != _MAGIC or crc32c.crc32c(view[_HEAD.size : at]) != crc:",
-        "if False:",
-        "tests/unit/server/test_staging.py",
-    ),
+    *OF_PUBLISHING,
     Mutant(
         "skip the fdatasync",
         "log/tablet.py",

@@ -108,15 +108,18 @@ class Staging:
         )
         ask(self._server, self._env.clock, request, bodies)
 
-    def publish(self, batch: JobBatch, parts: Sequence[StagedPart], *, lasting: bool) -> Published:
-        """Make parts of a batch part of the table, in this order; see `Publish`.
+    def publish(
+        self, batch: JobBatch, parts: Sequence[StagedPart], *, lasting: bool, overwrite: bool = False
+    ) -> Published:
+        """Make parts of a batch part of the table, in this order; see `Publish`. With ``overwrite`` the partitions that
+        they have rows of lose all others.
 
         Raises:
             InvalidRequestError: some of it is not there any more; nothing was decided.
             OutcomeUnknownError: it was decided, and is there in part; the server goes on with it.
             LakeheadError: it is open whether the batch is there: the same call again makes it whole.
         """
-        return publish_together(batch, [(self, parts)], lasting=lasting)
+        return publish_together(batch, [(self, parts)], lasting=lasting, overwrite=overwrite)
 
     def discard(self, batch: JobBatch) -> None:
         """Forget what is staged for a batch, unless it is decided."""
@@ -125,7 +128,11 @@ class Staging:
 
 
 def publish_together(
-    batch: JobBatch, staged: Sequence[tuple[Staging, Sequence[StagedPart]]], *, lasting: bool
+    batch: JobBatch,
+    staged: Sequence[tuple[Staging, Sequence[StagedPart]]],
+    *,
+    lasting: bool,
+    overwrite: bool = False,
 ) -> Published:
     """Make a batch part of several tables, of all or of none; errors as of `Staging.publish`.
 
@@ -142,7 +149,7 @@ def publish_together(
         folder_id=first._folder_id,
         job=batch.job,
         batch=batch.number,
-        tables=[StagedTable(table_id=s._desc.table_id, parts=list(parts)) for s, parts in staged],
+        tables=[StagedTable(table_id=s._desc.table_id, parts=list(parts), overwrite=overwrite) for s, parts in staged],
         lasting=lasting,
     )
     return ask(first._server, first._env.clock, request)[0]

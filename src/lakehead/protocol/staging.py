@@ -9,7 +9,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from lakehead.protocol.messages import Done, Int64, Message, Reply, Request, TableRequest, Write
-from lakehead.protocol.privileges import Privilege
+from lakehead.protocol.privileges import Privilege, Target
 from lakehead.types import TablePath
 
 Job: TypeAlias = Annotated[str, msgspec.Meta(max_length=256, min_length=1)]
@@ -42,10 +42,13 @@ class StagedPart(Message, frozen=True, kw_only=True):
 
 
 class StagedTable(Message, frozen=True, kw_only=True):
-    """What the tasks of a batch have staged for one table."""
+    """What the tasks of a batch have staged for one table; with ``overwrite`` the partitions that they have rows of
+    lose all others. Readers see each of their tablets change at once. A log table with a lake has no such thing, nor
+    has a table without partitions."""
 
     table_id: str
     parts: list[StagedPart]
+    overwrite: bool = False
 
 
 class Published(Reply, frozen=True, kw_only=True):
@@ -74,6 +77,11 @@ class Publish(Request[Published], frozen=True, kw_only=True):
     @property
     def about(self) -> Sequence[str | TablePath]:
         return [t.table_id for t in self.tables]
+
+    @property
+    def needs(self) -> Sequence[tuple[Privilege, Target]]:
+        over = [(Privilege.MANAGE, t.table_id) for t in self.tables if t.overwrite]
+        return [*super().needs, *over]
 
 
 class Unstage(TableRequest[Done], frozen=True, kw_only=True):

@@ -107,8 +107,8 @@ class EndWriter(msgspec.Struct, frozen=True, tag=True):
 
 class BeginPublication(msgspec.Struct, frozen=True, tag=True):
     """What a job has staged for a batch is to be part of its tables, which are known by their ids: ``parts`` are
-    attempts, and how many pieces each has. Jobs that are not ``lasting`` and ended before ``forget_before_us`` are
-    forgotten."""
+    attempts, and how many pieces each has. Rows of tables below the offsets in ``truncates``, per tablet, are gone
+    then. Jobs that are not ``lasting`` and ended before ``forget_before_us`` are forgotten."""
 
     job: str
     batch: int
@@ -116,6 +116,7 @@ class BeginPublication(msgspec.Struct, frozen=True, tag=True):
     lasting: bool
     jobs_max: int
     forget_before_us: int
+    truncates: dict[str, dict[str, int]] = {}
 
 
 class EndPublication(msgspec.Struct, frozen=True, tag=True):
@@ -364,6 +365,8 @@ def apply(db: sqlite3.Connection, position: int, command: Command) -> None:
                     " on conflict(table_id, job) do update set begun = ?3, parts = ?4, lasting = ?5",
                     (table_id, command.job, command.batch, msgspec.msgpack.encode(parts), command.lasting),
                 )
+                rows = [(table_id, *end) for end in command.truncates.get(table_id, {}).items()]
+                db.executemany("insert or replace into truncations values (?, ?, ?)", rows)
         case EndPublication():
             db.execute(
                 "update publications set batch = ?, begun = null, parts = null, sequence = ?, at_us = ?"

@@ -136,10 +136,12 @@ class Reads:
         if request.sync:
             self._fence()
         for key, tablet in sorted(self._tables.get(request.table_id).answering().items()):
-            end = tablet.sync() if request.sync else tablet.high_watermark
+            synced = tablet.sync() if request.sync else None
             at_timestamp = None if at is None else tablet.offset_at(at)
-            start = tablet.log_start_offset
-            states.append(self._tablet_state(key, tablet, start, end, tablet.row_count, at_timestamp))
+            with self._tables.moment:  # what is overwritten goes when the new rows come
+                start, end, rows = tablet.log_start_offset, tablet.high_watermark, tablet.row_count
+            end = end if synced is None else max(synced, start)
+            states.append(self._tablet_state(key, tablet, start, end, rows, at_timestamp))
         me = self._metadata.incarnation
         return m.WatermarksReply(tablets=states, folder_id=me.folder_id, incarnation=me.number)
 

@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import logging
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,7 +39,7 @@ from lakehead.server.catalog import BeginPublication, EndPublication
 from lakehead.server.metadata import MetadataStore, Publication
 from lakehead.server.tables import LiveTable, LiveTables
 from lakehead.server.writes import Writes, body_schema
-from lakehead.types import TabletKey, WriteKind
+from lakehead.types import Offset, TabletKey, WriteKind
 
 _log = logging.getLogger("lakehead.server.staging")
 
@@ -73,6 +73,25 @@ class _Piece(NamedTuple):
     @property
     def row_count(self) -> int:
         return sum(body.row_count for body in self.bodies.values())
+
+
+class _Turn(NamedTuple):
+    """What is written at once: for some tablets the bodies that are joined to a batch."""
+
+    kind: WriteKind
+    schema_id: int
+    schema: pa.Schema
+    bodies: dict[TabletKey, list[FrameBody]]
+
+    @property
+    def row_count(self) -> int:
+        return sum(body.row_count for of in self.bodies.values() for body in of)
+
+    def batch(self, key: TabletKey) -> pa.RecordBatch:
+        return join([body.rows(self.schema) for body in self.bodies[key]])
+
+    def rows(self) -> dict[TabletKey, pa.RecordBatch]:
+        return {key: self.batch(key) for key in self.bodies}
 
 
 @dataclass
@@ -201,11 +220,20 @@ class Staging:
                 for table in tables:
                     self._forget(_folder(table, job, batch))
                 return Published(rows=0, before=True)
+            over = {t.table_id for t in request.tables if t.overwrite}
+            truncates = {}
             for table in tables:
-                self._require_pieces(table, job, batch, parts[table.desc.table_id])
+                table_id = table.desc.table_id
+                if table_id in over:
+                    table.desc.require_replaceable()
+                partitions = self._require_pieces(table, job, batch, parts[table_id])
+                if table_id in over:
+                    truncates[table_id] = {str(key): end for key, end in table.ends_of(partitions).items()}
             forget_before = self._env.clock.now_us() - int(KEPT_SECONDS * 1e6)
             jobs_max = self._limits.named_writers_max
-            self._metadata.submit(BeginPublication(job, batch, parts, request.lasting, jobs_max, forget_before))
+            self._metadata.submit(
+                BeginPublication(job, batch, parts, request.lasting, jobs_max, forget_before, truncates)
+            )
             return Published(rows=self._finish(tables, job), before=False)
 
     def _finish(self, tables: Iterable[LiveTable], job: str) -> int:
@@ -261,8 +289,8 @@ class Staging:
                 self._busy.discard(mine)
             self._ended.notify_all()
 
-    def _require_pieces(self, table: LiveTable, job: str, batch: int, parts: Iterable[tuple[str, int]]) -> None:
-        """Nothing is decided that could not be carried out."""
+    def _require_pieces(self, table: LiveTable, job: str, batch: int, parts: Iterable[tuple[str, int]]) -> set[str]:
+        """Nothing is decided that could not be carried out. Returns the partitions that they have rows of."""
         tablets: dict[TabletKey, TabletRef] = {}
         for path in _paths(_folder(table, job, batch), parts):
             write, buffers = _decoded(self._read(path), path)
@@ -270,6 +298,7 @@ class Staging:
                 decode_body(buffer, crc)
             tablets.update((ref.key, ref) for ref in write.tablets)
         self._writes.check_partitions(table, list(tablets.values()))
+        return {key.partition for key in tablets}
 
     def _carry_out(self, table: LiveTable, publication: Publication) -> int:
         """Do what was decided; returns how many rows it has."""
@@ -277,27 +306,48 @@ class Staging:
         folder = _folder(table, publication.job, publication.begun)
         stamp = WriterStamp(_writer(publication.job), publication.sequence, epoch=int(publication.lasting))
         rows = 0
-        for kind, schema_id, joined in self._joined(table, folder, publication.parts):
-            self._writes.publish(table, kind, schema_id, joined, stamp)
-            stamp = msgspec.structs.replace(stamp, sequence=stamp.sequence + 1)
-            rows += sum(batch.num_rows for batch in joined.values())
+        replaced = self._metadata.truncated(table.desc.table_id) if table.desc.log_decides else {}
+        turns = self._joined(table, folder, publication.parts)
+        if replaced:
+            rows, stamp = self._replace(table, replaced, list(turns), stamp)
+        else:
+            for turn in turns:
+                self._writes.publish(table, turn.kind, turn.schema_id, turn.rows(), stamp)
+                stamp = msgspec.structs.replace(stamp, sequence=stamp.sequence + 1)
+                rows += turn.row_count
         table_id, job, now = table.desc.table_id, publication.job, self._env.clock.now_us()
         self._metadata.submit(EndPublication(table_id, job, publication.begun, stamp.sequence, now))
         self._forget(folder)
         return rows
 
-    def _joined(
-        self, table: LiveTable, folder: str, parts: Sequence[tuple[str, int]]
-    ) -> Iterator[tuple[WriteKind, int, dict[TabletKey, pa.RecordBatch]]]:
+    def _replace(
+        self, table: LiveTable, ends: Mapping[TabletKey, Offset], turns: Sequence[_Turn], stamp: WriterStamp
+    ) -> tuple[int, WriterStamp]:
+        """Write turns in place of what tablets held below these offsets, tablet by tablet; how many rows that were, and
+        the next stamp."""
+
+        def batches(key: TabletKey) -> Iterator[tuple[WriteKind, pa.RecordBatch, WriterStamp]]:
+            for n, turn in enumerate(turns):
+                if key in turn.bodies:
+                    own = msgspec.structs.replace(stamp, sequence=stamp.sequence + n)
+                    yield turn.kind, turn.batch(key), own
+
+        schema_id = turns[0].schema_id if turns else table.desc.schema_id
+        for key in dict.fromkeys([*ends, *(key for turn in turns for key in turn.bodies)]):
+            self._writes.replace(table, key, ends.get(key, 0), schema_id, batches(key))
+        table.end_truncation()
+        after = msgspec.structs.replace(stamp, sequence=stamp.sequence + len(turns))
+        return sum(turn.row_count for turn in turns), after
+
+    def _joined(self, table: LiveTable, folder: str, parts: Sequence[tuple[str, int]]) -> Iterator[_Turn]:
         """The rows of all pieces in their order, in batches; the same ones whenever the pieces are the same. Of many
         pieces together, so that what many tasks have for many tablets is a few batches of each."""
         pieces = (self._piece(table, path) for path in _paths(folder, parts))
         for (kind, schema_id, _), alike in itertools.groupby(pieces, key=lambda piece: piece.plan):
             rows = _TOGETHER_ROWS
             for group in gathered(alike, lambda p: (p.row_count, p.size), rows_max=rows, rows_enough=rows):
-                schema = group[0].schema
-                for turn in _turns(group):
-                    yield kind, schema_id, {key: join([b.rows(schema) for b in of]) for key, of in turn.items()}
+                for bodies in _turns(group):
+                    yield _Turn(kind, schema_id, group[0].schema, bodies)
 
     def _piece(self, table: LiveTable, path: str) -> _Piece:
         data = self._read(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from lakehead.env import Env
@@ -24,15 +24,7 @@ from lakehead.errors import (
 from lakehead.log.checkpoint import CheckpointPolicy
 from lakehead.log.joined import JoinedRoom
 from lakehead.protocol.table_info import TableInfo
-from lakehead.server.catalog import (
-    AlterTable,
-    CreatePartition,
-    DropTable,
-    EndTruncation,
-    ForgetFolder,
-    RenameTables,
-    TruncateTable,
-)
+from lakehead.server import catalog
 from lakehead.server.committer import Committers
 from lakehead.server.lake_state import LakeState
 from lakehead.server.metadata import MetadataStore
@@ -182,7 +174,7 @@ class LiveTable:
             if self._closed is not None:
                 raise self._closed
             if key not in self._tablets:
-                number = self._metadata.submit(CreatePartition(self.desc.table_id, key.partition)).number
+                number = self._metadata.submit(catalog.CreatePartition(self.desc.table_id, key.partition)).number
                 self._open_partitions({key.partition: number})
         return self._tablets[key]
 
@@ -242,17 +234,27 @@ class LiveTable:
         with self._open_lock, self._truncating() as ends:
             return ends
 
+    def ends_of(self, partitions: Collection[str]) -> dict[TabletKey, Offset]:
+        """Where each log of these partitions ends: none of what comes later is below. Errors as `truncate`."""
+        with self._open_lock, self._sealed(lambda key: key.partition in partitions) as ends:
+            return ends
+
     @contextlib.contextmanager
     def _truncating(self) -> Iterator[dict[TabletKey, Offset]]:
+        with self._sealed() as ends:
+            self._metadata.submit(catalog.TruncateTable(self.desc.table_id, {str(k): end for k, end in ends.items()}))
+            self.truncating = ends
+            yield ends
+
+    @contextlib.contextmanager
+    def _sealed(self, wanted: Callable[[TabletKey], bool] = lambda _: True) -> Iterator[dict[TabletKey, Offset]]:
         if self._elsewhere:
             self.require_here(min(self._elsewhere))
         with contextlib.ExitStack() as paused:
-            for tablet in self._tablets.values():
+            tablets = {key: tablet for key, tablet in self._tablets.items() if wanted(key)}
+            for tablet in tablets.values():
                 paused.enter_context(tablet.paused())
-            ends = {key: tablet.seal() for key, tablet in self._tablets.items()}
-            self._metadata.submit(TruncateTable(self.desc.table_id, {str(k): end for k, end in ends.items()}))
-            self.truncating = ends
-            yield ends
+            yield {key: tablet.seal() for key, tablet in tablets.items()}
 
     def forget(self, ends: Mapping[TabletKey, Offset], held: Mapping[TabletKey, Offset]) -> None:
         """Cut the logs of a log table below these offsets, as far as the lake holds all that is to be read of there."""
@@ -263,13 +265,16 @@ class LiveTable:
         for key, end in ends.items():
             if key in self._tablets:
                 self._tablets[key].truncate(end)
-        self._metadata.submit(EndTruncation(self.desc.table_id))
+        self.end_truncation()
+
+    def end_truncation(self) -> None:  # what was to be truncated is
+        self._metadata.submit(catalog.EndTruncation(self.desc.table_id))
         self.truncating = {}
 
     def _complete_truncation(self, lake: LakeState | None) -> None:
         """Truncate as was decided before a crash. Where the lake decides, it may not have: rows that it holds, or held
         until they were taken away, may leave the log in any case."""
-        if self.truncating and (self.desc.lake is None or self.desc.keyed):
+        if self.truncating and self.desc.log_decides:
             self._truncate(self.truncating)
         elif self.truncating and lake is not None:
             with contextlib.suppress(LakeheadError):
@@ -482,7 +487,7 @@ class LiveTables:
             with contextlib.suppress(StorageError):
                 live.close(ClosedError(f"table {desc.path} was dropped"))
         try:
-            self._metadata.submit(DropTable(desc.table_id, self._folder_name(desc)))
+            self._metadata.submit(catalog.DropTable(desc.table_id, self._folder_name(desc)))
         except BaseException:
             self._dropped.discard(desc.table_id)
             raise
@@ -500,7 +505,7 @@ class LiveTables:
             StorageError: the metadata could not be written; the table is as before.
         """
         with self._opening_lock(desc.table_id):
-            self._metadata.submit(AlterTable.of(desc))
+            self._metadata.submit(catalog.AlterTable.of(desc))
             self._put_in_force(desc)
 
     def rename(self, tables: Sequence[TableDescriptor]) -> None:
@@ -513,7 +518,7 @@ class LiveTables:
         with contextlib.ExitStack() as opening:
             for desc in tables:
                 opening.enter_context(self._opening_lock(desc.table_id))
-            self._metadata.submit(RenameTables([TableInfo.of(desc) for desc in tables]))
+            self._metadata.submit(catalog.RenameTables([TableInfo.of(desc) for desc in tables]))
             for desc in tables:
                 self._put_in_force(desc)
 
@@ -548,7 +553,7 @@ class LiveTables:
         for folder in self._metadata.dropped_folders():
             with contextlib.suppress(StorageError):
                 self._env.storage.remove_tree(f"{self._folder}/{folder}")
-                self._metadata.submit(ForgetFolder(folder))
+                self._metadata.submit(catalog.ForgetFolder(folder))
 
     def close(self) -> None:
         with self._lock:

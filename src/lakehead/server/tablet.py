@@ -29,7 +29,7 @@ from lakehead.errors import (
     OutcomeUnknownError,
     StorageError,
 )
-from lakehead.format.frame import Frame, FrameBody, WriterStamp
+from lakehead.format.frame import Frame, FrameBody
 from lakehead.format.joins import join
 from lakehead.format.read_as import given_as
 from lakehead.log import LogTablet, LogView
@@ -38,11 +38,12 @@ from lakehead.log.joined import NO_ROOM, JoinedRoom
 from lakehead.log.records import Records
 from lakehead.log.tablet_state import TabletState
 from lakehead.log.writers import WriterTable
-from lakehead.server.changelog import changelog, encoded
+from lakehead.server.changelog import changelog
 from lakehead.server.committer import Committers, local_committer
 from lakehead.server.group_commit import GroupCommit, PendingWrite, rows_if_small
 from lakehead.server.incarnations import unfenced
 from lakehead.server.notes import ROLL_US, MakeCheckpoint, Note, Roll, Trim
+from lakehead.server.unseen import Unseen
 from lakehead.types import Offset, Schemas, TableDescriptor, TabletKey
 
 if TYPE_CHECKING:
@@ -212,25 +213,29 @@ class Tablet:
             self._log.roll()
         return self.high_watermark
 
-    def truncate(self, before: Offset) -> None:
-        """Have no row that was written below this offset: a log tablet forgets them, which was sealed there; a keyed
-        one logs that they are deleted. Inside `paused`, or before anyone writes. Doing it again goes on."""
-        if self._kv is None:
-            with self._maintenance_lock:
-                if self.log_start_offset < min(before, self.high_watermark):
-                    self._checkpoint()
-                    self._do(Trim(before))
-            return
-        writer = bytes.fromhex(self._env.randomness.uuid_hex())
-        with self._broken_by_failure(), self._log_lock, self._state_lock:
-            for n, change in enumerate(self._kv.deletions(before)):
-                frames = self._log.encode(
-                    [encoded(self._desc, change, WriterStamp(writer, n, n - 1))], self._clock.now_us()
-                )
-                self._committer.commit(self._log, frames)
-                self._log.apply(frames, change.rows)
-            with self._moment:  # readers see none of it before
-                self._log.advance_high_watermark()
+    def truncate(self, before: Offset, writes: Iterable[PendingWrite] = ()) -> None:
+        """Have no row that was written below this offset, and these writes, which it does not have, instead; readers
+        see it at once. A log tablet, which was sealed there, forgets rows, a keyed one logs that they are deleted.
+        Each write is asked for when the one before it is in the log. Inside `paused`, or before anyone writes. Doing
+        it again goes on; errors as of writes."""
+        with self._maintenance_lock:
+            if self._kv is None and self.log_start_offset < min(before, self.high_watermark):
+                self._checkpoint()  # what one covers can be forgotten
+            refused: StorageError | None = None
+            with self._broken_by_failure(), self._log_lock, self._state_lock:
+                unseen = Unseen(self._desc, self._log, self._kv, self._committer, self._env)
+                unseen.delete_below(before)
+                for write in writes:
+                    unseen.write(write)
+                with self._moment:
+                    self._log.advance_high_watermark()
+                    if self._kv is None:
+                        try:
+                            self._log.trim(before)
+                        except StorageError as e:  # nothing is lost, and the tablet may go on
+                            refused = e
+            if refused is not None:
+                raise refused
 
     def apply(self, frames: Sequence[Frame]) -> None:
         """Take frames that another tablet has committed: how a standby follows. They are written, not synced.

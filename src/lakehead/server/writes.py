@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import crc32c
 import msgspec
@@ -33,7 +33,7 @@ from lakehead.server.metadata import MetadataStore, require_tablets
 from lakehead.server.named_writers import NamedWriters, require_clients_own
 from lakehead.server.tables import LiveTable, LiveTables
 from lakehead.server.tablet import Tablet
-from lakehead.types import TableDescriptor, TabletKey, WriteKind
+from lakehead.types import Offset, TableDescriptor, TabletKey, WriteKind
 
 _EVERY_SEQUENCE = 2**63
 
@@ -106,7 +106,6 @@ class Writes:
             LakeheadError: some tablets do not have their part; the same call again gives it to them alone.
         """
         held = self._bytes.take(sum(batch.nbytes for batch in rows.values()))
-        appended = kind == "append"
         tablets: list[Tablet] = []
         writes: list[PendingWrite] = []
         try:
@@ -116,15 +115,7 @@ class Writes:
                 last = tablet.writers.last_sequence(stamp.writer_id, _EVERY_SEQUENCE)
                 if last is not None and last >= stamp.sequence:
                     continue
-                body = encode_body(
-                    batch,
-                    schema_id=schema_id,
-                    stamp=msgspec.structs.replace(stamp, previous_sequence=-1 if last is None else last),
-                    compression=table.desc.properties.compression if appended else "none",
-                    with_statistics=appended,
-                )
-                content = Content(body.crc or 1, WRITE_KINDS[kind])
-                writes.append(PendingWrite(kind, body, batch, self._threads.done(), content))
+                writes.append(self._published(table, kind, schema_id, batch, stamp, last))
                 tablets.append(tablet)
             if len(tablets) > 1:
                 for tablet, write in zip(tablets, writes, strict=True):
@@ -132,6 +123,43 @@ class Writes:
             self._submit(tablets, writes)
         finally:
             self._bytes.give_back(held)
+
+    def replace(
+        self, table: LiveTable, key: TabletKey, before: Offset, schema_id: int,
+        batches: Iterable[tuple[WriteKind, pa.RecordBatch, WriterStamp]],
+    ) -> None:  # fmt: skip
+        """Write batches of a writer to a tablet that does not have them yet, in place of all rows below an offset; see
+        `Tablet.truncate`.
+
+        Raises:
+            LakeheadError: the tablet does not have them all; the same call again goes on.
+        """
+        tablet = table.tablet(key, create=True)
+        assert tablet is not None
+
+        def writes() -> Iterator[PendingWrite]:
+            for kind, batch, stamp in batches:
+                last = tablet.writers.last_sequence(stamp.writer_id, _EVERY_SEQUENCE)
+                if last is None or last < stamp.sequence:
+                    yield self._published(table, kind, schema_id, batch, stamp, last)
+
+        with tablet.paused():
+            tablet.truncate(before, writes())
+        table.notify()
+
+    def _published(
+        self, table: LiveTable, kind: WriteKind, schema_id: int, batch: pa.RecordBatch, stamp: WriterStamp,
+        last: int | None,
+    ) -> PendingWrite:  # fmt: skip
+        appended = kind == "append"
+        body = encode_body(
+            batch,
+            schema_id=schema_id,
+            stamp=msgspec.structs.replace(stamp, previous_sequence=-1 if last is None else last),
+            compression=table.desc.properties.compression if appended else "none",
+            with_statistics=appended,
+        )
+        return PendingWrite(kind, body, batch, self._threads.done(), Content(body.crc or 1, WRITE_KINDS[kind]))
 
     def _write_parts(
         self,

@@ -34,11 +34,12 @@ from lakehead.spark.connections import in_worker
 from lakehead.spark.options import given_options, names_of
 from lakehead.spark.staged_rows import QUERY, Target, of_query, of_run
 from lakehead.spark.types import arrow_schema
-from lakehead.types import WriteKind
+from lakehead.types import TableDescriptor, WriteKind
 
 _NAMES = ("primary_key", "bucket_key", "partition_by")
 _DEFINITION = (*_NAMES, "buckets", "lake", *TableProperties().to_user())
-_OPTIONS = ("uri", "table", "operation", "columns", "job", "batch")
+_MODE = "partitionoverwritemode"
+_OPTIONS = ("uri", "table", "operation", "columns", "job", "batch", _MODE)
 _SPARKS = ("checkpointlocation", "queryname")
 """Options that are Spark's own."""
 _BATCH = "streaming.sql.batchId"
@@ -54,11 +55,13 @@ class WriteOptions:
         job: with ``batch``, has the same batch of the same job written once, as in ``foreachBatch``; None for a job
             that runs once.
         batch: a number that grows with each batch of the job.
+        dynamic: whether ``mode("overwrite")`` is of the partitions that rows are written to.
     """
 
     target: Target
     job: str | None
     batch: int
+    dynamic: bool = False
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
@@ -86,7 +89,10 @@ class WriteOptions:
             names_of(given, "columns"),
             {n: _definition(given, n) for n in given if n in _DEFINITION},
         )
-        return cls(target, given.get("job"), int(batch or 0))
+        mode = given.get(_MODE, "static").lower()
+        if mode not in ("static", "dynamic"):
+            raise InvalidPropertyError(f"option partitionOverwriteMode={mode!r} must be static or dynamic")
+        return cls(target, given.get("job"), int(batch or 0), mode == "dynamic")
 
 
 def _definition(given: Mapping[str, str], name: str) -> Any:
@@ -103,10 +109,13 @@ class Staged(WriterCommitMessage):
     part: StagedPart
 
 
-def _publish(target: Target, messages: Sequence[WriterCommitMessage | None], *, lasting: bool) -> None:
+def _publish(
+    target: Target, messages: Sequence[WriterCommitMessage | None], *, lasting: bool, overwrite: bool = False
+) -> None:
     staged = [m for m in messages if isinstance(m, Staged)]
     if staged:
-        target.handle.staging.publish(staged[0].batch, [m.part for m in staged], lasting=lasting)
+        parts = [m.part for m in staged]
+        target.handle.staging.publish(staged[0].batch, parts, lasting=lasting, overwrite=overwrite)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -120,7 +129,8 @@ class BatchWriter(DataSourceArrowWriter):
         return Staged(self._batch, self._options.target.stage(self._batch, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        _publish(self._options.target, messages, lasting=self._options.job is not None)
+        options = self._options
+        _publish(options.target, messages, lasting=options.job is not None, overwrite=options.dynamic)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self._options.target.handle.staging.discard(self._batch)
@@ -193,12 +203,14 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
     options = WriteOptions.parse(given)
     target = options.target
     table = in_worker(target.uri, lambda con: target.opened(con, arrow_schema(schema)))
-    if not overwrite:
+    if not overwrite or options.dynamic:
+        if options.dynamic:
+            _require_dynamic(options, handle_of(table).desc, overwrite=overwrite)
         return BatchWriter(options, of_run() if options.job is None else JobBatch(f"job {options.job}", options.batch))
     if options.job is not None or target.columns is not None or target.operation == "delete":
         raise InvalidPropertyError(
             "mode('overwrite') writes all rows of a table: options job, batch, columns and operation are for"
-            " mode('append')"
+            " mode('append'), or with partitionOverwriteMode='dynamic', job and batch"
         )
     desc = handle_of(table).desc
     new = in_worker(target.uri, lambda con: unfinished_like(con, desc, desc.path, "overwrite"))
@@ -206,11 +218,25 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
     return Overwriter(target.table, handle_of(new).desc.table_id, aside)
 
 
+def _require_dynamic(options: WriteOptions, desc: TableDescriptor, *, overwrite: bool) -> None:
+    if not overwrite or options.target.columns is not None or options.target.operation == "delete":
+        raise InvalidPropertyError(
+            "option partitionOverwriteMode='dynamic' is for mode('overwrite'), which writes whole rows: leave out"
+            " columns and operation"
+        )
+    desc.require_replaceable()
+
+
 def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
     """Begin a micro-batch of a ``df.writeStream``, on the driver; errors as of `batch_writer`."""
     options = WriteOptions.parse(given)
     if options.job is not None:
         raise InvalidPropertyError("options job and batch are for df.write: a streaming query has its own")
+    if options.dynamic:
+        raise InvalidPropertyError(
+            "option partitionOverwriteMode is for df.write: overwrite partitions in foreachBatch, with options job and"
+            " batch"
+        )
     if overwrite:
         raise InvalidRequestError(
             "outputMode('complete') writes all rows anew each time: upsert them into a keyed table, in foreachBatch"

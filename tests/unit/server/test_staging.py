@@ -84,9 +84,13 @@ class Deployment:
             self.service.close()
             self.service = self.start()
 
-    def table(self, *, keyed: bool = False, buckets: int = 3, name: str = "t") -> TableHandle:
-        key = ("k",) if keyed else ()
-        desc = TableDescriptor("", TablePath("a", name), Schemas.only(SCHEMA), key, (), ("k",), buckets, None)
+    def table(
+        self, *, keyed: bool = False, buckets: int = 3, name: str = "t", partitioned: bool = False
+    ) -> TableHandle:
+        schema, key, by = SCHEMA, ("k",) if keyed else (), ()
+        if partitioned:
+            schema, key, by = schema.set(1, SCHEMA.field(1).with_nullable(False)), ("v", "k") if keyed else (), ("v",)
+        desc = TableDescriptor("", TablePath("a", name), Schemas.only(schema), key, by, ("k",), buckets, None)
         reply, _ = LocalEndpoint(self.service).call(m.CreateTable(info=m.TableInfo.of(desc), if_not_exists=True))
         return self.handle(reply.info.descriptor())
 
@@ -101,6 +105,16 @@ class Deployment:
 
     def rows(self, handle: TableHandle) -> list[tuple[int, str | None]]:
         return sorted((r["k"], r["v"]) for frame in self.frames(handle) for r in frame)
+
+    def live(self, handle: TableHandle) -> list[tuple[int, str | None]]:
+        """The rows that there are."""
+        table = self.service._tables.get(handle.desc.table_id)
+        if handle.desc.keyed:
+            found = [rows for t in table.tablets.values() for _, rows in t.live_rows([0, 1])[1]]
+        else:
+            frames = (f for t in table.tablets.values() for f in t.frames(t.log_start_offset, t.high_watermark))
+            found = [f.body.rows(SCHEMA) for f in frames]
+        return sorted((r["k"], r["v"]) for rows in found for r in rows.to_pylist())
 
     def staged_files(self) -> list[str]:
         return [name for name in self.storage._files if "/staged/" in name]

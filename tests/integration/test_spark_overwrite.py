@@ -1,0 +1,98 @@
+"""``mode("overwrite")`` of the partitions that rows are written to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+import lakehead as lh
+import lakehead.spark as lhs
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema([pa.field("day", pa.string(), False), pa.field("id", pa.int64(), False), ("v", pa.string())])
+
+
+@pytest.fixture(scope="module")
+def con(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lh.Connection]:
+    with lh.connect(tmp_path_factory.mktemp("data")) as con:
+        yield con
+
+
+@pytest.fixture(scope="module")
+def spark(con: lh.Connection) -> SparkSession:
+    return lhs.session(con)
+
+
+def frame(spark: SparkSession, *days: str, ids: range, v: str) -> DataFrame:
+    rows = spark.range(ids.start, ids.stop, 1, 3).selectExpr("id", f"'{v}' as v")
+    return rows.crossJoin(spark.createDataFrame([(d,) for d in days], "day string")).select("day", "id", "v")
+
+
+def overwrite(con: lh.Connection, df: DataFrame, table: str, mode: str = "overwrite", **options: Any) -> None:
+    given = {"uri": con.uri, "table": table, "partitionOverwriteMode": "dynamic", **options}
+    df.write.format("lakehead").options(**given).mode(mode).save()
+
+
+def rows_of(con: lh.Connection, table: str, **scan: Any) -> list[tuple[Any, ...]]:
+    return sorted(tuple(r.values()) for r in con.table(table).scan(**scan).to_arrow().to_pylist())
+
+
+def expected(*parts: tuple[str, range, str]) -> list[tuple[Any, ...]]:
+    return sorted((day, n, v) for day, ids, v in parts for n in ids)
+
+
+@pytest.mark.parametrize("kind", ["log", "keyed", "keyed with a lake"])
+def test_only_the_partitions_that_are_written_lose_their_rows(
+    con: lh.Connection, spark: SparkSession, kind: str
+) -> None:
+    name = f"o.{kind.replace(' ', '_')}"
+    lake = "iceberg" if "lake" in kind else None
+    key = ["day", "id"] if "keyed" in kind else None
+    table = con.create_table(name, SCHEMA, primary_key=key, partition_by="day", buckets=2, lake=lake)
+    overwrite(con, frame(spark, "mon", "tue", ids=range(50), v="old"), name)
+    if lake:
+        con.tier(name)
+    overwrite(con, frame(spark, "tue", "wed", ids=range(40, 60), v="new"), name)
+    told = expected(("mon", range(50), "old"), ("tue", range(40, 60), "new"), ("wed", range(40, 60), "new"))
+    assert rows_of(con, name) == told
+    assert sorted(tuple(r) for r in lhs.table(spark, name).collect()) == told
+    if lake:
+        con.tier(name)
+        assert rows_of(con, name, tier="lake") == told
+    overwrite(con, frame(spark, ids=range(0), v="none").where("day is not null"), name)
+    assert rows_of(con, name) == told, "no rows name no partition"
+    (table.upsert if key else table.append)([{"day": "tue", "id": 1000, "v": "later"}])
+    assert rows_of(con, name) == sorted([*told, ("tue", 1000, "later")])
+    for v in ("once", "twice"):  # a repeated batch of a job
+        overwrite(con, frame(spark, "tue", ids=range(3), v=v), name, job="daily", batch="7")
+    assert rows_of(con, name) == expected(
+        ("mon", range(50), "old"), ("tue", range(3), "once"), ("wed", range(40, 60), "new")
+    )
+
+
+def test_what_cannot_be(con: lh.Connection, spark: SparkSession) -> None:
+    df = frame(spark, "mon", ids=range(2), v="x")
+    con.create_table("o.whole", SCHEMA)
+    con.create_table("o.lake", SCHEMA, partition_by="day", lake="iceberg")
+    con.create_table("o.days", SCHEMA, partition_by="day", primary_key=["day", "id"]).upsert(
+        [{"day": "mon", "id": 9, "v": "stays"}]
+    )
+    for table, given, words in (
+        ("o.whole", {}, "no partitions"),
+        ("o.lake", {}, "log table with a lake"),
+        ("o.days", {"mode": "append"}, "is for mode"),
+        ("o.days", {"columns": "day, id"}, "whole rows"),
+        ("o.days", {"partitionOverwriteMode": "sometimes"}, "static or dynamic"),
+    ):
+        with pytest.raises(Exception, match=words):
+            overwrite(con, df, table, **given)
+    assert rows_of(con, "o.days") == [("mon", 9, "stays")]
+    overwrite(con, df, "o.days", partitionOverwriteMode="STATIC")
+    assert len(rows_of(con, "o.days")) == 2
