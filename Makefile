@@ -58,6 +58,10 @@ attack: $(STAMP)  ## play the attacks that must be refused (part of make test, t
 attack-fuzz: $(STAMP)  ## damaged messages to a server and its clients (SEED=first, CASES=how many of each kind; an hour)
 	@$(BIN)/python -m tests.attack.wire_fuzz $(if $(SEED),--seed $(SEED)) $(if $(CASES),--cases $(CASES)) $(ARGS)
 
+.PHONY: tls-cost
+tls-cost: $(STAMP)  ## what TLS costs, through Lakehead and bare Flight (a minute; ARGS="--rounds 100")
+	@$(BIN)/python -m tests.tls_cost $(ARGS)
+
 .PHONY: audit sbom
 audit: $(STAMP)  ## look for known vulnerabilities in what the lock installs (ADVISORIES=all.zip of OSV)
 	@$(BIN)/python -m scripts.audit $(if $(ADVISORIES),--advisories $(ADVISORIES)) $(ARGS)
