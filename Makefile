@@ -90,6 +90,10 @@ bench: $(STAMP)  ## measure throughput and latency on this machine (PEERS=1: bes
 	$(if $(PEERS),@scripts/ensure-peers.sh)
 	$(BIN)/python -m lakehead.cli.main bench $(ARGS)
 
+.PHONY: tpch
+tpch: $(STAMP) java  ## the 22 queries of TPC-H, half hot, beside plain files (SCALE=0.1, ARGS=--spark)
+	$(BIN)/python -m tests.tpch $(if $(SCALE),--scale $(SCALE)) $(ARGS)
+
 .PHONY: bench-quick bench-page
 QUICK := --rows 200000 --only embedded --only loopback --only smallwrites --only lake --only growth
 bench-quick: $(STAMP)  ## measure for three minutes, tell which ratios moved since benchmarks/results/quick.json

@@ -1,0 +1,84 @@
+"""What TPC-H takes over tables that are half hot, beside plain Parquet files: `make tpch` (SCALE=0.1)."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+from tests.tpch.data import KEYS, fill, generate, same_rows, write_plain
+
+import lakehead as lh
+
+Answer = Callable[[str], list[tuple[object, ...]]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scale", type=float, default=0.1)
+    parser.add_argument("--spark", action="store_true", help="by Spark, too")
+    parser.add_argument("--times", type=int, default=3, help="of these runs of a query, the quickest counts")
+    asked = parser.parse_args()
+    tables, queries = generate(asked.scale)
+    with tempfile.TemporaryDirectory(prefix="lakehead-tpch-") as folder, lh.connect(f"{folder}/data") as con:
+        write_plain(tables, Path(folder))
+        fill(con, tables)
+        with duckdb.connect() as other:
+            for name in KEYS:
+                other.execute(f"create view {name} as from '{folder}/{name}.parquet'")
+            _compare(
+                "DuckDB",
+                queries,
+                lambda query: con.sql(query).fetchall(),
+                lambda query: other.execute(query).fetchall(),
+                asked.times,
+            )
+        if asked.spark:
+            _by_spark(con, queries, folder, asked.times)
+
+
+def _by_spark(con: lh.Connection, queries: list[str], folder: str, times: int) -> None:
+    import lakehead.spark as lhs
+
+    spark = lhs.session(con)
+    for name in KEYS:
+        spark.read.parquet(f"{folder}/{name}.parquet").createOrReplaceTempView(f"{name}")
+    # A name without a database is the plain view's, and with one the table's.
+    named = {query: _qualified(query) for query in queries}
+    _compare(
+        "Spark",
+        queries,
+        lambda query: [tuple(row) for row in lhs.sql(spark, named[query]).collect()],
+        lambda query: [tuple(row) for row in spark.sql(query).collect()],
+        times,
+    )
+
+
+def _qualified(query: str) -> str:
+    views = ", ".join(f"{name} as (select * from default.{name})" for name in KEYS)
+    rest = query.lstrip()
+    return f"with {views}, {rest[5:]}" if rest[:5].lower() == "with " else f"with {views} {rest}"
+
+
+def _compare(engine: str, queries: list[str], union: Answer, plain: Answer, times: int) -> None:
+    totals = [0.0, 0.0]
+    for number, query in enumerate(queries, 1):
+        took = [float("inf"), float("inf")]
+        for _ in range(times):
+            answers = []
+            for n, answer in enumerate((union, plain)):
+                start = time.perf_counter()
+                answers.append(answer(query))
+                took[n] = min(took[n], time.perf_counter() - start)
+        if not same_rows(*answers):
+            raise SystemExit(f"{engine}: query {number} differs")
+        totals = [total + one for total, one in zip(totals, took, strict=True)]
+        print(f"  {engine} {number:>2}  {took[0]:7.3f} s  plain {took[1]:7.3f} s  {took[0] / took[1]:6.2f}", flush=True)
+    print(f"{engine}: 22 queries {totals[0]:.2f} s, plain Parquet {totals[1]:.2f} s: {totals[0] / totals[1]:.2f} times")
+
+
+if __name__ == "__main__":
+    main()
