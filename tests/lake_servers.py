@@ -39,6 +39,11 @@ PLAIN_BUCKET, CATALOG_BUCKET = "plain", "tables"
 READER_ROLE = "arn:aws:iam::000000000000:role/Readers"
 _ALL = {"Effect": "Allow", "Action": ["s3:*"], "Resource": ["*"]}
 _TRUST = {"Effect": "Allow", "Principal": {"AWS": "*"}, "Action": ["sts:AssumeRole"]}
+_TRUST_CATALOG = {
+    "Effect": "Allow",
+    "Principal": {"Federated": "iceberg-catalog"},
+    "Action": ["sts:AssumeRoleWithCredentials"],
+}
 _IAM = {
     "identities": [
         {"name": "lakehead", "credentials": [{"accessKey": KEY_ID, "secretKey": STORE_SECRET}], "actions": ["Admin"]}
@@ -56,7 +61,7 @@ _IAM = {
             "roleName": "Readers",
             "roleArn": READER_ROLE,
             "attachedPolicies": ["All"],
-            "trustPolicy": {"Version": "2012-10-17", "Statement": [_TRUST]},
+            "trustPolicy": {"Version": "2012-10-17", "Statement": [_TRUST, _TRUST_CATALOG]},
         }
     ],
 }
@@ -138,18 +143,19 @@ def _postgres_programs() -> Path:
 
 
 @contextmanager
-def seaweed(*, roles: bool = False) -> Iterator[LakeServer]:
+def seaweed(*, roles: bool = False, vends: bool = False) -> Iterator[LakeServer]:
     """An S3 store with `PLAIN_BUCKET`, and a REST catalog whose tables lie in `CATALOG_BUCKET` of it.
 
     Args:
         roles: it has an STS at the store's address, and `READER_ROLE`, which may do everything: what a session of it
             may not, its own policy forbids.
+        vends: its REST catalog hands out sessions of that role for each table.
     """
     with ExitStack() as stack:
         for left in (2, 1, 0):
             try:
                 ports = dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True))
-                server = stack.enter_context(_seaweed_on(ports, roles=roles))
+                server = stack.enter_context(_seaweed_on(ports, roles=roles, vends=vends))
                 break
             except AssertionError:  # another process may have taken a port meanwhile
                 if not left:
@@ -158,7 +164,7 @@ def seaweed(*, roles: bool = False) -> Iterator[LakeServer]:
 
 
 @contextmanager
-def _seaweed_on(ports: dict[str, int], *, roles: bool) -> Iterator[LakeServer]:
+def _seaweed_on(ports: dict[str, int], *, roles: bool, vends: bool) -> Iterator[LakeServer]:
     folder = Path(tempfile.mkdtemp(prefix="lakehead-seaweed-"))
     command = [
         str(Path(sys.executable).parent / "weed"),
@@ -173,6 +179,8 @@ def _seaweed_on(ports: dict[str, int], *, roles: bool) -> Iterator[LakeServer]:
     if roles:
         (folder / "iam.json").write_text(json.dumps(_IAM))
         command.append(f"-s3.iam.config={folder}/iam.json")
+    if vends:
+        command.append(f"-s3.iceberg.credentialRole={READER_ROLE}")
     storage = {
         "s3.endpoint": f"http://127.0.0.1:{ports['s3.port']}",
         "s3.access-key-id": KEY_ID,

@@ -26,6 +26,7 @@ from tests.lake_servers import (
 
 import lakehead as lh
 from lakehead.api.table import handle_of
+from lakehead.client.table import RenewableLake
 from lakehead.config import STORAGE_EXPIRES
 from lakehead.errors import LakeheadError
 from lakehead.iceberg import file_io, reader_sessions
@@ -145,6 +146,23 @@ def test_all_ways_to_read_work_with_them(owner: lh.Connection, reader: lh.Connec
     with owner.table("shop.own").alter() as change:
         change.rename_column("v", "w")
     assert reader.table("shop.own").scan().to_arrow().column_names == ["k", "w"]
+
+
+def test_credentials_that_a_catalog_hands_out_end_too(tmp_path: Path) -> None:
+    with seaweed(roles=True, vends=True) as store:
+        catalog = rest_properties(store)
+        for own in ("s3.access-key-id", "s3.secret-access-key"):
+            del catalog[own]
+        with lh.connect(tmp_path / "data", lake=lh.LakeConfig(catalog=catalog)) as con:
+            table = con.create_table("shop.own", [("k", "int64")], lake="iceberg")
+            table.append([{"k": 1}])
+            con.tier("shop.own")
+            con.grant("read", "shop.own", to="reader")
+            with lh.connect(con.uri, token=con.create_token("reader").token) as reader:
+                got = told(reader)
+                assert STORAGE_EXPIRES in got.storage_properties and isinstance(got, RenewableLake)
+                assert STORAGE_EXPIRES in got.renew() and "credential" not in repr(dict(got.renew()))
+                assert reader.table("shop.own").scan(tier="lake").count() == 1
 
 
 @pytest.mark.spark
