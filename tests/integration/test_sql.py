@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -184,3 +185,15 @@ def test_an_interrupt_that_duckdb_met_is_one() -> None:
     for text, error in (("Query interrupted", KeyboardInterrupt), ("another", RuntimeError)):
         with pytest.raises(error):
             reading.run(lambda text=text: (_ for _ in ()).throw(RuntimeError(text)))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("query", ["select count(*) from shop.orders", "select * from shop.users where id = 3"])
+def test_what_a_statement_pinned_is_let_go_of_with_its_relation(con: lh.Connection, query: str) -> None:
+    leases = con._server.service._leases  # type: ignore[attr-defined]
+    kept = con.sql(query)
+    for _ in range(10):
+        con.sql(query).fetchall()
+    gc.collect()
+    con.table("shop.orders").scan().count()  # leases are ended with the next call
+    assert len(leases._open) <= 3
+    assert kept.fetchall()

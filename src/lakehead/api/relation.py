@@ -38,14 +38,19 @@ class Reading:
         self._kept.append(rows)
 
     def noted(self, read: Callable[..., Iterator[T]]) -> Callable[..., Iterator[T]]:
-        """The same, noting what is raised: DuckDB hands on its text only."""
+        """The same, noting what is raised: DuckDB hands on its text only.
+
+        It does not hold this, which holds the cursor: DuckDB holds what its views read, where no collector sees it, and
+        neither would ever be let go of.
+        """
+        failures = self._failures
 
         @functools.wraps(read)
         def reading(*args: Any) -> Iterator[T]:
             try:
                 yield from read(*args)
             except LakeheadError as e:
-                self._failures.append(e)
+                failures.append(e)
                 raise
 
         return reading
