@@ -18,8 +18,18 @@ if TYPE_CHECKING:
 
 def unprunable_floats(rows: DataFrame) -> DataFrame:
     """The same rows, read from Parquet files, with floats, also those in structs, that Spark pushes no filter on."""
-    columns = {f.name: _rebuilt(F.col(quoted(f.name)), f.dataType) for f in rows.schema if _paths(f.dataType)}
-    return rows.withColumns(columns) if columns else rows
+    fields = rows.schema.fields
+    if any(isinstance(f.dataType, st.StructType) and _paths(f.dataType) for f in fields):
+        return rows.withColumns(
+            {f.name: _rebuilt(F.col(quoted(f.name)), f.dataType) for f in fields if _paths(f.dataType)}
+        )
+    # As text: each step of an expression in Python is some requests to the JVM.
+    return rows.selectExpr(*map(_as_text, fields)) if any(_paths(f.dataType) for f in fields) else rows
+
+
+def _as_text(f: st.StructField) -> str:
+    name = quoted(f.name)
+    return f"nanvl({name}, cast('NaN' as {f.dataType.simpleString()})) as {name}" if _paths(f.dataType) else name
 
 
 def quoted(name: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +45,14 @@ def hold_pin(spark: SparkSession, leases: Leases, pinned: Pin, frame: DataFrame)
 
 def weak_relations(spark: SparkSession, frame: DataFrame) -> list[Any]:
     """Weak references to what a frame reads in the JVM: ``refersTo(None)`` once nothing there can read it."""
-    references = spark.sparkContext._jvm.java.lang.ref.WeakReference
+    context = spark.sparkContext
+    references = _references.get(context)
+    if references is None:  # found by its name with a request for each of its parts
+        references = _references[context] = context._jvm.java.lang.ref.WeakReference
     return [references(r) for r in _relations(frame)]
+
+
+_references: weakref.WeakKeyDictionary[SparkContext, Any] = weakref.WeakKeyDictionary()
 
 
 class _Holder:

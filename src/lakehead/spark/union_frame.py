@@ -37,7 +37,7 @@ from lakehead.spark.types import spark_schema
 from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, TableDescriptor, TabletKey, Tier, require_tier
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 BROADCAST_ROWS_MAX = 8 << 20
 """Larger sets of dead offsets are joined as Spark sees fit."""
@@ -73,10 +73,14 @@ def union_frame(
     parts = [*_lake_frames(spark, pinned.lake, superseded, moment), *([hot] if hot is not None else [])]
     if not parts:
         return spark.createDataFrame([], spark_schema(read.schema))
-    frame = reduce(lambda a, b: a.unionByName(b), [p.select(*map(quoted, read.schema.names)) for p in parts])
+    frame = reduce(lambda a, b: a.unionByName(b), [_chosen(p, read.schema.names) for p in parts])
     if pinned.lake is not None or not is_shared(spark):
         hold_pin(spark, handle.leases, pinned, frame)
     return frame
+
+
+def _chosen(frame: DataFrame, names: Sequence[str]) -> DataFrame:
+    return frame if frame.columns == list(names) else frame.selectExpr(*map(quoted, names))
 
 
 # ---- hot ----------------------------------------------------------------------------------------------------------
@@ -185,12 +189,11 @@ def _lake_parts(
 def _without_offsets(rows: DataFrame, desc: TableDescriptor, dead: DataFrame | None) -> DataFrame:
     if dead is None:
         return rows
-    key = F.shiftleft(F.col(BUCKET_COLUMN).cast("long"), OFFSET_BITS).bitwiseOR(F.col(OFFSET_COLUMN))
-    rows = rows.withColumn(KEY_COLUMN + "_of_row", key)
-    same: Column = rows[KEY_COLUMN + "_of_row"] == dead[KEY_COLUMN]
-    for i, column in enumerate(desc.partition_by):
-        same &= rows[quoted(column)] == dead[PARTITION_COLUMN.format(i)]
-    return rows.join(dead, same, "left_anti")
+    of_row = KEY_COLUMN + "_of_row"
+    key = f"shiftleft(cast({BUCKET_COLUMN} as bigint), {OFFSET_BITS}) | {OFFSET_COLUMN} as {of_row}"
+    same = [f"{of_row} = {KEY_COLUMN}"]
+    same += [f"{quoted(column)} = {PARTITION_COLUMN.format(i)}" for i, column in enumerate(desc.partition_by)]
+    return rows.selectExpr("*", key).join(dead, F.expr(" and ".join(same)), "left_anti")
 
 
 def _without_positions(spark: SparkSession, scan: LakeScan, files: Sequence[tuple[LakeFile, Offsets]]) -> DataFrame:
