@@ -60,12 +60,6 @@ class TableHandle:
         """Whether calls may succeed: its connection is not closed."""
         return not getattr(self._server, "closed", False)
 
-    def incarnations(self) -> tuple[tuple[str, int], ...]:
-        """Which starts of which folders' owners answer for the table: while they do, an offset means one row."""
-        servers = self._routes.servers(self.desc.table_id)
-        found = [ask(server, self.env.clock, m.Hello())[0] for server in servers]
-        return tuple((reply.folder_id, reply.incarnation) for reply in found)
-
     # ---- lake -------------------------------------------------------------------------------------------------
 
     def lake(self, *, changelog: bool = False) -> m.LakeReply:

@@ -1,6 +1,6 @@
 """What statements of a session found out, kept for the next ones: which rows of the lake are dead, and the hot rows as
-files. It is of offsets and of lake snapshots, which never change, and of one start of the server: what is pinned as it
-was before is read as it was. Bounded; what was used longest ago goes first."""
+files. It is of offsets, with the time when the last one was written, and of lake snapshots, which never change: what is
+pinned as it was before is read as it was. Bounded; what was used longest ago goes first."""
 
 from __future__ import annotations
 

@@ -91,22 +91,23 @@ class _Moment:
     """What is pinned, as far as it decides which rows there are.
 
     Attributes:
-        servers: by whose offsets it is told; nothing is kept where nothing of the log is read.
+        ranges: of each tablet the offsets that are read, and when the last of them was written: a folder that was put
+            back to what it was gives the same offsets to other rows.
     """
 
     table_id: str
     schema_id: int
-    servers: tuple[tuple[str, int], ...]
     snapshot: int | None
-    ranges: tuple[tuple[TabletKey, int, int], ...]
+    ranges: tuple[tuple[TabletKey, int, int, int | None], ...]
 
     @classmethod
     def of(cls, handle: TableHandle, pinned: Pin) -> _Moment:
         """Of a pin that was just made."""
-        ranges = tuple((key, start, end) for key, (start, end) in sorted(pinned.ranges.items()) if start < end)
-        servers = handle.incarnations() if ranges else ()
+        read = {key: (start, end) for key, (start, end) in sorted(pinned.ranges.items()) if start < end}
+        written = handle.log.timestamps_at({key: end - 1 for key, (_, end) in read.items()})[1] if read else {}
+        ranges = tuple((key, start, end, written[key]) for key, (start, end) in read.items())
         snapshot = None if pinned.lake is None else pinned.lake.snapshot_id
-        return cls(handle.desc.table_id, handle.desc.schema_id, servers, snapshot, ranges)
+        return cls(handle.desc.table_id, handle.desc.schema_id, snapshot, ranges)
 
 
 def _hot_frame(
