@@ -32,14 +32,6 @@ def rows(size: int) -> pa.Table:
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[ServerHost]:
-    made = serve(tmp_path / "data", ServerConfig(token="the owner's"))
-    yield made
-    made.close()
-    assert made.wait_stopped(10)
-
-
-@pytest.fixture
 def owner(host: ServerHost) -> Iterator[lh.Connection]:
     with lh.connect(host.uri, token="the owner's") as con:
         con.create_table("shop.log", SCHEMA)
