@@ -32,7 +32,7 @@ from sqlalchemy.orm import Session
 from lakehead.env.clock import SystemClock
 from lakehead.iceberg.metadata_json import metadata_json
 
-_KNOWN_MAX = 32
+_KNOWN_MAX = 128
 _known: OrderedDict[str, tuple[int, TableMetadata]] = OrderedDict()
 _lock = threading.Lock()
 

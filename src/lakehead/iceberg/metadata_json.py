@@ -12,7 +12,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import IcebergBaseModel
 from pyiceberg.utils.config import Config
 
-_KNOWN_MAX = 32
+_KNOWN_MAX = 256
 _PIECE = 32
 """Entries whose JSON is one piece: that of the last, which is not full, is made anew."""
 _LISTS = {"snapshots": "snapshots", "snapshot_log": "snapshot-log"}
