@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,7 +44,14 @@ def event_batches(rows: int) -> list[pa.RecordBatch]:
     return [b for b in table.combine_chunks().to_batches(max_chunksize=BATCH_ROWS)]
 
 
-def rate(batches: Sequence[pa.RecordBatch], seconds: float) -> str:
+def seconds(work: Callable[[], object]) -> float:
+    """What the work takes by the clock."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def rate(batches: Sequence[pa.RecordBatch], took: float) -> str:
     """What it is to have moved these rows in so many seconds, for people."""
     rows, size = sum(b.num_rows for b in batches), sum(b.nbytes for b in batches)
-    return f"{rows / seconds / 1e6:.2f} M rows/s {size / seconds / 1e6:.0f} MB/s"
+    return f"{rows / took / 1e6:.2f} M rows/s {size / took / 1e6:.0f} MB/s"

@@ -6,14 +6,14 @@ A ratio of 1 is no growth, 0.1 as much as what grew; what subscribers and commit
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 import lakehead as lh
-from lakehead.benchmarks.events import Figure
+from lakehead.benchmarks.events import Figure, seconds
 
 _TABLES = (10, 100, 400)
 _PARTITIONS = (10, 100, 1000)
@@ -89,19 +89,12 @@ def _partitions(con: lh.Connection) -> Iterator[Figure]:
 
 def _grown(work: str, what: str, taken: Sequence[tuple[int, float]]) -> Iterator[Figure]:
     before = None
-    for n, seconds in taken:
-        beside = (
-            "" if before is None else f"with {n // before[0]} times as many {what}: {seconds / before[1]:.2f} times"
-        )
-        ratio = None if before is None else before[1] / seconds
-        yield Figure(f"{work}, {n:,} {what}", f"{seconds * 1e3:.3f} ms", beside, ratio)
-        before = n, seconds
+    for n, took in taken:
+        beside = "" if before is None else f"with {n // before[0]} times as many {what}: {took / before[1]:.2f} times"
+        ratio = None if before is None else before[1] / took
+        yield Figure(f"{work}, {n:,} {what}", f"{took * 1e3:.3f} ms", beside, ratio)
+        before = n, took
 
 
 def _median(work: Callable[[int], object], times: int | None = None) -> float:
-    taken = []
-    for i in range(times or _TIMES):
-        start = time.perf_counter()
-        work(i)
-        taken.append(time.perf_counter() - start)
-    return float(np.median(taken))
+    return float(np.median([seconds(partial(work, i)) for i in range(times or _TIMES)]))

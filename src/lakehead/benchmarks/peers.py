@@ -14,7 +14,6 @@ import os
 import shutil
 import sqlite3
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -23,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 import lakehead as lh
-from lakehead.benchmarks.events import Figure
+from lakehead.benchmarks.events import Figure, seconds
 
 _LOOKUP_KEYS = 1000
 _GETS = 2000
@@ -211,16 +210,16 @@ def _by_key(stores: Sequence[Store], batches: Sequence[pa.RecordBatch], rows: in
     for store in stores:
         ready = [store.ready(batch) for batch in batches]
         for work in ("upsert, new keys", "upsert, existing keys"):
-            took = _seconds(lambda store=store, ready=ready: [store.upsert(r) for r in ready])  # type: ignore[misc]
+            took = seconds(lambda store=store, ready=ready: [store.upsert(r) for r in ready])  # type: ignore[misc]
             found.setdefault(work, []).append((store.name, rows / took))
         keys = [store.ready_keys(k) for k in asked]
         counts: list[int] = []
-        took = _seconds(lambda store=store, keys=keys, counts=counts: counts.extend(map(store.lookup, keys)))  # type: ignore[misc]
+        took = seconds(lambda store=store, keys=keys, counts=counts: counts.extend(map(store.lookup, keys)))  # type: ignore[misc]
         if counts != [len(k) for k in asked]:
             raise AssertionError(f"{store.name} did not find the rows that it was given")
         found.setdefault(f"lookup, {_LOOKUP_KEYS:,} keys a call", []).append((store.name, sum(counts) / took))
         some = order[:_GETS]
-        gets.append((store.name, [_seconds(lambda store=store, k=k: store.get(k)) for k in some]))  # type: ignore[misc]
+        gets.append((store.name, [seconds(lambda store=store, k=k: store.get(k)) for k in some]))  # type: ignore[misc]
         del ready
     for work, speeds in found.items():
         yield from _compared(work, speeds, lambda per_s: f"{per_s / 1e6:.3f} M/s")
@@ -256,7 +255,7 @@ def _small_appends(con: lh.Connection, base: str, batch: pa.RecordBatch) -> Iter
     speeds = []
     for name, work, calls in works:
         work()
-        speeds.append((name, calls / _seconds(lambda work=work, calls=calls: [work() for _ in range(calls)])))  # type: ignore[misc]
+        speeds.append((name, calls / seconds(lambda work=work, calls=calls: [work() for _ in range(calls)])))  # type: ignore[misc]
     yield from _compared(f"append, {_SMALL_ROWS} rows a call", speeds, lambda per_s: f"{1e3 / per_s:.3f} ms a call")
 
 
@@ -279,8 +278,8 @@ def _lake_upserts(con: lh.Connection, base: str, batches: Sequence[pa.RecordBatc
     theirs = _iceberg_table(_folder(base, "upsert-iceberg"), table.schema)
     theirs.append(table)
     speeds = [
-        ("Lakehead", n / _seconds(ours)),
-        ("PyIceberg", n / _seconds(lambda: theirs.upsert(changed, join_cols=["event_id"]))),
+        ("Lakehead", n / seconds(ours)),
+        ("PyIceberg", n / seconds(lambda: theirs.upsert(changed, join_cols=["event_id"]))),
     ]
     yield from _compared(f"upsert of {n:,} rows into Iceberg", speeds, lambda per_s: f"{n / per_s:.2f} s")
 
@@ -303,12 +302,6 @@ def _compared(work: str, speeds: Sequence[tuple[str, float]], tell: Callable[[fl
     for n, (name, speed) in enumerate(speeds):
         beside = "" if n == 0 else f"Lakehead: {ours / speed:.2f} times that"
         yield Figure(f"{work}: {name}", tell(speed), beside, None if n == 0 else ours / speed)
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 @contextlib.contextmanager

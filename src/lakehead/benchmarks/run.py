@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 
 import lakehead as lh
 from lakehead.benchmarks.durability import concurrent_writers, restart
-from lakehead.benchmarks.events import BATCH_ROWS, Figure, event_batches, rate
+from lakehead.benchmarks.events import BATCH_ROWS, Figure, event_batches, rate, seconds
 from lakehead.benchmarks.fanout import fanout
 from lakehead.benchmarks.growth import growth
 from lakehead.benchmarks.peers import peers
@@ -120,14 +120,8 @@ def run_bench(
     return 0
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
 def _percentiles(work: Callable[[int], object], times: int = 2000) -> str:
-    taken = [_seconds(lambda i=i: work(i)) * 1e3 for i in range(times)]  # type: ignore[misc]
+    taken = [seconds(lambda i=i: work(i)) * 1e3 for i in range(times)]  # type: ignore[misc]
     return "{:.3f} / {:.3f} ms".format(*np.percentile(taken, [50, 99]))
 
 
@@ -144,17 +138,17 @@ def _engine(con: lh.Connection, batches: Sequence[pa.RecordBatch], where: str, n
     rows = sum(b.num_rows for b in batches)
     for durability in ("sync", "os"):
         log = con.create_table(f"bench.log_{where}_{durability}", schema, durability=durability)
-        took = _seconds(_each(log.append, batches))
+        took = seconds(_each(log.append, batches))
         beside = f"no-op Flight put {rate(batches, noop)}"
         yield Figure(f"append, {where}, durability={durability}", rate(batches, took), beside, noop / took)
-    took = _seconds(lambda: log.scan().to_arrow())
+    took = seconds(lambda: log.scan().to_arrow())
     yield Figure(f"scan the log, all columns, {where}", rate(batches, took))
     keyed = con.create_table(f"bench.keyed_{where}", schema, primary_key=["event_id"])
-    yield Figure(f"upsert, new keys, {where}", rate(batches, _seconds(_each(keyed.upsert, batches))))
-    yield Figure(f"upsert, existing keys, {where}", rate(batches, _seconds(_each(keyed.upsert, batches))))
+    yield Figure(f"upsert, new keys, {where}", rate(batches, seconds(_each(keyed.upsert, batches))))
+    yield Figure(f"upsert, existing keys, {where}", rate(batches, seconds(_each(keyed.upsert, batches))))
     order = np.random.default_rng(2).permutation(rows)
     asked = [pa.table({"event_id": order[i : i + BATCH_ROWS]}) for i in range(0, rows, BATCH_ROWS)]
-    took = _seconds(lambda: [keyed.lookup(k) for k in asked])
+    took = seconds(lambda: [keyed.lookup(k) for k in asked])
     yield Figure(f"lookup, {BATCH_ROWS:,} keys a call, {where}", f"{rows / took / 1e6:.2f} M keys/s")
     yield Figure(f"get, one key, p50 / p99, {where}", _percentiles(lambda i: keyed.get(int(order[i % rows]))))
     one = batches[0].slice(0, 1)
@@ -237,12 +231,12 @@ def _push(base: str, batches: Sequence[pa.RecordBatch], rows: int = 500) -> Iter
 def _lake(base: str, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:
     table = pa.Table.from_batches(batches)
     plain = f"{base}/plain.parquet"
-    bare = _seconds(lambda: pq.write_table(table, plain, compression="zstd"))
+    bare = seconds(lambda: pq.write_table(table, plain, compression="zstd"))
     with lh.connect(f"{base}/lake") as con:
         log = con.create_table("bench.tiered", table.schema, lake="iceberg")
         for batch in batches:
             log.append(batch)
-        took = _seconds(lambda: con.tier("bench.tiered"))
+        took = seconds(lambda: con.tier("bench.tiered"))
         beside = f"bare Parquet write {table.num_rows / bare / 1e6:.2f} M rows/s"
         rate = f"{table.num_rows / took / 1e6:.2f} M rows/s"
         yield Figure("tiering round, in process, log table", rate, beside, bare / took)
@@ -256,9 +250,9 @@ def _lake(base: str, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:
         def total(scan: lh.Scan) -> Callable[[], object]:
             return lambda: pc.sum(scan.to_arrow()["price"])
 
-        parquet = _seconds(lambda: pc.sum(ds.dataset(plain).to_table(columns=["price"])["price"]))
+        parquet = seconds(lambda: pc.sum(ds.dataset(plain).to_table(columns=["price"])["price"]))
         for name, t in (("log", log), ("keyed, 10 % superseded", keyed)):
-            lake = min(_seconds(total(t.scan(["price"], tier="lake"))) for _ in range(3))
-            union = min(_seconds(total(t.scan(["price"]))) for _ in range(3))
+            lake = min(seconds(total(t.scan(["price"], tier="lake"))) for _ in range(3))
+            union = min(seconds(total(t.scan(["price"]))) for _ in range(3))
             beside = f"lake alone {lake * 1e3:.0f} ms, plain Parquet {parquet * 1e3:.0f} ms"
             yield Figure(f"union read, sum of one column, {name}", f"{union * 1e3:.0f} ms", beside, lake / union)

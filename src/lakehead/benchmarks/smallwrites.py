@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 import lakehead as lh
-from lakehead.benchmarks.events import Figure
+from lakehead.benchmarks.events import Figure, seconds
 
 _ROWS = 10
 _CALLS = 30_000
@@ -35,7 +35,7 @@ def small_writes(
 def _of(con: lh.Connection, small: Sequence[pa.RecordBatch], where: str) -> Iterator[Figure]:
     for durability, calls in (("os", len(small)), ("sync", _SYNCED_CALLS)):
         table = con.create_table("small" if durability == "os" else "synced", small[0].schema, durability=durability)
-        taken = [_milliseconds(table.append, b) for b in small[:calls]]
+        taken = [seconds(partial(table.append, b)) * 1e3 for b in small[:calls]]
         value = f"{np.mean(taken):.3f} / {np.percentile(taken, 50):.3f} / {np.percentile(taken, 99):.3f} ms"
         yield Figure(f"append {_ROWS} rows, mean / p50 / p99, {where}, {durability}", value, f"{len(taken):,} calls")
     table, rows = con.table("small"), len(small) * _ROWS
@@ -71,11 +71,6 @@ def _counts(con: lh.Connection, batches: Sequence[pa.RecordBatch]) -> Iterator[F
             )
 
 
-def _milliseconds(work: Callable[[Any], object], about: object) -> float:
-    start = time.perf_counter()
-    work(about)
-    return (time.perf_counter() - start) * 1e3
-
-
 def _median(work: Callable[[Any], object], about: object) -> float:
-    return float(np.median([_milliseconds(work, about) for _ in range(_QUESTIONS)]))
+    """Milliseconds."""
+    return float(np.median([seconds(partial(work, about)) for _ in range(_QUESTIONS)])) * 1e3

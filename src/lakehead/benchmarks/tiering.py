@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 import lakehead as lh
 from lakehead.api.tiering import ConnectionTables
-from lakehead.benchmarks.events import Figure, rate
+from lakehead.benchmarks.events import Figure, rate, seconds
 from lakehead.benchmarks.tiering_service import Sizes, idle_tables, jobs, lags
 from lakehead.tiering.queue import MAINTENANCE_ROUNDS, ROUND_RECORDS
 
@@ -93,9 +93,8 @@ def _write(write: Callable[[pa.RecordBatch], object], batches: Sequence[pa.Recor
 
 def _timed(work: Callable[[], object]) -> tuple[float, float]:
     """Seconds by the clock, and of this process's CPU."""
-    start, cpu = time.perf_counter(), time.process_time()
-    work()
-    return time.perf_counter() - start, time.process_time() - cpu
+    cpu = time.process_time()
+    return seconds(work), time.process_time() - cpu
 
 
 # ---- many small rounds ----------------------------------------------------------------------------------------------
@@ -126,6 +125,11 @@ def _rounds(
     phases: list[dict[str, float]] = []
     maintenance: list[float] = []
     first = None
+
+    def maintain() -> None:
+        while service.maintain(table_id):
+            pass
+
     try:
         for n in range(1, commits + 1):
             table.append(rows)
@@ -139,10 +143,7 @@ def _rounds(
                 )
                 yield Figure(f"small round at commit {n:,}, {how}", f"{wall * 1e3:.1f} ms", beside, first[1] / cpu)
             if maintained and n % MAINTENANCE_ROUNDS == 0:
-                start = time.perf_counter()
-                while service.maintain(table_id):
-                    pass
-                maintenance.append(time.perf_counter() - start)
+                maintenance.append(seconds(maintain))
     finally:
         service.close()
     if maintenance:
