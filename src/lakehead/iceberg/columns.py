@@ -7,11 +7,10 @@ lacks a column with a default is one of the others for who wants that column: Pa
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 from lakehead.format.defaults import default_of
 from lakehead.format.read_as import Binding, same_inside
 from lakehead.iceberg.file_io import LOOKS_AT_ONCE, lake_files, locate_file
+from lakehead.iceberg.recently_used import RecentlyUsed
 from lakehead.lake.lake_table import LakeFile
 from lakehead.predicate.literals import is_number
 from lakehead.types import DEFAULT, TableDescriptor, children, field_id, with_children
@@ -26,11 +26,8 @@ from lakehead.types import DEFAULT, TableDescriptor, children, field_id, with_ch
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
 
-_KNOWN_MAX = 1 << 16
-_Key: TypeAlias = tuple[str, tuple[int, int]]
-_lacking: dict[_Key, frozenset[str] | None] = {}
-"""`FileColumns.lacking` of files, by path and what the columns are by, which do not change."""
-_lacking_lock = threading.Lock()
+_lacking: RecentlyUsed[tuple[str, tuple[int, int]], frozenset[str] | None] = RecentlyUsed(1 << 16)
+"""`FileColumns.lacking` of files, by path and what the columns are by."""
 
 
 def with_defaults(lake: pa.Schema, desc: TableDescriptor) -> pa.Schema:
@@ -126,18 +123,14 @@ def plain_files(
         LakeFileMissingError: a file is gone.
     """
     now = columns.key
-    with _lacking_lock:
-        known = {f.path: _lacking[f.path, now] for f in files if (f.path, now) in _lacking}
+    known = {path: lacking for (path, _), lacking in _lacking.known((f.path, now) for f in files).items()}
     if unknown := [f for f in files if f.path not in known]:
         with ThreadPoolExecutor(LOOKS_AT_ONCE) as pool:
             found = dict(
                 zip((f.path for f in unknown), pool.map(partial(_lacking_in, io, columns), unknown), strict=True)
             )
         known |= found
-        with _lacking_lock:
-            if len(_lacking) + len(found) > _KNOWN_MAX:
-                _lacking.clear()
-            _lacking.update({(path, now): lacking for path, lacking in found.items()})
+        _lacking.note_all({(path, now): lacking for path, lacking in found.items()})
     plain = {path for path, lacking in known.items() if lacking is not None and lacking.isdisjoint(names)}
     return [f for f in files if f.path in plain], [f for f in files if f.path not in plain]
 

@@ -6,8 +6,6 @@ what a small round takes.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,10 +29,10 @@ from sqlalchemy.orm import Session
 
 from lakehead.env.clock import SystemClock
 from lakehead.iceberg.metadata_json import metadata_json
+from lakehead.iceberg.recently_used import RecentlyUsed
 
-_KNOWN_MAX = 128
-_known: OrderedDict[str, tuple[int, TableMetadata]] = OrderedDict()
-_lock = threading.Lock()
+_known: RecentlyUsed[str, tuple[int, TableMetadata]] = RecentlyUsed(128)
+"""By a file's address, its size and what it says."""
 
 
 class _NewestFirst:
@@ -103,11 +101,10 @@ def read_metadata(io: FileIO, location: str) -> TableMetadata:
     """
     file = io.new_input(location)
     size = len(file)
-    with _lock:
-        known = _known.get(location)
+    known = _known.get(location)
     if known is None or known[0] != size:
         known = size, _newest_first(FromInputFile.table_metadata(file))
-        _remember(location, *known)
+        _known.note(location, known)
     return known[1]
 
 
@@ -123,15 +120,7 @@ def write_metadata(io: FileIO, location: str, metadata: TableMetadata) -> None:
     with io.new_output(location).create(overwrite=False) as stream:
         for piece in pieces:
             stream.write(piece)
-    _remember(location, sum(map(len, pieces)), metadata)
-
-
-def _remember(location: str, size: int, metadata: TableMetadata) -> None:
-    with _lock:
-        _known[location] = size, metadata
-        _known.move_to_end(location)
-        while len(_known) > _KNOWN_MAX:
-            _known.popitem(last=False)
+    _known.note(location, (sum(map(len, pieces)), metadata))
 
 
 def updated(base: TableMetadata, updates: Sequence[TableUpdate], location: str) -> TableMetadata:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,15 +13,14 @@ from pyiceberg.table import Table
 from lakehead.iceberg.file_io import FILES_AT_ONCE
 from lakehead.iceberg.planner import plan_files
 from lakehead.iceberg.positions import deleted_positions, iterate_offsets
+from lakehead.iceberg.recently_used import RecentlyUsed
 from lakehead.lake.census import Census
 from lakehead.lake.lake_table import LakeFile
 from lakehead.log.netchange import between
 from lakehead.types import OFFSET_COLUMN, TabletKey
 
-_KNOWN_MAX = 256
-_known: dict[tuple[str, int], Census] = {}
-"""By table and snapshot, which do not change."""
-_known_lock = threading.Lock()
+_known: RecentlyUsed[tuple[str, int], Census] = RecentlyUsed(256)
+"""By table and snapshot."""
 
 
 def count_rows(
@@ -40,14 +38,10 @@ def count_rows(
     if snapshot is None:
         return Census({})
     key = (str(table.metadata.table_uuid), snapshot)
-    with _known_lock:
-        found = _known.get(key)
+    found = _known.get(key)
     if found is None:
         found = _count(table, files() if files is not None else plan_files(table, snapshot))
-        with _known_lock:
-            while len(_known) >= _KNOWN_MAX:
-                del _known[next(iter(_known))]
-            _known[key] = found
+        _known.note(key, found)
     return found
 
 

@@ -5,22 +5,19 @@ Most of one is its snapshots and their log. A commit adds one entry to each: JSO
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import IcebergBaseModel
 from pyiceberg.utils.config import Config
 
-_KNOWN_MAX = 256
+from lakehead.iceberg.recently_used import RecentlyUsed
+
 _PIECE = 32
 """Entries whose JSON is one piece: that of the last, which is not full, is made anew."""
 _LISTS = {"snapshots": "snapshots", "snapshot_log": "snapshot-log"}
 """What grows with commits: PyIceberg's names, and the format's."""
 
-_known: OrderedDict[tuple[str, str], tuple[list[IcebergBaseModel], list[bytes]]] = OrderedDict()
+_known: RecentlyUsed[tuple[str, str], tuple[list[IcebergBaseModel], list[bytes]]] = RecentlyUsed(256)
 """By a table's id and a list's name, the entries of the version that was written last, and the pieces of their JSON."""
-_lock = threading.Lock()
 
 
 def metadata_json(metadata: TableMetadata) -> list[bytes]:
@@ -37,17 +34,12 @@ def metadata_json(metadata: TableMetadata) -> list[bytes]:
 def _pieces(metadata: TableMetadata, field: str) -> list[bytes]:
     entries: list[IcebergBaseModel] = getattr(metadata, field)
     key = (str(metadata.table_uuid), field)
-    with _lock:
-        written, pieces = _known.get(key, ([], []))
+    written, pieces = _known.get(key) or ([], [])
     # Those that stayed are the same objects: that is soon told.
     full = len(written) // _PIECE if entries[: len(written)] == written else 0
     pieces = pieces[:full]
     for start in range(full * _PIECE, len(entries), _PIECE):
         text = ",".join(entry.model_dump_json() for entry in entries[start : start + _PIECE])
         pieces.append(f"{',' if start else ''}{text}".encode())
-    with _lock:
-        _known[key] = entries, pieces
-        _known.move_to_end(key)
-        while len(_known) > _KNOWN_MAX:
-            _known.popitem(last=False)
+    _known.note(key, (entries, pieces))
     return pieces

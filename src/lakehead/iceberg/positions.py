@@ -8,8 +8,6 @@ an offset twice, dead and live: every position of an offset counts.
 from __future__ import annotations
 
 import functools
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -24,6 +22,7 @@ from pyarrow.fs import FileType
 
 from lakehead.iceberg.columns import column_name
 from lakehead.iceberg.file_io import FILES_AT_ONCE, lake_files, locate_file
+from lakehead.iceberg.recently_used import RecentlyUsed
 from lakehead.lake.lake_table import LakeFile, missing_file
 from lakehead.log.netchange import NO_OFFSETS, Mask, Offsets, between, contains, union
 from lakehead.types import OFFSET_COLUMN
@@ -32,10 +31,8 @@ if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile
 
-_KNOWN_MAX = 4096
-_known: dict[str, tuple[tuple[int, int] | None, int]] = {}
-"""Offsets of files whose manifests do not tell; files do not change."""
-_known_lock = threading.Lock()
+_statistics: RecentlyUsed[str, tuple[tuple[int, int] | None, int]] = RecentlyUsed(4096)
+"""Offsets of files whose manifests do not tell."""
 
 
 def offset_bounds(file: DataFile, field_id: int) -> tuple[int, int] | None:
@@ -52,14 +49,10 @@ def with_offsets(io: FileIO, files: Iterable[LakeFile], field_id: int) -> list[L
     def known(file: LakeFile) -> LakeFile:
         if file.null_offsets == file.record_count or (file.offsets is not None and file.null_offsets is not None):
             return file
-        with _known_lock:
-            found = _known.get(file.path)
+        found = _statistics.get(file.path)
         if found is None:
             found = offset_statistics(io, file.path, field_id)
-            with _known_lock:
-                while len(_known) >= _KNOWN_MAX:
-                    del _known[next(iter(_known))]
-                _known[file.path] = found
+            _statistics.note(file.path, found)
         return replace(file, offsets=found[0], null_offsets=found[1])
 
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
@@ -159,50 +152,13 @@ def find_offsets(io: FileIO, path: str, wanted: Offsets, field_id: int) -> tuple
     return np.concatenate(positions), np.concatenate(values)
 
 
-_MEMORY_MAX = 64 << 20
 _Key = tuple[str, int, int]
 """A file's address, its size, and the id of the field that is the offset's."""
 _Bounds = tuple[int, int] | None
-_Groups = Sequence[tuple[int, _Bounds]]
+_bounds: RecentlyUsed[_Key, Sequence[tuple[int, _Bounds]]] = RecentlyUsed(4096)
 """Of each row group, how many rows it has, and its least and greatest offset as far as the footer says."""
-
-
-class _Remembered:
-    """Offsets of row groups that were read, of the files that were asked for last. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._bounds: OrderedDict[_Key, _Groups] = OrderedDict()
-        self._groups: OrderedDict[tuple[_Key, int], GroupOffsets] = OrderedDict()
-        self._bytes = 0
-
-    def bounds(self, key: _Key) -> _Groups | None:
-        with self._lock:
-            return self._bounds.get(key)
-
-    def group(self, key: _Key, number: int) -> GroupOffsets | None:
-        with self._lock:
-            found = self._groups.get((key, number))
-            if found is not None:
-                self._groups.move_to_end((key, number))
-            return found
-
-    def note_bounds(self, key: _Key, bounds: _Groups) -> None:
-        with self._lock:
-            self._bounds[key] = bounds
-            while len(self._bounds) > _KNOWN_MAX:
-                self._bounds.popitem(last=False)
-
-    def note_group(self, key: _Key, number: int, group: GroupOffsets) -> None:
-        with self._lock:
-            old = self._groups.pop((key, number), None)
-            self._groups[key, number] = group
-            self._bytes += group.bytes - (0 if old is None else old.bytes)
-            while self._bytes > _MEMORY_MAX:
-                self._bytes -= self._groups.popitem(last=False)[1].bytes
-
-
-_remembered = _Remembered()
+_groups: RecentlyUsed[tuple[_Key, int], GroupOffsets] = RecentlyUsed(64 << 20, lambda group: group.bytes)
+"""Row groups that were read."""
 
 
 def iterate_offsets(io: FileIO, path: str, field_id: int, *, within: Offsets | None = None) -> Iterator[GroupOffsets]:
@@ -226,19 +182,19 @@ def iterate_offsets(io: FileIO, path: str, field_id: int, *, within: Offsets | N
         def opened() -> pq.ParquetFile:
             return stack.enter_context(pq.ParquetFile(inner, filesystem=fs))
 
-        bounds = _remembered.bounds(key)
+        bounds = _bounds.get(key)
         if bounds is None:
             bounds = _bounds_of_groups(opened(), field_id)
-            _remembered.note_bounds(key, bounds)
+            _bounds.note(key, bounds)
         first = 0
         for number, (rows, known) in enumerate(bounds):
             if within is None or known is None or len(between(within, known[0], known[1] + 1)):
-                group = _remembered.group(key, number)
+                group = _groups.get((key, number))
                 if group is None:
                     name = column_name(opened().schema_arrow, field_id, OFFSET_COLUMN)
                     column = opened().read_row_group(number, columns=[name]).column(0).combine_chunks()
                     group = GroupOffsets.of(first, column)
-                    _remembered.note_group(key, number, group)
+                    _groups.note((key, number), group)
                 yield group
             first += rows
 

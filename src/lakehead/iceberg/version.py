@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 
 from pyiceberg.table import Table
 from pyiceberg.table import Table as IcebergTable
 from pyiceberg.table.snapshots import Snapshot
 
+from lakehead.iceberg.recently_used import RecentlyUsed
 from lakehead.lake.marks import LakeMark, LakeSnapshot, LakeVersion, mark_of
 
 __all__ = ["IcebergTable", "lake_version", "read_mark"]
 
-_KNOWN_MAX = 64
-_known: OrderedDict[str, tuple[list[Snapshot], dict[int, LakeSnapshot]]] = OrderedDict()
+_known: RecentlyUsed[str, tuple[list[Snapshot], dict[int, LakeSnapshot]]] = RecentlyUsed(64)
 """Of lake tables by their ids, the snapshots of the version that was looked at last, in both forms."""
-_lock = threading.Lock()
 
 
 def lake_version(table: Table) -> LakeVersion:
     """The version at which a PyIceberg table is loaded; its handle is the table."""
     metadata = table.metadata
     name, uuid = ".".join(table.name()), str(metadata.table_uuid)
-    with _lock:
-        listed, known = _known.get(uuid, ([], {}))
+    listed, known = _known.get(uuid) or ([], {})
     now = metadata.snapshots
     if now[: len(listed)] == listed:  # a commit adds one: those before it are the same objects
         snapshots = known | {s.snapshot_id: _snapshot(s, None) for s in now[len(listed) :]}
     else:
         snapshots = {s.snapshot_id: _snapshot(s, known.get(s.snapshot_id)) for s in now}
-    with _lock:
-        _known[uuid] = now, snapshots
-        _known.move_to_end(uuid)
-        while len(_known) > _KNOWN_MAX:
-            _known.popitem(last=False)
+    _known.note(uuid, (now, snapshots))
     state = table.metadata_location
     return LakeVersion(name, uuid, metadata.current_snapshot_id, snapshots, metadata.properties, state, table)
 

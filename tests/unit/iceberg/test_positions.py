@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,8 @@ import pytest
 
 from lakehead.iceberg import positions
 from lakehead.iceberg.file_io import SyncedFileIO
-from lakehead.iceberg.positions import deleted_positions, find_offsets, offset_statistics
+from lakehead.iceberg.positions import GroupOffsets, deleted_positions, find_offsets, offset_statistics
+from lakehead.iceberg.recently_used import RecentlyUsed
 
 IO = SyncedFileIO()
 SORTED = [0, 1, 4, 5, 9, 12]
@@ -77,9 +79,10 @@ def test_delete_files_may_overlap_and_name_several_files(tmp_path: Path) -> None
 
 def test_little_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files asked for last, and of those no more than memory allows; what is not is read again."""
-    monkeypatch.setattr(positions, "_MEMORY_MAX", 2000)
-    monkeypatch.setattr(positions, "_KNOWN_MAX", 3)
-    monkeypatch.setattr(positions, "_remembered", remembered := positions._Remembered())
+    bounds: RecentlyUsed[Any, Any] = RecentlyUsed(3)
+    groups: RecentlyUsed[Any, GroupOffsets] = RecentlyUsed(2000, lambda group: group.bytes)
+    monkeypatch.setattr(positions, "_bounds", bounds)
+    monkeypatch.setattr(positions, "_groups", groups)
     wanted = np.arange(0, 100, 7)
     for n in (0, 1, 2, 3, 4, 0, 4):
         path = str(tmp_path / f"{n}.parquet")
@@ -87,5 +90,5 @@ def test_little_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         pq.write_table(pa.table({"__offset": offsets}), path, row_group_size=40)
         for _ in range(2):
             assert find_offsets(IO, path, wanted, NO_ID)[1].tolist() == sorted(set(wanted) & set(offsets))
-        assert remembered._bytes == sum(g.bytes for g in remembered._groups.values()) <= 2000
-        assert len(remembered._bounds) <= 3
+        assert groups.size <= 2000
+        assert bounds.size <= 3

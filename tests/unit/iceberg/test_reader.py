@@ -13,6 +13,7 @@ from lakehead.iceberg import positions
 from lakehead.iceberg.file_io import locate_file
 from lakehead.iceberg.planner import plan_files
 from lakehead.iceberg.reader import count_lake, read_lake
+from lakehead.iceberg.recently_used import RecentlyUsed
 from lakehead.iceberg.snapshots import snapshots_table
 from lakehead.lake.listing import files_table
 from lakehead.predicate import parse_predicate
@@ -69,7 +70,8 @@ def test_rows_are_left_out_by_position_whatever_row_groups_a_filter_skips(
     for f in keyed.load().scan().plan_files():
         fs, path = locate_file(keyed.io, f.file.file_path)
         pq.write_table(pq.read_table(path, filesystem=fs), path, filesystem=fs, row_group_size=group_rows)
-    monkeypatch.setattr(positions, "_remembered", positions._Remembered())
+    monkeypatch.setattr(positions, "_groups", RecentlyUsed(64 << 20))
+    monkeypatch.setattr(positions, "_bounds", RecentlyUsed(4096))
     rows = keyed.load().scan().to_arrow().select(["id", "v", "__offset"]).to_pylist()
     for _ in range(20):
         gone = np.unique(rng.integers(0, 90, rng.integers(0, 40)))
