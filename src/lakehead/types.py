@@ -7,7 +7,7 @@ import decimal
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import Literal, TypeAlias, get_args
@@ -506,7 +506,8 @@ class TableDescriptor:
 
     @cached_property
     def _known_partitions(self) -> dict[str, tuple[PartitionValue, ...]]:
-        """Values by names that were looked at: a server tells of all at each read."""
+        """Values by names that were looked at: a server tells of all at each read. Whoever asks decides on the names:
+        few and short ones are remembered."""
         return {} if self.partition_by else {UNPARTITIONED: ()}
 
     def _may_have_partition(self, name: str) -> bool:
@@ -517,7 +518,7 @@ class TableDescriptor:
             return False
         if canonical != name:
             return False
-        if len(self._known_partitions) < _PARTITIONS_KNOWN_MAX:
+        if len(self._known_partitions) < PARTITIONS_KNOWN_MAX and len(name) <= _KNOWN_NAME_MAX:
             self._known_partitions[name] = values
         return True
 
@@ -525,8 +526,13 @@ class TableDescriptor:
         """Inverse of `tablet_id`."""
         return TabletKey(partition_name(self.partition_by, tablet.partition), tablet.bucket)
 
+    def __getstate__(self) -> dict[str, object]:
+        """Pickles take the definition along, and nothing that was made of it."""
+        return {f.name: self.__dict__[f.name] for f in fields(self)}
 
-_PARTITIONS_KNOWN_MAX = 100_000
+
+PARTITIONS_KNOWN_MAX = 10_000
+_KNOWN_NAME_MAX = 200
 
 
 def changelog_id(table_id: str) -> str:

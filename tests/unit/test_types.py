@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import pickle
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 from lakehead.errors import CorruptionError, InvalidRequestError
 from lakehead.format.schema import schema_from_bytes, schema_to_bytes
 from lakehead.types import (
+    PARTITIONS_KNOWN_MAX,
     ChangeType,
     Schemas,
     TableDescriptor,
@@ -85,6 +87,22 @@ def test_descriptors_translate_tablets_and_know_their_prefix() -> None:
     assert desc.keyed and desc.tablet_key_columns == ("u", "n") and desc.prefix_key == ("u",)
     with pytest.raises(ValueError, match="zip"):
         desc.tablet_key(TabletId((), 3))
+
+
+def test_names_of_partitions_that_somebody_asks_for_take_no_memory_for_ever() -> None:
+    """Whoever reaches a server can ask for any: the first ten thousand are known, all are judged."""
+    schema = pa.schema([("name", pa.string()), ("n", pa.int32())])
+    desc = TableDescriptor("t1", TablePath("a", "b"), Schemas.only(schema), (), ("name",), (), 1, None)
+    long = "x" * 100_000
+    assert desc.may_have(TabletKey(f"name={long}", 0))
+    for _ in range(2):
+        assert all(desc.may_have(TabletKey(f"name={n}", 0)) for n in range(PARTITIONS_KNOWN_MAX + 500))
+        assert not desc.may_have(TabletKey("name=%", 0))
+        assert desc.partition_values(f"name={PARTITIONS_KNOWN_MAX + 1}") == (str(PARTITIONS_KNOWN_MAX + 1),)
+    assert len(desc._known_partitions) == PARTITIONS_KNOWN_MAX
+    assert not any(long in name for name in desc._known_partitions)
+    assert len(pickle.dumps(desc)) < 2000
+    assert pickle.loads(pickle.dumps(desc)) == desc
 
 
 def test_change_symbols() -> None:
