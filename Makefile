@@ -88,7 +88,7 @@ mutants-auto: $(STAMP)  ## break lines at random, count what tests notice (ARGS=
 
 bench: $(STAMP)  ## measure throughput and latency on this machine (PEERS=1: beside RocksDB and Redis, too)
 	$(if $(PEERS),@scripts/ensure-peers.sh)
-	$(BIN)/python -m lakehead.cli.main bench $(ARGS)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 .PHONY: tpch
 tpch: $(STAMP) java  ## the 22 queries of TPC-H, half hot, beside plain files (SCALE=0.1, ARGS=--spark)
@@ -97,7 +97,7 @@ tpch: $(STAMP) java  ## the 22 queries of TPC-H, half hot, beside plain files (S
 .PHONY: bench-quick bench-page
 QUICK := --rows 200000 --only embedded --only loopback --only smallwrites --only lake --only growth
 bench-quick: $(STAMP)  ## measure for three minutes, tell which ratios moved since benchmarks/results/quick.json
-	$(BIN)/python -m lakehead.cli.main bench $(QUICK) --compare benchmarks/results/quick.json $(ARGS)
+	$(BIN)/python -m benchmarks $(QUICK) --compare benchmarks/results/quick.json $(ARGS)
 
 bench-page: $(STAMP)  ## write docs/benchmarks.md from benchmarks/results/full.json
 	@$(BIN)/python -m scripts.benchmark_page
@@ -111,4 +111,4 @@ lock: $(STAMP)  ## resolve requirements/dev.in again into dev.lock
 clean:  ## remove caches, builds and what the demo left; keeps .venv
 	rm -rf build dist lakehead-demo spark-warehouse metastore_db derby.log artifacts
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests examples benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -35,7 +35,7 @@ each) unless a name says otherwise. `make bench-page` writes this page and its p
 [the results](../benchmarks/results/full.json). Machines differ, and one machine from minute to minute: compare ratios.
 
 ```console
-$ lakehead bench --rows 1000000 --save full.json
+$ make bench PEERS=1 ARGS="--save full.json"
 $ lakehead bench --rows 200000 --only embedded --only lake --compare benchmarks/results/quick.json
 ```
 

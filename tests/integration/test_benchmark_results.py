@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import lakehead as lh
-from lakehead.benchmarks import growth, peers
+from benchmarks import peers
+from lakehead.benchmarks import growth
 from lakehead.benchmarks.events import Figure
 from lakehead.benchmarks.results import Results, moved
-from lakehead.benchmarks.run import PARTS, run_bench
+from lakehead.benchmarks.run import ASKED_PARTS, PARTS, run_bench
 from scripts.benchmark_page import RESULTS, page
+
+MORE = {"peers": peers.peers}
 
 
 def test_the_page_is_what_the_results_say() -> None:
     stale = [path.name for path, text in page(Results.read(RESULTS)).items() if path.read_text() != text]
     assert not stale, "run make bench-page and commit what it changed"
-    assert set(Results.read(RESULTS).figures) >= set(PARTS)
+    assert set(Results.read(RESULTS).figures) == {*PARTS, "peers"}
 
 
 def test_results_are_saved_and_compared(
@@ -32,7 +37,7 @@ def test_results_are_saved_and_compared(
     monkeypatch.setattr(peers, "_SMALL_CALLS_ICEBERG", 2)
     first, second = str(tmp_path / "first.json"), str(tmp_path / "second.json")
     parts = ["growth", "peers"]
-    assert run_bench(rows=20_000, folder=str(tmp_path), only=parts, save=first) == 0
+    assert run_bench(rows=20_000, folder=str(tmp_path), only=parts, save=first, more=MORE) == 0
     told = capsys.readouterr().out
     results = Results.read(first)
     assert list(results.figures) == parts and results.rows == 20_000 and results.machine["pyarrow"]
@@ -49,6 +54,16 @@ def test_results_are_saved_and_compared(
     run_bench(rows=20_000, folder=str(tmp_path), only=["growth"], output="json", compare=first)
     names = [m["name"] for m in json.loads(capsys.readouterr().out)["moved"]]
     assert names == [f.name for f in results.figures["growth"] if f.ratio]
+
+
+def test_the_options_are_those_of_the_command_and_name_every_part() -> None:
+    told = [
+        subprocess.run([sys.executable, "-m", *words, "--help"], capture_output=True, text=True, check=True).stdout
+        for words in (["lakehead.cli.main", "bench"], ["benchmarks"])
+    ]
+    assert all(part in told[0] for part in (*PARTS, *ASKED_PARTS)) and "peers" not in told[0]
+    assert "peers" in told[1].partition("Options:")[0]
+    assert told[0].partition("Options:")[2] == told[1].partition("Options:")[2]
 
 
 def test_what_moved_is_what_is_far_from_before() -> None:

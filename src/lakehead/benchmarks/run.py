@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -32,7 +32,6 @@ from lakehead.benchmarks.durability import concurrent_writers, restart
 from lakehead.benchmarks.events import BATCH_ROWS, Figure, event_batches, rate, seconds
 from lakehead.benchmarks.fanout import fanout
 from lakehead.benchmarks.growth import growth
-from lakehead.benchmarks.peers import peers
 from lakehead.benchmarks.results import Results, moved, moved_lines, this_machine
 from lakehead.benchmarks.smallwrites import small_writes
 from lakehead.benchmarks.tiering import tiering
@@ -51,10 +50,11 @@ PARTS = (
     "restart",
     "tiering",
     "growth",
-    "peers",
 )
 ASKED_PARTS = ("tiering-spark",)
 """Those that are measured when they are named alone."""
+Part = Callable[[str, Sequence[pa.RecordBatch]], Iterator[Figure]]
+"""Measures with these events, in this folder."""
 
 
 def run_bench(
@@ -66,19 +66,22 @@ def run_bench(
     sizes: Sizes | None = None,
     save: str | None = None,
     compare: str | None = None,
+    more: Mapping[str, Part] | None = None,
 ) -> int:
-    """Measure all `PARTS`, or ``only`` some of them and `ASKED_PARTS`, in a temporary folder inside ``folder``
-    (default: the current one) and print it.
+    """Measure all `PARTS` and ``more``, or ``only`` some of these and of `ASKED_PARTS`, in a temporary folder inside
+    ``folder`` (default: the current one) and print it.
 
     Args:
         sizes: of the part ``tiering``.
         save: a file to write the results to.
         compare: a file of results; tell which ratios moved since.
+        more: further parts, by their names.
 
     Raises:
         InvalidRequestError: there is no such part; ``compare`` names no results.
     """
-    parts: dict[str, Callable[[str, Sequence[pa.RecordBatch]], Iterator[Figure]]] = {
+    further = dict(more or {})
+    parts: dict[str, Part] = {
         "embedded": _embedded,
         "loopback": _loopback,
         "smallwrites": partial(small_writes, _server),
@@ -90,7 +93,7 @@ def run_bench(
         "tiering": partial(tiering, _server, sizes or Sizes()),
         "growth": growth,
         "tiering-spark": tiering_on_spark,
-        "peers": peers,
+        **further,
     }
     if unknown := [p for p in only if p not in parts]:
         raise lh.InvalidRequestError(f"there is no part {unknown[0]!r} of the benchmark: {', '.join(parts)}")
@@ -99,7 +102,7 @@ def run_bench(
     figures: dict[str, list[Figure]] = {}
     try:
         batches = event_batches(rows)
-        for name in only or PARTS:
+        for name in only or (*PARTS, *further):
             for figure in parts[name](base, batches):
                 figures.setdefault(name, []).append(figure)
                 if output == "text":

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lakehead.cli.session import Session, command
 
+if TYPE_CHECKING:
+    from lakehead.benchmarks.run import Part
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     command(app, "demo")(demo)
-    command(app, "bench")(bench)
+    command(app, "bench")(bench_with({}))
 
 
 def demo(
@@ -29,31 +33,49 @@ def demo(
     _exit(run_demo(folder, rows=rows, fresh=fresh, output=session.output.value))
 
 
-def bench(
-    session: Session,
-    rows: Annotated[int, typer.Option(help="Rows of each measurement.", min=1)] = 1_000_000,
-    folder: Annotated[str | None, typer.Option(help="Where temporary data goes; default: here.")] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Only this part: embedded, loopback, smallwrites, push, fanout, lake, writers, restart, tiering,"
-            " growth, peers, tiering-spark; repeat it. Without it all but the last."
-        ),
-    ] = None,
-    commits: Annotated[int, typer.Option(help="tiering: small rounds of one table, one after the other.", min=20)] = (
-        200
-    ),
-    seconds: Annotated[float, typer.Option(help="tiering: least time of each load.", min=0.1)] = 20.0,
-    save: Annotated[str | None, typer.Option(help="Write the results to this file, as JSON.")] = None,
-    compare: Annotated[str | None, typer.Option(help="Tell which ratios moved since the results in this file.")] = None,
-) -> None:
-    """Measure the published figures on this machine."""
-    from lakehead.benchmarks.run import run_bench
-    from lakehead.benchmarks.tiering_service import Sizes
+def bench_with(more: Mapping[str, Part]) -> Callable[..., None]:
+    """`lakehead bench`, which measures these parts, too, by their names."""
 
-    sizes = Sizes(commits=commits, seconds=seconds)
-    output = session.output.value
-    _exit(run_bench(rows=rows, output=output, folder=folder, only=only or (), sizes=sizes, save=save, compare=compare))
+    def bench(
+        session: Session,
+        rows: Annotated[int, typer.Option(help="Rows of each measurement.", min=1)] = 1_000_000,
+        folder: Annotated[str | None, typer.Option(help="Where temporary data goes; default: here.")] = None,
+        only: Annotated[
+            list[str] | None,
+            typer.Option(
+                help="Only this part: embedded, loopback, smallwrites, push, fanout, lake, writers, restart, tiering,"
+                " growth, tiering-spark; repeat it. Without it all but the last."
+            ),
+        ] = None,
+        commits: Annotated[
+            int, typer.Option(help="tiering: small rounds of one table, one after the other.", min=20)
+        ] = 200,
+        seconds: Annotated[float, typer.Option(help="tiering: least time of each load.", min=0.1)] = 20.0,
+        save: Annotated[str | None, typer.Option(help="Write the results to this file, as JSON.")] = None,
+        compare: Annotated[
+            str | None, typer.Option(help="Tell which ratios moved since the results in this file.")
+        ] = None,
+    ) -> None:
+        """Measure the published figures on this machine."""
+        from lakehead.benchmarks.run import run_bench
+        from lakehead.benchmarks.tiering_service import Sizes
+
+        _exit(
+            run_bench(
+                rows=rows,
+                output=session.output.value,
+                folder=folder,
+                only=only or (),
+                sizes=Sizes(commits=commits, seconds=seconds),
+                save=save,
+                compare=compare,
+                more=more,
+            )
+        )
+
+    if more:
+        bench.__doc__ = f"{bench.__doc__} Parts besides those of --only: {', '.join(more)}."
+    return bench
 
 
 def _exit(code: object) -> None:

@@ -140,9 +140,9 @@ def _usage_message(error: typer.BadParameter) -> str:
     return f"{error.format_message().rstrip('.')}; see {where} --help"
 
 
-def run() -> None:
-    """Entry point of the ``lakehead`` command."""
-    code = main(sys.argv[1:])
+def run(*before: str) -> None:
+    """Entry point of the ``lakehead`` command; these words come before those of the process."""
+    code = main([*before, *sys.argv[1:]])
     try:
         with quiet_broken_pipe():
             sys.stdout.flush()

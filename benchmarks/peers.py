@@ -1,4 +1,4 @@
-"""The figures of `lakehead bench --only peers`: Lakehead beside stores that one would take instead, on the same rows.
+"""The figures of `python -m benchmarks --only peers`: Lakehead beside what one would take instead, on the same rows.
 
 SQLite, DuckDB and PyIceberg are always there; RocksDB and Redis where they are installed (`make bench PEERS=1`). Rows
 are made ready for each before its time begins, so that no peer pays for what only Lakehead takes as it is: Arrow. All
@@ -8,18 +8,20 @@ but PyIceberg write without waiting for the disk.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import os
 import shutil
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import duckdb
 import numpy as np
 import pyarrow as pa
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table as IcebergTable
 
 import lakehead as lh
 from lakehead.benchmarks.events import Figure, seconds
@@ -146,11 +148,13 @@ class _RocksDB(_ByBytes):
     name = "RocksDB"
 
     def __init__(self, folder: str) -> None:
-        self._made: Any = importlib.import_module("rocksdict")
-        self._db = self._made.Rdict(f"{folder}/peers.rocks", self._made.Options(raw_mode=True))
+        import rocksdict
+
+        self._db = rocksdict.Rdict(f"{folder}/peers.rocks", rocksdict.Options(raw_mode=True))
+        self._batch = partial(rocksdict.WriteBatch, raw_mode=True)
 
     def upsert(self, rows: dict[bytes, bytes]) -> None:
-        batch = self._made.WriteBatch(raw_mode=True)
+        batch = self._batch()
         for key, value in rows.items():
             batch.put(key, value)
         self._db.write(batch)
@@ -166,7 +170,9 @@ class _Redis(_ByBytes):
     name = "Redis"
 
     def __init__(self, socket: str) -> None:
-        self._db: Any = importlib.import_module("redis").Redis(unix_socket_path=socket)
+        import redis
+
+        self._db = redis.Redis(unix_socket_path=socket)
         self._db.ping()
 
     def upsert(self, rows: dict[bytes, bytes]) -> None:
@@ -284,9 +290,8 @@ def _lake_upserts(con: lh.Connection, base: str, batches: Sequence[pa.RecordBatc
     yield from _compared(f"upsert of {n:,} rows into Iceberg", speeds, lambda per_s: f"{n / per_s:.2f} s")
 
 
-def _iceberg_table(folder: str, schema: pa.Schema) -> Any:
-    sql: Any = importlib.import_module("pyiceberg.catalog.sql")
-    catalog = sql.SqlCatalog("peers", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}")
+def _iceberg_table(folder: str, schema: pa.Schema) -> IcebergTable:
+    catalog = SqlCatalog("peers", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}")
     catalog.create_namespace("db")
     return catalog.create_table("db.t", schema)
 
