@@ -84,6 +84,10 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
     made.kill()
 
 
+# For modules about what lies above the transports, or inside an embedded server: their `con` is embedded alone.
+embedded_only = pytest.mark.parametrize("con", [pytest.param("embedded", id=pytest.HIDDEN_PARAM)], indirect=True)
+
+
 @pytest.fixture(scope="module", params=["embedded", "server"])
 def con(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[lh.Connection]:
     """A connection; tests of a module share it, each with tables of its own."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from tests.integration.conftest import ServerProcess
+from tests.integration.conftest import ServerProcess, embedded_only
 
 import lakehead as lh
 import lakehead.spark as lhs
@@ -20,21 +19,10 @@ from lakehead.lake.union_read import UnionRead
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, embedded_only]
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), ("v", pa.string()), ("x", pa.float64())])
 KINDS = [(keyed, lake) for keyed in (False, True) for lake in (None, "iceberg")]
-
-
-@pytest.fixture(scope="module")
-def con(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lh.Connection]:
-    with lh.connect(tmp_path_factory.mktemp("data")) as con:
-        yield con
-
-
-@pytest.fixture(scope="module")
-def spark(con: lh.Connection) -> SparkSession:
-    return lhs.session(con)
 
 
 @pytest.fixture

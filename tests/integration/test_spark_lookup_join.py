@@ -44,11 +44,6 @@ def con(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lh.Connection]:
         yield con
 
 
-@pytest.fixture(scope="module")
-def spark(con: lh.Connection) -> SparkSession:
-    return lhs.session(con)
-
-
 def test_left_and_inner(spark: SparkSession) -> None:
     asked = [7, 8, None, 5, 7, 1000]
     df = spark.createDataFrame([(n, i) for n, i in enumerate(asked)], "n int, id int")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from tests.integration.conftest import embedded_only
 
 import lakehead as lh
 import lakehead.spark as lhs
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from lakehead.spark.layers import Layers
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, embedded_only]
 
 SCHEMA = pa.schema(
     [
@@ -32,17 +32,6 @@ SCHEMA = pa.schema(
         pa.field("place", pa.struct([("zip", pa.int32()), ("name", pa.string())])),
     ]
 )
-
-
-@pytest.fixture(scope="module")
-def con(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lh.Connection]:
-    with lh.connect(tmp_path_factory.mktemp("data")) as con:
-        yield con
-
-
-@pytest.fixture(scope="module")
-def spark(con: lh.Connection) -> SparkSession:
-    return lhs.session(con)
 
 
 def rows(ids: range, text: str = "a") -> pa.Table:

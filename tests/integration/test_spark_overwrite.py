@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from tests.integration.conftest import embedded_only
 
 import lakehead as lh
 import lakehead.spark as lhs
@@ -14,20 +14,9 @@ import lakehead.spark as lhs
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, embedded_only]
 
 SCHEMA = pa.schema([pa.field("day", pa.string(), False), pa.field("id", pa.int64(), False), ("v", pa.string())])
-
-
-@pytest.fixture(scope="module")
-def con(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lh.Connection]:
-    with lh.connect(tmp_path_factory.mktemp("data")) as con:
-        yield con
-
-
-@pytest.fixture(scope="module")
-def spark(con: lh.Connection) -> SparkSession:
-    return lhs.session(con)
 
 
 def frame(spark: SparkSession, *days: str, ids: range, v: str) -> DataFrame:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from tests.integration.conftest import embedded_only
 from tests.properties.test_change_feed import model
 
 import lakehead as lh
@@ -18,20 +18,9 @@ if TYPE_CHECKING:
 
     from lakehead.spark.layers import Layers
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, embedded_only]
 
 EVENTS = pa.schema([("id", pa.int64()), ("shop", pa.string()), ("amount", pa.int64())])
-
-
-@pytest.fixture(scope="module")
-def con(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lh.Connection]:
-    with lh.connect(tmp_path_factory.mktemp("data")) as con:
-        yield con
-
-
-@pytest.fixture(scope="module")
-def spark(con: lh.Connection) -> SparkSession:
-    return lhs.session(con)
 
 
 def events(ids: range) -> pa.Table:

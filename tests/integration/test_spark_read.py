@@ -35,11 +35,6 @@ def con(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lh.Connection]:
         yield con
 
 
-@pytest.fixture(scope="module")
-def spark(con: lh.Connection) -> SparkSession:
-    return lhs.session(con)
-
-
 def events(start: int, end: int) -> pa.Table:
     i = np.arange(start, end)
     kinds = np.array(["view", "cart", "buy"])[i % 3]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
+from tests.integration.conftest import embedded_only
 
 import lakehead as lh
 import lakehead.spark as lhs
@@ -18,21 +19,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, embedded_only]
 
 LOG = pa.schema([("day", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
 KEYED = pa.schema([("id", pa.int64()), ("text", pa.string())])
-
-
-@pytest.fixture(scope="module")
-def con(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lh.Connection]:
-    with lh.connect(tmp_path_factory.mktemp("stream") / "data") as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def spark(con: lh.Connection) -> SparkSession:
-    return lhs.session(con)
 
 
 class Sink:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from tests.integration.conftest import embedded_only
 
 import lakehead as lh
 import lakehead.spark as lhs
@@ -17,20 +17,9 @@ import lakehead.spark as lhs
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, embedded_only]
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
-
-
-@pytest.fixture(scope="module")
-def con(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lh.Connection]:
-    with lh.connect(tmp_path_factory.mktemp("data")) as con:
-        yield con
-
-
-@pytest.fixture(scope="module")
-def spark(con: lh.Connection) -> SparkSession:
-    return lhs.session(con)
 
 
 def rows_of(spark: SparkSession, ids: range, v: str = "x") -> DataFrame:
