@@ -6,12 +6,13 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from tests.integration.conftest import ServerProcess
+from tests.waiting import wait_until
 
 import lakehead as lh
 
@@ -33,13 +34,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
             con.grant("read", "a", to=name)
     yield process
     process.kill()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline, pause = time.monotonic() + seconds, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come about in time"
-        pause.wait(0.005)
 
 
 def busy_seconds(process: ServerProcess) -> float:

@@ -7,13 +7,12 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.waiting import wait_until
 
 import lakehead as lh
 
@@ -123,15 +122,7 @@ def name(request: pytest.FixtureRequest) -> str:
     return f"tests.{plain[:100]}"
 
 
-@pytest.fixture
-def wait_until() -> Callable[..., None]:
+@pytest.fixture(name="wait_until")
+def waiting() -> Callable[..., None]:
     """Poll a condition that another thread or process brings about."""
-
-    def wait(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-        deadline = time.monotonic() + seconds
-        pause = threading.Event()
-        while not condition():
-            assert time.monotonic() < deadline, "the condition did not come about in time"
-            pause.wait(0.005)
-
-    return wait
+    return wait_until

@@ -19,6 +19,8 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 from tests.certificates import Authority
+from tests.lake_servers import free_ports
+from tests.waiting import wait_until
 
 import lakehead as lh
 from lakehead.api.embedded import serve
@@ -33,18 +35,6 @@ IDLE_SECONDS, STREAM_BYTES, STREAMS, CONNECTIONS = 2, 16 << 20, 40, 64
 ROWS = pa.table({"k": list(range(50_000)), "s": ["some text"] * 50_000})
 CALLS = fl.FlightCallOptions(headers=[(b"authorization", b"Bearer t")])
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline, pause = time.monotonic() + seconds, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come about in time"
-        pause.wait(0.01)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 def configured(port: int, server: int, certificate: tuple[Path, Path], folder: Path) -> str:
@@ -82,7 +72,7 @@ def port(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iter
     folder = tmp_path_factory.mktemp("proxy")
     host = serve(folder / "data", ServerConfig(token="t"))
     assert host.port is not None
-    port = free_port()
+    (port,) = free_ports(1)
     config = folder / "nginx.conf"
     config.write_text(configured(port, host.port, authority.signed("server", "DNS:localhost"), folder))
     said = folder / "error.log"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pytest
+from tests.waiting import wait_until
 
 from lakehead.env import SystemThreads
 from lakehead.predicate import parse_predicate
@@ -16,13 +16,6 @@ from lakehead.server.access import Share
 from lakehead.server.filtering import Filtering, Turns, soon_done, until_gone
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline, pause = time.monotonic() + seconds, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come about in time"
-        pause.wait(0.005)
 
 
 def never() -> bool:
