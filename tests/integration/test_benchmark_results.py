@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
@@ -74,10 +76,45 @@ def test_what_moved_is_what_is_far_from_before() -> None:
     assert moved(before, of(a=1.4, b=1.6, c=0.5, new=9.0, none=3.0)) == [("b", 1.0, 1.6), ("c", 1.0, 0.5)]
 
 
-@pytest.mark.parametrize("text", [None, "", "[]", '{"rows": 1}', '{"rows": 1, "machine": {}, "figures": {"a": [{}]}}'])
+_FIGURES = '{"rows": 1, "machine": {}, "figures": {"a": [%s]}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "[]", '{"rows": 1}', _FIGURES % "{}", _FIGURES % '{"name": "a", "value": "1", "ratio": "2"}', "\udc80"],
+)
 def test_what_is_no_results_is_refused_before_anything_is_measured(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "results.json"
     if text is not None:
-        path.write_text(text)
+        path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(lh.InvalidRequestError, match="has no results"):
         run_bench(only=["embedded"], compare=str(path))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"save": "missing/x.json"}, "is in a folder that is not there"),
+        ({"save": "."}, "is a folder"),
+        ({"save": "mine/x.json"}, "cannot be written to"),
+        ({"save": "old.json"}, "cannot be written to"),
+        ({"folder": "missing"}, "name another one with --folder"),
+        ({"compare": "missing.json"}, "name a file that `lakehead bench --save` has written"),
+        ({"rows": 0}, "give 1 at least"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_done_is_said_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], told: str
+) -> None:
+    def measure(base: str, batches: object) -> NoReturn:
+        raise AssertionError("it was measured")
+
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "old.json").touch()
+    monkeypatch.chdir(tmp_path)
+    # Root may write to all there is.
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path).endswith("missing"))
+    with pytest.raises(lh.InvalidRequestError, match=told):
+        run_bench(only=["mine"], more={"mine": measure}, **options)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "old.json"]

@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
+
 from lakehead.benchmarks.events import Figure
+from lakehead.env.storage import storage_errors
 from lakehead.errors import InvalidRequestError
 
 _PACKAGES = ("lakehead", "pyarrow", "numpy", "duckdb", "pyiceberg", "pyspark", "rocksdict", "redis")
@@ -36,6 +39,15 @@ class Results:
         """The file's text."""
         return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"
 
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write a file.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        with storage_errors(str(path), "write"):
+            Path(path).write_text(self.to_json(), encoding="utf-8")
+
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Results:
         """Read a file.
@@ -44,11 +56,29 @@ class Results:
             InvalidRequestError: it is none, or not one of results.
         """
         try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
-            parts = {name: [Figure(**f) for f in figures] for name, figures in found["figures"].items()}
-            return cls(found["rows"], found["machine"], parts)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-            raise InvalidRequestError(f"{path} has no results of `lakehead bench --save`: {e}") from e
+            return msgspec.json.decode(Path(path).read_bytes(), type=cls)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as e:
+            raise InvalidRequestError(
+                f"{path} has no results: name a file that `lakehead bench --save` has written ({e})", path=str(path)
+            ) from e
+
+
+def check_place(path: str) -> None:
+    """Look whether results can be written there, before minutes are spent on them.
+
+    Raises:
+        InvalidRequestError: they cannot.
+    """
+    folder = os.path.dirname(os.path.abspath(path))
+    if os.path.isdir(path):
+        wrong = "is a folder"
+    elif not os.path.isdir(folder):
+        wrong = f"is in a folder that is not there, {folder}"
+    elif not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        wrong = "cannot be written to"
+    else:
+        return
+    raise InvalidRequestError(f"{path} {wrong}: name a file that the results can be written to", path=path)
 
 
 def this_machine() -> dict[str, str]:

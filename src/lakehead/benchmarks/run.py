@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +31,7 @@ from lakehead.benchmarks.durability import concurrent_writers, restart
 from lakehead.benchmarks.events import BATCH_ROWS, Figure, event_batches, rate, seconds
 from lakehead.benchmarks.fanout import fanout
 from lakehead.benchmarks.growth import growth
-from lakehead.benchmarks.results import Results, moved, moved_lines, this_machine
+from lakehead.benchmarks.results import Results, check_place, moved, moved_lines, this_machine
 from lakehead.benchmarks.smallwrites import small_writes
 from lakehead.benchmarks.tiering import tiering
 from lakehead.benchmarks.tiering_service import Sizes
@@ -78,7 +77,9 @@ def run_bench(
         more: further parts, by their names.
 
     Raises:
-        InvalidRequestError: there is no such part; ``compare`` names no results.
+        InvalidRequestError: there are no rows or no such part, ``compare`` names no results, or ``save`` or ``folder``
+            a place that cannot be written to. Nothing was measured.
+        StorageError: the disk refused.
     """
     further = dict(more or {})
     parts: dict[str, Part] = {
@@ -97,8 +98,12 @@ def run_bench(
     }
     if unknown := [p for p in only if p not in parts]:
         raise lh.InvalidRequestError(f"there is no part {unknown[0]!r} of the benchmark: {', '.join(parts)}")
+    if rows < 1:
+        raise lh.InvalidRequestError(f"rows={rows}: give 1 at least")
     before = Results.read(compare) if compare else None
-    base = tempfile.mkdtemp(prefix="lakehead-bench-", dir=folder or os.getcwd())
+    if save:
+        check_place(save)
+    base = _temporary_folder(folder or os.getcwd())
     figures: dict[str, list[Figure]] = {}
     try:
         batches = event_batches(rows)
@@ -111,7 +116,7 @@ def run_bench(
         shutil.rmtree(base, ignore_errors=True)
     results = Results(rows, this_machine(), figures)
     if save:
-        Path(save).write_text(results.to_json(), encoding="utf-8")
+        results.write(save)
     changes = moved(before, results) if before is not None else []
     if output == "json":
         told = {"rows": rows, "figures": [asdict(f) for part in figures.values() for f in part]}
@@ -121,6 +126,16 @@ def run_bench(
     elif compare:
         print(*moved_lines(changes, compare), sep="\n")
     return 0
+
+
+def _temporary_folder(where: str) -> str:
+    try:
+        return tempfile.mkdtemp(prefix="lakehead-bench-", dir=where)
+    except OSError as e:
+        raise lh.InvalidRequestError(
+            f"no folder for temporary data can be made in {where} ({e.strerror}): name another one with --folder",
+            path=where,
+        ) from e
 
 
 def _percentiles(work: Callable[[int], object], times: int = 2000) -> str:
