@@ -11,17 +11,9 @@ if [ -n "${JAVA_HOME:-}" ]; then
     exit 1
 fi
 enough java && exit 0
-
-if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    apt-get update -qq
-    # Newer Debian releases carry a later Java only.
-    for package in openjdk-17-jre-headless openjdk-21-jre-headless default-jre-headless; do
-        echo "java: installing $package"
-        if DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$package"; then
-            enough java && exit 0
-        fi
-    done
-fi
+# Newer Debian releases carry a later Java only.
+packages=(openjdk-17-jre-headless openjdk-21-jre-headless default-jre-headless)
+"$(dirname "$0")/apt-install.sh" java "${packages[@]}" && enough java && exit 0
 
 cat >&2 <<'TEXT'
 java: Spark needs a Java 17 (or later) runtime, and none was found. Install one:

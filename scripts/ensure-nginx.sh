@@ -6,12 +6,7 @@ set -euo pipefail
 found() { PATH="$PATH:/usr/sbin" command -v nginx >/dev/null; }
 
 found && exit 0
-
-if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    echo "proxy: installing nginx"
-    apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends nginx && found && exit 0
-fi
+"$(dirname "$0")/apt-install.sh" proxy nginx && found && exit 0
 
 cat >&2 <<'TEXT'
 proxy: the test of the proxy starts an nginx of its own, and it was not found. Install it:

@@ -5,9 +5,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 .venv/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes --no-deps -r requirements/peers.lock
 command -v redis-server >/dev/null && exit 0
-if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    echo "peers: installing redis-server"
-    apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends redis-server && exit 0
-fi
+scripts/apt-install.sh peers redis-server && exit 0
 echo "peers: redis-server is not on PATH, so that Redis is not measured (Debian, Ubuntu: apt-get install redis-server)" >&2

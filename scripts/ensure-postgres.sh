@@ -6,12 +6,7 @@ set -euo pipefail
 found() { command -v initdb >/dev/null || compgen -G "/usr/lib/postgresql/*/bin/initdb" >/dev/null; }
 
 found && exit 0
-
-if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    echo "postgres: installing postgresql"
-    apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends postgresql && found && exit 0
-fi
+"$(dirname "$0")/apt-install.sh" postgres postgresql && found && exit 0
 
 cat >&2 <<'TEXT'
 postgres: the tests of lake catalogs start a PostgreSQL server of their own, and its programs were not found. Install it:

@@ -16,11 +16,7 @@ if [ ! -x .venv/bin/python ] || ! supported .venv/bin/python; then
     fi
     if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
         version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-        if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-            echo "setup: installing python$version-venv"
-            apt-get update -qq
-            DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "python$version-venv"
-        else
+        if ! scripts/apt-install.sh setup "python$version-venv"; then
             echo "setup: $python has no venv module. On Debian or Ubuntu: sudo apt-get install python$version-venv" >&2
             exit 1
         fi
