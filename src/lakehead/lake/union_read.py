@@ -175,11 +175,6 @@ def _gap(desc: TableDescriptor, key: TabletKey, pinned: Pin) -> LakeStateError:
     )
 
 
-def _loses_digits(t: pa.DataType) -> bool:
-    """Whether a partition's value in Python may be less exact than its rows' values."""
-    return bool(pa.types.is_timestamp(t) or pa.types.is_time(t)) and t.unit == "ns"
-
-
 def _hot_start(desc: TableDescriptor, view: PinnedLake | None, tablet: TabletState) -> int:
     if view is not None:
         return view.offsets.get(tablet.key, 0)
@@ -274,8 +269,7 @@ class UnionRead:
     def _ranges(self) -> Mapping[TabletKey, tuple[int, int]]:
         """The pinned ranges of tablets whose partition may hold matching rows: a row never leaves its partition."""
         desc, ranges = self._desc, self.pinned.ranges
-        names = [c for c in desc.partition_by if not _loses_digits(desc.schema.field(c).type)]
-        bounds = [b for b in self._spec.bounds if b.column in names]
+        bounds = [b for b in self._spec.bounds if b.column in desc.partition_by]
         if not bounds:
             return ranges
         read = {
