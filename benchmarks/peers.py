@@ -12,7 +12,6 @@ import importlib.util
 import os
 import shutil
 import sqlite3
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -24,6 +23,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table as IcebergTable
 
 import lakehead as lh
+from lakehead.benchmarks.child import child
 from lakehead.benchmarks.events import Figure, seconds
 
 _LOOKUP_KEYS = 1000
@@ -222,7 +222,7 @@ def _by_key(stores: Sequence[Store], batches: Sequence[pa.RecordBatch], rows: in
         counts: list[int] = []
         took = seconds(lambda store=store, keys=keys, counts=counts: counts.extend(map(store.lookup, keys)))  # type: ignore[misc]
         if counts != [len(k) for k in asked]:
-            raise AssertionError(f"{store.name} did not find the rows that it was given")
+            raise lh.LakeheadError(f"{store.name} did not find the rows that it was given")
         found.setdefault(f"lookup, {_LOOKUP_KEYS:,} keys a call", []).append((store.name, sum(counts) / took))
         some = order[:_GETS]
         gets.append((store.name, [seconds(lambda store=store, k=k: store.get(k)) for k in some]))  # type: ignore[misc]
@@ -314,12 +314,6 @@ def _redis_server(base: str) -> Iterator[str]:
     """Redis in memory, on a Unix socket alone."""
     folder = _folder(base, "redis")
     command = ["redis-server", "--port", "0", "--unixsocket", f"{folder}/s", "--save", "", "--dir", folder]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        if not any("eady to accept connections" in line for line in process.stdout):
-            raise lh.UnavailableError("redis-server ended before it took connections")
+    with child("redis-server", command) as process:
+        process.line("eady to accept connections")
         yield f"{folder}/s"
-    finally:
-        process.terminate()
-        process.wait(10)

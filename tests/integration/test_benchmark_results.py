@@ -17,7 +17,7 @@ from benchmarks import peers
 from lakehead.benchmarks import growth
 from lakehead.benchmarks.events import Figure
 from lakehead.benchmarks.results import Results, moved
-from lakehead.benchmarks.run import ASKED_PARTS, PARTS, run_bench
+from lakehead.benchmarks.run import ASKED_PARTS, PARTS, _server_process, run_bench
 from scripts.benchmark_page import RESULTS, page
 
 MORE = {"peers": peers.peers}
@@ -118,3 +118,13 @@ def test_what_cannot_be_done_is_said_before_anything_is_measured(
     with pytest.raises(lh.InvalidRequestError, match=told):
         run_bench(only=["mine"], more={"mine": measure}, **options)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "old.json"]
+
+
+def test_a_server_that_does_not_begin_is_an_error_with_what_it_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(lh.UnavailableError, match=r"the server ended with [1-9].*error: .*file") as caught,
+        _server_process(str(tmp_path / "file")),
+    ):
+        pass
+    assert "\n" not in caught.value.message

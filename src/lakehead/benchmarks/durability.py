@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 
 import lakehead as lh
+from lakehead.benchmarks.child import child
 from lakehead.benchmarks.events import Figure
 
 WRITERS = (1, 8, 64)
@@ -38,7 +38,8 @@ import sys, time
 import lakehead as lh
 start = time.perf_counter()
 with lh.connect(sys.argv[1]) as con:
-    assert con.table("bench.keyed").get(int(sys.argv[2]) - 1) is not None
+    if con.table("bench.keyed").get(int(sys.argv[2]) - 1) is None:
+        sys.exit("a row that was written is not there")
     print(time.perf_counter() - start)
 """
 
@@ -69,10 +70,11 @@ def _writes_per_second(table: lh.Table, row: pa.RecordBatch, writers: int) -> fl
             table.append(row)
 
     with ThreadPoolExecutor(writers) as pool:
-        for _ in range(writers):
-            pool.submit(write)
+        running = [pool.submit(write) for _ in range(writers)]
         gate.wait()
         start = time.perf_counter()
+        for one in running:
+            one.result()
     return each * writers / (time.perf_counter() - start)
 
 
@@ -82,19 +84,11 @@ def restart(base: str, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:
     rows = sum(b.num_rows for b in batches)
     folder = f"{base}/restart"
     command = [sys.executable, "-c", _LOAD, folder, str(rows)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdin is not None
-    try:
-        if process.stdout.readline().strip() != "loaded":
-            raise lh.LakeheadError("the process that loads rows ended early")
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
+    with child("the process that loads rows", command, stop=signal.SIGKILL) as process:
+        process.line("loaded")
     size = _bytes_of(folder, ".checkpoint")
-    took = float(subprocess.check_output([sys.executable, "-c", _FIRST_GET, folder, str(rows)], text=True))
+    with child("the process that asks for a row", [sys.executable, "-c", _FIRST_GET, folder, str(rows)]) as process:
+        took = float(process.line())
     beside = f"checkpoints {size / 1e6:.0f} MB, log {_bytes_of(folder, '.log') / 1e6:.0f} MB"
     yield Figure(f"restart after SIGKILL, {rows:,} keys, to first get", f"{took:.2f} s", beside)
 

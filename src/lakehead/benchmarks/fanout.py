@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
+import signal
 import sys
 import threading
 import time
@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 
 import lakehead as lh
+from lakehead.benchmarks.child import Child, child
 from lakehead.benchmarks.events import Figure
 from lakehead.benchmarks.fanout_readers import PAUSE_SECONDS, SCHEMA
 
@@ -50,8 +51,8 @@ def _append(table: lh.Table) -> None:
 
 def _bare(readers: int, processes: int) -> tuple[list[float], float | None]:
     with _child("bare_server", _ROWS) as server:
-        port = _line(server)
-        return _listening("bare_readers", port, readers, processes, server.pid, lambda: _tell(server))
+        port = server.line()
+        return _listening("bare_readers", port, readers, processes, server.pid, server.tell)
 
 
 def _listening(
@@ -60,37 +61,18 @@ def _listening(
     """Milliseconds of each arrival, and the seconds of CPU that the process took, where that is told."""
     with contextlib.ExitStack() as stack:
         children = [stack.enter_context(_child(part, address, readers // processes, _ROWS)) for _ in range(processes)]
-        for child in children:
-            _line(child)
+        for one in children:
+            one.line()
         before = _cpu_seconds(pid)
         send()
-        taken: list[float] = [ms for child in children for ms in json.loads(_line(child))]
+        taken: list[float] = [ms for one in children for ms in json.loads(one.line())]
         after = _cpu_seconds(pid)
     return taken, None if before is None or after is None else after - before
 
 
-@contextlib.contextmanager
-def _child(part: str, *given: object) -> Iterator[subprocess.Popen[str]]:
+def _child(part: str, *given: object) -> contextlib.AbstractContextManager[Child]:
     command = [sys.executable, "-m", "lakehead.benchmarks.fanout_readers", part, *map(str, given)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def _line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline().strip()
-    if not line:
-        raise lh.LakeheadError("a process of the benchmark ended early")
-    return line
-
-
-def _tell(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
+    return child(f"the process of {part}", command, stop=signal.SIGKILL)
 
 
 def _cpu_seconds(pid: int) -> float | None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -27,6 +25,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 import lakehead as lh
+from lakehead.benchmarks.child import child
 from lakehead.benchmarks.durability import concurrent_writers, restart
 from lakehead.benchmarks.events import BATCH_ROWS, Figure, event_batches, rate, seconds
 from lakehead.benchmarks.fanout import fanout
@@ -54,6 +53,7 @@ ASKED_PARTS = ("tiering-spark",)
 """Those that are measured when they are named alone."""
 Part = Callable[[str, Sequence[pa.RecordBatch]], Iterator[Figure]]
 """Measures with these events, in this folder."""
+_PUSH_SECONDS = 30
 
 
 def run_bench(
@@ -80,6 +80,7 @@ def run_bench(
         InvalidRequestError: there are no rows or no such part, ``compare`` names no results, or ``save`` or ``folder``
             a place that cannot be written to. Nothing was measured.
         StorageError: the disk refused.
+        UnavailableError: a process of a measurement ended, or did not answer.
     """
     further = dict(more or {})
     parts: dict[str, Part] = {
@@ -192,14 +193,9 @@ def _warm_up(base: str, batches: Sequence[pa.RecordBatch]) -> None:
 @contextmanager
 def _server_process(folder: str) -> Iterator[tuple[str, int]]:
     command = [sys.executable, "-m", "lakehead.cli.main", "server", "--data", folder, "--listen", "127.0.0.1:0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        line = next(line for line in process.stdout if "lakehead://" in line)
+    with child("the server", command) as process:
+        line = process.line("lakehead://")
         yield "lakehead://" + line.split("lakehead://", 1)[1].split()[0], process.pid
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
 
 
 @contextmanager
@@ -236,12 +232,14 @@ def _push(base: str, batches: Sequence[pa.RecordBatch], rows: int = 500) -> Iter
                     return
 
         threading.Thread(target=listen, daemon=True).start()
-        ready.wait()
+        if not ready.wait(_PUSH_SECONDS):
+            raise lh.UnavailableError(f"no subscription within {_PUSH_SECONDS} s")
         pause = threading.Event()
         for _ in range(rows):
             table.append([{"sent_ns": time.perf_counter_ns()}])
             pause.wait(0.005)
-        done.wait(30)
+        if not done.wait(_PUSH_SECONDS):
+            raise lh.UnavailableError(f"{len(taken)} of {rows} rows were pushed within {_PUSH_SECONDS} s")
         value = "{:.3f} / {:.3f} ms".format(*np.percentile(taken, [50, 99]))
         yield Figure("push, append call → subscriber, p50 / p99", value, f"{len(taken)} single rows, synced")
 

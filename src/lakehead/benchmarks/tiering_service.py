@@ -138,7 +138,7 @@ def _wait_until(true: Callable[[], bool]) -> None:
     pause, end = threading.Event(), time.perf_counter() + _WAIT_SECONDS
     while not true():
         if time.perf_counter() > end:
-            raise lh.LakeheadError(f"the tiering service was not ready within {_WAIT_SECONDS:.0f} s")
+            raise lh.UnavailableError(f"the tiering service was not ready within {_WAIT_SECONDS:.0f} s")
         pause.wait(0.02)
 
 
