@@ -25,6 +25,7 @@ from pyiceberg.table import Table as IcebergTable
 import lakehead as lh
 from lakehead.benchmarks.child import child
 from lakehead.benchmarks.events import Figure, seconds
+from lakehead.benchmarks.run import warm_up
 
 _LOOKUP_KEYS = 1000
 _GETS = 2000
@@ -194,10 +195,7 @@ def peers(base: str, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:
     schema, rows = batches[0].schema, sum(b.num_rows for b in batches)
     with contextlib.ExitStack() as stack:
         con = stack.enter_context(lh.connect(f"{base}/peers"))
-        warm = _Lakehead(con, schema)
-        warm.upsert(batches[0].slice(0, 10))
-        warm.lookup(warm.ready_keys([1, 2]))
-        con.drop_table("peers.keyed")
+        warm_up(con, batches)
         stores: list[Store] = [_Lakehead(con, schema), _SQLite(base, schema), _DuckDB(base, schema)]
         if importlib.util.find_spec("rocksdict") is not None:
             stores.append(_RocksDB(base))

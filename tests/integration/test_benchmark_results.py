@@ -120,6 +120,29 @@ def test_what_cannot_be_done_is_said_before_anything_is_measured(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "old.json"]
 
 
+_COMPILED = """
+import sys
+from benchmarks.peers import _by_key, _Lakehead
+from lakehead import connect
+from lakehead.benchmarks.events import event_batches
+from lakehead.benchmarks.run import warm_up
+from lakehead.kv import kernels
+batches = event_batches(30_000)
+with connect(sys.argv[1]) as con:
+    warm_up(con, batches)
+    def compiled():
+        return {name: len(of.signatures) for name, of in vars(kernels).items() if hasattr(of, "signatures")}
+    before = compiled()
+    list(_by_key([_Lakehead(con, batches[0].schema)], batches, 30_000))
+    print(sum(before.values()) > 0, compiled() == before)
+"""
+
+
+def test_no_figure_of_keys_pays_for_what_is_compiled_once(tmp_path: Path) -> None:
+    asked = [sys.executable, "-c", _COMPILED, str(tmp_path / "data")]
+    assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split() == ["True", "True"]
+
+
 def test_a_server_that_does_not_begin_is_an_error_with_what_it_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
