@@ -221,7 +221,7 @@ def _by_key(stores: Sequence[Store], batches: Sequence[pa.RecordBatch], rows: in
         took = seconds(lambda store=store, keys=keys, counts=counts: counts.extend(map(store.lookup, keys)))  # type: ignore[misc]
         if counts != [len(k) for k in asked]:
             raise lh.LakeheadError(f"{store.name} did not find the rows that it was given")
-        found.setdefault(f"lookup, {_LOOKUP_KEYS:,} keys a call", []).append((store.name, sum(counts) / took))
+        found.setdefault(f"lookup, {len(asked[0]):,} keys a call", []).append((store.name, sum(counts) / took))
         some = order[:_GETS]
         gets.append((store.name, [seconds(lambda store=store, k=k: store.get(k)) for k in some]))  # type: ignore[misc]
         del ready
@@ -260,7 +260,7 @@ def _small_appends(con: lh.Connection, base: str, batch: pa.RecordBatch) -> Iter
     for name, work, calls in works:
         work()
         speeds.append((name, calls / seconds(lambda work=work, calls=calls: [work() for _ in range(calls)])))  # type: ignore[misc]
-    yield from _compared(f"append, {_SMALL_ROWS} rows a call", speeds, lambda per_s: f"{1e3 / per_s:.3f} ms a call")
+    yield from _compared(f"append, {rows.num_rows} rows a call", speeds, lambda per_s: f"{1e3 / per_s:.3f} ms a call")
 
 
 def _lake_upserts(con: lh.Connection, base: str, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:

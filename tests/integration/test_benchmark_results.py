@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pyarrow as pa
 import pytest
 
 import lakehead as lh
@@ -66,6 +67,34 @@ def test_the_options_are_those_of_the_command_and_name_every_part() -> None:
     assert all(part in told[0] for part in (*PARTS, *ASKED_PARTS)) and "peers" not in told[0]
     assert "peers" in told[1].partition("Options:")[0]
     assert told[0].partition("Options:")[2] == told[1].partition("Options:")[2]
+
+
+@pytest.mark.parametrize(("rows", "steps"), [(100, [100]), (15_000, [10_000, 15_000])])
+def test_names_say_how_many_rows_there_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rows: int, steps: list[int]
+) -> None:
+    scanned = []
+
+    def to_arrow(scan: lh.Scan) -> pa.Table:
+        found = _to_arrow(scan)
+        scanned.append(found.num_rows)
+        return found
+
+    _to_arrow = lh.Scan.to_arrow
+    monkeypatch.setattr(lh.Scan, "to_arrow", to_arrow)
+    monkeypatch.setattr(growth, "_TABLES", ())
+    monkeypatch.setattr(growth, "_PARTITIONS", ())
+    monkeypatch.setattr(peers, "_SMALL_CALLS", 5)
+    monkeypatch.setattr(peers, "_SMALL_CALLS_ICEBERG", 2)
+    run_bench(rows=rows, output="json", folder=str(tmp_path), only=["growth", "peers"], more=MORE)
+    figures = json.loads(capsys.readouterr().out)["figures"]
+    assert sorted(set(scanned)) == steps
+    most, few = min(rows, 10_000), min(rows, 1000)
+    for work in (f"append of {most:,} rows", f"upsert of {most:,} keys that are there", f"lookup of {few:,} keys"):
+        assert [f["name"] for f in figures if f["name"].startswith(work)] == [f"{work}, {n:,} rows" for n in steps]
+    told = [f["beside"].partition(":")[0] for f in figures if "times as many" in f["beside"]]
+    assert set(told) == ({"with 1.5 times as many rows"} if len(steps) > 1 else set())
+    assert any(f["name"] == f"lookup, {few:,} keys a call: SQLite" for f in figures)
 
 
 def test_what_moved_is_what_is_far_from_before() -> None:

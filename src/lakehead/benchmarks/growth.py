@@ -18,6 +18,7 @@ from lakehead.benchmarks.events import Figure, seconds
 _TABLES = (10, 100, 400)
 _PARTITIONS = (10, 100, 1000)
 _TIMES = 15
+_LOOKUP_KEYS = 1000
 
 
 def growth(base: str, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:
@@ -30,22 +31,26 @@ def growth(base: str, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:
 
 def _rows(con: lh.Connection, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:
     log = con.create_table("growth.log", batches[0].schema, durability="os")
+    # What is appended by way of measurement is not there when rows are scanned.
+    appended = con.create_table("growth.appended", batches[0].schema, durability="os")
     keyed = con.create_table("growth.keyed", batches[0].schema, primary_key=["event_id"], durability="os")
+    # The last batch may be shorter.
+    whole = batches[0]
     marks = sorted({max(1, len(batches) // by) for by in (100, 10, 1)})
     steps: dict[str, list[tuple[int, float]]] = {}
     done = 0
     for mark in marks:
         for batch in batches[done:mark]:
             log.append(batch)
+            appended.append(batch)
             keyed.upsert(batch)
         done, rows = mark, sum(b.num_rows for b in batches[:mark])
         order = np.random.default_rng(rows).integers(0, rows, _TIMES).tolist()
-        some = pa.table({"event_id": np.random.default_rng(1).permutation(rows)[:1000]})
-        last = batches[mark - 1]
+        some = pa.table({"event_id": np.random.default_rng(1).permutation(rows)[:_LOOKUP_KEYS]})
         works: dict[str, tuple[Callable[[int], object], float]] = {
-            "append of 10,000 rows": (lambda _, last=last: log.append(last), 1),  # type: ignore[misc]
-            "upsert of 10,000 keys that are there": (lambda _, last=last: keyed.upsert(last), 1),  # type: ignore[misc]
-            "lookup of 1,000 keys": (lambda _, some=some: keyed.lookup(some), 1),  # type: ignore[misc]
+            f"append of {whole.num_rows:,} rows": (lambda _: appended.append(whole), 1),
+            f"upsert of {whole.num_rows:,} keys that are there": (lambda _: keyed.upsert(whole), 1),
+            f"lookup of {some.num_rows:,} keys": (lambda _, some=some: keyed.lookup(some), 1),  # type: ignore[misc]
             "get of a key": (lambda i, order=order: keyed.get(order[i]), 1),  # type: ignore[misc]
             "scan of a column, a million rows": (lambda _: log.scan(["price"]).to_arrow(), rows / 1e6),
         }
@@ -90,8 +95,10 @@ def _partitions(con: lh.Connection) -> Iterator[Figure]:
 def _grown(work: str, what: str, taken: Sequence[tuple[int, float]]) -> Iterator[Figure]:
     before = None
     for n, took in taken:
-        beside = "" if before is None else f"with {n // before[0]} times as many {what}: {took / before[1]:.2f} times"
-        ratio = None if before is None else before[1] / took
+        beside, ratio = "", None
+        if before is not None:
+            beside = f"with {n / before[0]:.3g} times as many {what}: {took / before[1]:.2f} times"
+            ratio = before[1] / took
         yield Figure(f"{work}, {n:,} {what}", f"{took * 1e3:.3f} ms", beside, ratio)
         before = n, took
 

@@ -168,7 +168,7 @@ def _engine(con: lh.Connection, batches: Sequence[pa.RecordBatch], where: str, n
     order = np.random.default_rng(2).permutation(rows)
     asked = [pa.table({"event_id": order[i : i + BATCH_ROWS]}) for i in range(0, rows, BATCH_ROWS)]
     took = seconds(lambda: [keyed.lookup(k) for k in asked])
-    yield Figure(f"lookup, {BATCH_ROWS:,} keys a call, {where}", f"{rows / took / 1e6:.2f} M keys/s")
+    yield Figure(f"lookup, {asked[0].num_rows:,} keys a call, {where}", f"{rows / took / 1e6:.2f} M keys/s")
     yield Figure(f"get, one key, p50 / p99, {where}", _percentiles(lambda i: keyed.get(int(order[i % rows]))))
     one = batches[0].slice(0, 1)
     yield Figure(f"append one row, p50 / p99, {where}", _percentiles(lambda _: log.append(one), 1000))

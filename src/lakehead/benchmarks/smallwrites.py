@@ -37,8 +37,9 @@ def _of(con: lh.Connection, small: Sequence[pa.RecordBatch], where: str) -> Iter
         table = con.create_table("small" if durability == "os" else "synced", small[0].schema, durability=durability)
         taken = [seconds(partial(table.append, b)) * 1e3 for b in small[:calls]]
         value = f"{np.mean(taken):.3f} / {np.percentile(taken, 50):.3f} / {np.percentile(taken, 99):.3f} ms"
-        yield Figure(f"append {_ROWS} rows, mean / p50 / p99, {where}, {durability}", value, f"{len(taken):,} calls")
-    table, rows = con.table("small"), len(small) * _ROWS
+        name = f"append {small[0].num_rows} rows, mean / p50 / p99, {where}, {durability}"
+        yield Figure(name, value, f"{len(taken):,} calls")
+    table, rows = con.table("small"), sum(b.num_rows for b in small)
     large = con.create_table("large", small[0].schema)
     large.append(table.scan(["event_id", "user_id", "item_id", "ts", "action", "price", "qty", "session"]).to_arrow())
     what = f"{rows:,} rows of {len(small):,} batches"
