@@ -151,9 +151,12 @@ def test_processes_that_somebody_made_up_leave_room_for_principals(tmp_path: Pat
         token = owner.create_token("other").token
     endpoints = [as_process(f"process {i}", host.port) for i in range(60)]
     asked = m.LeasedTable(table_id=table_id(endpoints[0]), lake=None)
+    leases = 0
     for endpoint in endpoints:
         with contextlib.suppress(lh.OverloadedError):
             endpoint.call(m.OpenLeases(tables=[asked], release=[]))
+            leases += 1
+    assert leases == limits.leases_max
     held = [exchange for endpoint in endpoints for exchange in converse(endpoint, 20)]
     assert 150 < len(held) < 200
     with lh.connect(host.uri, token=token) as other:

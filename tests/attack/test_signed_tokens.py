@@ -18,8 +18,8 @@ from typing import Any
 import jwt
 import pyarrow as pa
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 
 import lakehead as lh
 from lakehead.api.connection import reopened
@@ -211,7 +211,11 @@ def test_an_algorithm_is_that_of_its_key(checked: Signatures) -> None:
 
 def test_a_token_brings_no_keys(checked: Signatures, issuer: Issuer) -> None:
     jwk = jwk_of(STRANGER, kid="mine")
-    for header in (
+
+    def strangers(text: bytes) -> bytes:  # by hand, as a library refuses to sign some of these
+        return STRANGER.sign(text, padding.PKCS1v15(), hashes.SHA256())
+
+    headers: tuple[dict[str, Any], ...] = (
         {"jwk": jwk},
         {"jku": f"{issuer.jwks}/mine"},
         {"x5u": f"{issuer.jwks}/mine"},
@@ -221,9 +225,10 @@ def test_a_token_brings_no_keys(checked: Signatures, issuer: Issuer) -> None:
         {"typ": "logout+jwt"},
         {"kid": ["rsa"]},
         {"kid": ""},
-    ):
-        with contextlib.suppress(TypeError, jwt.PyJWTError):
-            refused(checked, signed(STRANGER, kid="rsa", header=header), signed(STRANGER, kid="mine", header=header))
+    )
+    for header in headers:
+        for kid in ("rsa", "mine"):
+            refused(checked, by_hand({"alg": "RS256", "kid": kid, **header}, strangers))
     refused(
         checked,
         by_hand({"alg": "RS256", "kid": {"a": 1}}, lambda _: b"x"),

@@ -58,7 +58,11 @@ def no_maintenance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lakehead.server.host._MAINTENANCE_SECONDS", 1e6)
 
 
-@pytest.fixture(params=ARCHIVES, ids=lambda p: p.relative_to(HERE).as_posix().removesuffix(".tar.gz"))
+def archive_id(path: Path) -> str:
+    return path.relative_to(HERE).as_posix().removesuffix(".tar.gz")
+
+
+@pytest.fixture(params=ARCHIVES, ids=archive_id)
 def archive(request: pytest.FixtureRequest) -> Path:
     """One golden folder after the other."""
     return request.param
@@ -133,8 +137,10 @@ def test_old_rows_are_trimmed_and_still_there(folder: Path, tables: dict[str, An
 
 
 def test_statistics_and_columns_of_old_frames_are_read(folder: Path, tables: dict[str, Any]) -> None:
+    held = {"types.plain", "types.packed"} & set(tables)
+    assert held
     with lh.connect(folder) as con:
-        for name in {"types.plain", "types.packed"} & set(tables):
+        for name in held:
             scan = con.table(name).scan(["text", "n"], where="i32 = -7 and large > 0")
             assert scan.to_arrow().to_pylist() == [{"text": "å" * 7, "n": 7}]
 
@@ -167,9 +173,12 @@ def test_folders_are_written_on_and_tiered(folder: Path, tables: dict[str, Any])
                 assert table.scan(tier="lake").count() == len(expected[name])
 
 
+@pytest.mark.parametrize("archive", [a for a in ARCHIVES if a.name.startswith("clean")], indirect=True, ids=archive_id)
 def test_named_writers_are_resumed(folder: Path, tables: dict[str, Any]) -> None:
+    held = set(WRITERS) & set(tables)
+    assert held
     with lh.connect(folder) as con:
-        for name in set(WRITERS) & set(tables):
+        for name in held:
             table, (writer_id, last) = con.table(name), WRITERS[name]
             rows = table.scan().count()
             with table.writer(writer_id) as writer:
@@ -197,9 +206,10 @@ def change_checkpoint(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [change_metadata, change_frame, change_checkpoint])
-def test_newer_formats_are_refused_and_left_alone(folder: Path, change: Callable[[Path], None]) -> None:
+def test_newer_formats_are_refused_and_left_alone(archive: Path, folder: Path, change: Callable[[Path], None]) -> None:
     change(folder)
-    if change is change_checkpoint and not list(folder.glob("tables/**/*.checkpoint")):
+    if change is change_checkpoint and archive.parent.name == "1":
+        assert not list(folder.glob("tables/**/*.checkpoint")), "the first format has none"
         return
     logs = {p: p.read_bytes() for p in folder.glob("tables/**/*.log")}
     with pytest.raises(UnsupportedFormatError, match=r"(?s)(99|LHF9|LHK9).*upgrade"), lh.connect(folder) as con:

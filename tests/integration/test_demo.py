@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import duckdb_extension_avro
+import duckdb_extension_iceberg
 import pyarrow as pa
 import pytest
 
@@ -81,10 +84,8 @@ def test_the_lines_for_pyiceberg_work_when_pasted(finished: dict[str, Any]) -> N
 
 
 def test_the_lines_for_duckdb_work_when_pasted(finished: dict[str, Any]) -> None:
-    duckdb = pytest.importorskip("duckdb")
-    extensions = [pytest.importorskip(f"duckdb_extension_{name}") for name in ("avro", "iceberg")]
     con = duckdb.connect()
-    for extension in extensions:
+    for extension in (duckdb_extension_avro, duckdb_extension_iceberg):
         (file,) = Path(extension.__file__).parent.rglob("*.duckdb_extension")
         con.load_extension(str(file))
     assert finished["open"]["duckdb"][0] == "INSTALL iceberg; LOAD iceberg;"

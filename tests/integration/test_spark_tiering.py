@@ -118,9 +118,16 @@ def test_a_newer_service_takes_over(spark: SparkSession, con: lh.Connection) -> 
 
 def test_stop_from_another_thread(spark: SparkSession, con: lh.Connection) -> None:
     service = lhs.tiering_service(spark, con)
-    timer = threading.Timer(0.3, service.stop)
+    told: list[bool] = []
+
+    def stop() -> None:
+        told.append(True)
+        service.stop()
+
+    timer = threading.Timer(0.3, stop)
     timer.start()
     service.run()
+    assert told, "not before"
     timer.join()
 
 

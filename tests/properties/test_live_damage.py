@@ -98,6 +98,7 @@ def put(path: str, data: bytes) -> None:
 @pytest.mark.parametrize("how", DAMAGES)
 def test_what_a_program_damages_is_an_error_until_it_is_restored(live: Live, how: str) -> None:
     expected = list(range(25 * ROWS))
+    assert {Path(path).suffix for path in live.sealed} == {".log", ".checkpoint"}
     for path in live.sealed:
         data = Path(path).read_bytes()
         for at in range(0, len(data), 1 + len(data) // 9):

@@ -106,9 +106,26 @@ def make(*, stopped: bool, checkpoint: bool) -> Made:
     return Made({f"{FOLDER}/{n}": storage.read_file(f"{FOLDER}/{n}") or b"" for n in names})
 
 
+@pytest.fixture(scope="module")
+def stopped() -> Made:
+    found = make(stopped=True, checkpoint=False)
+    assert f"{FOLDER}/stopped.json" in found.files
+    return found
+
+
+@pytest.fixture(scope="module")
+def checkpointed() -> Made:
+    found = make(stopped=False, checkpoint=True)
+    assert any(p.endswith(".checkpoint") for p in found.files)
+    return found
+
+
 @pytest.fixture(params=["killed", "stopped", "checkpointed"], scope="module")
 def made(request: pytest.FixtureRequest) -> Made:
-    return make(stopped=request.param == "stopped", checkpoint=request.param == "checkpointed")
+    if request.param == "killed":
+        return make(stopped=False, checkpoint=False)
+    found: Made = request.getfixturevalue(request.param)
+    return found
 
 
 def numbers(log: LogTablet) -> list[int]:
@@ -196,10 +213,8 @@ def test_any_flipped_bit_is_shown_by_inspect(made: Made, tmp_path: Path) -> None
             assert len(problems) == 1 and f"at byte {bad.position}" in problems[0], (position, problems)
 
 
-def test_damage_of_the_stop_file_is_refused_or_harmless(made: Made) -> None:
-    path = f"{FOLDER}/stopped.json"
-    if path not in made.files:
-        return
+def test_damage_of_the_stop_file_is_refused_or_harmless(stopped: Made) -> None:
+    made, path = stopped, f"{FOLDER}/stopped.json"
     end = made.frames[-1].end_offset
     cases = [data for _, data in flips(made.files[path])]
     cases += [made.files[path][:size] for size in range(len(made.files[path]))]
@@ -213,7 +228,8 @@ def test_damage_of_the_stop_file_is_refused_or_harmless(made: Made) -> None:
             assert numbers(log) == list(range(end))
 
 
-def test_damage_of_a_checkpoint_is_refused_by_name(made: Made) -> None:
+def test_damage_of_a_checkpoint_is_refused_by_name(checkpointed: Made) -> None:
+    made = checkpointed
     for path in (p for p in made.files if p.endswith(".checkpoint")):
         whole = made.files[path]
         cases = [data for _, data in flips(whole)] + [whole[:size] for size in range(len(whole))]

@@ -16,7 +16,6 @@ from lakehead.env.clock import SystemClock
 from lakehead.spark import remembered
 from lakehead.spark.remembered import Positions, Remembered, RememberedJoins
 
-pytest.importorskip("pyspark")
 ROW = pa.schema([("v", pa.string())])
 
 
