@@ -41,20 +41,54 @@ $ lakehead bench --rows 200000 --only embedded --only lake --compare benchmarks/
 
 `make bench-quick` does the second with more parts, and tells which ratios moved by half or more; it fails no build.
 
+`sync` waits until the disk has what was written, `os` does not. `p50` is the median; one call in a hundred takes longer
+than `p99`. A ratio says how a figure compares with what stands beside it: 1 is as good, 0.5 half as good, 2 twice as
+good. Where less is better, the section says so.
+
 {machine}
 """
-_PEERS = """![How many times as fast as each peer](benchmarks-peers.svg)
+_SAYS = {
+    "embedded": """Beside appends: a Flight server on this machine that throws away what it is sent. Appends here need
+no network, and are checked, numbered and written to the log.
+""",
+    "loopback": """Beside appends: the same Flight server as above.
+""",
+    "smallwrites": """A call for every ten rows, into one table; then questions about all of them. Beside a question:
+the same rows in a table to which they came in few batches, or a statement that reads no table.
+""",
+    "fanout": """A row every 20 ms to so many subscribers of one table. Beside it: bare Flight streams which hand the
+same row to as many readers, and do nothing else.
+""",
+    "lake": """Beside the round: PyArrow's write of the same rows as one Parquet file. Beside union reads, which see
+lake and hot rows as one table: a read of the lake alone, with which the ratio compares, and PyArrow's of that one file.
+""",
+    "writers": """Threads that append one row a call and wait until it is on disk. Beside them: the same without that.
+""",
+    "tiering": """Ratios of large rounds are to a bare Parquet write, of small rounds and scans to what stands beside
+them; that of two jobs says how many times the rounds of one job they do. **Less is better** for the ratios of lag (1 is
+as old as the table's freshness allows), of the service's CPU (a core is 1) and of maintenance (the rounds' time is 1).
+""",
+    "growth": """![What grows with what](benchmarks-growth.svg)
 
-Rows are made ready for each before its time begins. What is unfair: SQLite, RocksDB and Redis keep the newest values
-of a row, and no log of changes, offsets, or subscribers; RocksDB and Redis are given opaque bytes, and give them back
-undecoded. Lakehead takes and gives Arrow and logs every change. It runs in the caller's process, as SQLite, DuckDB and
-RocksDB do; Redis answers over a Unix socket. None of them waits for the disk here; PyIceberg always writes files, as
-Lakehead's round does. A ratio below 1 says that the peer was faster.
-"""
-_GROWTH = """![What grows with what](benchmarks-growth.svg)
+The same work with more there already, mostly ten times as much. The picture says how many times the time it took: 1 is
+no growth, and less is better. The table's ratios are the reverse: below 1 it took longer.
+""",
+    "peers": """![How many times as fast as each peer](benchmarks-peers.svg)
 
-The same work with ten times as much there already. The picture says how many times the time it took: 1 is no growth.
-"""
+Ratios say how many times as fast as the peer Lakehead was; **below 1 the peer was faster**. M/s are millions of rows a
+second. Rows are made ready for each before its time begins.
+
+They do not do the same work. SQLite, DuckDB, RocksDB and Redis keep the newest values of a row, and no log of changes,
+offsets, or subscribers; Lakehead logs every change. RocksDB and Redis are given opaque bytes, and give them back
+undecoded; Lakehead and DuckDB take and give Arrow, SQLite takes and gives Python's values. All but Redis, which answers
+over a Unix socket, run in the caller's process.
+
+They do not promise the same, either. SQLite, RocksDB and Redis do not wait for the disk here, and stand beside Lakehead
+when it does not. DuckDB syncs every commit, and so does PyIceberg's catalog: what is beside them says whether Lakehead
+did. PyIceberg makes files and a snapshot of every append, Lakehead a record in its log, which the next round brings to
+the lake; upserts into Iceberg include the round.
+""",
+}
 
 
 def page(results: Results) -> dict[Path, str]:
@@ -66,12 +100,14 @@ def page(results: Results) -> dict[Path, str]:
     for part, title in _TITLES.items():
         if figures := results.figures.get(part):
             parts.append(f"## {title}\n")
-            parts += [_PEERS] if part == "peers" else [_GROWTH] if part == "growth" else []
+            parts += [_SAYS[part]] if part in _SAYS else []
             parts.append(_table(figures))
     return {
         PAGE: "\n".join(parts),
-        PAGE.with_name("benchmarks-peers.svg"): _bars(_of_peers(results.figures.get("peers", ()))),
-        PAGE.with_name("benchmarks-growth.svg"): _bars(_of_growth(results.figures.get("growth", ()))),
+        PAGE.with_name("benchmarks-peers.svg"): _bars(_of_peers(results.figures.get("peers", ())), more_is_better=True),
+        PAGE.with_name("benchmarks-growth.svg"): _bars(
+            _of_growth(results.figures.get("growth", ())), more_is_better=False
+        ),
     }
 
 
@@ -95,8 +131,8 @@ def _of_growth(figures: Iterable[Figure]) -> list[tuple[str, float]]:
     return [(f.name, 1 / f.ratio) for f in figures if f.ratio]
 
 
-def _bars(values: Sequence[tuple[str, float]]) -> str:
-    """Horizontal bars from 1, on a logarithmic scale."""
+def _bars(values: Sequence[tuple[str, float]], *, more_is_better: bool) -> str:
+    """Horizontal bars from 1, on a logarithmic scale; green is good."""
     width, left, right, row = 900, 430, 70, 22
     reach = max([abs(math.log10(v)) for _, v in values] or [1.0])
     middle = left + (width - left - right) * (0.5 if any(v < 1 for _, v in values) else 0.02)
@@ -113,11 +149,10 @@ def _bars(values: Sequence[tuple[str, float]]) -> str:
         y = 8 + n * row
         end = middle + math.log10(value) * scale
         x, length = min(middle, end), abs(end - middle)
-        colour = "#2a7" if value >= 1 else "#c63"
+        colour = "#2a7" if value == 1 or (value > 1) == more_is_better else "#c63"
         out.append(f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{_escaped(name)}</text>')
         out.append(f'<rect x="{x:.1f}" y="{y + 3}" width="{max(length, 1):.1f}" height="{row - 8}" fill="{colour}"/>')
-        at, anchor = (end + 4, "start") if value >= 1 else (middle + 4, "start")
-        out.append(f'<text x="{at:.1f}" y="{y + 14}" text-anchor="{anchor}">{value:.2f}</text>')
+        out.append(f'<text x="{max(middle, end) + 4:.1f}" y="{y + 14}">{value:.2f}</text>')
     out.append(f'<line x1="{middle:.1f}" x2="{middle:.1f}" y1="0" y2="{height}" stroke="#333"/>')
     return "\n".join([*out, "</svg>", ""])
 

@@ -19,7 +19,7 @@ from lakehead.benchmarks import growth
 from lakehead.benchmarks.events import Figure
 from lakehead.benchmarks.results import Results, moved
 from lakehead.benchmarks.run import ASKED_PARTS, PARTS, _server_process, run_bench
-from scripts.benchmark_page import RESULTS, page
+from scripts.benchmark_page import RESULTS, _bars, page
 
 MORE = {"peers": peers.peers}
 
@@ -28,6 +28,15 @@ def test_the_page_is_what_the_results_say() -> None:
     stale = [path.name for path, text in page(Results.read(RESULTS)).items() if path.read_text() != text]
     assert not stale, "run make bench-page and commit what it changed"
     assert set(Results.read(RESULTS).figures) == {*PARTS, "peers"}
+
+
+def test_bars_are_green_where_the_figure_is_good() -> None:
+    assert ("#2a7" in _bars([("a", 2.0)], more_is_better=True)) and (
+        "#2a7" in _bars([("a", 0.5)], more_is_better=False)
+    )
+    assert ("#c63" in _bars([("a", 0.5)], more_is_better=True)) and (
+        "#c63" in _bars([("a", 2.0)], more_is_better=False)
+    )
 
 
 def test_results_are_saved_and_compared(
@@ -46,6 +55,9 @@ def test_results_are_saved_and_compared(
     assert list(results.figures) == parts and results.rows == 20_000 and results.machine["pyarrow"]
     assert all(f.name in told and f.value in told for figures in results.figures.values() for f in figures)
     assert {"SQLite", "DuckDB", "PyIceberg"} <= {f.name.rpartition(": ")[2] for f in results.figures["peers"]}
+
+    syncing = [f for f in results.figures["peers"] if f.name.endswith(("DuckDB", "PyIceberg")) and "end" in f.name]
+    assert len(syncing) == 2 and all(f.beside.startswith("Lakehead, synced: ") for f in syncing)
 
     slower = {
         part: [dataclasses.replace(f, ratio=f.ratio and f.ratio * 1000) for f in figures]
