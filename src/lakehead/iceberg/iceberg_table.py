@@ -23,6 +23,7 @@ from lakehead.iceberg.data_files import IcebergFile, IcebergWriter, LakeWriteSpe
 from lakehead.iceberg.expiry import expire_snapshots
 from lakehead.iceberg.file_io import FILES_AT_ONCE, lake_files
 from lakehead.iceberg.live_rows import count_rows
+from lakehead.iceberg.manifests import manifests_of
 from lakehead.iceberg.planner import FilePlan, plan_files, read_manifests
 from lakehead.iceberg.positions import find_offsets
 from lakehead.iceberg.proof import require_files
@@ -205,7 +206,7 @@ class IcebergLakeTable:
         with lake_files():
             return frozenset(
                 e.data_file.file_path
-                for m in snapshot.manifests(table.io)
+                for m in manifests_of(snapshot, table.io)
                 if m.added_snapshot_id == snapshot_id
                 for e in m.fetch_manifest_entry(table.io)
                 if e.status == ManifestEntryStatus.ADDED

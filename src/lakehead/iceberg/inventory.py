@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pyiceberg.manifest import ManifestEntryStatus
 
 from lakehead.iceberg.lake_catalog import open_metadata
+from lakehead.iceberg.manifests import manifests_of
 from lakehead.protocol.messages import LakeReply
 
 
@@ -35,7 +36,7 @@ def inventory(info: LakeReply) -> Iterator[tuple[str, bool]]:
     for snapshot in newest_first:
         current = snapshot.snapshot_id == metadata.current_snapshot_id
         try:
-            manifests = snapshot.manifests(io)
+            manifests = manifests_of(snapshot, io)
             add(snapshot.manifest_list, current)
             for manifest in manifests:
                 if not add(manifest.manifest_path, current):

@@ -32,6 +32,7 @@ from lakehead.env.storage import storage_errors
 from lakehead.errors import CommitConflictError, LakeStateError, UnavailableError
 from lakehead.iceberg.data_files import discard_files
 from lakehead.iceberg.file_io import FILES_AT_ONCE, lake_files, locate_file
+from lakehead.iceberg.manifests import manifests_of
 from lakehead.iceberg.rowdelta import RowDelta
 from lakehead.iceberg.staging import StagingTransaction
 from lakehead.lake.marks import CLEANUP
@@ -207,7 +208,7 @@ class Reached:
             self._manifests |= manifests.keys()
 
     def _list_manifests(self, snapshot: Snapshot) -> list[Any]:
-        return list(snapshot.manifests(self._io))
+        return list(manifests_of(snapshot, self._io))
 
     def _list_entries(self, manifest: ManifestFile) -> list[Any]:
         return [e.data_file.file_path for e in manifest.fetch_manifest_entry(self._io)]

@@ -11,6 +11,7 @@ from pyiceberg.types import DoubleType, FloatType
 from lakehead.errors import LakeStateError
 from lakehead.iceberg.contract import same_tablets
 from lakehead.iceberg.file_io import lake_files
+from lakehead.iceberg.manifests import scan_of
 from lakehead.iceberg.positions import offset_bounds, with_offsets
 from lakehead.iceberg.pruning import row_filter
 from lakehead.iceberg.tablets import tablet_of
@@ -46,7 +47,7 @@ def read_manifests(table: Table, snapshot_id: int | None = None, bounds: Sequenc
     schema, spec, specs = table.schema(), table.spec(), table.specs()
     offset_id = schema.find_field(OFFSET_COLUMN).field_id
     floats = {f.field_id: f.name for f in schema.fields if isinstance(f.field_type, FloatType | DoubleType)}
-    scan = table.scan(row_filter=row_filter(bounds, schema), snapshot_id=snapshot_id)
+    scan = scan_of(table, row_filter=row_filter(bounds, schema), snapshot_id=snapshot_id)
     try:
         with lake_files():
             tasks = list(scan.plan_files())

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from pyarrow.fs import FileType
 
 from lakehead.iceberg.file_io import LOOKS_AT_ONCE, lake_files, locate_file
+from lakehead.iceberg.manifests import manifests_of
 from lakehead.lake.lake_table import missing_file
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def require_files(io: FileIO, files: Iterable[tuple[str, int]]) -> None:
 
 def _manifests(table: Table, snapshot_id: int | None) -> list[ManifestFile]:
     snapshot = table.metadata.snapshot_by_id(snapshot_id) if snapshot_id is not None else table.current_snapshot()
-    return snapshot.manifests(table.io) if snapshot else []
+    return manifests_of(snapshot, table.io) if snapshot else []
 
 
 def _missing(io: FileIO, files: Sequence[tuple[str, int]]) -> list[MissingFile]:

@@ -34,6 +34,7 @@ from pyiceberg.table.update.snapshot import _SnapshotProducer
 from pyiceberg.typedef import Record
 
 from lakehead.iceberg.data_files import IcebergFile
+from lakehead.iceberg.manifests import manifests_of
 
 MANIFESTS_MAX = 10
 """Small manifests of one kind that may stand beside each other before a commit writes them as one."""
@@ -109,7 +110,7 @@ class RowDelta(_SnapshotProducer["RowDelta"]):
         if self._parent_snapshot_id is None:
             return
         parent = self._base.snapshot_by_id(self._parent_snapshot_id)
-        for manifest in parent.manifests(self._io) if parent else ():
+        for manifest in manifests_of(parent, self._io) if parent else ():
             if manifest.has_added_files() or manifest.has_existing_files():
                 yield manifest
 
