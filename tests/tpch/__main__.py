@@ -44,17 +44,20 @@ def _by_spark(con: lh.Connection, queries: list[str], folder: str, times: int) -
     import lakehead.spark as lhs
 
     spark = lhs.session(con)
-    for name in KEYS:
-        spark.read.parquet(f"{folder}/{name}.parquet").createOrReplaceTempView(f"{name}")
-    # A name without a database is the plain view's, and with one the table's.
-    named = {query: _qualified(query) for query in queries}
-    _compare(
-        "Spark",
-        queries,
-        lambda query: [tuple(row) for row in lhs.sql(spark, named[query]).collect()],
-        lambda query: [tuple(row) for row in spark.sql(query).collect()],
-        times,
-    )
+    try:
+        for name in KEYS:
+            spark.read.parquet(f"{folder}/{name}.parquet").createOrReplaceTempView(f"{name}")
+        # A name without a database is the plain view's, and with one the table's.
+        named = {query: _qualified(query) for query in queries}
+        _compare(
+            "Spark",
+            queries,
+            lambda query: [tuple(row) for row in lhs.sql(spark, named[query]).collect()],
+            lambda query: [tuple(row) for row in spark.sql(query).collect()],
+            times,
+        )
+    finally:
+        spark.stop()
 
 
 def _qualified(query: str) -> str:
