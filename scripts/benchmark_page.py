@@ -71,7 +71,8 @@ as old as the table's freshness allows), of the service's CPU (a core is 1) and 
     "growth": """![What grows with what](benchmarks-growth.svg)
 
 The same work with more there already, mostly ten times as much. The picture says how many times the time it took: 1 is
-no growth, and less is better. The table's ratios are the reverse: below 1 it took longer.
+no growth, and less is better. The table's ratios are the reverse: below 1 it took longer. Scans are told for a million
+rows each, so that what a scan takes with any number of them weighs most with few.
 """,
     "peers": """![How many times as fast as each peer](benchmarks-peers.svg)
 

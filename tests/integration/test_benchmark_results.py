@@ -17,7 +17,7 @@ import lakehead as lh
 from benchmarks import peers
 from lakehead.benchmarks import growth
 from lakehead.benchmarks.events import Figure
-from lakehead.benchmarks.results import Results, moved
+from lakehead.benchmarks.results import Results, moved, moved_lines
 from lakehead.benchmarks.run import ASKED_PARTS, PARTS, _server_process, run_bench
 from scripts.benchmark_page import RESULTS, _bars, page
 
@@ -65,7 +65,8 @@ def test_results_are_saved_and_compared(
     }
     Path(first).write_text(dataclasses.replace(results, figures=slower).to_json())
     run_bench(rows=20_000, folder=str(tmp_path), only=["growth"], save=second, compare=first)
-    assert f"moved since {first}" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"moved since {first}" in told and f"{first} is of" not in told
     run_bench(rows=20_000, folder=str(tmp_path), only=["growth"], output="json", compare=first)
     names = [m["name"] for m in json.loads(capsys.readouterr().out)["moved"]]
     assert names == [f.name for f in results.figures["growth"] if f.ratio]
@@ -107,6 +108,12 @@ def test_names_say_how_many_rows_there_were(
     told = [f["beside"].partition(":")[0] for f in figures if "times as many" in f["beside"]]
     assert set(told) == ({"with 1.5 times as many rows"} if len(steps) > 1 else set())
     assert any(f["name"] == f"lookup, {few:,} keys a call: SQLite" for f in figures)
+
+
+def test_ratios_of_other_rows_are_said_to_be() -> None:
+    assert moved_lines([], "x.json", before=10, now=10) == [moved_lines([], "x.json", before=1000, now=10)[1]]
+    told = moved_lines([("a", 1.0, 2.0)], "x.json", before=1000, now=10)
+    assert told[:2] == ["x.json is of 1,000 rows, this of 10: ratios differ for that, too", "moved since x.json:"]
 
 
 def test_what_moved_is_what_is_far_from_before() -> None:

@@ -110,8 +110,10 @@ def moved(before: Results, now: Results) -> list[tuple[str, float, float]]:
     return out
 
 
-def moved_lines(changes: Sequence[tuple[str, float, float]], path: str) -> list[str]:
-    """What `moved` found, for people."""
+def moved_lines(changes: Sequence[tuple[str, float, float]], path: str, *, before: int, now: int) -> list[str]:
+    """What `moved` found, for people; ``before`` and ``now`` are the rows of both."""
+    other = [f"{path} is of {before:,} rows, this of {now:,}: ratios differ for that, too"] if before != now else []
     if not changes:
-        return [f"no ratio is {MOVED} times what it is in {path}, or less than its part"]
-    return [f"moved since {path}:"] + [f"  {name:<60} {then:8.2f} -> {now:8.2f}" for name, then, now in changes]
+        return [*other, f"no ratio is {MOVED} times what it is in {path}, or less than its part"]
+    lines = [f"  {name:<60} {then:8.2f} -> {ratio:8.2f}" for name, then, ratio in changes]
+    return [*other, f"moved since {path}:", *lines]

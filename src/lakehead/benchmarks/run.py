@@ -125,8 +125,8 @@ def run_bench(
         if before is not None:
             told["moved"] = [{"name": n, "before": then, "now": now} for n, then, now in changes]
         print(json.dumps(told, indent=2))
-    elif compare:
-        print(*moved_lines(changes, compare), sep="\n")
+    elif compare and before is not None:
+        print(*moved_lines(changes, compare, before=before.rows, now=rows), sep="\n")
     return 0
 
 
