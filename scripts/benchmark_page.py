@@ -60,7 +60,7 @@ the same rows in a table to which they came in few batches, or a statement that 
 same row to as many readers, and do nothing else.
 """,
     "lake": """Beside the round: PyArrow's write of the same rows as one Parquet file. Beside union reads, which see
-lake and hot rows as one table: a read of the lake alone, with which the ratio compares, and PyArrow's of that one file.
+lake and hot rows as one table: a read of the lake alone, with which the ratio compares.
 """,
     "writers": """Threads that append one row a call and wait until it is on disk. Beside them: the same without that.
 """,
