@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 import requests
@@ -70,6 +71,7 @@ _DEATH_SIGNAL = 1
 _USER = "postgres"
 _PORTS = [f"{part}.port{kind}" for part in ("master", "volume", "filer", "s3", "admin") for kind in ("", ".grpc")]
 _PORTS.append("s3.port.iceberg")
+_PORTS_FILE = "ports"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,12 +96,30 @@ def free_ports(count: int) -> list[int]:
         return [s.getsockname()[1] for s in held]
 
 
+def _new_folder(kind: str) -> Path:
+    """One of this process; those of processes that were killed, and removed nothing, go."""
+    for left in Path(tempfile.gettempdir()).glob(f"lakehead-{kind}-*-*"):
+        owner = left.name.split("-")[2]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            _remove(left)
+    return Path(tempfile.mkdtemp(prefix=f"lakehead-{kind}-{os.getpid()}-"))
+
+
+def _remove(folder: Path) -> None:
+    """Remove a server's folder, and the sockets that SeaweedFS has elsewhere, wherever its folder is."""
+    if (ports := folder / _PORTS_FILE).exists():
+        for port in ports.read_text().split():
+            for socket_path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                socket_path.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 @contextmanager
 def postgres() -> Iterator[LakeServer]:
     """A PostgreSQL server with an empty database, which asks for a password."""
     programs = _postgres_programs()
     # Not below pytest's folder: PostgreSQL refuses to be root, and another user cannot get there.
-    folder = Path(tempfile.mkdtemp(prefix="lakehead-postgres-"))
+    folder = _new_folder("postgres")
     user = _USER if os.getuid() == 0 else None
     try:
         password = folder / "password"
@@ -126,7 +146,7 @@ def postgres() -> Iterator[LakeServer]:
             uri = _address(port, "postgres").replace("postgresql:", "postgresql+psycopg:")
             yield LakeServer({"type": "sql", "uri": uri}, f"127.0.0.1:{port}")
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
 
 
 def _address(port: int, database: str) -> str:
@@ -165,10 +185,15 @@ def seaweed(*, roles: bool = False, vends: bool = False) -> Iterator[LakeServer]
 
 @contextmanager
 def _seaweed_on(ports: dict[str, int], *, roles: bool, vends: bool) -> Iterator[LakeServer]:
-    folder = Path(tempfile.mkdtemp(prefix="lakehead-seaweed-"))
+    folder = _new_folder("seaweed")
+    (folder / _PORTS_FILE).write_text(" ".join(map(str, ports.values())))
+    # What it logs, and two sockets, would be among temporary files; a relative path is short enough for a socket.
     command = [
         str(Path(sys.executable).parent / "weed"),
+        f"-logdir={folder}",
         "mini",
+        "-filer.localSocket=filer.sock",
+        "-s3.localSocket=s3.sock",
         f"-dir={folder}",
         "-ip=127.0.0.1",
         "-ip.bind=127.0.0.1",
@@ -209,10 +234,7 @@ def _seaweed_on(ports: dict[str, int], *, roles: bool, vends: bool) -> Iterator[
         with _running(command, folder, answers, environment=environment, stop=signal.SIGKILL):
             yield LakeServer(storage, catalog)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        for port in ports.values():
-            for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
-                path.unlink()
+        _remove(folder)
 
 
 def rest_properties(store: LakeServer, uri: str | None = None) -> dict[str, str]:

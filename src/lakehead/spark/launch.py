@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -81,8 +83,10 @@ def require_pyspark() -> None:
 
 
 _scratch: Scratch | None = None
+_removes_scratch = False
 _launched: dict[str, str] = {}
-"""Of the JVM that this process started: where its files are, and with what settings, which outlive the session."""
+"""Of the JVM that this process started: where its files are, whether it removes them as it ends, and with what
+settings, which outlive the session."""
 
 
 def open_session(con_or_uri: Connection | str, conf: Mapping[str, Any]) -> SparkSession:
@@ -107,12 +111,13 @@ def open_session(con_or_uri: Connection | str, conf: Mapping[str, Any]) -> Spark
 
 def _started(con: Connection, java_home: str, given: Mapping[str, str]) -> SparkSession:
     """A session whose settings are those given, those that Spark is configured with, and ours, in this order."""
-    global _scratch
+    global _scratch, _removes_scratch
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
     if _scratch is None:
         _scratch = Scratch.made()
+        atexit.register(_remove, _scratch.folder, os.getpid())
     ours = SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ
     # What the JVM is started with stands in its arguments.
     launch = SparkConf(loadDefaults=False)
@@ -126,6 +131,7 @@ def _started(con: Connection, java_home: str, given: Mapping[str, str]) -> Spark
         jvm = SparkContext._jvm
         assert jvm is not None
         jvm.org.apache.spark.util.ShutdownHookManager.registerShutdownDeleteDir(jvm.java.io.File(_scratch.folder))
+        _removes_scratch = True
         conf = SparkConf()
         configured = {k: v for k, v in conf.getAll() if v != _launched.get(k, _OF_THE_LAUNCHER.get(k))}
         local_dirs = any(jvm.java.lang.System.getenv(name) for name in ("SPARK_EXECUTOR_DIRS", "SPARK_LOCAL_DIRS"))
@@ -140,6 +146,17 @@ def _started(con: Connection, java_home: str, given: Mapping[str, str]) -> Spark
             home = jvm.java.lang.System.getenv("SPARK_HOME") or "."
             close_to_others(os.path.join(home, "work"), context.applicationId)
         return SparkSession.builder.getOrCreate()
+
+
+def _remove(folder: str, pid: int) -> None:
+    """Remove what Spark's processes wrote, where no JVM does so as it ends, which it does after this process: it never
+    came up, or was killed."""
+    from pyspark import SparkContext
+
+    process = getattr(SparkContext._gateway, "proc", None)
+    removes = _removes_scratch and (process is None or process.poll() is None)
+    if pid == os.getpid() and not removes:  # a forked child's copy is the parent's
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def attach_session(

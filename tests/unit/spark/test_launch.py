@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +84,34 @@ con.close()
 def test_without_pyspark(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", NO_PYSPARK], check=True, cwd=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+LAUNCH = """
+import sys
+import lakehead as lh, lakehead.spark as lhs
+with lh.connect("data") as con:
+    lhs.session(con, **({"spark.driver.memory": "much"} if sys.argv[1] == "never came up" else {}))
+    if sys.argv[1] == "killed":
+        from pyspark import SparkContext
+        SparkContext._gateway.proc.kill()
+        SparkContext._gateway.proc.wait()
+    elif sys.argv[1] == "interrupted":
+        raise KeyboardInterrupt
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("jvm", ["ends with the process", "interrupted", "never came up", "killed"])
+def test_no_temporary_file_is_left(tmp_path: Path, jvm: str) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCH, jvm], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    _, said = process.communicate()  # to the end of what the JVM says, too, which outlives the process
+    assert process.returncode == {"interrupted": -signal.SIGINT, "never came up": 1}.get(jvm, 0), said
+    assert not list(temporary.iterdir())
 
 
 def test_without_java(tmp_path: Path) -> None:
