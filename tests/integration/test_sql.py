@@ -180,6 +180,20 @@ def test_frames_are_filtered_as_duckdb_means_it(con: lh.Connection) -> None:
     assert con.sql("select count(*) from frame", frames={"frame": rows}).fetchone() == (4,)
 
 
+@pytest.mark.parametrize("where", ["f <= 'nan'", "not (f > 'nan')", "f <= $f", "f between 1 and 'nan'", "f >= 'nan'"])
+def test_rows_without_a_number_are_never_compared_with_nan(con: lh.Connection, where: str) -> None:
+    table = con.create_table("nans", pa.schema([("k", pa.int64()), ("f", pa.float64())]))
+    rows = [(1, 9.0), (2, float("nan")), (3, None)]
+    table.append([{"k": k, "f": f} for k, f in rows])
+    wanted = [(2,)] if ">=" in where else [(1,), (2,)]
+    params = {"f": float("nan")} if "$" in where else None
+    assert con.sql(f"select k from nans where {where} order by k", params).fetchall() == wanted
+    joined = con.sql("select a.k, b.k from nans a join nans b on a.f = b.f order by a.k").fetchall()
+    assert joined == [(1, 1), (2, 2)], "DuckDB tells the one side of a join the range of the other"
+    frames = {"frame": table.scan().to_arrow()}
+    assert con.sql(f"select k from frame where {where} order by k", params, frames=frames).fetchall() == wanted
+
+
 def test_an_interrupt_that_duckdb_met_is_one() -> None:
     reading = Reading(duckdb.connect())
     for text, error in (("Query interrupted", KeyboardInterrupt), ("another", RuntimeError)):

@@ -93,7 +93,7 @@ class FrameDataset(PushdownDataset):
 
     def __init__(self, table: pa.Table) -> None:
         def read(names: list[str] | None, where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
-            rows = table if where is None else table.filter(as_duckdb_means(where, table.schema))
+            rows = table if where is None else table.filter(as_duckdb_means(where, table.schema, names))
             yield from rows.select(names or []).to_batches()
 
         self._all = table.schema

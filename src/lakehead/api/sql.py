@@ -344,7 +344,7 @@ def _dataset(table: Table, pinned: Pin, reading: Reading) -> PushdownDataset:
     user = handle.desc.schema
 
     def read(columns: list[str] | None, where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
-        predicate = None if where is None else parse_predicate(as_duckdb_means(where, user), user)
+        predicate = None if where is None else parse_predicate(as_duckdb_means(where, user, columns), user)
         yield from UnionRead(handle, pinned, ReadSpec(tuple(columns or ()), predicate)).batches()
 
     def count() -> Iterator[int]:
@@ -361,7 +361,7 @@ def _changelog(table: Table, pinned: Pin, reading: Reading) -> PushdownDataset:
         wanted = schema.names if columns is None else columns
         names = schema.names if where is not None else wanted
         projected = pa.schema([schema.field(c) for c in wanted])
-        predicate = None if where is None else parse_predicate(as_duckdb_means(where, schema), schema)
+        predicate = None if where is None else parse_predicate(as_duckdb_means(where, schema, columns), schema)
         for batch in read_log(handle, pinned, ReadSpec(tuple(dict.fromkeys((*names, OFFSET_COLUMN))))):
             rows = named_changes(batch)
             yield _project(rows if predicate is None else predicate.filter(rows), projected)
