@@ -99,7 +99,11 @@ QUICK := --rows 200000 --only embedded --only loopback --only smallwrites --only
 bench-quick: $(STAMP)  ## measure for three minutes, tell which ratios moved since benchmarks/results/quick.json
 	$(BIN)/python -m benchmarks $(QUICK) --compare benchmarks/results/quick.json $(ARGS)
 
-bench-page: $(STAMP)  ## write docs/benchmarks.md from benchmarks/results/full.json
+.PHONY: paths
+paths: $(STAMP)  ## measure where a call's time goes, save benchmarks/results/paths.json (two minutes)
+	$(BIN)/python -m benchmarks --only paths --save benchmarks/results/paths.json $(ARGS)
+
+bench-page: $(STAMP)  ## write the pages docs/benchmarks.md and docs/performance.md from benchmarks/results
 	@$(BIN)/python -m scripts.benchmark_page
 
 lock: $(STAMP)  ## resolve requirements/dev.in again into dev.lock

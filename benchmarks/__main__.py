@@ -1,7 +1,8 @@
-"""`python -m benchmarks`: `lakehead bench` with its options, and one part more, `peers`."""
+"""`python -m benchmarks`: `lakehead bench` with its options, and two parts more, `peers` and `paths`."""
 
 from __future__ import annotations
 
+from benchmarks.paths import paths
 from benchmarks.peers import peers
 from lakehead.cli.extras import bench_with
 from lakehead.cli.main import app, run
@@ -9,5 +10,5 @@ from lakehead.cli.session import command
 
 if __name__ == "__main__":
     # Of two commands of one name typer takes the later one.
-    command(app, "bench")(bench_with({"peers": peers}))
+    command(app, "bench")(bench_with({"peers": peers}, {"paths": paths}))
     run("bench")

@@ -1,4 +1,5 @@
-"""Write docs/benchmarks.md and its pictures from benchmarks/results/full.json: `make bench-page`.
+"""Write docs/benchmarks.md and its pictures from benchmarks/results/full.json: `make bench-page`. It writes what
+`scripts.performance_page` has, too.
 
 The page holds what one run of `make bench PEERS=1` measured, no more. A test sees that it is what the results say.
 """
@@ -11,6 +12,8 @@ from pathlib import Path
 
 from lakehead.benchmarks.events import Figure
 from lakehead.benchmarks.results import Results
+from scripts import performance_page
+from scripts.performance_page import escaped, machine_table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "full.json"
@@ -40,6 +43,7 @@ $ lakehead bench --rows 200000 --only embedded --only lake --compare benchmarks/
 ```
 
 `make bench-quick` does the second with more parts, and tells which ratios moved by half or more; it fails no build.
+[Where the time of a call goes](performance.md) is told on a page of its own.
 
 `sync` waits until the disk has what was written, `os` does not. `p50` is the median; one call in a hundred takes longer
 than `p99`. A ratio says how a figure compares with what stands beside it: 1 is as good, 0.5 half as good, 2 twice as
@@ -94,10 +98,7 @@ the lake; upserts into Iceberg include the round.
 
 def page(results: Results) -> dict[Path, str]:
     """What the files of the page have to say, by their places."""
-    names = [k for k in results.machine]
-    machine = "| " + " | ".join(names) + " |\n" + "|---" * len(names) + "|\n"
-    machine += "| " + " | ".join(results.machine[n] for n in names) + " |"
-    parts = [_HEAD.format(rows=results.rows, machine=machine)]
+    parts = [_HEAD.format(rows=results.rows, machine=machine_table(results).rstrip())]
     for part, title in _TITLES.items():
         if figures := results.figures.get(part):
             parts.append(f"## {title}\n")
@@ -151,18 +152,15 @@ def _bars(values: Sequence[tuple[str, float]], *, more_is_better: bool) -> str:
         end = middle + math.log10(value) * scale
         x, length = min(middle, end), abs(end - middle)
         colour = "#2a7" if value == 1 or (value > 1) == more_is_better else "#c63"
-        out.append(f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{_escaped(name)}</text>')
+        out.append(f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{escaped(name)}</text>')
         out.append(f'<rect x="{x:.1f}" y="{y + 3}" width="{max(length, 1):.1f}" height="{row - 8}" fill="{colour}"/>')
         out.append(f'<text x="{max(middle, end) + 4:.1f}" y="{y + 14}">{value:.2f}</text>')
     out.append(f'<line x1="{middle:.1f}" x2="{middle:.1f}" y1="0" y2="{height}" stroke="#333"/>')
     return "\n".join([*out, "</svg>", ""])
 
 
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
 if __name__ == "__main__":
-    for path, text in page(Results.read(RESULTS)).items():
+    pages = page(Results.read(RESULTS)) | performance_page.page(Results.read(performance_page.RESULTS))
+    for path, text in pages.items():
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(ROOT))

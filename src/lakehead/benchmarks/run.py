@@ -67,15 +67,17 @@ def run_bench(
     save: str | None = None,
     compare: str | None = None,
     more: Mapping[str, Part] | None = None,
+    asked: Mapping[str, Part] | None = None,
 ) -> int:
-    """Measure all `PARTS` and ``more``, or ``only`` some of these and of `ASKED_PARTS`, in a temporary folder inside
-    ``folder`` (default: the current one) and print it.
+    """Measure all `PARTS` and ``more``, or ``only`` some of these, of `ASKED_PARTS` and ``asked``, in a temporary
+    folder inside ``folder`` (default: the current one) and print it.
 
     Args:
         sizes: of the part ``tiering``.
         save: a file to write the results to.
         compare: a file of results; tell which ratios moved since.
         more: further parts, by their names.
+        asked: parts that are measured when they are named alone.
 
     Raises:
         InvalidRequestError: there are no rows or no such part, ``compare`` names no results, or ``save`` or ``folder``
@@ -97,6 +99,7 @@ def run_bench(
         "growth": growth,
         "tiering-spark": tiering_on_spark,
         **further,
+        **(asked or {}),
     }
     if unknown := [p for p in only if p not in parts]:
         raise lh.InvalidRequestError(f"there is no part {unknown[0]!r} of the benchmark: {', '.join(parts)}")

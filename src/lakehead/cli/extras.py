@@ -33,8 +33,8 @@ def demo(
     _exit(run_demo(folder, rows=rows, fresh=fresh, output=session.output.value))
 
 
-def bench_with(more: Mapping[str, Part]) -> Callable[..., None]:
-    """`lakehead bench`, which measures these parts, too, by their names."""
+def bench_with(more: Mapping[str, Part], asked: Mapping[str, Part] | None = None) -> Callable[..., None]:
+    """`lakehead bench`, which measures these parts, too, by their names; those of ``asked`` when they are named."""
 
     def bench(
         session: Session,
@@ -70,11 +70,12 @@ def bench_with(more: Mapping[str, Part]) -> Callable[..., None]:
                 save=save,
                 compare=compare,
                 more=more,
+                asked=asked,
             )
         )
 
     if more:
-        bench.__doc__ = f"{bench.__doc__} Parts besides those of --only: {', '.join(more)}."
+        bench.__doc__ = f"{bench.__doc__} Parts besides those of --only: {', '.join((*more, *(asked or {})))}."
     return bench
 
 
