@@ -58,7 +58,7 @@ class Remembered:
         now = self._clock.monotonic()
         while self._answers and now - self._answers[0].at >= self._seconds:
             self._forget_oldest()
-        wanted = list(zip(*(column.to_pylist() for column in keys.columns), strict=True))
+        wanted = list(zip(*map(_plain, keys.columns), strict=True))
         known = [self._places.get(key) for key in wanted]
         unknown = [n for n, place in enumerate(known) if place is None]
         used: dict[_Answer, int] = {}  # where its rows begin in what is returned
@@ -98,6 +98,15 @@ class Remembered:
             place = self._places.get(key)
             if place is not None and place[0] is oldest:
                 del self._places[key]
+
+
+def _plain(column: pa.ChunkedArray) -> list[Hashable]:
+    """Values that are equal where those of the column are; moments as numbers, which Python's have no room for."""
+    t = column.type
+    if pa.types.is_temporal(t):
+        column = column.cast(pa.int32() if t.bit_width == 32 else pa.int64())
+    plain: list[Hashable] = column.to_pylist()
+    return plain
 
 
 class RememberedJoins:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import lakehead as lh
@@ -45,6 +46,38 @@ def values(found: Remembered, store: Store, *keys: str) -> list[str | None]:
     at, rows = found.places(pa.table({"k": pa.array(keys, pa.string())}), store)
     out: list[str | None] = rows["v"].take(pa.array(at, mask=at < 0)).to_pylist()
     return out
+
+
+@pytest.mark.parametrize(
+    "t",
+    [
+        pa.int8(), pa.int64(), pa.date32(), pa.time32("s"), pa.time64("us"), pa.timestamp("s"), pa.timestamp("us"),
+        pa.timestamp("us", "UTC"), pa.decimal128(9, 2), pa.binary(), pa.binary(4), pa.large_binary(), pa.string(),
+        pa.large_string(),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_keys_of_every_type_and_of_any_year(t: pa.DataType) -> None:
+    if pa.types.is_temporal(t):
+        large = 80_000 if pa.types.is_time(t) else 2**30 if t.bit_width == 32 else 2**61
+        keys = pa.array([0, large, 1], pa.int32() if t.bit_width == 32 else pa.int64()).cast(t)
+    elif pa.types.is_decimal(t) or pa.types.is_integer(t):
+        keys = pa.array([0, 100, 1], t)
+    else:
+        keys = pa.array(["zero", "more", "some"]).cast(pa.binary()).cast(t)
+    asked = []
+
+    def ask(unknown: pa.Table) -> tuple[Positions, pa.RecordBatch]:
+        asked.append(len(unknown))
+        at = pc.index_in(unknown["k"].combine_chunks(), keys.slice(1)).fill_null(-1)
+        return at.to_numpy().astype(np.int64), pa.record_batch({"v": ["large", "small"]})
+
+    found = Remembered(5.0, Clock())
+    for _ in range(2):
+        at, rows = found.places(pa.table({"k": pa.concat_arrays([keys, keys.slice(0, 2)])}), ask)
+        rows = rows["v"].take(pa.array(at, mask=at < 0))
+        assert rows.to_pylist() == [None, "large", "small", None, "large"]
+    assert asked == [5]
 
 
 def test_a_hit_that_is_too_old_is_asked_again() -> None:
