@@ -108,7 +108,7 @@ class EndWriter(msgspec.Struct, frozen=True, tag=True):
 class BeginPublication(msgspec.Struct, frozen=True, tag=True):
     """What a job has staged for a batch is to be part of its tables, which are known by their ids: ``parts`` are
     attempts, and how many pieces each has. Rows of tables below the offsets in ``truncates``, per tablet, are gone
-    then. Jobs that are not ``lasting`` and ended before ``forget_before_us`` are forgotten."""
+    then. Jobs that were never ``lasting`` and ended before ``forget_before_us`` are forgotten."""
 
     job: str
     batch: int
@@ -362,7 +362,7 @@ def apply(db: sqlite3.Connection, position: int, command: Command) -> None:
                 db.execute(sql, (table_id, command.forget_before_us))
                 db.execute(
                     "insert into publications(table_id, job, begun, parts, lasting) values (?1, ?2, ?3, ?4, ?5)"
-                    " on conflict(table_id, job) do update set begun = ?3, parts = ?4, lasting = ?5",
+                    " on conflict(table_id, job) do update set begun = ?3, parts = ?4, lasting = max(lasting, ?5)",
                     (table_id, command.job, command.batch, msgspec.msgpack.encode(parts), command.lasting),
                 )
                 rows = [(table_id, *end) for end in command.truncates.get(table_id, {}).items()]

@@ -208,6 +208,19 @@ def test_a_batch_is_published_once(deployment: Deployment, lasting: bool, restar
     assert not deployment.staged_files()
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_job_that_lasted_may_say_that_it_does_not(deployment: Deployment, restart: bool) -> None:
+    table = deployment.table(buckets=1)
+    for number, lasting in enumerate((False, True, False, False, True)):
+        batch = JobBatch("job", number)
+        table.staging.publish(batch, staged(table, batch, [table_of(number)]), lasting=lasting)
+        if restart:
+            deployment.restart()
+            table = deployment.handle(table.desc)
+    assert deployment.rows(table) == [(n, "x") for n in range(5)]
+    assert deployment.staged_files() == []
+
+
 def test_jobs_are_apart(deployment: Deployment) -> None:
     one, two = deployment.table(name="one"), deployment.table(name="two")
     for table in (one, two):
