@@ -136,11 +136,11 @@ class Reads:
         if request.sync:
             self._fence()
         for key, tablet in sorted(self._tables.get(request.table_id).answering().items()):
-            synced = tablet.sync() if request.sync else None
             at_timestamp = None if at is None else tablet.offset_at(at)
             with self._tables.moment:  # what is overwritten goes when the new rows come
                 start, end, rows = tablet.log_start_offset, tablet.high_watermark, tablet.row_count
-            end = end if synced is None else max(synced, start)
+            if request.sync:  # of what is told, and perhaps of more
+                tablet.sync()
             states.append(self._tablet_state(key, tablet, start, end, rows, at_timestamp))
         me = self._metadata.incarnation
         return m.WatermarksReply(tablets=states, folder_id=me.folder_id, incarnation=me.number)

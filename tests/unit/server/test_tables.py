@@ -13,6 +13,8 @@ import pyarrow as pa
 import pytest
 from tests.unit.server.empty_lake import EmptyLake
 
+import lakehead as lh
+from lakehead.api.table import handle_of
 from lakehead.config import Limits, TableProperties
 from lakehead.env import Env
 from lakehead.errors import LakeStateError
@@ -131,3 +133,28 @@ print(sorted(n for n in both if n.split(".")[0] in ("numpy", "pyarrow", "lakehea
 """
     found = subprocess.run([sys.executable, "-c", shared], capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_what_is_written_while_a_tablet_is_synced_is_not_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keyed: bool
+) -> None:
+    """Rows, start and end of one moment: clients refuse an answer that contradicts itself."""
+    synced = Tablet.sync
+    with lh.connect(tmp_path) as con:
+        schema = pa.schema([("k", pa.int64())])
+        table = con.create_table("t", schema, primary_key=["k"] if keyed else None, buckets=1)
+        write = table.upsert if keyed else table.append
+        write([{"k": 0}])
+        more = iter(range(1, 100))
+
+        def written_beside(tablet: Tablet) -> int:
+            write([{"k": next(more)}])
+            end = synced(tablet)
+            write([{"k": next(more)}])
+            return end
+
+        monkeypatch.setattr(Tablet, "sync", written_beside)
+        for at in (1, 3, 5):
+            (state,) = handle_of(table).log.tablets(sync=True)
+            assert (state.log_start, state.high_watermark, state.rows) == (0, at, at)
