@@ -118,6 +118,17 @@ PUBLISH = (
     "folder.remove.before", "folder.remove.half", "folder.remove.after", "answer.Publish",
 )  # fmt: skip
 """What a job has staged is written to the tablets, and then removed."""
+OVERWRITE_LOG = (
+    "checkpoint.append.torn", "log-start.rename.before", "log-start.rename.after", "segment.remove.before",
+    "segment.remove.after",
+)  # fmt: skip
+"""Of a log table alone."""
+OVERWRITE = (
+    *PUBLISH, "tablet.seal.before", "tablet.seal.after", "tablet.truncate.before", "tablet.truncate.after",
+    *OVERWRITE_LOG, "command.EndTruncation.before", "command.EndTruncation.after",
+)  # fmt: skip
+"""What a job has staged takes the place of what the same partitions had: their tablets are sealed before it is decided,
+truncated as they take it, and cut."""
 PUBLISHER = ("stage.before", "stage.after", "publish.before", "publish.after")
 """Of who stages and publishes: around a piece, and around the request that decides."""
 JOB = ("round.read", "lake.data.closed", "catalog.commit.before", "catalog.commit.after")

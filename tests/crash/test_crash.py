@@ -40,6 +40,7 @@ SAMPLE = [
     Step("rename", "follow.name.before"),
     Step("truncate", "command.TruncateTable.after"),
     Step("publish", "segment.append.after"),
+    Step("overwrite", "tablet.truncate.after"),
 ]
 
 
