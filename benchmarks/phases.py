@@ -74,9 +74,12 @@ _FOUND = Phase("keys found", "server", ("kv.tablet:KvTablet.find",))
 _GATHERED = Phase("rows gathered", "server", ("kv.tablet:KvTablet.gather", "kv.tablet:KvTablet.require_answer"))
 _ROW = Phase("row found", "server", ("kv.tablet:KvTablet.row",))
 _PINNED = Phase("pinned", "caller", ("lake.union_read:_pinned",))
-_OPENED = Phase(
-    "requests admitted, stream opened", "server", ("server.service:Service.call", "server.service:Service.stream")
+_ANSWERED = Phase(
+    "requests answered, streams opened",
+    "server",
+    ("server.service:Service.call", "server.service:Service.stream", "env.interrupts:_Task.run"),
 )
+_SHIELDED = Phase("another thread woken for a request", "wire", ("env.interrupts:shielded",))
 _LOG_READ = Phase(
     "log read, columns chosen",
     "server",
@@ -98,7 +101,6 @@ _PARQUET = Phase("Parquet written", "lake", ("iceberg.data_files:write_data_file
 _STAGED = Phase("manifests written", "lake", ("iceberg.iceberg_table:IcebergLakeTable.stage",))
 _METADATA = Phase("metadata file written", "lake", ("iceberg.staging:_write_metadata",))
 _PUBLISHED = Phase("catalog asked", "lake", ("iceberg.iceberg_table:IcebergLakeTable.publish",))
-_REPORTED = Phase("reported to the server", "server", ("api.lake:_report",))
 _HOT = Phase("hot rows read", "server", ("lake.union_read:UnionRead._log_rows",))
 _NET = Phase("net change found", "caller", ("lake.union_read:UnionRead.hot_changes", "log.netchange:net_change"))
 _FILES = Phase("lake files planned", "lake", ("lake.pinned_lake:PinnedLake.plan",))
@@ -109,7 +111,7 @@ _CATALOG = Phase(
     "DuckDB",
     ("api.sql:SqlEngine.cursor", "api.sql:SqlEngine.catalog", "api.sql:_make_view"),
 )
-_TABLES = Phase("tables opened and pinned", "server", ("api.connection:Connection.tables", "api.sql:_contents"))
+_TABLES = Phase("tables opened and pinned", "caller", ("api.connection:Connection.tables", "api.sql:_contents"))
 _BOUND = Phase("planned by DuckDB", "DuckDB", ("api.sql:_relation",))
 _RUN = Phase("run by DuckDB", "DuckDB", ("api.relation:Reading.run",))
 _ROWS = Phase("rows read for DuckDB", "server", ("lake.union_read:UnionRead.batches",))
@@ -132,18 +134,20 @@ PATHS: Mapping[str, Sequence[Phase]] = {
     "get of 1 key, server": (_KEY_ASKED, _WIRE, _ASKED, _ROW),
     "lookup of {keys} keys, embedded": (_KEYS_READY, _KEYS_ASKED, _ASKED, _KEYS_READ, _FOUND, _GATHERED),
     "lookup of {keys} keys, server": (_KEYS_READY, _KEYS_ASKED, _WIRE, _ASKED, _KEYS_READ, _FOUND, _GATHERED),
-    "scan of {rows} rows, all columns, embedded": (_PINNED, _OPENED, _LOG_READ, _JOINED, _TAKEN),
-    "scan of {rows} rows, one column, embedded": (_PINNED, _OPENED, _LOG_READ, _JOINED, _TAKEN),
-    "scan of {rows} rows, all columns, server": (_PINNED, _WIRE, _OPENED, _LOG_READ, _JOINED, _TAKEN),
-    "scan of {rows} rows, one column, server": (_PINNED, _WIRE, _OPENED, _LOG_READ, _JOINED, _TAKEN),
+    "scan of {rows} rows, all columns, embedded": (_PINNED, _SHIELDED, _ANSWERED, _LOG_READ, _JOINED, _TAKEN),
+    "scan of {rows} rows, one column, embedded": (_PINNED, _SHIELDED, _ANSWERED, _LOG_READ, _JOINED, _TAKEN),
+    "scan of {rows} rows, all columns, server": (_PINNED, _WIRE, _ANSWERED, _LOG_READ, _JOINED, _TAKEN),
+    "scan of {rows} rows, one column, server": (_PINNED, _WIRE, _ANSWERED, _LOG_READ, _JOINED, _TAKEN),
     "delivery of 1 row to a subscriber, server, sync": (*_CALLER, _WIRE, *_LOG, _SYNCED, _APPLIED, _TURN),
     "tiering round of 40 rows, embedded": (
-        _LOADED, _ROUND_PLANNED, _RANGE_READ, _PARQUET, _STAGED, _METADATA, _PUBLISHED, _REPORTED,
+        _LOADED, _ROUND_PLANNED, _SHIELDED, _ANSWERED, _RANGE_READ, _PARQUET, _STAGED, _METADATA, _PUBLISHED,
     ),
     "union read of {rows} keys, one column, 10 % superseded, embedded": (
-        _LOADED, _PINNED, _HOT, _NET, _FILES, _LAKE_READ,
+        _LOADED, _PINNED, _SHIELDED, _ANSWERED, _HOT, _NET, _FILES, _LAKE_READ,
     ),
-    "SQL statement that selects 1 row, embedded": (_PARSED, _CATALOG, _TABLES, _BOUND, _RUN, _ROWS),
+    "SQL statement that selects 1 row, embedded": (
+        _PARSED, _CATALOG, _TABLES, _SHIELDED, _ANSWERED, _BOUND, _RUN, _ROWS,
+    ),
 }  # fmt: skip
 """Each path's phases, in their order; numbers in names are filled in."""
 

@@ -46,7 +46,7 @@ class Probes:
         self._found = [(phase, *find(name, phase)) for phase, names in phases.items() for name in names]
         self._spans = itertools.count(first_span)
         self._undo: list[tuple[object, str, object]] = []
-        self.marks: list[Mark] = []
+        self._marks: list[tuple[int, int, str | None]] = []
 
     def put_in(self) -> None:
         """Begin to note."""
@@ -61,33 +61,33 @@ class Probes:
         for place, name, function in self._undo:
             setattr(place, name, function)
         self._undo.clear()
-        marks, self.marks = self.marks, []
-        return marks
+        marks, self._marks = self._marks, []
+        return [Mark(*mark) for mark in marks]
 
     def _watched(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
         # Called for each span, and so bare: the list and the counter are safe between threads as they are.
-        note, spans, clock = self.marks.append, self._spans, time.perf_counter_ns
+        note, spans, clock = self._marks.append, self._spans, time.perf_counter_ns
 
         def watched(*args: Any, **options: Any) -> Any:
             span = next(spans)
-            note(Mark(clock(), span, phase))
+            note((clock(), span, phase))
             try:
                 return function(*args, **options)
             finally:
-                note(Mark(clock(), span, None))
+                note((clock(), span, None))
 
         def each(*args: Any, **options: Any) -> Iterator[Any]:
             items = function(*args, **options)
             try:
                 while True:
                     span = next(spans)
-                    note(Mark(clock(), span, phase))
+                    note((clock(), span, phase))
                     try:
                         item = next(items)
                     except StopIteration:
                         return
                     finally:
-                        note(Mark(clock(), span, None))
+                        note((clock(), span, None))
                     yield item
             finally:
                 items.close()

@@ -91,7 +91,13 @@ def _paths(figures: Sequence[Figure]) -> list[_Path]:
 
 def _table(paths: Sequence[_Path]) -> str:
     """A column a path, a row a phase."""
-    rows = list(dict.fromkeys(name for p in sorted(paths, key=lambda p: -len(p.phases)) for name in p.phases))
+    rows: list[str] = []
+    for path in paths:
+        at = 0
+        for name in path.phases:  # one that is new goes after the one before it
+            if name not in rows:
+                rows.insert(at, name)
+            at = rows.index(name) + 1
     rows.append(rows.pop(rows.index(REST)))
     lines = ["| | " + " | ".join(p.whole.name for p in paths) + " |", "|---" * (len(paths) + 1) + "|"]
 
@@ -112,7 +118,7 @@ def _table(paths: Sequence[_Path]) -> str:
 def _bars(paths: Sequence[_Path]) -> str:
     """For each path a bar of its phases by kind, all of one length, and its time."""
     kind_of = {**kinds(), REST: "rest"}
-    width, left, right, row, top = 1000, 400, 80, 22, 48
+    width, left, right, row, top = 1040, 440, 80, 22, 48
     height = top + row * len(paths) + 8
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"',
