@@ -35,6 +35,8 @@ TYPES = (
     pa.int8(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.bool_(), pa.date32(),
     pa.decimal128(5, 2), SPOT,
 )  # fmt: skip
+_TEXTS = ("", "text", "x" * 40, "é", "é" * 20 + "x", "a longer text, past what fits inline")
+"""Of no byte, of as many as live rows hold by slot, and of one more."""
 _WIDER = {
     pa.int8(): (pa.int16(), pa.int32(), pa.int64()),
     pa.int16(): (pa.int32(), pa.int64()),
@@ -208,7 +210,7 @@ def value_of(t: pa.DataType, n: int | None) -> Any:
     if pa.types.is_date(t):
         return dt.date(2020, 1, 1) + dt.timedelta(days=n)
     if pa.types.is_string(t):
-        return ["", "text", "a longer text, past what fits inline", "é"][n % 4]
+        return _TEXTS[n % len(_TEXTS)]
     if pa.types.is_boolean(t):
         return n % 3 == 0
     return n / 2 if pa.types.is_floating(t) else n % 100

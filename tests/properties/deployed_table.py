@@ -9,8 +9,10 @@ import errno
 import json
 import shutil
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, ClassVar, Literal
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,10 +20,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from pyiceberg.table import Table as IcebergTable
 from pyiceberg.table import Transaction
-from tests.altering import TYPES, Shape
+from tests.altering import TYPES, Column, Row, Shape
 from tests.standby import with_standby
 
 from lakehead import LakeheadError
+from lakehead.api.connection import Connection
 from lakehead.api.table import Table, handle_of
 from lakehead.client.batch_writer import PreparedWrite
 from lakehead.client.routes import OneServer
@@ -46,6 +49,7 @@ Held = list[dict[int, Any]]
 HOUR_US = 3_600_000_000
 STEPS = {"taken": 0}
 DISTURBANCES = ["tier", "compact", "expire"]
+_PLAIN = (pa.types.is_integer, pa.types.is_string, pa.types.is_boolean)
 COMPRESSION = st.sampled_from(["none", "lz4", "zstd"])
 
 
@@ -94,6 +98,9 @@ class Deployed(RuleBasedStateMachine):
         self.sent: list[tuple[PreparedWrite, Any]] = []
         self.rounds = 0
         self.definitions: list[tuple[TableDescriptor, Shape]] = []
+        # Files of several row groups: what is left out by their bounds moves the positions of what is read.
+        self.row_groups = mock.patch("lakehead.iceberg.data_files.ROW_GROUP_ROWS", (4, 6))
+        self.row_groups.start()
 
     def deploy(
         self,
@@ -393,6 +400,44 @@ class Deployed(RuleBasedStateMachine):
     def count(self) -> None:
         assert self.table.scan().count() == len(self.rows())
 
+    @rule(data=st.data(), every=st.booleans(), tier=st.sampled_from(["union", "union", "lake"]))
+    def ask(self, data: st.DataObject, every: bool, tier: Literal["union", "lake"]) -> None:
+        """Rows of conditions on keys, partitions and other columns: by a scan and by SQL, read and counted."""
+        if tier == "lake" and not self.has_lake:
+            return
+        rows = self.rows() if tier == "union" else self.lake_rows()
+        plain = [c for c in self.shape.columns if any(is_one(c.type) for is_one in _PLAIN)]
+        keys = [c for c in plain if c.name in self.fixed]
+        several = data.draw(st.just(keys) | st.lists(st.sampled_from(plain), min_size=1, max_size=3))
+        parts = [self.condition(data, c, rows) for c in several]
+        where = (" and " if every else " or ").join(text for text, _ in parts)
+        wanted = [row for row in rows if (all if every else any)(meets(row) for _, meets in parts)]
+        self.refresh()
+        scan = self.table.scan(where=where, tier=tier)
+        assert in_order(scan.to_arrow().to_pylist()) == in_order(self.shown(wanted))
+        assert scan.count() == len(wanted)
+        assert self.service is not None
+        with Connection(LocalEndpoint(self.service), "", None) as con:
+            name, column = "m.t" if tier == "union" else "m.t$lake", plain[0]
+            found = con.sql(f'select "{column.name}" from {name} where {where}').fetchall()
+            assert sorted(map(str, found)) == sorted(str((column.of(row),)) for row in wanted)
+            assert con.sql(f"select count(*) from {name} where {where}").fetchall() == [(len(wanted),)]
+            assert con.sql(f"select count(*) from {name}").fetchall() == [(len(rows),)]
+
+    @staticmethod
+    def condition(data: st.DataObject, c: Column, rows: Held) -> tuple[str, Callable[[Row], bool]]:
+        """A condition on a column, mostly with values that it has, and whether a row meets it."""
+        there = [value for row in rows if (value := c.of(row)) is not None]
+        if not there or data.draw(st.sampled_from([False, False, False, True])):
+            return f'"{c.name}" is null', lambda row: c.of(row) is None
+        values = data.draw(st.lists(st.sampled_from(there), min_size=1, max_size=3))
+        texts = [f"'{v}'" if isinstance(v, str) else str(v).lower() for v in values]
+        if len(values) == 1 and not isinstance(values[0], bool):
+            less = data.draw(st.booleans())
+            if less:
+                return f'"{c.name}" < {texts[0]}', lambda row: (v := c.of(row)) is not None and v < values[0]
+        return f'"{c.name}" in ({", ".join(texts)})', lambda row: c.of(row) in values
+
     @precondition(lambda self: self.has_lake)
     @rule()
     def read_the_tiers(self) -> None:
@@ -419,6 +464,7 @@ class Deployed(RuleBasedStateMachine):
         assert in_order(mine) == in_order(self.shown(self.rows()))
 
     def teardown(self) -> None:
+        self.row_groups.stop()
         if self.service is not None:
             self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
