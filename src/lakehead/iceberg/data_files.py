@@ -232,6 +232,7 @@ def write_position_deletes(
                 use_dictionary=["file_path"],
                 column_encoding={"pos": "DELTA_BINARY_PACKED"},
                 store_schema=False,
+                write_page_checksum=True,
             )
     except BaseException:
         discard_files(tools.io, [path])
@@ -389,6 +390,7 @@ class _DataFile:
                 column_encoding={c: "DELTA_BINARY_PACKED" for c in _DELTA_COLUMNS if c not in dictionary},
                 store_decimal_as_integer=True,
                 store_schema=False,
+                write_page_checksum=True,
             )
         except BaseException:
             with contextlib.suppress(Exception):

@@ -13,8 +13,11 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 from pyarrow.fs import FileSystem, LocalFileSystem
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
@@ -22,7 +25,7 @@ from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 from lakehead.config import STORAGE_EXPIRES
 from lakehead.env.clock import Clock, SystemClock
 from lakehead.env.storage import LocalStorage, open_private, sync_file
-from lakehead.errors import UnavailableError
+from lakehead.errors import CorruptionError, UnavailableError
 from lakehead.lake.lake_table import missing_file
 
 PY_IO_IMPL = "py-io-impl"
@@ -159,20 +162,56 @@ def locate_file(io: FileIO, location: str) -> tuple[FileSystem, str]:
 
 @contextmanager
 def lake_files(path: str | None = None) -> Iterator[None]:
-    """Have a lake file that is gone be an error that names it; ``path`` where the one at stake is known.
+    """Have a lake file that is gone, or damaged, be an error that names it; ``path`` where the one at stake is known.
 
     Raises:
         LakeFileMissingError: what is done inside did not find a file.
+        CorruptionError: what it read is damaged.
         UnavailableError: an object store did not answer, or refused.
     """
     try:
         yield
     except FileNotFoundError as e:
         raise missing_file(path or _named_file(e)) from e
+    except (pa.ArrowInvalid, UnicodeDecodeError) as e:
+        if is_damage(e):
+            raise damaged_file(path, e) from e
+        raise
     except OSError as e:
         if isinstance(e, ConnectionError | TimeoutError) or _OF_OBJECT_STORES.search(str(e)):
             raise UnavailableError(f"the lake's storage cannot be reached: {e}") from e
+        if is_damage(e):
+            raise damaged_file(path, e) from e
         raise
+
+
+def is_damage(e: BaseException) -> bool:
+    """Whether Arrow says that a Parquet file is none, or is not as it was written, or that an address cannot be."""
+    if isinstance(e, ValueError):
+        return isinstance(e, UnicodeDecodeError) or any(word in str(e) for word in ("Parquet", "Embedded NUL"))
+    # Of what the system or an object store refused there is a number, or a word.
+    return type(e) is OSError and e.errno is None and not _OF_OBJECT_STORES.search(str(e))
+
+
+def damaged_file(path: str | None, e: BaseException) -> CorruptionError:
+    """The error for a file of the lake whose bytes are not what was written."""
+    what = f"{path} is damaged" if path else "a file of the lake is damaged"
+    return CorruptionError(
+        f"{what} ({e}): restore it from a backup, or have an Iceberg engine roll the table back to a snapshot that does"
+        " not name it",
+        path=path or "",
+    )
+
+
+PARQUET = ds.ParquetFileFormat(
+    default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+)
+"""Pages that have a checksum, as all have that tiering writes, are compared with it."""
+
+
+def open_parquet(path: str, fs: FileSystem, **options: Any) -> pq.ParquetFile:
+    """One file, read as `PARQUET`."""
+    return pq.ParquetFile(path, filesystem=fs, page_checksum_verification=True, **options)
 
 
 def _named_file(e: FileNotFoundError) -> str:

@@ -6,12 +6,14 @@ what a small round takes.
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
-from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.exceptions import NoSuchTableError, ValidationError
 from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.serializers import NOOP_COMPRESSOR, Compressor, FromInputFile
 from pyiceberg.table import Table
@@ -28,9 +30,12 @@ from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from lakehead.env.clock import SystemClock
+from lakehead.iceberg.file_io import damaged_file
 from lakehead.iceberg.metadata_json import metadata_json
 from lakehead.iceberg.recently_used import RecentlyUsed
 
+_UNREADABLE = (ValidationError, ValueError, KeyError, TypeError, EOFError, zlib.error, gzip.BadGzipFile)
+"""How PyIceberg says that a metadata file is none."""
 _known: RecentlyUsed[str, tuple[int, TableMetadata]] = RecentlyUsed(128)
 """By a file's address, its size and what it says."""
 
@@ -97,13 +102,17 @@ def read_metadata(io: FileIO, location: str) -> TableMetadata:
     """What a metadata file says.
 
     Raises:
+        CorruptionError: it is damaged.
         OSError: it cannot be read; also of one that is known.
     """
     file = io.new_input(location)
     size = len(file)
     known = _known.get(location)
     if known is None or known[0] != size:
-        known = size, _newest_first(FromInputFile.table_metadata(file))
+        try:
+            known = size, _newest_first(FromInputFile.table_metadata(file))
+        except _UNREADABLE as e:
+            raise damaged_file(location, e) from e
         _known.note(location, known)
     return known[1]
 

@@ -1,7 +1,7 @@
-"""Manifest lists and manifests, as PyIceberg reads them; but how one is read is found out once.
+"""Manifest lists and manifests, as PyIceberg reads them; but damage is an error, and how to read them is found once.
 
-Each of these files says its Avro schema, of which PyIceberg makes a reader whenever it opens one: four fifths of what a
-small one takes. Until a table changes, its files say the same.
+Each of these files says its Avro schema, of which PyIceberg makes a reader whenever it opens one: most of what a small
+one takes. Until a table changes, its files say the same.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ import functools
 import json
 from typing import Any
 
-from pyiceberg.avro.decoder import new_decoder
-from pyiceberg.avro.file import META_SCHEMA, AvroFile, AvroFileHeader
 from pyiceberg.avro.reader import Reader
-from pyiceberg.avro.resolver import construct_reader, resolve_reader
+from pyiceberg.avro.resolver import resolve_reader
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import (
     DEFAULT_READ_VERSION,
@@ -33,72 +31,64 @@ from pyiceberg.table import DataScan, FileScanTask, Table
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
-_HEADER = construct_reader(META_SCHEMA, {-1: AvroFileHeader})
+from lakehead.iceberg.avro import read_avro
+from lakehead.iceberg.file_io import damaged_file
 
 
 class _Manifest(ManifestFile):
-    """A manifest as a list names it."""
+    """As a list names it."""
 
     def fetch_manifest_entry(self, io: FileIO, discard_deleted: bool = True) -> list[ManifestEntry]:
-        """As PyIceberg's."""
-        with _ManifestAvro(io.new_input(self.manifest_path)) as entries:
-            return [
-                _inherit_from_manifest(entry, self)
-                for entry in entries
-                if not (discard_deleted and entry.status == ManifestEntryStatus.DELETED)
-            ]
+        """As PyIceberg's.
 
-
-class _KnownAvro(AvroFile[Any]):
-    """Both kinds say how their schema is read."""
-
-    @classmethod
-    def _reader_of(cls, schema: str) -> Reader:
-        raise NotImplementedError
-
-    def __enter__(self) -> AvroFile[Any]:
-        with self.input_file.open() as file:
-            self.decoder = new_decoder(file.read())
-        self.header = _HEADER.read(self.decoder)
-        schema = self.header.meta.get("avro.schema")
-        if schema is None:
-            raise ValueError("No schema found in Avro file headers")
-        self.reader = self._reader_of(schema)
-        return self
-
-
-class _ListAvro(_KnownAvro):
-    @classmethod
-    @functools.lru_cache(maxsize=16)
-    def _reader_of(cls, schema: str) -> Reader:
-        return resolve_reader(
-            AvroSchemaConversion().avro_to_iceberg(json.loads(schema)),
-            MANIFEST_LIST_FILE_SCHEMAS[DEFAULT_READ_VERSION],
-            {-1: _Manifest, 508: PartitionFieldSummary},
-            {517: ManifestContent},
-        )
-
-
-class _ManifestAvro(_KnownAvro):
-    @classmethod
-    @functools.lru_cache(maxsize=256)
-    def _reader_of(cls, schema: str) -> Reader:
-        return resolve_reader(
-            AvroSchemaConversion().avro_to_iceberg(json.loads(schema)),
-            MANIFEST_ENTRY_SCHEMAS[DEFAULT_READ_VERSION],
-            {-1: ManifestEntry, 2: DataFile},
-            {0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
-        )
+        Raises:
+            CorruptionError: it is damaged.
+            OSError: it cannot be read.
+        """
+        data = _read(io, self.manifest_path)
+        if len(data) != self.manifest_length:
+            said = ValueError(f"it has {len(data):,} bytes, and its list says {self.manifest_length:,}")
+            raise damaged_file(self.manifest_path, said)
+        return [
+            _inherit_from_manifest(entry, self)
+            for entry in read_avro(self.manifest_path, data, _entry_reader)
+            if not (discard_deleted and entry.status == ManifestEntryStatus.DELETED)
+        ]
 
 
 def manifests_of(snapshot: Snapshot, io: FileIO) -> list[ManifestFile]:
     """`Snapshot.manifests`.
 
     Raises:
+        CorruptionError: the list, or later a manifest, is damaged.
         OSError: the list cannot be read.
     """
-    with _ListAvro(io.new_input(snapshot.manifest_list)) as manifests:
-        return list(manifests)
+    return read_avro(snapshot.manifest_list, _read(io, snapshot.manifest_list), _list_reader)
+
+
+def _read(io: FileIO, path: str) -> bytes:
+    with io.new_input(path).open() as file:
+        return file.read()
+
+
+@functools.lru_cache(maxsize=16)
+def _list_reader(schema: str) -> Reader:
+    return resolve_reader(
+        AvroSchemaConversion().avro_to_iceberg(json.loads(schema)),
+        MANIFEST_LIST_FILE_SCHEMAS[DEFAULT_READ_VERSION],
+        {-1: _Manifest, 508: PartitionFieldSummary},
+        {517: ManifestContent},
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _entry_reader(schema: str) -> Reader:
+    return resolve_reader(
+        AvroSchemaConversion().avro_to_iceberg(json.loads(schema)),
+        MANIFEST_ENTRY_SCHEMAS[DEFAULT_READ_VERSION],
+        {-1: ManifestEntry, 2: DataFile},
+        {0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
+    )
 
 
 class _Scan(DataScan):

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from pyarrow.fs import FileType
 
 from lakehead.iceberg.columns import column_name
-from lakehead.iceberg.file_io import FILES_AT_ONCE, lake_files, locate_file
+from lakehead.iceberg.file_io import FILES_AT_ONCE, damaged_file, lake_files, locate_file, open_parquet
 from lakehead.iceberg.recently_used import RecentlyUsed
 from lakehead.lake.lake_table import LakeFile, missing_file
 from lakehead.log.netchange import NO_OFFSETS, Mask, Offsets, between, contains, union
@@ -63,7 +63,7 @@ def offset_statistics(io: FileIO, path: str, field_id: int) -> tuple[tuple[int, 
     """Least and greatest ``__offset`` of a data file (None for none), and how many rows have none, from its footer, or
     from the column where that does not say."""
     fs, inner = locate_file(io, path)
-    with lake_files(path), pq.ParquetFile(inner, filesystem=fs) as file:
+    with lake_files(path), open_parquet(inner, fs) as file:
         name = column_name(file.schema_arrow, field_id, OFFSET_COLUMN)
         if name is None:
             return None, file.metadata.num_rows
@@ -180,7 +180,7 @@ def iterate_offsets(io: FileIO, path: str, field_id: int, *, within: Offsets | N
 
         @functools.cache
         def opened() -> pq.ParquetFile:
-            return stack.enter_context(pq.ParquetFile(inner, filesystem=fs))
+            return stack.enter_context(open_parquet(inner, fs))
 
         bounds = _bounds.get(key)
         if bounds is None:
@@ -217,8 +217,13 @@ def deleted_positions(io: FileIO, data_path: str, delete_files: Sequence[str]) -
     parts = []
     for path in delete_files:
         fs, inner = locate_file(io, path)
-        with lake_files(path), pq.ParquetFile(inner, filesystem=fs, read_dictionary=["file_path"]) as file:
-            rows = file.read(columns=["file_path", "pos"]).combine_chunks()
+        try:
+            with lake_files(path), open_parquet(inner, fs, read_dictionary=["file_path"]) as file:
+                rows = file.read(columns=["file_path", "pos"]).combine_chunks()
+        except (KeyError, pa.ArrowInvalid) as e:
+            raise damaged_file(path, e) from e
+        if "pos" not in rows.schema.names:
+            raise damaged_file(path, ValueError("it has no column pos"))
         paths = rows.column("file_path").combine_chunks()
         # Writers spell addresses differently (file:/x, file:///x): compare what they lead to.
         same = [locate_file(io, p.as_py())[1] == target for p in paths.dictionary]

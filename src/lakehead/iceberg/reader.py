@@ -18,17 +18,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 from pyarrow.fs import FileSystem
 from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 
-from lakehead.errors import LakeStateError
+from lakehead.errors import CorruptionError, LakeStateError
 from lakehead.format.read_as import cast_to
 from lakehead.format.schema import lake_schema
 from lakehead.iceberg.columns import FileColumns, plain_files, with_defaults
 from lakehead.iceberg.data_files import lake_arrow_schema
-from lakehead.iceberg.file_io import FILES_AT_ONCE, RenewedFileIO, lake_files, locate_file
+from lakehead.iceberg.file_io import (
+    FILES_AT_ONCE,
+    PARQUET,
+    RenewedFileIO,
+    damaged_file,
+    lake_files,
+    locate_file,
+    open_parquet,
+)
 from lakehead.iceberg.positions import deleted_positions, find_offsets
 from lakehead.iceberg.row_groups import row_group_filter
 from lakehead.lake.lake_table import LakeFile, Superseded
@@ -69,6 +76,7 @@ def read_lake(
         LakeStateError: a file holds values that do not fit the table's types, or rows that may be superseded but
             belong to no tablet.
         LakeFileMissingError: a file is gone.
+        CorruptionError: a file is damaged.
     """
     own = pa.schema([*desc.schema, *SYSTEM_FIELDS])
     names = list(columns) if columns is not None else list(desc.schema.names)
@@ -82,11 +90,28 @@ def read_lake(
         with lake_files():
             yield from reader.scan(whole)
             yield from reader.scan_partial(partial)
+    except CorruptionError as e:
+        if e.context.get("path") != "" or (path := _damaged(table.io, files)) is None:
+            raise
+        raise damaged_file(path, e.__cause__ or e) from e
     except pa.ArrowInvalid as e:
         raise LakeStateError(
             f"lake table {'.'.join(table.name())} holds values that do not fit table {desc.path}: {e}",
             table=str(desc.path),
         ) from e
+
+
+def _damaged(io: FileIO, files: Iterable[LakeFile]) -> str | None:
+    """Which of the files cannot be read, as those who read several at once are not told."""
+    for f in files:
+        fs, path = locate_file(io, f.path)
+        try:
+            with open_parquet(path, fs) as parquet:
+                for _ in parquet.iter_batches():
+                    continue
+        except (OSError, ValueError):
+            return f.path
+    return None
 
 
 def count_lake(
@@ -198,9 +223,9 @@ class _Reader:
                 yield functools.partial(self._dataset, [f for f, _ in group]), condition
 
     def _dataset(self, files: Sequence[LakeFile]) -> ds.Dataset:
-        form = ds.ParquetFileFormat()
         fs, paths = self._located(f.path for f in files)
-        return ds.FileSystemDataset([form.make_fragment(p, fs) for p in paths], lake_schema(self._own), form, fs)
+        fragments = [PARQUET.make_fragment(p, fs) for p in paths]
+        return ds.FileSystemDataset(fragments, lake_schema(self._own), PARQUET, fs)
 
     def _located(self, files: Iterable[str]) -> tuple[FileSystem, list[str]]:
         """Files of one storage as they are opened now."""
@@ -256,7 +281,7 @@ class _Reader:
         """The row groups of a file that may hold rows of the filter, and which of their rows are gone."""
         file, gone = part[0].file, part[1]
         fs, path = locate_file(self._io, file.path)
-        fragment = kept = ds.ParquetFileFormat().make_fragment(path, fs)
+        fragment = kept = PARQUET.make_fragment(path, fs)
         if self._predicate is not None:
             without_nan = file.without_nan & self._columns
             condition = row_group_filter(self._predicate, self._own, without_nan=without_nan)
@@ -288,13 +313,12 @@ class _Reader:
                     yield rows.select(self._names)
 
     def _kept_dataset(self, parts: Sequence[_Kept]) -> ds.Dataset:
-        form = ds.ParquetFileFormat()
         fs, paths = self._located(p.file for p in parts)
         fragments = [p.fragment for p in parts]
         if fs is not parts[0].fs:
             groups = [[g.id for g in f.row_groups] for f in fragments]
-            fragments = [form.make_fragment(p, fs, row_groups=g) for p, g in zip(paths, groups, strict=True)]
-        return ds.FileSystemDataset(fragments, lake_schema(self._own), form, fs)
+            fragments = [PARQUET.make_fragment(p, fs, row_groups=g) for p, g in zip(paths, groups, strict=True)]
+        return ds.FileSystemDataset(fragments, lake_schema(self._own), PARQUET, fs)
 
     def _scan_without(self, file: LakeFile, gone: Offsets) -> Iterator[pa.RecordBatch]:
         """The other rows of a file whose columns do not have the table's names."""
@@ -312,7 +336,7 @@ class _Reader:
 
         def rows() -> Iterator[pa.RecordBatch]:
             fs, path = locate_file(self._io, file.path)
-            with pq.ParquetFile(path, filesystem=fs) as parquet:
+            with open_parquet(path, fs) as parquet:
                 physical = parquet.schema_arrow
                 binding = self._file_columns.binding(physical, wanted)
                 there = [physical.names[at] for at in binding.read]
