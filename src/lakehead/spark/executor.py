@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,7 +13,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from lakehead.env.threads import Threads
-from lakehead.errors import LakeheadError, UnavailableError
+from lakehead.errors import LakeheadError, MissingDependencyError, UnavailableError
 from lakehead.spark.worker import guarded, guarded_call
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ Ended = tuple[Any, LakeheadError | None]
 _log = logging.getLogger("lakehead.tiering")
 _DESCRIPTION = "spark.job.description"
 _NAMES_SHOWN = 3
+_MISSING = re.compile(r"No module named '([\w.]+)'")
 
 
 class SparkExecutor:
@@ -118,6 +120,7 @@ def run_job(
     """What a function that does not raise returns for each item, from one Spark job, by whose name its UI shows it.
 
     Raises:
+        MissingDependencyError: the Python of the executors lacks a module.
         UnavailableError: the job failed.
     """
     context = spark.sparkContext
@@ -129,7 +132,7 @@ def run_job(
         finally:
             context.setLocalProperty(_DESCRIPTION, described)
     except (Py4JError, PySparkException) as e:
-        raise UnavailableError(f"the Spark job of a round failed: {_cause(e)}") from e
+        raise job_error(str(e) or type(e).__name__) from e
 
 
 def _results(ended: Sequence[Ended], undo: Callable[[Iterable[Any]], None] | None) -> list[Any]:
@@ -141,7 +144,16 @@ def _results(ended: Sequence[Ended], undo: Callable[[Iterable[Any]], None] | Non
     return [result for result, _ in ended]
 
 
-def _cause(e: Exception) -> str:
-    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
+def job_error(text: str) -> LakeheadError:
+    """What a Spark job that failed is to its caller, by the text of its exception."""
+    missing = _MISSING.search(text)
+    if missing is not None:
+        return MissingDependencyError(
+            f"the Python of Spark's executors has no module {missing[1]!r}: install lakehead there, or hand"
+            " it over, its own code by --py-files and all that it needs by a packed environment, and begin again",
+            module=missing[1],
+        )
+    lines = [line.strip() for line in text.splitlines()]
+    lines = [line for line in lines if line and not line.startswith("at ")]
     named = [line for line in lines if "Error" in line or "Exception" in line]
-    return (named or lines or [type(e).__name__])[-1][:500]
+    return UnavailableError(f"the Spark job of a round failed: {(named or lines or [text])[-1][:500]}")

@@ -35,7 +35,6 @@ DEFAULT_MASTER = "local[2]"
 STATIC_SETTINGS = {
     # A hop between the JVM and Python takes half the time of TCP on loopback.
     "spark.python.unix.domain.socket.enabled": "true",
-    "spark.python.daemon.module": "lakehead.spark.daemon",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.streaming.checkpointFileManagerClass": (
@@ -43,6 +42,11 @@ STATIC_SETTINGS = {
     ),
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
 }
+OUR_PYTHON_SETTINGS = {
+    # Executors on other machines, or of another Python, may get Lakehead by --py-files, which this starts before.
+    "spark.python.daemon.module": "lakehead.spark.daemon",
+}
+"""Where the driver starts the executors, with its own Python."""
 LOCAL_SETTINGS = {
     "spark.sql.shuffle.partitions": "8",
     # Listing files that are named one by one needs no Spark job.
@@ -194,6 +198,7 @@ def session_settings(
     if is_local(master):
         ours |= LOCAL_SETTINGS
     if is_private(master):
+        ours |= OUR_PYTHON_SETTINGS
         ours |= private_settings(master, users, scratch, SystemRandomness(), has_local_dirs=has_local_dirs)
     return {**{k: v for k, v in ours.items() if k not in configured}, **given}
 

@@ -293,6 +293,8 @@ class TieringService:
         if isinstance(e, TieringFencedError | FolderCopiedError):  # a server that is fenced has a successor
             _log.error("%s: left to another tiering service: %s", name, e)
             return Fenced(table_id, maintenance)
+        if isinstance(e, MissingDependencyError):  # whoever runs this has to install it, for whatever table
+            raise e
         if isinstance(e, TableNotFoundError):
             return Gone(table_id, maintenance)
         queued = self.queue.tables.get(table_id)

@@ -42,6 +42,15 @@ def test_cluster_keeps_its_addresses() -> None:
         assert not {"spark.driver.host", "spark.authenticate", "spark.local.dir"} & got.keys()
 
 
+def test_executors_of_another_python_are_started_without_ours() -> None:
+    """Spark starts the daemon's module before it has what --py-files names."""
+    for master in ("local[2]", "local-cluster[1,1,1024]"):
+        got = session_settings({}, {"spark.master": master}, SCRATCH)
+        assert got["spark.python.daemon.module"] == "lakehead.spark.daemon"
+    for master in ("spark://127.0.0.1:7077", "yarn"):
+        assert "spark.python.daemon.module" not in session_settings({}, {"spark.master": master}, SCRATCH)
+
+
 @pytest.mark.parametrize(
     ("master", "local"),
     [("local", True), ("local[2]", True), ("local[*]", True), ("local-cluster[1,1,1024]", False), ("yarn", False)],

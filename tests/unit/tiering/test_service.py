@@ -14,6 +14,7 @@ from lakehead.errors import (
     ClosedError,
     FencedError,
     LakeheadError,
+    MissingDependencyError,
     NoLakeError,
     RequestTimeoutError,
     StorageError,
@@ -132,6 +133,14 @@ def test_trouble_of_one_table_stays_with_it(clock: MovingClock, caplog: pytest.L
     assert tables.rounds.count("a#0") == 6, "at once, and after 0.5, 1, 2, 4 and 8 seconds"
     assert tables.lakes["b#0"] == 1
     assert "a: round failed, again in 4.0 s: ZeroDivisionError: any" in caplog.text
+
+
+def test_what_is_not_installed_ends_it_whichever_table_finds_out(clock: MovingClock) -> None:
+    tables = PlayedTables(clock, "a", "b")
+    tables.wrong["a#0"] = MissingDependencyError("no module")
+    with pytest.raises(MissingDependencyError):
+        service(tables).run(20)
+    assert tables.rounds.count("a#0") == 1 and tables.closed
 
 
 def test_who_is_told_of_rounds_may_fail(clock: MovingClock) -> None:
