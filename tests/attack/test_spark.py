@@ -18,7 +18,7 @@ from typing import Any
 import pyspark
 import pytest
 from tests.attack.test_sockets import ports_of
-from tests.integration.conftest import wait_until as _wait_until
+from tests.waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("spark_session.py")
 LOOPBACK = ("0100007F", "0000000000000000FFFF00000100007F")
@@ -28,7 +28,6 @@ GIVEN = {"spark.hadoop.fs.s3a.secret.key": SECRET, "spark.executorEnv.LIKE": OF_
 HOME = Path(pyspark.__file__).parent
 
 pytestmark = pytest.mark.spark
-wait_until = _wait_until
 
 
 class Session:
@@ -143,9 +142,7 @@ def test_nobody_else_reaches_a_local_session(opened: Callable[..., Session], tmp
     assert session.app in written and SECRET not in written
 
 
-def test_nobody_else_reaches_a_cluster_of_ours(
-    opened: Callable[..., Session], wait_until: Callable[..., None], tmp_path: Path
-) -> None:
+def test_nobody_else_reaches_a_cluster_of_ours(opened: Callable[..., Session], tmp_path: Path) -> None:
     events = tmp_path / "events"
     events.mkdir()
     log = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": events.as_uri(), "spark.eventLog.compress": "false"}

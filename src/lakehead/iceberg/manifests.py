@@ -45,13 +45,16 @@ class _Manifest(ManifestFile):
             CorruptionError: it is damaged.
             OSError: it cannot be read.
         """
-        data = _read(io, self.manifest_path)
-        if len(data) != self.manifest_length:
-            said = ValueError(f"it has {len(data):,} bytes, and its list says {self.manifest_length:,}")
-            raise damaged_file(self.manifest_path, said)
+        entries = read_avro(self.manifest_path, _read(io, self.manifest_path), _entry_reader)
+        counts = (self.added_files_count, self.existing_files_count, self.deleted_files_count)
+        said = [count for count in counts if count is not None]
+        if len(said) == len(counts) and len(entries) != sum(said):
+            # Nothing in a file that ends with a block tells that there was another one.
+            other = ValueError(f"it has {len(entries)} entries, and its list says {sum(said)}")
+            raise damaged_file(self.manifest_path, other)
         return [
             _inherit_from_manifest(entry, self)
-            for entry in read_avro(self.manifest_path, data, _entry_reader)
+            for entry in entries
             if not (discard_deleted and entry.status == ManifestEntryStatus.DELETED)
         ]
 

@@ -91,5 +91,5 @@ def test_a_manifest_that_ends_with_a_block_before_its_last(keyed: Any) -> None:
     table.io.delete(manifest.manifest_path)
     with table.io.new_output(manifest.manifest_path).create() as stream:
         stream.write(whole[:header])
-    with pytest.raises(CorruptionError, match=r"it has [\d,]+ bytes, and its list says [\d,]+"):
+    with pytest.raises(CorruptionError, match="it has 0 entries, and its list says 1"):
         manifest.fetch_manifest_entry(table.io)
