@@ -26,6 +26,7 @@ from lakehead.errors import (
     RequestTimeoutError,
     UnavailableError,
 )
+from lakehead.format.arrays import to_arrow
 from lakehead.format.bucketing import unkeyed_bucket
 from lakehead.format.frame import TABLETS_MAX, WriterStamp, encode_body
 from lakehead.format.joins import within
@@ -50,7 +51,7 @@ def _chosen(batch: pa.RecordBatch, rows: npt.NDArray[np.int64] | None) -> pa.Rec
         return batch
     first, n = int(rows[0]), len(rows)
     # Rows are ascending: neighbours need no copy.
-    return batch.slice(first, n) if int(rows[-1]) - first == n - 1 else batch.take(pa.array(rows))
+    return batch.slice(first, n) if int(rows[-1]) - first == n - 1 else batch.take(to_arrow(rows))
 
 
 def encoded_write(

@@ -97,7 +97,7 @@ class FlightEndpoint:
                 self._leave(channel)
             raise
         if not self._give_back(channel, exchange):
-            exchange.finish()
+            exchange.cancel()
         data, out = answer
         try:
             reply = decode_reply(data, request)
@@ -210,7 +210,7 @@ class FlightEndpoint:
                 if not self._idle:
                     self._reaper = None
             for exchange in stale:
-                exchange.finish()
+                exchange.cancel()
             if self._reaper is not threading.current_thread():
                 return
 

@@ -15,6 +15,7 @@ from lakehead.client.routes import Routes, by_server
 from lakehead.client.row_routing import halves, route, tablet_of
 from lakehead.env import Clock
 from lakehead.errors import CorruptionError, InvalidRequestError, LimitExceededError, NotLeaderError
+from lakehead.format.arrays import to_arrow
 from lakehead.format.plain import PlainKey, has_plain_rows, plain_key
 from lakehead.protocol import messages as m
 from lakehead.types import TableDescriptor, TabletKey
@@ -55,7 +56,7 @@ class Lookups:
         for key, rows in route(self._desc, keys):
             refs.append(m.TabletRef.of(key))
             places.append(rows)
-            attachments.append((keys if rows is None else keys.take(pa.array(rows))).serialize())
+            attachments.append((keys if rows is None else keys.take(to_arrow(rows))).serialize())
         out = self._answers(refs, attachments, [])
         assert out is not None
         batches, order = [], []
@@ -66,7 +67,7 @@ class Lookups:
                 found = found_places(out[2 * i + 1], rows=batches[-1].num_rows, asked=count)
                 order.append(found if asked is None else asked[found])
         table = pa.Table.from_batches(batches, self._desc.schema)
-        return table if len(batches) <= 1 else table.take(pa.array(np.argsort(np.concatenate(order), kind="stable")))
+        return table if len(batches) <= 1 else table.take(to_arrow(np.argsort(np.concatenate(order), kind="stable")))
 
     def as_of(self, keys: pa.RecordBatch, ends: Mapping[TabletKey, int]) -> pa.Table | None:
         """Rows of keys that were live where the logs ended so; None when one of them may have changed since, or they
@@ -75,7 +76,7 @@ class Lookups:
         for key, rows in route(self._desc, keys):
             if key in ends:
                 refs.append(m.TabletRef.of(key))
-                attachments.append((keys if rows is None else keys.take(pa.array(rows))).serialize())
+                attachments.append((keys if rows is None else keys.take(to_arrow(rows))).serialize())
                 at.append(ends[key])
         try:
             out = self._answers(refs, attachments, [], at) if refs else []
@@ -126,7 +127,7 @@ class Lookups:
         for key, rows in route(desc, prefixes):
             part = prefixes.select(list(desc.prefix_key))
             refs.append(m.TabletRef.of(key))
-            attachments.append((part if rows is None else part.take(pa.array(rows))).serialize())
+            attachments.append((part if rows is None else part.take(to_arrow(rows))).serialize())
         out = self._answers(refs, attachments, list(desc.prefix_key))
         assert out is not None
         batches = [found_rows(b, desc.schema) for b in out[::2] if b.size]

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakehead.format.arrays import to_numbers
 from lakehead.format.bucketing import bucket_ids, bucket_of
 from lakehead.format.joins import table_batches
 from lakehead.types import UNPARTITIONED, TableDescriptor, TabletKey, partition_name
@@ -89,7 +90,7 @@ def partition_codes(desc: TableDescriptor, batch: pa.RecordBatch) -> tuple[list[
         else:
             encoded = pc.dictionary_encode(values)
             dictionary = encoded.dictionary
-        code = code * max(len(dictionary), 1) + encoded.indices.to_numpy()
+        code = code * max(len(dictionary), 1) + to_numbers(encoded.indices)
         dictionaries.append(dictionary)
     used, codes = np.unique(code, return_inverse=True)
     names = []

@@ -33,6 +33,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lakehead.errors import InvalidSchemaError, NullKeyError, SchemaMismatchError
+from lakehead.format.arrays import to_numbers
 
 Hashes: TypeAlias = npt.NDArray[np.uint32]
 
@@ -160,7 +161,7 @@ def _longs(array: pa.Array) -> npt.NDArray[np.int64]:
         raise SchemaMismatchError(f"a bucket-key value does not fit the lake's type: {e}", type=str(t)) from e
     if not pa.types.is_integer(array.type):
         array = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
-    values: npt.NDArray[np.int64] = array.to_numpy().astype(np.int64, copy=False)
+    values: npt.NDArray[np.int64] = to_numbers(array).astype(np.int64, copy=False)
     return values
 
 

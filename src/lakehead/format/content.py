@@ -25,6 +25,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakehead.format.arrays import to_bools
+
 
 def content_checksum(batch: pa.RecordBatch, crc: int = 0) -> int:
     """crc32c of a batch's content, going on from ``crc``."""
@@ -58,8 +60,7 @@ def _array(array: pa.Array, crc: int) -> int:
 
 
 def _bits(array: pa.BooleanArray, crc: int) -> int:
-    bits = np.asarray(array.to_numpy(zero_copy_only=False), np.bool_)
-    return crc32c.crc32c(np.packbits(bits, bitorder="little").data, crc)
+    return crc32c.crc32c(np.packbits(to_bools(array), bitorder="little").data, crc)
 
 
 def _texts(array: pa.Array, crc: int) -> int:

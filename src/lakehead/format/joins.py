@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lakehead.errors import LimitExceededError
+from lakehead.format.arrays import to_arrow
 
 BYTES_MAX = 64 << 20
 """Bytes that joined batches, slices and answers hold at most; one row may hold more."""
@@ -97,10 +98,10 @@ def taken(batches: Sequence[pa.RecordBatch], order: Numbers) -> Iterator[pa.Reco
         pieces, places = [], []
         for i in np.unique(source).tolist():
             at = np.flatnonzero(source == i)
-            pieces.append(batches[i].take(pa.array(chosen[at] - bases[i])))
+            pieces.append(batches[i].take(to_arrow(chosen[at] - bases[i])))
             places.append(at)
         joined = join(pieces)
-        yield joined.take(pa.array(np.argsort(np.concatenate(places)))) if len(pieces) > 1 else joined
+        yield joined.take(to_arrow(np.argsort(np.concatenate(places)))) if len(pieces) > 1 else joined
 
 
 def row_bytes(batch: pa.RecordBatch) -> Numbers:

@@ -100,7 +100,7 @@ def _moment(t: pa.DataType) -> Callable[[int], object]:
     ticks = _TICKS[t.unit]
     if t.tz is None:
         return lambda number: _EPOCH + dt.timedelta(microseconds=number * ticks)
-    zone, epoch = pa.scalar(0, t).as_py().tzinfo, _EPOCH.replace(tzinfo=dt.UTC)
+    zone, epoch = pa.lib.string_to_tzinfo(t.tz), _EPOCH.replace(tzinfo=dt.UTC)
     return lambda number: (epoch + dt.timedelta(microseconds=number * ticks)).astimezone(zone)
 
 

@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.errors import ColumnNotFoundError, SchemaMismatchError
+from lakehead.format.arrays import to_arrow
 from lakehead.format.nulls import check_nulls, requires_inside
 from lakehead.format.per_schema import once_per_schema
 from lakehead.format.schema import map_children, nearest_name
@@ -546,4 +547,4 @@ def _decode(array: pa.Array) -> pa.Array:
 
 
 def _offsets(lengths: npt.NDArray[Any]) -> pa.Array:
-    return pa.array(np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)]))
+    return to_arrow(np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)]))

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lakehead.format.arrays import to_arrow, to_bools
 from lakehead.format.joins import largest, range_bytes
 from lakehead.kv import kernels
 from lakehead.kv.keys import fixed_bytes, value_bytes
@@ -106,17 +107,7 @@ def _is_variable(t: pa.DataType) -> bool:
 def _valid(values: pa.Array) -> npt.NDArray[np.bool_] | None:
     if values.null_count == 0:
         return None
-    return np.asarray(values.is_valid().to_numpy(zero_copy_only=False))
-
-
-def _from_fixed(t: pa.DataType, data: npt.NDArray[np.generic], valid: npt.NDArray[np.bool_] | None) -> pa.Array:
-    n = len(data)
-    bitmap = None
-    if valid is not None and not valid.all():
-        bitmap = pa.py_buffer(np.packbits(valid, bitorder="little"))
-    if pa.types.is_boolean(t):
-        data = np.packbits(data.view(np.uint8), bitorder="little")
-    return pa.Array.from_buffers(t, n, [bitmap, pa.py_buffer(data)])
+    return to_bools(values.is_valid())
 
 
 def _plain_dtype(t: pa.DataType, width: int) -> np.dtype[Any] | None:
@@ -151,7 +142,7 @@ class FixedColumn:
 
     def _numpy(self, values: pa.Array) -> npt.NDArray[np.generic]:
         if pa.types.is_boolean(self._type):
-            return np.asarray(values.cast(pa.uint8()).fill_null(0).to_numpy(zero_copy_only=False))
+            return to_bools(values).view(np.uint8)
         raw = fixed_bytes(values, self._width)
         return np.ascontiguousarray(raw).view(self._dtype).reshape(-1)
 
@@ -189,7 +180,7 @@ class FixedColumn:
             valid = ~missing if valid is None else valid & ~missing
         if len(self._values) == 0:
             return pa.nulls(len(slots), self._type)
-        return _from_fixed(self._type, self._values[slots], valid)
+        return to_arrow(self._values[slots], self._type, valid)
 
     def merge(self, sources: Sources, given: pa.Array) -> pa.Array:
         values = self._numpy(given)
@@ -200,10 +191,10 @@ class FixedColumn:
             kernels.merge(sources.image, self._values, values, data)
         new = _valid(given)
         if self._is_valid is None and new is None:
-            return _from_fixed(self._type, data, None)
+            return to_arrow(data, self._type)
         old = np.ones(len(sources.old), np.bool_) if self._is_valid is None else self._is_valid[sources.old]
         new = np.ones(len(sources.new), np.bool_) if new is None else new[sources.new]
-        return _from_fixed(self._type, data, sources.merged(old, new))
+        return to_arrow(data, self._type, sources.merged(old, new))
 
 
 _SHORT_MAX = 40
@@ -395,7 +386,7 @@ class ChunkedColumn:
         self._dead.pop(i)
         slots = np.flatnonzero((self._rows >= base) & (self._rows < base + len(chunk)))
         if len(slots):
-            self._rows[slots] = self._append(chunk.take(pa.array(self._rows[slots] - base)))
+            self._rows[slots] = self._append(chunk.take(to_arrow(self._rows[slots] - base)))
 
     def gather(self, slots: Slots) -> pa.Array:
         n = len(slots)
@@ -408,21 +399,21 @@ class ChunkedColumn:
         if missing.all():
             return pa.nulls(n, self._type)
         if len(self._chunks) == 1:
-            return self._chunks[0].take(pa.array(np.where(missing, 0, rows - self._bases[0]), mask=missing))
+            return self._chunks[0].take(to_arrow(np.where(missing, 0, rows - self._bases[0]), valid=~missing))
         chunk, used = self._chunks_of(rows)
         if len(used) == 1:
             c = int(used[0])
-            return self._chunks[c].take(pa.array(np.where(missing, 0, rows - self._bases[c]), mask=missing))
+            return self._chunks[c].take(to_arrow(np.where(missing, 0, rows - self._bases[c]), valid=~missing))
         pieces, place = self._pieces(rows, chunk, used)
-        return pa.concat_arrays(pieces).take(pa.array(place, mask=missing if missing.any() else None))
+        return pa.concat_arrays(pieces).take(to_arrow(place, valid=~missing))
 
     def merge(self, sources: Sources, given: pa.Array) -> pa.Array:
         rows = self._rows[sources.old]
         pieces, place = self._pieces(rows, *self._chunks_of(rows))
         held = sum(map(len, pieces))
         order = sources.merged(place, held + sources.new)
-        missing = sources.merged(rows < 0, np.zeros(len(sources.new), np.bool_)) if rows.min(initial=0) < 0 else None
-        return pa.concat_arrays([*pieces, given]).take(pa.array(order, mask=missing))
+        valid = sources.merged(rows >= 0, np.ones(len(sources.new), np.bool_)) if rows.min(initial=0) < 0 else None
+        return pa.concat_arrays([*pieces, given]).take(to_arrow(order, valid=valid))
 
     def _chunks_of(self, rows: Slots) -> tuple[Slots, Slots]:
         """The chunk of each row, -1 for a row that is none, and the chunks that there are."""
@@ -434,7 +425,7 @@ class ChunkedColumn:
         pieces, place, done = [], np.zeros(len(rows), np.int64), 0
         for c in used:
             at = np.flatnonzero(chunk == c)
-            pieces.append(self._chunks[c].take(pa.array(rows[at] - self._bases[c])))
+            pieces.append(self._chunks[c].take(to_arrow(rows[at] - self._bases[c])))
             place[at] = np.arange(done, done + len(at))
             done += len(at)
         return pieces, place

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from lakehead.errors import LimitExceededError
 from lakehead.format import joins
+from lakehead.format.arrays import to_arrow, to_bools
 from lakehead.format.defaults import absent, default_bytes, default_of
 from lakehead.format.joins import within_bytes
 from lakehead.format.read_as import Binding
@@ -196,7 +197,7 @@ class KvTablet:
     def _or_default(self, at: int, values: pa.Array, under: Slots) -> pa.Array:
         """The values of a column that is not given: of new keys, which have no slot, its default."""
         default = default_of(self.schemas.current.fields.field(at))
-        return values if default is None else pc.if_else(pa.array(under < 0), default, values)
+        return values if default is None else pc.if_else(to_arrow(under < 0), default, values)
 
     def require_change(self, batch: pa.RecordBatch, *, deleted: bool) -> None:
         """Refuse an upsert or delete whose old and new rows are too many bytes to be logged as one.
@@ -300,7 +301,7 @@ class KvTablet:
         slots = np.flatnonzero(np.isin(self._prefix_hashes[:used], wanted.keys) & (live >= 0))
         if not wanted.exact and len(slots):
             found = encode_keys(self.gather(slots, self._prefix_at).columns, self._seed)
-            slots = slots[np.asarray(pc.is_in(_as_binary(found), _as_binary(wanted)).to_numpy(zero_copy_only=False))]
+            slots = slots[to_bools(pc.is_in(_as_binary(found), _as_binary(wanted)))]
         return slots[np.argsort(live[slots], kind="stable")]
 
     def live_rows(self, columns: list[int] | None = None) -> list[tuple[npt.NDArray[np.int64], pa.RecordBatch]]:
@@ -330,7 +331,7 @@ def _taken(rows: pa.RecordBatch, at: npt.NDArray[np.int64]) -> pa.RecordBatch:
     n = len(at)
     if n and at[-1] - at[0] == n - 1 and (n == 1 or bool((np.diff(at) == 1).all())):
         return rows.slice(int(at[0]), n)
-    return rows.take(pa.array(at))
+    return rows.take(to_arrow(at))
 
 
 def _as_binary(keys: KeyBatch) -> pa.Array:

@@ -31,6 +31,7 @@ import pyarrow as pa
 
 from lakehead.env.storage import LogFile, Storage
 from lakehead.errors import ChecksumError, CorruptionError, LakeheadError, UnsupportedFormatError
+from lakehead.format.arrays import to_arrow, to_numbers
 from lakehead.format.joins import gathered, join
 from lakehead.format.read_as import rows_as
 from lakehead.log.netchange import NO_OFFSETS, Offsets, contains, live_rows, superseded_offsets, union
@@ -146,7 +147,7 @@ class Checkpoint:
                 rows = batch.select(list(range(first, batch.num_columns)))
                 if schemas is not None:
                     rows = rows_as(rows, self.footer.schema_id, schemas, columns)
-                yield LiveBatch(np.asarray(batch.column(0)), batch.column(1), rows)
+                yield LiveBatch(to_numbers(batch.column(0)), batch.column(1), rows)
         except (pa.ArrowException, OSError) as e:
             raise CorruptionError(f"{self.path} holds rows that cannot be read: {e}", path=self.path) from e
 
@@ -182,7 +183,7 @@ class LiveBatch:
 
     def keep(self, mask: npt.NDArray[np.bool_]) -> LiveBatch:
         """The rows where the mask is true."""
-        chosen = pa.array(mask)
+        chosen = to_arrow(mask)
         return LiveBatch(self.offsets[mask], self.timestamps.filter(chosen), self.rows.filter(chosen))
 
 
@@ -209,7 +210,7 @@ def live_at(
         offsets = np.arange(some.base_offset, some.end_offset)
         keep = live_rows(some.change_types, offsets, gone)
         if keep.any():
-            timestamps = pa.array(some.timestamps_us).cast(TIMESTAMP_TYPE)
+            timestamps = to_arrow(some.timestamps_us, TIMESTAMP_TYPE)
             batch = LiveBatch(offsets, timestamps, some.read_as(schemas, columns))
             yield batch if keep.all() else batch.keep(keep)
 
@@ -264,7 +265,7 @@ def _write_rows(file: LogFile, schema: pa.Schema, batches: Iterable[LiveBatch]) 
     write(_HEADER)
     write(whole.serialize())
     for batch in _gathered(batches):
-        columns = [pa.array(batch.offsets), batch.timestamps, *batch.rows.columns]
+        columns = [to_arrow(batch.offsets), batch.timestamps, *batch.rows.columns]
         write(pa.RecordBatch.from_arrays(columns, schema=whole).serialize())
         rows += len(batch.offsets)
     write(_END_OF_STREAM)

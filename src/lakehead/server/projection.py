@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from lakehead.errors import ColumnNotFoundError, InvalidRequestError, SchemaChangedError
+from lakehead.format.arrays import to_arrow
 from lakehead.format.joins import gathered, join
 from lakehead.log.records import Records
 from lakehead.predicate import Predicate
@@ -100,13 +100,13 @@ class Projection:
         rows = records.read_as(self.schemas, self.positions).slice(low, count)
         system: dict[str, pa.Array] = {}
         if OFFSET_COLUMN in self._columns:
-            system[OFFSET_COLUMN] = _column(np.arange(first, first + count), pa.int64())
+            system[OFFSET_COLUMN] = to_arrow(np.arange(first, first + count), pa.int64())
         if TIMESTAMP_COLUMN in self._columns:
-            system[TIMESTAMP_COLUMN] = _column(records.timestamps_us[low : low + count], TIMESTAMP_TYPE)
+            system[TIMESTAMP_COLUMN] = to_arrow(records.timestamps_us[low : low + count], TIMESTAMP_TYPE)
         if CHANGE_TYPE_COLUMN in self._columns:
-            system[CHANGE_TYPE_COLUMN] = _column(records.change_types[low : low + count], pa.int8())
+            system[CHANGE_TYPE_COLUMN] = to_arrow(records.change_types[low : low + count], pa.int8())
         if PREV_OFFSET_COLUMN in self._columns:
-            system[PREV_OFFSET_COLUMN] = _column(records.prev_offsets[low : low + count], pa.int64())
+            system[PREV_OFFSET_COLUMN] = to_arrow(records.prev_offsets[low : low + count], pa.int64())
         return self._finish(rows, system, bucket)
 
     def live(
@@ -120,27 +120,22 @@ class Projection:
         """Live rows as records with this change type; without ``timestamps`` their commit time is null."""
         n = rows.num_rows
         system = {
-            OFFSET_COLUMN: _column(offsets, pa.int64()),
+            OFFSET_COLUMN: to_arrow(offsets, pa.int64()),
             TIMESTAMP_COLUMN: pa.nulls(n, TIMESTAMP_TYPE) if timestamps is None else timestamps,
-            CHANGE_TYPE_COLUMN: _column(np.full(n, change_type, np.int8), pa.int8()),
-            PREV_OFFSET_COLUMN: _column(np.full(n, -1, np.int64), pa.int64()),
+            CHANGE_TYPE_COLUMN: to_arrow(np.full(n, change_type, np.int8), pa.int8()),
+            PREV_OFFSET_COLUMN: to_arrow(np.full(n, -1, np.int64), pa.int64()),
         }
         return self._finish(rows, system, bucket)
 
     def _finish(self, rows: pa.RecordBatch, system: dict[str, pa.Array], bucket: int) -> pa.RecordBatch:
         if BUCKET_COLUMN in self._columns:
-            system[BUCKET_COLUMN] = _column(np.full(rows.num_rows, bucket, np.int32), pa.int32())
+            system[BUCKET_COLUMN] = to_arrow(np.full(rows.num_rows, bucket, np.int32), pa.int32())
         for name in self._columns:
             if name in _SYSTEM_TYPES:
                 rows = rows.append_column(self.schema.field(name), system[name])
         if self._predicate is not None:
             rows = self._by(self._predicate, rows)
         return rows if rows.schema.names == self._columns else rows.select(self._columns)
-
-
-def _column(values: npt.NDArray[Any], t: pa.DataType) -> pa.Array:
-    """These numbers, uncopied, as values of a type that is as wide; `pa.array` loads pandas first."""
-    return pa.Array.from_buffers(t, len(values), [None, pa.py_buffer(values)])
 
 
 def coalesce(batches: Iterable[tuple[int, pa.RecordBatch, int]]) -> Iterator[tuple[int, pa.RecordBatch]]:
