@@ -87,8 +87,7 @@ class LogView:
 
     def require(self, start: int) -> None:
         """Raises: OffsetOutOfRangeError: ``start`` lies below the log start."""
-        low = self.log_start_offset
-        if start < low:
+        if start < (low := self.log_start_offset):
             raise OffsetOutOfRangeError(
                 f"offset {start} is no longer in the log, which begins at {low}: subscribe from 'earliest' or 'full',"
                 " or make the scan anew",
@@ -213,17 +212,17 @@ class LogTablet:
 
         Raises:
             CorruptionError: they do not follow one another, or not the end of the log; it is as before.
-            StorageError: the disk refused; the log is as before. After a failed sync (`sync_failed`) nothing may be
-                written any more.
+            StorageError: the disk refused, or a sync failed before: the log is as it was.
         """
+        self._require_synced()
         at = self.log_end_offset
         for frame in frames:
             if frame.base_offset != at:
+                wrong = (
+                    f"{self._folder} ends at offset {at}, and a frame of offset {frame.base_offset} was to be appended"
+                )
                 raise CorruptionError(
-                    f"{self._folder} ends at offset {at}, and a frame of offset {frame.base_offset} was to be"
-                    " appended: frames are missing, or come twice",
-                    path=self._folder,
-                    base_offset=frame.base_offset,
+                    f"{wrong}: frames are missing, or come twice", path=self._folder, base_offset=frame.base_offset
                 )
             at = frame.end_offset
         if self._segments[-1].size_bytes >= self.segment_bytes << len(self._segments) // _SEGMENTS_PER_SIZE:
@@ -264,16 +263,18 @@ class LogTablet:
         Raises:
             StorageError: it may not; the tablet must not be used for writing any more.
         """
-        if self.sync_failed:
-            raise StorageError(f"an earlier sync of {self._folder} failed: restart the server", path=self._folder)
+        self._require_synced()
         end = self.log_end_offset
         try:
             self._segments[-1].sync()
         except BaseException:
-            # The kernel may have dropped the pages and report success next time.
-            self.sync_failed = True
+            self.sync_failed = True  # the kernel may have dropped the pages and report success next time
             raise
         self.synced_end = max(self.synced_end, end)
+
+    def _require_synced(self) -> None:
+        if self.sync_failed:
+            raise StorageError(f"an earlier sync of {self._folder} failed: restart the server", path=self._folder)
 
     def advance_high_watermark(self) -> None:
         """Let readers see everything that was applied."""
@@ -588,9 +589,8 @@ class LogTablet:
             self.apply(some)
         if failure is not None:
             # A whole frame that may not be here is no torn tail.
-            if not last or segment.is_whole_at(position):
-                raise failure
-            if segment.end_offset < max(mark, segment.synced_end_after(position)):
+            was_written = not last or segment.is_whole_at(position)
+            if was_written or segment.end_offset < max(mark, segment.synced_end_after(position)):
                 raise failure
             segment.cut(position)
         return mark

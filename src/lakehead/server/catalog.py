@@ -312,7 +312,7 @@ def apply(db: sqlite3.Connection, position: int, command: Command) -> None:
             db.executemany("insert or ignore into schemas values (?, ?, ?)", schemas)
         case RenameTables(infos=infos):
             for info in infos:  # out of the way of each other
-                db.execute("update tables set name = ?1 where table_id = ?2", (f"__{info.table_id}", info.table_id))
+                db.execute("update tables set name = ? where table_id = ?", (f"__{info.table_id}", info.table_id))
             for info in infos:
                 path, stored = info.path, msgspec.msgpack.encode(info)
                 db.execute("insert or ignore into databases values (?)", (path.database,))
@@ -340,8 +340,8 @@ def apply(db: sqlite3.Connection, position: int, command: Command) -> None:
             db.execute(sql, (command.number, command.table_id, command.name))
         case RegisterWriter():
             db.execute(
-                "insert into writers(table_id, writer_id, epoch) values (?1, ?2, ?3)"
-                " on conflict(table_id, writer_id) do update set epoch = ?3",
+                "insert into writers(table_id, writer_id, epoch) values (?, ?, ?)"
+                " on conflict(table_id, writer_id) do update set epoch = excluded.epoch",
                 (command.table_id, command.writer_id, command.epoch),
             )
             if command.owner:
@@ -361,8 +361,9 @@ def apply(db: sqlite3.Connection, position: int, command: Command) -> None:
                 sql = "delete from publications where table_id = ? and not lasting and begun is null and at_us < ?"
                 db.execute(sql, (table_id, command.forget_before_us))
                 db.execute(
-                    "insert into publications(table_id, job, begun, parts, lasting) values (?1, ?2, ?3, ?4, ?5)"
-                    " on conflict(table_id, job) do update set begun = ?3, parts = ?4, lasting = max(lasting, ?5)",
+                    "insert into publications(table_id, job, begun, parts, lasting) values (?, ?, ?, ?, ?)"
+                    " on conflict(table_id, job) do update set begun = excluded.begun, parts = excluded.parts,"
+                    " lasting = max(lasting, excluded.lasting)",
                     (table_id, command.job, command.batch, msgspec.msgpack.encode(parts), command.lasting),
                 )
                 rows = [(table_id, *end) for end in command.truncates.get(table_id, {}).items()]

@@ -149,8 +149,8 @@ class MetadataStore:
         self._number: int | None = None
         with self._transaction() as db:
             db.execute("insert or ignore into meta values ('format', ?)", (str(FORMAT_VERSION),))
-            newer = "update meta set value = ?1 where name = 'format' and value != ?1"
-            db.execute(newer, (str(FORMAT_VERSION),))
+            newer = "update meta set value = ? where name = 'format' and value != ?"
+            db.execute(newer, (str(FORMAT_VERSION), str(FORMAT_VERSION)))
             db.execute("insert or ignore into databases values ('default')")
             self.incarnation = begin_incarnation(db, place, env.randomness)
         self._number = self.incarnation.number

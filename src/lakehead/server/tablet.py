@@ -223,6 +223,7 @@ class Tablet:
                 self._checkpoint()  # what one covers can be forgotten
             refused: StorageError | None = None
             with self._broken_by_failure(), self._log_lock, self._state_lock:
+                self._require_writable()
                 unseen = Unseen(self._desc, self._log, self._kv, self._committer, self._env)
                 unseen.delete_below(before)
                 for write in writes:

@@ -55,6 +55,10 @@ class MemoryDatabase(sqlite3.Connection):
         super().close()
         self._let_go()
 
+    def __del__(self) -> None:
+        """A process that is cut off closes nothing, which Python 3.13 warns of; what was in memory is gone with it."""
+        super().close()
+
     def _begin(self, begin: Callable[[], sqlite3.Cursor]) -> sqlite3.Cursor:
         self._lock.__enter__()
         self._holds = True

@@ -276,6 +276,27 @@ def test_after_a_failed_sync_nothing_is_written_and_what_was_readable_stays(keye
     assert t.write((4, "d")) == (1, 2)
 
 
+def test_after_a_failed_sync_of_its_deletes_a_truncation_does_not_go_on() -> None:
+    """Its deletes would be in the log twice, for rows that were there once."""
+    t = Opened(keyed=True)
+    t.write((1, "a"))
+    t.write((2, "b"), writer=1)
+    end = t.tablet.high_watermark
+    t.storage.sync_fails = True
+    with t.tablet.paused(), pytest.raises(OutcomeUnknownError):
+        t.tablet.truncate(end)
+    t.storage.sync_fails = False
+    written = t.tablet._log.log_end_offset
+    with t.tablet.paused(), pytest.raises(StorageError, match="restart"):
+        t.tablet.truncate(end)
+    assert t.tablet._log.log_end_offset == written
+    t.tablet.close(DONE)
+    t.tablet = t.open()
+    with t.tablet.paused():
+        t.tablet.truncate(end)
+    assert t.get(1, 2) == {} and t.tablet.high_watermark == written
+
+
 @pytest.mark.parametrize("keyed", [False, True])
 def test_of_a_write_whose_sync_failed_the_outcome_is_unknown_also_when_it_changes_nothing(keyed: bool) -> None:
     t = Opened(keyed=keyed)
@@ -322,6 +343,8 @@ def test_an_interrupt_inside_a_commit_closes_the_tablet_rather_than_let_log_and_
     t.storage.before = None
     with pytest.raises(StorageError, match="restart"):
         t.write((1, "c"))
+    with t.tablet.paused(), pytest.raises(StorageError, match="restart"):
+        t.tablet.truncate(1)
     assert t.get(1) == {1: "a"}
 
 
