@@ -205,7 +205,8 @@ class Exchange(Wait):
         self._writer: Any = None
         self._large: queue.SimpleQueue[list[_Message] | None] | None = None
         # An answer may come before the write of its request has returned, and gRPC aborts the process over a second
-        # write, or an end of writing, beside the first.
+        # write, or an end of writing, beside the first. Where a server is gone, Arrow's reader ends the writing itself,
+        # whoever does so beside it; so a stream is ended by cancelling it, which is allowed at any time.
         self._writing = threading.Lock()
         self.idle_since = 0.0
         self.sent_bytes = 0
@@ -261,12 +262,6 @@ class Exchange(Wait):
     def broken(self) -> bool:
         """True when it ended while nobody waited for an answer."""
         return not self.items.empty()
-
-    def finish(self) -> None:
-        """Let the server end the stream."""
-        self._end_sending()
-        with self._writing, contextlib.suppress(*BROKEN):
-            self._writer.done_writing()
 
 
 class Inflow(Wait):

@@ -49,9 +49,6 @@ class Writer:
     def write_metadata(self, metadata: object) -> None:
         self._use("write")
 
-    def done_writing(self) -> None:
-        self._use("done")
-
 
 class Cancelled(Channel):
     """A connection that ended while the stream was made."""
@@ -66,7 +63,7 @@ def test_a_stream_on_a_connection_that_has_ended_is_cancelled_at_once() -> None:
     assert exchange.cancelled and isinstance(exchange.items.get(timeout=10), StopIteration)
 
 
-@pytest.mark.parametrize("then", ["small", "large", "finish"])
+@pytest.mark.parametrize("then", ["small", "large"])
 def test_nothing_is_written_beside_a_write_that_has_not_returned(then: str) -> None:
     channel: Any = Channel()
     writer = Writer()
@@ -78,7 +75,6 @@ def test_nothing_is_written_beside_a_write_that_has_not_returned(then: str) -> N
     steps = {
         "small": lambda: exchange.ask(m.Hello()),
         "large": lambda: exchange.ask(m.Hello(), [LARGE]),
-        "finish": exchange.finish,
     }
     after = threading.Thread(target=steps[then])
     after.start()
@@ -87,4 +83,13 @@ def test_nothing_is_written_beside_a_write_that_has_not_returned(then: str) -> N
         after.join(0.01)
     exchange.cancel()
     assert writer.collisions == 0
-    assert writer.calls[-1] == ("done" if then == "finish" else "write")
+    assert writer.calls[-1] == "write"
+
+
+def test_a_stream_is_ended_without_its_writer() -> None:
+    """Arrow's reader ends the writing when the server is gone, and gRPC aborts the process over another end of it."""
+    channel: Any = Channel()
+    exchange = Exchange(channel)
+    exchange._writer = object()  # on which nothing can be called
+    exchange.cancel()
+    assert isinstance(exchange.items.get(timeout=10), StopIteration) and not exchange.broken
