@@ -12,6 +12,7 @@ import pytest
 
 import lakehead as lh
 from lakehead.config import LakeConfig
+from lakehead.env.clock import Clock
 from lakehead.env.randomness import SeededRandomness
 from lakehead.lake import formats
 from lakehead.lake.marks import LakeVersion, mark_of
@@ -32,7 +33,7 @@ class ModelFormat:
         self.lakes: dict[str, MemoryLake] = {}
         self.versions: list[LakeVersion] = []
 
-    def tables(self, config: LakeConfig, folder: str) -> ModelFormat:
+    def tables(self, config: LakeConfig, folder: str, clock: Clock) -> ModelFormat:
         return self
 
     def open(self, desc: TableDescriptor, info: LakeReply) -> MemoryLake:

@@ -14,6 +14,7 @@ from lakehead.client.staging import Staging
 from lakehead.client.writers import Writers
 from lakehead.config import STORAGE_EXPIRES
 from lakehead.env import Env
+from lakehead.env.clock import Clock
 from lakehead.protocol import messages as m
 from lakehead.protocol.alterations import Alteration
 from lakehead.protocol.tiering import ReportTiered, RoundInfo
@@ -23,10 +24,12 @@ from lakehead.types import Offset, TableDescriptor, TabletKey
 class RenewableLake(m.LakeReply, frozen=True, kw_only=True):
     """What the server says of a lake whose storage is read by credentials that end.
 
-    ``renew`` asks it for the storage properties again, which have others; raises what a call does.
+    ``renew`` asks it for the storage properties again, which have others; raises what a call does. ``clock`` tells when
+    it is time.
     """
 
     renew: Callable[[], Mapping[str, str]]
+    clock: Clock
 
 
 class TableHandle:
@@ -69,7 +72,9 @@ class TableHandle:
         if STORAGE_EXPIRES not in found.storage_properties:
             return found
         told = {name: getattr(found, name) for name in found.__struct_fields__}
-        return RenewableLake(**told, renew=lambda: self.now().lake(changelog=changelog).storage_properties)
+        return RenewableLake(
+            **told, renew=lambda: self.now().lake(changelog=changelog).storage_properties, clock=self.env.clock
+        )
 
     def leased(self, lake: m.LakeUse | None) -> m.LeasedTable:
         """The table as a read that is pinned under its definition names it."""

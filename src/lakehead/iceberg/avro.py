@@ -6,16 +6,17 @@ it decodes memory that lies elsewhere, or ends the process; and a file that ends
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from typing import Any
 
+from pyiceberg.avro.codecs.codec import Codec
 from pyiceberg.avro.decoder import BinaryDecoder
 from pyiceberg.avro.file import META_SCHEMA, AvroFileHeader
 from pyiceberg.avro.reader import Reader
 from pyiceberg.avro.resolver import construct_reader
 from pyiceberg.exceptions import ResolveError
 
+from lakehead.errors import MissingDependencyError
 from lakehead.iceberg.file_io import damaged_file
 
 _HEADER = construct_reader(META_SCHEMA, {-1: AvroFileHeader})
@@ -31,7 +32,6 @@ _UNDECODABLE = (
     OverflowError,
     RecursionError,
     NotImplementedError,
-    zlib.error,
     ResolveError,
 )
 """How PyIceberg says that a file is no Avro, or not of the records that it is read for."""
@@ -86,6 +86,7 @@ def read_avro(path: str, data: bytes, reader_of: Callable[[str], Reader]) -> lis
 
     Raises:
         CorruptionError: it is damaged.
+        MissingDependencyError: it is compressed by what is not installed.
     """
     try:
         return _records(data, reader_of)
@@ -104,8 +105,17 @@ def _records(data: bytes, reader_of: Callable[[str], Reader]) -> list[Any]:
         count, block = decoder.read_int(), decoder.read_bytes()
         if decoder.read(_SYNC_BYTES) != header.sync:
             raise ValueError("what ends a block is missing")
-        within = _Decoder(codec.decompress(block) if codec else block)
+        within = _Decoder(_decompressed(codec, block) if codec else block)
         records += [reader.read(within) for _ in range(count)]
         if within.left:
             raise ValueError(f"{within.left} bytes follow the last record of a block")
     return records
+
+
+def _decompressed(codec: type[Codec], block: bytes) -> bytes:
+    try:
+        return codec.decompress(block)
+    except ImportError as e:
+        raise MissingDependencyError(f"the lake's manifests are compressed by what is not installed here: {e}") from e
+    except Exception as e:  # each codec has errors of its own
+        raise ValueError(f"a block cannot be decompressed: {e}") from e

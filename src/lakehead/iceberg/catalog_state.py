@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pyiceberg.exceptions import CommitFailedException
 
 from lakehead.config import LakeConfig
-from lakehead.env.clock import SystemClock
+from lakehead.env.clock import Clock
 from lakehead.errors import FolderCopiedError, LakeStateError, UnavailableError
 from lakehead.iceberg.contract import definition_of
 from lakehead.iceberg.evolution import evolve, evolved
@@ -44,9 +44,9 @@ _ATTEMPTS_MAX = 20
 class CatalogLakeState:
     """Lake tables of one PyIceberg catalog, opened when the first one is used. Thread-safe."""
 
-    def __init__(self, config: LakeConfig, folder: str) -> None:
+    def __init__(self, config: LakeConfig, folder: str, clock: Clock) -> None:
         self._config = config
-        self._sessions = ReaderSessions(config, SystemClock())
+        self._sessions = ReaderSessions(config, clock)
         self._folder = os.path.abspath(folder)
         self._lake = os.path.join(self._folder, "lake")
         # A link to elsewhere is copied as a link: then two folders have one lake.

@@ -15,7 +15,7 @@ from pyiceberg.table.update import AssertRefSnapshotId, RemoveSnapshotsUpdate
 
 from lakehead.errors import CommitConflictError, UnavailableError
 from lakehead.iceberg.data_files import discard_files
-from lakehead.iceberg.orphans import Reached, read_metadata
+from lakehead.iceberg.orphans import Reached, metadata_in_use
 from lakehead.iceberg.staging import StagingTransaction
 from lakehead.lake.lake_table import Expired
 from lakehead.protocol.messages import LakeUse
@@ -51,7 +51,7 @@ def _used(table: Table, use: LakeUse) -> set[int]:
     """Snapshots that a read needs; what is not known now will not be known when the list is committed."""
     if use.snapshot is not None:
         return {use.snapshot}
-    return {s.snapshot_id for s in read_metadata(table.io, use.metadata).snapshots}
+    return {s.snapshot_id for s in metadata_in_use(table.io, use.metadata).snapshots}
 
 
 def _files_of(table: Table, snapshots: Iterable[Snapshot]) -> set[str]:

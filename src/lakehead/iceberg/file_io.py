@@ -23,7 +23,7 @@ from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
 from lakehead.config import STORAGE_EXPIRES
-from lakehead.env.clock import Clock, SystemClock
+from lakehead.env.clock import Clock
 from lakehead.env.storage import LocalStorage, open_private, sync_file
 from lakehead.errors import CorruptionError, UnavailableError
 from lakehead.lake.lake_table import missing_file
@@ -83,12 +83,10 @@ class RenewedFileIO(SyncedFileIO):
         renew: the storage's properties with others; raises LakeheadError.
     """
 
-    def __init__(
-        self, properties: Mapping[str, str], renew: Callable[[], Mapping[str, str]], clock: Clock | None = None
-    ) -> None:
+    def __init__(self, properties: Mapping[str, str], renew: Callable[[], Mapping[str, str]], clock: Clock) -> None:
         super().__init__(dict(properties))
         self._renew = renew
-        self._clock = clock or SystemClock()
+        self._clock = clock
         self._lock = threading.Lock()
         self._take(properties)
         self.fs_by_scheme = self._file_system

@@ -140,7 +140,7 @@ def updated(base: TableMetadata, updates: Sequence[TableUpdate], location: str) 
     for update in updates:
         metadata = _apply_table_update(update, metadata, context)
     metadata = _update_table_metadata_log(metadata, location, base.last_updated_ms)
-    if metadata.last_updated_ms == base.last_updated_ms:  # not all updates note when they were
+    if metadata.last_updated_ms == base.last_updated_ms:  # those of PyIceberg that note it take the wall clock, too
         metadata = metadata.model_copy(update={"last_updated_ms": SystemClock().now_us() // 1000})
     metadata.spec().check_compatible(metadata.schema())
     metadata.sort_order().check_compatible(metadata.schema())

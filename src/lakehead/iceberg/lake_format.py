@@ -9,6 +9,7 @@ from pyiceberg.table import Table
 
 from lakehead.client.table import RenewableLake
 from lakehead.config import LakeConfig
+from lakehead.env.clock import Clock
 from lakehead.errors import (
     CommitConflictError,
     FolderCopiedError,
@@ -30,9 +31,9 @@ from lakehead.types import TableDescriptor
 class IcebergFormat:
     """Implements `lakehead.lake.formats.LakeFormat`."""
 
-    def tables(self, config: LakeConfig, folder: str) -> CatalogLakeState:
+    def tables(self, config: LakeConfig, folder: str, clock: Clock) -> CatalogLakeState:
         """See `LakeFormat.tables`."""
-        return CatalogLakeState(config, folder)
+        return CatalogLakeState(config, folder, clock)
 
     def open(self, desc: TableDescriptor, info: LakeReply) -> IcebergLakeTable:
         """See `LakeFormat.open`."""
@@ -65,7 +66,7 @@ class IcebergFormat:
         if isinstance(info, RenewableLake):
             require_storage(info.storage_properties)
             table = open_metadata_by(
-                RenewedFileIO(info.storage_properties, _checked(info.renew)), info.metadata_location
+                RenewedFileIO(info.storage_properties, _checked(info.renew), info.clock), info.metadata_location
             )
         else:
             table = _static_table(info.metadata_location, tuple(sorted(info.storage_properties.items())))

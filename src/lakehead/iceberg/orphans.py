@@ -23,7 +23,6 @@ from urllib.parse import unquote
 
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 
 from lakehead.env.clock import Clock
@@ -32,6 +31,7 @@ from lakehead.env.storage import storage_errors
 from lakehead.errors import CommitConflictError, LakeStateError, UnavailableError
 from lakehead.iceberg.data_files import discard_files
 from lakehead.iceberg.file_io import FILES_AT_ONCE, lake_files, locate_file
+from lakehead.iceberg.known_metadata import read_metadata
 from lakehead.iceberg.manifests import manifests_of
 from lakehead.iceberg.rowdelta import RowDelta
 from lakehead.iceberg.staging import StagingTransaction
@@ -192,7 +192,7 @@ class Reached:
         if use.snapshot is not None and now.snapshot_by_id(use.snapshot) is not None:
             self._add([use.metadata])
         else:
-            self.add_metadata(use.metadata, read_metadata(self._io, use.metadata), may_lack=True)
+            self.add_metadata(use.metadata, metadata_in_use(self._io, use.metadata), may_lack=True)
 
     def add_snapshots(self, snapshots: Sequence[Snapshot], *, may_lack: bool) -> None:
         """All that these snapshots hold."""
@@ -225,14 +225,15 @@ class Reached:
             ) from e
 
 
-def read_metadata(io: FileIO, location: str) -> TableMetadata:
+def metadata_in_use(io: FileIO, location: str) -> TableMetadata:
     """What a metadata file says at which somebody reads the table.
 
     Raises:
+        CorruptionError: it is damaged.
         UnavailableError: it is gone, or the storage does not say.
     """
     try:
-        return FromInputFile.table_metadata(io.new_input(location))
+        return read_metadata(io, location)
     except OSError as e:
         raise UnavailableError(
             f"the metadata file {location}, at which somebody reads the lake table, cannot be read ({e}), so what he"

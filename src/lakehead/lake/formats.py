@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from lakehead.config import LakeConfig
+from lakehead.env.clock import Clock
 from lakehead.lake.lake_table import LakeTable
 from lakehead.protocol.messages import LakeReply
 from lakehead.server.lake_state import LakeOwner, LakeState
@@ -24,7 +25,7 @@ _FORMATS = {"iceberg": "lakehead.iceberg.lake_format"}
 class LakeFormat(Protocol):
     """One kind of lake table."""
 
-    def tables(self, config: LakeConfig, folder: str) -> LakeState:
+    def tables(self, config: LakeConfig, folder: str, clock: Clock) -> LakeState:
         """Its tables in one catalog, as a server creates, drops and describes them.
 
         Args:
@@ -64,9 +65,10 @@ def format_of(desc: TableDescriptor) -> LakeFormat:
 class LakesByKind:
     """The lake tables of one server, of all kinds; implements `lakehead.server.lake_state.LakeState`."""
 
-    def __init__(self, config: LakeConfig, folder: str) -> None:
+    def __init__(self, config: LakeConfig, folder: str, clock: Clock) -> None:
         self._config = config
         self._folder = folder
+        self._clock = clock
         self._owner: LakeOwner | None = None
         self._lock = threading.Lock()
         self._states: dict[LakeFormat, LakeState] = {}
@@ -84,7 +86,7 @@ class LakesByKind:
         lake = format_of(desc)
         with self._lock:
             if lake not in self._states:
-                state = lake.tables(self._config, self._folder)
+                state = lake.tables(self._config, self._folder, self._clock)
                 if self._owner is not None:
                     state.serve(self._owner)
                 self._states[lake] = state

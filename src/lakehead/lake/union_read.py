@@ -21,6 +21,7 @@ import pyarrow as pa
 from lakehead.client.received import told_tablets
 from lakehead.client.table import TableHandle
 from lakehead.errors import LakeStateError, OffsetOutOfRangeError, SchemaChangedError, UnavailableError
+from lakehead.format.arrays import to_numbers
 from lakehead.lake.lake_table import LakeFile, Superseded
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.log.netchange import net_change
@@ -305,7 +306,7 @@ class UnionRead:
         hot: list[tuple[TabletKey, pa.RecordBatch]] = []
         for key, batches in parts.items():
             types, prev, offsets = (
-                np.concatenate([b.column(c).to_numpy() for b in batches])
+                np.concatenate([to_numbers(b.column(c)) for b in batches])
                 for c in (CHANGE_TYPE_COLUMN, PREV_OFFSET_COLUMN, OFFSET_COLUMN)
             )
             net = net_change(types, offsets, prev, self.pinned.ranges[key][0])

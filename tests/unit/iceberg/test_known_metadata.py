@@ -13,9 +13,10 @@ from pyiceberg.table.update import SetPropertiesUpdate, update_table_metadata
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
-from lakehead.errors import LakeFileMissingError
+from lakehead.errors import CorruptionError, LakeFileMissingError, UnavailableError
 from lakehead.iceberg import known_metadata, metadata_json
 from lakehead.iceberg.known_metadata import IcebergTables, load_table, read_metadata, updated, write_metadata
+from lakehead.iceberg.orphans import metadata_in_use
 from lakehead.iceberg.version import lake_version
 
 
@@ -105,3 +106,17 @@ def test_a_view_is_no_table(keyed: Any) -> None:
         session.commit()
     with pytest.raises(known_metadata.NoSuchTableError):
         load_table(keyed.catalog.iceberg, name)
+
+
+def test_a_damaged_file_at_which_somebody_reads_is_named(keyed: Any) -> None:
+    keyed.write(1)
+    keyed.round()
+    table = keyed.load()
+    path = f"{table.location()}/metadata/held.metadata.json"
+    with table.io.new_output(path).create() as stream:
+        stream.write(b'{"format-version": 2}')
+    with pytest.raises(CorruptionError, match=r"held\.metadata\.json is damaged"):
+        metadata_in_use(table.io, path)
+    table.io.delete(path)
+    with pytest.raises(UnavailableError, match="at which somebody reads"):
+        metadata_in_use(table.io, path)

@@ -9,6 +9,7 @@ import pytest
 
 from lakehead.config import LakeConfig
 from lakehead.env import Env
+from lakehead.env.clock import SystemClock
 from lakehead.errors import LakeFileMissingError
 from lakehead.iceberg.catalog_state import CatalogLakeState
 from lakehead.iceberg.proof import MissingFile, manifest_paths, missing_files, require_files
@@ -77,7 +78,7 @@ def test_files_of_a_change_are_required(keyed: Any) -> None:
 
 
 def test_a_server_is_told_what_is_proven(keyed: Any) -> None:
-    state = CatalogLakeState(LakeConfig(), str(keyed.folder))
+    state = CatalogLakeState(LakeConfig(), str(keyed.folder), SystemClock())
     state.serve(MetadataStore(str(keyed.folder / "metadata.db"), Env.system()))
     assert state.proven_offsets(keyed.desc) == {}
     history(keyed)

@@ -58,8 +58,8 @@ def record(name: bytes, number: int) -> bytes:
     return plain + pairs + named
 
 
-def avro(records: list[bytes], codec: str) -> bytes:
-    metadata = {b"avro.schema": json.dumps(SCHEMA).encode(), b"avro.codec": codec.encode(), b"mine": b"\x00\xff"}
+def avro(records: list[bytes], codec: str, mine: bytes = b"\x00\xff") -> bytes:
+    metadata = {b"avro.schema": json.dumps(SCHEMA).encode(), b"avro.codec": codec.encode(), b"mine": mine}
     head = b"Obj\x01" + long(len(metadata)) + b"".join(text(k) + text(v) for k, v in metadata.items()) + long(0)
     out = head + b"s" * 16
     for part in (records[:2], records[2:]):
