@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import lakehead as lh
-from lakehead.api.sandbox import Spill, make_duckdb
+from lakehead.api.sandbox import make_duckdb
 from lakehead.cli import main as cli
+from lakehead.env.scratch_folders import ScratchFolder
 
 ORDERS = pa.table({"id": range(3), "city": ["Oslo", "Bergen", "Oslo"]})
 SECRET = "a secret of the one who runs the statement"
@@ -139,7 +140,7 @@ def test_a_relation_made_from_a_relation_is_as_closed(con: lh.Connection, files:
 def test_the_duckdb_behind_it_opens_nothing_whatever_it_is_asked(files: Path) -> None:
     """What a check of the text misses stays without an effect."""
     before = everything(files)
-    closed = make_duckdb(Spill(), unrestricted=False)
+    closed = make_duckdb(ScratchFolder("lakehead-test-"), unrestricted=False)
     for attack in [
         *(a for a in ATTACKS[: ATTACKS.index("from query('from ''x.csv''')")] if "glob" not in a),
         "set enable_external_access = true",

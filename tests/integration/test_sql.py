@@ -9,6 +9,8 @@ from pathlib import Path
 
 import duckdb
 import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 
 import lakehead as lh
@@ -180,18 +182,83 @@ def test_frames_are_filtered_as_duckdb_means_it(con: lh.Connection) -> None:
     assert con.sql("select count(*) from frame", frames={"frame": rows}).fetchone() == (4,)
 
 
-@pytest.mark.parametrize("where", ["f <= 'nan'", "not (f > 'nan')", "f <= $f", "f between 1 and 'nan'", "f >= 'nan'"])
-def test_rows_without_a_number_are_never_compared_with_nan(con: lh.Connection, where: str) -> None:
-    table = con.create_table("nans", pa.schema([("k", pa.int64()), ("f", pa.float64())]))
-    rows = [(1, 9.0), (2, float("nan")), (3, None)]
-    table.append([{"k": k, "f": f} for k, f in rows])
-    wanted = [(2,)] if ">=" in where else [(1,), (2,)]
+NANS = pa.table(
+    {
+        "k": [1, 2, 3, 4],
+        "f": [9.0, float("nan"), None, 1.0],
+        "g": [None, 2.0, 3.0, float("nan")],
+        "s": [{"x": 9.0}, {"x": float("nan")}, None, {"x": None}],
+    }
+)
+AT_MOST_NAN = [
+    "f <= 'nan'",
+    "not (f > 'nan')",
+    "f <= $f",
+    "f <= 0.0::double / 0.0::double",
+    "f between 1 and 'nan'",
+    "f >= 'nan'",
+    "f > 'nan'",
+    "f >= 1 and g <= 'nan'",
+    "g <= 'NaN' and f > 1",
+    "f <= 'nan' or g <= 'nan'",
+    "(f < 5 or f <= 'nan') and k < 4",
+    "s.x <= 'nan'",
+    "k < 3 and s.x <= 'nan'",
+]
+
+
+@pytest.fixture
+def nans(tmp_path: Path) -> Iterator[lh.Connection]:
+    with lh.connect(tmp_path / "data") as connection:
+        connection.create_table("nans", NANS.schema).append(NANS)
+        yield connection
+
+
+def _native(text: str, params: object = None) -> list[tuple[object, ...]]:
+    native = duckdb.connect()
+    native.from_arrow(NANS).create("nans")
+    return native.sql(text, params=params).fetchall()
+
+
+@pytest.mark.parametrize("where", AT_MOST_NAN)
+def test_rows_without_a_number_are_never_compared_with_nan(nans: lh.Connection, where: str, tmp_path: Path) -> None:
     params = {"f": float("nan")} if "$" in where else None
-    assert con.sql(f"select k from nans where {where} order by k", params).fetchall() == wanted
-    joined = con.sql("select a.k, b.k from nans a join nans b on a.f = b.f order by a.k").fetchall()
-    assert joined == [(1, 1), (2, 2)], "DuckDB tells the one side of a join the range of the other"
-    frames = {"frame": table.scan().to_arrow()}
-    assert con.sql(f"select k from frame where {where} order by k", params, frames=frames).fetchall() == wanted
+    wanted = _native(f"select k from nans where {where} order by k", params)
+    assert nans.sql(f"select k from nans where {where} order by k", params).fetchall() == wanted
+    assert nans.sql(f"select count(*) from nans where {where}", params).fetchone() == (len(wanted),)
+    pq.write_table(NANS, tmp_path / "nans.parquet")
+    for frame in (NANS, NANS.to_batches()[0], NANS.to_reader(), ds.dataset(tmp_path / "nans.parquet")):
+        found = nans.sql(f"select k from frame where {where} order by k", params, frames={"frame": frame})
+        assert found.fetchall() == wanted, type(frame)
+    if params is None:
+        assert nans.sql("select * from nans").filter(where).order("k").project("k").fetchall() == wanted
+
+
+def test_a_join_tells_one_side_the_range_of_the_other(nans: lh.Connection) -> None:
+    for text in (
+        "select a.k, b.k from nans a join nans b on a.f = b.f order by a.k",
+        "select a.k, b.k from nans a join nans b on a.f = b.g order by a.k",
+    ):
+        assert nans.sql(text).fetchall() == _native(text)
+
+
+def test_every_way_to_fetch_meets_nan_alike(nans: lh.Connection) -> None:
+    text, wanted = "select k from nans where f <= 'nan' order by k", [1, 2, 4]
+    one = nans.sql(text)
+    assert [one.fetchone(), one.fetchone(), one.fetchone(), one.fetchone()] == [(1,), (2,), (4,), None]
+    assert nans.sql(text).fetchmany(2) == [(1,), (2,)]
+    assert nans.sql(text).to_arrow_reader().read_all()["k"].to_pylist() == wanted
+    assert pa.table(nans.sql(text))["k"].to_pylist() == wanted
+    assert nans.sql(text).df()["k"].tolist() == wanted
+    assert nans.sql(text).fetch_df_chunk()["k"].tolist() == wanted
+    assert len(nans.sql(text)) == 3 and "│     4 │" in repr(nans.sql(text))
+
+
+def test_what_one_statement_cannot_push_down_others_do(nans: lh.Connection) -> None:
+    for where in ("f <= 'nan'", "k is not distinct from 2 or k > 300"):
+        nans.sql(f"select k from nans where {where}").fetchall()
+        plan = nans.sql("select f from nans where k = 1").explain()
+        assert "Filters: k=1" in plan and "FILTER" not in plan, where
 
 
 def test_an_interrupt_that_duckdb_met_is_one() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ SHOWN = f"* exclude ({_ROW})"
 """What of a `CountedDataset` users see, in SQL."""
 _ROWS_AT_ONCE = 1 << 20
 ReadRows = Callable[[list[str] | None, "pc.Expression | None"], Iterator[pa.RecordBatch]]
+FRAMES = (pa.Table, pa.RecordBatch, pa.RecordBatchReader, ds.Dataset)
 
 
 class PushdownDataset(ds.Dataset):
@@ -89,15 +90,30 @@ class CountedDataset(PushdownDataset):
 
 
 class FrameDataset(PushdownDataset):
-    """A table in memory, whose rows are filtered as DuckDB means it too."""
+    """Arrow data of the caller, whose rows are filtered as DuckDB means it too.
 
-    def __init__(self, table: pa.Table) -> None:
+    Args:
+        rows: one of `FRAMES`; a stream can be read once.
+        noted: wraps what reads.
+    """
+
+    def __init__(self, rows: Any, noted: Callable[[ReadRows], ReadRows]) -> None:
         def read(names: list[str] | None, where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
-            rows = table if where is None else table.filter(as_duckdb_means(where, table.schema, names))
-            yield from rows.select(names or []).to_batches()
+            meant = None if where is None else as_duckdb_means(where, rows.schema)
+            if isinstance(rows, ds.Dataset):
+                yield from rows.to_batches(columns=names, filter=meant)
+                return
+            for batch in _batches_of(rows):
+                yield (batch if meant is None else batch.filter(meant)).select(names or [])
 
-        self._all = table.schema
-        self._read = read
+        self._all = rows.schema
+        self._read = noted(read)
+
+
+def _batches_of(rows: Any) -> Iterable[pa.RecordBatch]:
+    if isinstance(rows, pa.Table):
+        return rows.to_batches()
+    return rows if isinstance(rows, pa.RecordBatchReader) else [rows]
 
 
 def _in_microseconds(t: pa.DataType) -> pa.DataType:

@@ -19,7 +19,8 @@ def host_folder(folder: str, lock: FolderLock, config: ServerConfig) -> ServerHo
     """Serve the folder that ``lock`` owns until `ServerHost.close`; the lock is released when this fails."""
     from lakehead.server.host import ServerHost
 
-    return ServerHost(folder, lock, config, Env.system(), lambda f: LakesByKind(config.lake, f))
+    env = Env.system()
+    return ServerHost(folder, lock, config, env, lambda f: LakesByKind(config.lake, f, env.clock))
 
 
 def serve(folder: str | os.PathLike[str], config: ServerConfig) -> ServerHost:

@@ -5,12 +5,12 @@ not meet, and its ``f in (0.0)`` as Arrow's, which ``-0.0`` does not; and its in
 column's are. Where such columns are compared, the expression is built again as DuckDB means it.
 
 What it writes for ``f <= 'nan'`` is just true, which rows without an ``f`` meet as well, and which no longer names the
-column.
+column: such a statement runs once more, with nothing pushed down (`lakehead.api.relation`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import reduce
 
 import pyarrow as pa
@@ -29,70 +29,38 @@ from lakehead.predicate.literals import (
 )
 from lakehead.predicate.nodes import COMPARISONS, Call, Field, Node, Scalar, walk
 
+AT_MOST_NAN = "at most NaN"
 
-def as_duckdb_means(where: pc.Expression, schema: pa.Schema, read: Sequence[str] | None = None) -> pc.Expression:
+
+def as_duckdb_means(where: pc.Expression, schema: pa.Schema) -> pc.Expression:
     """The expression that is true for exactly the rows for which DuckDB finds its filter true.
 
-    Args:
-        read: columns that DuckDB reads, those of its filter among them; None for all.
-
     Raises:
-        SqlError: DuckDB pushed a filter of a form that is not known here, or one that does not tell which of several
-            columns it compares with NaN.
+        SqlError: DuckDB pushed a filter of a form that is not known here; with ``pushed=AT_MOST_NAN``, one with a
+            condition ``f <= 'nan'``.
     """
     tree = tree_of(where)
-    fields = [node for node in walk(tree) if isinstance(node, Field)]
-    other = any(pa.types.is_floating(t) or _is_coarse(t) for t in (_type(field, schema) for field in fields))
-    meant = _build(tree, schema) if other else where
-    return reduce(
-        pc.and_kleene, (pc.field(*f.path).is_valid() for f in _at_most_nan(tree, schema, fields, read)), meant
-    )
-
-
-def _at_most_nan(tree: Node, schema: pa.Schema, compared: Sequence[Field], read: Sequence[str] | None) -> list[Field]:
-    """The columns of conditions ``f <= 'nan'``, as far as these say more than the others do."""
-    parts = list(_conjuncts(tree))
-    some = sum(_is_true(p) and not (n and _is_from(parts[n - 1], schema)) for n, p in enumerate(parts))
-    if not some:
-        return []
-    names = schema.names if read is None else read
-    floats = [f for name in names for f in _floats(schema.field(name), (name,)) if f not in compared]
-    if len(floats) > some:
+    if any(_is_true(part) for part in _parts(tree)):
         raise SqlError(
-            f"DuckDB does not tell which of the columns {', '.join('.'.join(f.path) for f in floats)} it compares with"
-            " NaN: write that the column is not null instead of <= NaN, which is the same"
+            "DuckDB does not tell which column it compares with NaN: write that the column is not null instead of"
+            " <= NaN, which is the same",
+            pushed=AT_MOST_NAN,
         )
-    return floats
+    types = (_type(node, schema) for node in walk(tree) if isinstance(node, Field))
+    return _build(tree, schema) if any(pa.types.is_floating(t) or _is_coarse(t) for t in types) else where
 
 
-def _conjuncts(node: Node) -> Iterator[Node]:
-    if isinstance(node, Call) and node.function == "and_kleene":
+def _parts(node: Node) -> Iterator[Node]:
+    """The conditions that a filter is made of."""
+    if isinstance(node, Call) and node.function in ("and_kleene", "or_kleene", "invert"):
         for argument in node.arguments:
-            yield from _conjuncts(argument)
+            yield from _parts(argument)
     else:
         yield node
 
 
 def _is_true(node: Node) -> bool:
     return isinstance(node, Scalar) and node.value.as_py() is True
-
-
-def _is_from(node: Node, schema: pa.Schema) -> bool:
-    """Whether a condition is where a range of floats begins: the next one is then its end, as of BETWEEN, and of what
-    DuckDB found out about the other side of a join."""
-    if not isinstance(node, Call) or COMPARISONS.get(node.function) not in (">", ">="):
-        return False
-    return pa.types.is_floating(_type(node.arguments[0], schema))
-
-
-def _floats(field: pa.Field, path: tuple[str, ...], null: bool = False) -> Iterator[Field]:
-    """The numbers in a column that may be null, and that DuckDB can compare."""
-    null |= field.nullable
-    if pa.types.is_floating(field.type) and null:
-        yield Field(path)
-    elif pa.types.is_struct(field.type):
-        for f in field.type:
-            yield from _floats(f, (*path, f.name), null)
 
 
 def _type(field: Node, schema: pa.Schema) -> pa.DataType:

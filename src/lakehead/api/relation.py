@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import duckdb
 import pyarrow as pa
 
+from lakehead.api.pushdown import AT_MOST_NAN
 from lakehead.api.sandbox import OTHERWISE
 from lakehead.errors import LakeheadError, SqlError
 
@@ -16,8 +19,13 @@ T = TypeVar("T")
 
 _WRITES = ("write_parquet", "to_parquet", "write_csv", "to_csv")
 
+_PIECEWISE = ("fetchone", "fetchmany", "fetch_df_chunk")
+"""Each call of these answers with the next rows of one run."""
+
 INTERRUPTED = "Query interrupted"
 """DuckDB's words for Ctrl-C."""
+
+_PLANS_LESS = threading.RLock()
 
 
 class Reading:
@@ -32,6 +40,7 @@ class Reading:
         self._engine = engine  # whose folder the statement spills to
         self._kept: list[object] = []
         self._failures: list[LakeheadError] = []
+        self._less = False  # runs without push-down
 
     def keep(self, rows: object) -> None:
         """Keep what a view reads, which DuckDB knows by its address alone."""
@@ -55,8 +64,12 @@ class Reading:
 
         return reading
 
-    def run(self, call: Callable[[], T]) -> T:
+    def run(self, call: Callable[[], T], again: Callable[[], T] | None = None) -> T:
         """Call into DuckDB.
+
+        Args:
+            again: what to call when the call cannot be answered with conditions pushed down; None: nothing, as the
+                caller has rows of this run already.
 
         Raises:
             LakeheadError: what a read of a table raised; else, for DuckDB's own errors:
@@ -64,7 +77,7 @@ class Reading:
             KeyboardInterrupt: DuckDB met one, and calls it an error of its own.
         """
         try:
-            return self._pushing_less(call)
+            return self._pushing_less(call, again)
         except (duckdb.Error, pa.ArrowException) as e:
             if self._failures:
                 raise self._failures.pop() from e
@@ -75,25 +88,49 @@ class Reading:
                 raise
             raise KeyboardInterrupt from e
 
-    def _pushing_less(self, call: Callable[[], T]) -> T:
-        """Call; once more without push-down where DuckDB plans to push a condition down that it then cannot push."""
-        try:
-            return call()
-        except duckdb.NotImplementedException as e:
-            if "Pushdown Filter" not in str(e):
-                raise
-            self.held.execute("set disabled_optimizers = 'filter_pushdown'")
+    def _pushing_less(self, call: Callable[[], T], again: Callable[[], T] | None) -> T:
+        """Call; once more without push-down where DuckDB pushes a condition down that means something else there."""
+        if not self._less:
+            try:
+                return call()
+            except (duckdb.Error, pa.ArrowException) as e:
+                unable = isinstance(e, duckdb.NotImplementedException) and "Pushdown Filter" in str(e)
+                lost = any(f.context.get("pushed") == AT_MOST_NAN for f in self._failures)
+                if again is None or not (unable or lost):
+                    raise
+            self._failures.clear()
+            self._less, call = True, again
+        with self._planning_less():
             return call()
 
-    def batches(self, reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
-        """The same stream with these errors."""
+    @contextmanager
+    def _planning_less(self) -> Iterator[None]:
+        """While this lasts, DuckDB pushes no condition down, which it can be told for all its statements only: those
+        that others plan meanwhile read more than they need."""
+        with _PLANS_LESS:
+            settings = self.held.cursor()
+            settings.execute("set disabled_optimizers = 'filter_pushdown,join_filter_pushdown'")
+            try:
+                yield
+            finally:
+                settings.execute("reset disabled_optimizers")
+
+    def batches(self, reader: pa.RecordBatchReader, make: Callable[[], pa.RecordBatchReader]) -> pa.RecordBatchReader:
+        """The same stream with these errors; ``make`` makes it once more, from its first row."""
+
+        def anew() -> pa.RecordBatch:
+            nonlocal reader
+            reader = make()
+            return reader.read_next_batch()
 
         def rows() -> Iterator[pa.RecordBatch]:
+            again: Callable[[], pa.RecordBatch] | None = anew
             while True:
                 try:
-                    yield self.run(reader.read_next_batch)
+                    yield self.run(lambda: reader.read_next_batch(), again)
                 except StopIteration:
                     return
+                again = None
 
         return pa.RecordBatchReader.from_batches(reader.schema, rows())
 
@@ -111,27 +148,40 @@ class Relation:
     def __init__(self, inner: duckdb.DuckDBPyRelation, reading: Reading) -> None:
         self._inner = inner
         self._reading = reading
+        self._begun = False  # some rows of a run have been given to the caller
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return duckdb.DuckDBPyRelation
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_inner", "_reading"):  # of a copy that is not made yet
+        if name in ("_inner", "_reading", "_begun"):  # of a copy that is not made yet
             raise AttributeError(name)
         if name in _WRITES:
             return functools.partial(self._write, name)
-        found = self._reading.run(lambda: getattr(self._inner, name))
+        found = self._run(lambda: getattr(self._inner, name))
         if not callable(found):
-            return self._answer(found)
+            return found
 
         @functools.wraps(found)
         def call(*args: Any, **options: Any) -> Any:
             plain = [_plain(a) for a in args]
             named = {k: _plain(v) for k, v in options.items()}
-            return self._answer(self._reading.run(lambda: found(*plain, **named)))
+            return self._run(lambda: found(*plain, **named), piecewise=name in _PIECEWISE)
 
         return call
+
+    def _run(self, call: Callable[[], Any], *, piecewise: bool = False) -> Any:
+        def again() -> Any:
+            if piecewise:
+                self._inner.execute()  # what failed is its result still
+            return call()
+
+        value = self._reading.run(call, None if self._begun else again)
+        self._begun |= piecewise
+        if type(value) is duckdb.DuckDBPyRelation:
+            return Relation(value, self._reading)
+        return self._reading.batches(value, call) if isinstance(value, pa.RecordBatchReader) else value
 
     def _write(self, name: str, *args: Any, **options: Any) -> None:
         """Write a file: that the caller asks for, not the statement's text, so another DuckDB does it."""
@@ -140,28 +190,22 @@ class Relation:
             rows = self._inner.to_arrow_reader()
             getattr(duckdb.connect(":memory:").from_arrow(rows), name)(*args, **options)
 
-        self._reading.run(write)
-
-    def _answer(self, value: Any) -> Any:
-        if type(value) is duckdb.DuckDBPyRelation:
-            return Relation(value, self._reading)
-        return self._reading.batches(value) if isinstance(value, pa.RecordBatchReader) else value
+        self._run(write)
 
     def __getitem__(self, name: str) -> Any:
-        return self._answer(self._reading.run(lambda: self._inner[name]))
+        return self._run(lambda: self._inner[name])
 
     def __len__(self) -> int:
-        return self._reading.run(lambda: len(self._inner))
+        return int(self._run(lambda: len(self._inner)))
 
     def __contains__(self, name: str) -> bool:
         return name in self._inner
 
     def __repr__(self) -> str:
-        return self._reading.run(lambda: repr(self._inner))
+        return str(self._run(lambda: repr(self._inner)))
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> Any:
-        reader = self._reading.run(self._inner.to_arrow_reader)
-        return self._reading.batches(reader).__arrow_c_stream__(requested_schema)
+        return self._run(self._inner.to_arrow_reader).__arrow_c_stream__(requested_schema)
 
 
 def as_duckdb(relation: Relation) -> duckdb.DuckDBPyRelation:

@@ -6,15 +6,12 @@ it runs, and run by a DuckDB that opens no file, address or extension, whatever 
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-import weakref
 from typing import Any
 
 import duckdb
 
 from lakehead.api.statement import Statement
+from lakehead.env.scratch_folders import ScratchFolder
 from lakehead.errors import SqlError
 
 _CLOSED = {
@@ -62,23 +59,12 @@ def catalog_name(number: int) -> str:
     return f"{_INTERNAL_CATALOG}{number}"
 
 
-class Spill:
-    """A folder that this user alone can enter, where DuckDB puts what memory cannot hold; gone with this object."""
+def make_duckdb(spill: ScratchFolder, *, unrestricted: bool) -> duckdb.DuckDBPyConnection:
+    """A DuckDB of its own, about 13 ms, which puts what memory cannot hold into a folder.
 
-    def __init__(self) -> None:
-        self.folder = tempfile.mkdtemp(prefix="lakehead-sql-")
-        weakref.finalize(self, _remove, self.folder, os.getpid())
-
-
-def _remove(folder: str, pid: int) -> None:
-    if pid == os.getpid():  # a forked child's copy is the parent's
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def make_duckdb(spill: Spill, *, unrestricted: bool) -> duckdb.DuckDBPyConnection:
-    """A DuckDB of its own, about 13 ms. Statements see no Python variables; a timestamp without a zone is UTC when
-    compared with one that has a zone."""
-    config: dict[str, Any] = {"python_enable_replacements": False, "temp_directory": spill.folder}
+    Statements see no Python variables; a timestamp without a zone is UTC when compared with one that has a zone.
+    """
+    config: dict[str, Any] = {"python_enable_replacements": False, "temp_directory": spill.path}
     made = duckdb.connect(":memory:", config=config if unrestricted else {**config, **_CLOSED})
     made.execute("set global TimeZone = 'UTC'")
     if not unrestricted:

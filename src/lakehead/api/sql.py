@@ -9,6 +9,7 @@ DuckDB. Everything that it names is pinned at one moment.
 from __future__ import annotations
 
 import difflib
+import functools
 import threading
 import weakref
 from collections import deque
@@ -21,14 +22,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.api.alter_statement import EmptyCopy
-from lakehead.api.dataset import SHOWN, CountedDataset, FrameDataset, PushdownDataset
+from lakehead.api.dataset import FRAMES, SHOWN, CountedDataset, FrameDataset, PushdownDataset
 from lakehead.api.pushdown import as_duckdb_means
 from lakehead.api.relation import INTERRUPTED, Reading, Relation, as_duckdb
-from lakehead.api.sandbox import Spill, catalog_name, make_duckdb, require_data
+from lakehead.api.sandbox import catalog_name, make_duckdb, require_data
 from lakehead.api.statement import NamedTable, Statement, read_statement
 from lakehead.api.subscription import changelog_schema
 from lakehead.api.table import Table, handle_of
 from lakehead.api.table_names import Suffix, suffix_of
+from lakehead.env.scratch_folders import ScratchFolder
 from lakehead.errors import InvalidRequestError, SchemaChangedError, SqlError, TableNotFoundError
 from lakehead.format.changes import named_changes
 from lakehead.lake.listing import files_table
@@ -63,7 +65,7 @@ class SqlEngine:
 
     def __init__(self, *, unrestricted: bool) -> None:
         self.unrestricted = unrestricted
-        self._spill = Spill()
+        self._spill = ScratchFolder("lakehead-sql-")
         self._root = make_duckdb(self._spill, unrestricted=unrestricted)
         self._lock = threading.Lock()
         self._made = 0
@@ -138,8 +140,9 @@ def run_sql(
     if frames is not None and not isinstance(frames, Mapping):
         raise InvalidRequestError('frames= takes tables by name: {"name": data}')
     for name, rows in (frames or {}).items():
-        _register(cursor, name, rows, tables)
-    return as_duckdb(Relation(reading.run(lambda: _relation(cursor, statement, params, tables)), reading))
+        _register(cursor, name, rows, tables, reading)
+    relation = functools.partial(_relation, cursor, statement, params, tables)  # with parameters, it runs at once
+    return as_duckdb(Relation(reading.run(relation, relation), reading))
 
 
 def _relation(
@@ -276,7 +279,9 @@ def _view(named: NamedTable, tables: Sequence[str]) -> _View | None:
     return None
 
 
-def _register(cursor: duckdb.DuckDBPyConnection, name: object, rows: object, tables: Sequence[str]) -> None:
+def _register(
+    cursor: duckdb.DuckDBPyConnection, name: object, rows: object, tables: Sequence[str], reading: Reading
+) -> None:
     if not isinstance(name, str) or not name.isidentifier():
         raise InvalidRequestError(f"frames: {name!r} is not a name that a statement can use")
     if any(t.lower() == f"{_DEFAULT}.{name}".lower() for t in tables):
@@ -288,7 +293,7 @@ def _register(cursor: duckdb.DuckDBPyConnection, name: object, rows: object, tab
     elif type(rows).__module__.startswith("polars.") and hasattr(rows, "to_arrow"):
         rows = rows.to_arrow()
     try:
-        cursor.register(name, FrameDataset(rows) if isinstance(rows, pa.Table) else rows)
+        cursor.register(name, FrameDataset(rows, reading.noted) if isinstance(rows, FRAMES) else rows)
     except (duckdb.Error, TypeError) as e:
         raise InvalidRequestError(
             f"frames: {name!r} is a {type(rows).__name__}, which has no rows that DuckDB can read: give Arrow data,"
@@ -344,7 +349,7 @@ def _dataset(table: Table, pinned: Pin, reading: Reading) -> PushdownDataset:
     user = handle.desc.schema
 
     def read(columns: list[str] | None, where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
-        predicate = None if where is None else parse_predicate(as_duckdb_means(where, user, columns), user)
+        predicate = None if where is None else parse_predicate(as_duckdb_means(where, user), user)
         yield from UnionRead(handle, pinned, ReadSpec(tuple(columns or ()), predicate)).batches()
 
     def count() -> Iterator[int]:
@@ -361,7 +366,7 @@ def _changelog(table: Table, pinned: Pin, reading: Reading) -> PushdownDataset:
         wanted = schema.names if columns is None else columns
         names = schema.names if where is not None else wanted
         projected = pa.schema([schema.field(c) for c in wanted])
-        predicate = None if where is None else parse_predicate(as_duckdb_means(where, schema, columns), schema)
+        predicate = None if where is None else parse_predicate(as_duckdb_means(where, schema), schema)
         for batch in read_log(handle, pinned, ReadSpec(tuple(dict.fromkeys((*names, OFFSET_COLUMN))))):
             rows = named_changes(batch)
             yield _project(rows if predicate is None else predicate.filter(rows), projected)

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lakehead.env.address import SocketAddress
 from lakehead.env.own_folders import own_folders
 from lakehead.env.randomness import Randomness
+from lakehead.env.scratch_folders import ScratchFolder
 from lakehead.errors import StorageError
 
 LOOPBACK = "127.0.0.1"
@@ -59,11 +59,13 @@ class Scratch:
 
     Attributes:
         folder: for files; whoever asked for it has it removed.
+        held: that folder, as long as this process lives; None where somebody else made it.
         sockets: for sockets; None where every path is too long for one.
     """
 
     folder: str
     sockets: str | None
+    held: ScratchFolder | None = None
 
     @classmethod
     def made(cls) -> Scratch:
@@ -72,11 +74,9 @@ class Scratch:
         Raises:
             StorageError: there is no place for it.
         """
-        try:
-            folder = tempfile.mkdtemp(prefix="lakehead-spark-")
-        except OSError as e:
-            raise StorageError(f"cannot make a folder for Spark's temporary files: {e.strerror}: set TMPDIR") from e
-        return cls(folder, folder if _holds_sockets(folder) else _elsewhere())
+        held = ScratchFolder("lakehead-spark-")
+        held.remove.atexit = False  # Java may need it for longer
+        return cls(held.path, held.path if _holds_sockets(held.path) else _elsewhere(), held)
 
 
 def _holds_sockets(folder: str) -> bool:
