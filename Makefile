@@ -11,7 +11,7 @@ ARGS ?=
 .PHONY: help setup java postgres proxy browser demo test check bench lock clean crash soak sim sim-long fuzz mutants mutants-auto
 
 help:  ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
 
 setup: $(STAMP)  ## create .venv and install from requirements/dev.lock
 
@@ -85,6 +85,20 @@ fuzz-spark: $(STAMP) java  ## ask Spark the same of log, union and lake, local a
 	LAKEHEAD_SPARK_CASES=$(or $(CASES),10) LAKEHEAD_SPARK_CONDITIONS=40 \
 		$(BIN)/python -m pytest -q tests/properties/test_spark_predicates.py --timeout 3600 $(ARGS)
 
+.PHONY: cluster
+cluster: $(STAMP) java  ## submit an application to Spark clusters in every way of the guide (some minutes)
+	LAKEHEAD_EVERY_WAY=1 $(BIN)/python -m pytest -q tests/integration/test_spark_clusters.py $(ARGS)
+
+.PHONY: spark41
+# The clusters of test_spark_clusters.py have the PySpark of .venv alone.
+SPARK_TESTS := tests/unit/spark tests/attack/test_spark.py \
+	$(filter-out %/test_spark_clusters.py,$(wildcard tests/integration/test_spark_*.py)) \
+	tests/properties/test_spark_predicates.py tests/properties/test_change_feed.py
+spark41: $(STAMP) java  ## run Spark's tests with PySpark 4.1 (half an hour; SPARK_TESTS="some of them")
+	@scripts/ensure-spark41.sh
+	PYTHONPATH=$(CURDIR)/.venv/spark41$(if $(PYTHONPATH),:$(PYTHONPATH)) \
+		$(BIN)/python -m pytest -q --timeout 600 $(SPARK_TESTS) $(ARGS)
+
 mutants-auto: $(STAMP)  ## break lines at random, count what tests notice (ARGS="log --count 50 --seed 2"; hours)
 	$(BIN)/python -m tests.mutation.auto $(ARGS)
 
@@ -113,6 +127,8 @@ lock: $(STAMP)  ## resolve requirements/dev.in again into dev.lock
 		--generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --quiet $(ARGS)
 	$(BIN)/uv pip compile requirements/peers.in --output-file requirements/peers.lock --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --quiet $(ARGS)
+	$(BIN)/uv pip compile requirements/spark41.in --output-file requirements/spark41.lock --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --quiet --no-deps $(ARGS)
 
 clean:  ## remove caches, builds and what the demo left; keeps .venv
 	rm -rf build dist lakehead-demo spark-warehouse metastore_db derby.log artifacts

@@ -235,7 +235,10 @@ def test_a_session_that_is_running_is_left_as_it_is(tmp_path: Path) -> None:
         "    assert after == before, after\n"
         "theirs.stop()\n"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "data")], check=True, cwd=tmp_path, timeout=300)
+    # Spark plans by the Python that it has for executors, and the one that a shell finds may lack Lakehead.
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    command = [sys.executable, "-c", code, str(tmp_path / "data")]
+    subprocess.run(command, check=True, cwd=tmp_path, timeout=300, env=environment)
 
 
 def test_who_speaks_without_the_secret_is_hung_up_on(opened: Callable[..., Session]) -> None:

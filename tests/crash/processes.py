@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -105,7 +106,8 @@ class Child:
         self.process.wait(START_SECONDS)
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(BrokenPipeError):  # what was written last, it never read
+                    pipe.close()
 
 
 class Server(Child):

@@ -399,7 +399,9 @@ class Player(ChangeSteps, PublishSteps, StreamSteps):
         deployment.restart()
         os.kill(rounds.pid, signal.SIGCONT)
         if hit:
-            deployment.note(rounds.answer(), _tasks_of(step.point)[-1])
+            answer = rounds.answer()
+            require(answer is not None, f"a process whose server was killed ended, too: {rounds.errors[-3000:]}")
+            deployment.note(answer, _tasks_of(step.point)[-1])
         rounds.disarm()
         self._tier(deployment, self._table_of(step.point))
         deployment.check()

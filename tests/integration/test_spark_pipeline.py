@@ -12,11 +12,13 @@ from tests.properties.test_change_feed import model
 
 import lakehead as lh
 import lakehead.spark as lhs
+from lakehead.spark.layers import BatchSize
+from lakehead.spark.stream import LIMITED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from lakehead.spark.layers import Layers
+    from lakehead.spark.layers import BatchSize, Layers
 
 pytestmark = [pytest.mark.spark, embedded_only]
 
@@ -123,7 +125,7 @@ def test_accumulate_over_micro_batches(con: lh.Connection, spark: SparkSession, 
         out.append("p.as_arrow", rows)
         out.accumulate("p.sums_of_arrow", rows.drop(["id"]), sum=["amount"], primary_key=["shop"])
 
-    stream = stream_of(con, spark, "p.many", max_rows_per_trigger="7")
+    stream = stream_of(con, spark, "p.many", **({"max_rows_per_trigger": "7"} if LIMITED else {}))
     lhs.pipeline(stream, step, checkpoint=str(tmp_path), trigger="available now").awaitTermination()
     assert rows_of(con, "p.sums") == [("a", sum(range(0, 40, 2))), ("b", sum(range(1, 40, 2)))]
     assert rows_of(con, "p.least") == [("a", 0, None), ("b", 1, None)]
@@ -151,17 +153,22 @@ def test_write(con: lh.Connection, spark: SparkSession) -> None:
     assert len(rows_of(con, "p.written")) == 990
 
 
+@pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize("scd_type", [1, 2])
-def test_changes_in_any_order(con: lh.Connection, spark: SparkSession, tmp_path: Path, scd_type: int) -> None:
+def test_changes_in_any_order(
+    con: lh.Connection, spark: SparkSession, tmp_path: Path, scd_type: int, small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By tasks, and by the driver."""
     import random
 
+    monkeypatch.setattr(BatchSize, "of", lambda self, number: (None, small))
     rng = random.Random(scd_type)
     changes = []
     for key in range(12):
         for sequence in rng.sample(range(40), rng.randrange(1, 9)):
             changes.append((key, sequence, rng.choice([None, "a", "b", f"v{sequence}"])))
     rng.shuffle(changes)
-    source, target = f"p.cdc{scd_type}", f"p.target{scd_type}"
+    source, target = f"p.cdc{scd_type}_{small}", f"p.target{scd_type}_{small}"
     feed = con.create_table(source, pa.schema([("k", pa.int64()), ("seq", pa.int32()), ("v", pa.string())]), buckets=2)
     stream = stream_of(con, spark, source)
     for part in (changes[:1], changes[1:20], changes[10:40], changes[40:]):
@@ -184,6 +191,8 @@ def test_changes_that_cannot_be_applied(con: lh.Connection, spark: SparkSession,
         lhs.apply_changes(stream, "p.fed", keys=["q"], sequence_by="seq")
     with pytest.raises(lh.InvalidRequestError, match="must be 1 or 2"):
         lhs.apply_changes(stream, "p.fed", keys="k", sequence_by="seq", stored_as_scd_type=3)  # type: ignore[arg-type]
+    with pytest.raises(lh.InvalidRequestError, match=r"sequence_by is of type struct.*format_string"):
+        lhs.apply_changes(stream, "p.fed", keys="k", sequence_by="struct(seq, k)")
     with pytest.raises(lh.InvalidRequestError, match="must name columns"):
         lhs.apply_changes(stream, "p.fed", keys="k", sequence_by="seq", column_list=["seq"])
     with pytest.raises(lh.WrongTableKindError):

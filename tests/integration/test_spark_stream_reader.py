@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 import lakehead as lh
 from lakehead import TabletId
@@ -22,8 +21,9 @@ from lakehead.api.table import handle_of
 from lakehead.env import credentials
 from lakehead.env.address import TcpAddress
 from lakehead.errors import SchemaChangedError
+from lakehead.spark import stream
 from lakehead.spark.source import LakeheadDataSource
-from lakehead.spark.stream import LakeheadStreamReader
+from lakehead.spark.stream import LIMITED, LakeheadStreamReader
 
 if TYPE_CHECKING:
     from tests.integration.conftest import ServerProcess
@@ -32,6 +32,9 @@ pytestmark = pytest.mark.spark
 
 LOG = pa.schema([("day", pa.string()), ("n", pa.int64()), ("text", pa.string())])
 KEYED = pa.schema([("id", pa.int64()), ("text", pa.string())])
+
+since_spark_42 = pytest.mark.skipif(not LIMITED, reason="this PySpark has no limits per trigger")
+TELLS = [pytest.param(True, marks=since_spark_42, id=pytest.HIDDEN_PARAM), pytest.param(False, id="before Spark 4.2")]
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +48,14 @@ def trim(con: lh.Connection) -> None:
 
 
 class Query:
-    """What Spark does with a stream reader, and what it keeps: offsets, of which the last may not be delivered."""
+    """What Spark does with a stream reader, and what it keeps: offsets, of which the last may not be delivered.
 
-    def __init__(self, con: lh.Connection, table: str, **options: object) -> None:
+    Before Spark 4.2 it does not tell (``tells``) where the query is, nor has it limits: it asks for the end first, and
+    plans nothing at the last offset when it goes on from a checkpoint.
+    """
+
+    def __init__(self, con: lh.Connection, table: str, *, tells: bool = LIMITED, **options: object) -> None:
+        self.tells = tells
         texts = {k: str(v) for k, v in options.items()}
         self.source = LakeheadDataSource({"uri": con.uri, "table": table, **texts})
         self.schema = self.source.schema()
@@ -60,6 +68,9 @@ class Query:
         if self.offsets:
             self.reader.stop()
         self.reader: LakeheadStreamReader = self.source.streamReader(self.schema)
+        if self.offsets and not self.tells:
+            last = json.loads(self.offsets[-1])
+            assert self.reader.partitions(last, last) == []
 
     def rerun(self) -> list[dict[str, Any]]:
         """Read the last micro-batch, again perhaps."""
@@ -70,10 +81,13 @@ class Query:
 
     def plan(self) -> bool:
         """Find the next micro-batch's end; whether there is anything new."""
+        if not self.tells:
+            end = json.dumps(self.reader.latestOffset())
         if not self.offsets:
             self.offsets.append(json.dumps(self.reader.initialOffset()))
-        limit = self.reader.getDefaultReadLimit()
-        end = json.dumps(self.reader.latestOffset(json.loads(self.offsets[-1]), limit))
+        if self.tells:
+            limit = self.reader.getDefaultReadLimit()
+            end = json.dumps(self.reader.latestOffset(json.loads(self.offsets[-1]), limit))
         if end == self.offsets[-1]:
             return False
         self.offsets.append(end)
@@ -107,14 +121,15 @@ def ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda r: json.dumps(r, default=str))
 
 
+@pytest.mark.parametrize("tells", TELLS)
 @pytest.mark.parametrize("seed", range(4))
-def test_micro_batches_are_the_history_of_a_log_table(con: lh.Connection, seed: int) -> None:
+def test_micro_batches_are_the_history_of_a_log_table(con: lh.Connection, seed: int, tells: bool) -> None:
     """Partitions appear, rounds tier, logs are trimmed, readers die before and after they delivered."""
     dice = random.Random(seed)
-    name = f"model.log{seed}"
+    name = f"model.log{seed}{tells}"
     table = con.create_table(name, LOG, partition_by=["day"], buckets=2, lake="iceberg", hot_retention="0s")
-    limits = [{}, {"max_rows_per_trigger": 7}, {"max_bytes_per_trigger": 400}][seed % 3]
-    query = Query(con, name, start="earliest", changelog="true", **limits)
+    limits = [{}, {"max_rows_per_trigger": 7}, {"max_bytes_per_trigger": 400}][seed % 3 if tells else 0]
+    query = Query(con, name, tells=tells, start="earliest", changelog="true", **limits)
     written = 0
     for _ in range(30):
         what = dice.choice(["append", "append", "tier", "trim", "step", "step", "crash", "restart"])
@@ -147,11 +162,12 @@ def test_micro_batches_are_the_history_of_a_log_table(con: lh.Connection, seed: 
     assert "max_rows_per_trigger" not in limits or max(map(len, query.batches)) <= 7
 
 
+@pytest.mark.parametrize("tells", TELLS)
 @pytest.mark.parametrize("lake", ["iceberg", None])
 @pytest.mark.parametrize("seed", range(3))
-def test_changes_of_a_keyed_table_make_the_table(con: lh.Connection, seed: int, lake: str | None) -> None:
+def test_changes_of_a_keyed_table_make_the_table(con: lh.Connection, seed: int, lake: str | None, tells: bool) -> None:
     dice = random.Random(seed)
-    name = f"model.keyed{seed}{lake}"
+    name = f"model.keyed{seed}{lake}{tells}"
     table = con.create_table(name, KEYED, primary_key=["id"], buckets=3, lake=lake)
 
     def change() -> None:
@@ -163,7 +179,8 @@ def test_changes_of_a_keyed_table_make_the_table(con: lh.Connection, seed: int, 
         if lake:
             con.tier(name)
     change()
-    query = Query(con, name, start="full", changelog="true", **({"max_rows_per_trigger": 10} if seed else {}))
+    limits = {"max_rows_per_trigger": 10} if seed and tells else {}
+    query = Query(con, name, tells=tells, start="full", changelog="true", **limits)
     expected = ordered(table.scan().to_arrow().to_pylist())
     query.plan()
     change()
@@ -188,21 +205,48 @@ def test_changes_of_a_keyed_table_make_the_table(con: lh.Connection, seed: int, 
     assert ordered([{"id": k, "text": v} for k, v in made.items()]) == ordered(table.scan().to_arrow().to_pylist())
 
 
+@pytest.mark.parametrize("tells", TELLS)
 @pytest.mark.parametrize("start", ["full", "latest", "earliest"])
-def test_before_spark_42_the_end_is_asked_for_first(con: lh.Connection, start: str) -> None:
-    table = con.create_table(f"old.{start}", KEYED, primary_key=["id"])
+def test_the_first_end_is_found_before_or_after_the_start(con: lh.Connection, start: str, tells: bool) -> None:
+    table = con.create_table(f"old.{start}{tells}", KEYED, primary_key=["id"])
     table.upsert([{"id": 1, "text": "a"}, {"id": 2, "text": "a"}])
-    query = Query(con, f"old.{start}", start=start, changelog="true")
+    query = Query(con, table.name, tells=tells, start=start, changelog="true")
 
-    def step() -> list[tuple[int, str]]:
-        end = query.reader.latestOffset()
-        table.upsert([{"id": 1, "text": "between"}])
-        query.offsets = [query.offsets[-1] if query.offsets else json.dumps(query.reader.initialOffset())]
-        query.offsets.append(json.dumps(end))
-        return sorted((r["id"], r["__change_type"]) for r in query.rerun())
+    def changes() -> list[tuple[int, str]]:
+        return sorted((r["id"], r["__change_type"]) for r in query.drain())
 
-    assert step() == ([] if start == "latest" else [(1, "+I"), (2, "+I")])
-    assert step() == [(1, "+U"), (1, "-U")]
+    assert changes() == ([] if start == "latest" else [(1, "+I"), (2, "+I")])
+    table.upsert([{"id": 1, "text": "between"}])
+    assert changes() == [(1, "+U"), (1, "-U")]
+    query.restart()
+    table.delete([{"id": 2}])
+    assert changes() == [(2, "-D")]
+
+
+@pytest.mark.parametrize("tells", TELLS)
+def test_where_a_query_began_may_be_gone(con: lh.Connection, tells: bool) -> None:
+    """One that goes on from its checkpoint is where that says, whatever its options ask for."""
+    table = con.create_table(f"gone.{tells}", KEYED, primary_key=["id"], lake="iceberg", hot_retention="0s")
+    table.upsert([{"id": i, "text": "a"} for i in range(10)])
+    query = Query(con, table.name, tells=tells, start="1970-01-01T00:00:00Z")
+    assert len(query.drain()) == 10
+    con.tier(table.name)
+    trim(con)
+    assert table.status()["start_offset"].to_pylist()[0] > 0
+    with pytest.raises(lh.OffsetOutOfRangeError, match="no longer all in the log"):
+        Query(con, table.name, start="1970-01-01T00:00:00Z").drain()
+    table.upsert([{"id": 1, "text": "b"}])
+    query.restart()
+    assert query.drain() == [{"id": 1, "text": "b"}]
+
+
+def test_limits_need_spark_42(con: lh.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit that was left aside would not be noticed before a micro-batch is too large."""
+    con.create_table("limits.old", KEYED)
+    monkeypatch.setattr(stream, "LIMITED", False)
+    for name in ("max_rows_per_trigger", "max_bytes_per_trigger"):
+        with pytest.raises(lh.InvalidPropertyError, match=rf"option {name} needs PySpark 4\.2 or later"):
+            Query(con, "limits.old", tells=False, **{name: 5}).plan()
 
 
 def test_starts(con: lh.Connection) -> None:
@@ -328,7 +372,10 @@ def test_rows_as_of_the_start_are_held_and_then_refused(con: lh.Connection) -> N
         query.rerun()
 
 
+@since_spark_42
 def test_limits(con: lh.Connection) -> None:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+
     table = con.create_table("limits.log", LOG, buckets=2)
     for i in range(5):
         table.append([{"day": "d", "n": n, "text": "x" * 92} for n in range(20 * i, 20 * i + 20)])
@@ -351,9 +398,10 @@ def test_limits(con: lh.Connection) -> None:
     assert max(map(len, both.batches)) == 11
     initial = both.reader.initialOffset()
     whole = both.reader.latestOffset(initial, ReadAllAvailable())
-    assert whole == both.reader.latestOffset(None) == both.reader.reportLatestOffset(), "once, and before Spark 4.2"
+    assert whole == both.reader.reportLatestOffset(), "once"
 
 
+@since_spark_42
 def test_available_now_ends_where_it_began(con: lh.Connection) -> None:
     table = con.create_table("now.log", LOG, partition_by=["day"])
     table.append([{"day": "a", "n": n, "text": "x"} for n in range(10)])
@@ -370,6 +418,7 @@ def test_available_now_ends_where_it_began(con: lh.Connection) -> None:
     assert sorted(r["day"] for r in query.drain()) == ["a", "b"]
 
 
+@since_spark_42
 def test_other_definitions_and_other_tables_stop_it(con: lh.Connection) -> None:
     table = con.create_table("other.t", KEYED)
     table.append([{"id": 1, "text": "a"}])

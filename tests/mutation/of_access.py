@@ -216,6 +216,13 @@ OF_ACCESS = (
         "tests/unit/spark/test_launch.py",
     ),
     Mutant(
+        "take executors that lack something for ready",
+        "spark/checks.py",
+        "    if error is not None:\n        raise error",
+        "    if False:\n        raise error",
+        "tests/unit/spark/test_checks.py",
+    ),
+    Mutant(
         "give readers of a lake the server's own credentials",
         "iceberg/catalog_state.py",
         "if reading else storage",

@@ -153,7 +153,7 @@ class Deployed(RuleBasedStateMachine):
             self.folder,
             env=self.env,
             limits=Limits(lease_seconds=1e9),
-            lake=CatalogLakeState(LakeConfig(), self.folder),
+            lake=CatalogLakeState(LakeConfig(), self.folder, self.clock),
             committers=with_standby,
         )
 

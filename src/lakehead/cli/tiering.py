@@ -121,8 +121,10 @@ def _run_on_spark(
     small_rounds: SmallRounds,
 ) -> None:
     import lakehead.spark as lhs
+    from lakehead.spark.launch import open_session, require_pyspark
 
-    spark = None if master is None else lhs.session(con, master=master)
+    require_pyspark()
+    spark = None if master is None else open_session(con, {"master": master}, plans=False)
     try:
         service = lhs.tiering_service(spark, con, tables=tables, on_round=report, small_rounds=small_rounds)
         service.run(until)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from lakehead.config import parse_duration_ms
+from lakehead.spark.failures import raised
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from lakehead.types import Tier
 
 __all__ = [
-    "apply_changes", "attach", "lookup_join", "pipeline", "progress", "session", "sql", "table", "tiering_service",
-    "write",
+    "apply_changes", "attach", "lookup_join", "pipeline", "progress", "raised", "session", "sql", "table",
+    "tiering_service", "write",
 ]  # fmt: skip
 
 
@@ -40,7 +41,8 @@ def session(con_or_uri: Connection | str, **conf: Any) -> SparkSession:
     ``conf`` nor Spark's configuration says otherwise.
 
     Raises:
-        MissingDependencyError: PySpark or a Java 17+ runtime is not installed; nothing was started.
+        MissingDependencyError: PySpark or a Java 17+ runtime is not installed; nothing was started. Or as of `attach`,
+            which ends the session again.
     """
     _require()
     from lakehead.spark.launch import open_session
@@ -49,7 +51,13 @@ def session(con_or_uri: Connection | str, **conf: Any) -> SparkSession:
 
 
 def attach(spark: SparkSession, con_or_uri: Connection | str) -> SparkSession:
-    """Make an existing session know a connection: sets what can be set at run time, registers the data source."""
+    """Make an existing session know a connection: sets what can be set at run time, registers the data source, and has
+    the executors of a cluster look whether they have what tasks need.
+
+    Raises:
+        MissingDependencyError: the Python that Spark runs there, or plans with here, lacks a module, or is not there.
+        AuthenticationError, InvalidRequestError: executors are not let in by the server, or do not reach it.
+    """
     _require()
     from lakehead.spark.launch import attach_session
 

@@ -29,9 +29,10 @@ from lakehead.errors import (
 )
 from lakehead.format.rows import to_key_table
 from lakehead.format.schema import nearest_name
+from lakehead.protocol.staging import StagedPart
 from lakehead.spark.connections import connection_of, worker_table
 from lakehead.spark.key_join import places_of
-from lakehead.spark.layers import query_id, started
+from lakehead.spark.layers import BatchSize, query_id, started
 from lakehead.spark.staged_rows import described, discarded_on_failure, of_query, staged_by, task_number
 from lakehead.spark.types import arrow_schema
 
@@ -70,6 +71,11 @@ class ChangeFeed:
                 cannot be looked up by these keys.
         """
         sequence = schema.field(_SEQUENCE).type
+        if pa.types.is_nested(sequence):
+            raise InvalidRequestError(
+                f"sequence_by is of type {sequence}: changes are ordered by one number, string or time, such as"
+                " format_string('%019d-%019d', a, b) of two"
+            )
         fields = [schema.field(c) for c in self.columns]
         keys = [schema.field(c).with_nullable(False) for c in self.keys]
         if self.scd_type == 1:
@@ -111,24 +117,35 @@ class ChangeFeed:
         deleted = F.coalesce(deleted.cast("boolean"), F.lit(False))
         return df.select(*self.columns, sequence.alias(_SEQUENCE), deleted.alias(_DELETED))
 
-    def apply(self, con: Connection, changes: DataFrame, batch: JobBatch) -> None:
-        """Apply `prepared` changes, once for a batch."""
-        ordered = changes.repartition(*self.keys).sortWithinPartitions(*self.keys, _SEQUENCE)
-        handles = [handle_of(con.table(name)) for name in (self.table, self.beside)]
+    def apply(self, con: Connection, changes: DataFrame, batch: JobBatch, *, small: bool) -> None:
+        """Apply `prepared` changes, once for a batch; ``small`` has rows pass through the driver, without a shuffle."""
+        tables = [con.table(name) for name in (self.table, self.beside)]
+        handles = [handle_of(table) for table in tables]
+        apply = _Apply(self, batch)
         with discarded_on_failure(batch, handles):
-            parts = staged_by(ordered, _Apply(self, batch), tables=2)
+            if small:
+                rows = changes.toArrow()
+                rows = rows.take(pc.sort_indices(rows, [(c, "ascending") for c in (*self.keys, _SEQUENCE)]))
+                parts = [[part] if part.pieces else [] for part in apply.staged(tables, rows.to_batches())]
+            else:
+                ordered = changes.repartition(*self.keys).sortWithinPartitions(*self.keys, _SEQUENCE)
+                parts = staged_by(ordered, apply, tables=2)
         publish_together(batch, [(h.staging, p) for h, p in zip(handles, parts, strict=True)], lasting=True)
 
 
 @dataclass(frozen=True)
 class _Apply:
-    """What a task does with its changes, of which those of a key are next to each other."""
+    """What a task does with its changes, of which those of a key are next to each other, by their sequence."""
 
     feed: ChangeFeed
     batch: JobBatch
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tables = [worker_table(self.feed.uri, name) for name in (self.feed.table, self.feed.beside)]
+        yield described(self.staged(tables, batches))
+
+    def staged(self, tables: Sequence[Table], batches: Iterable[pa.RecordBatch]) -> list[StagedPart]:
+        """What is staged for the target and for the table beside it."""
         handles = [handle_of(table) for table in tables]
         target, beside = (h.staging.rows(self.batch, share=task_number()) for h in handles)
         change = _newest if self.feed.scd_type == 1 else _versions
@@ -146,7 +163,7 @@ class _Apply:
                 target.add("upsert", rows_for_upsert(handles[0].desc, made.rows, None))
             if len(made.beside):
                 beside.add("upsert", rows_for_upsert(handles[1].desc, made.beside, None))
-        yield described([target.done(), beside.done()])
+        return [target.done(), beside.done()]
 
 
 @dataclass(frozen=True)
@@ -301,7 +318,11 @@ def apply_changes(
     prepared = feed.prepared(changes, sequence_by, apply_as_deletes)
     feed.require_tables(con, arrow_schema(prepared.schema))
 
-    def micro_batch(df: DataFrame, number: int) -> None:
-        feed.apply(con, df, of_query(query_id(df.sparkSession), number))
+    size = BatchSize(changes)
 
-    return started(prepared, micro_batch, checkpoint=checkpoint, name=name, trigger=trigger)
+    def micro_batch(df: DataFrame, number: int) -> None:
+        _, small = size.of(number)
+        feed.apply(con, df, of_query(query_id(df.sparkSession), number), small=small)
+
+    size.query = started(prepared, micro_batch, checkpoint=checkpoint, name=name, trigger=trigger)
+    return size.query

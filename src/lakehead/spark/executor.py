@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,7 +12,8 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from lakehead.env.threads import Threads
-from lakehead.errors import LakeheadError, MissingDependencyError, UnavailableError
+from lakehead.errors import LakeheadError
+from lakehead.spark.failures import job_error
 from lakehead.spark.worker import guarded, guarded_call
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ Ended = tuple[Any, LakeheadError | None]
 _log = logging.getLogger("lakehead.tiering")
 _DESCRIPTION = "spark.job.description"
 _NAMES_SHOWN = 3
-_MISSING = re.compile(r"No module named '([\w.]+)'")
 
 
 class SparkExecutor:
@@ -142,18 +141,3 @@ def _results(ended: Sequence[Ended], undo: Callable[[Iterable[Any]], None] | Non
             undo([result for result, e in ended if e is None])
         raise errors[0]
     return [result for result, _ in ended]
-
-
-def job_error(text: str) -> LakeheadError:
-    """What a Spark job that failed is to its caller, by the text of its exception."""
-    missing = _MISSING.search(text)
-    if missing is not None:
-        return MissingDependencyError(
-            f"the Python of Spark's executors has no module {missing[1]!r}: install lakehead there, or hand"
-            " it over, its own code by --py-files and all that it needs by a packed environment, and begin again",
-            module=missing[1],
-        )
-    lines = [line.strip() for line in text.splitlines()]
-    lines = [line for line in lines if line and not line.startswith("at ")]
-    named = [line for line in lines if "Error" in line or "Exception" in line]
-    return UnavailableError(f"the Spark job of a round failed: {(named or lines or [text])[-1][:500]}")

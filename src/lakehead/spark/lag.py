@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lakehead.errors import InvalidRequestError
 from lakehead.spark.stream_offsets import StreamOffset, rows_between
@@ -21,7 +21,7 @@ class SourceProgress:
         table: its name.
         batch_id: the micro-batch that the progress is of.
         input_rows: how many rows that one had of the table.
-        lag_rows: log records that the table had after the end of it; None before Spark 4.2, which does not tell.
+        lag_rows: log records that the table had after the end of it; None where Spark does not tell.
     """
 
     table: str
@@ -36,17 +36,17 @@ def query_progress(query: StreamingQuery) -> list[SourceProgress]:
     if last is None:
         return []
     found = []
-    for source in last["sources"]:
-        end, latest = (_offset(source[name]) for name in ("endOffset", "latestOffset"))
+    for source in json.loads(last.json)["sources"]:  # PySpark 4.1 has offsets in it as no JSON, but as texts of dicts
+        end, latest = (_offset(source.get(name)) for name in ("endOffset", "latestOffset"))
         if end is not None:
             lag = None if latest is None else rows_between(end, latest)
             found.append(SourceProgress(end.table, last["batchId"], source["numInputRows"], lag))
     return found
 
 
-def _offset(text: str | None) -> StreamOffset | None:
+def _offset(value: Any) -> StreamOffset | None:
     """None for none, and for one of another kind of source."""
     try:
-        return None if text is None else StreamOffset.from_json(json.loads(text))
-    except (ValueError, InvalidRequestError):
+        return None if value is None else StreamOffset.from_json(value)
+    except InvalidRequestError:
         return None

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from lakehead.api.connection import Connection
 from lakehead.env.randomness import SystemRandomness
-from lakehead.errors import MissingDependencyError
+from lakehead.errors import LakeheadError, MissingDependencyError
 from lakehead.spark.connections import bind_session, opened, require_reachable
 from lakehead.spark.java import find_java
+from lakehead.spark.own_python import is_own_python
 from lakehead.spark.privacy import (
     LOOPBACK,
     Scratch,
@@ -32,9 +33,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DEFAULT_MASTER = "local[2]"
+_DAEMON = "spark.python.daemon.module"
 STATIC_SETTINGS = {
-    # A hop between the JVM and Python takes half the time of TCP on loopback.
-    "spark.python.unix.domain.socket.enabled": "true",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.streaming.checkpointFileManagerClass": (
@@ -43,10 +43,13 @@ STATIC_SETTINGS = {
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
 }
 OUR_PYTHON_SETTINGS = {
+    # A hop between the JVM and Python takes half the time of TCP on loopback. In folders of other machines, those of a
+    # YARN container among them, a socket's path may be too long.
+    "spark.python.unix.domain.socket.enabled": "true",
     # Executors on other machines, or of another Python, may get Lakehead by --py-files, which this starts before.
-    "spark.python.daemon.module": "lakehead.spark.daemon",
+    _DAEMON: "lakehead.spark.daemon",
 }
-"""Where the driver starts the executors, with its own Python."""
+"""Where the driver starts the executors; the daemon's module, where they run its own Python."""
 LOCAL_SETTINGS = {
     "spark.sql.shuffle.partitions": "8",
     # Listing files that are named one by one needs no Spark job.
@@ -93,8 +96,8 @@ _launched: dict[str, str] = {}
 settings, which outlive the session."""
 
 
-def open_session(con_or_uri: Connection | str, conf: Mapping[str, Any]) -> SparkSession:
-    """See `lakehead.spark.session`."""
+def open_session(con_or_uri: Connection | str, conf: Mapping[str, Any], *, plans: bool = True) -> SparkSession:
+    """See `lakehead.spark.session`; ``plans`` as of `attach_session`."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -105,12 +108,17 @@ def open_session(con_or_uri: Connection | str, conf: Mapping[str, Any]) -> Spark
         java = find_java()
     con = opened(con_or_uri)
     if running is not None and running.sparkContext._jsc is not None:
-        return attach_session(running, con)
+        return attach_session(running, con, plans=plans)
     given = given_settings(conf)
     if "spark.master" in given:
         require_reachable(con, given["spark.master"])
     spark = _started(con, java.home, given)
-    return attach_session(spark, con, {k: v for k, v in given.items() if k in RUNTIME_SETTINGS})
+    runtime = {k: v for k, v in given.items() if k in RUNTIME_SETTINGS}
+    try:
+        return attach_session(spark, con, runtime, plans=plans)
+    except LakeheadError:
+        spark.stop()
+        raise
 
 
 def _started(con: Connection, java_home: str, given: Mapping[str, str]) -> SparkSession:
@@ -139,7 +147,8 @@ def _started(con: Connection, java_home: str, given: Mapping[str, str]) -> Spark
         conf = SparkConf()
         configured = {k: v for k, v in conf.getAll() if v != _launched.get(k, _OF_THE_LAUNCHER.get(k))}
         local_dirs = any(jvm.java.lang.System.getenv(name) for name in ("SPARK_EXECUTOR_DIRS", "SPARK_LOCAL_DIRS"))
-        settings = session_settings(configured, given, _scratch, has_local_dirs=local_dirs)
+        own = is_own_python(os.environ["PYSPARK_PYTHON"])
+        settings = session_settings(configured, given, _scratch, has_local_dirs=local_dirs, own_python=own)
         for name, value in settings.items():
             conf.set(name, value)
         master = conf.get("spark.master", DEFAULT_MASTER)
@@ -164,9 +173,11 @@ def _remove(folder: str, pid: int) -> None:
 
 
 def attach_session(
-    spark: SparkSession, con_or_uri: Connection | str, runtime: Mapping[str, str] | None = None
+    spark: SparkSession, con_or_uri: Connection | str, runtime: Mapping[str, str] | None = None, *, plans: bool = True
 ) -> SparkSession:
-    """See `lakehead.spark.attach`; ``runtime`` overrides `RUNTIME_SETTINGS`."""
+    """See `lakehead.spark.attach`; ``runtime`` overrides `RUNTIME_SETTINGS`, and ``plans`` is whether the data source
+    is going to be used."""
+    from lakehead.spark.checks import require_executors, require_planner
     from lakehead.spark.source import LakeheadDataSource
 
     con = opened(con_or_uri)
@@ -175,6 +186,9 @@ def attach_session(
     # Before the source is registered, which takes along what workers are given.
     bind_session(spark, con)
     spark.dataSource.register(LakeheadDataSource)
+    if plans:
+        require_planner(spark)
+    require_executors(spark, con)
     return spark
 
 
@@ -188,17 +202,22 @@ def given_settings(conf: Mapping[str, Any]) -> dict[str, str]:
 
 
 def session_settings(
-    configured: Mapping[str, str], given: Mapping[str, str], scratch: Scratch, *, has_local_dirs: bool = False
+    configured: Mapping[str, str],
+    given: Mapping[str, str],
+    scratch: Scratch,
+    *,
+    has_local_dirs: bool = False,
+    own_python: bool = True,
 ) -> dict[str, str]:
     """What a session gets beside what Spark is ``configured`` with, by ``spark-submit`` or in its folder; that stays as
-    it is, but for what is ``given``."""
+    it is, but for what is ``given``. ``own_python`` says whether executors run the driver's own."""
     users = {**configured, **given}
     master = users.get("spark.master", DEFAULT_MASTER)
     ours = {"spark.master": master, "spark.app.name": "lakehead", **STATIC_SETTINGS, **RUNTIME_SETTINGS}
     if is_local(master):
         ours |= LOCAL_SETTINGS
     if is_private(master):
-        ours |= OUR_PYTHON_SETTINGS
+        ours |= {k: v for k, v in OUR_PYTHON_SETTINGS.items() if own_python or k != _DAEMON}
         ours |= private_settings(master, users, scratch, SystemRandomness(), has_local_dirs=has_local_dirs)
     return {**{k: v for k, v in ours.items() if k not in configured}, **given}
 

@@ -271,29 +271,42 @@ def run_pipeline(
 ) -> StreamingQuery:
     """See `lakehead.spark.pipeline`."""
     con = connection_of(stream.sparkSession)
-    begun: list[StreamingQuery] = []
-    plain = PlainStream.of(stream) if stream.isStreaming else None
+    size = BatchSize(stream)
 
     def micro_batch(df: DataFrame, number: int) -> None:
         batch = of_query(query_id(df.sparkSession), number)
-        span = Span.now(plain, begun[0], number) if plain is not None and begun else None
-        if span is not None:
-            rows, small = MicroBatch(df, con, span), span.rows <= SMALL_ROWS
-        else:
-            rows, small = df, any(0 < _last_rows(query) <= SMALL_ROWS for query in begun)
+        span, small = size.of(number)
         layers = Layers(con, batch, small=small)
-        step(rows, layers)
+        step(df if span is None else MicroBatch(df, con, span), layers)
         layers.write()
 
-    query = started(stream, micro_batch, checkpoint=checkpoint, name=name, trigger=trigger, output_mode=output_mode)
-    begun.append(query)
-    return query
+    size.query = started(
+        stream, micro_batch, checkpoint=checkpoint, name=name, trigger=trigger, output_mode=output_mode
+    )
+    return size.query
 
 
-def _last_rows(query: StreamingQuery) -> int:
-    """How many rows the last micro-batch had that Spark tells of; 0 for none."""
-    last = query._jsq.lastProgress()
-    return 0 if last is None else int(last.numInputRows())
+class BatchSize:
+    """Whether the micro-batches of a stream are so small that tasks would cost more than their rows do.
+
+    Attributes:
+        query: the stream's, once it has begun.
+    """
+
+    def __init__(self, stream: DataFrame) -> None:
+        self.query: StreamingQuery | None = None
+        self._plain = PlainStream.of(stream) if stream.isStreaming else None
+
+    def of(self, number: int) -> tuple[Span | None, bool]:
+        """Where the micro-batch that is worked on lies, if that is known, and whether it is small: by its own rows or,
+        where they are not known, by those of the last one."""
+        if self.query is None:
+            return None, False
+        span = None if self._plain is None else Span.now(self._plain, self.query, number)
+        if span is not None:
+            return span, span.rows <= SMALL_ROWS
+        last = self.query._jsq.lastProgress()
+        return None, last is not None and 0 < int(last.numInputRows()) <= SMALL_ROWS
 
 
 def started(

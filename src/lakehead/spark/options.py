@@ -23,7 +23,8 @@ _NamedStart = Literal["latest", "earliest", "full"]
 StreamStart: TypeAlias = _NamedStart | dt.datetime | Mapping[TabletKey, int]
 _INTERNAL = ("ranges", "lease", "schema_id")
 _OF_BATCHES = ("tier", "snapshot", "timestamp")
-_OF_STREAMS = ("start", "max_rows_per_trigger", "max_bytes_per_trigger")
+_LIMITS = ("max_rows_per_trigger", "max_bytes_per_trigger")
+_OF_STREAMS = ("start", *_LIMITS)
 OPTIONS = ("uri", "table", "columns", "changelog", *_OF_BATCHES, *_OF_STREAMS, *_INTERNAL)
 
 
@@ -103,13 +104,24 @@ class ReadOptions:
             for name in self.given.intersection(_OF_BATCHES):
                 raise InvalidPropertyError(f"option {name} is for tables and their $lake, not for ${self.suffix}")
 
-    def require_stream(self) -> None:
+    def require_stream(self, *, limited: bool) -> None:
         """That these are options of ``spark.readStream``.
 
+        Args:
+            limited: whether this PySpark knows of limits.
+
         Raises:
-            InvalidPropertyError: one is for batches, or the name is of something that does not grow.
+            InvalidPropertyError: one is for batches or needs another PySpark, or the name is of something that does not
+                grow.
         """
         self._refuse(_OF_BATCHES, "spark.read", "spark.readStream")
+        for name in () if limited else _LIMITS:
+            if name in self.given:
+                raise InvalidPropertyError(
+                    f"option {name} needs PySpark 4.2 or later: an older one takes all that there is into one"
+                    " micro-batch, so leave the option out",
+                    name=name,
+                )
         if self.suffix not in (None, Suffix.CHANGELOG):
             raise InvalidPropertyError(
                 f"{self.table}${self.suffix} cannot be read as a stream: name the table, whose stream begins in the"

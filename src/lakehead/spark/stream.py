@@ -58,6 +58,9 @@ try:
 except ImportError:  # before Spark 4.2, which asks for no limit and lets availableNow take all at once
     SupportsTriggerAvailableNow = object
 
+LIMITED = SupportsTriggerAvailableNow is not object
+"""Whether this PySpark cuts what there is into micro-batches. Before 4.2 a query of ``availableNow`` has one, which it
+does not tell us: with a limit, it would end before the last row."""
 _SAMPLE_ROWS = 256
 """Records whose size stands for that of a micro-batch."""
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -73,6 +76,7 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._seen: Sequence[TabletState] = ()
         self._target: dict[TabletKey, int] | None = None
         self._initial: StreamOffset | None = None
+        self._reached: StreamOffset | None = None
         self._lease: str | None = None
         self._held = ExitStack()
 
@@ -95,9 +99,7 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             TableNotFoundError: the table was dropped.
             SchemaChangedError: it was altered while the query runs.
         """
-        if start is None and self._seen:  # before Spark 4.2, which does not say where the query is
-            start = _offset(self._handle(), {}).to_json()
-        begin = StreamOffset.from_json(start or self.initialOffset())
+        begin = StreamOffset.from_json(self._where() if start is None else start)
         ends = self._look()
         handle = self._handle()
         self._require_same_table(handle, begin)
@@ -107,7 +109,13 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = {k: min(e, self._target.get(k, 0)) for k, e in ends.items()}
         begin = _offset(handle, begin.at, begin.live)
         rows = {t.key: t.rows for t in self._seen}
-        return begin.advanced(ends, self._rows_max(handle, begin, ends, limit), rows).to_json()
+        self._reached = begin.advanced(ends, self._rows_max(handle, begin, ends, limit), rows)
+        return self._reached.to_json()
+
+    def _where(self) -> dict[str, Any]:
+        """Where the query is, which Spark tells before 4.2 where it goes on from a checkpoint alone, as the two ends of
+        a micro-batch of nothing; later it is where the last one ended."""
+        return self.initialOffset() if self._reached is None else self._reached.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """The options' limits, of which Spark is told one."""
@@ -131,6 +139,7 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         handle, begin, until = self._handle(), StreamOffset.from_json(start), StreamOffset.from_json(end)
         self._require_same_table(handle, begin)
         self._require_same_table(handle, until)
+        self._reached = until
         parts: list[LakePart | HotPart | RecordsPart] = []
         self._hold(begin)
         live = live_between(begin, until)
@@ -178,7 +187,7 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             SchemaChangedError: it has another one now.
         """
         if self._opened is None:
-            self._options.require_stream()
+            self._options.require_stream(limited=LIMITED)
             table = worker_table(self._options.uri, self._options.table)
             wanted = spark_schema(wanted_columns(table, self._options))
             if [(f.name, f.dataType) for f in wanted] != [(f.name, f.dataType) for f in self._schema]:

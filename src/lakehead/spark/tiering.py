@@ -73,11 +73,11 @@ class SparkTables(ConnectionTables[Connection]):
     def attach(self, con: Connection) -> None:
         """Let the session and its workers know a connection."""
         if self._spark is None:
-            self._spark = open_session(con, {"app_name": "lakehead tiering"})
+            self._spark = open_session(con, {"app_name": "lakehead tiering"}, plans=False)
         elif self._bound:
             bind_session(self._spark, con)
         else:
-            attach_session(self._spark, con)
+            attach_session(self._spark, con, plans=False)
         self._bound = True
         if self._jobs is None:
             self._jobs = SharedJobs(self._spark, Env.system().threads)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lakehead.spark.launch import given_settings, session_settings
+from lakehead.spark.own_python import is_own_python
 from lakehead.spark.privacy import Scratch, is_local
 
 SCRATCH = Scratch("/scratch", "/sockets")
@@ -47,8 +48,27 @@ def test_executors_of_another_python_are_started_without_ours() -> None:
     for master in ("local[2]", "local-cluster[1,1,1024]"):
         got = session_settings({}, {"spark.master": master}, SCRATCH)
         assert got["spark.python.daemon.module"] == "lakehead.spark.daemon"
+        assert "spark.python.daemon.module" not in session_settings(
+            {}, {"spark.master": master}, SCRATCH, own_python=False
+        )
     for master in ("spark://127.0.0.1:7077", "yarn"):
         assert "spark.python.daemon.module" not in session_settings({}, {"spark.master": master}, SCRATCH)
+
+
+def test_a_python_is_ours_by_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_own_python(sys.executable) and not is_own_python("./no/bin/python3")
+    (tmp_path / "python-here").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not is_own_python("python-here"), "of another environment, by the same interpreter"
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    assert is_own_python(Path(sys.executable).name)
+
+
+def test_executors_elsewhere_listen_on_no_socket_whose_path_may_be_too_long() -> None:
+    name = "spark.python.unix.domain.socket.enabled"
+    assert session_settings({}, {"spark.master": "local[2]"}, SCRATCH)[name] == "true"
+    for master in ("spark://127.0.0.1:7077", "yarn"):
+        assert name not in session_settings({}, {"spark.master": master}, SCRATCH)
 
 
 @pytest.mark.parametrize(

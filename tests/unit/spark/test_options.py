@@ -86,12 +86,12 @@ def test_limits() -> None:
 
 def test_each_kind_of_read_has_options_of_its_own() -> None:
     parsed(snapshot="1").require_batch()
-    parsed(start="full", changelog="true").require_stream()
+    parsed(start="full", changelog="true").require_stream(limited=True)
     with pytest.raises(InvalidPropertyError, match=r"start is for spark\.readStream, not for spark\.read"):
         parsed(start="full").require_batch()
     with pytest.raises(InvalidPropertyError, match=r"snapshot is for spark\.read, not for spark\.readStream"):
-        parsed(snapshot="1").require_stream()
+        parsed(snapshot="1").require_stream(limited=True)
     with pytest.raises(InvalidPropertyError, match="as a stream"):
-        parsed("a.t$lake").require_stream()
+        parsed("a.t$lake").require_stream(limited=True)
     with pytest.raises(InvalidPropertyError, match=r"not for \$changelog"):
         parsed("a.t$changelog", snapshot="1").require_batch()
