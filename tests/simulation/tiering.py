@@ -7,6 +7,7 @@ each other, table by table.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Iterator
 
@@ -56,6 +57,15 @@ def tier(deployment: Deployment, name: str) -> None:
         maintenance_rounds=3,
     )
     TieringService(SimulatedTables(deployment, name), deployment.env, make_queue=queue).run()
+
+
+@dataclasses.dataclass
+class _Turn:
+    """What a service does with one table; a round and maintenance of one table may run at once, each with the
+    definition that it began with."""
+
+    table_id: str
+    client: TableHandle
 
 
 class SimulatedTables:
@@ -128,14 +138,14 @@ class SimulatedTables:
 
     def run_round(self, table_id: str, records_max: int) -> CommitResult:
         """See `TieredTables.run_round`."""
-        with self._turn(table_id, "round"):
-            return self._round(table_id, records_max)
+        with self._turn(table_id, "round") as turn:
+            return self._round(turn, records_max)
 
     def maintain(self, table_id: str) -> bool:
         """See `TieredTables.maintain`."""
-        with self._turn(table_id, "maintenance"):
+        with self._turn(table_id, "maintenance") as turn:
             d, lake = self.deployment, self.deployment.lakes.by_table[table_id]
-            client, table = self._opened(table_id)
+            client, table = self._opened(turn)
             done = compact(table, client.desc, d.env, epoch=self._epoch(table_id, table))
             kept = Retention(keep=d.draws.randint(1, 5), older_than_us=0)
             expired = expire(table, kept, clock=d.env.clock, in_use=lake.in_use)
@@ -144,23 +154,24 @@ class SimulatedTables:
             return done.more
 
     @contextlib.contextmanager
-    def _turn(self, table_id: str, what: str) -> Iterator[None]:
+    def _turn(self, table_id: str, what: str) -> Iterator[_Turn]:
         """Judge what a service does with one table, and what goes wrong with it."""
         with self.deployment.scheduler.judging():
             require(table_id not in self._fenced, f"{self.name} goes on with a table that it lost")
+            turn = _Turn(table_id, self._clients[table_id])
             try:
-                yield
+                yield turn
             except LakeheadError as e:
-                self._require_expected(e, table_id)
+                self._require_expected(e, turn)
                 if isinstance(e, TieringFencedError):
                     self._lost.add(table_id)
                 self.note(f"{what} failed", type(e).__name__)
                 raise
 
-    def _opened(self, table_id: str) -> tuple[TableHandle, MemoryLake]:
+    def _opened(self, turn: _Turn) -> tuple[TableHandle, MemoryLake]:
         """A table under the definition that it has now, with its lake, once that has it, too."""
-        lake = self.deployment.lakes.by_table[table_id]
-        client = self._clients[table_id] = self._clients[table_id].now()
+        lake = self.deployment.lakes.by_table[turn.table_id]
+        client = turn.client = self._clients[turn.table_id] = turn.client.now()
         client.lake()
         lake.release()
         return client, lake.table.under(client.desc)
@@ -171,10 +182,10 @@ class SimulatedTables:
             self._epochs.setdefault(table_id, next_epoch(table.load()))
         return self._epochs[table_id]
 
-    def _round(self, table_id: str, records_max: int) -> CommitResult:
-        d, lake = self.deployment, self.deployment.lakes.by_table[table_id]
-        client, table = self._opened(table_id)
-        epoch = self._epoch(table_id, table)
+    def _round(self, turn: _Turn, records_max: int) -> CommitResult:
+        d, lake = self.deployment, self.deployment.lakes.by_table[turn.table_id]
+        client, table = self._opened(turn)
+        epoch = self._epoch(turn.table_id, table)
         round_id = d.env.randomness.uuid_hex()
         try:
             result = run_round(
@@ -198,7 +209,7 @@ class SimulatedTables:
             client.report_tiered()
         return result
 
-    def _require_expected(self, e: LakeheadError, table_id: str | None = None) -> None:
+    def _require_expected(self, e: LakeheadError, turn: _Turn | None = None) -> None:
         """Fail the run when something went wrong that nothing in the simulation explains."""
         d = self.deployment
         expected: tuple[type[LakeheadError], ...] = (UnavailableError, OutcomeUnknownError, ClosedError)
@@ -206,10 +217,10 @@ class SimulatedTables:
             expected = (*expected, CorruptionError)
         if d.tells_second_owner:
             expected = (*expected, FencedError)
-        if table_id is not None:
+        if turn is not None:
             expected = (*expected, CommitConflictError, CommitUnknownError, TieringFencedError)
-            if self._clients[table_id].desc.schema_id < d.newest_schema(table_id):
+            if turn.client.desc.schema_id < d.newest_schema(turn.table_id):
                 expected = (*expected, SchemaChangedError)
-            if d.lakes.by_table[table_id].table.is_dropped:
+            if d.lakes.by_table[turn.table_id].table.is_dropped:
                 expected = (*expected, TableNotFoundError, LakeStateError)
         require(isinstance(e, expected), f"{self.name} meets {type(e).__name__}: {e}")
