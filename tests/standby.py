@@ -51,14 +51,18 @@ class Standby:
 
     def commit(self, log: LogTablet, frames: Sequence[Frame]) -> None:
         if self._tablet is None:
-            self._tablet = self._opened(log)
+            self._tablet = self.opened(log)
         elif self._commits % _COMPARED_EVERY == 0:
-            self._compare(log, self._tablet._log)
+            self.compare(log, self._tablet._log)
         self._commits += 1
         self._leader.commit(log, frames)
-        self._tablet.apply([decode_frame(pa.py_buffer(as_bytes(f)), check=True) for f in frames])
+        self.hand_on(self._tablet, frames)
 
-    def _opened(self, log: LogTablet) -> Tablet:
+    def hand_on(self, tablet: Tablet, frames: Sequence[Frame]) -> None:
+        """Have the second tablet take what the first has committed."""
+        tablet.apply([decode_frame(pa.py_buffer(as_bytes(f)), check=True) for f in frames])
+
+    def opened(self, log: LogTablet) -> Tablet:
         """One that restarts from the files that the first has now."""
         storage = MemoryStorage()
         storage.make_folder(_FOLDER)
@@ -81,7 +85,8 @@ class Standby:
             incarnation=2**32 - 1,
         )
 
-    def _compare(self, leader: LogTablet, standby: LogTablet) -> None:
+    def compare(self, leader: LogTablet, standby: LogTablet) -> None:
+        """Require that both are the same."""
         global comparisons
         comparisons += 1
         assert leader.state.offset == standby.state.offset == standby.high_watermark == standby.log_end_offset

@@ -6,6 +6,7 @@ from functools import partial
 
 from tests.simulation.lines import Lines
 from tests.simulation.scheduler import Process, Scheduler
+from tests.standby import Standby
 
 from lakehead.format.frame import WriterStamp
 from lakehead.log.writers import WriterTable
@@ -38,3 +39,25 @@ def test_tasks_are_switched_between_lines_of_the_code_under_test() -> None:
     assert order_of(1, every=5) == order_of(1, every=5)
     mixed = {order_of(seed, every=5) for seed in range(5)}
     assert len(mixed) == 5 and all("aba" in order or "bab" in order for order in mixed)
+
+
+class Noting:
+    """Stands for a tablet: applying anything goes through lines of the log."""
+
+    def apply(self, frames: object) -> None:
+        WriterTable().note(WriterStamp(b"a" * 16, 1, 0), 1, 2)
+
+
+def test_what_a_standby_does_is_not_interrupted() -> None:
+    """Its locks are real: nobody would let go of one for a task that is killed there."""
+    for through_standby in (False, True):
+        scheduler = Scheduler(1)
+        lines = Lines(scheduler, 1, 1)
+        scheduler.on_task = lines.watch
+
+        def work(through_standby: bool = through_standby) -> None:
+            for _ in range(10):
+                Standby.hand_on(None, Noting(), []) if through_standby else Noting().apply([])  # type: ignore[arg-type]
+
+        scheduler.run(work)
+        assert (lines.pauses == 0) is through_standby
