@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import lakehead as lh
-from examples.shop import tables
 from examples.shop.model import KINDS
 from examples.shop.tables import COUNTS
 
@@ -28,10 +27,9 @@ def inserted(changes: pa.Table) -> pa.Table:
     return rows.drop_columns([name for name in rows.column_names if name.startswith("__")])
 
 
-def enriched(events: pa.Table, con: lh.Connection) -> pa.Table:
+def enriched(events: pa.Table, users: lh.Table, products: lh.Table) -> pa.Table:
     """Events with what is known of their users and products at this moment."""
-    of_users = _looked_up(events, con.table(tables.USERS), ["country", "segment"])
-    return _looked_up(of_users, con.table(tables.PRODUCTS), ["category"])
+    return _looked_up(_looked_up(events, users, ["country", "segment"]), products, ["category"])
 
 
 def _looked_up(events: pa.Table, table: lh.Table, columns: Sequence[str]) -> pa.Table:

@@ -57,10 +57,12 @@ class Pipeline:
         It has few rows, so what is left to do once Spark has read them is done in Arrow.
         """
 
+        silver, known = self.con.table(ONE.events), self._known()
+
         def step(batch: DataFrame, out: Out) -> None:
-            events = batches.new(batch.toArrow(), self.con.table(ONE.events))
+            events = batches.new(batch.toArrow(), silver)
             if len(events):
-                rows = batches.enriched(events, self.con)
+                rows = batches.enriched(events, *known)
                 out.upsert(ONE.events, rows)
                 self._accumulate(out, rows, ONE)
 
@@ -68,12 +70,12 @@ class Pipeline:
 
     def chain(self) -> Starts:
         """Three queries, each of which reads what the one before it has written."""
-        clean, events = str(CHAIN.clean), CHAIN.events
+        clean, events, known = str(CHAIN.clean), CHAIN.events, self._known()
 
         def enrich(batch: DataFrame, out: Out) -> None:
             rows = batches.inserted(batch.toArrow())
             if len(rows):
-                out.upsert(events, batches.enriched(rows, self.con))
+                out.upsert(events, batches.enriched(rows, *known))
 
         def count(batch: DataFrame, out: Out) -> None:
             rows = batches.inserted(batch.toArrow())
@@ -91,6 +93,10 @@ class Pipeline:
         how: Any = {"keys": ["order_id"], "sequence_by": "seq", "apply_as_deletes": "op = 'd'"}
         how |= {"column_list": ORDER_COLUMNS, "checkpoint": self._at("orders"), "trigger": "1 second"}
         return {"orders": lambda: lhs.apply_changes(self._stream(tables.CHANGES), tables.ORDERS, **how)}
+
+    def _known(self) -> tuple[lh.Table, lh.Table]:
+        """What is looked up of users and products."""
+        return self.con.table(tables.USERS), self.con.table(tables.PRODUCTS)
 
     def _stream(self, table: str, **options: Any) -> DataFrame:
         source = {"uri": self.con.uri, "table": table, "start": "earliest", **options}

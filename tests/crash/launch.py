@@ -3,8 +3,8 @@
 * ``launch.py server --data ...``: any `lakehead` command
 * ``launch.py rounds URI``: rounds and maintenance in this process: ``tier``, ``maintain``, ``clean`` or ``truncate``
   and a table's name a line in, a JSON line out for each
-* ``launch.py streams URI CHECKPOINTS KIND``: streaming queries (see `tests.crash.queries`) until they are killed; one
-  that ends is begun again from its checkpoint
+* ``launch.py streams URI CHECKPOINTS KIND [staged]``: streaming queries (see `tests.crash.queries`) until they are
+  killed; one that ends is begun again from its checkpoint. ``staged`` has them stage whatever they write
 * ``launch.py -m MODULE ARGS``: a module, as Spark starts its Python workers
 """
 
@@ -75,9 +75,14 @@ def rounds(uri: str) -> None:
         print(json.dumps(answer), flush=True)
 
 
-def streams(uri: str, checkpoints: str, kind: str) -> None:
+def streams(uri: str, checkpoints: str, kind: str, how: str = "") -> None:
     """Run the queries of a kind."""
     from tests.crash.queries import queries_of
+
+    import lakehead.client.staging as staging
+
+    if how == "staged":
+        staging.GIVEN_BYTES_MAX = -1
 
     import lakehead.spark as lhs
 

@@ -396,16 +396,18 @@ def _wrap_metadata(points: Points) -> None:
 
 def _wrap_commands(points: Points, module: ModuleType) -> None:
     store = module.MetadataStore
-    submit = store.submit
+    submit_all = store.submit_all
 
-    def named(self: Any, command: Any) -> Any:
-        name = f"command.{type(command).__name__}"
-        points.reach(f"{name}.before")
-        planned = submit(self, command)
-        points.reach(f"{name}.after")
+    def named(self: Any, commands: Any) -> Any:
+        names = dict.fromkeys(f"command.{type(command).__name__}" for command in commands)
+        for name in names:
+            points.reach(f"{name}.before")
+        planned = submit_all(self, commands)
+        for name in names:
+            points.reach(f"{name}.after")
         return planned
 
-    store.submit = named
+    store.submit_all = named
 
 
 def _wrap_tablet(points: Points, module: ModuleType) -> None:

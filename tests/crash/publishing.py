@@ -17,8 +17,7 @@ from tests.crash.workload import UNKNOWN
 
 import lakehead as lh
 from lakehead.api.table import handle_of
-from lakehead.client.staging import JobBatch
-from lakehead.protocol.staging import StagedPart
+from lakehead.client.staging import JobBatch, Part
 from lakehead.types import WriteKind
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), ("batch", pa.int64())])
@@ -59,12 +58,15 @@ class Job:
         batch = JobBatch("job of the crash suite", number)
         self._task(batch, keys)  # it fails after it has staged all
         cuts = sorted(draws.choices(range(len(keys) + 1), k=draws.randint(0, 3)))
-        parts = [self._task(batch, keys[i:j]) for i, j in itertools.pairwise([0, *cuts, len(keys)])]
+        along = draws.random() < 0.5
+        parts = [self._task(batch, keys[i:j], along) for i, j in itertools.pairwise([0, *cuts, len(keys)])]
         handle_of(self.table).staging.publish(batch, parts, lasting=True)
         self._done += 1
 
-    def _task(self, batch: JobBatch, keys: list[int]) -> StagedPart:
-        task = handle_of(self.table).staging.rows(batch)
+    def _task(self, batch: JobBatch, keys: list[int], along: bool = False) -> Part:
+        """Stages rows, or has them go ``along`` with what publishes them."""
+        staging = handle_of(self.table).staging
+        task = staging.held() if along else staging.rows(batch)
         size = self._draws.randint(1, KEYS)
         for piece in (keys[at : at + size] for at in range(0, len(keys), size)):
             task.add(self._kind, pa.table([piece, [batch.number] * len(piece)], schema=SCHEMA))
@@ -112,7 +114,8 @@ class Daily:
         batch = JobBatch("daily job of the crash suite", self._number)
         self._task(batch, rows)  # it fails after it has staged all
         cuts = sorted(draws.choices(range(len(rows) + 1), k=draws.randint(0, 3)))
-        parts = [self._task(batch, rows[i:j]) for i, j in itertools.pairwise([0, *cuts, len(rows)])]
+        along = draws.random() < 0.5
+        parts = [self._task(batch, rows[i:j], along) for i, j in itertools.pairwise([0, *cuts, len(rows)])]
         handle_of(self.table).staging.publish(batch, parts, lasting=True, overwrite=True)
         if not self._landed:
             self._rows |= self._open
@@ -144,8 +147,9 @@ class Daily:
         draws = self._draws
         return [(day, k, number) for k in draws.sample(range(KEYS), draws.randint(1, KEYS))]
 
-    def _task(self, batch: JobBatch, rows: list[Row]) -> StagedPart:
-        task = handle_of(self.table).staging.rows(batch)
+    def _task(self, batch: JobBatch, rows: list[Row], along: bool = False) -> Part:
+        staging = handle_of(self.table).staging
+        task = staging.held() if along else staging.rows(batch)
         size = self._draws.randint(1, KEYS)
         for at in range(0, len(rows), size):
             task.add(self._kind, _days(rows[at : at + size]))

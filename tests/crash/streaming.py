@@ -17,6 +17,8 @@ SETTLE_SECONDS = 60.0
 REACH_SECONDS = 20.0
 _SERVER = ("staged.", "command.", "answer.")
 """Points of the server that only publications come to; other writes come to the rest, too."""
+_OF_STAGED = ("staged.", "stage.", "answer.Stage", "folder.remove.")
+"""Points that rows which come along with their publication do not come to."""
 _DECIDED = ("command.BeginPublication.after", "segment.append.torn", "command.EndPublication.after")
 """Points after which the server alone must end a publication; the driver dies with it there."""
 
@@ -43,14 +45,16 @@ def _comes_to(kind: str, point: str) -> bool:
 class Streams(SparkChild):
     """Queries of one kind in a driver with its JVM and its Python workers; they go on from their checkpoints."""
 
-    def __init__(self, work: Path, kind: str) -> None:
+    def __init__(self, work: Path, kind: str, *, staged: bool) -> None:
         super().__init__(work, f"{kind}-queries")
         self.kind = kind
+        self.staged = staged
         self._checkpoints = work / "checkpoints"
 
     def start(self, uri: str) -> None:
         """Begin to start."""
-        self.spawn_spark("streams", uri, str(self._checkpoints), self.kind)
+        how = ["staged"] if self.staged else []
+        self.spawn_spark("streams", uri, str(self._checkpoints), self.kind, *how)
 
 
 class StreamSteps(Tools):
@@ -73,7 +77,7 @@ class StreamSteps(Tools):
         self._killed_while_queries_run(deployment, step)
 
     def _killed_while_queries_run(self, deployment: Deployment, step: Step) -> None:
-        streams = self._running(deployment, step.kind)
+        streams = self._running(deployment, step)
         deployment.gate.open()
         self._wait(0.3, 1.0)
         match step.point.split(": "):
@@ -110,11 +114,12 @@ class StreamSteps(Tools):
         self._caught_up(deployment, streams)
         deployment.check()
 
-    def _running(self, deployment: Deployment, kind: str) -> Streams:
-        """The queries of a kind; those of others end."""
-        if self._streams is None or self._streams.kind != kind:
+    def _running(self, deployment: Deployment, step: Step) -> Streams:
+        """The queries of a kind, which come to a point; those of other kinds end."""
+        staged = step.point.removeprefix("driver: ").startswith(_OF_STAGED)
+        if self._streams is None or self._streams.kind != step.kind or (staged and not self._streams.staged):
             self.end_streams()
-            self._streams = Streams(deployment.work, kind)
+            self._streams = Streams(deployment.work, step.kind, staged=staged or self.random.random() < 0.3)
             self._streams.start(deployment.server.uri)
         return self._streams
 

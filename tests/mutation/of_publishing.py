@@ -29,8 +29,8 @@ OF_PUBLISHING = (
     Mutant(
         "number every batch of a job from the start",
         "server/staging.py",
-        "self._metadata.submit(EndPublication(table_id, job, publication.begun, stamp.sequence, now))",
-        "self._metadata.submit(EndPublication(table_id, job, publication.begun, 0, now))",
+        "EndPublication(table_id, job, publication.begun, stamp.sequence, now)",
+        "EndPublication(table_id, job, publication.begun, 0, now)",
         "tests/unit/server/test_staging.py",
     ),
     Mutant(
@@ -60,6 +60,13 @@ OF_PUBLISHING = (
         "self._kv.deletions(before)",
         "self._kv.deletions(self._log.log_end_offset)",
         "tests/unit/server/test_unseen.py",
+    ),
+    Mutant(
+        "publish rows that come along unseen",
+        "server/staging.py",
+        "                self._writes.checked(table, write, bodies)\n",
+        "",
+        "tests/unit/server/test_staging.py",
     ),
     Mutant(
         "publish a piece that is damaged",

@@ -124,6 +124,10 @@ def requests(log: str, keyed: str, plain: str) -> list[tuple[AnyRequest, list[pa
     return [
         (Stage(**staged, attempt="a" * 32, number=0, write=append), bodies),
         (Publish(job="nightly", batch=1, tables=[StagedTable(table_id=log, parts=[part])], lasting=True), []),
+        (
+            Publish(job="j", batch=2, tables=[StagedTable(table_id=log, parts=[], writes=(append,))], lasting=True),
+            bodies,
+        ),
         (WhoAmI(), []),
         (ListGrants(), []),
         (ListTokens(), []),

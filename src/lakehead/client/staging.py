@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -16,7 +17,7 @@ from lakehead.errors import InvalidRequestError, LimitExceededError
 from lakehead.format.frame import WRITER_ID_BYTES, WriterStamp
 from lakehead.format.storable import check_valid
 from lakehead.protocol import messages as m
-from lakehead.protocol.staging import Publish, Published, Stage, StagedPart, StagedTable, Unstage
+from lakehead.protocol.staging import GIVEN_BYTES_MAX, Publish, Published, Stage, StagedPart, StagedTable, Unstage
 from lakehead.types import TableDescriptor, WriteKind
 
 _NOBODY = WriterStamp(bytes(WRITER_ID_BYTES), 0)
@@ -67,6 +68,49 @@ class StagedRows:
         return StagedPart(attempt=self._attempt, pieces=self._pieces)
 
 
+class HeldRows:
+    """What this process has for a batch: goes with the request that publishes it, or is staged then where it is much.
+    One thread at a time.
+
+    Args:
+        share: as of `StagedRows`.
+    """
+
+    def __init__(self, staging: Staging, share: int = 0) -> None:
+        self._staging = staging
+        self._share = share
+        self._held: list[tuple[WriteKind, pa.Table]] = []
+
+    def add(self, kind: WriteKind, rows: pa.Table) -> None:
+        """Hold rows, which were conformed to the table's schema."""
+        self._held.append((kind, rows))
+
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes the rows have."""
+        return sum(rows.nbytes for _, rows in self._held)
+
+    def done(self) -> HeldRows:
+        """What `Staging.publish` makes part of the table."""
+        return self
+
+    def encoded(self) -> list[tuple[m.Write, list[pa.Buffer]]]:
+        """The writes that these are, with their bodies."""
+        pieces = ((kind, batch) for kind, rows in self._held for batch in slices(rows))
+        return [self._staging.encoded(kind, batch, self._share + n) for n, (kind, batch) in enumerate(pieces)]
+
+    def staged(self, batch: JobBatch) -> StagedPart:
+        """Stage them after all; errors as of `StagedRows.add`."""
+        staged = self._staging.rows(batch, self._share)
+        for kind, rows in self._held:
+            staged.add(kind, rows)
+        return staged.done()
+
+
+Part: TypeAlias = StagedPart | HeldRows
+"""What one attempt has for a batch."""
+
+
 class Staging:
     """The staged rows of one table. Thread-safe."""
 
@@ -90,15 +134,23 @@ class Staging:
         """A new attempt at a task."""
         return StagedRows(self, batch, self._env.randomness.uuid_hex(), share)
 
+    def held(self, share: int = 0) -> HeldRows:
+        """Rows that this process keeps until they are published."""
+        return HeldRows(self, share)
+
+    def encoded(self, kind: WriteKind, rows: pa.RecordBatch, share: int) -> tuple[m.Write, list[pa.Buffer]]:
+        """One piece, of at most what a write holds."""
+        desc = self._desc
+        parts = list(route(desc, rows, unkeyed_bucket=share % desc.buckets))
+        return encoded_write(desc, kind, rows, parts, lambda _: _NOBODY, folder_id=self._folder_id)
+
     def send(
         self, batch: JobBatch, attempt: str, number: int, kind: WriteKind, rows: pa.RecordBatch, share: int
     ) -> None:
-        """Stage one piece, of at most what a write holds."""
-        desc = self._desc
-        parts = list(route(desc, rows, unkeyed_bucket=(share + number) % desc.buckets))
-        write, bodies = encoded_write(desc, kind, rows, parts, lambda _: _NOBODY, folder_id=self._folder_id)
+        """Stage one piece."""
+        write, bodies = self.encoded(kind, rows, share + number)
         request = Stage(
-            table_id=desc.table_id,
+            table_id=self._desc.table_id,
             folder_id=self._folder_id,
             job=batch.job,
             batch=batch.number,
@@ -108,9 +160,7 @@ class Staging:
         )
         ask(self._server, self._env.clock, request, bodies)
 
-    def publish(
-        self, batch: JobBatch, parts: Sequence[StagedPart], *, lasting: bool, overwrite: bool = False
-    ) -> Published:
+    def publish(self, batch: JobBatch, parts: Sequence[Part], *, lasting: bool, overwrite: bool = False) -> Published:
         """Make parts of a batch part of the table, in this order; see `Publish`. With ``overwrite`` the partitions that
         they have rows of lose all others.
 
@@ -129,27 +179,56 @@ class Staging:
 
 def publish_together(
     batch: JobBatch,
-    staged: Sequence[tuple[Staging, Sequence[StagedPart]]],
+    parts: Sequence[tuple[Staging, Sequence[Part]]],
     *,
     lasting: bool,
     overwrite: bool = False,
 ) -> Published:
-    """Make a batch part of several tables, of all or of none; errors as of `Staging.publish`.
+    """Make a batch part of several tables, of all or of none; errors as of `Staging.publish`. What no task has staged
+    goes along with that request, if all of it is little.
 
     Raises:
         InvalidRequestError: the tables live on several servers.
     """
-    first = staged[0][0]
-    if any(staging._server is not first._server for staging, _ in staged):
+    first = parts[0][0]
+    if any(staging._server is not first._server for staging, _ in parts):
         raise InvalidRequestError(
-            f"{', '.join(str(s._desc.path) for s, _ in staged)} live on several servers, of which none can publish what"
+            f"{', '.join(str(s._desc.path) for s, _ in parts)} live on several servers, of which none can publish what"
             " the others have staged: write them one by one"
         )
-    request = Publish(
-        folder_id=first._folder_id,
-        job=batch.job,
-        batch=batch.number,
-        tables=[StagedTable(table_id=s._desc.table_id, parts=list(parts), overwrite=overwrite) for s, parts in staged],
-        lasting=lasting,
-    )
-    return ask(first._server, first._env.clock, request)[0]
+
+    def published(tables: Sequence[StagedTable], bodies: Sequence[pa.Buffer]) -> Published:
+        request = Publish(
+            folder_id=first._folder_id, job=batch.job, batch=batch.number, tables=list(tables), lasting=lasting
+        )
+        return ask(first._server, first._env.clock, request, bodies)[0]
+
+    if given := _given(parts, overwrite=overwrite):
+        try:
+            return published(*given)
+        except (InvalidRequestError, LimitExceededError):
+            pass  # staging them says what is wrong with which row, and cuts what is too large for a write
+    tables = []
+    for staging, of_table in parts:
+        staged = [part.staged(batch) if isinstance(part, HeldRows) else part for part in of_table]
+        tables.append(StagedTable(table_id=staging._desc.table_id, parts=staged, overwrite=overwrite))
+    return published(tables, [])
+
+
+def _given(
+    parts: Sequence[tuple[Staging, Sequence[Part]]], *, overwrite: bool
+) -> tuple[list[StagedTable], list[pa.Buffer]] | None:
+    """What publishes rows that no task has staged, with their bodies, if that is all and not much."""
+    held = [(staging, [part for part in of_table if isinstance(part, HeldRows)]) for staging, of_table in parts]
+    if sum(len(h) for _, h in held) < sum(len(p) for _, p in parts):
+        return None
+    if sum(part.nbytes for _, of_table in held for part in of_table) > GIVEN_BYTES_MAX:
+        return None
+    tables: list[StagedTable] = []
+    bodies: list[pa.Buffer] = []
+    for staging, of_table in held:
+        encoded = [piece for part in of_table for piece in part.encoded()]
+        writes = tuple(write for write, _ in encoded)
+        tables.append(StagedTable(table_id=staging._desc.table_id, parts=[], writes=writes, overwrite=overwrite))
+        bodies += [body for _, of_write in encoded for body in of_write]
+    return (tables, bodies) if sum(body.size for body in bodies) <= GIVEN_BYTES_MAX else None

@@ -324,7 +324,10 @@ class LocalStorage:
             _sync_folder(os.path.dirname(to))
 
     def remove_tree(self, path: str) -> None:
+        path = os.path.abspath(path)
         with storage_errors(path, "remove"):
+            for folder in [path, *(os.path.join(top, name) for top, names, _ in os.walk(path) for name in names)]:
+                self._durable.pop(folder, None)
             with suppress(FileNotFoundError):
                 shutil.rmtree(path)
             # Also when it is gone: its remover may have died before the removal was durable.

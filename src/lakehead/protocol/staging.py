@@ -16,6 +16,8 @@ Job: TypeAlias = Annotated[str, msgspec.Meta(max_length=256, min_length=1)]
 """Who writes: a streaming query by its id, which stays the same over restarts, or one run of a batch job."""
 Attempt: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 """One try of a task: 32 random hexadecimal digits."""
+GIVEN_BYTES_MAX = 1 << 20
+"""Rows of so many bytes need not be staged: they come with the request that publishes them."""
 Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
@@ -42,12 +44,13 @@ class StagedPart(Message, frozen=True, kw_only=True):
 
 
 class StagedTable(Message, frozen=True, kw_only=True):
-    """What the tasks of a batch have staged for one table; with ``overwrite`` the partitions that they have rows of
-    lose all others. Readers see each of their tablets change at once. A log table with a lake has no such thing, nor
-    has a table without partitions."""
+    """What a batch has for one table: what its tasks have staged, then ``writes``, which come with the request and are
+    checked as `Write` is. With ``overwrite`` the partitions that it has rows of lose all others. Readers see each of
+    their tablets change at once. A log table with a lake has no such thing, nor has a table without partitions."""
 
     table_id: str
     parts: list[StagedPart]
+    writes: tuple[Write, ...] = ()
     overwrite: bool = False
 
 
@@ -60,7 +63,8 @@ class Published(Reply, frozen=True, kw_only=True):
 
 class Publish(Request[Published], frozen=True, kw_only=True):
     """Make a batch part of its tables, of all or of none: for each the parts in this order, the rows of each tablet in
-    the order of their pieces. A server of another folder than ``folder_id``, if one is given, refuses it.
+    the order of their pieces. A server of another folder than ``folder_id``, if one is given, refuses it. The
+    attachments are the bodies of all ``writes``, in their order, `GIVEN_BYTES_MAX` bytes together at most.
 
     Batches of a job are published in ascending order: one that is not above the last published one of each table is
     there already. Once this is decided it is carried out, also by a server that is started again; a batch that was

@@ -8,7 +8,7 @@ catalog, wherever they are applied. SQLite is where it is kept (`lakehead.server
 from __future__ import annotations
 
 import sqlite3
-from typing import Self, TypeVar
+from typing import Self, TypeAlias, TypeVar
 
 import msgspec
 
@@ -105,14 +105,18 @@ class EndWriter(msgspec.Struct, frozen=True, tag=True):
     acked_through: int
 
 
+Part: TypeAlias = tuple[str, int] | bytes
+
+
 class BeginPublication(msgspec.Struct, frozen=True, tag=True):
-    """What a job has staged for a batch is to be part of its tables, which are known by their ids: ``parts`` are
-    attempts, and how many pieces each has. Rows of tables below the offsets in ``truncates``, per tablet, are gone
-    then. Jobs that were never ``lasting`` and ended before ``forget_before_us`` are forgotten."""
+    """What a job has for a batch is to be part of its tables, which are known by their ids: ``parts`` are attempts, and
+    how many pieces each has staged, or the bytes of one piece that was not. Rows of tables below the offsets in
+    ``truncates``, per tablet, are gone then. Jobs that were never ``lasting`` and ended before ``forget_before_us`` are
+    forgotten."""
 
     job: str
     batch: int
-    parts: dict[str, list[tuple[str, int]]]
+    parts: dict[str, list[Part]]
     lasting: bool
     jobs_max: int
     forget_before_us: int

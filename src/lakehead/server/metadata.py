@@ -76,12 +76,12 @@ _READ_MAX = 4096
 
 class Publication(msgspec.Struct, frozen=True):
     """What a job has published to a table: all up to ``batch``. ``begun`` is the batch that was decided and may not be
-    carried out, of ``parts``, with batches numbered from ``sequence`` on."""
+    carried out, of ``parts`` as of `catalog.BeginPublication`, with batches numbered from ``sequence`` on."""
 
     job: str
     batch: int = -1
     begun: int | None = None
-    parts: list[tuple[str, int]] = []
+    parts: list[catalog.Part] = []
     sequence: int = 0
     lasting: bool = False
 
@@ -313,13 +313,21 @@ class MetadataStore:
         Raises:
             TableExistsError, LimitExceededError: see `catalog.plan`.
         """
+        (planned,) = self.submit_all([command])
+        return planned
+
+    def submit_all(self, commands: Sequence[C]) -> list[C]:
+        """Plan commands and apply them, one after the other, all or none; errors as of `submit`."""
         try:
+            planned = []
             with self._transaction() as db:
-                planned = catalog.plan(db, command)
-                catalog.apply(db, catalog.position(db) + 1, planned)
+                for command in commands:
+                    planned.append(catalog.plan(db, command))
+                    catalog.apply(db, catalog.position(db) + 1, planned[-1])
             return planned
         finally:
-            self._note_access(command)
+            for command in commands:
+                self._note_access(command)
 
     def _note_access(self, command: catalog.Command) -> None:
         if isinstance(command, catalog.CHANGES_ACCESS):
@@ -372,7 +380,7 @@ class MetadataStore:
                 str(job),
                 int(batch),
                 begun,
-                [] if parts is None else msgspec.msgpack.decode(parts, type=list[tuple[str, int]]),
+                [] if parts is None else msgspec.msgpack.decode(parts, type=list[catalog.Part]),
                 int(sequence),
                 bool(lasting),
             )

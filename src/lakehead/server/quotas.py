@@ -16,7 +16,7 @@ import msgspec
 from lakehead.config import Limits
 from lakehead.env import Env
 from lakehead.errors import LimitExceededError, QuotaExceededError
-from lakehead.protocol.messages import Done, Get, Request, TableRequest
+from lakehead.protocol.messages import Done, Get, Request
 from lakehead.protocol.privileges import EVERYTHING, Privilege, require_principal
 from lakehead.protocol.quotas import EVERY_PRINCIPAL, ListQuotas, Quota, QuotaInfo, QuotasReply, SetQuota, Used
 from lakehead.server import catalog
@@ -142,8 +142,10 @@ class Quotas:
         """
         if not self._now().quotas:
             return
-        if size and request.privilege is Privilege.WRITE and isinstance(request, TableRequest):
-            self._require_room(request.table_id, size)
+        if size and request.privilege is Privilege.WRITE:
+            for table in request.about:
+                if isinstance(table, str):
+                    self._require_room(table, size)
         # What has no rows waits for nobody: leases are renewed, and servers found alive, by who is behind, too.
         if caller.principal and (size or isinstance(request, Get)):
             if request.privilege is Privilege.READ:

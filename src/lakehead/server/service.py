@@ -156,7 +156,6 @@ class Service:
         self._answer_to(AskTieringStatus, definitions.tiering_status)
         self._answer_to(m.OpenWriter, writes.open_writer)
         self._answer_to(m.CloseWriter, writes.close_writer)
-        self._answer(Publish, staging.publish)
         self._answer(Unstage, staging.unstage)
         self._answer(m.Get, reads.get)
         self._answer(m.Watermarks, reads.watermarks)
@@ -179,6 +178,7 @@ class Service:
             [],
         )
         self._handlers[Stage] = lambda request, attachments, _: (staging.stage(request, attachments), [])
+        self._handlers[Publish] = lambda request, attachments, _: (staging.publish(request, attachments), [])
         self._handlers[m.Lookup] = lambda request, attachments, _: reads.lookup(request, attachments)
 
     def _answer(self, kind: type[m.Request[m.R]], handler: Callable[[Any], m.R]) -> None:

@@ -1,9 +1,10 @@
 """Rows that wait beside a table until their job publishes them: how many tasks, which fail and run twice, write once.
 
 A piece that a task has written is a file in ``<table>/staged/<job>-<batch>/``. That a batch is published, of which
-attempts, is one command of the catalog; from then on the pieces are written to the tablets in their order, joined, as
-numbered batches of a writer that stands for the job. Each tablet knows which of them it has: whoever opens the table
-after a crash carries out what was decided, and no tablet has a row of it twice.
+attempts, is one command of the catalog, which holds the pieces that came with the request itself; from then on the
+pieces are written to the tablets in their order, joined, as numbered batches of a writer that stands for the job. Each
+tablet knows which of them it has: whoever opens the table after a crash carries out what was decided, and no tablet has
+a row of it twice.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from lakehead.format.frame import PUBLISHERS, WRITER_ID_BYTES, FrameBody, Writer
 from lakehead.format.joins import ROWS_MAX, gathered, join
 from lakehead.protocol.codec import decode_call, encode
 from lakehead.protocol.messages import Done, TabletRef, Write
-from lakehead.protocol.staging import Publish, Published, Stage, Unstage
-from lakehead.server.catalog import BeginPublication, EndPublication
+from lakehead.protocol.staging import GIVEN_BYTES_MAX, Publish, Published, Stage, Unstage
+from lakehead.server.catalog import BeginPublication, EndPublication, Part
 from lakehead.server.metadata import MetadataStore, Publication
 from lakehead.server.tables import LiveTable, LiveTables
 from lakehead.server.writes import Writes, body_schema
@@ -177,7 +178,8 @@ class Staging:
 
     def _try_to_finish(self, table: LiveTable, publication: Publication) -> None:
         try:
-            self._carry_out(table, publication)
+            _, end = self._carry_out(table, publication)
+            self._end([(table, publication, end)])
         except LakeheadError as e:
             _log.warning(
                 "batch %s that %s writes to %s is there in part: %s",
@@ -199,7 +201,7 @@ class Staging:
 
     # ---- publishing -------------------------------------------------------------------------------------------
 
-    def publish(self, request: Publish) -> Published:
+    def publish(self, request: Publish, attachments: Sequence[pa.Buffer]) -> Published:
         """See `Publish`.
 
         Raises:
@@ -208,9 +210,12 @@ class Staging:
             LakeheadError: it could not be decided.
         """
         job, batch = request.job, request.batch
-        parts = {t.table_id: [(part.attempt, part.pieces) for part in t.parts] for t in request.tables}
-        if len(parts) < len(request.tables):
+        if len({t.table_id for t in request.tables}) < len(request.tables):
             raise InvalidRequestError("a batch was published with one table twice: name each table once")
+        given = self._given(request, attachments)
+        parts: dict[str, list[Part]] = {
+            t.table_id: [*((part.attempt, part.pieces) for part in t.parts), *given[t.table_id]] for t in request.tables
+        }
         tables = [self._tables.get(table_id) for table_id in parts]
         with contextlib.ExitStack() as alone:
             for table_id in sorted(parts):  # always in one order: nobody waits for who waits for him
@@ -236,17 +241,49 @@ class Staging:
             )
             return Published(rows=self._finish(tables, job), before=False)
 
+    def _given(self, request: Publish, attachments: Sequence[pa.Buffer]) -> dict[str, list[bytes]]:
+        """The pieces that come with a request, by table.
+
+        Raises:
+            LakeheadError: one may not be written to its table, or they are too large.
+        """
+        if sum(a.size for a in attachments) > GIVEN_BYTES_MAX:
+            raise LimitExceededError(
+                f"rows of more than {GIVEN_BYTES_MAX:,} bytes are to be staged before they are published",
+                given_bytes_max=GIVEN_BYTES_MAX,
+            )
+        left = iter(attachments)
+        found: dict[str, list[bytes]] = {}
+        for t in request.tables:
+            table, pieces = self._tables.get(t.table_id), found.setdefault(t.table_id, [])
+            for write in t.writes:
+                if write.table_id != t.table_id:
+                    raise InvalidRequestError("what is published to a table must be a write to that table")
+                bodies = list(itertools.islice(left, len(write.tablets)))
+                self._writes.checked(table, write, bodies)
+                pieces.append(_encoded(write, bodies))
+        if next(left, None) is not None:
+            raise InvalidRequestError("a batch was published with more bodies than its writes have")
+        return found
+
     def _finish(self, tables: Iterable[LiveTable], job: str) -> int:
         """Carry out what is decided for these tables, for each that it can be; returns how many rows that were."""
         rows = 0
+        done: list[tuple[LiveTable, Publication, EndPublication]] = []
         left: list[tuple[LiveTable, Publication, LakeheadError]] = []
         for table in tables:
             publication = self._metadata.publication(table.desc.table_id, job)
             if publication.begun is not None:
                 try:
-                    rows += self._carry_out(table, publication)
+                    count, end = self._carry_out(table, publication)
+                    rows += count
+                    done.append((table, publication, end))
                 except LakeheadError as e:
                     left.append((table, publication, e))
+        try:
+            self._end(done)
+        except LakeheadError as e:
+            left += [(table, publication, e) for table, publication, _ in done]
         for table, publication, error in left:
             raise OutcomeUnknownError(
                 f"batch {publication.begun} of {publication.job} is part of {table.desc.path}, but not all of it is"
@@ -289,19 +326,19 @@ class Staging:
                 self._busy.discard(mine)
             self._ended.notify_all()
 
-    def _require_pieces(self, table: LiveTable, job: str, batch: int, parts: Iterable[tuple[str, int]]) -> set[str]:
+    def _require_pieces(self, table: LiveTable, job: str, batch: int, parts: Iterable[Part]) -> set[str]:
         """Nothing is decided that could not be carried out. Returns the partitions that they have rows of."""
         tablets: dict[TabletKey, TabletRef] = {}
-        for path in _paths(_folder(table, job, batch), parts):
-            write, buffers = _decoded(self._read(path), path)
+        for data, path in self._data(_folder(table, job, batch), parts):
+            write, buffers = _decoded(data, path)
             for buffer, crc in zip(buffers, write.checksums, strict=True):
                 decode_body(buffer, crc)
             tablets.update((ref.key, ref) for ref in write.tablets)
         self._writes.check_partitions(table, list(tablets.values()))
         return {key.partition for key in tablets}
 
-    def _carry_out(self, table: LiveTable, publication: Publication) -> int:
-        """Do what was decided; returns how many rows it has."""
+    def _carry_out(self, table: LiveTable, publication: Publication) -> tuple[int, EndPublication]:
+        """Do what was decided; returns how many rows it has, and what `_end` is to note of it."""
         assert publication.begun is not None
         folder = _folder(table, publication.job, publication.begun)
         stamp = WriterStamp(_writer(publication.job), publication.sequence, epoch=int(publication.lasting))
@@ -316,9 +353,19 @@ class Staging:
                 stamp = msgspec.structs.replace(stamp, sequence=stamp.sequence + 1)
                 rows += turn.row_count
         table_id, job, now = table.desc.table_id, publication.job, self._env.clock.now_us()
-        self._metadata.submit(EndPublication(table_id, job, publication.begun, stamp.sequence, now))
-        self._forget(folder)
-        return rows
+        return rows, EndPublication(table_id, job, publication.begun, stamp.sequence, now)
+
+    def _end(self, done: Sequence[tuple[LiveTable, Publication, EndPublication]]) -> None:
+        """Note that these were carried out; what was staged for them is not needed any more."""
+        if not done:
+            return
+        self._metadata.submit_all([end for _, _, end in done])
+        for table, publication, end in done:
+            folder = _folder(table, publication.job, end.batch)
+            with self._lock:
+                waits = folder in self._waiting
+            if waits or not all(isinstance(part, bytes) for part in publication.parts):
+                self._forget(folder)
 
     def _replace(
         self, table: LiveTable, ends: Mapping[TabletKey, Offset], turns: Sequence[_Turn], stamp: WriterStamp
@@ -339,23 +386,32 @@ class Staging:
         after = msgspec.structs.replace(stamp, sequence=stamp.sequence + len(turns))
         return sum(turn.row_count for turn in turns), after
 
-    def _joined(self, table: LiveTable, folder: str, parts: Sequence[tuple[str, int]]) -> Iterator[_Turn]:
+    def _joined(self, table: LiveTable, folder: str, parts: Sequence[Part]) -> Iterator[_Turn]:
         """The rows of all pieces in their order, in batches; the same ones whenever the pieces are the same. Of many
         pieces together, so that what many tasks have for many tablets is a few batches of each."""
-        pieces = (self._piece(table, path) for path in _paths(folder, parts))
+        pieces = (self._piece(table, data, path) for data, path in self._data(folder, parts))
         for (kind, schema_id, _), alike in itertools.groupby(pieces, key=lambda piece: piece.plan):
             rows = _TOGETHER_ROWS
             for group in gathered(alike, lambda p: (p.row_count, p.size), rows_max=rows, rows_enough=rows):
                 for bodies in _turns(group):
                     yield _Turn(kind, schema_id, group[0].schema, bodies)
 
-    def _piece(self, table: LiveTable, path: str) -> _Piece:
-        data = self._read(path)
+    def _piece(self, table: LiveTable, data: pa.Buffer, path: str) -> _Piece:
         write, buffers = _decoded(data, path)
         found = [decode_body(buffer, crc) for buffer, crc in zip(buffers, write.checksums, strict=True)]
         desc = table.as_of(found[0].schema_id) if found else table.desc
         bodies = {ref.key: body for ref, body in zip(write.tablets, found, strict=True)}
         return _Piece(write.kind, desc.schema_id, tuple(write.columns), bodies, data.size, body_schema(desc, write))
+
+    def _data(self, folder: str, parts: Iterable[Part]) -> Iterator[tuple[pa.Buffer, str]]:
+        """The bytes of pieces, in order, and where they are."""
+        for part in parts:
+            if isinstance(part, bytes):
+                yield pa.py_buffer(part), f"the catalog, for {folder},"
+            else:
+                attempt, pieces = part
+                for path in (f"{folder}/{attempt}-{number}" for number in range(pieces)):
+                    yield self._read(path), path
 
     def _read(self, path: str) -> pa.Buffer:
         """The bytes of a piece, shared with its file.
@@ -402,13 +458,6 @@ def _sizes(bodies: Sequence[FrameBody]) -> tuple[int, int]:
 
 def _folder(table: LiveTable, job: str, batch: int) -> str:
     return f"{table.folder}/{_FOLDER}/{hashlib.blake2b(job.encode(), digest_size=16).hexdigest()}-{batch}"
-
-
-def _paths(folder: str, parts: Iterable[tuple[str, int]]) -> Iterator[str]:
-    """The files of parts, in order."""
-    for attempt, pieces in parts:
-        for number in range(pieces):
-            yield f"{folder}/{attempt}-{number}"
 
 
 def _writer(job: str) -> bytes:

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from lakehead.api.connection import Connection
 from lakehead.api.input import rows_for_delete, rows_for_upsert
 from lakehead.api.table import Table, handle_of
-from lakehead.client.staging import JobBatch, publish_together
+from lakehead.client.staging import HeldRows, JobBatch, Part, StagedRows, publish_together
 from lakehead.errors import (
     ColumnNotFoundError,
     InvalidRequestError,
@@ -29,7 +29,6 @@ from lakehead.errors import (
 )
 from lakehead.format.rows import to_key_table
 from lakehead.format.schema import nearest_name
-from lakehead.protocol.staging import StagedPart
 from lakehead.spark.connections import connection_of, worker_table
 from lakehead.spark.key_join import places_of
 from lakehead.spark.layers import BatchSize, query_id, started
@@ -126,7 +125,9 @@ class ChangeFeed:
             if small:
                 rows = changes.toArrow()
                 rows = rows.take(pc.sort_indices(rows, [(c, "ascending") for c in (*self.keys, _SEQUENCE)]))
-                parts = [[part] if part.pieces else [] for part in apply.staged(tables, rows.to_batches())]
+                held = [h.staging.held() for h in handles]
+                apply.add(tables, held, rows.to_batches())
+                parts: Sequence[Sequence[Part]] = [[rows_of] for rows_of in held]
             else:
                 ordered = changes.repartition(*self.keys).sortWithinPartitions(*self.keys, _SEQUENCE)
                 parts = staged_by(ordered, apply, tables=2)
@@ -142,12 +143,16 @@ class _Apply:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tables = [worker_table(self.feed.uri, name) for name in (self.feed.table, self.feed.beside)]
-        yield described(self.staged(tables, batches))
+        staged = [handle_of(table).staging.rows(self.batch, share=task_number()) for table in tables]
+        self.add(tables, staged, batches)
+        yield described([rows.done() for rows in staged])
 
-    def staged(self, tables: Sequence[Table], batches: Iterable[pa.RecordBatch]) -> list[StagedPart]:
-        """What is staged for the target and for the table beside it."""
+    def add(
+        self, tables: Sequence[Table], to: Sequence[StagedRows | HeldRows], batches: Iterable[pa.RecordBatch]
+    ) -> None:
+        """Add what becomes of changes to what is written to the target and to the table beside it."""
         handles = [handle_of(table) for table in tables]
-        target, beside = (h.staging.rows(self.batch, share=task_number()) for h in handles)
+        target, beside = to
         change = _newest if self.feed.scd_type == 1 else _versions
         for chunk in whole_keys(batches, self.feed.keys):
             if chunk[_SEQUENCE].null_count:
@@ -163,7 +168,6 @@ class _Apply:
                 target.add("upsert", rows_for_upsert(handles[0].desc, made.rows, None))
             if len(made.beside):
                 beside.add("upsert", rows_for_upsert(handles[1].desc, made.beside, None))
-        return [target.done(), beside.done()]
 
 
 @dataclass(frozen=True)

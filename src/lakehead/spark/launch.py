@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from lakehead.api.connection import Connection
@@ -30,6 +30,7 @@ from lakehead.spark.privacy import (
 )
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 DEFAULT_MASTER = "local[2]"
@@ -154,11 +155,24 @@ def _started(con: Connection, java_home: str, given: Mapping[str, str]) -> Spark
         master = conf.get("spark.master", DEFAULT_MASTER)
         require_reachable(con, master)
         context = SparkContext.getOrCreate(conf)
+        if is_local(master):
+            _write_no_checksums(context)
         if is_local_cluster(master):
             # Its executors have the folder in which Spark is installed for what they print.
             home = jvm.java.lang.System.getenv("SPARK_HOME") or "."
             close_to_others(os.path.join(home, "work"), context.applicationId)
         return SparkSession.builder.getOrCreate()
+
+
+def _write_no_checksums(context: SparkContext) -> None:
+    """Have files on local disks written without another one beside each, of its checksums: a process (``chmod``) is
+    started for every file, which is what the offsets and the end of a small micro-batch take their time for."""
+    from py4j.protocol import Py4JError
+
+    jvm = context._jvm
+    assert jvm is not None
+    with suppress(Py4JError):  # another file system is configured for them
+        jvm.org.apache.hadoop.fs.FileSystem.getLocal(context._jsc.hadoopConfiguration()).setWriteChecksum(False)
 
 
 def _remove(folder: str, pid: int) -> None:

@@ -14,7 +14,7 @@ from pyspark.util import inheritable_thread_target
 from lakehead.api.connection import Connection
 from lakehead.api.input import rows_for_upsert
 from lakehead.api.table import Table, handle_of
-from lakehead.client.staging import JobBatch, publish_together
+from lakehead.client.staging import JobBatch, Part, publish_together
 from lakehead.errors import (
     ColumnNotFoundError,
     InvalidPropertyError,
@@ -22,7 +22,6 @@ from lakehead.errors import (
     WrongTableKindError,
 )
 from lakehead.format.schema import nearest_name
-from lakehead.protocol.staging import StagedPart
 from lakehead.spark.connections import connection_of
 from lakehead.spark.micro_batch import MicroBatch, PlainStream, Span
 from lakehead.spark.staged_rows import QUERY, Target, discarded_on_failure, of_query, of_run, stage_frame
@@ -125,30 +124,42 @@ class Layers:
         self._writes.append(write)
 
     def write(self) -> int:
-        """Stage everything, then publish it; returns how many rows that were, 0 for what was there before."""
+        """Stage what tasks write, then publish everything; returns how many rows that were, 0 for what was there
+        before."""
         if not self._writes:
             return 0
-        tables = {w.target.table: w.target.opened(self._con, w.schema) for w in self._writes}
-        parts: dict[str, list[StagedPart]] = {}
-        with discarded_on_failure(self._batch, map(handle_of, tables.values())):
-            for write, staged in zip(self._writes, self._staged(tables), strict=True):
-                parts.setdefault(write.target.table, []).extend(staged)
+        parts: dict[str, list[Part]] = {}
+        with ThreadPoolExecutor(len(self._writes), "lakehead-pipeline") as pool:
+            each = map if len(self._writes) < 2 else pool.map
+            tables = self._opened(each)
+            with discarded_on_failure(self._batch, map(handle_of, tables.values())):
+                for write, staged in zip(self._writes, self._staged(tables, each), strict=True):
+                    parts.setdefault(write.target.table, []).extend(staged)
         together = [(handle_of(tables[name]).staging, of_table) for name, of_table in parts.items()]
         return publish_together(self._batch, together, lasting=True).rows
 
-    def _staged(self, tables: Mapping[str, Table]) -> list[list[StagedPart]]:
-        """What each write has staged, side by side: most of a small Spark job, or of a request, is waiting."""
+    def _opened(self, each: Callable[..., Iterable[Table]]) -> dict[str, Table]:
+        """The tables that are written, by name, which take all of it."""
+        schemas = [w.schema for w in self._writes]  # asked of Spark in this thread
+        first = {w.target.table: (w.target, s) for w, s in reversed(list(zip(self._writes, schemas, strict=True)))}
+        opened = each(lambda of: of[0].opened(self._con, of[1]), first.values())
+        tables = dict(zip(first, opened, strict=True))
+        for write, schema in zip(self._writes, schemas, strict=True):
+            write.target.require_taken(handle_of(tables[write.target.table]), schema)
+        return tables
 
-        def stage(write: _Write) -> list[StagedPart]:
+    def _staged(
+        self, tables: Mapping[str, Table], each: Callable[..., Iterable[Sequence[Part]]]
+    ) -> list[Sequence[Part]]:
+        """What each write has, side by side: most of a small Spark job, or of a request, is waiting."""
+
+        def stage(write: _Write) -> Sequence[Part]:
             return write.stage(tables[write.target.table], self._batch, small=self._small)
 
-        if len(self._writes) < 2:
-            return [stage(write) for write in self._writes]
         frame = next((w.rows for w in self._writes if isinstance(w.rows, DataFrame)), None)
         if frame is not None:
             stage = inheritable_thread_target(frame.sparkSession)(stage)  # stops with the query
-        with ThreadPoolExecutor(len(self._writes), "lakehead-pipeline") as pool:
-            return list(pool.map(stage, self._writes))
+        return list(each(stage, self._writes))
 
 
 @dataclass(frozen=True)
@@ -165,16 +176,16 @@ class _Write:
         """Whether it adds to a column that the other one writes."""
         return self.how is not None and (other.how is None or not self.how.keys().isdisjoint(other.how))
 
-    def stage(self, table: Table, batch: JobBatch, *, small: bool) -> list[StagedPart]:
+    def stage(self, table: Table, batch: JobBatch, *, small: bool) -> Sequence[Part]:
         handle = handle_of(table)
         if self.how is not None:
             combine = Combine.of(table, self.schema.names, self.how)
             added = combine.added(table, combine.collected(self.rows, small))
-            return [self.target.stage(batch, added.to_batches(), handle)]
+            return [self.target.given(batch, added, handle)]
         if isinstance(self.rows, DataFrame) and not small:
             return stage_frame(self.target, self.rows, batch)
         rows = self.rows.toArrow() if isinstance(self.rows, DataFrame) else self.rows
-        return [self.target.stage(batch, rows.to_batches(), handle)]
+        return [self.target.given(batch, rows, handle)]
 
 
 @dataclass(frozen=True)

@@ -36,18 +36,20 @@ BYTES_MAX = 128 << 20
 _SOURCE = "lakehead"
 
 
-@dataclass(frozen=True)
+@dataclass
 class PlainStream:
     """A stream of one Lakehead table that does no more than choose columns.
 
     Attributes:
         read: the columns to read: those chosen, and what decides which records are rows.
         schema: of the chosen columns, as Spark gives them in Arrow.
+        handle: the table, once a micro-batch was read; it serves all that name the same definition of it.
     """
 
     options: ReadOptions
     read: tuple[str, ...]
     schema: pa.Schema
+    handle: TableHandle | None = None
 
     @classmethod
     def of(cls, stream: AnyFrame) -> PlainStream | None:
@@ -106,9 +108,11 @@ class Span:
         if self.start.live is not None or self.rows > ROWS_MAX:
             return None
         try:
-            handle = handle_of(con.table(self.of.options.table))
-            return self._read(handle) if self._is_of(handle) else None
+            if self.of.handle is None or not self._is_of(self.of.handle):
+                self.of.handle = handle_of(con.table(self.of.options.table))
+            return self._read(self.of.handle) if self._is_of(self.of.handle) else None
         except LakeheadError:
+            self.of.handle = None
             return None
 
     def _is_of(self, handle: TableHandle) -> bool:

@@ -14,11 +14,11 @@ from pyspark import TaskContext
 from lakehead.api.connection import Connection
 from lakehead.api.input import rows_for_append, rows_for_delete, rows_for_upsert
 from lakehead.api.table import Table, handle_of
-from lakehead.client.staging import JobBatch
+from lakehead.client.staging import HeldRows, JobBatch, Part, StagedRows
 from lakehead.client.table import TableHandle
 from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import LakeheadError, TableNotFoundError, WrongTableKindError
-from lakehead.protocol.staging import StagedPart
+from lakehead.protocol.staging import GIVEN_BYTES_MAX, StagedPart
 from lakehead.spark.connections import worker_table
 from lakehead.types import WriteKind
 
@@ -64,9 +64,16 @@ class Target:
             if self.operation == "delete" or self.columns is not None:
                 raise
             table = con.create_table(self.table, schema, if_not_exists=True, **self.definition)
-        handle = handle_of(table)
-        self.rows(handle, self.kind(handle), schema.empty_table())
+        self.require_taken(handle_of(table), schema)
         return table
+
+    def require_taken(self, handle: TableHandle, schema: pa.Schema) -> None:
+        """Refuse what the table does not take.
+
+        Raises:
+            WrongTableKindError, SchemaMismatchError: it does not take such rows.
+        """
+        self.rows(handle, self.kind(handle), schema.empty_table())
 
     @property
     def handle(self) -> TableHandle:
@@ -97,13 +104,22 @@ class Target:
             case "delete":
                 return rows_for_delete(handle.desc, given)
 
-    def stage(
-        self, batch: JobBatch, batches: Iterable[pa.RecordBatch], handle: TableHandle | None = None
-    ) -> StagedPart:
-        """Stage what this task writes, some batches at a time; ``handle`` is the table, where that is open."""
-        handle = self.handle if handle is None else handle
-        kind = self.kind(handle)
+    def stage(self, batch: JobBatch, batches: Iterable[pa.RecordBatch]) -> StagedPart:
+        """Stage what this task writes, some batches at a time."""
+        handle = self.handle
         staged = handle.staging.rows(batch, share=task_number())
+        self._add(staged, batches, handle)
+        return staged.done()
+
+    def given(self, batch: JobBatch, rows: pa.Table, handle: TableHandle) -> Part:
+        """What the driver itself writes to a table that it has open: held until it is published, or staged now if it is
+        much."""
+        held = handle.staging.held() if rows.nbytes <= GIVEN_BYTES_MAX else handle.staging.rows(batch)
+        self._add(held, rows.to_batches(), handle)
+        return held.done()
+
+    def _add(self, staged: StagedRows | HeldRows, batches: Iterable[pa.RecordBatch], handle: TableHandle) -> None:
+        kind = self.kind(handle)
         held: list[pa.RecordBatch] = []
         rows = size = 0
         for part in batches:
@@ -114,7 +130,6 @@ class Target:
                 held, rows, size = [], 0, 0
         if rows:
             staged.add(kind, self.rows(handle, kind, pa.Table.from_batches(held)))
-        return staged.done()
 
 
 def of_query(query_id: str, number: int) -> JobBatch:

@@ -115,6 +115,16 @@ def test_names_of_folders_are_synced_once_by_whoever_comes_upon_them(tmp_path: P
     assert synced == [str(tmp_path / "a"), str(tmp_path / "a"), str(tmp_path / "a/b")]
 
 
+def test_nothing_is_remembered_of_folders_that_are_gone(tmp_path: Path) -> None:
+    storage = LocalStorage()
+    storage.make_folder(str(tmp_path / "staged"))
+    known = set(storage._durable)
+    for n in range(3):
+        storage.make_folder(str(tmp_path / f"staged/{n}/deep"))
+        storage.remove_tree(str(tmp_path / f"staged/{n}"))
+    assert set(storage._durable) == known
+
+
 def test_a_folder_that_somebody_else_removed_is_safely_gone(tmp_path: Path, synced: list[str]) -> None:
     storage = LocalStorage()
     storage.remove_tree(str(tmp_path / "a"))  # by a process that died before it synced that

@@ -92,7 +92,10 @@ CALLS: list[m.Request[Any]] = [
     Publish(
         job="j",
         batch=3,
-        tables=[StagedTable(table_id="t1", parts=[StagedPart(attempt="a" * 32, pieces=1)])],
+        tables=[
+            StagedTable(table_id="t1", parts=[StagedPart(attempt="a" * 32, pieces=1)]),
+            StagedTable(table_id="t2", parts=[], writes=(WRITE,)),
+        ],
         lasting=True,
     ),
     Unstage(table_id="t1", job="j", batch=3),

@@ -16,7 +16,7 @@ import pytest
 from lakehead.client.batch_writer import encoded_write
 from lakehead.client.routes import OneServer
 from lakehead.client.row_routing import route
-from lakehead.client.staging import JobBatch, publish_together
+from lakehead.client.staging import JobBatch, Part, publish_together
 from lakehead.client.table import TableHandle
 from lakehead.config import Limits
 from lakehead.env import Env, SystemClock, SystemThreads
@@ -33,7 +33,6 @@ from lakehead.errors import (
 )
 from lakehead.format.frame import WriterStamp
 from lakehead.protocol import messages as m
-from lakehead.protocol.staging import StagedPart
 from lakehead.server import staging
 from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.service import Service
@@ -132,18 +131,30 @@ def table_of(*keys: int, v: str | None = "x") -> pa.Table:
     return pa.Table.from_pylist([{"k": k, "v": v} for k in keys], schema=SCHEMA)
 
 
-def staged(
-    handle: TableHandle, batch: JobBatch, *tasks: Sequence[pa.Table], kind: WriteKind = "append"
-) -> list[StagedPart]:
+goes_along = False
+
+
+@pytest.fixture(params=["staged", "held"], autouse=True)
+def held(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """What a job writes waits on the server, or goes along when it is published."""
+    monkeypatch.setitem(globals(), "goes_along", request.param == "held")
+    return goes_along
+
+
+only_staged = pytest.mark.parametrize("held", ["staged"], indirect=True)
+
+
+def staged(handle: TableHandle, batch: JobBatch, *tasks: Sequence[pa.Table], kind: WriteKind = "append") -> list[Part]:
     parts = []
     for task in tasks:
-        rows = handle.staging.rows(batch)
+        rows = handle.staging.held() if goes_along else handle.staging.rows(batch)
         for piece in task:
             rows.add(kind, piece)
         parts.append(rows.done())
     return parts
 
 
+@only_staged
 def test_only_what_is_published_counts(deployment: Deployment) -> None:
     table = deployment.table()
     batch = JobBatch("job", 0)
@@ -409,15 +420,17 @@ def test_upserts_deletes_and_partial_rows(deployment: Deployment) -> None:
         ),
     ],
 )
-def test_what_may_not_be_written_is_not_staged(
+def test_what_may_not_be_written_is_not_kept(
     deployment: Deployment, kind: WriteKind, rows: pa.Table, error: type[LakeheadError]
 ) -> None:
     table = deployment.table(buckets=1)
+    batch = JobBatch("job")
     with pytest.raises(error):
-        staged(table, JobBatch("job"), [rows], kind=kind)
-    assert not deployment.staged_files()
+        table.staging.publish(batch, staged(table, batch, [rows], kind=kind), lasting=False)
+    assert not deployment.staged_files() and not deployment.rows(table)
 
 
+@only_staged
 def test_pieces_that_are_not_there(deployment: Deployment) -> None:
     table = deployment.table()
     batch = JobBatch("job")
@@ -428,6 +441,7 @@ def test_pieces_that_are_not_there(deployment: Deployment) -> None:
     assert deployment.rows(table) == []
 
 
+@only_staged
 def test_a_damaged_piece_is_not_published(deployment: Deployment) -> None:
     table = deployment.table()
     batch = JobBatch("job")
@@ -443,6 +457,7 @@ def test_a_damaged_piece_is_not_published(deployment: Deployment) -> None:
     assert len(deployment.rows(table)) == 50
 
 
+@only_staged
 def test_discarded_and_dropped_rows_leave_nothing(deployment: Deployment) -> None:
     table = deployment.table()
     staged(table, JobBatch("a"), [table_of(1)])
@@ -455,6 +470,7 @@ def test_discarded_and_dropped_rows_leave_nothing(deployment: Deployment) -> Non
         staged(table, JobBatch("b"), [table_of(1)])
 
 
+@only_staged
 @pytest.mark.parametrize("restart", [False, True])
 def test_what_nobody_publishes_is_removed_in_time(deployment: Deployment, restart: bool) -> None:
     table = deployment.table()
@@ -469,6 +485,7 @@ def test_what_nobody_publishes_is_removed_in_time(deployment: Deployment, restar
     assert not deployment.staged_files()
 
 
+@only_staged
 @pytest.mark.parametrize("deployment", [dataclasses.replace(Limits(), staged_bytes_max=4000)], indirect=True)
 def test_staged_bytes_are_bounded(deployment: Deployment) -> None:
     table = deployment.table(buckets=1)
@@ -530,7 +547,7 @@ def test_many_publish_the_same_batch_at_once(deployment: Deployment) -> None:
     attempts = [staged(table, batch, [table_of(*range(50))]) for _ in range(8)]
     answers: Counter[bool] = Counter()
 
-    def publish(parts: list[StagedPart]) -> None:
+    def publish(parts: list[Part]) -> None:
         answers[table.staging.publish(batch, parts, lasting=True).before] += 1
 
     threads = [threading.Thread(target=publish, args=(parts,)) for parts in attempts]

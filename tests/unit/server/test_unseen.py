@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.unit.server.test_staging import Deployment, Steps, staged, table_of
+from tests.unit.server.test_staging import Deployment, Steps, held, staged, table_of  # noqa: F401
 
 from lakehead.client.staging import JobBatch
 from lakehead.config import Limits
