@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lakehead.api.connection import Connection
@@ -167,12 +167,11 @@ def _started(con: Connection, java_home: str, given: Mapping[str, str]) -> Spark
 def _write_no_checksums(context: SparkContext) -> None:
     """Have files on local disks written without another one beside each, of its checksums: a process (``chmod``) is
     started for every file, which is what the offsets and the end of a small micro-batch take their time for."""
-    from py4j.protocol import Py4JError
-
     jvm = context._jvm
     assert jvm is not None
-    with suppress(Py4JError):  # another file system is configured for them
-        jvm.org.apache.hadoop.fs.FileSystem.getLocal(context._jsc.hadoopConfiguration()).setWriteChecksum(False)
+    found = jvm.org.apache.hadoop.fs.FileSystem.get(jvm.java.net.URI("file:///"), context._jsc.hadoopConfiguration())
+    if found.getClass().getSimpleName() == "LocalFileSystem":  # no other one is configured
+        found.setWriteChecksum(False)
 
 
 def _remove(folder: str, pid: int) -> None:
