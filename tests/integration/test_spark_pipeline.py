@@ -12,6 +12,8 @@ from tests.properties.test_change_feed import model
 
 import lakehead as lh
 import lakehead.spark as lhs
+from lakehead.client import staging as client_staging
+from lakehead.client.staging import Staging
 from lakehead.spark.layers import BatchSize
 from lakehead.spark.stream import LIMITED
 
@@ -79,6 +81,55 @@ def test_layers_that_read_what_they_write_count_each_row_once(
     assert [a.before for a in answers] == [False, False]
     assert [r[0] for r in rows_of(con, "p.silver")] == list(range(100))
     assert rows_of(con, "p.gold") == [("a", sum(range(0, 100, 2)), 50, 98), ("b", sum(range(1, 100, 2)), 50, 99)]
+
+
+def test_a_small_micro_batch_is_one_request_and_a_large_one_is_staged(
+    con: lh.Connection, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, staged = con.create_table("p.few_in", EVENTS), []
+    send = Staging.send
+
+    def noted(self: Staging, *args: Any) -> None:
+        staged.append(args)
+        send(self, *args)
+
+    def step(batch: DataFrame, out: Layers) -> None:
+        rows = batch.toArrow()
+        out.append("p.few_all", rows)
+        out.upsert("p.few_newest", batch, primary_key=["id"])
+        out.accumulate("p.few_sum", rows.drop(["id"]), sum=["amount"], primary_key=["shop"])
+
+    monkeypatch.setattr(Staging, "send", noted)
+    query = lhs.pipeline(stream_of(con, spark, "p.few_in"), step, checkpoint=str(tmp_path))
+    try:
+        log.append(events(range(10)))
+        query.processAllAvailable()
+        staged.clear()  # of the first micro-batch nobody knew how large it is
+        log.append(events(range(10, 30)))
+        query.processAllAvailable()
+        assert not staged
+        log.append(events(range(30, 15_000)))
+        monkeypatch.setattr(client_staging, "GIVEN_BYTES_MAX", 100)
+        query.processAllAvailable()
+        assert staged
+    finally:
+        query.stop()
+    assert [con.table(f"p.few_{name}").scan().count() for name in ("all", "newest", "sum")] == [15_000, 15_000, 2]
+    assert rows_of(con, "p.few_sum")[0] == ("a", sum(range(0, 15_000, 2)))
+    assert list(tmp_path.rglob("offsets/*")) and not list(tmp_path.rglob("*.crc")), "a process for each file"
+
+
+def test_each_write_to_a_table_must_fit_it(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:
+    con.create_table("p.misfits", EVENTS).append(events(range(5)))
+
+    def step(batch: DataFrame, out: Layers) -> None:
+        out.append("p.of_misfits", batch)
+        out.upsert("p.of_misfits", batch)
+
+    stream = stream_of(con, spark, "p.misfits")
+    with pytest.raises(Exception, match="WrongTableKindError"):
+        lhs.pipeline(stream, step, checkpoint=str(tmp_path), trigger="available now").awaitTermination()
+    assert rows_of(con, "p.of_misfits") == []
 
 
 def test_a_step_that_fails_leaves_nothing(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:

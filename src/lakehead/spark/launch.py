@@ -170,7 +170,7 @@ def _write_no_checksums(context: SparkContext) -> None:
     jvm = context._jvm
     assert jvm is not None
     found = jvm.org.apache.hadoop.fs.FileSystem.get(jvm.java.net.URI("file:///"), context._jsc.hadoopConfiguration())
-    if found.getClass().getSimpleName() == "LocalFileSystem":  # no other one is configured
+    if jvm.java.lang.Class.forName("org.apache.hadoop.fs.LocalFileSystem").isInstance(found):  # none is configured
         found.setWriteChecksum(False)
 
 
