@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import psutil
 from tests.crash.points import PLAN_VARIABLE, REACHED
+from tests.ports import lasting_port
 
 import lakehead as lh
 
@@ -116,7 +117,7 @@ class Server(Child):
     def __init__(self, work: Path, *, points: bool = True) -> None:
         super().__init__(work, "server", points=points)
         self.folder = work / "data"
-        self.port = 0
+        self.port = lasting_port()
 
     def start(self) -> float | None:
         """Start; seconds until it says that it serves, None when it ended before."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.ports import lasting_port
 from tests.waiting import wait_until
 
 import lakehead as lh
@@ -42,7 +43,7 @@ class ServerProcess:
         self.unix = unix
         self.uri = ""
         self.lake = lake or lh.LakeConfig()
-        self.port = 0
+        self.port = 0 if unix else lasting_port()
         self.start()
 
     def start(self) -> None:
