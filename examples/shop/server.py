@@ -9,11 +9,9 @@ import json
 import sys
 
 import lakehead as lh
-from lakehead.cli.server import SWITCH_SECONDS
 
 
 def main() -> None:
-    sys.setswitchinterval(SWITCH_SECONDS)
     with lh.connect(sys.argv[1]) as con:
         print(json.dumps({"uri": con.uri}), flush=True)
         sys.stdin.read()

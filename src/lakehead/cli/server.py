@@ -15,10 +15,6 @@ from lakehead.cli.output import write_json, write_line
 from lakehead.cli.session import ConfigOption, Session, command, read_config
 from lakehead.errors import InvalidRequestError
 
-SWITCH_SECONDS = 0.0005
-"""For how long a thread may keep others waiting for the interpreter; a tenth of Python's own. A call goes to the disk
-several times, and waited so long before each next step wherever other threads had something to do."""
-
 
 def register(app: typer.Typer) -> None:
     """Add the command of this module."""
@@ -65,7 +61,6 @@ def server(
     flags = {"listen": listen, "tls_cert": tls_cert, "tls_key": tls_key, "tls_client_ca": tls_client_ca, "audit": audit}
     toml, shared = read_config(path) if path else (None, False)
     settings = load(toml, os.environ, {**flags, "insecure": insecure or None}, path or "", SECRETS, shared)
-    sys.setswitchinterval(SWITCH_SECONDS)
     # Blocked before the first thread starts, so that all threads inherit it and only sigwait takes the signals.
     stops = {signal.SIGINT, signal.SIGTERM}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, stops)
