@@ -157,7 +157,7 @@ class Layers:
             return write.stage(tables[write.target.table], self._batch, small=self._small)
 
         frame = next((w.rows for w in self._writes if isinstance(w.rows, DataFrame)), None)
-        if frame is not None:
+        if frame is not None and len(self._writes) > 1:  # it lets go of the thread's connection to the JVM
             stage = inheritable_thread_target(frame.sparkSession)(stage)  # stops with the query
         return list(each(stage, self._writes))
 
