@@ -21,6 +21,7 @@ from lakehead.client import channel, flight, patience
 from lakehead.client.flight import FlightEndpoint
 from lakehead.env import Env, SystemThreads
 from lakehead.env.address import TcpAddress
+from lakehead.env.clock import SystemClock
 from lakehead.protocol import messages as m
 from lakehead.server.admission import Bounded
 from lakehead.server.door import Door
@@ -113,7 +114,8 @@ def test_a_server_that_lives_is_waited_for_up_to_a_bound(
     service = Slow()
     exchanges = Bounded(SystemThreads(), "exchanges_max", "conversations", 100)
     door = Door("t", None, Env.system())  # type: ignore[arg-type]
-    serving = FlightServer(service, address=TcpAddress("127.0.0.1", 0), door=door, exchanges=exchanges)  # type: ignore[arg-type]
+    at = TcpAddress("127.0.0.1", 0)
+    serving = FlightServer(service, address=at, door=door, exchanges=exchanges, clock=SystemClock())  # type: ignore[arg-type]
     endpoint = FlightEndpoint(TcpAddress("127.0.0.1", serving.port), token="t")
     probes = []
     lives = channel.Channel.lives

@@ -9,6 +9,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable
+from typing import Any
 
 from lakehead.config import ServerConfig
 from lakehead.env import Env
@@ -97,7 +98,8 @@ class ServerHost:
                 self._audit = Audit(file, env.clock, self.service.principals.table_name)
             signatures = Signatures(config.oidc, env, fetch) if config.oidc.issuer else None
             door = Door(self.token, self.service.principals, env, self._audit, signatures)
-            listen = functools.partial(FlightServer, self.service, door=door, exchanges=exchanges, audit=self._audit)
+            how: dict[str, Any] = {"door": door, "exchanges": exchanges, "clock": env.clock, "audit": self._audit}
+            listen = functools.partial(FlightServer, self.service, **how)
             at = TcpAddress(config.host, config.port)
             address = self._listen_locally(folder, listen, at) if config.unix else self._listen(listen, at, tls)
             local = address if tls is None else self._listen_locally(folder, listen, _LOOPBACK)

@@ -1,0 +1,59 @@
+"""Whether a client has gone is asked of gRPC now and then, not for each batch: it is slow, and holds all others up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import lakehead as lh
+from lakehead.env.clock import SystemClock
+from lakehead.server import flight
+from lakehead.server.flight import ASK_SECONDS, ClientGone
+
+
+class Clock(SystemClock):
+    """A clock that stands until it is moved."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_it_is_asked_now_and_then_and_not_again_once_it_has_gone() -> None:
+    asked, gone, clock = [], False, Clock()
+
+    def asks() -> bool:
+        asked.append(clock.now)
+        return gone
+
+    client = ClientGone(asks, clock)
+    assert [client() for _ in range(5)] == [False] * 5
+    assert len(asked) == 1  # one that went before its call began is noticed at once
+    gone = True
+    assert not client()
+    clock.now += ASK_SECONDS
+    assert [client() for _ in range(5)] == [True] * 5
+    clock.now += ASK_SECONDS
+    assert client()
+    assert len(asked) == 2
+
+
+def test_many_small_batches_ask_no_more_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    class Counting(ClientGone):
+        def __init__(self, asks: object, clock: object) -> None:
+            super().__init__(lambda: asked.append(self) is not None, Clock())
+
+    monkeypatch.setattr(flight, "ClientGone", Counting)
+    with lh.connect(tmp_path / "data") as con, lh.connect(con.uri) as other:
+        table = con.create_table("t", pa.schema([("n", pa.int64())]))
+        with other.table("t").subscribe() as feed:
+            for n in range(50):
+                table.append([{"n": n}])
+                assert next(feed).rows["n"].to_pylist() == [n]
+        streams = {id(client) for client in asked}
+        assert len(asked) == len(streams)
