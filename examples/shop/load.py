@@ -57,22 +57,25 @@ class Load:
         for number, second in enumerate(self._shop.seconds()):
             begin = self._start_us + number * 1_000_000
             event = change = 0
+            events = event_rows(second.events, drifted=True)
             for tick in range(1, TICKS + 1):
                 if seconds is not None and number + (tick - 1) / TICKS >= seconds:
                     return
                 now = begin + tick * 1_000_000 // TICKS
                 if self.stop.wait(max(0.0, now / 1e6 - time.time())):
                     return
-                event = self._send_events(second.events, event, int(np.searchsorted(second.events["due"], now)))
+                event = self._send_events(events, event, int(np.searchsorted(second.events["due"], now)))
                 if tick % CHANGES_EVERY == 0:
                     change = self._send_changes(
                         second.changes, change, int(np.searchsorted(second.changes["due"], now))
                     )
 
-    def _send_events(self, events: Columns, first: int, end: int) -> int:
+    def _send_events(self, events: pa.Table, first: int, end: int) -> int:
         if end > first:
-            part = {name: column[first:end] for name, column in events.items()}
-            self._events.append(event_rows(part, drifted=self.drifted, sent_us=time.time_ns() // 1000))
+            part = events.slice(first, end - first)
+            sent = moments(np.full(end - first, time.time_ns() // 1000))
+            part = part.set_column(part.column_names.index("sent_at"), "sent_at", sent)
+            self._events.append(part if self.drifted else part.drop_columns([tables.DRIFT]))
             self.sent["events"] += end - first
         return end
 
