@@ -118,9 +118,14 @@ def test_what_is_more_than_a_table_is_left_to_spark(con: lh.Connection, spark: S
     table.append(rows(range(4)))
     stream = stream_of(con, spark, "m.left")
     for other in (
-        stream.where("id > 1"),
+        stream.where("price > 1"),
+        stream.where("id between 1 and 12"),
+        stream.where("upper(text) = 'A1'"),
         stream.selectExpr("id + 1 as id"),
-        stream.withColumnRenamed("id", "other"),
+        stream.selectExpr("id", "rand() as at_random"),
+        stream.selectExpr("cast(id as string) as id"),
+        stream.selectExpr("1 as one"),
+        stream.selectExpr("text = text collate utf8_lcase as same"),
         stream.union(stream),
         stream.dropDuplicates(["id"]),
     ):
@@ -128,6 +133,44 @@ def test_what_is_more_than_a_table_is_left_to_spark(con: lh.Connection, spark: S
         table.append(rows(range(9, 11)))
         assert seen.wait().stop()
         assert not any(seen.direct)
+
+
+CHOSEN = [
+    ["id", "text as other", "'c' as kind", "7 as seven", "cast(null as string) as nothing", "true as yes"],
+    ["text = 'a1' as same", "text <=> null as null_safe", "'a4' < text as later", "text >= 'b' as from_b"],
+    ["id >= 2 and id < 5 as some", "id != 3 as others", "id in (1, 3, null) as listed", "text in ('a1', 'a4') as two"],
+    ["small = cast(3 as smallint) as three", "id % 2 = 0 as even", "not (text = 'a1' or id > 8) as neither"],
+    ["coalesce(text, 'none') as text", "coalesce(text = 'a1', false) as deleted", "cast(id as bigint) as id"],
+    ["text is null and id > 3 as gap", "text is not null or null as known", "price", "at", "tags", "place", "local"],
+    ["(id = 1) = (small = small) as conditions", "(id > 2) > (id > 5) as ordered", "null and id = 1 as nobody_knows"],
+]
+
+
+@pytest.mark.parametrize("of", range(len(CHOSEN)))
+def test_plain_columns_are_those_of_spark(con: lh.Connection, spark: SparkSession, of: int) -> None:
+    name = f"m.chosen_{of}"
+    table = con.create_table(name, SCHEMA)
+    stream = stream_of(con, spark, name)
+    filtered = stream.where("text is null or text != 'a7'").where("id < 100").withColumnRenamed("id", "n")
+    nested = filtered.selectExpr("n as id", "text", "small", "n > 2 as large").where("large and not id = 4")
+    computed = [c for c in CHOSEN[of] if "%" not in c and "<=>" not in c]  # what has one of these is left to Spark
+    for chosen, direct in ((stream.selectExpr(*CHOSEN[of]), computed == CHOSEN[of]), (nested, True)):
+        seen = Seen(chosen).wait()
+        table.append(rows(range(12)))
+        table.append(rows(range(12)).slice(0, 1))
+        assert seen.wait().stop()
+        assert seen.direct[-1] == direct
+
+
+def test_conditions_over_no_columns(con: lh.Connection, spark: SparkSession) -> None:
+    table = con.create_table("m.conditions", SCHEMA)
+    stream = stream_of(con, spark, "m.conditions")
+    for condition, found in (("true", 4), ("false", 0), ("1 = 2 or 'a' < 'b'", 4), ("cast(null as boolean)", 0)):
+        seen = Seen(stream.select("id").where(condition)).wait()
+        table.append(rows(range(4)))
+        assert len(seen.wait().stop()) % 4 == 0
+        assert seen.direct[-1]
+        assert seen.tables[-1].num_rows == found
 
 
 def test_a_micro_batch_of_many_rows_is_left_to_spark(

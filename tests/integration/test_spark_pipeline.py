@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from lakehead.spark.stream import LIMITED
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from lakehead.spark.layers import BatchSize, Layers
+    from lakehead.spark.layers import Layers
 
 pytestmark = [pytest.mark.spark, embedded_only]
 
@@ -204,22 +205,35 @@ def test_write(con: lh.Connection, spark: SparkSession) -> None:
     assert len(rows_of(con, "p.written")) == 990
 
 
-@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("by", ["tasks", "spark", "driver"])
 @pytest.mark.parametrize("scd_type", [1, 2])
 def test_changes_in_any_order(
-    con: lh.Connection, spark: SparkSession, tmp_path: Path, scd_type: int, small: bool, monkeypatch: pytest.MonkeyPatch
+    con: lh.Connection,
+    spark: SparkSession,
+    tmp_path: Path,
+    scd_type: int,
+    by: str,
+    monkeypatch: pytest.MonkeyPatch,
+    wait_until: Callable[..., None],
 ) -> None:
-    """By tasks, and by the driver."""
+    """By tasks, by the driver with rows that Spark reads, and by the driver alone."""
     import random
 
-    monkeypatch.setattr(BatchSize, "of", lambda self, number: (None, small))
+    found, given, read = BatchSize.of, (lambda self, df, *_: (df, by == "spark")), []
+
+    def of(self: BatchSize, *which: Any) -> tuple[DataFrame, bool]:
+        wait_until(lambda: self.query is not None)
+        read.append(found(self, *which)[0])
+        return read[-1], True
+
+    monkeypatch.setattr(BatchSize, "of", of if by == "driver" else given)
     rng = random.Random(scd_type)
     changes = []
     for key in range(12):
         for sequence in rng.sample(range(40), rng.randrange(1, 9)):
             changes.append((key, sequence, rng.choice([None, "a", "b", f"v{sequence}"])))
     rng.shuffle(changes)
-    source, target = f"p.cdc{scd_type}_{small}", f"p.target{scd_type}_{small}"
+    source, target = f"p.cdc{scd_type}_{by}", f"p.target{scd_type}_{by}"
     feed = con.create_table(source, pa.schema([("k", pa.int64()), ("seq", pa.int32()), ("v", pa.string())]), buckets=2)
     stream = stream_of(con, spark, source)
     for part in (changes[:1], changes[1:20], changes[10:40], changes[40:]):
@@ -230,9 +244,11 @@ def test_changes_in_any_order(
         )  # fmt: skip
         query.awaitTermination()
         assert query.exception() is None
+    assert len(read) == (4 if by == "driver" else 0)
+    assert all(frame._rows is not None for frame in read)
     columns = ["k", "v", "start_at", "end_at"] if scd_type == 2 else ["k", "v"]
-    found = [tuple(r.values()) for r in con.table(target).scan(columns=columns).to_arrow().to_pylist()]
-    assert sorted(found, key=str) == sorted(model(changes, scd_type), key=str)
+    there = [tuple(r.values()) for r in con.table(target).scan(columns=columns).to_arrow().to_pylist()]
+    assert sorted(there, key=str) == sorted(model(changes, scd_type), key=str)
 
 
 def test_changes_that_cannot_be_applied(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:

@@ -322,11 +322,11 @@ def apply_changes(
     prepared = feed.prepared(changes, sequence_by, apply_as_deletes)
     feed.require_tables(con, arrow_schema(prepared.schema))
 
-    size = BatchSize(changes)
+    size = BatchSize(prepared)
 
     def micro_batch(df: DataFrame, number: int) -> None:
-        _, small = size.of(number)
-        feed.apply(con, df, of_query(query_id(df.sparkSession), number), small=small)
+        rows, small = size.of(df, number, con)
+        feed.apply(con, rows, of_query(query_id(df.sparkSession), number), small=small)
 
     size.query = started(prepared, micro_batch, checkpoint=checkpoint, name=name, trigger=trigger)
     return size.query

@@ -286,9 +286,9 @@ def run_pipeline(
 
     def micro_batch(df: DataFrame, number: int) -> None:
         batch = of_query(query_id(df.sparkSession), number)
-        span, small = size.of(number)
+        rows, small = size.of(df, number, con)
         layers = Layers(con, batch, small=small)
-        step(df if span is None else MicroBatch(df, con, span), layers)
+        step(rows, layers)
         layers.write()
 
     size.query = started(
@@ -308,16 +308,16 @@ class BatchSize:
         self.query: StreamingQuery | None = None
         self._plain = PlainStream.of(stream) if stream.isStreaming else None
 
-    def of(self, number: int) -> tuple[Span | None, bool]:
-        """Where the micro-batch that is worked on lies, if that is known, and whether it is small: by its own rows or,
-        where they are not known, by those of the last one."""
+    def of(self, df: DataFrame, number: int, con: Connection) -> tuple[DataFrame, bool]:
+        """The micro-batch that is worked on, which fetches its rows without Spark where it can, and whether it is
+        small: by its own rows or, where they are not known, by those of the last one."""
         if self.query is None:
-            return None, False
+            return df, False
         span = None if self._plain is None else Span.now(self._plain, self.query, number)
         if span is not None:
-            return span, span.rows <= SMALL_ROWS
+            return MicroBatch(df, con, span), span.rows <= SMALL_ROWS
         last = self.query._jsq.lastProgress()
-        return None, last is not None and 0 < int(last.numInputRows()) <= SMALL_ROWS
+        return df, last is not None and 0 < int(last.numInputRows()) <= SMALL_ROWS
 
 
 def started(

@@ -1,19 +1,21 @@
 """The rows of a micro-batch, read by the driver itself where a Spark job would take longer than they do.
 
 A micro-batch of a Lakehead table is what lies between two offsets, which whoever knows them can read. So
-``batch.toArrow()`` of one that is small and nothing else, no filter and no join, is a request to the server: no job, no
-task, no Python worker. What cannot be read like that, or fails, is left to Spark.
+``batch.toArrow()`` of one that is small, and no more than rows and columns that `lakehead.spark.plain_columns` knows,
+is a request to the server: no job, no task, no Python worker. What cannot be read like that, or fails, is left to
+Spark.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.sql.classic.dataframe import DataFrame
+from pyspark.sql.types import StructType
 
 from lakehead.api.connection import Connection
 from lakehead.api.table import handle_of
@@ -22,6 +24,7 @@ from lakehead.errors import LakeheadError
 from lakehead.format.read_as import cast_to
 from lakehead.spark.options import ReadOptions
 from lakehead.spark.parts import read_changes, record_parts
+from lakehead.spark.plain_columns import PlainRows, kind_of, rows_of
 from lakehead.spark.stream_offsets import StreamOffset, records_between, rows_between
 from lakehead.spark.types import arrow_schema
 from lakehead.types import CHANGE_TYPE_COLUMN
@@ -38,16 +41,20 @@ _SOURCE = "lakehead"
 
 @dataclass
 class PlainStream:
-    """A stream of one Lakehead table that does no more than choose columns.
+    """A stream of one Lakehead table that does no more than choose rows and columns.
 
     Attributes:
-        read: the columns to read: those chosen, and what decides which records are rows.
-        schema: of the chosen columns, as Spark gives them in Arrow.
+        read: the columns to read: those that others are computed from, and what decides which records are rows.
+        given: the schema of what is read, as Spark gives it in Arrow.
+        rows: what becomes of it.
+        schema: of that, as Spark gives it in Arrow.
         handle: the table, once a micro-batch was read; it serves all that name the same definition of it.
     """
 
     options: ReadOptions
     read: tuple[str, ...]
+    given: pa.Schema
+    rows: PlainRows
     schema: pa.Schema
     handle: TableHandle | None = None
 
@@ -55,25 +62,28 @@ class PlainStream:
     def of(cls, stream: AnyFrame) -> PlainStream | None:
         """What a streaming DataFrame is, if it is that."""
         try:
-            plan = stream._jdf.queryExecution().analyzed()
-            while _kind(plan) == "Project":
-                chosen = plan.projectList().iterator()
-                while chosen.hasNext():
-                    if _kind(chosen.next()) != "AttributeReference":
-                        return None
-                plan = plan.child()
-            if _kind(plan) != "StreamingRelationV2" or plan.sourceName() != _SOURCE:
+            found = rows_of(stream._jdf.queryExecution().analyzed())
+            if found is None:
                 return None
-            options = ReadOptions.parse(dict(plan.extraOptions().asCaseSensitiveMap()))
-            told = CHANGE_TYPE_COLUMN in [a.name() for a in _each(plan.output())]
+            relation, rows = found
+            if kind_of(relation) != "StreamingRelationV2" or relation.sourceName() != _SOURCE:
+                return None
+            options = ReadOptions.parse(dict(relation.extraOptions().asCaseSensitiveMap()))
+            columns = arrow_schema(StructType.fromJson(json.loads(relation.schema().json())))
             large = stream.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes")
-        except (Py4JError, TypeError, LakeheadError):  # a Spark that names its plans in another way
+        except (Py4JError, TypeError, LakeheadError):  # also a Spark that names its plans in another way
             return None
-        names = tuple(stream.columns)
-        if large == "true" or len(set(names)) < len(names):
+        names = stream.columns
+        if large == "true" or len(set(names)) < len(names) or not names or not rows.reads:
             return None
-        read = (*names, CHANGE_TYPE_COLUMN) if told and CHANGE_TYPE_COLUMN not in names else names
-        return cls(options, read, arrow_schema(stream.schema))
+        given = pa.schema([field for field in columns if field.name in rows.reads])
+        told = CHANGE_TYPE_COLUMN in columns.names and CHANGE_TYPE_COLUMN not in given.names
+        read = (*given.names, CHANGE_TYPE_COLUMN) if told else tuple(given.names)
+        return cls(options, read, given, rows, arrow_schema(stream.schema))
+
+    def made_of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """What becomes of records that were read."""
+        return self.rows.of(cast_to(self.given, rows), self.schema)
 
 
 @dataclass(frozen=True)
@@ -124,7 +134,7 @@ class Span:
         held, size = [], 0
         for part in record_parts(handle.desc, records_between(self.start, self.end)):
             for batch in read_changes(handle, part, self.of.read):
-                held.append(cast_to(self.of.schema, batch))
+                held.append(self.of.made_of(batch))
                 size += batch.nbytes
                 if size > BYTES_MAX:
                     return None
@@ -151,14 +161,3 @@ class MicroBatch(DataFrame):
 
 def _offset(text: str) -> StreamOffset:
     return StreamOffset.from_json(json.loads(text))
-
-
-def _kind(node: Any) -> str:
-    return str(node.getClass().getSimpleName())
-
-
-def _each(found: Any) -> list[Any]:
-    out, at = [], found.iterator()
-    while at.hasNext():
-        out.append(at.next())
-    return out
