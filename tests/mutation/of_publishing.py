@@ -29,8 +29,8 @@ OF_PUBLISHING = (
     Mutant(
         "number every batch of a job from the start",
         "server/staging.py",
-        "EndPublication(table_id, job, publication.begun, stamp.sequence, now)",
-        "EndPublication(table_id, job, publication.begun, 0, now)",
+        "EndPublication(table_id, job, batch, of.stamp.sequence, now)",
+        "EndPublication(table_id, job, batch, 0, now)",
         "tests/unit/server/test_staging.py",
     ),
     Mutant(

@@ -39,7 +39,7 @@ from lakehead.protocol.staging import GIVEN_BYTES_MAX, Publish, Published, Stage
 from lakehead.server.catalog import BeginPublication, EndPublication, Part
 from lakehead.server.metadata import MetadataStore, Publication
 from lakehead.server.tables import LiveTable, LiveTables
-from lakehead.server.writes import Writes, body_schema
+from lakehead.server.writes import CheckedBatch, Writes, body_schema
 from lakehead.types import Offset, TabletKey, WriteKind
 
 _log = logging.getLogger("lakehead.server.staging")
@@ -85,6 +85,10 @@ class _Turn(NamedTuple):
     bodies: dict[TabletKey, list[FrameBody]]
 
     @property
+    def size(self) -> int:
+        return sum(body.buffer.size for of in self.bodies.values() for body in of)
+
+    @property
     def row_count(self) -> int:
         return sum(body.row_count for of in self.bodies.values() for body in of)
 
@@ -93,6 +97,33 @@ class _Turn(NamedTuple):
 
     def rows(self) -> dict[TabletKey, pa.RecordBatch]:
         return {key: self.batch(key) for key in self.bodies}
+
+
+@dataclass
+class _Begun:
+    """A batch of a job that is decided for one table, and how far it is carried out.
+
+    Attributes:
+        stamp: of its next turn.
+        turns: those that are left.
+        rows: how many were written, or were there.
+        error: why it goes no further.
+    """
+
+    table: LiveTable
+    publication: Publication
+    stamp: WriterStamp
+    turns: Iterator[_Turn]
+    rows: int = 0
+    error: LakeheadError | None = None
+
+    def next_turn(self) -> _Turn | None:
+        return next(self.turns, None)
+
+    def wrote(self, turns: Sequence[_Turn]) -> None:
+        """Note that these are written."""
+        self.rows += sum(turn.row_count for turn in turns)
+        self.stamp = msgspec.structs.replace(self.stamp, sequence=self.stamp.sequence + len(turns))
 
 
 @dataclass
@@ -177,13 +208,12 @@ class Staging:
         self._remove_old(table)
 
     def _try_to_finish(self, table: LiveTable, publication: Publication) -> None:
-        try:
-            _, end = self._carry_out(table, publication)
-            self._end([(table, publication, end)])
-        except LakeheadError as e:
+        begun = self._begun(table, publication)
+        self._carry_out([begun])
+        if begun.error is not None:
             _log.warning(
                 "batch %s that %s writes to %s is there in part: %s",
-                publication.begun, publication.job, table.desc.path, e,
+                publication.begun, publication.job, table.desc.path, begun.error,
             )  # fmt: skip
 
     def _remove_old(self, table: LiveTable) -> None:
@@ -268,31 +298,19 @@ class Staging:
 
     def _finish(self, tables: Iterable[LiveTable], job: str) -> int:
         """Carry out what is decided for these tables, for each that it can be; returns how many rows that were."""
-        rows = 0
-        done: list[tuple[LiveTable, Publication, EndPublication]] = []
-        left: list[tuple[LiveTable, Publication, LakeheadError]] = []
-        for table in tables:
-            publication = self._metadata.publication(table.desc.table_id, job)
-            if publication.begun is not None:
-                try:
-                    count, end = self._carry_out(table, publication)
-                    rows += count
-                    done.append((table, publication, end))
-                except LakeheadError as e:
-                    left.append((table, publication, e))
-        try:
-            self._end(done)
-        except LakeheadError as e:
-            left += [(table, publication, e) for table, publication, _ in done]
-        for table, publication, error in left:
-            raise OutcomeUnknownError(
-                f"batch {publication.begun} of {publication.job} is part of {table.desc.path}, but not all of it is"
-                " there yet: the server goes on with it now and then, and when it is started again. Do not write it"
-                f" under another name ({error})",
-                table=str(table.desc.path),
-                job=publication.job,
-            ) from error
-        return rows
+        of_job = [(table, self._metadata.publication(table.desc.table_id, job)) for table in tables]
+        begun = [self._begun(*decided) for decided in of_job if decided[1].begun is not None]
+        self._carry_out(begun)
+        for left in begun:
+            if left.error is not None:
+                raise OutcomeUnknownError(
+                    f"batch {left.publication.begun} of {job} is part of {left.table.desc.path}, but not all of it is"
+                    " there yet: the server goes on with it now and then, and when it is started again. Do not write it"
+                    f" under another name ({left.error})",
+                    table=str(left.table.desc.path),
+                    job=job,
+                ) from left.error
+        return sum(done.rows for done in begun)
 
     def complete(self, table: LiveTable) -> None:
         """Carry out what was decided before a crash, and find what waits; for who opens the table, before it is used.
@@ -337,41 +355,82 @@ class Staging:
         self._writes.check_partitions(table, list(tablets.values()))
         return {key.partition for key in tablets}
 
-    def _carry_out(self, table: LiveTable, publication: Publication) -> tuple[int, EndPublication]:
-        """Do what was decided; returns how many rows it has, and what `_end` is to note of it."""
+    def _begun(self, table: LiveTable, publication: Publication) -> _Begun:
         assert publication.begun is not None
         folder = _folder(table, publication.job, publication.begun)
         stamp = WriterStamp(_writer(publication.job), publication.sequence, epoch=int(publication.lasting))
-        rows = 0
-        replaced = self._metadata.truncated(table.desc.table_id) if table.desc.log_decides else {}
-        turns = self._joined(table, folder, publication.parts)
-        if replaced:
-            rows, stamp = self._replace(table, replaced, list(turns), stamp)
-        else:
-            for turn in turns:
-                self._writes.publish(table, turn.kind, turn.schema_id, turn.rows(), stamp)
-                stamp = msgspec.structs.replace(stamp, sequence=stamp.sequence + 1)
-                rows += turn.row_count
-        table_id, job, now = table.desc.table_id, publication.job, self._env.clock.now_us()
-        return rows, EndPublication(table_id, job, publication.begun, stamp.sequence, now)
+        return _Begun(table, publication, stamp, self._joined(table, folder, publication.parts))
 
-    def _end(self, done: Sequence[tuple[LiveTable, Publication, EndPublication]]) -> None:
+    def _carry_out(self, begun: Sequence[_Begun]) -> None:
+        """Do what was decided, and note that it is done; what keeps one from it is its ``error``."""
+        left = []
+        for of in begun:
+            replaced = self._metadata.truncated(of.table.desc.table_id) if of.table.desc.log_decides else {}
+            if not replaced:
+                left.append(of)
+                continue
+            try:
+                self._replace(of, replaced)
+            except LakeheadError as e:
+                of.error = e
+        while left:
+            left = self._write_turns(left)
+        self._end([of for of in begun if of.error is None])
+
+    def _write_turns(self, begun: Sequence[_Begun]) -> list[_Begun]:
+        """Write the next turn of each; which of them may have another. Small ones go side by side, as most of a small
+        write is waiting for the disk."""
+        turns: list[tuple[_Begun, _Turn]] = []
+        for of in begun:
+            try:
+                if (turn := of.next_turn()) is not None:
+                    turns.append((of, turn))
+            except LakeheadError as e:
+                of.error = e
+        small = [t for t in turns if t[1].size <= GIVEN_BYTES_MAX]
+        for together in [small, *([t] for t in turns if t[1].size > GIVEN_BYTES_MAX)]:
+            self._write_together(together)
+        return [of for of, _ in turns if of.error is None]
+
+    def _write_together(self, turns: Sequence[tuple[_Begun, _Turn]]) -> None:
+        decoded: list[tuple[_Begun, _Turn, CheckedBatch]] = []
+        for of, turn in turns:
+            try:
+                batch = CheckedBatch(of.table, turn.kind, turn.schema_id, turn.rows(), of.stamp)
+            except LakeheadError as e:
+                of.error = e
+            else:
+                decoded.append((of, turn, batch))
+        for (of, turn, _), error in zip(decoded, self._writes.publish([b for *_, b in decoded]), strict=True):
+            of.error = error
+            if error is None:
+                of.wrote([turn])
+
+    def _end(self, done: Sequence[_Begun]) -> None:
         """Note that these were carried out; what was staged for them is not needed any more."""
         if not done:
             return
-        self._metadata.submit_all([end for _, _, end in done])
-        for table, publication, end in done:
-            folder = _folder(table, publication.job, end.batch)
-            with self._lock:
-                waits = folder in self._waiting
-            if waits or not all(isinstance(part, bytes) for part in publication.parts):
-                self._forget(folder)
+        now = self._env.clock.now_us()
+        try:
+            ends = []
+            for of in done:
+                table_id, job, batch = of.table.desc.table_id, of.publication.job, of.publication.begun
+                assert batch is not None
+                ends.append(EndPublication(table_id, job, batch, of.stamp.sequence, now))
+            self._metadata.submit_all(ends)
+            for of, end in zip(done, ends, strict=True):
+                folder = _folder(of.table, end.job, end.batch)
+                with self._lock:
+                    waits = folder in self._waiting
+                if waits or not all(isinstance(part, bytes) for part in of.publication.parts):
+                    self._forget(folder)
+        except LakeheadError as e:
+            for of in done:
+                of.error = e
 
-    def _replace(
-        self, table: LiveTable, ends: Mapping[TabletKey, Offset], turns: Sequence[_Turn], stamp: WriterStamp
-    ) -> tuple[int, WriterStamp]:
-        """Write turns in place of what tablets held below these offsets, tablet by tablet; how many rows that were, and
-        the next stamp."""
+    def _replace(self, begun: _Begun, ends: Mapping[TabletKey, Offset]) -> None:
+        """Write all turns in place of what tablets held below these offsets, tablet by tablet."""
+        table, stamp, turns = begun.table, begun.stamp, list(begun.turns)
 
         def batches(key: TabletKey) -> Iterator[tuple[WriteKind, pa.RecordBatch, WriterStamp]]:
             for n, turn in enumerate(turns):
@@ -383,8 +442,7 @@ class Staging:
         for key in dict.fromkeys([*ends, *(key for turn in turns for key in turn.bodies)]):
             self._writes.replace(table, key, ends.get(key, 0), schema_id, batches(key))
         table.end_truncation()
-        after = msgspec.structs.replace(stamp, sequence=stamp.sequence + len(turns))
-        return sum(turn.row_count for turn in turns), after
+        begun.wrote(turns)
 
     def _joined(self, table: LiveTable, folder: str, parts: Sequence[Part]) -> Iterator[_Turn]:
         """The rows of all pieces in their order, in batches; the same ones whenever the pieces are the same. Of many

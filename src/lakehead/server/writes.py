@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import crc32c
 import msgspec
@@ -36,6 +37,16 @@ from lakehead.server.tablet import Tablet
 from lakehead.types import Offset, TableDescriptor, TabletKey, WriteKind
 
 _EVERY_SEQUENCE = 2**63
+
+
+class CheckedBatch(NamedTuple):
+    """Rows that were checked, for tablets of one table, as a batch of a writer."""
+
+    table: LiveTable
+    kind: WriteKind
+    schema_id: int
+    rows: Mapping[TabletKey, pa.RecordBatch]
+    stamp: WriterStamp
 
 
 class Writes:
@@ -95,34 +106,51 @@ class Writes:
         self.check_partitions(table, request.tablets)
         return parts
 
-    def publish(
-        self, table: LiveTable, kind: WriteKind, schema_id: int, rows: Mapping[TabletKey, pa.RecordBatch],
-        stamp: WriterStamp,
-    ) -> None:  # fmt: skip
-        """Write rows that were checked, to the tablets that do not have this batch of this writer yet. It says nothing
-        of the batch before, which each tablet knows.
+    def publish(self, batches: Sequence[CheckedBatch]) -> list[LakeheadError | None]:
+        """Write batches of different tables side by side, each to the tablets that do not have it yet. It says nothing
+        of a writer's batch before, which each tablet knows.
 
-        Raises:
-            LakeheadError: some tablets do not have their part; the same call again gives it to them alone.
+        Returns:
+            for each what kept its part from some tablets, if anything did: the same again gives it to them alone.
         """
-        held = self._bytes.take(sum(batch.nbytes for batch in rows.values()))
+        errors: list[LakeheadError | None] = [None] * len(batches)
+        begun: list[tuple[int, list[Tablet], list[PendingWrite]]] = []
+        held: list[int] = []
+        try:
+            for n, batch in enumerate(batches):
+                try:
+                    held.append(self._bytes.take(sum(rows.nbytes for rows in batch.rows.values())))
+                    begun.append((n, *self._unwritten(batch)))
+                except LakeheadError as e:
+                    errors[n] = e
+            self._begin([t for _, tablets, _ in begun for t in tablets], [w for *_, writes in begun for w in writes])
+            for n, tablets, writes in begun:
+                try:
+                    _answers(tablets, writes)
+                except LakeheadError as e:
+                    errors[n] = e
+        finally:
+            for taken in held:
+                self._bytes.give_back(taken)
+        return errors
+
+    def _unwritten(self, batch: CheckedBatch) -> tuple[list[Tablet], list[PendingWrite]]:
+        """What is to be written of a batch, and to which tablets."""
         tablets: list[Tablet] = []
         writes: list[PendingWrite] = []
-        try:
-            for key, batch in rows.items():
-                tablet = table.tablet(key, create=True)
-                assert tablet is not None
-                last = tablet.writers.last_sequence(stamp.writer_id, _EVERY_SEQUENCE)
-                if last is not None and last >= stamp.sequence:
-                    continue
-                writes.append(self._published(table, kind, schema_id, batch, stamp, last))
-                tablets.append(tablet)
-            if len(tablets) > 1:
-                for tablet, write in zip(tablets, writes, strict=True):
-                    tablet.require_change(write)
-            self._submit(tablets, writes)
-        finally:
-            self._bytes.give_back(held)
+        table, stamp = batch.table, batch.stamp
+        for key, rows in batch.rows.items():
+            tablet = table.tablet(key, create=True)
+            assert tablet is not None
+            last = tablet.writers.last_sequence(stamp.writer_id, _EVERY_SEQUENCE)
+            if last is not None and last >= stamp.sequence:
+                continue
+            writes.append(self._published(table, batch.kind, batch.schema_id, rows, stamp, last))
+            tablets.append(tablet)
+        if len(tablets) > 1:
+            for tablet, write in zip(tablets, writes, strict=True):
+                tablet.require_change(write)
+        return tablets, writes
 
     def replace(
         self, table: LiveTable, key: TabletKey, before: Offset, schema_id: int,
@@ -238,30 +266,16 @@ class Writes:
         return rows
 
     def _submit(self, tablets: list[Tablet], writes: list[PendingWrite]) -> list[tuple[int, int]]:
+        self._begin(tablets, writes)
+        return _answers(tablets, writes)
+
+    def _begin(self, tablets: list[Tablet], writes: list[PendingWrite]) -> None:
         idle = [tablet for tablet, write in zip(tablets, writes, strict=True) if tablet.submit(write)]
         # Each tablet syncs its own file: side by side, or the syncs would add up.
         for tablet in idle[1:]:
             self._run_in_background(tablet.drive)
         if idle:
             idle[0].drive()
-        errors: list[LakeheadError] = []
-        offsets: list[tuple[int, int]] = []
-        written: list[Tablet] = []
-        for tablet, write in zip(tablets, writes, strict=True):
-            try:
-                offsets.append(write.wait())
-                written.append(tablet)
-            except LakeheadError as e:
-                errors.append(e)
-        errors.sort(key=lambda e: not isinstance(e, OutcomeUnknownError))
-        if errors and written:
-            first = errors[0]
-            done = "; ".join(f"{tablet.key}: {part}" for tablet, part in zip(written, offsets, strict=True))
-            context = {**first.context, "acknowledged": done}
-            raise type(first)(f"{first} (other tablets have their part: {done})", **context) from first
-        if errors:
-            raise errors[0]
-        return offsets
 
     def open_writer(self, request: m.OpenWriter, caller: Caller) -> m.WriterReply:
         """See `OpenWriter`. Who may manage the table may take a name that is another's."""
@@ -274,6 +288,28 @@ class Writes:
         """See `CloseWriter`."""
         self._writers.close(request, caller.principal)
         return m.Done()
+
+
+def _answers(tablets: Sequence[Tablet], writes: Sequence[PendingWrite]) -> list[tuple[int, int]]:
+    """The offsets of one batch's writes, once all have ended; raises what some failed with."""
+    errors: list[LakeheadError] = []
+    offsets: list[tuple[int, int]] = []
+    written: list[Tablet] = []
+    for tablet, write in zip(tablets, writes, strict=True):
+        try:
+            offsets.append(write.wait())
+            written.append(tablet)
+        except LakeheadError as e:
+            errors.append(e)
+    errors.sort(key=lambda e: not isinstance(e, OutcomeUnknownError))
+    if errors and written:
+        first = errors[0]
+        done = "; ".join(f"{tablet.key}: {part}" for tablet, part in zip(written, offsets, strict=True))
+        context = {**first.context, "acknowledged": done}
+        raise type(first)(f"{first} (other tablets have their part: {done})", **context) from first
+    if errors:
+        raise errors[0]
+    return offsets
 
 
 def body_schema(desc: TableDescriptor, request: m.Write) -> pa.Schema:

@@ -327,6 +327,46 @@ def test_tables_that_are_published_together_have_all_of_it_or_none(power_cut: bo
     raise AssertionError("it never ended")
 
 
+@pytest.mark.parametrize("keyed", [False, True])
+def test_the_disk_is_waited_for_by_all_tables_together(deployment: Deployment, keyed: bool) -> None:
+    kind: WriteKind = "upsert" if keyed else "append"
+    tables = [deployment.table(name=f"t{n}", keyed=keyed, buckets=1) for n in range(3)]
+    syncs = threading.Barrier(3, timeout=30)
+    for batch in (JobBatch("job", 0), JobBatch("job", 1)):
+        rows = table_of(2 * batch.number, 2 * batch.number + 1)
+        parts = [(t.staging, staged(t, batch, [rows], kind=kind)) for t in tables]
+        publish_together(batch, parts, lasting=False)
+        deployment.storage.before = lambda action, path: meet(
+            syncs, action, path
+        )
+    assert [deployment.rows(t) for t in tables] == [[(k, "x") for k in range(4)]] * 3
+
+
+def meet(others: threading.Barrier, action: str, path: str) -> None:
+    if action == "sync" and path.endswith(".log"):
+        others.wait()
+
+
+def test_a_table_that_fails_holds_no_other_up(deployment: Deployment) -> None:
+    """Each has what it can have, and the rest once it can, in the order of the calls."""
+    tables = [deployment.table(name=f"t{n}", keyed=True, buckets=1) for n in range(3)]
+    parts = []
+    for t in tables:
+        removed = staged(t, JobBatch("job"), [table_of(2).select(["k"])], kind="delete")
+        rows = [table_of(1, 2)], [table_of(1, v="y")]
+        parts.append((t.staging, [*staged(t, JobBatch("job"), *rows, kind="upsert"), *removed]))
+    folder = deployment.service._tables.get(tables[1].desc.table_id).folder
+    deployment.storage.before = lambda action, path: refuse(action, path, folder)
+    with pytest.raises(OutcomeUnknownError, match="Do not write it under another name"):
+        publish_together(JobBatch("job"), parts, lasting=False)
+    there = [deployment.live(tables[n]) for n in (0, 2)]
+    assert there == [[(1, "y")]] * 2
+    deployment.storage.before = None
+    deployment.service.maintain()
+    assert [deployment.live(t) for t in tables] == [[(1, "y")]] * 3
+    assert not deployment.staged_files()
+
+
 def test_a_batch_names_each_table_once(deployment: Deployment) -> None:
     table, batch = deployment.table(), JobBatch("job")
     parts = staged(table, batch, [table_of(1)])
