@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -12,13 +14,18 @@ import lakehead as lh
 from examples.shop.model import KINDS
 from examples.shop.tables import COUNTS
 
+KNOWN = (("user_id", ("country", "segment")), ("product_id", ("category",)))
+"""What events are completed with: keys of users and products, and columns of these."""
 
-def new(events: pa.Table, silver: lh.Table) -> pa.Table:
-    """Events that silver does not have, each once: what is delivered again is there already, or twice in here."""
+
+def new(events: pa.Table, silver: lh.Table, users: lh.Table, products: lh.Table) -> pa.Table:
+    """Events that silver does not have, each once, complete: what is delivered again is there already, or twice in
+    here."""
     _, first = np.unique(events["event_id"].to_numpy(), return_index=True)
     once = events.take(np.sort(first))
-    known = silver.lookup(once.select(["event_id"]))["event_id"].combine_chunks()
-    return once.filter(pc.invert(pc.is_in(once["event_id"], known)))
+    known, *found = _at_once(lambda: silver.lookup(once.select(["event_id"])), *_asked(once, users, products))
+    is_new = pc.invert(pc.is_in(once["event_id"], known["event_id"].combine_chunks()))
+    return _joined(once, found).filter(is_new)
 
 
 def inserted(changes: pa.Table) -> pa.Table:
@@ -29,16 +36,26 @@ def inserted(changes: pa.Table) -> pa.Table:
 
 def enriched(events: pa.Table, users: lh.Table, products: lh.Table) -> pa.Table:
     """Events with what is known of their users and products at this moment."""
-    return _looked_up(_looked_up(events, users, ["country", "segment"]), products, ["category"])
+    return _joined(events, _at_once(*_asked(events, users, products)))
 
 
-def _looked_up(events: pa.Table, table: lh.Table, columns: Sequence[str]) -> pa.Table:
-    (key,) = table.primary_key
-    found = table.lookup(pa.table({key: pc.unique(events[key])}))
-    at = pc.index_in(events[key], found[key].combine_chunks())
-    for name in columns:
-        events = events.append_column(name, found[name].combine_chunks().take(at))
+def _asked(events: pa.Table, *tables: lh.Table) -> list[Callable[[], pa.Table]]:
+    keys = [pa.table({key: pc.unique(events[key])}) for key, _ in KNOWN]
+    return [partial(table.lookup, asked) for table, asked in zip(tables, keys, strict=True)]
+
+
+def _joined(events: pa.Table, found: Sequence[pa.Table]) -> pa.Table:
+    for rows, (key, columns) in zip(found, KNOWN, strict=True):
+        at = pc.index_in(events[key], rows[key].combine_chunks())
+        for name in columns:
+            events = events.append_column(name, rows[name].combine_chunks().take(at))
     return events
+
+
+def _at_once(*questions: Callable[[], pa.Table]) -> list[pa.Table]:
+    """The answers; most of a question's time is waiting."""
+    with ThreadPoolExecutor(len(questions)) as pool:
+        return [asked.result() for asked in [pool.submit(question) for question in questions]]
 
 
 def summed(events: pa.Table, key: str, sums: Sequence[str]) -> pa.Table:

@@ -60,9 +60,8 @@ class Pipeline:
         silver, known = self.con.table(ONE.events), self._known()
 
         def step(batch: DataFrame, out: Out) -> None:
-            events = batches.new(batch.toArrow(), silver)
-            if len(events):
-                rows = batches.enriched(events, *known)
+            rows = batches.new(batch.toArrow(), silver, *known)
+            if len(rows):
                 out.upsert(ONE.events, rows)
                 self._accumulate(out, rows, ONE)
 
