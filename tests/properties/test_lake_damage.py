@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import lakehead as lh
+from lakehead.iceberg.avro_file import edit_avro
 
 KINDS = {"manifests": "*.avro", "metadata": "*.metadata.json", "data": "*.parquet"}
 WAYS = ("cut", "a bit", "bytes", "zeros")
@@ -78,6 +80,31 @@ def test_damage_is_an_error_that_names_the_file(lake: tuple[lh.Table, Path], kin
     # A bit may be of a text that nobody needs, and what is known of a metadata file is not read again.
     assert refused or way == "a bit" or kind == "metadata"
     assert table.scan().to_arrow().sort_by("id").equals(right)
+
+
+@pytest.mark.parametrize("named", ["manifest_path", "file_path"])
+def test_an_address_that_cannot_be_is_the_fault_of_the_file_that_names_it(
+    lake: tuple[lh.Table, Path], named: str
+) -> None:
+    def spoil(record: dict[str, Any]) -> None:
+        of = record.get("data_file", record)
+        if named in of:
+            of[named] = of[named].replace(".", "\0")
+
+    table, folder = lake
+    refused = 0
+    for file in sorted(folder.rglob("*.avro")):
+        whole = file.read_bytes()
+        file.write_bytes(edit_avro(whole, spoil, str(file)))
+        try:
+            table.scan(tier="lake").to_arrow()
+        except lh.CorruptionError as e:
+            assert f"{file.name} is damaged" in str(e)
+            refused += 1
+        finally:
+            file.write_bytes(whole)
+    assert refused  # of the files of older snapshots none is read
+    assert table.scan(tier="lake").to_arrow().num_rows == 200
 
 
 def test_each_wrong_bit_of_a_page_is_found(lake: tuple[lh.Table, Path]) -> None:

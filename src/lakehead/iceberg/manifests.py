@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from pyiceberg.avro.reader import Reader
@@ -52,6 +53,7 @@ class _Manifest(ManifestFile):
             # Nothing in a file that ends with a block tells that there was another one.
             other = ValueError(f"it has {len(entries)} entries, and its list says {sum(said)}")
             raise damaged_file(self.manifest_path, other)
+        _require_addresses(self.manifest_path, (entry.data_file.file_path for entry in entries))
         return [
             _inherit_from_manifest(entry, self)
             for entry in entries
@@ -66,7 +68,16 @@ def manifests_of(snapshot: Snapshot, io: FileIO) -> list[ManifestFile]:
         CorruptionError: the list, or later a manifest, is damaged.
         OSError: the list cannot be read.
     """
-    return read_avro(snapshot.manifest_list, _read(io, snapshot.manifest_list), _list_reader)
+    manifests = read_avro(snapshot.manifest_list, _read(io, snapshot.manifest_list), _list_reader)
+    _require_addresses(snapshot.manifest_list, (manifest.manifest_path for manifest in manifests))
+    return manifests
+
+
+def _require_addresses(path: str, named: Iterable[str]) -> None:
+    """Raise what a file of this path is that names files by what cannot be an address: it is damaged, not they."""
+    for address in named:
+        if "\0" in address:
+            raise damaged_file(path, ValueError(f"it names {address!r}"))
 
 
 def _read(io: FileIO, path: str) -> bytes:

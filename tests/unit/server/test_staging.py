@@ -336,9 +336,7 @@ def test_the_disk_is_waited_for_by_all_tables_together(deployment: Deployment, k
         rows = table_of(2 * batch.number, 2 * batch.number + 1)
         parts = [(t.staging, staged(t, batch, [rows], kind=kind)) for t in tables]
         publish_together(batch, parts, lasting=False)
-        deployment.storage.before = lambda action, path: meet(
-            syncs, action, path
-        )
+        deployment.storage.before = lambda action, path: meet(syncs, action, path)
     assert [deployment.rows(t) for t in tables] == [[(k, "x") for k in range(4)]] * 3
 
 
