@@ -34,7 +34,7 @@ shop: $(STAMP) java  ## run the example shop: Spark through all layers, a live p
 	$(BIN)/python -m examples.shop $(ARGS)
 
 test: $(STAMP) java postgres proxy browser  ## run every test
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=15 $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=60 $(ARGS)
 
 crash: $(STAMP) java  ## kill real processes at every named point, check the data (SEED=n; the better part of an hour)
 	$(BIN)/python -m tests.crash $(if $(SEED),--seed $(SEED)) $(ARGS)

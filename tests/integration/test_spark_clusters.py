@@ -50,9 +50,9 @@ TWICE = {
 LOCAL_CLUSTER = "local-cluster[2,1,1024]"
 EVERY_WAY = bool(os.environ.get("LAKEHEAD_EVERY_WAY"))
 """A long run: each way on each kind of cluster."""
-WAYS = [("py-files", ""), ("archive", "")]
+WAYS = [("py-files", "")]
 if EVERY_WAY:
-    WAYS += [("installed", ""), ("environment", ""), ("whole archive", "")]
+    WAYS += [("archive", ""), ("installed", ""), ("environment", ""), ("whole archive", "")]
     WAYS += [(way, LOCAL_CLUSTER) for way in ("installed", "py-files", "environment")]
 
 
