@@ -120,6 +120,9 @@ def test_what_is_more_than_a_table_is_left_to_spark(con: lh.Connection, spark: S
     for other in (
         stream.where("price > 1"),
         stream.where("id between 1 and 12"),
+        stream.where(~stream.id.isin([])),
+        stream.where(stream.id.isin(list(range(1000)))),
+        stream.where(" or ".join(f"id = {n}" for n in range(300))),
         stream.where("upper(text) = 'A1'"),
         stream.selectExpr("id + 1 as id"),
         stream.selectExpr("id", "rand() as at_random"),

@@ -29,6 +29,8 @@ _TYPES: Mapping[str, pa.DataType] = {
 }
 _WHOLE_NUMBERS = ("tinyint", "smallint", "int", "bigint")
 """Each holds all values of those before it."""
+_LEAVES_MAX = 64
+"""An expression of more columns and literals is left to Spark, which is asked for each when a query begins."""
 _COMPARISONS: Mapping[str, Any] = {
     "EqualTo": pc.equal,
     "LessThan": pc.less,
@@ -84,7 +86,7 @@ def rows_of(plan: Any) -> tuple[Any, PlainRows] | None:
     """The relation at the bottom of an analyzed plan, and what the plan makes of its rows; None where that is more."""
     try:
         return _rows_of(plan)
-    except _NotPlainError:
+    except (_NotPlainError, RecursionError):
         return None
 
 
@@ -96,8 +98,8 @@ def _rows_of(plan: Any) -> tuple[Any, PlainRows]:
     relation, below = _rows_of(plan.child())
     known = dict(zip((_id(a) for a in each(plan.child().output())), below.columns, strict=True))
     if kind == "Filter":
-        return relation, PlainRows(below.columns, (*below.conditions, _column(plan.condition(), known)))
-    return relation, PlainRows(tuple(_column(e, known) for e in each(plan.projectList())), below.conditions)
+        return relation, PlainRows(below.columns, (*below.conditions, _small(plan.condition(), known)))
+    return relation, PlainRows(tuple(_small(e, known) for e in each(plan.projectList())), below.conditions)
 
 
 def kind_of(node: Any) -> str:
@@ -114,6 +116,12 @@ def each(found: Any) -> Iterator[Any]:
 
 def _table_column(name: str) -> PlainColumn:
     return PlainColumn(frozenset([name]), lambda rows: rows.column(name))
+
+
+def _small(node: Any, known: Mapping[str, PlainColumn]) -> PlainColumn:
+    if node.collectLeaves().size() > _LEAVES_MAX:
+        raise _NotPlainError
+    return _column(node, known)
 
 
 def _column(node: Any, known: Mapping[str, PlainColumn]) -> PlainColumn:
@@ -167,7 +175,7 @@ def _computed(kind: str, of: list[Compute]) -> Compute:
         return lambda rows: combine(first(rows), of[1](rows))
     if kind == "Not":
         return lambda rows: pc.invert(first(rows))
-    if kind == "In":
+    if kind == "In" and len(of) > 1:
         return lambda rows: reduce(pc.or_kleene, [pc.equal(first(rows), other(rows)) for other in of[1:]])
     if kind == "IsNull":
         return lambda rows: pc.is_null(first(rows))
