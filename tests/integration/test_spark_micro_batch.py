@@ -135,8 +135,12 @@ def test_what_is_more_than_a_table_is_left_to_spark(con: lh.Connection, spark: S
         stream.union(stream),
         stream.dropDuplicates(["id"]),
     ]
+    doubled = stream.selectExpr("id > 1 as c")
+    for _ in range(12):  # each names the one before twice
+        doubled = doubled.selectExpr("c or not c as c")
+    left.append(doubled)
     assert [PlainStream.of(other) for other in left] == [None] * len(left)
-    for other in (left[2], left[-1]):
+    for other in (left[2], left[-2]):
         seen = Seen(other).wait()
         table.append(rows(range(9, 11)))
         assert seen.wait().stop()

@@ -31,6 +31,8 @@ _WHOLE_NUMBERS = ("tinyint", "smallint", "int", "bigint")
 """Each holds all values of those before it."""
 _LEAVES_MAX = 64
 """An expression of more columns and literals is left to Spark, which is asked for each when a query begins."""
+_STEPS_MAX = 256
+"""As is one of more steps, with those of the columns that it is made of: each is done for each column that uses it."""
 _COMPARISONS: Mapping[str, Any] = {
     "EqualTo": pc.equal,
     "LessThan": pc.less,
@@ -51,10 +53,12 @@ class PlainColumn:
     Attributes:
         reads: the columns of the table that it is computed from.
         of: gives its values for rows that have these columns, in Spark's Arrow types.
+        steps: how much that computes.
     """
 
     reads: frozenset[str]
     of: Compute
+    steps: int = 1
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,10 @@ def _column(node: Any, known: Mapping[str, PlainColumn]) -> PlainColumn:
     if len(types) != 1 or not types <= _TYPES.keys():
         raise _NotPlainError
     of = [_column(child, known) for child in children]
-    return PlainColumn(frozenset().union(*(c.reads for c in of)), _computed(kind, [c.of for c in of]))
+    steps = sum(c.steps for c in of) + 1
+    if steps > _STEPS_MAX:
+        raise _NotPlainError
+    return PlainColumn(frozenset().union(*(c.reads for c in of)), _computed(kind, [c.of for c in of]), steps)
 
 
 def _literal(value: Any, kind: str) -> PlainColumn:
@@ -161,7 +168,7 @@ def _cast(child: Any, to: str, known: Mapping[str, PlainColumn]) -> PlainColumn:
         return column
     if to not in _WHOLE_NUMBERS or given not in _WHOLE_NUMBERS[: _WHOLE_NUMBERS.index(to)]:
         raise _NotPlainError
-    return PlainColumn(column.reads, lambda rows: column.of(rows).cast(_TYPES[to]))
+    return PlainColumn(column.reads, lambda rows: column.of(rows).cast(_TYPES[to]), column.steps + 1)
 
 
 def _computed(kind: str, of: list[Compute]) -> Compute:
