@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tests.mutation.mutant import Mutant
 from tests.mutation.of_access import OF_ACCESS
+from tests.mutation.of_clients import OF_CLIENTS
 from tests.mutation.of_memory import OF_MEMORY
 from tests.mutation.of_publishing import OF_PUBLISHING
 
@@ -30,6 +31,7 @@ _APPLIES = "            self._apply(frames, rows)\n"
 
 MUTANTS = (
     *OF_ACCESS,
+    *OF_CLIENTS,
     *OF_MEMORY,
     *OF_PUBLISHING,
     Mutant(
@@ -444,13 +446,6 @@ MUTANTS = (
         "return None if at == view.log_start_offset and self._trimmed_after(timestamp_us) else at",
         "return at",
         "tests/unit/log/test_checkpoint.py",
-    ),
-    Mutant(
-        "send a batch anew after any gap",
-        "client/writers.py",
-        'if writer.sent_again or "acknowledged" in e.context:',
-        "if False:",
-        "tests/unit/client/test_batch_writer.py",
     ),
     Mutant(
         "forget what a closed writer had seen",

@@ -30,6 +30,7 @@ from tests.simulation.workload import (
 )
 
 from lakehead.client.batch_writer import writer_bytes
+from lakehead.client.table import TableHandle
 from lakehead.config import TableProperties
 from lakehead.log.checkpoint import CheckpointPolicy
 from lakehead.types import TableDescriptor
@@ -166,8 +167,11 @@ class Simulation:
 
     def _populate(self, desc: TableDescriptor) -> None:
         d, table = self.deployment, desc.path.table
+        together: TableHandle | None = None
         for i in range(self.draws.randint(1, 3)):
             writer = AnonymousWriter(d, desc, f"{table}-w{i}")
+            if not desc.keyed:  # threads of one process, whose rows may go together
+                writer.client = together = together or writer.client
             batches = self.draws.randint(3, 12)
             self._writers.append(self._spawn(writer.name, functools.partial(writer.run, batches)))
         batches = self.draws.randint(3, 10)

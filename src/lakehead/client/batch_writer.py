@@ -39,11 +39,13 @@ _RETRY_MAX_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class PreparedWrite:
-    """One numbered batch, encoded: sending it again sends the same bytes."""
+    """One numbered batch, encoded: sending it again sends the same bytes. ``rows`` are the positions in the batch that
+    go to each tablet of the request, ascending; None stands for all."""
 
     request: Write
     bodies: list[pa.Buffer]
     sequence: int
+    rows: list[Rows | None]
 
 
 def _chosen(batch: pa.RecordBatch, rows: npt.NDArray[np.int64] | None) -> pa.RecordBatch:
@@ -176,7 +178,7 @@ class BatchWriter:
         request, bodies = encoded_write(self._desc, kind, batch, parts, stamp, folder_id=self._folder_id)
         self._previous.update((key, sequence) for key, _ in parts)
         self._next += 1
-        return PreparedWrite(request, bodies, sequence)
+        return PreparedWrite(request, bodies, sequence, [rows for _, rows in parts])
 
     def require_small(self, batch: pa.RecordBatch | pa.Table) -> None:
         """Raises: LimitExceededError: the batch is too large for one write."""

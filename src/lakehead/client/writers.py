@@ -9,6 +9,7 @@ import pyarrow as pa
 from lakehead.client.batch_writer import BatchWriter
 from lakehead.client.routes import Routes
 from lakehead.client.row_routing import halves, slices
+from lakehead.client.small_appends import SentPart, SmallAppends
 from lakehead.env import Env
 from lakehead.errors import LakeheadError, LimitExceededError, SchemaMismatchError, SequenceGapError
 from lakehead.format.storable import check_valid
@@ -26,17 +27,25 @@ class Writers:
         self._randomness = env.randomness
         self._idle: list[BatchWriter] = []
         self._lock = env.threads.lock()
+        self._small = SmallAppends(env.threads, lambda rows: self._write("append", rows))
 
     def write(self, kind: WriteKind, rows: pa.Table) -> list[tuple[TabletKey, tuple[int, int]]]:
         """Write rows under an anonymous writer, in slices of at most 64 Ki rows; returns the offsets of each part.
+        Appends of few rows go with those of other threads; see `SmallAppends`.
 
         Raises:
             LakeheadError: a slice failed; ``context["rows_acknowledged"]`` says how many rows before it were written.
         """
+        if kind == "append" and SmallAppends.takes(rows):
+            return self._small.append(rows)
+        return [(part.key, part.offsets) for part in self._write(kind, rows)]
+
+    def _write(self, kind: WriteKind, rows: pa.Table) -> list[SentPart]:
+        """What `write` does, by a writer of its own; positions are those in the slice that a part is of."""
         with self._lock:
             writer = self._idle.pop() if self._idle else None
         writer = writer or self.anonymous()
-        out: list[tuple[TabletKey, tuple[int, int]]] = []
+        out: list[SentPart] = []
         done = 0
         parts = deque(slices(rows))
         if len(parts) > 1:
@@ -48,7 +57,7 @@ class Writers:
             batch = parts.popleft()
             try:
                 try:
-                    out += writer.send(writer.prepare(kind, batch))
+                    out += _sent(writer, kind, batch)
                 except LimitExceededError as e:
                     if batch.num_rows == 1 or "change_bytes_max" not in e.context or "acknowledged" in e.context:
                         raise
@@ -61,7 +70,7 @@ class Writers:
                         raise
                     # While it was idle many others wrote, and it was forgotten: this batch is refused, by all tablets.
                     writer = self.anonymous()
-                    out += writer.send(writer.prepare(kind, batch))
+                    out += _sent(writer, kind, batch)
             except LakeheadError as e:
                 if isinstance(e, SchemaMismatchError):
                     check_valid(batch.columns, batch.schema, f"rows for {self._desc.path}")  # names the row
@@ -80,3 +89,9 @@ class Writers:
         """A writer that nobody resumes."""
         writer_id = bytes.fromhex(self._randomness.uuid_hex())
         return BatchWriter(self._desc, self._routes, self._clock, writer_id=writer_id, folder_id=self._folder_id)
+
+
+def _sent(writer: BatchWriter, kind: WriteKind, batch: pa.RecordBatch) -> list[SentPart]:
+    prepared = writer.prepare(kind, batch)
+    answers = zip(writer.send(prepared), prepared.rows, strict=True)
+    return [SentPart(key, rows, offsets) for (key, offsets), rows in answers]

@@ -157,13 +157,18 @@ class _Workers:
 _workers = _Workers()
 
 
+def interrupts_land() -> bool:
+    """Whether this is the thread in which `KeyboardInterrupt` may be raised."""
+    return threading.get_ident() == threading.main_thread().ident
+
+
 def shielded(work: Callable[[], T], *, undo: Callable[[T], object] | None = None) -> T:
     """Call ``work`` where no interrupt lands, and return or raise what it does.
 
     That is here, or for the main thread another one. An interrupt of the main thread ends its waiting, and the work
     goes on to its end; then ``undo`` is called with its result.
     """
-    if threading.get_ident() != threading.main_thread().ident:
+    if not interrupts_land():
         return work()
     task = _Task(work, undo)
     try:
@@ -186,7 +191,7 @@ def uninterrupted(work: Callable[[], T]) -> T:
 
     Other signals whose handlers may raise (a time limit by SIGALRM) make it as `shielded`.
     """
-    if threading.get_ident() != threading.main_thread().ident:
+    if not interrupts_land():
         return work()
     usual = _handler_of(_INTERRUPT)
     if not callable(usual) or any(map(callable, map(_handler_of, _OTHER_SIGNALS))):

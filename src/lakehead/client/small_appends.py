@@ -1,0 +1,159 @@
+"""Appends of few rows that come while others are under way go together, in one batch.
+
+As in `lakehead.server.group_commit` there is no timer: a lone append goes at once, and what came while it was under way
+is the next batch. Its rows are encoded, sent, checked, written and synced once, however many threads gave them. One
+thread sends for all; the others sleep until their rows have landed, so that they do not take turns at the interpreter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from lakehead.client.row_routing import SHARE_ROWS, Rows
+from lakehead.env.interrupts import interrupts_land
+from lakehead.env.threads import Done, Threads
+from lakehead.errors import LakeheadError, OutcomeUnknownError, RequestTimeoutError, UnavailableError
+from lakehead.format.joins import within
+from lakehead.types import TabletKey
+
+_ROWS_MAX = 64
+# Not so many that a batch is cut for several buckets: what one call appends to a table without a bucket key has one.
+_CALLS_MAX = SHARE_ROWS // _ROWS_MAX
+_BYTES_MAX = 16 << 10
+
+Ranges = list[tuple[TabletKey, tuple[int, int]]]
+
+
+class SentPart(NamedTuple):
+    """Rows of a batch that one tablet got: their positions in the batch, ascending (None: all), and their offsets."""
+
+    key: TabletKey
+    rows: Rows | None
+    offsets: tuple[int, int]
+
+
+class _Append:
+    """One call. Whoever opens ``done`` has set ``ranges`` or ``error``, or that its thread ``leads`` the next batch."""
+
+    __slots__ = ("done", "error", "leads", "ranges", "rows")
+
+    def __init__(self, rows: pa.Table, done: Done) -> None:
+        self.rows = rows
+        self.done = done
+        self.leads = False
+        self.ranges: Ranges | None = None
+        self.error: LakeheadError | None = None
+
+    def answer(self) -> Ranges:
+        if self.error is not None:
+            raise self.error
+        assert self.ranges is not None
+        return self.ranges
+
+
+class SmallAppends:
+    """The appends of few rows to one table. Thread-safe.
+
+    Args:
+        send: writes rows as one batch and tells where they are; raises what a write does.
+    """
+
+    def __init__(self, threads: Threads, send: Callable[[pa.Table], Sequence[SentPart]]) -> None:
+        self._threads = threads
+        self._send = send
+        self._lock = threads.lock()
+        self._queue: list[_Append] = []
+        self._busy = False
+
+    @staticmethod
+    def takes(rows: pa.Table) -> bool:
+        """Whether these rows may wait for those of others: they are few. Those of the main thread never do, where an
+        interrupt could leave the others without an answer."""
+        return rows.num_rows <= _ROWS_MAX and within(rows, _BYTES_MAX) and not interrupts_land()
+
+    def append(self, rows: pa.Table) -> Ranges:
+        """Returns where the rows are once they are durable as the table promises.
+
+        Raises:
+            LakeheadError: what a write of these rows alone raises.
+        """
+        mine = _Append(rows, self._threads.done())
+        with self._lock:
+            waits, self._busy = self._busy, True
+            if waits:
+                self._queue.append(mine)
+        if waits:
+            self._wait(mine)
+            if not mine.leads:
+                return mine.answer()
+        with self._lock:
+            group = [mine, *self._queue[: _CALLS_MAX - 1]]
+            del self._queue[: _CALLS_MAX - 1]
+        try:
+            self._send_together(group)
+        finally:
+            self._pass_on(group)
+        return mine.answer()
+
+    def _wait(self, mine: _Append) -> None:
+        try:
+            mine.done.wait()
+        except BaseException:  # what another thread raises in this one
+            with self._lock:
+                if mine in self._queue:
+                    self._queue.remove(mine)
+                leads = mine.leads
+            if leads:
+                self._pass_on([mine])
+            raise
+
+    def _pass_on(self, group: Sequence[_Append]) -> None:
+        """Answer all but the first, whose thread this is; the first who came meanwhile sends the next batch."""
+        with self._lock:
+            following = self._queue.pop(0) if self._queue else None
+            self._busy = following is not None
+            if following is not None:
+                following.leads = True
+        if following is not None:
+            following.done.open()
+        for one in group[1:]:
+            if one.ranges is None and one.error is None:
+                one.error = OutcomeUnknownError(
+                    "the thread that sent these rows with its own failed: look for them before you write them again"
+                )
+            one.done.open()
+
+    def _send_together(self, group: Sequence[_Append]) -> None:
+        try:
+            rows = [one.rows for one in group]
+            parts = self._send(pa.concat_tables(rows).combine_chunks() if len(rows) > 1 else rows[0])
+        except LakeheadError as e:
+            if len(group) == 1:
+                group[0].error = e
+            elif _of_all(e):
+                for one in group:
+                    one.error = type(e)(e.message, **e.context)
+                    one.error.__cause__ = e
+            else:  # All of it was refused, maybe for the rows of one.
+                for one in group:
+                    self._send_together([one])
+            return
+        bounds = np.cumsum([0, *(one.rows.num_rows for one in group)])
+        shares: list[Ranges] = [[] for _ in group]
+        for key, positions, (start, _) in parts:
+            cuts = (start + (bounds if positions is None else np.searchsorted(positions, bounds))).tolist()
+            for share, low, high in zip(shares, cuts, cuts[1:], strict=False):
+                if low < high:
+                    share.append((key, (low, high)))
+        for one, share in zip(group, shares, strict=True):
+            one.ranges = share
+
+
+def _of_all(e: LakeheadError) -> bool:
+    """Whether a batch failed for what has nothing to do with its rows, or may be written, in some tablets at least."""
+    failed = isinstance(e, UnavailableError | RequestTimeoutError | OutcomeUnknownError)
+    return failed or "acknowledged" in e.context

@@ -1,0 +1,29 @@
+"""Mutants of what clients do for those who write."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import Mutant
+
+OF_CLIENTS = (
+    Mutant(
+        "send a batch anew after any gap",
+        "client/writers.py",
+        'if writer.sent_again or "acknowledged" in e.context:',
+        "if False:",
+        "tests/unit/client/test_batch_writer.py",
+    ),
+    Mutant(
+        "tell of several callers' rows the first one's offsets",
+        "client/small_appends.py",
+        "np.searchsorted(positions, bounds)",
+        "np.minimum(bounds, len(positions))",
+        "tests/unit/client/test_small_appends.py",
+    ),
+    Mutant(
+        "send what may have landed once more for each caller",
+        "client/small_appends.py",
+        "elif _of_all(e):",
+        "elif False:",
+        "tests/unit/client/test_small_appends.py",
+    ),
+)

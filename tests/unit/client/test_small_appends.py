@@ -1,0 +1,232 @@
+"""Appends of few rows by many threads: sent together, answered each for its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import lakehead as lh
+from lakehead.api.embedded import serve
+from lakehead.api.table import handle_of
+from lakehead.client.small_appends import SentPart, SmallAppends
+from lakehead.config import ServerConfig
+from lakehead.env.threads import Done, SystemThreads
+from lakehead.errors import LakeheadError, LimitExceededError, OutcomeUnknownError, UnavailableError
+from lakehead.types import UNPARTITIONED, TabletKey
+
+KEY = TabletKey(UNPARTITIONED, 0)
+
+
+def rows(*values: int) -> pa.Table:
+    return pa.table({"v": pa.array(values, pa.int64())})
+
+
+class Log:
+    """Takes batches once `open` is set, and keeps them; the first has `begun` when it is asked to."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.begun, self.open = threading.Event(), threading.Event()
+        self.refuse: Callable[[list[int]], BaseException | None] = lambda values: None
+
+    def send(self, given: pa.Table) -> Sequence[SentPart]:
+        values = given.column("v").to_pylist()
+        start = sum(map(len, self.batches))
+        self.batches.append(values)
+        self.begun.set()
+        assert self.open.wait(60)
+        if (error := self.refuse(values)) is not None:
+            raise error
+        return [SentPart(KEY, None, (start, start + len(values)))]
+
+
+class Callers:
+    """Threads that append, each known to be in the queue before the next begins."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.appends = SmallAppends(SystemThreads(), log.send)
+        self.pool = ThreadPoolExecutor(16)
+
+    def begin(self, *groups: Sequence[int]) -> list[Future[list[tuple[TabletKey, tuple[int, int]]]]]:
+        """The first is under way, and the others wait for it."""
+        begun = [self.pool.submit(self.appends.append, rows(*groups[0]))]
+        assert self.log.begun.wait(60)
+        for n, values in enumerate(groups[1:], 1):
+            begun.append(self.pool.submit(self.appends.append, rows(*values)))
+            while len(self.appends._queue) < n:
+                continue
+        return begun
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+def test_what_came_meanwhile_is_one_batch_in_the_order_in_which_it_came(log: Log) -> None:
+    begun = Callers(log).begin([1], [2, 3], [4], [5, 6, 7])
+    log.open.set()
+    assert [one.result(60) for one in begun] == [[(KEY, ends)] for ends in [(0, 1), (1, 3), (3, 4), (4, 7)]]
+    assert log.batches == [[1], [2, 3, 4, 5, 6, 7]]
+
+
+def test_a_batch_has_a_bound(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lakehead.client.small_appends._CALLS_MAX", 2)
+    begun = Callers(log).begin([1], [2], [3], [4], [5], [6])
+    log.open.set()
+    assert [one.result(60)[0][1][0] for one in begun] == list(range(6))
+    assert log.batches == [[1], [2, 3], [4, 5], [6]]
+
+
+def test_rows_that_are_refused_refuse_no_others(log: Log) -> None:
+    log.refuse = lambda values: LimitExceededError("too many", limit=3) if 3 in values else None
+    first, second, third, fourth = Callers(log).begin([1], [2], [3], [4])
+    log.open.set()
+    assert [len(one.result(60)) for one in (first, second, fourth)] == [1, 1, 1]
+    with pytest.raises(LimitExceededError, match="too many"):
+        third.result(60)
+    assert log.batches == [[1], [2, 3, 4], [2], [3], [4]]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnavailableError("nobody answers", gone=True),
+        OutcomeUnknownError("it may have landed", sequence=7),
+        LimitExceededError("a part is there", acknowledged="0: (0, 1)"),
+    ],
+)
+def test_what_failed_for_all_is_not_sent_again_for_each(log: Log, error: LakeheadError) -> None:
+    log.refuse = lambda values: error if 2 in values else None
+    begun = Callers(log).begin([1], [2], [3], [4])
+    log.open.set()
+    assert begun[0].result(60) == [(KEY, (0, 1))]
+    errors = [one.exception(60) for one in begun[1:]]
+    assert len({id(e) for e in errors}) == 3, "an error is raised in one thread"
+    for e in errors:
+        assert type(e) is type(error)
+        assert isinstance(e, LakeheadError)
+        assert (e.message, e.context) == (error.message, error.context)
+    assert log.batches == [[1], [2, 3, 4]]
+
+
+def test_a_thread_that_fails_leaves_nobody_waiting(log: Log) -> None:
+    log.refuse = lambda values: MemoryError() if 2 in values else None
+    callers = Callers(log)
+    begun = callers.begin([1], [2], [3])
+    log.open.set()
+    begun[0].result(60)
+    with pytest.raises(MemoryError):
+        begun[1].result(60)
+    with pytest.raises(OutcomeUnknownError, match="look for them"):
+        begun[2].result(60)
+    assert callers.appends.append(rows(4)) == [(KEY, (3, 4))]
+
+
+@pytest.mark.parametrize("leads", [False, True])
+def test_who_no_longer_waits_keeps_nobody_waiting(log: Log, leads: bool) -> None:
+    """What another thread raises in one that waits may come before its turn, or with it."""
+
+    class Leaving(SystemThreads):
+        made = 0
+
+        def done(self) -> Done:
+            self.made += 1
+            return Left() if self.made == 2 else super().done()
+
+    told = threading.Event()
+
+    class Left:
+        def open(self) -> None:
+            told.set()
+
+        def wait(self) -> bool:
+            if leads:
+                assert told.wait(60)
+            raise SystemExit
+
+    callers = Callers(log)
+    callers.appends = SmallAppends(Leaving(), log.send)
+    first = callers.pool.submit(callers.appends.append, rows(1))
+    assert log.begun.wait(60)
+    second = callers.pool.submit(callers.appends.append, rows(2))
+    if leads:
+        while not callers.appends._queue:
+            continue
+    else:
+        with pytest.raises(SystemExit):
+            second.result(60)
+    third = callers.pool.submit(callers.appends.append, rows(3))
+    while len(callers.appends._queue) < 1 + leads:
+        continue
+    log.open.set()
+    with pytest.raises(SystemExit):
+        second.result(60)
+    assert first.result(60) == [(KEY, (0, 1))]
+    assert third.result(60) == [(KEY, (1, 2))]
+    assert log.batches == [[1], [3]]
+
+
+def test_rows_of_the_main_thread_and_many_rows_go_alone() -> None:
+    assert not SmallAppends.takes(rows(1))
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(SmallAppends.takes, rows(1)).result()
+        assert not other.submit(SmallAppends.takes, rows(*range(1000))).result()
+        large = pa.table({"v": ["x" * 100_000]})
+        assert not other.submit(SmallAppends.takes, large).result()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"buckets": 3}, {"buckets": 3, "bucket_key": ["n"]}, {"partition_by": ["p"], "buckets": 2}],
+    ids=["plain", "buckets", "bucket key", "partitions"],
+)
+@pytest.mark.parametrize("served", [False, True], ids=["embedded", "served"])
+def test_offsets_are_those_of_the_callers_own_rows(tmp_path: Path, how: dict[str, Any], served: bool) -> None:
+    """Whatever tablets a batch of many callers' rows went to."""
+    schema = pa.schema([("writer", pa.int64()), ("n", pa.int64()), ("p", pa.string())])
+    with ExitStack() as ends:
+        if served:
+            host = serve(tmp_path / "folder", ServerConfig(port=0, token="t"))
+            ends.callback(host.close)
+            con = ends.enter_context(lh.connect(host.uri, token="t"))
+        else:
+            con = ends.enter_context(lh.connect(tmp_path / "folder"))
+        table = con.create_table("t.rows", schema, durability="os", **how)
+        small = handle_of(table).writers._small
+        send, batches = small._send, []
+
+        def counting(given: pa.Table) -> Sequence[SentPart]:
+            batches.append(given.num_rows)
+            return send(given)
+
+        small._send = counting
+
+        def write(writer: int) -> list[tuple[set[tuple[int, int]], lh.WriteResult]]:
+            given = [{"writer": writer, "n": n, "p": "ab"[(writer + n) % 2]} for n in range(40)]
+            calls = [given[low:high] for low, high in pairwise([0, *range(1, 37, 3), 40])]
+            return [({(writer, row["n"]) for row in rows}, table.append(rows)) for rows in calls]
+
+        with ThreadPoolExecutor(16) as pool:
+            told = [call for calls in pool.map(write, range(16)) for call in calls]
+        assert len(batches) < len(told)
+        found = {
+            ((row["p"],) if "partition_by" in how else (), row["__bucket"], row["__offset"]): (row["writer"], row["n"])
+            for row in table.scan(system_columns=True).to_arrow().to_pylist()
+        }
+        assert len(found) == 16 * 40
+        for given, result in told:
+            ranges = result.offsets.items()
+            there = [found[t.partition, t.bucket, n] for t, (start, end) in ranges for n in range(start, end)]
+            assert len(there) == result.rows == len(given)
+            assert set(there) == given
+            assert len(ranges) == 1 or "bucket_key" in how or "partition_by" in how
