@@ -206,6 +206,7 @@ def test_opening_and_closing(tmp_path: Path) -> None:
         assert sorted(con.table("t").scan(["k"]).to_arrow()["k"].to_pylist()) == list(range(1, lines + 1))
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt inside of a __del__
 @pytest.mark.parametrize("keyed", [False, True])
 def test_real_signals(con: lh.Connection, keyed: bool) -> None:
     table = con.create_table("t", KV, primary_key="k" if keyed else None, durability="os")
