@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from lakehead.client.row_routing import SHARE_ROWS, Rows
 from lakehead.env.interrupts import interrupts_land
-from lakehead.env.threads import Done, Threads
+from lakehead.env.threads import Done, Threads, this_thread
 from lakehead.errors import LakeheadError, OutcomeUnknownError, RequestTimeoutError, UnavailableError
 from lakehead.format.joins import within
 from lakehead.types import TabletKey
@@ -68,12 +68,14 @@ class SmallAppends:
         self._lock = threads.lock()
         self._queue: list[_Append] = []
         self._busy = False
+        self._leader: int | None = None
 
-    @staticmethod
-    def takes(rows: pa.Table) -> bool:
+    def takes(self, rows: pa.Table) -> bool:
         """Whether these rows may wait for those of others: they are few. Those of the main thread never do, where an
-        interrupt could leave the others without an answer."""
-        return rows.num_rows <= _ROWS_MAX and within(rows, _BYTES_MAX) and not interrupts_land()
+        interrupt could leave the others without an answer, nor those that the thread which sends for all appends in the
+        middle of that, as a logging handler or a destructor may: it would wait for itself."""
+        few = rows.num_rows <= _ROWS_MAX and within(rows, _BYTES_MAX)
+        return few and not interrupts_land() and self._leader != this_thread()
 
     def append(self, rows: pa.Table) -> Ranges:
         """Returns where the rows are once they are durable as the table promises.
@@ -93,6 +95,7 @@ class SmallAppends:
         with self._lock:
             group = [mine, *self._queue[: _CALLS_MAX - 1]]
             del self._queue[: _CALLS_MAX - 1]
+            self._leader = this_thread()
         try:
             self._send_together(group)
         finally:
@@ -115,7 +118,7 @@ class SmallAppends:
         """Answer all but the first, whose thread this is; the first who came meanwhile sends the next batch."""
         with self._lock:
             following = self._queue.pop(0) if self._queue else None
-            self._busy = following is not None
+            self._busy, self._leader = following is not None, None
             if following is not None:
                 following.leads = True
         if following is not None:

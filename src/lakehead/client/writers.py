@@ -36,7 +36,7 @@ class Writers:
         Raises:
             LakeheadError: a slice failed; ``context["rows_acknowledged"]`` says how many rows before it were written.
         """
-        if kind == "append" and SmallAppends.takes(rows):
+        if kind == "append" and self._small.takes(rows):
             return self._small.append(rows)
         return [(part.key, part.offsets) for part in self._write(kind, rows)]
 

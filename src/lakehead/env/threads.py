@@ -21,6 +21,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def this_thread() -> int:
+    """Tells the threads that run apart."""
+    return threading.get_ident()
+
+
 class Lock(Protocol):
     """`threading.Lock`, held inside ``with``."""
 

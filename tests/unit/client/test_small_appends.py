@@ -176,13 +176,34 @@ def test_who_no_longer_waits_keeps_nobody_waiting(log: Log, leads: bool) -> None
     assert log.batches == [[1], [3]]
 
 
-def test_rows_of_the_main_thread_and_many_rows_go_alone() -> None:
-    assert not SmallAppends.takes(rows(1))
+def test_rows_of_the_main_thread_and_many_rows_go_alone(log: Log) -> None:
+    appends = SmallAppends(SystemThreads(), log.send)
+    assert not appends.takes(rows(1))
     with ThreadPoolExecutor(1) as other:
-        assert other.submit(SmallAppends.takes, rows(1)).result()
-        assert not other.submit(SmallAppends.takes, rows(*range(1000))).result()
+        assert other.submit(appends.takes, rows(1)).result()
+        assert not other.submit(appends.takes, rows(*range(1000))).result()
         large = pa.table({"v": ["x" * 100_000]})
-        assert not other.submit(SmallAppends.takes, large).result()
+        assert not other.submit(appends.takes, large).result()
+
+
+def test_rows_that_are_appended_while_rows_are_sent_do_not_wait_for_them(tmp_path: Path) -> None:
+    """As a logging handler may that appends to a table."""
+    with lh.connect(tmp_path / "data") as con:
+        table = con.create_table("t.log", pa.schema([("v", pa.int64())]), durability="os")
+        small = handle_of(table).writers._small
+        send, inside = small._send, threading.Event()
+
+        def telling(given: pa.Table) -> Sequence[SentPart]:
+            if not inside.is_set():
+                inside.set()
+                table.append([{"v": 2}])
+            return send(given)
+
+        small._send = telling
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(table.append, [{"v": 1}]).result(60)
+            pool.submit(table.append, [{"v": 3}]).result(60)
+        assert table.scan().to_arrow().column("v").to_pylist() == [2, 1, 3]
 
 
 @pytest.mark.parametrize(
