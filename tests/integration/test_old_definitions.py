@@ -54,6 +54,10 @@ class Served:
     def handle(self, reply: m.TableReply) -> TableHandle:
         return TableHandle(reply.info.descriptor(), OneServer(self.endpoint), Env.system())
 
+    def of_another_client(self, handle: TableHandle) -> TableHandle:
+        """The same definition; rows of one client may wait for one another before they are sent."""
+        return TableHandle(handle.desc, OneServer(self.endpoint), Env.system())
+
     def opened(self) -> TableHandle:
         return self.handle(self.endpoint.call(m.GetTable(database="a", table="t"))[0])
 
@@ -197,7 +201,7 @@ def test_writes_of_several_definitions_in_one_group(served: Served, monkeypatch:
         monkeypatch.setattr(tablet, "submit", lambda write, t=tablet: held.append((t, write)))
     threads = []
     for handle, rows in order:
-        thread = threading.Thread(target=served.put, args=(handle, rows))
+        thread = threading.Thread(target=served.put, args=(served.of_another_client(handle), rows))
         writes = len(held)
         thread.start()
         threads.append(thread)
