@@ -13,7 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import lakehead as lh
+from lakehead.iceberg import planner
 from lakehead.iceberg.avro_file import edit_avro
+from lakehead.iceberg.recently_used import RecentlyUsed
 
 KINDS = {"manifests": "*.avro", "metadata": "*.metadata.json", "data": "*.parquet"}
 WAYS = ("cut", "a bit", "bytes", "zeros")
@@ -34,6 +36,12 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[lh.Table, P
             con.tier("t")
         table.delete([7, 120])
         yield table, folder
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each read reads the manifests, as a process does at first."""
+    monkeypatch.setattr(planner, "_known", RecentlyUsed(0))
 
 
 def damaged(data: bytes, way: str, draw: random.Random) -> bytes:

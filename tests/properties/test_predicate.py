@@ -8,7 +8,9 @@ from collections.abc import Callable
 from decimal import Decimal
 
 import duckdb
+import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -102,6 +104,35 @@ def test_a_filter_keeps_the_rows_duckdb_keeps(table: pa.Table, text: str) -> Non
     assert again.filter(table)["id"].to_pylist() == wanted
     assert str(again.arrow) == str(predicate.arrow)
     assert (again.columns, again.bounds) == (predicate.columns, predicate.bounds)
+
+
+@given(tables(), CONDITIONS, st.data())
+def test_rows_that_are_gone_are_not_kept(table: pa.Table, text: str, data: st.DataObject) -> None:
+    predicate = parse_predicate(text, SCHEMA)
+    there = st.lists(st.booleans(), min_size=table.num_rows, max_size=table.num_rows)
+    live = np.array(data.draw(there), bool)
+    wanted = predicate.filter(table.filter(pa.array(live)))["id"].to_pylist()
+    assert predicate.filter(table, live)["id"].to_pylist() == wanted
+    for batch in table.combine_chunks().to_batches():
+        kept = predicate.filter(batch, live)
+        assert kept["id"].to_pylist() == wanted and kept.schema == SCHEMA
+
+
+def test_a_condition_is_not_asked_of_rows_that_are_gone() -> None:
+    batch = pa.record_batch({"n": pa.array([1, 2**63 - 1, 3, None]), "s": list("abcd")})
+    predicate = parse_predicate("n + 1 > 2", batch.schema)
+    with pytest.raises(InvalidPredicateError, match="overflow"):
+        predicate.filter(batch)
+    with pytest.raises(InvalidPredicateError, match="overflow"):
+        predicate.filter(batch, np.array([True, True, False, True]))
+    assert predicate.filter(batch, np.array([True, False, True, True]))["s"].to_pylist() == ["c"]
+
+
+def test_a_condition_without_columns() -> None:
+    batch = pa.record_batch({"n": [1, 2]})
+    assert parse_predicate("1 = 1", batch.schema).filter(batch) == batch
+    assert parse_predicate("null = 1", batch.schema).filter(batch).num_rows == 0
+    assert parse_predicate("1 = 1", batch.schema).filter(batch.select([])).num_rows == 2
 
 
 @given(CONDITIONS, st.data())

@@ -128,15 +128,13 @@ def run_sql(
         return as_duckdb(Relation(cursor.from_arrow(_shown(con, statement.shows, tables)), reading))
     if statement.alters:
         return as_duckdb(Relation(_alter(con, cursor, catalog, statement, params, views, reading), reading))
-    for view, rows in _contents(con, views, reading).items():
+    shown = _contents(con, views, reading)
+    for rows in shown.values():
         reading.keep(rows)
-        _make_view(cursor, catalog, view, rows)
     if statement.catalog:
-        for path in tables:
-            if (view := _View(path, None)) not in views:
-                _make_view(cursor, catalog, view, con.table(path).schema.empty_table())
-    if statement.catalog or {view.schema for view in views} != {_DEFAULT}:
-        cursor.execute(f'create schema if not exists {catalog}."{_DEFAULT}"; use {catalog}."{_DEFAULT}"')
+        unread = {_View(path, None) for path in tables} - views
+        shown |= {view: con.table(view.path).schema.empty_table() for view in unread}
+    _make_views(cursor, catalog, shown)
     if frames is not None and not isinstance(frames, Mapping):
         raise InvalidRequestError('frames= takes tables by name: {"name": data}')
     for name, rows in (frames or {}).items():
@@ -311,10 +309,15 @@ def _table_of(name: str, rows: list[Any]) -> pa.Table:
 # ---- rows -----------------------------------------------------------------------------------------------------------
 
 
-def _make_view(cursor: duckdb.DuckDBPyConnection, catalog: str, view: _View, rows: object) -> None:
-    cursor.execute(f'create schema if not exists {catalog}."{view.schema}"; use {catalog}."{view.schema}"')
-    relation = cursor.from_arrow(rows)
-    (relation.project(SHOWN) if isinstance(rows, CountedDataset) else relation).create_view(view.name)
+def _make_views(cursor: duckdb.DuckDBPyConnection, catalog: str, shown: Mapping[_View, object]) -> None:
+    """Names for what a statement reads; the schema in use is the default one afterwards."""
+    schemas = {view.schema for view in shown} - {_DEFAULT}
+    for schema in (*schemas, _DEFAULT):
+        cursor.execute(f'create schema if not exists {catalog}."{schema}"; use {catalog}."{schema}"')
+        for view, rows in shown.items():
+            if view.schema == schema:
+                relation = cursor.from_arrow(rows)
+                (relation.project(SHOWN) if isinstance(rows, CountedDataset) else relation).create_view(view.name)
 
 
 def _contents(con: Tables, views: set[_View], reading: Reading) -> dict[_View, object]:

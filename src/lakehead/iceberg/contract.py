@@ -7,6 +7,7 @@ optional columns, another order, wider types. All else is a stop that says what 
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -60,8 +61,7 @@ class LakeContract:
         """What is pinned in the table's properties; before the first round, what it was created with."""
         text = table.properties.get(CONTRACT)
         if text is not None:
-            values = json.loads(text)
-            return cls(Schema.model_validate(values["columns"]), PartitionSpec.model_validate(values["spec"]))
+            return _read_contract(text)
         metadata = table.metadata
         first = min(metadata.schemas, key=lambda s: s.schema_id)
         own = {*desc.schema.names, *(f.name for f in SYSTEM_FIELDS)}
@@ -84,6 +84,12 @@ class LakeContract:
                 f"its partition spec is {spec_text(table.spec(), self.columns)} now: set it back to"
                 f" {spec_text(self.spec, self.columns)}"
             )
+
+
+@functools.lru_cache(maxsize=256)
+def _read_contract(text: str) -> LakeContract:
+    values = json.loads(text)
+    return LakeContract(Schema.model_validate(values["columns"]), PartitionSpec.model_validate(values["spec"]))
 
 
 def check_contract(table: Table, desc: TableDescriptor) -> LakeContract:

@@ -24,7 +24,7 @@ from lakehead.iceberg.expiry import expire_snapshots
 from lakehead.iceberg.file_io import FILES_AT_ONCE, lake_files
 from lakehead.iceberg.live_rows import count_rows
 from lakehead.iceberg.manifests import manifests_of
-from lakehead.iceberg.planner import FilePlan, plan_files, read_manifests
+from lakehead.iceberg.planner import FilePlan, all_files, plan_files
 from lakehead.iceberg.positions import find_offsets
 from lakehead.iceberg.proof import require_files
 from lakehead.iceberg.reader import count_lake, read_lake
@@ -104,7 +104,7 @@ class IcebergLakeTable:
         table = _table(version)
         key = (table.metadata_location, version.current_id if snapshot_id is None else snapshot_id)
         if self._planned is None or self._planned[0] != key:
-            self._planned = key, read_manifests(table, snapshot_id)
+            self._planned = key, all_files(table, snapshot_id)
         return self._planned[1]
 
     def read(

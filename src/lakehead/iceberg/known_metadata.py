@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
+from pyiceberg.catalog.sql import ICEBERG_TABLE_TYPE, IcebergTables, SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError, ValidationError
 from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.serializers import NOOP_COMPRESSOR, Compressor, FromInputFile
@@ -26,8 +26,7 @@ from pyiceberg.table.update import (
     _update_table_metadata_log,
 )
 from pyiceberg.typedef import Identifier
-from sqlalchemy import ColumnElement, select
-from sqlalchemy.orm import Session
+from sqlalchemy import bindparam, select
 
 from lakehead.env.clock import SystemClock
 from lakehead.iceberg.file_io import damaged_file
@@ -38,6 +37,17 @@ _UNREADABLE = (ValidationError, ValueError, KeyError, TypeError, EOFError, zlib.
 """How PyIceberg says that a metadata file is none."""
 _known: RecentlyUsed[str, tuple[int, TableMetadata]] = RecentlyUsed(128)
 """By a file's address, its size and what it says."""
+
+COLUMNS = IcebergTables.__table__.c
+"""Of the table in which an SQL catalog has its tables."""
+ROW = (
+    COLUMNS.catalog_name == bindparam("of_catalog"),
+    COLUMNS.table_namespace == bindparam("of_namespace"),
+    COLUMNS.table_name == bindparam("of_table"),
+)
+"""Which of its rows is a table's; statements are made once, as SQLAlchemy takes longer to make one than to run it."""
+_FIND = select(COLUMNS.metadata_location).where(*ROW)
+_FIND_TABLE = _FIND.where((COLUMNS.iceberg_type == ICEBERG_TABLE_TYPE) | COLUMNS.iceberg_type.is_(None))
 
 
 class _NewestFirst:
@@ -77,11 +87,9 @@ def load_table(catalog: Catalog, name: Identifier) -> Table:
     """
     if not isinstance(catalog, SqlCatalog):
         return catalog.load_table(name)
-    stored = select(IcebergTables.metadata_location).where(*row_of(catalog, name))
-    if (tables := catalog._iceberg_type_filter()) is not None:  # a view of that name is none
-        stored = stored.where(tables)
-    with Session(catalog.engine) as session:
-        location = session.scalar(stored)
+    typed = catalog._iceberg_type_filter() is not None  # a view of that name is none
+    with catalog.engine.connect() as connection:
+        location = connection.scalar(_FIND_TABLE if typed else _FIND, row_of(catalog, name))
     if not location:
         raise NoSuchTableError(f"Table does not exist: {'.'.join(name)}")
     io = load_file_io(properties=catalog.properties, location=location)
@@ -89,13 +97,13 @@ def load_table(catalog: Catalog, name: Identifier) -> Table:
     return Table(name, metadata, location, catalog._load_file_io(metadata.properties, location), catalog)
 
 
-def row_of(catalog: SqlCatalog, name: Identifier) -> Sequence[ColumnElement[bool]]:
-    """Where an SQL catalog has a table."""
-    return (
-        IcebergTables.catalog_name == catalog.name,
-        IcebergTables.table_namespace == Catalog.namespace_to_string(Catalog.namespace_from(name)),
-        IcebergTables.table_name == Catalog.table_name_from(name),
-    )
+def row_of(catalog: SqlCatalog, name: Identifier) -> dict[str, str]:
+    """What the parameters of `ROW` are for a table."""
+    return {
+        "of_catalog": catalog.name,
+        "of_namespace": Catalog.namespace_to_string(Catalog.namespace_from(name)),
+        "of_table": Catalog.table_name_from(name),
+    }
 
 
 def read_metadata(io: FileIO, location: str) -> TableMetadata:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from pyiceberg.avro.reader import Reader
 from pyiceberg.avro.resolver import resolve_reader
+from pyiceberg.expressions import BooleanExpression
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import (
     DEFAULT_READ_VERSION,
@@ -30,6 +31,7 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.table import DataScan, FileScanTask, Table
 from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.typedef import KeyDefaultDict
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from lakehead.iceberg.avro import read_avro
@@ -114,3 +116,18 @@ class _Scan(DataScan):
 def scan_of(table: Table, **options: Any) -> DataScan:
     """`Table.scan`."""
     return _Scan(table.metadata, table.io, catalog=table.catalog, table_identifier=table.name(), **options)
+
+
+def file_filter(table: Table, row_filter: BooleanExpression, columns: Collection[str]) -> Callable[[DataFile], bool]:
+    """Whether a data file of a table may hold rows of a filter, as `scan_of` asks of each that a manifest names.
+
+    Args:
+        columns: top-level ones that the filter reads.
+    """
+    schema, specs = table.schema(), table.specs()
+    planner = scan_of(table, row_filter=row_filter)._manifest_planner
+    of_partition = KeyDefaultDict(planner._build_partition_evaluator)
+    of_metrics = planner._build_metrics_evaluator()
+    read = {schema.find_field(c).field_id for c in columns if c in schema.column_names}
+    telling = {i for i, spec in specs.items() if any(f.source_id in read for f in spec.fields)}
+    return lambda file: of_metrics(file) and (file.spec_id not in telling or of_partition[file.spec_id](file))

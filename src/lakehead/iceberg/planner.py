@@ -11,9 +11,10 @@ from pyiceberg.types import DoubleType, FloatType
 from lakehead.errors import LakeStateError
 from lakehead.iceberg.contract import same_tablets
 from lakehead.iceberg.file_io import lake_files
-from lakehead.iceberg.manifests import scan_of
+from lakehead.iceberg.manifests import file_filter, scan_of
 from lakehead.iceberg.positions import offset_bounds, with_offsets
 from lakehead.iceberg.pruning import row_filter
+from lakehead.iceberg.recently_used import RecentlyUsed
 from lakehead.iceberg.tablets import tablet_of
 from lakehead.lake.lake_table import LakeFile
 from lakehead.predicate import Bound
@@ -28,9 +29,42 @@ class FilePlan:
     tasks: Mapping[str, FileScanTask]
 
 
+_known: RecentlyUsed[tuple[str, int], FilePlan] = RecentlyUsed(4096, lambda plan: 1 + len(plan.files))
+"""All files of snapshots that have few, by address of the metadata."""
+_FEW_FILES = 128
+
+
 def plan_files(table: Table, snapshot_id: int | None = None, bounds: Sequence[Bound] = ()) -> Sequence[LakeFile]:
-    """The files of `read_manifests`."""
-    return read_manifests(table, snapshot_id, bounds).files
+    """The files of `read_manifests`; where a snapshot has few, its manifests are read once, whatever the bounds."""
+    whole = _all_of_few(table, snapshot_id)
+    if whole is None:
+        return read_manifests(table, snapshot_id, bounds).files
+    if not bounds:
+        return whole.files
+    may_hold = file_filter(table, row_filter(bounds, table.schema()), {b.column for b in bounds})
+    return [f for f in whole.files if may_hold(whole.tasks[f.path].file)]
+
+
+def all_files(table: Table, snapshot_id: int | None = None) -> FilePlan:
+    """What `read_manifests` reads without bounds, which is remembered where files are few."""
+    whole = _all_of_few(table, snapshot_id)
+    return read_manifests(table, snapshot_id) if whole is None else whole
+
+
+def _all_of_few(table: Table, snapshot_id: int | None) -> FilePlan | None:
+    """All files of a snapshot; None: they are many, or nobody counted them."""
+    snapshot = table.current_snapshot() if snapshot_id is None else table.snapshot_by_id(snapshot_id)
+    if snapshot is None or snapshot.summary is None:
+        return None
+    key = table.metadata_location, snapshot.snapshot_id
+    whole = _known.get(key)
+    if whole is None:
+        counts = [str(snapshot.summary.get(f"total-{kind}-files") or "") for kind in ("data", "delete")]
+        if not all(n.isdecimal() and int(n) <= _FEW_FILES for n in counts):
+            return None
+        whole = read_manifests(table, snapshot.snapshot_id)
+        _known.note(key, whole)
+    return whole
 
 
 def read_manifests(table: Table, snapshot_id: int | None = None, bounds: Sequence[Bound] = ()) -> FilePlan:

@@ -47,16 +47,21 @@ def with_offsets(io: FileIO, files: Iterable[LakeFile], field_id: int) -> list[L
     """The files with bounds of their offsets, which engines may leave out of manifests."""
 
     def known(file: LakeFile) -> LakeFile:
-        if file.null_offsets == file.record_count or (file.offsets is not None and file.null_offsets is not None):
-            return file
         found = _statistics.get(file.path)
         if found is None:
             found = offset_statistics(io, file.path, field_id)
             _statistics.note(file.path, found)
         return replace(file, offsets=found[0], null_offsets=found[1])
 
+    all_files = list(files)
+    untold = [
+        f for f in all_files if f.null_offsets != f.record_count and (f.offsets is None or f.null_offsets is None)
+    ]
+    if not untold:
+        return all_files
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
-        return list(pool.map(known, files))
+        told = dict(zip((f.path for f in untold), pool.map(known, untold), strict=True))
+    return [told.get(f.path, f) for f in all_files]
 
 
 def offset_statistics(io: FileIO, path: str, field_id: int) -> tuple[tuple[int, int] | None, int]:

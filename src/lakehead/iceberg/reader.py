@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from pyarrow.fs import FileSystem
+from pyarrow.fs import FileSystem, LocalFileSystem
 from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 
@@ -46,6 +46,7 @@ from lakehead.types import OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor
 
 _BATCH_ROWS = 128 << 10
 _AT_ONCE = 64
+_FEW = 8
 _OpenDataset: TypeAlias = Callable[[], ds.Dataset]
 _Part = TypeVar("_Part")
 
@@ -257,17 +258,24 @@ class _Reader:
         """Rows of files that are still there, by their positions."""
         read = list(dict.fromkeys([*self._names, *self._columns])) or [OFFSET_COLUMN]
         with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+            each = map if self._are_near(parts) else pool.map
             for some in _chunks(parts):
                 named, _ = plain_files(self._io, [p.file for p in some], self._file_columns, read)
                 plain = {f.path for f in named}
-                found = zip(some, pool.map(self._gone, some), strict=True)
+                found = zip(some, each(self._gone, some), strict=True)
                 whole: list[tuple[_Partial, Offsets]] = []
                 for part, gone in found:
                     if part.file.path in plain:
                         whole.append((part, gone))
                     else:
                         yield from self._scan_without(part.file, gone)
-                yield from self._scan_kept(list(pool.map(self._kept, whole)), read)
+                yield from self._scan_kept(list(each(self._kept, whole)), read)
+
+    def _are_near(self, parts: Sequence[_Partial]) -> bool:
+        """Whether to begin a thread takes longer than to look into these files one after the other."""
+        return len(parts) <= _FEW and all(
+            isinstance(locate_file(self._io, part.file.path)[0], LocalFileSystem) for part in parts
+        )
 
     def _gone(self, part: _Partial) -> Offsets:
         """Positions of the rows that are deleted or superseded."""
@@ -306,11 +314,19 @@ class _Reader:
             at = 0
             for batch in self._resumed(functools.partial(self._kept_dataset, same), columns=read):
                 at += batch.num_rows
-                rows = cast_to(schema, _without(batch, between(gone, at - batch.num_rows, at) + batch.num_rows - at))
-                if self._predicate is not None:
-                    rows = self._predicate.filter(rows)
+                rows = self._left(cast_to(schema, batch), between(gone, at - batch.num_rows, at) + batch.num_rows - at)
                 if rows.num_rows:
                     yield rows.select(self._names)
+
+    def _left(self, batch: pa.RecordBatch, gone: Offsets) -> pa.RecordBatch:
+        """Rows that match the filter and are not at these positions."""
+        live = None
+        if len(gone):
+            live = np.ones(batch.num_rows, np.bool_)
+            live[gone] = False
+        if self._predicate is not None:
+            return self._predicate.filter(batch, live)
+        return batch if live is None else batch.filter(pa.array(live))
 
     def _kept_dataset(self, parts: Sequence[_Kept]) -> ds.Dataset:
         fs, paths = self._located(p.file for p in parts)
@@ -323,11 +339,9 @@ class _Reader:
     def _scan_without(self, file: LakeFile, gone: Offsets) -> Iterator[pa.RecordBatch]:
         """The other rows of a file whose columns do not have the table's names."""
         for start, batch in self._scan_by_id(file, self._names or [OFFSET_COLUMN]):
-            live = _without(batch, between(gone, start, start + batch.num_rows) - start)
-            if self._predicate is not None:
-                live = self._predicate.filter(live)
-            if live.num_rows:
-                yield live.select(self._names)
+            rows = self._left(batch, between(gone, start, start + batch.num_rows) - start)
+            if rows.num_rows:
+                yield rows.select(self._names)
 
     def _scan_by_id(self, file: LakeFile, names: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
         """All rows with these columns and those of the filter, found by field id, and the position of each first."""
@@ -353,14 +367,6 @@ class _Reader:
 def _offset_id(table: Table) -> int:
     field_id: int = table.schema().find_field(OFFSET_COLUMN).field_id
     return field_id
-
-
-def _without(batch: pa.RecordBatch, gone: Offsets) -> pa.RecordBatch:
-    if not len(gone):
-        return batch
-    live = np.ones(batch.num_rows, np.bool_)
-    live[gone] = False
-    return batch.filter(pa.array(live))
 
 
 def _chunks(parts: Sequence[_Part]) -> Iterator[Sequence[_Part]]:

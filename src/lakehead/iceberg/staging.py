@@ -27,14 +27,19 @@ from pyiceberg.table.update import (
     TableUpdate,
 )
 from pyiceberg.typedef import Identifier
-from sqlalchemy import update
-from sqlalchemy.orm import Session
+from sqlalchemy import bindparam, update
 
 from lakehead.iceberg.data_files import IcebergFile, LakeWriteSpec, discard_files, is_small, write_position_deletes
 from lakehead.iceberg.file_io import FILES_AT_ONCE
-from lakehead.iceberg.known_metadata import row_of, updated, write_metadata
+from lakehead.iceberg.known_metadata import COLUMNS, ROW, row_of, updated, write_metadata
 from lakehead.lake.deleted_rows import Hit
 from lakehead.log.netchange import Offsets
+
+_SWAP = (
+    update(IcebergTables)
+    .where(*ROW, COLUMNS.metadata_location == bindparam("old"))
+    .values(metadata_location=bindparam("new"), previous_metadata_location=bindparam("old"))
+)
 
 
 class StagingTransaction(Transaction):
@@ -126,12 +131,10 @@ def swap_metadata(catalog: SqlCatalog, name: Identifier, old: str, new: str) -> 
     Raises:
         CommitFailedException: it does not.
     """
-    mine = (*row_of(catalog, name), IcebergTables.metadata_location == old)
-    change = update(IcebergTables).where(*mine).values(metadata_location=new, previous_metadata_location=old)
-    with Session(catalog.engine) as session:
-        if session.execute(change).rowcount < 1:  # type: ignore[attr-defined]
+    values = {**row_of(catalog, name), "old": old, "new": new}
+    with catalog.engine.begin() as connection:
+        if connection.execute(_SWAP, values).rowcount < 1:
             raise CommitFailedException(f"lake table {'.'.join(name)} has moved on from {old}")
-        session.commit()
 
 
 def write_deletes(table: Table, tasks: Mapping[str, FileScanTask], hits: Sequence[Hit]) -> list[IcebergFile]:

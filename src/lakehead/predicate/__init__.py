@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -71,23 +73,36 @@ class Predicate:
             raise InvalidPredicateError(f"a filter's bytes cannot be read: {e}") from e
         return _bind(arrow, tree, schema)
 
-    def filter(self, table: _Rows) -> _Rows:
+    def filter(self, table: _Rows, live: npt.NDArray[np.bool_] | None = None) -> _Rows:
         """The rows for which the predicate is true, in order, with the input's schema.
+
+        Args:
+            live: which rows are there; the others are dropped, and the condition is not asked of them. None: all.
 
         Raises:
             InvalidPredicateError: the condition fails on a row (overflow, text that is no number) or a column lacks.
         """
-        whole = table if isinstance(table, pa.Table) else pa.Table.from_batches([table])
-        source = acero.Declaration("table_source", acero.TableSourceNodeOptions(whole))
-        filtering = acero.Declaration("filter", acero.FilterNodeOptions(self.arrow))
         try:
-            kept = acero.Declaration.from_sequence([source, filtering]).to_table(use_threads=False)
+            met = self._met(table)
         except (pa.ArrowException, KeyError) as e:
+            if live is not None and not live.all():  # it may have failed on one that is not there
+                return self.filter(table.filter(pa.array(live)))
             raise InvalidPredicateError(f"a filter failed on the rows it read: {first_line(e)}") from e
-        if isinstance(table, pa.Table):
-            return kept
-        batches = kept.combine_chunks().to_batches()
-        return batches[0] if batches else table.slice(0, 0)
+        if live is not None:
+            met = pc.and_(met, pa.array(live))
+        kept = pc.sum(met).as_py() or 0
+        return table if kept == table.num_rows else table.filter(met) if kept else table.slice(0, 0)
+
+    def _met(self, table: _Rows) -> pa.Array:
+        """Whether each row meets the condition, or null."""
+        read = table.select(self.columns) if self.columns else table
+        whole = read if isinstance(read, pa.Table) else pa.Table.from_batches([read])
+        source = acero.Declaration("table_source", acero.TableSourceNodeOptions(whole))
+        told = acero.Declaration("project", acero.ProjectNodeOptions([self.arrow], ["met"]))
+        met = acero.Declaration.from_sequence([source, told]).to_table(use_threads=False).column(0)
+        if not pa.types.is_boolean(met.type):
+            raise pa.ArrowTypeError(f"the condition is of type {met.type}, not bool")
+        return met.combine_chunks()
 
 
 def parse_predicate(where: str | pc.Expression, schema: pa.Schema) -> Predicate:

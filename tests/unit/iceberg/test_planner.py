@@ -1,0 +1,89 @@
+"""Files are skipped alike, whether a snapshot's manifests are read or remembered."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.table import Table
+from pyiceberg.transforms import BucketTransform
+
+import lakehead as lh
+from lakehead.api.table import handle_of
+from lakehead.iceberg import planner
+from lakehead.iceberg.iceberg_table import native_table
+from lakehead.iceberg.planner import all_files, plan_files, read_manifests
+from lakehead.iceberg.recently_used import RecentlyUsed
+from lakehead.lake.union_read import pin
+from lakehead.predicate import Bound
+
+SCHEMA = pa.schema([("id", pa.int64()), ("land", pa.string()), ("v", pa.float64())])
+
+
+def bounds() -> Iterator[Sequence[Bound]]:
+    of_land = [[], [Bound("land", "==", "de")], [Bound("land", "in", ("at", "fr"))], [Bound("land", "is_null", None)]]
+    of_id = [[], [Bound("id", ">=", 30)], [Bound("id", "<", 10)], [Bound("id", "==", 1000)]]
+    of_v = [[], [Bound("v", ">", 0.5)], [Bound("v", "not_null", None)], [Bound("absent", "==", 1)]]
+    for parts in itertools.product(of_land, of_id, of_v):
+        yield list(itertools.chain.from_iterable(parts))
+
+
+@pytest.fixture
+def lake(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Table:
+    """Of several rounds, with partitions of two kinds, and rows that were deleted."""
+    monkeypatch.setattr(planner, "_known", RecentlyUsed(100, lambda plan: 1 + len(plan.files)))
+    with lh.connect(tmp_path) as con:
+        table = con.create_table("t", SCHEMA, primary_key=["id", "land"], partition_by=["land"], lake="iceberg")
+        for first, lands in ((0, ("de", "at")), (20, ("at", "fr")), (40, ("de",))):
+            for land in lands:
+                ids = range(first, first + 12)
+                values = [None if i == 25 else i / 40 for i in ids]
+                table.upsert(pa.table({"id": ids, "land": [land] * 12, "v": values}, schema=SCHEMA))
+            con.tier("t")
+        table.delete([(3, "de"), (21, "fr")])
+        con.tier("t")
+        pinned = pin(handle_of(table)).lake
+        assert pinned is not None
+        return native_table(pinned.table)
+
+
+def test_what_is_remembered_is_skipped_as_manifests_say(lake: Table) -> None:
+    sizes = set()
+    snapshots = [None, *(s.snapshot_id for s in lake.metadata.snapshots)]
+    for snapshot, some in itertools.product(snapshots, bounds()):
+        wanted = read_manifests(lake, snapshot, some).files
+        assert plan_files(lake, snapshot, some) == wanted
+        sizes.add(len(wanted))
+    assert len(sizes) > 3
+
+
+def test_another_partitioning_is_skipped_by_its_own(keyed: Any) -> None:
+    for first in (0, 20):
+        keyed.write(*range(first, first + 10))
+        keyed.round()
+    lake = keyed.load()
+    with lake.update_spec() as spec:
+        spec.add_field("id", BucketTransform(4), "by_id")
+    assert len(lake.specs()) == 2
+    ops: tuple[Any, ...] = ("==", "<", ">=")
+    for op, value in itertools.product(ops, (5, 15, 25)):
+        some = [Bound("id", op, value)]
+        assert plan_files(lake, None, some) == read_manifests(lake, None, some).files
+
+
+def test_manifests_of_few_files_are_read_once(lake: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, one = plan_files(lake), Bound("id", "==", 5)
+    of_land = plan_files(lake, None, [one])
+    monkeypatch.setattr(planner, "scan_of", None)
+    assert plan_files(lake) is files and all_files(lake).files is files
+    assert plan_files(lake, None, [one]) == of_land
+
+
+def test_those_of_many_are_read_as_far_as_needed(lake: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "_FEW_FILES", 1)
+    monkeypatch.setattr(planner, "_known", RecentlyUsed(100))
+    assert plan_files(lake, None, [Bound("id", "==", 45)]) and all_files(lake).files
+    assert planner._known.size == 0
