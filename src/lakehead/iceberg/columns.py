@@ -7,9 +7,9 @@ lacks a column with a default is one of the others for who wants that column: Pa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -49,14 +49,19 @@ class FileColumns:
     """Finds columns of one table in its data files.
 
     Args:
-        lake: Arrow form of the Iceberg schema, with field ids and the table's names, and `with_defaults`.
+        lake: Arrow form of the Iceberg schema, with field ids and the table's names, and `with_defaults`; or what makes
+            it, which takes a while.
         schema_id: of that Iceberg schema.
         definition: id of the table's schema that the defaults are of.
     """
 
-    def __init__(self, lake: pa.Schema, schema_id: int, definition: int = 0) -> None:
-        self._lake = lake
+    def __init__(self, lake: pa.Schema | Callable[[], pa.Schema], schema_id: int, definition: int = 0) -> None:
+        self._given = lake
         self.key = (schema_id, definition)
+
+    @cached_property
+    def _lake(self) -> pa.Schema:
+        return self._given() if callable(self._given) else self._given
 
     def lacking(self, physical: pa.Schema) -> frozenset[str] | None:
         """Of a file in which all columns are called as in the table, inside structs too, those with a default that it

@@ -8,17 +8,18 @@ The catalog hands it to PyIceberg (``py-io-impl``), so manifests and metadata go
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from pyarrow.fs import FileSystem, LocalFileSystem
+from pyarrow.fs import FileSystem, FileType, LocalFileSystem
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
@@ -156,6 +157,22 @@ def locate_file(io: FileIO, location: str) -> tuple[FileSystem, str]:
     arrow_io = io if isinstance(io, PyArrowFileIO) else PyArrowFileIO(io.properties)
     scheme, netloc, path = arrow_io.parse_location(location, arrow_io.properties)
     return arrow_io.fs_by_scheme(scheme, netloc), path
+
+
+def file_sizes(io: FileIO, locations: Iterable[str]) -> dict[str, int] | None:
+    """The bytes of each file, asked for at once; None: one is gone, or its storage does not say."""
+    located = [(location, *locate_file(io, location)) for location in locations]
+    found: dict[str, int] = {}
+    for _, group in itertools.groupby(located, key=lambda at: id(at[1])):
+        same = list(group)
+        try:
+            infos = same[0][1].get_file_info([path for _, _, path in same])
+        except OSError:
+            return None
+        if any(info.type != FileType.File for info in infos):
+            return None
+        found |= {location: info.size for (location, _, _), info in zip(same, infos, strict=True)}
+    return found
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from pyiceberg.types import DoubleType, FloatType
 
 from lakehead.errors import LakeStateError
 from lakehead.iceberg.contract import same_tablets
-from lakehead.iceberg.file_io import lake_files
-from lakehead.iceberg.manifests import file_filter, scan_of
+from lakehead.iceberg.file_io import file_sizes, lake_files
+from lakehead.iceberg.manifests import file_filter, manifests_of, scan_of
 from lakehead.iceberg.positions import offset_bounds, with_offsets
 from lakehead.iceberg.pruning import row_filter
 from lakehead.iceberg.recently_used import RecentlyUsed
@@ -29,7 +29,15 @@ class FilePlan:
     tasks: Mapping[str, FileScanTask]
 
 
-_known: RecentlyUsed[tuple[str, int], FilePlan] = RecentlyUsed(4096, lambda plan: 1 + len(plan.files))
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """What was read of a snapshot's manifests, and the sizes of these and of their list, by address."""
+
+    plan: FilePlan
+    sizes: Mapping[str, int]
+
+
+_known: RecentlyUsed[tuple[str, int], _Known] = RecentlyUsed(4096, lambda known: 1 + len(known.plan.files))
 """All files of snapshots that have few, by address of the metadata."""
 _FEW_FILES = 128
 
@@ -57,14 +65,19 @@ def _all_of_few(table: Table, snapshot_id: int | None) -> FilePlan | None:
     if snapshot is None or snapshot.summary is None:
         return None
     key = table.metadata_location, snapshot.snapshot_id
-    whole = _known.get(key)
-    if whole is None:
+    known = _known.get(key)
+    if known is None or known.sizes != file_sizes(table.io, known.sizes):
         counts = [str(snapshot.summary.get(f"total-{kind}-files") or "") for kind in ("data", "delete")]
         if not all(n.isdecimal() and int(n) <= _FEW_FILES for n in counts):
             return None
-        whole = read_manifests(table, snapshot.snapshot_id)
-        _known.note(key, whole)
-    return whole
+        with lake_files():
+            read = [snapshot.manifest_list, *(m.manifest_path for m in manifests_of(snapshot, table.io))]
+        sizes, plan = file_sizes(table.io, read), read_manifests(table, snapshot.snapshot_id)
+        if sizes is None:
+            return plan
+        known = _Known(plan, sizes)
+        _known.note(key, known)
+    return known.plan
 
 
 def read_manifests(table: Table, snapshot_id: int | None = None, bounds: Sequence[Bound] = ()) -> FilePlan:

@@ -84,7 +84,7 @@ def read_lake(
     if system_columns:
         names += [f.name for f in SYSTEM_FIELDS if f.name not in names]
     lake = table.schema()
-    in_files = FileColumns(with_defaults(lake_arrow_schema(lake), desc), lake.schema_id, desc.schema_id)
+    in_files = FileColumns(lambda: with_defaults(lake_arrow_schema(lake), desc), lake.schema_id, desc.schema_id)
     reader = _Reader(table.io, own, names, predicate, in_files, _offset_id(table))
     whole, partial = _split(table, files, superseded or {})
     try:
@@ -192,11 +192,13 @@ class _Reader:
         self._out = pa.schema([own.field(n) for n in names])
         self._predicate = predicate
         self._columns = frozenset(predicate.columns if predicate else ())
+        self._read = list(dict.fromkeys([*self._names, *self._columns]))
+        self._lake = lake_schema(pa.schema([own.field(n) for n in self._read or [OFFSET_COLUMN]]))
 
     def scan(self, files: Sequence[LakeFile]) -> Iterator[pa.RecordBatch]:
         """All rows of files that match the filter."""
         names = self._names
-        read = list(dict.fromkeys([*names, *self._columns]))
+        read = self._read
         files, others = plain_files(self._io, files, self._file_columns, read)
         for f in others:
             for _, batch in self._scan_by_id(f, names):
@@ -226,7 +228,7 @@ class _Reader:
     def _dataset(self, files: Sequence[LakeFile]) -> ds.Dataset:
         fs, paths = self._located(f.path for f in files)
         fragments = [PARQUET.make_fragment(p, fs) for p in paths]
-        return ds.FileSystemDataset(fragments, lake_schema(self._own), PARQUET, fs)
+        return ds.FileSystemDataset(fragments, self._lake, PARQUET, fs)
 
     def _located(self, files: Iterable[str]) -> tuple[FileSystem, list[str]]:
         """Files of one storage as they are opened now."""
@@ -256,7 +258,7 @@ class _Reader:
 
     def scan_partial(self, parts: Sequence[_Partial]) -> Iterator[pa.RecordBatch]:
         """Rows of files that are still there, by their positions."""
-        read = list(dict.fromkeys([*self._names, *self._columns])) or [OFFSET_COLUMN]
+        read = self._read or [OFFSET_COLUMN]
         with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
             each = map if self._are_near(parts) else pool.map
             for some in _chunks(parts):
@@ -294,7 +296,7 @@ class _Reader:
             without_nan = file.without_nan & self._columns
             condition = row_group_filter(self._predicate, self._own, without_nan=without_nan)
             if condition is not None:
-                kept = fragment.subset(condition, schema=lake_schema(self._own))
+                kept = fragment.subset(condition, schema=self._lake)
         groups = {g.id for g in kept.row_groups}
         pieces = [NO_OFFSETS]
         position = rows = 0
@@ -334,7 +336,7 @@ class _Reader:
         if fs is not parts[0].fs:
             groups = [[g.id for g in f.row_groups] for f in fragments]
             fragments = [PARQUET.make_fragment(p, fs, row_groups=g) for p, g in zip(paths, groups, strict=True)]
-        return ds.FileSystemDataset(fragments, lake_schema(self._own), PARQUET, fs)
+        return ds.FileSystemDataset(fragments, self._lake, PARQUET, fs)
 
     def _scan_without(self, file: LakeFile, gone: Offsets) -> Iterator[pa.RecordBatch]:
         """The other rows of a file whose columns do not have the table's names."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -34,7 +35,7 @@ def bounds() -> Iterator[Sequence[Bound]]:
 @pytest.fixture
 def lake(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Table:
     """Of several rounds, with partitions of two kinds, and rows that were deleted."""
-    monkeypatch.setattr(planner, "_known", RecentlyUsed(100, lambda plan: 1 + len(plan.files)))
+    monkeypatch.setattr(planner, "_known", RecentlyUsed(100, lambda known: 1 + len(known.plan.files)))
     with lh.connect(tmp_path) as con:
         table = con.create_table("t", SCHEMA, primary_key=["id", "land"], partition_by=["land"], lake="iceberg")
         for first, lands in ((0, ("de", "at")), (20, ("at", "fr")), (40, ("de",))):
@@ -87,3 +88,20 @@ def test_those_of_many_are_read_as_far_as_needed(lake: Table, monkeypatch: pytes
     monkeypatch.setattr(planner, "_known", RecentlyUsed(100))
     assert plan_files(lake, None, [Bound("id", "==", 45)]) and all_files(lake).files
     assert planner._known.size == 0
+
+
+@pytest.mark.parametrize("kind", ["list", "manifest"])
+def test_what_is_remembered_of_a_file_that_changed_or_is_gone_is_not_used(lake: Table, kind: str) -> None:
+    snapshot = lake.current_snapshot()
+    assert snapshot is not None
+    address = snapshot.manifest_list if kind == "list" else snapshot.manifests(lake.io)[0].manifest_path
+    path, files = Path(address.removeprefix("file://")), plan_files(lake)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with pytest.raises(lh.CorruptionError, match=path.name):
+        plan_files(lake)
+    path.unlink()
+    with pytest.raises(lh.LakeFileMissingError, match=path.name):
+        plan_files(lake, None, [Bound("id", "==", 5)])
+    path.write_bytes(whole)
+    assert plan_files(lake) == files
