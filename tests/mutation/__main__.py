@@ -238,6 +238,20 @@ MUTANTS = (
         "tests/unit/iceberg/test_manifests.py",
     ),
     Mutant(
+        "use what is remembered of manifests that changed",
+        "iceberg/planner.py",
+        "known is None or known.sizes != file_sizes(table.io, known.sizes)",
+        "known is None",
+        "tests/unit/iceberg/test_planner.py",
+    ),
+    Mutant(
+        "ask a condition of rows that are gone",
+        "predicate/__init__.py",
+        "if live is not None and not live.all():",
+        "if False:",
+        "tests/properties/test_predicate.py",
+    ),
+    Mutant(
         "leave checksums of pages alone",
         "iceberg/file_io.py",
         "default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)",
@@ -520,8 +534,8 @@ MUTANTS = (
     Mutant(
         "publish on whatever version there is",
         "iceberg/staging.py",
-        "    mine = (*row_of(catalog, name), IcebergTables.metadata_location == old)\n",
-        "    mine = row_of(catalog, name)\n",
+        ".where(*ROW, COLUMNS.metadata_location == bindparam(\"old\"))",
+        ".where(*ROW)",
         "tests/unit/iceberg/test_staging.py",
     ),
     Mutant(
