@@ -534,7 +534,7 @@ MUTANTS = (
     Mutant(
         "publish on whatever version there is",
         "iceberg/staging.py",
-        ".where(*ROW, COLUMNS.metadata_location == bindparam(\"old\"))",
+        '.where(*ROW, COLUMNS.metadata_location == bindparam("old"))',
         ".where(*ROW)",
         "tests/unit/iceberg/test_staging.py",
     ),
