@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lakehead.log import netchange
 from lakehead.log.netchange import between, contains, net_change, union
 from lakehead.types import ChangeType
 
 # (key, delete): what a writer asks for; whether it is an insert or an update follows from what came before.
 wishes = st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=80)
+
+
+@pytest.fixture(scope="module", params=[1, 1 << 30], ids=["by flags", "by value"], autouse=True)
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Offsets that lie close together are found by flags, where they are many; here however few there are, or never."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(netchange, "_MANY", request.param)
+        yield
 
 
 class History:

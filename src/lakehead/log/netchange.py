@@ -27,6 +27,9 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 NO_OFFSETS: Offsets = np.zeros(0, np.int64)
 NO_OFFSETS.flags.writeable = False
 
+_MANY = 512
+_SPAN_MAX = 16
+
 _ADDS = np.zeros(256, np.bool_)
 _ADDS[[ChangeType.APPEND, ChangeType.INSERT, ChangeType.UPDATE_AFTER]] = True
 _REPLACES = np.zeros(256, np.bool_)
@@ -82,6 +85,10 @@ def contains(members: Offsets, values: Offsets) -> Mask:
     """Whether each value is one of ``members``, which are sorted."""
     if not len(members) or not len(values):
         return np.zeros(len(values), np.bool_)
+    low, high = int(members[0]), int(members[-1])
+    if len(values) >= len(members) and _is_dense(len(members), low, high):
+        beyond = high - low + 1  # negative differences are greater still, as unsigned ones
+        return _flags(members, low, beyond + 1)[np.minimum((values - low).view(np.uint64), np.uint64(beyond))]
     at = np.searchsorted(members, values)
     at[at == len(members)] = 0
     return members[at] == values
@@ -96,11 +103,28 @@ def union(*sets: Offsets) -> Offsets:
 
 
 def _sorted_once(offsets: Offsets) -> Offsets:
-    """Sorted, each once; several times faster than `np.unique`, which hashes, on offsets that are nearly in order."""
+    """Sorted, each once; some ten times faster than sorting where they lie close together, as offsets mostly do."""
+    if len(offsets):
+        low, high = int(offsets.min()), int(offsets.max())
+        if _is_dense(len(offsets), low, high):
+            found = np.flatnonzero(_flags(offsets, low, high - low + 1))
+            found += low
+            return found
     members = np.sort(offsets)
     fresh = np.ones(len(members), np.bool_)
     np.not_equal(members[1:], members[:-1], out=fresh[1:])
     return members if fresh.all() else members[fresh]
+
+
+def _is_dense(count: int, low: int, high: int) -> bool:
+    """Whether a flag for each number from low to high is less work than to look for the numbers by value."""
+    return count >= _MANY and high - low < _SPAN_MAX * count
+
+
+def _flags(offsets: Offsets, low: int, size: int) -> Mask:
+    flags = np.zeros(size, np.bool_)
+    flags[offsets - low] = True
+    return flags
 
 
 def between(members: Offsets, start: int, end: int) -> Offsets:
