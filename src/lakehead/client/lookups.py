@@ -15,7 +15,7 @@ from lakehead.client.routes import Routes, by_server
 from lakehead.client.row_routing import halves, route, tablet_of
 from lakehead.env import Clock
 from lakehead.errors import CorruptionError, InvalidRequestError, LimitExceededError, NotLeaderError
-from lakehead.format.arrays import to_arrow
+from lakehead.format.arrays import places_of, to_arrow
 from lakehead.format.plain import PlainKey, has_plain_rows, plain_key
 from lakehead.protocol import messages as m
 from lakehead.types import TableDescriptor, TabletKey
@@ -67,7 +67,7 @@ class Lookups:
                 found = found_places(out[2 * i + 1], rows=batches[-1].num_rows, asked=count)
                 order.append(found if asked is None else asked[found])
         table = pa.Table.from_batches(batches, self._desc.schema)
-        return table if len(batches) <= 1 else table.take(to_arrow(np.argsort(np.concatenate(order), kind="stable")))
+        return table if len(batches) <= 1 else table.take(to_arrow(places_of(np.concatenate(order), keys.num_rows)))
 
     def as_of(self, keys: pa.RecordBatch, ends: Mapping[TabletKey, int]) -> pa.Table | None:
         """Rows of keys that were live where the logs ended so; None when one of them may have changed since, or they

@@ -19,6 +19,7 @@ Rows = npt.NDArray[np.int64]
 SHARE_ROWS = 4096
 """Rows of an unkeyed batch that are worth a tablet of their own."""
 _SLICE_ROWS = 1 << 16
+_FEW_GROUPS = 8
 
 
 def route(
@@ -65,9 +66,15 @@ def _groups(
 ) -> Iterator[tuple[TabletKey, Rows | None]]:
     span = int(buckets.max()) + 1 if buckets is not None and len(buckets) else 1
     group = codes * span + (buckets if buckets is not None else 0)
-    order = np.argsort(group, kind="stable")
-    ends = np.flatnonzero(np.diff(group[order])) + 1
-    for rows in np.split(order, ends):
+    groups = len(names) * span
+    if groups <= _FEW_GROUPS:
+        parts = [np.flatnonzero(group == g) for g in range(groups)]
+    else:
+        if groups <= 1 << 16:  # NumPy sorts so small numbers by their digits
+            group = group.astype(np.uint16)
+        order = np.argsort(group, kind="stable")
+        parts = np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
+    for rows in parts:
         if len(rows):
             code, bucket = divmod(int(group[rows[0]]), span)
             yield TabletKey(names[code], first_bucket + bucket), None if len(rows) == len(group) else rows

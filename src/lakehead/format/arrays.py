@@ -53,3 +53,11 @@ def to_numbers(values: pa.Array) -> npt.NDArray[Any]:
     t = values.type
     dtype = np.dtype(f"<{'i' if pa.types.is_signed_integer(t) else 'u'}{t.bit_width // 8}")
     return np.frombuffer(values.buffers()[1], dtype, len(values), values.offset * dtype.itemsize)
+
+
+def places_of(values: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
+    """Where each number below ``size`` stands among the values, without those that are not among them: what sorts
+    values that differ."""
+    at = np.full(size, -1, np.int64)
+    at[values] = np.arange(len(values))
+    return at[at >= 0]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lakehead.errors import LimitExceededError
-from lakehead.format.arrays import to_arrow
+from lakehead.format.arrays import places_of, to_arrow
 
 BYTES_MAX = 64 << 20
 """Bytes that joined batches, slices and answers hold at most; one row may hold more."""
@@ -101,7 +101,7 @@ def taken(batches: Sequence[pa.RecordBatch], order: Numbers) -> Iterator[pa.Reco
             pieces.append(batches[i].take(to_arrow(chosen[at] - bases[i])))
             places.append(at)
         joined = join(pieces)
-        yield joined.take(to_arrow(np.argsort(np.concatenate(places)))) if len(pieces) > 1 else joined
+        yield joined.take(to_arrow(places_of(np.concatenate(places), end - start))) if len(pieces) > 1 else joined
 
 
 def row_bytes(batch: pa.RecordBatch) -> Numbers:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from lakehead.format.arrays import to_arrow, to_bools, to_numbers
+from lakehead.format.arrays import places_of, to_arrow, to_bools, to_numbers
 
 
 @pytest.mark.parametrize("dtype", ["i1", "u2", "<i4", "<i8", "<u8", "<f4", "<f8", "?"])
@@ -46,3 +46,9 @@ def test_numbers_are_those_of_a_slice() -> None:
         to_numbers(pa.array([1, None]))
     for t in (pa.int8(), pa.uint16(), pa.int32(), pa.uint64()):
         assert to_numbers(pa.array([1, 127], t)).dtype == t.to_pandas_dtype()
+
+
+@pytest.mark.parametrize("values", [[], [0], [3, 1, 2, 0], [4, 0, 2]])
+def test_places_sort_numbers_that_differ(values: list[int]) -> None:
+    numbers = np.array(values, np.int64)
+    assert numbers[places_of(numbers, 5)].tolist() == sorted(values)
