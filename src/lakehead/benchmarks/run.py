@@ -32,6 +32,7 @@ from lakehead.benchmarks.fanout import fanout
 from lakehead.benchmarks.growth import growth
 from lakehead.benchmarks.results import Results, check_place, moved, moved_lines, this_machine
 from lakehead.benchmarks.smallwrites import small_writes
+from lakehead.benchmarks.spark import on_spark
 from lakehead.benchmarks.tiering import tiering
 from lakehead.benchmarks.tiering_service import Sizes
 from lakehead.benchmarks.tiering_spark import tiering_on_spark
@@ -49,7 +50,7 @@ PARTS = (
     "tiering",
     "growth",
 )
-ASKED_PARTS = ("tiering-spark",)
+ASKED_PARTS = ("spark", "tiering-spark")
 """Those that are measured when they are named alone."""
 Part = Callable[[str, Sequence[pa.RecordBatch]], Iterator[Figure]]
 """Measures with these events, in this folder."""
@@ -97,6 +98,7 @@ def run_bench(
         "restart": restart,
         "tiering": partial(tiering, _server, sizes or Sizes()),
         "growth": growth,
+        "spark": on_spark,
         "tiering-spark": tiering_on_spark,
         **further,
         **(asked or {}),
