@@ -198,6 +198,23 @@ def test_rows_go_in_and_come_out(where: str, tmp_path: Path, request: pytest.Fix
     assert lakehead("table", "list", "shop", **environ).stdout == b"shop.keyed\n"
 
 
+def test_a_line_without_a_header_is_not_lost_in_silence(tmp_path: Path) -> None:
+    uri = ("--uri", tmp_path / "data")
+    lakehead(*uri, "table", "create", "a.log", "--schema", "id bigint, url string")
+    lakehead(*uri, "table", "create", "a.keyed", "--schema", "id bigint, url string", "--primary-key", "id")
+    lakehead(*uri, "upsert", "a.keyed", stdin=b"id,url\n2,/x\n")
+    for verb, table, line in (
+        ("append", "a.log", b"8,/x\n"),
+        ("upsert", "a.keyed", b"8,/x\n"),
+        ("delete", "a.keyed", b"2\n"),
+        ("append", "a.log", b'[{"id": 8, "url": "/a"}]\n'),
+    ):
+        found = lakehead(*uri, verb, table, stdin=line, code=2)
+        assert (b"is not a JSON object" if line[:1] == b"[" else b"column") in found.stderr, found
+    assert lakehead(*uri, "append", "a.log", stdin=b"id,url\n").stdout == b"0 rows appended to a.log\n"
+    assert documents(*uri, "sql", "select count(*) as n from a.keyed") == [{"n": 1}]
+
+
 def test_tiering_without_spark(tmp_path: Path) -> None:
     uri = ("--uri", tmp_path / "data")
     for name in ("a.t", "a.u"):

@@ -20,7 +20,7 @@ import io
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -171,7 +171,7 @@ def _kind(name: str, stream: Any) -> str:
         return "parquet"
     if start.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
         return "arrow"
-    if start.lstrip().startswith(b"{"):
+    if start.lstrip().startswith((b"{", b"[")):  # an array is refused as what it is
         return "jsonl"
     if name == "standard input" and start:
         return "csv"
@@ -180,16 +180,18 @@ def _kind(name: str, stream: Any) -> str:
 
 def _parquet(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) -> Iterator[pa.RecordBatch]:
     file = pq.ParquetFile(stream if seekable else pa.BufferReader(stream.read()))
-    yield from file.iter_batches(batch_size=BATCH_ROWS)
+    yield from _or_none(file.iter_batches(batch_size=BATCH_ROWS), file.schema_arrow)
 
 
 def _arrow(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) -> Iterator[pa.RecordBatch]:
     if stream.peek(6)[:6] == b"ARROW1":
         file = pa.ipc.open_file(stream if seekable else pa.BufferReader(stream.read()))
-        batches: Iterator[pa.RecordBatch] = (file.get_batch(i) for i in range(file.num_record_batches))
+        batches: Iterable[pa.RecordBatch] = (file.get_batch(i) for i in range(file.num_record_batches))
     else:
-        batches = iter(pa.ipc.open_stream(stream))
-    for batch in batches:
+        file = batches = pa.ipc.open_stream(stream)
+    for batch in _or_none(batches, file.schema):
+        if not batch.num_rows:
+            yield batch
         for start in range(0, batch.num_rows, BATCH_ROWS):
             yield batch.slice(start, BATCH_ROWS)
 
@@ -209,8 +211,18 @@ def _csv(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) ->
     found = [name for name in reader.schema.names if name in nested]
     if found:
         raise InvalidFileError(f"CSV cannot hold the nested column {found[0]!r}: use JSON lines, Parquet or Arrow")
-    for batch in reader:
+    for batch in _or_none(reader, reader.schema):
         yield _with_binary(batch, schema)
+
+
+def _or_none(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The batches, or one without rows: an input's columns are checked, whether it has rows or not."""
+    several = False
+    for batch in batches:
+        several = True
+        yield batch
+    if not several:
+        yield pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
 
 
 def _is_binary(t: pa.DataType) -> bool:

@@ -104,9 +104,10 @@ def _write(
         table = con.table(name)
         keyed = bool(table.primary_key)
         if keyed != (verb != "append"):
-            use = "upsert or delete" if keyed else "append"
+            stay = "its rows expire by log_ttl, and `lakehead table truncate` takes all of them away"
+            use = "use upsert or delete" if keyed else stay if verb == "delete" else "use append"
             raise WrongTableKindError(
-                f"cannot {verb} on {table.name}, a {'primary-key' if keyed else 'log'} table: use {use}",
+                f"cannot {verb} on {table.name}, a {'primary-key' if keyed else 'log'} table: {use}",
                 table=table.name,
             )
         batches = _batches(table, verb, input_files(paths or []), file_format, null)
@@ -143,6 +144,8 @@ def _send(table: Table, verb: str, batches: Iterator[Any], columns: str | None) 
                 if rows:
                     put(batch, **options)
                     sizes.append(rows)
+                else:  # writes nothing, but columns that the table does not have are refused
+                    getattr(table, verb)(batch, **options)
     except LakeheadError as e:
         written = sum(sizes[: writer.last_sequence + 1])
         if written:

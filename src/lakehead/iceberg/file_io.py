@@ -14,7 +14,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -42,6 +42,8 @@ _ENDED = re.compile(r"expired.?token|token.*expired|HTTP status 400", re.IGNOREC
 """What stores say of credentials that ended; an answer to HEAD has no words."""
 _RENEWED_AFTER_SECONDS_MIN = 5.0
 _STORAGE = LocalStorage()
+FileStamp: TypeAlias = tuple[int, int | None]
+"""A file's bytes, and when it was written, in nanoseconds; another one at its place has another."""
 
 
 class SyncedFileIO(PyArrowFileIO):
@@ -159,10 +161,11 @@ def locate_file(io: FileIO, location: str) -> tuple[FileSystem, str]:
     return arrow_io.fs_by_scheme(scheme, netloc), path
 
 
-def file_sizes(io: FileIO, locations: Iterable[str]) -> dict[str, int] | None:
-    """The bytes of each file, asked for at once; None: one is gone, or its storage does not say."""
+def file_stamps(io: FileIO, locations: Iterable[str]) -> dict[str, FileStamp] | None:
+    """The bytes of each file and when it was written, asked for at once; None: one is gone, or its storage does not
+    say."""
     located = [(location, *locate_file(io, location)) for location in locations]
-    found: dict[str, int] = {}
+    found: dict[str, FileStamp] = {}
     for _, group in itertools.groupby(located, key=lambda at: id(at[1])):
         same = list(group)
         try:
@@ -171,7 +174,7 @@ def file_sizes(io: FileIO, locations: Iterable[str]) -> dict[str, int] | None:
             return None
         if any(info.type != FileType.File for info in infos):
             return None
-        found |= {location: info.size for (location, _, _), info in zip(same, infos, strict=True)}
+        found |= {at[0]: (info.size, info.mtime_ns) for at, info in zip(same, infos, strict=True)}
     return found
 
 

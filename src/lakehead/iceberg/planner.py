@@ -10,7 +10,7 @@ from pyiceberg.types import DoubleType, FloatType
 
 from lakehead.errors import LakeStateError
 from lakehead.iceberg.contract import same_tablets
-from lakehead.iceberg.file_io import file_sizes, lake_files
+from lakehead.iceberg.file_io import FileStamp, file_stamps, lake_files
 from lakehead.iceberg.manifests import file_filter, manifests_of, scan_of
 from lakehead.iceberg.positions import offset_bounds, with_offsets
 from lakehead.iceberg.pruning import row_filter
@@ -31,14 +31,24 @@ class FilePlan:
 
 @dataclass(frozen=True, eq=False)
 class _Known:
-    """What was read of a snapshot's manifests, and the sizes of these and of their list, by address."""
+    """What was read of a snapshot's manifests.
 
+    Attributes:
+        key: their list, and by which schema and partition spec it was read.
+        plan: the files.
+        stamps: of the manifests and their list, by address.
+        size: how many columns of files it tells of.
+    """
+
+    key: tuple[str, int, int]
     plan: FilePlan
-    sizes: Mapping[str, int]
+    stamps: Mapping[str, FileStamp]
+    size: int
 
 
-_known: RecentlyUsed[tuple[str, int], _Known] = RecentlyUsed(4096, lambda known: 1 + len(known.plan.files))
-"""All files of snapshots that have few, by address of the metadata."""
+_known: RecentlyUsed[tuple[str, str], _Known] = RecentlyUsed(1 << 17, lambda known: known.size)
+"""Of each table, where it has few files, those that were asked for last; by its id and where it is. At the bound some
+60 MB."""
 _FEW_FILES = 128
 
 
@@ -64,19 +74,20 @@ def _all_of_few(table: Table, snapshot_id: int | None) -> FilePlan | None:
     snapshot = table.current_snapshot() if snapshot_id is None else table.snapshot_by_id(snapshot_id)
     if snapshot is None or snapshot.summary is None:
         return None
-    key = table.metadata_location, snapshot.snapshot_id
-    known = _known.get(key)
-    if known is None or known.sizes != file_sizes(table.io, known.sizes):
+    name = str(table.metadata.table_uuid), table.location()
+    key = snapshot.manifest_list, table.metadata.current_schema_id, table.metadata.default_spec_id
+    known = _known.get(name)
+    if known is None or known.key != key or known.stamps != file_stamps(table.io, known.stamps):
         counts = [str(snapshot.summary.get(f"total-{kind}-files") or "") for kind in ("data", "delete")]
         if not all(n.isdecimal() and int(n) <= _FEW_FILES for n in counts):
             return None
         with lake_files():
             read = [snapshot.manifest_list, *(m.manifest_path for m in manifests_of(snapshot, table.io))]
-        sizes, plan = file_sizes(table.io, read), read_manifests(table, snapshot.snapshot_id)
-        if sizes is None:
+        stamps, plan = file_stamps(table.io, read), read_manifests(table, snapshot.snapshot_id)
+        if stamps is None:
             return plan
-        known = _Known(plan, sizes)
-        _known.note(key, known)
+        known = _Known(key, plan, stamps, (1 + len(plan.files)) * len(table.schema().fields))
+        _known.note(name, known)
     return known.plan
 
 

@@ -171,6 +171,22 @@ def test_unreadable_input_names_file_and_place(
     assert name in str(e.value) and words in str(e.value)
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "arrows", "csv"])
+def test_an_input_without_rows_has_its_columns(kind: str, tmp_path: Path) -> None:
+    path, none = tmp_path / f"t.{kind}", pa.table({"id": pa.array([], pa.int64()), "other": pa.array([], pa.string())})
+    if kind == "csv":
+        path.write_bytes(b"id,other\n")
+    elif kind == "parquet":
+        pq.write_table(none, path)
+    else:
+        make = pa.ipc.new_file if kind == "arrow" else pa.ipc.new_stream
+        with make(path, none.schema):
+            pass
+    with open_source(str(path), SCHEMA) as source:
+        (batch,) = source.batches
+    assert (batch.num_rows, batch.schema.names) == (0, ["id", "other"])
+
+
 def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
     with pytest.raises(InvalidFileError, match="No such file"):
         read(str(tmp_path / "none.csv"))

@@ -35,7 +35,7 @@ def bounds() -> Iterator[Sequence[Bound]]:
 @pytest.fixture
 def lake(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Table:
     """Of several rounds, with partitions of two kinds, and rows that were deleted."""
-    monkeypatch.setattr(planner, "_known", RecentlyUsed(100, lambda known: 1 + len(known.plan.files)))
+    monkeypatch.setattr(planner, "_known", RecentlyUsed(10_000, lambda known: known.size))
     with lh.connect(tmp_path) as con:
         table = con.create_table("t", SCHEMA, primary_key=["id", "land"], partition_by=["land"], lake="iceberg")
         for first, lands in ((0, ("de", "at")), (20, ("at", "fr")), (40, ("de",))):
@@ -97,11 +97,34 @@ def test_what_is_remembered_of_a_file_that_changed_or_is_gone_is_not_used(lake: 
     address = snapshot.manifest_list if kind == "list" else snapshot.manifests(lake.io)[0].manifest_path
     path, files = Path(address.removeprefix("file://")), plan_files(lake)
     whole = path.read_bytes()
-    path.write_bytes(whole[:-1])
-    with pytest.raises(lh.CorruptionError, match=path.name):
-        plan_files(lake)
+    for damaged in (whole[:-1], whole[: len(whole) // 2] + bytes(100) + whole[len(whole) // 2 + 100 :]):
+        path.write_bytes(damaged)
+        with pytest.raises(lh.CorruptionError, match=path.name):
+            plan_files(lake)
     path.unlink()
     with pytest.raises(lh.LakeFileMissingError, match=path.name):
         plan_files(lake, None, [Bound("id", "==", 5)])
     path.write_bytes(whole)
     assert plan_files(lake) == files
+
+
+def test_of_each_table_one_snapshot_is_remembered(keyed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "_known", RecentlyUsed(10_000, lambda known: known.size))
+    for key in range(5):
+        keyed.write(key)
+        keyed.round()
+        assert len(plan_files(keyed.load())) == key + 1
+    columns = len(keyed.load().schema().fields)
+    assert planner._known.size == 6 * columns
+    first = keyed.load().metadata.snapshots[0].snapshot_id
+    assert len(plan_files(keyed.load(), first)) == 1 and planner._known.size == 2 * columns
+
+
+def test_a_column_that_is_called_otherwise_is_so_in_what_is_remembered(keyed: Any) -> None:
+    keyed.write(1)
+    keyed.round()
+    lake = keyed.load()
+    assert plan_files(lake) == plan_files(lake)
+    with lake.update_schema() as schema:
+        schema.rename_column("v", "w")
+    assert plan_files(lake, None, [Bound("w", "==", 100)]) == []
