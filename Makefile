@@ -102,7 +102,7 @@ spark41: $(STAMP) java  ## run Spark's tests with PySpark 4.1 (half an hour; SPA
 mutants-auto: $(STAMP)  ## break lines at random, count what tests notice (ARGS="log --count 50 --seed 2"; hours)
 	$(BIN)/python -m tests.mutation.auto $(ARGS)
 
-bench: $(STAMP)  ## measure throughput and latency on this machine (PEERS=1: beside RocksDB and Redis, too)
+bench: $(STAMP) java  ## measure throughput and latency on this machine (PEERS=1: beside RocksDB and Redis, too)
 	$(if $(PEERS),@scripts/ensure-peers.sh)
 	$(BIN)/python -m benchmarks $(ARGS)
 

@@ -29,6 +29,7 @@ _TITLES = {
     "restart": "Restart after kill -9",
     "tiering": "Tiering",
     "growth": "Growth",
+    "spark": "Spark",
     "peers": "Beside peers",
 }
 _HEAD = """# Benchmarks
@@ -77,6 +78,9 @@ as old as the table's freshness allows), of the service's CPU (a core is 1) and 
 The same work with more there already, mostly ten times as much. The picture says how many times the time it took: 1 is
 no growth, and less is better. The table's ratios are the reverse: below 1 it took longer. Scans are told for a million
 rows each, so that what a scan takes with any number of them weighs most with few.
+""",
+    "spark": """On `local[2]`. Beside reads, streams and writes: Spark with the same rows in plain Parquet files. Beside
+the lookup join: Spark's own join with such files.
 """,
     "peers": """![How many times as fast as each peer](benchmarks-peers.svg)
 

@@ -204,6 +204,18 @@ def test_a_damaged_table_is_refused_and_can_be_dropped(tmp_path: Path) -> None:
         assert con.tables() == ["default.other"] and not log.exists()
 
 
+@pytest.mark.parametrize("name", ["information_schema", "pg_catalog", "PG_Catalog", "memory", "system", "temp"])
+def test_databases_of_sql_are_its_own(tmp_path: Path, name: str) -> None:
+    with lh.connect(tmp_path) as con:
+        con.create_table("a.b", pa.schema([("k", pa.int64())]))
+        with pytest.raises(lh.InvalidRequestError, match="call the database of 't' otherwise"):
+            con.create_table(f"{name}.t", pa.schema([("k", pa.int64())]))
+        with pytest.raises(lh.InvalidRequestError, match="something of its own"):
+            con.rename_table("a.b", f"{name}.b")
+        assert con.tables() == ["a.b"] and con.sql("select count(*) from a.b").fetchone() == (0,)
+        assert con.sql("show all tables").fetchall()
+
+
 def test_a_misspelt_table_is_told_the_nearest(tmp_path: Path) -> None:
     with lh.connect(tmp_path) as con:
         con.create_table("shop.orders", pa.schema([("id", pa.int64())]))

@@ -39,7 +39,7 @@ def test_each_figure_of_tiering_is_measured(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_part_that_is_not_there_is_refused_with_those_that_are() -> None:
-    with pytest.raises(InvalidRequestError, match=r"'tier' .*tiering, growth, tiering-spark$"):
+    with pytest.raises(InvalidRequestError, match=r"'tier' .*tiering, growth, spark, tiering-spark$"):
         run_bench(only=["tier"])
 
 

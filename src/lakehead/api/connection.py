@@ -232,6 +232,7 @@ class Connection(Displayed, Granting):
 
         Raises:
             TableExistsError: a table of that name exists.
+            InvalidRequestError: it cannot be called so.
             InvalidSchemaError: the definition is not possible; the message names the column and the remedy.
             InvalidPropertyError: a property is unknown or cannot be read.
         """

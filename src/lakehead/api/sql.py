@@ -313,7 +313,13 @@ def _make_views(cursor: duckdb.DuckDBPyConnection, catalog: str, shown: Mapping[
     """Names for what a statement reads; the schema in use is the default one afterwards."""
     schemas = {view.schema for view in shown} - {_DEFAULT}
     for schema in (*schemas, _DEFAULT):
-        cursor.execute(f'create schema if not exists {catalog}."{schema}"; use {catalog}."{schema}"')
+        try:
+            cursor.execute(f'create schema if not exists {catalog}."{schema}"; use {catalog}."{schema}"')
+        except duckdb.Error as e:
+            raise SqlError(
+                f"SQL has a database {schema!r} of its own: rename those tables, as in"
+                f" con.rename_table('{schema}.t', 'other.t')"
+            ) from e
         for view, rows in shown.items():
             if view.schema == schema:
                 relation = cursor.from_arrow(rows)

@@ -19,18 +19,18 @@ from lakehead.benchmarks.events import Figure, rate, seconds
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_READS = 3
 _FILES = 4
 _EVERY_SECONDS = 0.02
 _PATIENCE_SECONDS = 120.0
 
 
-def on_spark(base: str, batches: Sequence[pa.RecordBatch], sent: int = 400) -> Iterator[Figure]:
+def on_spark(base: str, batches: Sequence[pa.RecordBatch], sent: int = 400, times: int = 3) -> Iterator[Figure]:
     """What Spark on ``local[2]`` does with a log table of which the log has a tenth, and a keyed one of which the log
     supersedes a hundredth.
 
     Args:
         sent: rows whose way through a streaming query is measured.
+        times: of these reads and streams of the same, the quickest counts.
     """
     plain = _plain_files(f"{base}/plain", batches)
     with lh.connect(f"{base}/on-spark") as con:
@@ -42,8 +42,8 @@ def on_spark(base: str, batches: Sequence[pa.RecordBatch], sent: int = 400) -> I
             lhs.table(spark, "bench.log").count()
             first = time.perf_counter() - began
             yield Figure("first answer of a new session", f"{first:.1f} s", f"the session alone {ready:.1f} s")
-            yield from _reads(spark, plain, sum(b.num_rows for b in batches))
-            yield from _moves(spark, con, plain, batches)
+            yield from _reads(spark, plain, sum(b.num_rows for b in batches), times)
+            yield from _moves(spark, con, plain, batches, times)
             yield from _latency(spark, con, base, sent)
         finally:
             spark.stop()
@@ -80,7 +80,7 @@ def _run(rows: DataFrame) -> None:
     rows.write.format("noop").mode("overwrite").save()
 
 
-def _reads(spark: SparkSession, plain: str, rows: int) -> Iterator[Figure]:
+def _reads(spark: SparkSession, plain: str, rows: int, times: int) -> Iterator[Figure]:
     at = rows // 2
     questions: dict[str, Callable[[DataFrame], object]] = {
         "all columns": _run,
@@ -99,13 +99,15 @@ def _reads(spark: SparkSession, plain: str, rows: int) -> Iterator[Figure]:
 
     for name, ask in questions.items():
         # In turns, and Spark's own work for a statement is in all of them.
-        log, keyed, files = np.min([[asked(ask, t) for t in tables] for _ in range(_READS)], axis=0).tolist()
+        log, keyed, files = np.min([[asked(ask, t) for t in tables] for _ in range(times)], axis=0).tolist()
         beside = f"plain Parquet {files * 1e3:.0f} ms"
         yield Figure(f"read {name}, log table, a tenth hot", f"{log * 1e3:.0f} ms", beside, files / log)
         yield Figure(f"read {name}, keyed, 1 % superseded", f"{keyed * 1e3:.0f} ms", beside, files / keyed)
 
 
-def _moves(spark: SparkSession, con: lh.Connection, plain: str, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:
+def _moves(
+    spark: SparkSession, con: lh.Connection, plain: str, batches: Sequence[pa.RecordBatch], times: int
+) -> Iterator[Figure]:
     files = spark.read.parquet(plain)
     schema, name = batches[0].schema, batches[0].schema.names[0]
 
@@ -123,7 +125,7 @@ def _moves(spark: SparkSession, con: lh.Connection, plain: str, batches: Sequenc
     from_files = spark.readStream.schema(files.schema)
     drains = [
         (_drain(from_table.load(), f"{plain}-{n}-table"), _drain(from_files.parquet(plain), f"{plain}-{n}-files"))
-        for n in range(_READS)
+        for n in range(times)
     ]
     took, beside = np.min(drains, axis=0).tolist()
     value, of_files = rate(batches, took), f"of plain Parquet {rate(batches, beside)}"

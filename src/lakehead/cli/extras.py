@@ -44,7 +44,7 @@ def bench_with(more: Mapping[str, Part], asked: Mapping[str, Part] | None = None
             list[str] | None,
             typer.Option(
                 help="Only this part: embedded, loopback, smallwrites, push, fanout, lake, writers, restart, tiering,"
-                " growth, tiering-spark; repeat it. Without it all but the last."
+                " growth, spark, tiering-spark; repeat it. Without it all but the last two."
             ),
         ] = None,
         commits: Annotated[

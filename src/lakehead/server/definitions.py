@@ -49,6 +49,9 @@ from lakehead.types import Schemas, TableDescriptor, TablePath
 _log = logging.getLogger("lakehead.server")
 
 
+_SQL_DATABASES = frozenset(("information_schema", "pg_catalog", "memory", "system", "temp"))
+
+
 class Definitions:
     """Answers requests about tables and lake tables as such. Thread-safe."""
 
@@ -81,6 +84,7 @@ class Definitions:
     def create(self, request: m.CreateTable, caller: Caller) -> m.TableReply:
         """See `CreateTable`."""
         asked = request.info.descriptor()
+        _require_own_database(asked.path)
         if asked.former:
             raise InvalidRequestError(f"table {asked.path} is new: it has had no other name")
         schema, primary_key, partition_by, bucket_key = validate_definition(
@@ -167,6 +171,7 @@ class Definitions:
     def rename(self, request: m.RenameTable, caller: Caller) -> m.TableReply:
         """See `RenameTable`."""
         to = request.to
+        _require_own_database(to)
         with self._create_lock:
             self._fence()
             desc = self._named(request.path, caller, Privilege.MANAGE)
@@ -368,3 +373,13 @@ def _tiered(desc: TableDescriptor, end: int | None) -> TieredTable:
         maintained=desc.properties.auto_maintenance,
         end=end,
     )
+
+
+def _require_own_database(path: TablePath) -> None:
+    """Return when a new table may be called so: SQL has databases of its own."""
+    if path.database.lower() in _SQL_DATABASES:
+        raise InvalidRequestError(
+            f"{path.database!r} is a name that SQL has for something of its own: call the database of {path.table!r}"
+            " otherwise",
+            table=str(path),
+        )
