@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +16,9 @@ import lakehead as lh
 import lakehead.spark as lhs
 from lakehead.benchmarks.events import Figure, rate, seconds
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+# `lakehead.spark` alone imports PySpark.
+DataFrame: TypeAlias = Any
+SparkSession: TypeAlias = Any
 
 _FILES = 4
 _EVERY_SECONDS = 0.02
