@@ -109,7 +109,7 @@ _PARSED = Phase("statement parsed and checked", "DuckDB", ("api.statement:read_s
 _CATALOG = Phase(
     "catalog of the statement made",
     "DuckDB",
-    ("api.sql:SqlEngine.cursor", "api.sql:SqlEngine.catalog", "api.sql:_make_view"),
+    ("api.sql:SqlEngine.cursor", "api.sql:SqlEngine.catalog", "api.sql:_make_views"),
 )
 _TABLES = Phase("tables opened and pinned", "caller", ("api.connection:Connection.tables", "api.sql:_contents"))
 _BOUND = Phase("planned by DuckDB", "DuckDB", ("api.sql:_relation",))

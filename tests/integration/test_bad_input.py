@@ -216,6 +216,11 @@ def test_databases_of_sql_are_its_own(tmp_path: Path, name: str) -> None:
         assert con.sql("show all tables").fetchall()
 
 
+def test_a_statement_that_is_no_text(tmp_path: Path) -> None:
+    with lh.connect(tmp_path) as con, pytest.raises(lh.SqlError, match="a statement is text"):
+        con.sql(123)  # type: ignore[arg-type]
+
+
 def test_a_misspelt_table_is_told_the_nearest(tmp_path: Path) -> None:
     with lh.connect(tmp_path) as con:
         con.create_table("shop.orders", pa.schema([("id", pa.int64())]))

@@ -242,7 +242,8 @@ def test_a_table_that_exists_is_shown_as_it_is(tmp_path: Path) -> None:
     assert documents(*again) == [before]
     made = ("--uri", tmp_path / "data", "table", "create", "a.u", "--schema", "id bigint", "--if-not-exists")
     assert lakehead(*made).stdout == b"created a.u: log table, 1 bucket\n"
-    lakehead(*made[:-2], "id int", "--if-not-exists", code=2)
+    assert b"lakehead table describe a.u" in lakehead(*made[:-2], "id int", "--if-not-exists", code=2).stderr
+    assert b"--if-not-exists" in lakehead(*made[:-1], code=2).stderr
 
 
 def test_a_table_is_altered(tmp_path: Path) -> None:

@@ -104,7 +104,9 @@ def read_statement(cursor: duckdb.DuckDBPyConnection, query: object, *, unrestri
         SqlError: it is none, it is several, or it does something else than read or alter a table; the message says what
             to use instead.
     """
-    if not isinstance(query, str) or not query.strip():
+    if not isinstance(query, str):
+        raise SqlError(f"a statement is text, such as 'select count(*) from shop.orders', not a {type(query).__name__}")
+    if not query.strip():
         raise SqlError("the statement is empty: write for example 'select count(*) from shop.orders'")
     text, parsed = _parsed(cursor, query)
     kinds = [s.type.name for s in parsed]

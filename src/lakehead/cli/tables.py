@@ -81,10 +81,18 @@ def create(
         )
         try:
             definition = make().describe()
-        except TableExistsError:
+        except TableExistsError as e:
             if not if_not_exists:
-                raise
-            definition, done = make(if_not_exists=True).describe(), "kept"
+                raise TableExistsError(
+                    f"table {table} exists already: pass --if-not-exists or drop it first", **e.context
+                ) from e
+            try:
+                definition, done = make(if_not_exists=True).describe(), "kept"
+            except TableExistsError as other:
+                raise TableExistsError(
+                    f"table {table} exists already with other columns or keys: see `lakehead table describe {table}`",
+                    **other.context,
+                ) from other
     if session.json:
         write_json(definition)
     else:
