@@ -16,7 +16,7 @@ import pyarrow as pa
 from lakehead.client.row_routing import SHARE_ROWS, Rows
 from lakehead.env.interrupts import interrupts_land
 from lakehead.env.threads import Done, Threads, this_thread
-from lakehead.errors import LakeheadError, OutcomeUnknownError, RequestTimeoutError, UnavailableError
+from lakehead.errors import InvalidRequestError, LakeheadError, OutcomeUnknownError
 from lakehead.format.joins import within
 from lakehead.types import TabletKey
 
@@ -158,5 +158,4 @@ class SmallAppends:
 
 def _of_all(e: LakeheadError) -> bool:
     """Whether a batch failed for what has nothing to do with its rows, or may be written, in some tablets at least."""
-    failed = isinstance(e, UnavailableError | RequestTimeoutError | OutcomeUnknownError)
-    return failed or "acknowledged" in e.context
+    return not isinstance(e, InvalidRequestError) or "acknowledged" in e.context

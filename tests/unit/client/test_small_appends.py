@@ -19,7 +19,7 @@ from lakehead.api.table import handle_of
 from lakehead.client.small_appends import SentPart, SmallAppends
 from lakehead.config import ServerConfig
 from lakehead.env.threads import Done, SystemThreads
-from lakehead.errors import LakeheadError, LimitExceededError, OutcomeUnknownError, UnavailableError
+from lakehead.errors import ChecksumError, LakeheadError, LimitExceededError, OutcomeUnknownError, UnavailableError
 from lakehead.types import UNPARTITIONED, TabletKey
 
 KEY = TabletKey(UNPARTITIONED, 0)
@@ -101,6 +101,7 @@ def test_rows_that_are_refused_refuse_no_others(log: Log) -> None:
     "error",
     [
         UnavailableError("nobody answers", gone=True),
+        ChecksumError("the log is damaged", path="1.log"),
         OutcomeUnknownError("it may have landed", sequence=7),
         LimitExceededError("a part is there", acknowledged="0: (0, 1)"),
     ],
