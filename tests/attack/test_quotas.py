@@ -101,8 +101,9 @@ def test_rows_that_are_got_one_by_one_count(known: Any, owner: lh.Connection) ->
     assert con.table("shop.plain").get(1) is not None
     first = con.quotas()[0].used.bytes_out
     assert first > 4000
-    owner.set_quota("reader", bytes_out="1GiB")  # in which what was used is forgotten at once, and then kept for long
-    owner.set_quota("reader", bytes_out="1KiB")
+    owner.set_quota("reader", bytes_out="1GiB")  # in which what was used is forgotten at once
+    assert con.quotas()[0].used.bytes_out == 0
+    owner.set_quota("reader", bytes_out="1KiB")  # in which it is kept for long
     con.table("shop.wide").lookup([1])
     assert con.quotas()[0].used.bytes_out > 0
 

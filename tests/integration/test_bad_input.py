@@ -216,6 +216,18 @@ def test_databases_of_sql_are_its_own(tmp_path: Path, name: str) -> None:
         assert con.sql("show all tables").fetchall()
 
 
+def test_a_database_of_before_that_sql_has_for_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lakehead.server.definitions._SQL_DATABASES", frozenset())
+    with lh.connect(tmp_path) as con:
+        table = con.create_table("pg_catalog.t", pa.schema([("k", pa.int64())]))
+        for statement in ("show all tables", "select * from pg_catalog.t"):
+            with pytest.raises(lh.SqlError):
+                con.sql(statement).fetchall()
+        assert table.scan().count() == 0
+        con.rename_table("pg_catalog.t", "a.t")
+        assert con.sql("select count(*) from a.t").fetchone() == (0,)
+
+
 def test_a_statement_that_is_no_text(tmp_path: Path) -> None:
     with lh.connect(tmp_path) as con, pytest.raises(lh.SqlError, match="a statement is text"):
         con.sql(123)  # type: ignore[arg-type]

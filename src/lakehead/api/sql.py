@@ -134,7 +134,7 @@ def run_sql(
     if statement.catalog:
         unread = {_View(path, None) for path in tables} - views
         shown |= {view: con.table(view.path).schema.empty_table() for view in unread}
-    _make_views(cursor, catalog, shown)
+    reading.run(functools.partial(_make_views, cursor, catalog, shown))
     if frames is not None and not isinstance(frames, Mapping):
         raise InvalidRequestError('frames= takes tables by name: {"name": data}')
     for name, rows in (frames or {}).items():
@@ -313,13 +313,7 @@ def _make_views(cursor: duckdb.DuckDBPyConnection, catalog: str, shown: Mapping[
     """Names for what a statement reads; the schema in use is the default one afterwards."""
     schemas = {view.schema for view in shown} - {_DEFAULT}
     for schema in (*schemas, _DEFAULT):
-        try:
-            cursor.execute(f'create schema if not exists {catalog}."{schema}"; use {catalog}."{schema}"')
-        except duckdb.Error as e:
-            raise SqlError(
-                f"SQL has a database {schema!r} of its own: rename those tables, as in"
-                f" con.rename_table('{schema}.t', 'other.t')"
-            ) from e
+        cursor.execute(f'create schema if not exists {catalog}."{schema}"; use {catalog}."{schema}"')
         for view, rows in shown.items():
             if view.schema == schema:
                 relation = cursor.from_arrow(rows)

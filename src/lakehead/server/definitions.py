@@ -47,8 +47,6 @@ from lakehead.server.tiering_jobs import TieringJobs
 from lakehead.types import Schemas, TableDescriptor, TablePath
 
 _log = logging.getLogger("lakehead.server")
-
-
 _SQL_DATABASES = frozenset(("information_schema", "pg_catalog", "memory", "system", "temp"))
 
 

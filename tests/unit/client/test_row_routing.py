@@ -79,6 +79,15 @@ def test_a_large_batch_without_a_bucket_key_is_shared_by_buckets() -> None:
     assert len(set(placed(desc, batch.slice(0, 2 * SHARE_ROWS - 1), unkeyed_bucket=3))) == 1
 
 
+@pytest.mark.parametrize("buckets", [7, 8, 9, 1000, 70_000])
+def test_rows_are_cut_alike_by_few_and_many_buckets(buckets: int) -> None:
+    desc = table(("k",), (), buckets)
+    expected = bucket_ids([BATCH.column("k")], buckets).tolist()
+    assert placed(desc, BATCH) == [TabletKey("", b) for b in expected]
+    for _, rows in route(desc, BATCH):
+        assert rows is None or (np.diff(rows) > 0).all()
+
+
 def test_one_tablet_takes_the_batch_uncopied() -> None:
     assert list(route(table(), BATCH)) == [(TabletKey("", 0), None)]
     same = BATCH.take(pa.array([4] * 10))
