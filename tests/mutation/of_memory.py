@@ -48,6 +48,20 @@ OF_MEMORY = (
         "tests/unit/kv/test_heap.py tests/unit/kv/test_tablet.py",
     ),
     Mutant(
+        "a step of keys that move ends within a run",
+        "kv/kernels.py",
+        "while moved[1] < end or (full and moved[1] < n):",
+        "while moved[1] < end:",
+        "tests/unit/kv/test_index.py",
+    ),
+    Mutant(
+        "keys that came around the end of a table stay behind",
+        "kv/kernels.py",
+        "while before[q, 1] != 0:",
+        "while False:",
+        "tests/unit/kv/test_index.py",
+    ),
+    Mutant(
         "frames in memory need not reach the newest",
         "log/newest.py",
         "self._frames[-1].end_offset != frames[0].base_offset",

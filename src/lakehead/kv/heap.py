@@ -18,6 +18,7 @@ import pyarrow as pa
 from lakehead.format.arrays import to_arrow, to_bools
 from lakehead.format.joins import largest, range_bytes
 from lakehead.kv import kernels
+from lakehead.kv.growing import GrowingArray
 from lakehead.kv.keys import fixed_bytes, value_bytes
 
 Slots = npt.NDArray[np.int64]
@@ -119,26 +120,23 @@ def _plain_dtype(t: pa.DataType, width: int) -> np.dtype[Any] | None:
 
 
 class FixedColumn:
-    """Values of 1, 2, 4, 8, 16 or any other fixed number of bytes, and a validity byte once a null was stored."""
+    """Values of 1, 2, 4, 8, 16 or any other fixed number of bytes, and a byte that says null once a null was stored."""
 
     def __init__(self, t: pa.DataType, width: int) -> None:
         self._type = t
         self._width = width
         self._dtype = np.dtype({1: "u1", 2: "<u2", 4: "<u4", 8: "<u8"}.get(width, f"V{width}"))
-        self._values = np.zeros(0, self._dtype)
+        self._values = GrowingArray(self._dtype)
         self._plain_dtype = _plain_dtype(t, width) or self._dtype
-        self._plain = self._values.view(self._plain_dtype)
-        self._is_valid: npt.NDArray[np.bool_] | None = None
+        self._plain = self._values.array.view(self._plain_dtype)
+        self._is_null: GrowingArray | None = None
 
     def resize(self, slots: int) -> None:
-        values = np.zeros(slots, self._dtype)
-        values[: len(self._values)] = self._values
-        self._values = values
-        self._plain = values.view(self._plain_dtype)
-        if self._is_valid is not None:
-            valid = np.ones(slots, np.bool_)
-            valid[: len(self._is_valid)] = self._is_valid
-            self._is_valid = valid
+        del self._plain
+        self._values.grow(slots)
+        self._plain = self._values.array.view(self._plain_dtype)
+        if self._is_null is not None:
+            self._is_null.grow(slots)
 
     def _numpy(self, values: pa.Array) -> npt.NDArray[np.generic]:
         if pa.types.is_boolean(self._type):
@@ -148,17 +146,18 @@ class FixedColumn:
 
     def scatter(self, slots: Slots, values: pa.Array) -> None:
         valid = _valid(values)
-        if valid is not None and self._is_valid is None:
-            self._is_valid = np.ones(len(self._values), np.bool_)
-        self._values[slots] = self._numpy(values)
-        if self._is_valid is not None:
-            self._is_valid[slots] = True if valid is None else valid
+        if valid is not None and self._is_null is None:
+            self._is_null = GrowingArray(np.bool_)
+            self._is_null.grow(len(self._values))
+        self._values.array[slots] = self._numpy(values)
+        if self._is_null is not None:
+            self._is_null.array[slots] = False if valid is None else ~valid
 
     def clear(self, slots: Slots) -> None:
         return
 
     def value(self, slot: int) -> Any:
-        if self._is_valid is not None and not self._is_valid[slot]:
+        if self._is_null is not None and self._is_null.array[slot]:
             return None
         return self._plain.item(slot)
 
@@ -170,44 +169,44 @@ class FixedColumn:
         return np.full(len(slots), self.bytes_max, np.int64)
 
     def gather(self, slots: Slots) -> pa.Array:
-        if len(slots) == 1 and slots[0] >= 0 and self._is_valid is None and not pa.types.is_boolean(self._type):
+        held = self._values.array
+        if len(slots) == 1 and slots[0] >= 0 and self._is_null is None and not pa.types.is_boolean(self._type):
             at = int(slots[0])
-            return pa.Array.from_buffers(self._type, 1, [None, pa.py_buffer(self._values[at : at + 1].tobytes())])
+            return pa.Array.from_buffers(self._type, 1, [None, pa.py_buffer(held[at : at + 1].tobytes())])
         missing = slots < 0
         absent = bool(missing.any())
-        valid = None if self._is_valid is None else self._is_valid[slots]
+        valid = None if self._is_null is None else ~self._is_null.array.take(slots)
         if absent:
             valid = ~missing if valid is None else valid & ~missing
-        if len(self._values) == 0:
+        if len(held) == 0:
             return pa.nulls(len(slots), self._type)
-        return to_arrow(self._values[slots], self._type, valid)
+        return to_arrow(held.take(slots), self._type, valid)
 
     def merge(self, sources: Sources, given: pa.Array) -> pa.Array:
-        values = self._numpy(given)
+        held, values = self._values.array, self._numpy(given)
         if self._dtype.kind == "V":  # which kernels do not take
-            data = sources.merged(self._values[sources.old], values[sources.new])
+            data = sources.merged(held.take(sources.old), values[sources.new])
         else:
             data = np.empty(len(sources.image), self._dtype)
-            kernels.merge(sources.image, self._values, values, data)
+            kernels.merge(sources.image, held, values, data)
         new = _valid(given)
-        if self._is_valid is None and new is None:
+        if self._is_null is None and new is None:
             return to_arrow(data, self._type)
-        old = np.ones(len(sources.old), np.bool_) if self._is_valid is None else self._is_valid[sources.old]
+        old = np.ones(len(sources.old), np.bool_) if self._is_null is None else ~self._is_null.array.take(sources.old)
         new = np.ones(len(sources.new), np.bool_) if new is None else new[sources.new]
         return to_arrow(data, self._type, sources.merged(old, new))
 
 
 _SHORT_MAX = 40
 """Bytes of a value that is short: a UUID's text is."""
-_NULL = 255
 _NO_OFFSETS = np.zeros(0, np.int64)
 _NO_BYTES = np.zeros(0, np.uint8)
 _ALL_VALID = np.zeros(0, np.bool_)
 
 
 class ShortColumn:
-    """Strings or binaries in a byte matrix that is as wide as the longest so far. Its first value that is not short
-    makes it a `ChunkedColumn` for good.
+    """Strings or binaries in a matrix of words of eight bytes that is as wide as the longest so far. Its first value
+    that is not short makes it a `ChunkedColumn` for good.
 
     Nothing dies in it, so that rows which are updated again and again leave nothing behind.
     """
@@ -215,22 +214,26 @@ class ShortColumn:
     def __init__(self, t: pa.DataType) -> None:
         self._type = t
         self._large = pa.types.is_large_string(t) or pa.types.is_large_binary(t)
-        self._held = np.zeros((0, 8), np.uint8)
-        self._lengths = np.zeros(0, np.uint8)
+        self._words = GrowingArray(np.uint64, 1)
+        self._lengths = GrowingArray(np.uint8)  # one more than the bytes, 0 for null
         self._chunked: ChunkedColumn | None = None
 
     def resize(self, slots: int) -> None:
         if self._chunked is not None:
             self._chunked.resize(slots)
             return
-        self._grow(slots, self._held.shape[1])
+        self._words.grow(slots)
+        self._lengths.grow(slots)
 
-    def _grow(self, slots: int, width: int) -> None:
-        n = min(slots, len(self._lengths))
-        held, lengths = np.zeros((slots, width), np.uint8), np.full(slots, _NULL, np.uint8)
-        held[:n, : self._held.shape[1]] = self._held[:n]
-        lengths[:n] = self._lengths[:n]
-        self._held, self._lengths = held, lengths
+    @property
+    def _width(self) -> int:
+        return int(self._words.array.shape[1])
+
+    def _widen(self, width: int) -> None:
+        wider = GrowingArray(np.uint64, width)
+        wider.grow(len(self._words))
+        wider.array[:, : self._width] = self._words.array
+        self._words = wider
 
     def scatter(self, slots: Slots, values: pa.Array) -> None:
         if len(slots) == 0:
@@ -239,11 +242,11 @@ class ShortColumn:
             offsets, data = value_bytes(values)
             longest = int(np.diff(offsets).max())
             if longest <= _SHORT_MAX:
-                if longest > self._held.shape[1]:
-                    self._grow(len(self._lengths), -(-longest // 8) * 8)
+                if longest > 8 * self._width:
+                    self._widen(-(-longest // 8))
                 valid = _valid(values)
                 given = _ALL_VALID if valid is None else valid
-                kernels.scatter_short(self._held, self._lengths, slots, offsets, data, given)
+                kernels.scatter_short(self._words.array, self._lengths.array, slots, offsets, data, given)
                 return
             self._chunked = self._as_chunks()
         self._chunked.scatter(slots, values)
@@ -251,37 +254,37 @@ class ShortColumn:
     def _as_chunks(self) -> ChunkedColumn:
         column = ChunkedColumn(self._type)
         column.resize(len(self._lengths))
-        used = np.flatnonzero(self._lengths != _NULL)
+        used = np.flatnonzero(self._lengths.array)
         for at in range(0, len(used), _MERGE_ROWS_MAX):
             some = used[at : at + _MERGE_ROWS_MAX]
             column.scatter(some, self.gather(some))
-        self._held, self._lengths = np.zeros((0, 8), np.uint8), np.zeros(0, np.uint8)
+        self._words, self._lengths = GrowingArray(np.uint64, 1), GrowingArray(np.uint8)
         return column
 
     def clear(self, slots: Slots) -> None:
         if self._chunked is not None:
             self._chunked.clear(slots)
         else:
-            self._lengths[slots] = _NULL
+            self._lengths.array[slots] = 0
 
     def value(self, slot: int) -> Any:
         if self._chunked is not None:
             return self._chunked.value(slot)
-        n = self._lengths[slot]
-        if n == _NULL:
+        n = int(self._lengths.array[slot]) - 1
+        if n < 0:
             return None
-        value = self._held[slot, :n].tobytes()
+        value = self._words.array[slot].tobytes()[:n]
         return value if pa.types.is_binary(self._type) or pa.types.is_large_binary(self._type) else value.decode()
 
     @property
     def bytes_max(self) -> int:
-        return self._held.shape[1] + 9 if self._chunked is None else self._chunked.bytes_max
+        return 8 * self._width + 9 if self._chunked is None else self._chunked.bytes_max
 
     def sizes(self, slots: Slots) -> Slots:
         if self._chunked is not None:
             return self._chunked.sizes(slots)
-        lengths = np.where(slots < 0, _NULL, self._lengths[slots]).astype(np.int64)
-        return np.where(lengths == _NULL, 0, lengths) + (9 if self._large else 5)
+        lengths = np.where(slots < 0, 0, self._lengths.array.take(slots)).astype(np.int64)
+        return np.maximum(lengths - 1, 0) + (9 if self._large else 5)
 
     def gather(self, slots: Slots) -> pa.Array:
         if self._chunked is not None:
@@ -300,11 +303,12 @@ class ShortColumn:
         n = len(image)
         ends = np.empty(n + 1, np.int64 if self._large else np.int32)
         present = np.empty(n, np.bool_)
-        nulls = kernels.short_offsets(self._lengths, image, offsets, valid, ends, present)
-        out = np.empty(int(ends[-1]), np.uint8)
-        kernels.short_bytes(self._held, image, offsets, data, ends, out)
+        nulls = kernels.short_offsets(self._lengths.array, image, offsets, valid, ends, present)
+        size = int(ends[-1])
+        out = np.empty(size + 8 * self._width, np.uint8)
+        kernels.short_bytes(self._words.array, image, offsets, data, ends, out)
         bitmap = pa.py_buffer(np.packbits(present, bitorder="little")) if nulls else None
-        return pa.Array.from_buffers(self._type, n, [bitmap, pa.py_buffer(ends), pa.py_buffer(out)], nulls)
+        return pa.Array.from_buffers(self._type, n, [bitmap, pa.py_buffer(ends), pa.py_buffer(out[:size])], nulls)
 
 
 class ChunkedColumn:
@@ -312,7 +316,7 @@ class ChunkedColumn:
 
     def __init__(self, t: pa.DataType) -> None:
         self._type = t
-        self._rows = np.full(0, -1, np.int64)
+        self._places = GrowingArray(np.int64)  # one more than the row, 0 for none
         self._chunks: list[pa.Array] = []
         self._bases: list[int] = []
         self._dead: list[int] = []
@@ -320,23 +324,25 @@ class ChunkedColumn:
         self.bytes_max = 1
 
     def resize(self, slots: int) -> None:
-        rows = np.full(slots, -1, np.int64)
-        rows[: len(self._rows)] = self._rows
-        self._rows = rows
+        self._places.grow(slots)
+
+    def _rows(self, slots: Slots) -> Slots:
+        """The row of each slot, -1 where there is none."""
+        return np.where(slots < 0, -1, self._places.array.take(slots) - 1)
 
     def scatter(self, slots: Slots, values: pa.Array) -> None:
         if len(slots) == 0:
             return
         self.clear(slots)
-        self._rows[slots] = self._append(values)
+        self._places.array[slots] = self._append(values) + 1
 
     def clear(self, slots: Slots) -> None:
-        rows = self._rows[slots]
-        self._rows[slots] = -1  # first: what slots refer to outlives a rewrite
+        rows = self._rows(slots)
+        self._places.array[slots] = 0  # first: what slots refer to outlives a rewrite
         self._bury(rows)
 
     def sizes(self, slots: Slots) -> Slots:
-        rows = np.where(slots < 0, -1, self._rows[slots])
+        rows = self._rows(slots)
         chunk = np.searchsorted(self._bases, rows, "right") - 1
         out = np.ones(len(slots), np.int64)
         for c in np.unique(chunk[rows >= 0]):
@@ -384,9 +390,10 @@ class ChunkedColumn:
     def _rewrite(self, i: int) -> None:
         chunk, base = self._chunks.pop(i), self._bases.pop(i)
         self._dead.pop(i)
-        slots = np.flatnonzero((self._rows >= base) & (self._rows < base + len(chunk)))
+        places = self._places.array
+        slots = np.flatnonzero((places > base) & (places <= base + len(chunk)))
         if len(slots):
-            self._rows[slots] = self._append(chunk.take(to_arrow(self._rows[slots] - base)))
+            places[slots] = self._append(chunk.take(to_arrow(places[slots] - 1 - base))) + 1
 
     def gather(self, slots: Slots) -> pa.Array:
         n = len(slots)
@@ -394,7 +401,7 @@ class ChunkedColumn:
             return pa.nulls(n, self._type)
         if n == 1:
             return self._gather_one(int(slots[0]))
-        rows = np.where(slots < 0, -1, self._rows[slots])
+        rows = self._rows(slots)
         missing = rows < 0
         if missing.all():
             return pa.nulls(n, self._type)
@@ -408,7 +415,7 @@ class ChunkedColumn:
         return pa.concat_arrays(pieces).take(to_arrow(place, valid=~missing))
 
     def merge(self, sources: Sources, given: pa.Array) -> pa.Array:
-        rows = self._rows[sources.old]
+        rows = self._rows(sources.old)
         pieces, place = self._pieces(rows, *self._chunks_of(rows))
         held = sum(map(len, pieces))
         order = sources.merged(place, held + sources.new)
@@ -434,7 +441,7 @@ class ChunkedColumn:
         return self._gather_one(slot)[0].as_py()
 
     def _gather_one(self, slot: int) -> pa.Array:
-        row = -1 if slot < 0 else int(self._rows[slot])
+        row = -1 if slot < 0 else int(self._places.array[slot]) - 1
         if row < 0:
             return pa.nulls(1, self._type)
         c = bisect.bisect_right(self._bases, row) - 1

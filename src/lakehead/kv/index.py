@@ -6,9 +6,14 @@ import numpy as np
 import numpy.typing as npt
 
 from lakehead.kv import kernels
+from lakehead.kv.growing import GrowingArray
 from lakehead.kv.keys import KeyBatch
 
 _SLOTS_MIN = 1024
+_MOVES_MIN = 256
+_MOVES_A_KEY = 6
+"""A table is full with 5 keys in 8 entries. So all of it has moved before 1 key in 6 entries has come since, and the
+next one is far from full."""
 _NEXT, _FREE, _ARENA_END, _ARENA_DEAD, _LIVE = range(5)
 
 
@@ -18,7 +23,10 @@ def home_shift(capacity: int) -> np.uint64:
 
 
 class KeyIndex:
-    """Open addressing over 16-byte entries; grows by doubling. Not thread-safe: its tablet's lock guards it.
+    """Open addressing over 16-byte entries. Not thread-safe: its tablet's lock guards it.
+
+    It grows by doubling, and no change waits for it: changes that come after move a few entries each (`kernels`), and
+    what is kept by slot grows in place.
 
     Args:
         seed: a secret that keys are hashed with, those of `encode_keys` too.
@@ -26,21 +34,29 @@ class KeyIndex:
 
     def __init__(self, seed: np.uint64) -> None:
         self._seed = seed
-        self._entries = np.zeros((2 * _SLOTS_MIN, 2), np.int64)
-        self.live_offsets = np.full(_SLOTS_MIN, -1, np.int64)
-        self._free = np.zeros(0, np.int64)
-        self._starts = np.zeros(0, np.int64)  # of hashed keys only, as the next two
-        self._lengths = np.zeros(0, np.int64)
-        self._arena = np.zeros(1 << 12, np.uint8)
+        self._entries = _entries(2 * _SLOTS_MIN)
+        self._before, self._moved = _entries(0), np.zeros(2, np.int64)
+        self._live_offsets = GrowingArray(np.int64)
+        self._live_offsets.grow(_SLOTS_MIN)
+        self._free = GrowingArray(np.int64)
+        self._starts = GrowingArray(np.int64)  # of hashed keys only, as the next two
+        self._lengths = GrowingArray(np.int64)
+        self._arena = GrowingArray(np.uint8)
         self._state = np.zeros(5, np.int64)
 
     def __len__(self) -> int:
         return int(self._state[_LIVE])
 
     @property
+    def live_offsets(self) -> npt.NDArray[np.int64]:
+        """Offset of the row in each slot, -1 where it is gone; of no meaning from `slots_used` on. To be asked for
+        again after `apply` and `reserve`."""
+        return self._live_offsets.array
+
+    @property
     def capacity(self) -> int:
         """Slots that arrays indexed by slot must have."""
-        return len(self.live_offsets)
+        return len(self._live_offsets)
 
     @property
     def slots_used(self) -> int:
@@ -49,24 +65,26 @@ class KeyIndex:
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in (self._entries, self.live_offsets, self._free, self._starts, self._lengths)) + (
-            self._arena.nbytes
-        )
+        entries, slots = (self._entries, self._before), (self._live_offsets, self._free, self._starts, self._lengths)
+        return sum(a.nbytes for a in (*entries, *slots, self._arena))
 
     def probe(self, keys: KeyBatch) -> npt.NDArray[np.int64]:
         """Slot of each key, -1 when there is no live row."""
         out = np.empty(len(keys.keys), np.int64)
         kernels.probe(
-            self._entries,
+            self._entries.array,
             home_shift(len(self._entries)),
+            self._before.array,
+            home_shift(len(self._before)),
+            self._moved,
             self._seed,
             keys.keys,
             keys.exact,
             keys.offsets,
             keys.data,
-            self._starts,
-            self._lengths,
-            self._arena,
+            self._starts.array,
+            self._lengths.array,
+            self._arena.array,
             out,
         )
         return out
@@ -76,26 +94,40 @@ class KeyIndex:
     ) -> npt.NDArray[np.int64]:
         """Insert, move or remove keys in this order; returns the slot of each, -1 for a delete that found nothing."""
         self._reserve(len(keys.keys), int(np.count_nonzero(deleted)), len(keys.data), hashed=not keys.exact)
+        self._move(max(_MOVES_A_KEY * len(keys.keys), _MOVES_MIN))
         out = np.empty(len(keys.keys), np.int64)
         kernels.apply_changes(
-            self._entries,
+            self._entries.array,
             home_shift(len(self._entries)),
+            self._before.array,
+            home_shift(len(self._before)),
+            self._moved,
             self._seed,
             keys.keys,
             keys.exact,
             keys.offsets,
             keys.data,
-            self._starts,
-            self._lengths,
-            self._arena,
+            self._starts.array,
+            self._lengths.array,
+            self._arena.array,
             deleted,
             row_offsets,
-            self.live_offsets,
-            self._free,
+            self._live_offsets.array,
+            self._free.array,
             self._state,
             out,
         )
         return out
+
+    def _move(self, entries: int) -> None:
+        """Go on with moving what was there before the index grew."""
+        n = len(self._before)
+        if not n:
+            return
+        shift = home_shift(len(self._entries))
+        kernels.move_entries(self._before.array, self._moved, entries, self._entries.array, shift, self._seed)
+        if self._moved[1] == n:
+            self._before = _entries(0)
 
     def live_slots(self) -> npt.NDArray[np.int64]:
         """Slots of live rows, in the order of their offsets."""
@@ -108,32 +140,46 @@ class KeyIndex:
 
     def _reserve(self, rows: int, deletes: int, key_bytes: int, *, hashed: bool) -> None:
         if self.slots_used + rows > self.capacity:
-            self.live_offsets = _grown(self.live_offsets, max(self.capacity * 2, self.slots_used + rows), fill=-1)
+            self._live_offsets.grow(max(self.capacity * 2, self.slots_used + rows))
         if hashed and len(self._starts) < self.capacity:
-            self._starts = _grown(self._starts, self.capacity)
-            self._lengths = _grown(self._lengths, self.capacity)
+            self._starts.grow(self.capacity)
+            self._lengths.grow(self.capacity)
         free = int(self._state[_FREE]) + deletes
         if free > len(self._free):
-            self._free = _grown(self._free, 2 * free)
+            self._free.grow(2 * free)
         entries = len(self._entries)
-        while (len(self) + rows) * 3 > entries * 2:
+        while (len(self) + rows) * 8 > entries * 5:
             entries *= 2
         if entries != len(self._entries):
-            new = np.zeros((entries, 2), np.int64)
-            kernels.rehash(self._entries, new, home_shift(entries), self._seed)
-            self._entries = new
+            self._move(len(self._before))
+            self._entries, self._before = _entries(entries), self._entries
+            self._moved[:] = kernels.begin_of_move(self._before.array), 0
         end = int(self._state[_ARENA_END])
         if end + key_bytes > len(self._arena):
-            dead = int(self._state[_ARENA_DEAD])
-            arena = np.empty(max(2 * (end - dead + key_bytes), 1 << 12), np.uint8)
-            self._state[_ARENA_END] = kernels.compact_arena(
-                self._arena, self._starts, self._lengths, self.live_offsets, self.slots_used, arena
-            )
-            self._state[_ARENA_DEAD] = 0
-            self._arena = arena
+            self._make_room(end, key_bytes)
+
+    def _make_room(self, end: int, key_bytes: int) -> None:
+        """For bytes of keys: where those of keys that are gone are, once they are half of all."""
+        dead = int(self._state[_ARENA_DEAD])
+        size = max(2 * (end - dead + key_bytes), 1 << 12)
+        if 2 * dead < end:
+            self._arena.grow(max(size, len(self._arena)))
+            return
+        arena = GrowingArray(np.uint8)
+        arena.grow(size)
+        self._state[_ARENA_END] = kernels.compact_arena(
+            self._arena.array,
+            self._starts.array,
+            self._lengths.array,
+            self._live_offsets.array,
+            self.slots_used,
+            arena.array,
+        )
+        self._state[_ARENA_DEAD] = 0
+        self._arena = arena
 
 
-def _grown(array: npt.NDArray[np.int64], size: int, fill: int = 0) -> npt.NDArray[np.int64]:
-    out = np.full(size, fill, np.int64)
-    out[: len(array)] = array
-    return out
+def _entries(n: int) -> GrowingArray:
+    entries = GrowingArray(np.int64, 2)
+    entries.grow(n)
+    return entries

@@ -7,6 +7,11 @@ An index entry is ``(key, slot + 1)``; slot + 1 = 0 is empty. ``exact`` keys are
 hashes whose bytes are compared in ``arena`` at the slot's ``key_start`` and ``key_length``. Linear probing from the
 high bits of the mixed key; removal shifts later entries back, so that there are no tombstones.
 
+An index that grew has two tables for a while: entries move from ``before``, the smaller one, to ``entries`` bit by bit,
+in the order of their homes. ``moved`` is where that began and how far it is: where a key's home is says which table it
+belongs to, and only one of both has it. So each part of the new table is touched when its turn has come, and no write
+waits until there is memory for all of it. ``before`` is empty at other times.
+
 ``seed`` is a secret of the process: who does not know it cannot choose keys that all land in one place, where linear
 probing would take quadratic time. Nothing that is stored or sent depends on it.
 """
@@ -34,20 +39,40 @@ def mix(key: Any, seed: Any) -> Any:
 
 
 @_jit
+def _word(data: Any, at: Any) -> Any:
+    """The eight bytes from here, all of which are there: one load. Positions are unsigned, as others may be negative,
+    and each byte would be asked whether its is."""
+    word = np.uint64(0)
+    for b in range(8):
+        word |= np.uint64(data[at + np.uint64(b)]) << np.uint64(8 * b)
+    return word
+
+
+@_jit
+def _last_word(data: Any, at: Any, end: Any) -> Any:
+    """Less than eight bytes, as the low ones of a word."""
+    word = np.uint64(0)
+    for b in range(np.int64(end - at)):
+        word |= np.uint64(data[at + np.uint64(b)]) << np.uint64(8 * b)
+    return word
+
+
+@_jit
+def _put_word(out: Any, at: Any, word: Any) -> None:
+    for b in range(8):
+        out[at + np.uint64(b)] = np.uint8(word >> np.uint64(8 * b))
+
+
+@_jit
 def hash_keys(offsets: Any, data: Any, seed: Any, out: Any) -> None:
     """64-bit hashes of the encoded keys ``data[offsets[i]:offsets[i + 1]]``."""
     for i in range(len(out)):
-        h = np.uint64(offsets[i + 1] - offsets[i])
-        word = np.uint64(0)
-        filled = 0
-        for j in range(offsets[i], offsets[i + 1]):
-            word |= np.uint64(data[j]) << np.uint64(8 * filled)
-            filled += 1
-            if filled == 8:
-                h = mix(h ^ word, seed)
-                word = np.uint64(0)
-                filled = 0
-        out[i] = np.int64(mix(h ^ mix(word + np.uint64(filled), seed), seed))
+        at, end = np.uint64(offsets[i]), np.uint64(offsets[i + 1])
+        h = end - at
+        while at + np.uint64(8) <= end:
+            h = mix(h ^ _word(data, at), seed)
+            at += np.uint64(8)
+        out[i] = np.int64(mix(h ^ mix(_last_word(data, at, end) + (end - at), seed), seed))
 
 
 @_jit
@@ -103,24 +128,40 @@ def _find(entries: Any, shift: Any, seed: Any, key: Any, exact: Any, offsets: An
 
 
 @_jit
-def _touch(entries: Any, shift: Any, seed: Any, keys: Any, start: Any) -> Any:
+def _stays(before: Any, before_shift: Any, moved: Any, seed: Any, key: Any) -> Any:
+    """Whether a key's home has not moved from the smaller table yet."""
+    n = len(before)
+    return n > 0 and ((np.int64(mix(key, seed) >> before_shift) - moved[0]) & (n - 1)) >= moved[1]
+
+
+@_jit
+def _touch(entries: Any, shift: Any, before: Any, before_shift: Any, moved: Any, seed: Any, keys: Any,
+           start: Any) -> Any:  # fmt: skip
     """Load where the next keys belong, all at once: one after the other each would wait for memory. What is returned
     depends on the loads and must be returned by the kernel, or the compiler leaves them out."""
     seen = np.int64(0)
     for i in range(start, min(start + _TOUCHED, len(keys))):
-        seen ^= entries[np.int64(mix(keys[i], seed) >> shift), 1]
+        if _stays(before, before_shift, moved, seed, keys[i]):
+            seen ^= before[np.int64(mix(keys[i], seed) >> before_shift), 1]
+        else:
+            seen ^= entries[np.int64(mix(keys[i], seed) >> shift), 1]
     return seen
 
 
 @_jit
-def probe(entries: Any, shift: Any, seed: Any, keys: Any, exact: Any, offsets: Any, data: Any, starts: Any,
-          lengths: Any, arena: Any, out: Any) -> Any:  # fmt: skip
+def probe(entries: Any, shift: Any, before: Any, before_shift: Any, moved: Any, seed: Any, keys: Any, exact: Any,
+          offsets: Any, data: Any, starts: Any, lengths: Any, arena: Any, out: Any) -> Any:  # fmt: skip
     """Slot of each key, -1 when it is not in the index."""
     seen = np.int64(0)
     for i in range(len(keys)):
         if i % _TOUCHED == 0:
-            seen ^= _touch(entries, shift, seed, keys, i)
-        out[i] = entries[_find(entries, shift, seed, keys[i], exact, offsets, data, i, starts, lengths, arena), 1] - 1
+            seen ^= _touch(entries, shift, before, before_shift, moved, seed, keys, i)
+        if _stays(before, before_shift, moved, seed, keys[i]):
+            p = _find(before, before_shift, seed, keys[i], exact, offsets, data, i, starts, lengths, arena)
+            out[i] = before[p, 1] - 1
+        else:
+            p = _find(entries, shift, seed, keys[i], exact, offsets, data, i, starts, lengths, arena)
+            out[i] = entries[p, 1] - 1
     return seen
 
 
@@ -195,22 +236,27 @@ def merge(image: Any, held: Any, given: Any, out: Any) -> None:
 
 
 @_jit
-def scatter_short(held: Any, lengths: Any, slots: Any, offsets: Any, data: Any, valid: Any) -> None:
-    """Set short values: row i of ``held`` begins with the bytes of the value of slot i; the length 255 says null.
+def scatter_short(words: Any, lengths: Any, slots: Any, offsets: Any, data: Any, valid: Any) -> None:
+    """Set short values: row i of ``words`` begins with the bytes of the value of slot i, whatever comes after them;
+    ``lengths`` are one more, and 0 for null.
 
     ``valid`` is empty where all of the given values are.
     """
     some = len(valid) > 0
+    width, size = np.uint64(words.shape[1]), np.uint64(len(data))
     for i in range(len(slots)):
-        s = slots[i]
+        s = np.uint64(slots[i])
         if some and not valid[i]:
-            lengths[s] = 255
+            lengths[s] = 0
             continue
-        start = offsets[i]
-        n = offsets[i + 1] - start
-        lengths[s] = n
-        for j in range(n):
-            held[s, j] = data[start + j]
+        at, end = np.uint64(offsets[i]), np.uint64(offsets[i + 1])
+        lengths[s] = end - at + np.uint64(1)
+        for j in range(width):
+            if at + np.uint64(8) <= size:
+                words[s, j] = _word(data, at)
+            elif at < end:
+                words[s, j] = _last_word(data, at, end)
+            at += np.uint64(8)
 
 
 @_jit
@@ -223,39 +269,56 @@ def short_offsets(lengths: Any, image: Any, offsets: Any, valid: Any, out: Any, 
     out[0] = 0
     for k in range(len(image)):
         at = image[k]
-        n = np.int64(255)
+        n = 0
         if at >= 0:
-            n = np.int64(lengths[at])
-            present[k] = n != 255
-        elif given and not (some and not valid[~at]):
-            n = offsets[~at + 1] - offsets[~at]
-            present[k] = True
-        else:
-            present[k] = False
-        if present[k]:
-            end += n
-        else:
-            nulls += 1
+            n = int(lengths[np.uint64(at)])
+        elif given and not (some and not valid[np.uint64(~at)]):
+            n = offsets[np.uint64(~at + 1)] - offsets[np.uint64(~at)] + 1
+        present[k] = n > 0
+        nulls += n == 0
+        end += max(n - 1, 0)
         out[k + 1] = end
     return nulls
 
 
 @_jit
-def short_bytes(held: Any, image: Any, offsets: Any, data: Any, ends: Any, out: Any) -> None:
-    """The bytes of the values that `short_offsets` laid out."""
+def _touch_words(words: Any, image: Any, start: Any) -> Any:
+    """As `_touch`, the values that come next."""
+    seen, last = np.uint64(0), np.uint64(words.shape[1] - 1)
+    for k in range(start, min(start + _TOUCHED, len(image))):
+        if image[k] >= 0:
+            at = np.uint64(image[k])
+            seen ^= words[at, np.uint64(0)] ^ words[at, last]
+    return seen
+
+
+@_jit
+def short_bytes(words: Any, image: Any, offsets: Any, data: Any, ends: Any, out: Any) -> Any:
+    """The bytes of the values that `short_offsets` laid out. Whole words are copied, what is too much of one value is
+    under the next: ``out`` has room for a row of ``words`` behind the last."""
+    width, size = np.uint64(words.shape[1]), np.uint64(len(data))
+    seen = np.uint64(0)
     for k in range(len(image)):
-        to = ends[k]
-        n = ends[k + 1] - to
-        at = image[k]
-        if n == 0:
+        if k % _TOUCHED == 0:
+            seen ^= _touch_words(words, image, k)
+        to = np.uint64(ends[k])
+        if image[k] >= 0:
+            at = np.uint64(image[k])
+            for j in range(width):
+                _put_word(out, to + np.uint64(8) * j, words[at, j])
             continue
-        if at >= 0:
-            for j in range(n):
-                out[to + j] = held[at, j]
-        else:
-            start = offsets[~at]
-            for j in range(n):
-                out[to + j] = data[start + j]
+        end = np.uint64(ends[k + 1])
+        if to == end:
+            continue
+        at = np.uint64(offsets[np.uint64(~image[k])])
+        while to < end:
+            if at + np.uint64(8) <= size:
+                _put_word(out, to, _word(data, at))
+            else:
+                _put_word(out, to, _last_word(data, at, at + (end - to)))
+            to += np.uint64(8)
+            at += np.uint64(8)
+    return seen
 
 
 @_jit
@@ -290,9 +353,47 @@ def _remove(entries: Any, shift: Any, seed: Any, p: Any) -> None:
 
 
 @_jit
-def apply_changes(entries: Any, shift: Any, seed: Any, keys: Any, exact: Any, offsets: Any, data: Any, starts: Any,
-                  lengths: Any, arena: Any, deleted: Any, row_offsets: Any, live_offsets: Any, free: Any, state: Any,
-                  out: Any) -> Any:  # fmt: skip
+def _apply_change(entries: Any, shift: Any, seed: Any, keys: Any, exact: Any, offsets: Any, data: Any, i: Any,
+                  starts: Any, lengths: Any, arena: Any, deleted: Any, row_offsets: Any, live_offsets: Any, free: Any,
+                  state: Any) -> Any:  # fmt: skip
+    """Apply record i, whose key belongs to this table; returns its slot."""
+    p = _find(entries, shift, seed, keys[i], exact, offsets, data, i, starts, lengths, arena)
+    slot = entries[p, 1] - 1
+    if deleted[i]:
+        if slot >= 0:
+            live_offsets[slot] = -1
+            free[state[1]] = slot
+            state[1] += 1
+            state[4] -= 1
+            if not exact:
+                state[3] += lengths[slot]
+            _remove(entries, shift, seed, p)
+        return slot
+    if slot < 0:
+        if state[1] > 0:
+            state[1] -= 1
+            slot = free[state[1]]
+        else:
+            slot = state[0]
+            state[0] += 1
+        entries[p, 0] = keys[i]
+        entries[p, 1] = slot + 1
+        state[4] += 1
+        if not exact:
+            n = offsets[i + 1] - offsets[i]
+            starts[slot] = state[2]
+            lengths[slot] = n
+            for j in range(n):
+                arena[state[2] + j] = data[offsets[i] + j]
+            state[2] += n
+    live_offsets[slot] = row_offsets[i]
+    return slot
+
+
+@_jit
+def apply_changes(entries: Any, shift: Any, before: Any, before_shift: Any, moved: Any, seed: Any, keys: Any,
+                  exact: Any, offsets: Any, data: Any, starts: Any, lengths: Any, arena: Any, deleted: Any,
+                  row_offsets: Any, live_offsets: Any, free: Any, state: Any, out: Any) -> Any:  # fmt: skip
     """Apply records in log order to the index.
 
     ``state`` = [next unused slot, number of free slots, arena end, arena garbage, live rows], updated in place;
@@ -301,53 +402,54 @@ def apply_changes(entries: Any, shift: Any, seed: Any, keys: Any, exact: Any, of
     seen = np.int64(0)
     for i in range(len(keys)):
         if i % _TOUCHED == 0:
-            seen ^= _touch(entries, shift, seed, keys, i)
-        p = _find(entries, shift, seed, keys[i], exact, offsets, data, i, starts, lengths, arena)
-        slot = entries[p, 1] - 1
-        if deleted[i]:
-            out[i] = slot
-            if slot >= 0:
-                live_offsets[slot] = -1
-                free[state[1]] = slot
-                state[1] += 1
-                state[4] -= 1
-                if not exact:
-                    state[3] += lengths[slot]
-                _remove(entries, shift, seed, p)
-            continue
-        if slot < 0:
-            if state[1] > 0:
-                state[1] -= 1
-                slot = free[state[1]]
-            else:
-                slot = state[0]
-                state[0] += 1
-            entries[p, 0] = keys[i]
-            entries[p, 1] = slot + 1
-            state[4] += 1
-            if not exact:
-                n = offsets[i + 1] - offsets[i]
-                starts[slot] = state[2]
-                lengths[slot] = n
-                for j in range(n):
-                    arena[state[2] + j] = data[offsets[i] + j]
-                state[2] += n
-        live_offsets[slot] = row_offsets[i]
-        out[i] = slot
+            seen ^= _touch(entries, shift, before, before_shift, moved, seed, keys, i)
+        if _stays(before, before_shift, moved, seed, keys[i]):
+            out[i] = _apply_change(before, before_shift, seed, keys, exact, offsets, data, i, starts, lengths, arena,
+                                   deleted, row_offsets, live_offsets, free, state)  # fmt: skip
+        else:
+            out[i] = _apply_change(entries, shift, seed, keys, exact, offsets, data, i, starts, lengths, arena,
+                                   deleted, row_offsets, live_offsets, free, state)  # fmt: skip
     return seen
 
 
 @_jit
-def rehash(old: Any, new: Any, shift: Any, seed: Any) -> None:
-    """Move all entries of a full index into a larger, empty one."""
-    mask = len(new) - 1
-    for q in range(len(old)):
-        if old[q, 1] != 0:
-            p = np.int64(mix(old[q, 0], seed) >> shift)
-            while new[p, 1] != 0:
-                p = (p + 1) & mask
-            new[p, 0] = old[q, 0]
-            new[p, 1] = old[q, 1]
+def begin_of_move(before: Any) -> Any:
+    """A position after an empty one: no entry from there on has its home before it."""
+    q = 0
+    while before[(q - 1) & (len(before) - 1), 1] != 0:
+        q += 1
+    return q
+
+
+@_jit
+def _move(before: Any, q: Any, entries: Any, shift: Any, seed: Any) -> None:
+    mask = len(entries) - 1
+    p = np.int64(mix(before[q, 0], seed) >> shift)
+    while entries[p, 1] != 0:
+        p = (p + 1) & mask
+    entries[p, 0], entries[p, 1] = before[q, 0], before[q, 1]
+    before[q, 0] = before[q, 1] = 0
+
+
+@_jit
+def move_entries(before: Any, moved: Any, many: Any, entries: Any, shift: Any, seed: Any) -> None:
+    """Move what is at the next positions to the larger table, and on until an empty one: from there on all have their
+    homes there, too. Only keys that came since the move began are around its end, and less of them than have moved."""
+    n = len(before)
+    mask = n - 1
+    end = min(moved[1] + many, n)
+    full = False
+    while moved[1] < end or (full and moved[1] < n):
+        q = (moved[0] + moved[1]) & mask
+        full = before[q, 1] != 0
+        if full:
+            _move(before, q, entries, shift, seed)
+        moved[1] += 1
+    if moved[1] == n:
+        q = moved[0]
+        while before[q, 1] != 0:
+            _move(before, q, entries, shift, seed)
+            q = (q + 1) & mask
 
 
 @_jit

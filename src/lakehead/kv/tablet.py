@@ -26,6 +26,7 @@ from lakehead.format.defaults import absent, default_bytes, default_of
 from lakehead.format.joins import within_bytes
 from lakehead.format.read_as import Binding
 from lakehead.kv import kernels
+from lakehead.kv.growing import GrowingArray
 from lakehead.kv.heap import HeapColumn, Slots, Sources, heap_column
 from lakehead.kv.index import KeyIndex, home_shift
 from lakehead.kv.keys import KeyBatch, encode_key, encode_keys
@@ -74,7 +75,7 @@ class KvTablet:
         self._index = KeyIndex(self._seed)
         self._columns: list[HeapColumn] = [heap_column(f.type) for f in schema]
         self._default_bytes = default_bytes(schemas.current.fields)
-        self._prefix_hashes = np.zeros(0, np.int64)
+        self._prefix_hashes = GrowingArray(np.int64)
         self._resize()
 
     def alter(self, schemas: Schemas) -> None:
@@ -117,9 +118,7 @@ class KvTablet:
         for column in self._columns:
             column.resize(self._index.capacity)
         if self._prefix_at:
-            hashes = np.zeros(self._index.capacity, np.int64)
-            hashes[: len(self._prefix_hashes)] = self._prefix_hashes
-            self._prefix_hashes = hashes
+            self._prefix_hashes.grow(self._index.capacity)
         self._capacity = self._index.capacity
 
     # ---- plan: reads the state, changes nothing ---------------------------------------------------------------
@@ -255,7 +254,7 @@ class KvTablet:
         for column, values in zip(self._columns, rows.columns, strict=True):
             column.scatter(slots, values)
         if self._prefix_at:
-            self._prefix_hashes[slots] = encode_keys([rows.column(i) for i in self._prefix_at], self._seed).keys
+            self._prefix_hashes.array[slots] = encode_keys([rows.column(i) for i in self._prefix_at], self._seed).keys
 
     def _forget(self, slots: Slots) -> None:
         dead = np.unique(slots[self._index.live_offsets[slots] < 0])
@@ -298,7 +297,7 @@ class KvTablet:
         wanted = encode_keys(prefixes.columns, self._seed)
         used = self._index.slots_used
         live = self._index.live_offsets[:used]
-        slots = np.flatnonzero(np.isin(self._prefix_hashes[:used], wanted.keys) & (live >= 0))
+        slots = np.flatnonzero(np.isin(self._prefix_hashes.array[:used], wanted.keys) & (live >= 0))
         if not wanted.exact and len(slots):
             found = encode_keys(self.gather(slots, self._prefix_at).columns, self._seed)
             slots = slots[to_bools(pc.is_in(_as_binary(found), _as_binary(wanted)))]

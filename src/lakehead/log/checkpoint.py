@@ -46,6 +46,9 @@ _HEADER = MAGIC + bytes(4)
 _TAIL = struct.Struct("<II4s")
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _BATCH_ROWS = 1 << 16
+_SYNC_BYTES = 8 << 20
+"""A checkpoint goes to disk in parts of this size: on many file systems the writers' syncs wait for all of what another
+file has in memory, too."""
 _ROW_FIELDS = (pa.field(OFFSET_COLUMN, pa.int64(), False), pa.field(TIMESTAMP_COLUMN, TIMESTAMP_TYPE, False))
 
 ReadRecords = Callable[[int, int], Iterator[Records]]
@@ -254,13 +257,16 @@ def write_checkpoint(
 
 
 def _write_rows(file: LogFile, schema: pa.Schema, batches: Iterable[LiveBatch]) -> tuple[int, int]:
-    crc, rows = 0, 0
+    crc, rows, synced = 0, 0, 0
     whole = pa.schema([*_ROW_FIELDS, *schema])
 
     def write(part: object) -> None:
-        nonlocal crc
+        nonlocal crc, synced
         file.append([part])
         crc = crc32c.crc32c(part, crc)  # type: ignore[arg-type]
+        if file.size - synced >= _SYNC_BYTES:
+            file.sync()
+            synced = file.size
 
     write(_HEADER)
     write(whole.serialize())

@@ -50,6 +50,57 @@ def test_equals_a_dict_through_growth_deletes_and_returns(keys: pa.Array) -> Non
     assert index.nbytes <= 2 * before, "keys that come and go cost nothing for good"
 
 
+@pytest.mark.parametrize("keys", [INTS, STRINGS], ids=["exact", "hashed"])
+@pytest.mark.parametrize("many", [1, 7, 60])
+def test_equals_a_dict_at_each_step_of_its_growth(keys: pa.Array, many: int) -> None:
+    choose, index, model, between = random.Random(many), KeyIndex(SEED), dict[int, int](), 0
+    offset = 1270  # a few below where the first table is full
+    index.apply(batch(keys, list(range(offset))), np.zeros(offset, np.bool_), np.arange(offset))
+    model.update(zip(range(offset), range(offset), strict=True))
+    while len(index._before) or len(index._entries) == 2048:
+        rows = [choose.randrange(3000) for _ in range(many)]
+        deleted = np.array([choose.random() < 0.2 for _ in rows])
+        index.apply(batch(keys, rows), deleted, np.arange(offset, offset + many))
+        for row, gone, at in zip(rows, deleted, range(offset, offset + many), strict=True):
+            model.pop(row, None)
+            if not gone:
+                model[row] = at
+        offset += many
+        found = index.probe(batch(keys, list(range(3000))))
+        assert {r: int(index.live_offsets[s]) for r, s in enumerate(found.tolist()) if s >= 0} == model
+        between += len(index._before) > 0
+    assert between >= 5
+
+
+@pytest.mark.parametrize("at", [0, 1, 1000, 2046, 2047])
+def test_a_table_moves_wherever_a_run_of_keys_lies_also_around_its_end(at: int) -> None:
+    def homes(home: int, n: int, first: int) -> pa.Array:
+        """Keys whose home in a table of 2,048 entries is this one, for seed 0."""
+        return pa.array(np.array([unmixed((home << 53) | (first + i)) for i in range(n)], np.uint64).view(np.int64))
+
+    index, kept = KeyIndex(np.uint64(0)), list[pa.Array]()
+
+    def upsert(keys: pa.Array) -> None:
+        offset = sum(map(len, kept))
+        index.apply(
+            encode_keys([keys], np.uint64(0)), np.zeros(len(keys), np.bool_), np.arange(offset, offset + len(keys))
+        )
+        kept.append(keys)
+
+    def complete() -> bool:
+        found = index.probe(encode_keys([pa.concat_arrays(kept)], np.uint64(0)))
+        return index.live_offsets[found].tolist() == list(range(len(index))) and found.min() >= 0
+
+    upsert(homes(at, 1280, 0))
+    upsert(homes(at, 1, 5000))
+    assert len(index._before) == 2048
+    last = (int(index._moved[0]) - 1) % 2048  # what comes to this home until it moves is where the move began
+    for i in range(20):
+        upsert(homes(last, 20, 10000 + 20 * i))
+        assert complete()
+    assert len(index._before) == 0 and len(index) == 1681
+
+
 def test_one_key_many_times_in_one_batch() -> None:
     index = KeyIndex(SEED)
     deleted = np.array([False, False, True, False, True, True, False])
@@ -117,7 +168,7 @@ def one_hash(n: int) -> pa.Array:
 
 def longest_run(index: KeyIndex) -> int:
     """Entries that a lookup may have to look at."""
-    gaps = np.flatnonzero(index._entries[:, 1] == 0)
+    gaps = np.flatnonzero(index._entries.array[:, 1] == 0)
     return int(np.diff([*gaps, gaps[0] + len(index._entries)]).max())
 
 
