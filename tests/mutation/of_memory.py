@@ -50,15 +50,15 @@ OF_MEMORY = (
     Mutant(
         "a step of keys that move ends within a run",
         "kv/kernels.py",
-        "while moved[1] < end or (full and moved[1] < n):",
-        "while moved[1] < end:",
+        "while d < end or full:",
+        "while d < end:",
         "tests/unit/kv/test_index.py",
     ),
     Mutant(
         "keys that came around the end of a table stay behind",
         "kv/kernels.py",
-        "while before[q, 1] != 0:",
-        "while False:",
+        "while d < end or full:",
+        "while d < end or (full and d < n):",
         "tests/unit/kv/test_index.py",
     ),
     Mutant(

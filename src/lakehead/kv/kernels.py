@@ -128,38 +128,33 @@ def _find(entries: Any, shift: Any, seed: Any, key: Any, exact: Any, offsets: An
 
 
 @_jit
-def _stays(before: Any, before_shift: Any, moved: Any, seed: Any, key: Any) -> Any:
-    """Whether a key's home has not moved from the smaller table yet."""
-    n = len(before)
+def _stays(n: Any, before_shift: Any, moved: Any, seed: Any, key: Any) -> Any:
+    """Whether a key's home has not moved from the smaller table, of n entries, yet."""
     return n > 0 and ((np.int64(mix(key, seed) >> before_shift) - moved[0]) & (n - 1)) >= moved[1]
 
 
 @_jit
-def _touch(entries: Any, shift: Any, before: Any, before_shift: Any, moved: Any, seed: Any, keys: Any,
+def _touch(entries: Any, shift: Any, n: Any, before_shift: Any, moved: Any, staying: Any, seed: Any, keys: Any,
            start: Any) -> Any:  # fmt: skip
-    """Load where the next keys belong, all at once: one after the other each would wait for memory. What is returned
-    depends on the loads and must be returned by the kernel, or the compiler leaves them out."""
+    """Load where those of the next keys belong that are this table's, all at once: one after the other each would wait
+    for memory. What is returned depends on the loads and must be returned by the kernel, or the compiler leaves them
+    out."""
     seen = np.int64(0)
     for i in range(start, min(start + _TOUCHED, len(keys))):
-        if _stays(before, before_shift, moved, seed, keys[i]):
-            seen ^= before[np.int64(mix(keys[i], seed) >> before_shift), 1]
-        else:
+        if n == 0 or _stays(n, before_shift, moved, seed, keys[i]) == staying:
             seen ^= entries[np.int64(mix(keys[i], seed) >> shift), 1]
     return seen
 
 
 @_jit
-def probe(entries: Any, shift: Any, before: Any, before_shift: Any, moved: Any, seed: Any, keys: Any, exact: Any,
-          offsets: Any, data: Any, starts: Any, lengths: Any, arena: Any, out: Any) -> Any:  # fmt: skip
-    """Slot of each key, -1 when it is not in the index."""
+def probe(entries: Any, shift: Any, n: Any, before_shift: Any, moved: Any, staying: Any, seed: Any, keys: Any,
+          exact: Any, offsets: Any, data: Any, starts: Any, lengths: Any, arena: Any, out: Any) -> Any:  # fmt: skip
+    """Slot of each key that belongs to this table, -1 when it is not in the index."""
     seen = np.int64(0)
     for i in range(len(keys)):
         if i % _TOUCHED == 0:
-            seen ^= _touch(entries, shift, before, before_shift, moved, seed, keys, i)
-        if _stays(before, before_shift, moved, seed, keys[i]):
-            p = _find(before, before_shift, seed, keys[i], exact, offsets, data, i, starts, lengths, arena)
-            out[i] = before[p, 1] - 1
-        else:
+            seen ^= _touch(entries, shift, n, before_shift, moved, staying, seed, keys, i)
+        if n == 0 or _stays(n, before_shift, moved, seed, keys[i]) == staying:
             p = _find(entries, shift, seed, keys[i], exact, offsets, data, i, starts, lengths, arena)
             out[i] = entries[p, 1] - 1
     return seen
@@ -353,48 +348,10 @@ def _remove(entries: Any, shift: Any, seed: Any, p: Any) -> None:
 
 
 @_jit
-def _apply_change(entries: Any, shift: Any, seed: Any, keys: Any, exact: Any, offsets: Any, data: Any, i: Any,
-                  starts: Any, lengths: Any, arena: Any, deleted: Any, row_offsets: Any, live_offsets: Any, free: Any,
-                  state: Any) -> Any:  # fmt: skip
-    """Apply record i, whose key belongs to this table; returns its slot."""
-    p = _find(entries, shift, seed, keys[i], exact, offsets, data, i, starts, lengths, arena)
-    slot = entries[p, 1] - 1
-    if deleted[i]:
-        if slot >= 0:
-            live_offsets[slot] = -1
-            free[state[1]] = slot
-            state[1] += 1
-            state[4] -= 1
-            if not exact:
-                state[3] += lengths[slot]
-            _remove(entries, shift, seed, p)
-        return slot
-    if slot < 0:
-        if state[1] > 0:
-            state[1] -= 1
-            slot = free[state[1]]
-        else:
-            slot = state[0]
-            state[0] += 1
-        entries[p, 0] = keys[i]
-        entries[p, 1] = slot + 1
-        state[4] += 1
-        if not exact:
-            n = offsets[i + 1] - offsets[i]
-            starts[slot] = state[2]
-            lengths[slot] = n
-            for j in range(n):
-                arena[state[2] + j] = data[offsets[i] + j]
-            state[2] += n
-    live_offsets[slot] = row_offsets[i]
-    return slot
-
-
-@_jit
-def apply_changes(entries: Any, shift: Any, before: Any, before_shift: Any, moved: Any, seed: Any, keys: Any,
+def apply_changes(entries: Any, shift: Any, n: Any, before_shift: Any, moved: Any, staying: Any, seed: Any, keys: Any,
                   exact: Any, offsets: Any, data: Any, starts: Any, lengths: Any, arena: Any, deleted: Any,
                   row_offsets: Any, live_offsets: Any, free: Any, state: Any, out: Any) -> Any:  # fmt: skip
-    """Apply records in log order to the index.
+    """Apply those of the records, in log order, whose keys belong to this table.
 
     ``state`` = [next unused slot, number of free slots, arena end, arena garbage, live rows], updated in place;
     ``out[i]`` is the slot of record i, -1 for a delete of an absent key.
@@ -402,13 +359,41 @@ def apply_changes(entries: Any, shift: Any, before: Any, before_shift: Any, move
     seen = np.int64(0)
     for i in range(len(keys)):
         if i % _TOUCHED == 0:
-            seen ^= _touch(entries, shift, before, before_shift, moved, seed, keys, i)
-        if _stays(before, before_shift, moved, seed, keys[i]):
-            out[i] = _apply_change(before, before_shift, seed, keys, exact, offsets, data, i, starts, lengths, arena,
-                                   deleted, row_offsets, live_offsets, free, state)  # fmt: skip
-        else:
-            out[i] = _apply_change(entries, shift, seed, keys, exact, offsets, data, i, starts, lengths, arena,
-                                   deleted, row_offsets, live_offsets, free, state)  # fmt: skip
+            seen ^= _touch(entries, shift, n, before_shift, moved, staying, seed, keys, i)
+        if n > 0 and _stays(n, before_shift, moved, seed, keys[i]) != staying:
+            continue
+        p = _find(entries, shift, seed, keys[i], exact, offsets, data, i, starts, lengths, arena)
+        slot = entries[p, 1] - 1
+        if deleted[i]:
+            out[i] = slot
+            if slot >= 0:
+                live_offsets[slot] = -1
+                free[state[1]] = slot
+                state[1] += 1
+                state[4] -= 1
+                if not exact:
+                    state[3] += lengths[slot]
+                _remove(entries, shift, seed, p)
+            continue
+        if slot < 0:
+            if state[1] > 0:
+                state[1] -= 1
+                slot = free[state[1]]
+            else:
+                slot = state[0]
+                state[0] += 1
+            entries[p, 0] = keys[i]
+            entries[p, 1] = slot + 1
+            state[4] += 1
+            if not exact:
+                many = offsets[i + 1] - offsets[i]
+                starts[slot] = state[2]
+                lengths[slot] = many
+                for j in range(many):
+                    arena[state[2] + j] = data[offsets[i] + j]
+                state[2] += many
+        live_offsets[slot] = row_offsets[i]
+        out[i] = slot
     return seen
 
 
@@ -422,34 +407,24 @@ def begin_of_move(before: Any) -> Any:
 
 
 @_jit
-def _move(before: Any, q: Any, entries: Any, shift: Any, seed: Any) -> None:
-    mask = len(entries) - 1
-    p = np.int64(mix(before[q, 0], seed) >> shift)
-    while entries[p, 1] != 0:
-        p = (p + 1) & mask
-    entries[p, 0], entries[p, 1] = before[q, 0], before[q, 1]
-    before[q, 0] = before[q, 1] = 0
-
-
-@_jit
 def move_entries(before: Any, moved: Any, many: Any, entries: Any, shift: Any, seed: Any) -> None:
     """Move what is at the next positions to the larger table, and on until an empty one: from there on all have their
     homes there, too. Only keys that came since the move began are around its end, and less of them than have moved."""
-    n = len(before)
-    mask = n - 1
-    end = min(moved[1] + many, n)
+    mask = len(entries) - 1
+    d, n = moved[1], len(before)
+    end = min(d + many, n)
     full = False
-    while moved[1] < end or (full and moved[1] < n):
-        q = (moved[0] + moved[1]) & mask
+    while d < end or full:
+        q = (moved[0] + d) & (n - 1)
         full = before[q, 1] != 0
         if full:
-            _move(before, q, entries, shift, seed)
-        moved[1] += 1
-    if moved[1] == n:
-        q = moved[0]
-        while before[q, 1] != 0:
-            _move(before, q, entries, shift, seed)
-            q = (q + 1) & mask
+            p = np.int64(mix(before[q, 0], seed) >> shift)
+            while entries[p, 1] != 0:
+                p = (p + 1) & mask
+            entries[p, 0], entries[p, 1] = before[q, 0], before[q, 1]
+            before[q, 0] = before[q, 1] = 0
+        d += 1
+    moved[1] = min(d, n)
 
 
 @_jit
