@@ -18,13 +18,38 @@ probing would take quadratic time. Nothing that is stored or sent depends on it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numba import njit
+from numba.core.caching import FunctionCache
+from numba.core.runtime.nrt import rtsys
 
 _TOUCHED = 64
-_jit = njit(nogil=True, cache=True, boundscheck=False)
+
+
+class _Compiled(FunctionCache):
+    """What was compiled, without what only a compiler needs: to load that takes ten times as long as all kernels. Numba
+    gets it by itself when there is something to compile."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        rtsys.initialize(target_context)
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(sig, target_context)
+
+
+def _jit(kernel: Callable[..., Any]) -> Any:
+    """For kernels, which use no function that numba has in Python, as `min` and `np.empty` are: its module would be
+    loaded with the kernel."""
+    compiled: Any = njit(nogil=True, boundscheck=False)(kernel)
+    compiled._cache = _Compiled(kernel)  # as `enable_caching` does
+    return compiled
+
+
+@_jit
+def _least(a: Any, b: Any) -> Any:
+    return a if a < b else b
 
 
 @_jit
@@ -140,7 +165,7 @@ def _touch(entries: Any, shift: Any, n: Any, before_shift: Any, moved: Any, stay
     for memory. What is returned depends on the loads and must be returned by the kernel, or the compiler leaves them
     out."""
     seen = np.int64(0)
-    for i in range(start, min(start + _TOUCHED, len(keys))):
+    for i in range(start, _least(start + _TOUCHED, len(keys))):
         if n == 0 or _stays(n, before_shift, moved, seed, keys[i]) == staying:
             seen ^= entries[np.int64(mix(keys[i], seed) >> shift), 1]
     return seen
@@ -183,16 +208,15 @@ def link_duplicates(keys: Any, exact: Any, offsets: Any, data: Any, table: Any, 
 
 
 @_jit
-def plan_upsert(slots: Any, prior: Any, live_offsets: Any, base: Any, change: Any, prev: Any, image: Any, under: Any,
-                ends: Any) -> Any:  # fmt: skip
+def plan_upsert(slots: Any, prior: Any, live_offsets: Any, base: Any, latest: Any, below: Any, change: Any, prev: Any,
+                image: Any, under: Any, ends: Any) -> Any:  # fmt: skip
     """Records that an upsert of rows in this order makes; returns how many.
 
     ``image[k]`` is where record k's given columns come from: a slot, or ``~row`` of the batch; ``under[k]`` is the slot
-    that its other columns come from, -1 for null. ``ends[i]`` is the number of records after row i.
+    that its other columns come from, -1 for null. ``ends[i]`` is the number of records after row i. ``latest`` and
+    ``below`` are scratch of as many rows.
     """
     k = 0
-    latest = np.empty(len(slots), np.int64)
-    below = np.empty(len(slots), np.int64)
     for i in range(len(slots)):
         j = prior[i]
         if j < 0 and slots[i] < 0:
@@ -264,14 +288,16 @@ def short_offsets(lengths: Any, image: Any, offsets: Any, valid: Any, out: Any, 
     out[0] = 0
     for k in range(len(image)):
         at = image[k]
-        n = 0
+        n = np.int64(0)
         if at >= 0:
-            n = int(lengths[np.uint64(at)])
+            n = np.int64(lengths[np.uint64(at)])
         elif given and not (some and not valid[np.uint64(~at)]):
             n = offsets[np.uint64(~at + 1)] - offsets[np.uint64(~at)] + 1
         present[k] = n > 0
-        nulls += n == 0
-        end += max(n - 1, 0)
+        if n > 0:
+            end += n - 1
+        else:
+            nulls += 1
         out[k + 1] = end
     return nulls
 
@@ -280,7 +306,7 @@ def short_offsets(lengths: Any, image: Any, offsets: Any, valid: Any, out: Any, 
 def _touch_words(words: Any, image: Any, start: Any) -> Any:
     """As `_touch`, the values that come next."""
     seen, last = np.uint64(0), np.uint64(words.shape[1] - 1)
-    for k in range(start, min(start + _TOUCHED, len(image))):
+    for k in range(start, _least(start + _TOUCHED, len(image))):
         if image[k] >= 0:
             at = np.uint64(image[k])
             seen ^= words[at, np.uint64(0)] ^ words[at, last]
@@ -412,7 +438,7 @@ def move_entries(before: Any, moved: Any, many: Any, entries: Any, shift: Any, s
     homes there, too. Only keys that came since the move began are around its end, and less of them than have moved."""
     mask = len(entries) - 1
     d, n = moved[1], len(before)
-    end = min(d + many, n)
+    end = _least(d + many, n)
     full = False
     while d < end or full:
         q = (moved[0] + d) & (n - 1)
@@ -424,7 +450,7 @@ def move_entries(before: Any, moved: Any, many: Any, entries: Any, shift: Any, s
             entries[p, 0], entries[p, 1] = before[q, 0], before[q, 1]
             before[q, 0] = before[q, 1] = 0
         d += 1
-    moved[1] = min(d, n)
+    moved[1] = _least(d, n)
 
 
 @_jit

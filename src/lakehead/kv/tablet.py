@@ -134,7 +134,11 @@ class KvTablet:
         n = batch.num_rows
         change, prev = np.empty(2 * n, np.int8), np.empty(2 * n, np.int64)
         image, under, ends = np.empty(2 * n, np.int64), np.empty(2 * n, np.int64), np.empty(n, np.int64)
-        k = kernels.plan_upsert(slots, prior, self._index.live_offsets, base_offset, change, prev, image, under, ends)
+        scratch = np.empty((2, n), np.int64)
+        live = self._index.live_offsets
+        k = kernels.plan_upsert(
+            slots, prior, live, base_offset, scratch[0], scratch[1], change, prev, image, under, ends
+        )
         full = batch.num_columns == len(self.schema)
         if full and k == n:
             return Change(change[:k], prev[:k], pa.RecordBatch.from_arrays(batch.columns, schema=self.schema), ends)
