@@ -231,6 +231,10 @@ def test_tiering_without_spark(tmp_path: Path) -> None:
     assert (moved["table"], moved["rows"]) == ("a.t", 2)
     (moved,) = documents(*uri, "tier", "run", "--local", "--until-idle")
     assert (moved["table"], moved["rows"]) == ("a.u", 1)
+    assert documents(*uri, "tier", "run", "--local", "--until-idle") == []
+    assert lakehead(*uri, "tier", "run", "--local", "--until-idle").stdout == b"nothing is left to move\n"
+    wrong = lakehead(*uri, "tier", "run", "--local", "--table", "a.tt", "--table", "b.*", "--until-idle", code=2)
+    assert b"there is no lake table a.tt or b.*: see `lakehead status`" in b" ".join(wrong.stderr.split())
 
 
 def test_a_table_that_exists_is_shown_as_it_is(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from lakehead.cli.output import count_text, write_json, write_line
 from lakehead.cli.session import Session, command
 from lakehead.cli.tables import table_states
 from lakehead.cli.tiering_status import status, top
-from lakehead.errors import InvalidRequestError
+from lakehead.errors import InvalidRequestError, TableNotFoundError
 from lakehead.tiering.executor import SmallRounds
 
 if TYPE_CHECKING:
@@ -108,8 +108,10 @@ def run(
         until = _idle(con, table) if until_idle else None
         if local:
             con.tiering(table, on_round=report).service.run(until)
-            return
-        _run_on_spark(con, master, table, report, until, small_rounds)
+        else:
+            _run_on_spark(con, master, table, report, until, small_rounds)
+    if until_idle and not session.json:
+        write_line("nothing is left to move")
 
 
 def _run_on_spark(
@@ -153,6 +155,8 @@ def _idle(con: Connection, tables: list[str] | None) -> Callable[[], bool]:
     from lakehead.protocol.table_choice import TableChoice
 
     chosen = TableChoice.of(tables)
+    if tables and not any(s["lake"] and s["table"] in chosen for s in table_states(con)):
+        raise TableNotFoundError(f"there is no lake table {' or '.join(tables)}: see `lakehead status`")
     clock = SystemClock()
     next_look = clock.monotonic()
 
