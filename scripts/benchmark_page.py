@@ -77,7 +77,8 @@ as old as the table's freshness allows), of the service's CPU (a core is 1) and 
 
 The same work with more there already, mostly ten times as much. The picture says how many times the time it took: 1 is
 no growth, and less is better. The table's ratios are the reverse: below 1 it took longer. Scans are told for a million
-rows each, so that what a scan takes with any number of them weighs most with few.
+rows each, so that what a scan takes with any number of them weighs most with few. At last a server is given rows with
+new keys, batch after batch: what it has in memory then, and which of these writes took longest.
 """,
     "spark": """On `local[2]`. Beside reads, streams and writes: Spark with the same rows in plain Parquet files. Beside
 the lookup join: Spark's own join with such files.

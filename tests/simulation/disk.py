@@ -208,5 +208,8 @@ class _MountedFile:
         self._mounted._scheduler.check_alive()
         return self._file.read(start, length)
 
+    def release(self) -> None:
+        self._file.release()
+
     def close(self) -> None:
         self._file.close()

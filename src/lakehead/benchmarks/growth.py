@@ -6,7 +6,9 @@ A ratio of 1 is no growth, 0.1 as much as what grew; what subscribers and commit
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 import numpy as np
@@ -19,14 +21,54 @@ _TABLES = (10, 100, 400)
 _PARTITIONS = (10, 100, 1000)
 _TIMES = 15
 _LOOKUP_KEYS = 1000
+_LOADS = (1, 5)
+
+Server = Callable[[str], AbstractContextManager[tuple[str, int]]]
+"""Makes a server of a folder; gives its address and process."""
 
 
-def growth(base: str, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:
-    """With the rows given, a tenth and a hundredth of them; tables; partitions."""
+def growth(server: Server, base: str, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:
+    """With the rows given, a tenth and a hundredth of them; tables; partitions; a server with the rows, and with five
+    times as many."""
     with lh.connect(f"{base}/growth") as con:
         yield from _rows(con, batches)
         yield from _tables(con, batches[0])
         yield from _partitions(con)
+    yield from _keys(server, base, batches)
+
+
+def _keys(server: Server, base: str, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:
+    """What a server has in memory, and whether a write waits because the table grows."""
+    rows, at = sum(b.num_rows for b in batches), batches[0].schema.get_field_index("event_id")
+    key = batches[0].schema.field(at)
+    with server(f"{base}/growth-server") as (uri, pid), lh.connect(uri) as con:
+        con.create_table("growth.first", batches[0].schema, primary_key=[key.name]).upsert(batches[0].slice(0, 1))
+        keyed = con.create_table("growth.keyed", batches[0].schema, primary_key=[key.name])
+        taken: list[float] = []
+        loaded = 0
+        for times in _LOADS:
+            while loaded < times:
+                for batch in batches:
+                    moved = pa.array(batch.column(at).to_numpy() + loaded * rows, key.type)
+                    new = batch.set_column(at, key, moved)
+                    taken.append(seconds(partial(keyed.upsert, new)))
+                loaded += 1
+            longest, median = max(taken) * 1e3, float(np.median(taken)) * 1e3
+            what = f"{len(taken):,} upserts of {batches[0].num_rows:,} keys"
+            yield Figure(f"longest of {what}", f"{longest:.1f} ms", f"median {median:.1f} ms, to a server, synced")
+            if (held := _resident_bytes(pid)) is not None:
+                size = loaded * sum(b.nbytes for b in batches)
+                name = f"memory of the server, {loaded * rows:,} keyed rows"
+                yield Figure(name, f"{held / 1e6:.0f} MB", f"the rows in Arrow {size / 1e6:.0f} MB")
+
+
+def _resident_bytes(pid: int) -> int | None:
+    """What a process has in memory; None where the system does not say."""
+    try:
+        with open(f"/proc/{pid}/statm") as f:
+            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return None
 
 
 def _rows(con: lh.Connection, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:

@@ -97,7 +97,7 @@ def run_bench(
         "writers": concurrent_writers,
         "restart": restart,
         "tiering": partial(tiering, _server, sizes or Sizes()),
-        "growth": growth,
+        "growth": partial(growth, _server_process),
         "spark": on_spark,
         "tiering-spark": tiering_on_spark,
         **further,

@@ -83,6 +83,11 @@ class LogFile(Protocol):
         """
         ...
 
+    def release(self) -> None:
+        """Give the memory back that reads brought in; whoever reads there again, in a buffer that was given out, too,
+        has the system load it again."""
+        ...
+
     def close(self) -> None:
         """Release the descriptor; buffers given out stay valid."""
         ...
@@ -166,6 +171,7 @@ class LocalLogFile:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
             self._size = os.fstat(self._fd).st_size
         self._map: pa.Buffer | None = None
+        self._mapped: mmap.mmap | None = None
         # A reader that maps while another thread closes could map whatever file gets the descriptor's number next.
         self._map_lock = threading.Lock()
 
@@ -204,7 +210,7 @@ class LocalLogFile:
         with storage_errors(self.path, "truncate"):
             os.ftruncate(self._fd, size)
         self._size = size
-        self._map = None
+        self._map = self._mapped = None
 
     def read(self, start: int, length: int) -> pa.Buffer:
         if length == 0:
@@ -230,15 +236,21 @@ class LocalLogFile:
         with self._map_lock:
             self._require_length(self._size)
             with storage_errors(self.path, "map"):
-                self._map = pa.py_buffer(mmap.mmap(self._fd, self._size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED))
+                self._mapped = mmap.mmap(self._fd, self._size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+            self._map = pa.py_buffer(self._mapped)
             return self._map
+
+    def release(self) -> None:
+        mapped = self._mapped
+        if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+            mapped.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
         with self._map_lock:
             if self._fd >= 0:
                 os.close(self._fd)
                 self._fd = -1
-                self._map = None
+                self._map = self._mapped = None
 
     def __del__(self) -> None:
         # A file that was trimmed while readers held it is closed when the last of them lets go.

@@ -183,6 +183,10 @@ class Segment:
     def sync(self) -> None:
         self._file.sync()
 
+    def release(self) -> None:
+        """See `LogFile.release`."""
+        self._file.release()
+
     def close(self) -> None:
         self._file.close()
 

@@ -21,12 +21,11 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
 
 from lakehead.env.storage import Storage
-from lakehead.errors import CorruptionError, OffsetOutOfRangeError, StorageError, UnsupportedFormatError
+from lakehead.errors import CorruptionError, StorageError, UnsupportedFormatError
 from lakehead.format.frame import HEADER_BYTES, UNKNOWN_CONTENT, Content, Frame, FrameBody
 from lakehead.format.joins import ROWS_MAX, gathered
 from lakehead.log import checkpoint as checkpoints
@@ -44,6 +43,7 @@ from lakehead.log.newest import Newest
 from lakehead.log.records import FrameRecords, Records
 from lakehead.log.segment import Segment, SegmentId
 from lakehead.log.tablet_state import TabletState
+from lakehead.log.view import LogView
 from lakehead.log.writers import WriterTable
 from lakehead.types import Epoch, Offset, Schemas
 
@@ -51,57 +51,6 @@ _STOP_FILE = "stopped.json"
 _START_SUFFIX = ".start"
 _SEGMENTS_PER_SIZE = 64
 """After so many segments the next are twice as large: each is an open file, so their number grows as a logarithm."""
-
-
-@dataclass(frozen=True, eq=False)
-class LogView:
-    """What a reader holds: segments and checkpoint as of one moment, readable also after they were trimmed. The last
-    segment may grow."""
-
-    segments: tuple[Segment, ...]
-    checkpoint: Checkpoint | None
-
-    @property
-    def log_start_offset(self) -> Offset:
-        """First offset in the log."""
-        return self.segments[0].base_offset
-
-    @property
-    def log_end_offset(self) -> Offset:
-        """Offset after the last row, readable or not."""
-        return self.segments[-1].end_offset
-
-    def frames(self, start: int, end: int) -> Iterator[Frame]:
-        """Frames that hold rows of ``[start, end)``, in offset order; the first and last may hold rows outside it.
-
-        Raises:
-            OffsetOutOfRangeError: ``start`` lies below the log start. At the call, as the next:
-            CorruptionError: a segment that no one has read since the start is damaged; while iterating.
-        """
-        self.require(start)
-        return self._frames(start, end)
-
-    def records(self, start: int, end: int) -> Iterator[Records]:
-        """The same, as what it holds; none is joined."""
-        return map(FrameRecords, self.frames(start, end))
-
-    def require(self, start: int) -> None:
-        """Raises: OffsetOutOfRangeError: ``start`` lies below the log start."""
-        if start < (low := self.log_start_offset):
-            raise OffsetOutOfRangeError(
-                f"offset {start} is no longer in the log, which begins at {low}: subscribe from 'earliest' or 'full',"
-                " or make the scan anew",
-                offset=start,
-                log_start_offset=low,
-                high_watermark=self.segments[-1].end_offset,
-            )
-
-    def _frames(self, start: int, end: int) -> Iterator[Frame]:
-        for segment in self.segments:
-            if segment.base_offset >= end:
-                return
-            if segment.end_offset > start:
-                yield from segment.frames(start, end)
 
 
 class LogTablet:

@@ -563,12 +563,12 @@ class Tablet:
         with self._log_lock:
             self._require_writable()
             with self._broken_by_failure():
-                desc = self._desc
-                footer = self._log.take_checkpoint(desc.schema_id)
+                desc, footer = self._desc, self._log.take_checkpoint(self._desc.schema_id)
             view = self._log.view()
         rows: Iterable[LiveBatch] = ()
         if self._kv is not None:
-            rows = self._until_closed(live_at(view.checkpoint, view.records, footer.offset, desc.schemas))
+            live = live_at(view.checkpoint, view.records, footer.offset, desc.schemas)
+            rows = self._until_closed(view.released(live))
         made = write_checkpoint(self._env.storage, self._folder, footer, desc.schema, rows)
         with self._log_lock:
             self._require_owned()

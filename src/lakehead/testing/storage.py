@@ -75,6 +75,9 @@ class MemoryLogFile:
             raise CorruptionError(f"{self._path} was cut to {size} bytes: restore it", path=self._path, position=size)
         return pa.py_buffer(bytes(self._file.data[start : start + length]))
 
+    def release(self) -> None:
+        return
+
     def close(self) -> None:
         self._open = False
 

@@ -172,3 +172,28 @@ def test_making_a_file_private_lets_go_of_no_lock_on_it(tmp_path: Path) -> None:
     db.execute("commit")
     db.close()
     assert another_process() == "" and os.stat(path).st_mode & 0o777 == 0o600
+
+
+def mapped_bytes(path: Path) -> int:
+    """How much of a file this process has in its memory."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    return sum(int(next(line for line in lines if line.startswith("Rss:")).split()[1]) << 10
+               for header in lines if header.endswith(str(path)))  # fmt: skip
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells")
+def test_memory_that_reads_brought_in_is_given_back_and_what_was_given_out_stays(tmp_path: Path) -> None:
+    file = LocalStorage().open_log(str(tmp_path / "log"))
+    file.release()
+    data = bytes(range(256)) * (1 << 14)
+    file.append([data])
+    given = file.read(0, len(data))
+    assert given.to_pybytes() == data and mapped_bytes(tmp_path / "log") == len(data)
+    file.release()
+    assert mapped_bytes(tmp_path / "log") == 0
+    assert given.to_pybytes() == data
+    file.append([b"more"])
+    assert file.read(len(data), 4).to_pybytes() == b"more"
+    file.close()
+    file.release()
+    assert given.to_pybytes() == data
