@@ -48,6 +48,13 @@ OF_ACCESS = (
         "tests/attack/test_predicates.py",
     ),
     Mutant(
+        "ask a part of a filter of rows that another keeps from it",
+        "predicate/in_turn.py",
+        "asked = ~_bools(pc.equal(met, stops).fill_null(False))",
+        "asked = np.ones(rows.num_rows, np.bool_)",
+        "tests/unit/predicate/test_in_turn.py",
+    ),
+    Mutant(
         "rows that take minutes",
         "predicate/work.py",
         "if ns > ROW_NS_MAX or made > ROW_BYTES_MAX:",

@@ -18,11 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# Not pyarrow.acero, which re-exports these but also imports pyarrow.dataset and with it pandas: 0.8 s.
-from pyarrow import _acero as acero
-
 from lakehead.errors import InvalidPredicateError
 from lakehead.predicate.bounds import Bound, bounds_of
+from lakehead.predicate.in_turn import computed, soon_done, value_in_turn
 from lakehead.predicate.nodes import Field, Node, walk
 from lakehead.predicate.tree import first_line, read_tree
 from lakehead.predicate.work import Work
@@ -80,14 +78,15 @@ class Predicate:
             live: which rows are there; the others are dropped, and the condition is not asked of them. None: all.
 
         Raises:
-            InvalidPredicateError: the condition fails on a row (overflow, text that is no number) or a column lacks.
+            InvalidPredicateError: the condition fails on a row (overflow, text that is no number) which nothing in it
+                keeps from that, or a column lacks.
         """
         try:
             met = self._met(table)
         except (pa.ArrowException, KeyError) as e:
             if live is not None and not live.all():  # it may have failed on one that is not there
                 return self.filter(table.filter(pa.array(live)))
-            raise InvalidPredicateError(f"a filter failed on the rows it read: {first_line(e)}") from e
+            met = self._met_in_turn(table, e)
         if live is not None:
             met = pc.and_(met, pa.array(live))
         kept = pc.sum(met).as_py() or 0
@@ -95,14 +94,23 @@ class Predicate:
 
     def _met(self, table: _Rows) -> pa.Array:
         """Whether each row meets the condition, or null."""
-        read = table.select(self.columns) if self.columns else table
-        whole = read if isinstance(read, pa.Table) else pa.Table.from_batches([read])
-        source = acero.Declaration("table_source", acero.TableSourceNodeOptions(whole))
-        told = acero.Declaration("project", acero.ProjectNodeOptions([self.arrow], ["met"]))
-        met = acero.Declaration.from_sequence([source, told]).to_table(use_threads=False).column(0)
+        met = computed(self.arrow, self._read(table))
         if not pa.types.is_boolean(met.type):
             raise pa.ArrowTypeError(f"the condition is of type {met.type}, not bool")
-        return met.combine_chunks()
+        return met
+
+    def _met_in_turn(self, table: pa.Table | pa.RecordBatch, failure: Exception) -> pa.Array:
+        """The same, where the whole condition failed on a row that a part of it may keep the others from."""
+        if isinstance(failure, pa.ArrowInvalid) and table.num_rows and soon_done(self.tree):
+            try:
+                return value_in_turn(self.tree, self._read(table))
+            except pa.ArrowException as e:
+                failure = e
+        raise InvalidPredicateError(f"a filter failed on the rows it read: {first_line(failure)}") from failure
+
+    def _read(self, table: pa.Table | pa.RecordBatch) -> pa.Table:
+        read = table.select(self.columns) if self.columns else table
+        return read if isinstance(read, pa.Table) else pa.Table.from_batches([read])
 
 
 def parse_predicate(where: str | pc.Expression, schema: pa.Schema) -> Predicate:
