@@ -245,10 +245,9 @@ class SparkChild(Child):
         found = []
         for process in self.family():
             try:
-                if "lakehead.spark.daemon" in process.cmdline() and process.parent() in self.family():
-                    parent = process.parent()
-                    if parent is not None and "lakehead.spark.daemon" in parent.cmdline():
-                        found.append(process)
+                parent = process.parent()
+                if parent is not None and _is_daemon(process) and _is_daemon(parent):
+                    found.append(process)
             except psutil.NoSuchProcess:
                 continue
         return found
@@ -275,6 +274,11 @@ class SparkChild(Child):
             process.kill()
         psutil.wait_procs(alive, timeout=10)
         shutil.rmtree(self._work / f"{self.role}-scratch", ignore_errors=True)
+
+
+def _is_daemon(process: psutil.Process) -> bool:
+    """Of Lakehead, or of Spark where Python is not the driver's own: here it is a script that puts points in."""
+    return any(argument in ("lakehead.spark.daemon", "pyspark.daemon") for argument in process.cmdline())
 
 
 class SparkTiering(SparkChild):
