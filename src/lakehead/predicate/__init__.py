@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from lakehead.errors import InvalidPredicateError
 from lakehead.predicate.bounds import Bound, bounds_of
-from lakehead.predicate.in_turn import computed, soon_done, value_in_turn
+from lakehead.predicate.in_turn import InTurn, computed
 from lakehead.predicate.nodes import Field, Node, walk
 from lakehead.predicate.tree import first_line, read_tree
 from lakehead.predicate.work import Work
@@ -101,9 +101,9 @@ class Predicate:
 
     def _met_in_turn(self, table: pa.Table | pa.RecordBatch, failure: Exception) -> pa.Array:
         """The same, where the whole condition failed on a row that a part of it may keep the others from."""
-        if isinstance(failure, pa.ArrowInvalid) and table.num_rows and soon_done(self.tree):
+        if isinstance(failure, pa.ArrowInvalid) and table.num_rows and (in_turn := InTurn(self.tree)).is_soon_done:
             try:
-                return value_in_turn(self.tree, self._read(table))
+                return in_turn.value(self._read(table))
             except pa.ArrowException as e:
                 failure = e
         raise InvalidPredicateError(f"a filter failed on the rows it read: {first_line(failure)}") from failure

@@ -22,21 +22,18 @@ from pyarrow import _acero as acero
 
 from lakehead.predicate.nodes import Call, Field, Node, Scalar, walk
 
-PARTS_MAX = 100
-"""Calls that choose, of one condition: each takes a pass over rows of its own, two at most."""
+NODES_MAX = 1000
+"""Of a condition that is computed so."""
+_TIMES, _MORE = 4, 1000
+"""So often, on the average, may a node be computed, and so many more: parts that fail are asked again, and so are those
+within them, which doubles with each level."""
 _JOINS = {"and_kleene": False, "or_kleene": True}
 _CHOOSES = frozenset((*_JOINS, "if_else", "coalesce"))
 _Mask = npt.NDArray[np.bool_]
 
 
-def soon_done(tree: Node) -> bool:
-    """Whether the condition chooses between parts, and not too many of them."""
-    parts = sum(_chooses(node) for node in walk(tree))
-    return 0 < parts <= PARTS_MAX
-
-
 def computed(arrow: pc.Expression, rows: pa.Table) -> pa.Array:
-    """The value of an expression in each row.
+    """The value of an expression in each row, all of it for all rows.
 
     Raises:
         pa.ArrowException: it fails on a row.
@@ -46,32 +43,101 @@ def computed(arrow: pc.Expression, rows: pa.Table) -> pa.Array:
     return acero.Declaration.from_sequence([source, told]).to_table(use_threads=False).column(0).combine_chunks()
 
 
-def value_in_turn(node: Node, rows: pa.Table) -> pa.Array:
-    """The value of a condition, or of a part of one, in each row.
+class InTurn:
+    """A condition that is computed part by part.
 
-    Raises:
-        pa.ArrowException: a part fails on a row that it is needed for.
+    Args:
+        tree: of the condition.
     """
-    if not any(map(_chooses, walk(node))):
+
+    def __init__(self, tree: Node) -> None:
+        self._tree = tree
+        self._sizes: dict[int, int] = {}
+        self._choosing: set[int] = set()
+        self._left = 0
+        self._measure(tree)
+
+    def _measure(self, tree: Node) -> None:
+        """Note how many nodes are in each, and which of them chooses, or has one that does."""
+        for node in reversed(list(walk(tree))):  # what is within a node comes after it
+            within = node.arguments if isinstance(node, Call) else []
+            self._sizes[id(node)] = 1 + sum(self._sizes[id(n)] for n in within)
+            if (isinstance(node, Call) and node.function in _CHOOSES) or any(id(n) in self._choosing for n in within):
+                self._choosing.add(id(node))
+
+    @property
+    def is_soon_done(self) -> bool:
+        """Whether the condition chooses between parts at all, and has not too many of them."""
+        return id(self._tree) in self._choosing and self._sizes[id(self._tree)] <= NODES_MAX
+
+    def value(self, rows: pa.Table) -> pa.Array:
+        """The value of the condition in each row.
+
+        Raises:
+            pa.ArrowException: a part fails on a row that it is needed for, or parts fail again and again.
+        """
+        self._left = _TIMES * self._sizes[id(self._tree)] + _MORE
+        return self._value(self._tree, rows)
+
+    def _value(self, node: Node, rows: pa.Table, t: pa.DataType | None = None) -> pa.Array:
+        """Of one node; ``t`` is the type that is needed of one that chooses a value, None its own."""
+        if id(node) not in self._choosing:
+            return self._computed(node, rows, self._sizes[id(node)])
+        assert isinstance(node, Call)
+        if node.function in _JOINS:
+            return self._joined(list(_chain(node, node.function)), rows, stops=_JOINS[node.function])
+        if node.function in ("if_else", "coalesce"):
+            # What each part has in itself may be narrower than what all have together.
+            t = t or self._computed(node, rows.slice(0, 0), self._sizes[id(node)]).type
+            return self._chosen(node, rows, t) if node.function == "if_else" else self._first_valid(node, rows, t)
+        given = []
+        for argument in node.arguments:
+            if id(argument) in self._choosing:
+                name = next(n for n in map("value {}".format, itertools.count()) if n not in rows.column_names)
+                rows, argument = rows.append_column(name, self._value(argument, rows)), Field((name,))
+            given.append(argument)
+        return self._computed(replace(node, arguments=given), rows, self._sizes[id(node)])
+
+    def _computed(self, node: Node, rows: pa.Table, size: int) -> pa.Array:
+        self._left -= size
+        if self._left < 0:
+            raise pa.ArrowInvalid("its parts fail again and again on the rows that others leave")
         return computed(_expression(node), rows)
-    assert isinstance(node, Call)
-    if node.function in _JOINS:
-        return _joined(list(_chain(node, node.function)), rows, stops=_JOINS[node.function])
-    if node.function in ("if_else", "coalesce"):
-        # Of all its parts; what each has in itself may be narrower.
-        t = computed(_expression(node), rows.slice(0, 0)).type
-        return _chosen(node, rows, t) if node.function == "if_else" else _first_valid(node.arguments, rows, t)
-    given = []
-    for argument in node.arguments:
-        if any(map(_chooses, walk(argument))):
-            name = next(n for n in map("value {}".format, itertools.count()) if n not in rows.column_names)
-            rows, argument = rows.append_column(name, value_in_turn(argument, rows)), Field((name,))
-        given.append(argument)
-    return computed(_expression(replace(node, arguments=given)), rows)
 
+    def _joined(self, parts: list[Node], rows: pa.Table, *, stops: bool) -> pa.Array:
+        """AND, whose parts are not asked where one of them is false, or OR, where one is true: ``stops``. A part that
+        fails has a second chance after the others."""
+        join = pc.or_kleene if stops else pc.and_kleene
+        met = pa.repeat(pa.scalar(not stops), rows.num_rows)
+        for last in (False, True):
+            failed = []
+            for part in parts:
+                asked = ~_bools(pc.equal(met, stops).fill_null(False))
+                try:
+                    found = self._value(part, rows.filter(pa.array(asked)))
+                except pa.ArrowException:
+                    if last or len(parts) == 1 or self._left < 0:
+                        raise
+                    failed.append(part)
+                else:
+                    met = join(met, _placed([(asked, found)], pa.repeat(pa.scalar(stops), rows.num_rows)))
+            parts = failed
+        return met
 
-def _chooses(node: Node) -> bool:
-    return isinstance(node, Call) and node.function in _CHOOSES
+    def _chosen(self, node: Call, rows: pa.Table, t: pa.DataType) -> pa.Array:
+        condition = self._value(node.arguments[0], rows)
+        valid = _bools(condition.is_valid())
+        true = _bools(condition.fill_null(False))
+        parts = [(mask, self._value(part, rows.filter(pa.array(mask)), t))
+                 for mask, part in zip((true, valid & ~true), node.arguments[1:], strict=True)]  # fmt: skip
+        return _placed(parts, pa.nulls(rows.num_rows, t))
+
+    def _first_valid(self, node: Call, rows: pa.Table, t: pa.DataType) -> pa.Array:
+        found = pa.nulls(rows.num_rows, t)
+        for part in node.arguments:
+            missing = ~_bools(found.is_valid())
+            found = _placed([(missing, self._value(part, rows.filter(pa.array(missing)), t))], found)
+        return found
 
 
 def _chain(node: Node, function: str) -> Iterator[Node]:
@@ -83,44 +149,6 @@ def _chain(node: Node, function: str) -> Iterator[Node]:
             pending += reversed(at.arguments)
         else:
             yield at
-
-
-def _joined(parts: list[Node], rows: pa.Table, *, stops: bool) -> pa.Array:
-    """AND, whose parts are not asked where one of them is false, or OR, where one is true: ``stops``. A part that fails
-    has a second chance after the others."""
-    join = pc.or_kleene if stops else pc.and_kleene
-    met = pa.repeat(pa.scalar(not stops), rows.num_rows)
-    for last in (False, True):
-        failed = []
-        for part in parts:
-            asked = ~_bools(pc.equal(met, stops).fill_null(False))
-            try:
-                found = value_in_turn(part, rows.filter(pa.array(asked)))
-            except pa.ArrowException:
-                if last:
-                    raise
-                failed.append(part)
-            else:
-                met = join(met, _placed([(asked, found)], pa.repeat(pa.scalar(stops), rows.num_rows)))
-        parts = failed
-    return met
-
-
-def _chosen(node: Call, rows: pa.Table, t: pa.DataType) -> pa.Array:
-    condition = value_in_turn(node.arguments[0], rows)
-    valid = _bools(condition.is_valid())
-    true = _bools(condition.fill_null(False))
-    parts = [(mask, value_in_turn(part, rows.filter(pa.array(mask))))
-             for mask, part in zip((true, valid & ~true), node.arguments[1:], strict=True)]  # fmt: skip
-    return _placed(parts, pa.nulls(rows.num_rows, t))
-
-
-def _first_valid(parts: list[Node], rows: pa.Table, t: pa.DataType) -> pa.Array:
-    found = pa.nulls(rows.num_rows, t)
-    for part in parts:
-        missing = ~_bools(found.is_valid())
-        found = _placed([(missing, value_in_turn(part, rows.filter(pa.array(missing))))], found)
-    return found
 
 
 def _bools(values: pa.Array) -> _Mask:

@@ -9,8 +9,8 @@ import pyarrow.compute as pc
 import pytest
 
 from lakehead.errors import InvalidPredicateError
-from lakehead.predicate import parse_predicate, tree_of
-from lakehead.predicate.in_turn import PARTS_MAX, _expression, computed, value_in_turn
+from lakehead.predicate import in_turn, parse_predicate, tree_of
+from lakehead.predicate.in_turn import NODES_MAX, InTurn, _expression, computed
 
 SCHEMA = pa.schema([("k", pa.int64()), ("s", pa.string()), ("a", pa.int64()), ("n", pa.struct([("x", pa.int32())]))])
 LAST = 2**63 - 1
@@ -62,9 +62,38 @@ def test_what_nothing_guards_fails(where: str) -> None:
 
 
 def test_too_many_parts_are_not_tried_one_by_one() -> None:
-    guards = " and ".join(f"k <> {n}" for n in range(100, 100 + PARTS_MAX + 1))
+    guards = " and ".join(f"k <> {n}" for n in range(100, 100 + NODES_MAX // 4))
     with pytest.raises(InvalidPredicateError, match="overflow"):
         parse_predicate(f"k < 2 and a + 1 > 0 and {guards}", SCHEMA).filter(ROWS)
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_parts_that_fail_in_one_another_are_not_asked_for_ever(guarded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each level has a second chance for what fails in it, and within that again: 2 to the 60th, if nobody counted."""
+    asked = []
+
+    def counted(arrow: pc.Expression, rows: pa.Table) -> pa.Array:
+        asked.append(arrow)
+        return computed(arrow, rows)
+
+    monkeypatch.setattr(in_turn, "computed", counted)
+    whole = pc.add_checked(pc.field("a"), 1) > 0
+    for level in range(60):
+        other = pc.field("k") < 9 + level
+        whole = pc.and_kleene(whole, other) if level % 2 else pc.or_kleene(whole, pc.invert(other))
+    if guarded:
+        whole = pc.and_kleene(pc.field("k") < 2, whole)
+        assert parse_predicate(whole, SCHEMA).filter(ROWS).column("k").to_pylist() == [1]
+    else:
+        with pytest.raises(InvalidPredicateError, match=r"overflow|again and again"):
+            parse_predicate(whole, SCHEMA).filter(ROWS)
+    assert len(asked) < 2500
+
+
+def test_a_case_of_many_branches_is_computed_branch_by_branch() -> None:
+    branches = " ".join(f"when k = {n} then a + {n - 1}" for n in range(1, 90) if n not in (2, 6))
+    where = f"case {branches} else 7 end > 0"
+    assert parse_predicate(where, SCHEMA).filter(ROWS).column("k").to_pylist() == [1, 2, None, 5, 6]
 
 
 def test_it_fails_on_rows_that_are_not_there_no_more_than_it_did() -> None:
@@ -93,5 +122,5 @@ def test_the_value_is_that_of_the_whole_where_all_of_it_can_be_computed(seed: in
     tree = tree_of(whole)
     assert _expression(tree).equals(whole)
     rows = ROWS.take([choose.randrange(6) for _ in range(20)])
-    assert value_in_turn(tree, rows).to_pylist() == computed(whole, rows).to_pylist()
-    assert len(value_in_turn(tree, rows.slice(0, 0))) == 0
+    assert InTurn(tree).value(rows).to_pylist() == computed(whole, rows).to_pylist()
+    assert len(InTurn(tree).value(rows.slice(0, 0))) == 0
