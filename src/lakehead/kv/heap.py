@@ -133,8 +133,10 @@ class FixedColumn:
 
     def resize(self, slots: int) -> None:
         del self._plain
-        self._values.grow(slots)
-        self._plain = self._values.array.view(self._plain_dtype)
+        try:
+            self._values.grow(slots)
+        finally:
+            self._plain = self._values.array.view(self._plain_dtype)
         if self._is_null is not None:
             self._is_null.grow(slots)
 

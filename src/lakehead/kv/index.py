@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -70,36 +70,10 @@ class KeyIndex:
         entries, slots = (self._entries, self._before), (self._live_offsets, self._free, self._starts, self._lengths)
         return sum(a.nbytes for a in (*entries, *slots, self._arena))
 
-    def _tables(self) -> Iterator[tuple[npt.NDArray[np.int64], np.uint64, bool]]:
-        """Each table with its shift, and whether it is the one whose keys have not moved yet. Kernels do those keys
-        that belong to their table: to choose a table for each key would count its arrays as used and as free again,
-        key by key, which takes three times as long."""
-        for table, staying in ((self._before, True), (self._entries, False)):
-            if len(table):
-                yield table.array, home_shift(len(table)), staying
-
     def probe(self, keys: KeyBatch) -> npt.NDArray[np.int64]:
         """Slot of each key, -1 when there is no live row."""
         out = np.empty(len(keys.keys), np.int64)
-        n = len(self._before)
-        for table, shift, staying in self._tables():
-            kernels.probe(
-                table,
-                shift,
-                n,
-                home_shift(n),
-                self._moved,
-                staying,
-                self._seed,
-                keys.keys,
-                keys.exact,
-                keys.offsets,
-                keys.data,
-                self._starts.array,
-                self._lengths.array,
-                self._arena.array,
-                out,
-            )
+        self._each_table(kernels.probe, keys, out)
         return out
 
     def apply(
@@ -109,31 +83,33 @@ class KeyIndex:
         self._reserve(len(keys.keys), int(np.count_nonzero(deleted)), len(keys.data), hashed=not keys.exact)
         self._move(max(_MOVES_A_KEY * len(keys.keys), _MOVES_MIN))
         out = np.empty(len(keys.keys), np.int64)
-        n = len(self._before)
-        for table, shift, staying in self._tables():
-            kernels.apply_changes(
-                table,
-                shift,
-                n,
-                home_shift(n),
-                self._moved,
-                staying,
-                self._seed,
-                keys.keys,
-                keys.exact,
-                keys.offsets,
-                keys.data,
-                self._starts.array,
-                self._lengths.array,
-                self._arena.array,
-                deleted,
-                row_offsets,
-                self._live_offsets.array,
-                self._free.array,
-                self._state,
-                out,
-            )
+        live, free = self._live_offsets.array, self._free.array
+        self._each_table(kernels.apply_changes, keys, deleted, row_offsets, live, free, self._state, out)
         return out
+
+    def _each_table(self, kernel: Any, keys: KeyBatch, *more: object) -> None:
+        """Have a kernel do, for each table, those keys that belong to it. To choose a table for each key would count
+        its arrays as used and as free again, key by key, which takes three times as long."""
+        n = len(self._before)
+        for table, staying in ((self._before, True), (self._entries, False)):
+            if len(table):
+                kernel(
+                    table.array,
+                    home_shift(len(table)),
+                    n,
+                    home_shift(n),
+                    self._moved,
+                    staying,
+                    self._seed,
+                    keys.keys,
+                    keys.exact,
+                    keys.offsets,
+                    keys.data,
+                    self._starts.array,
+                    self._lengths.array,
+                    self._arena.array,
+                    *more,
+                )
 
     def _move(self, entries: int) -> None:
         """Go on with moving what was there before the index grew."""
