@@ -234,7 +234,9 @@ def test_tiering_without_spark(tmp_path: Path) -> None:
     assert documents(*uri, "tier", "run", "--local", "--until-idle") == []
     assert lakehead(*uri, "tier", "run", "--local", "--until-idle").stdout == b"nothing is left to move\n"
     wrong = lakehead(*uri, "tier", "run", "--local", "--table", "a.tt", "--table", "b.*", "--until-idle", code=2)
-    assert b"there is no lake table a.tt or b.*: see `lakehead status`" in b" ".join(wrong.stderr.split())
+    assert b"there is no lake table a.tt and no b.*: see `lakehead status`" in b" ".join(wrong.stderr.split())
+    wrong = lakehead(*uri, "tier", "run", "--local", "--table", "a.t", "--table", "a.tt", "--until-idle", code=2)
+    assert b"there is no lake table a.tt: see" in b" ".join(wrong.stderr.split())
 
 
 def test_a_table_that_exists_is_shown_as_it_is(tmp_path: Path) -> None:

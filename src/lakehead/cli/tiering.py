@@ -155,8 +155,9 @@ def _idle(con: Connection, tables: list[str] | None) -> Callable[[], bool]:
     from lakehead.protocol.table_choice import TableChoice
 
     chosen = TableChoice.of(tables)
-    if tables and not any(s["lake"] and s["table"] in chosen for s in table_states(con)):
-        raise TableNotFoundError(f"there is no lake table {' or '.join(tables)}: see `lakehead status`")
+    there = [s["table"] for s in table_states(con) if s["lake"]]
+    if missing := [t for t in tables or () if not any(name in TableChoice.of([t]) for name in there)]:
+        raise TableNotFoundError(f"there is no lake table {' and no '.join(missing)}: see `lakehead status`")
     clock = SystemClock()
     next_look = clock.monotonic()
 
