@@ -1,12 +1,11 @@
 """The figures of `lakehead bench --only growth`: the same work beside ten times as much of what is there already.
 
 A ratio of 1 is no growth, 0.1 as much as what grew; what subscribers and commits cost is in the parts ``fanout`` and
-``tiering``.
+``tiering``. And what a server that is given ever more keys has in memory, and the longest write meanwhile.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -16,6 +15,7 @@ import pyarrow as pa
 
 import lakehead as lh
 from lakehead.benchmarks.events import Figure, seconds
+from lakehead.env.usage import resident_bytes
 
 _TABLES = (10, 100, 400)
 _PARTITIONS = (10, 100, 1000)
@@ -56,19 +56,10 @@ def _keys(server: Server, base: str, batches: Sequence[pa.RecordBatch]) -> Itera
             longest, median = max(taken) * 1e3, float(np.median(taken)) * 1e3
             what = f"{len(taken):,} upserts of {batches[0].num_rows:,} keys"
             yield Figure(f"longest of {what}", f"{longest:.1f} ms", f"median {median:.1f} ms, to a server, synced")
-            if (held := _resident_bytes(pid)) is not None:
+            if (held := resident_bytes(pid)) is not None:
                 size = loaded * sum(b.nbytes for b in batches)
                 name = f"memory of the server, {loaded * rows:,} keyed rows"
                 yield Figure(name, f"{held / 1e6:.0f} MB", f"the rows in Arrow {size / 1e6:.0f} MB")
-
-
-def _resident_bytes(pid: int) -> int | None:
-    """What a process has in memory; None where the system does not say."""
-    try:
-        with open(f"/proc/{pid}/statm") as f:
-            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return None
 
 
 def _rows(con: lh.Connection, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:

@@ -36,9 +36,16 @@ def note_helper(seconds: float) -> None:
 
 def memory_bytes() -> int:
     """Memory that this process has in use; where the system does not say, the most that it ever had."""
+    if (held := resident_bytes(os.getpid())) is not None:
+        return held
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Memory that a process has in use; None where the system does not say."""
     try:
-        with open("/proc/self/statm") as f:
+        with open(f"/proc/{pid}/statm") as f:
             return int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")
     except OSError:
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most if sys.platform == "darwin" else most * 1024
+        return None
