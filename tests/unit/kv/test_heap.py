@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from lakehead.kv import heap
+from lakehead.kv.growing import GrowingArray
 from lakehead.kv.heap import Sources, heap_column
 
 TYPES: list[tuple[pa.DataType, Callable[[int], Any]]] = [
@@ -124,6 +125,25 @@ def test_short_values_become_chunks_when_a_long_one_comes() -> None:
     column.resize(5)
     column.clear(np.array([0]))
     assert column.gather(np.array([-1, 0, 1, 2, 3, 4])).to_pylist() == [None] * 4 + ["b" * 41, None]
+
+
+@pytest.mark.parametrize("t", [t for t, _ in TYPES], ids=str)
+def test_a_column_without_memory_to_grow_has_what_it_had(t: pa.DataType, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = next(make for other, make in TYPES if other.equals(t))
+    column = heap_column(t)
+    column.resize(4)
+    column.scatter(np.array([1, 2]), pa.array([make(1), make(2)], t))
+
+    def grow(array: GrowingArray, rows: int) -> None:
+        raise MemoryError("no memory")
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(GrowingArray, "grow", grow)
+        column.resize(1000)
+    assert column.gather(np.array([2, 1])).equals(pa.array([make(2), make(1)], t))
+    assert column.value(1) is not None
+    column.resize(1000)
+    assert column.gather(np.array([2, 999]))[0].equals(pa.array([make(2)], t)[0])
 
 
 def test_dead_values_give_their_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:

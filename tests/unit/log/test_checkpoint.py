@@ -12,6 +12,7 @@ from tests.log_writing import write
 
 from lakehead.errors import ChecksumError, CorruptionError, OffsetOutOfRangeError, StorageError, UnsupportedFormatError
 from lakehead.format.frame import FrameBody, WriterStamp, encode_body
+from lakehead.log import checkpoint as checkpoints
 from lakehead.log.checkpoint import USUAL_CHECKPOINTS, Checkpoint, CheckpointPolicy, live_at, write_checkpoint
 from lakehead.log.tablet import LogTablet
 from lakehead.testing.storage import FaultyStorage
@@ -241,6 +242,33 @@ def test_a_full_disk_leaves_nothing_behind() -> None:
     checkpoint(log, storage)
     storage.full = True
     assert log.trim(50) == 50, "trimming needs no room"
+
+
+def test_a_large_checkpoint_goes_to_disk_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the syncs of writers wait for all of it."""
+    monkeypatch.setattr(checkpoints, "_SYNC_BYTES", 2000)
+    monkeypatch.setattr(checkpoints, "_BATCH_ROWS", 100)
+    storage = FaultyStorage()
+    log = open_log(storage)
+    append(log, 0, 5)
+    footer = log.take_checkpoint(0)
+    made, synced, at_once = f"{FOLDER}/{checkpoints.checkpoint_name(footer.offset)}.tmp", 0, []
+
+    def step(action: str, path: str) -> None:
+        nonlocal synced
+        if path == made:
+            size = storage.open_log(path).size
+            at_once.append(size - synced)
+            synced = size if action == "sync" else synced
+
+    storage.before = step
+    n = np.arange(100)
+    rows = pa.RecordBatch.from_arrays([pa.array(n)], schema=SCHEMA)
+    times = pa.array(n, checkpoints.TIMESTAMP_TYPE)
+    live = [checkpoints.LiveBatch(n + at, times, rows) for at in range(0, 1000, 100)]
+    storage_rows = write_checkpoint(storage, FOLDER, footer, SCHEMA, live).footer.rows
+    assert storage_rows == 1000
+    assert sum(at_once) > 20_000 and max(at_once) < 6000
 
 
 @pytest.mark.parametrize("position", [0, 3, 8, 60, -1, -9, -13, -30])

@@ -29,7 +29,7 @@ from lakehead.format.frame import WriterStamp, encode_body
 from lakehead.server.group_commit import PendingWrite
 from lakehead.server.notes import MakeCheckpoint
 from lakehead.server.tablet import Tablet
-from lakehead.testing.storage import FaultyStorage
+from lakehead.testing.storage import FaultyStorage, MemoryLogFile
 from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey, WriteKind
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), ("v", pa.string())])
@@ -450,6 +450,18 @@ def test_a_checkpoint_waits_for_readers_to_see_what_it_holds() -> None:
     made = t.tablet.view().checkpoint
     assert made is not None and made.offset == 3
     assert [row["v"] for batch in t.tablet.live_at(3, [0, 1]) for row in batch.rows.to_pylist()] == ["b"]
+
+
+def test_a_checkpoint_gives_back_the_memory_of_what_it_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_back: list[str] = []
+    monkeypatch.setattr(MemoryLogFile, "release", lambda file: given_back.append(file._path))
+    t = Opened(keyed=True)
+    t.write((1, "a"))
+    assert not given_back
+    t.tablet.apply_note(MakeCheckpoint())
+    view = t.tablet.view()
+    assert view.checkpoint is not None and view.checkpoint.offset == 1
+    assert {segment.path for segment in view.segments} <= set(given_back)
 
 
 class LooksAt:
