@@ -64,10 +64,12 @@ OWN_THREADS = {
     "client/channel.py",
     "client/closable.py",
     "client/flight.py",
+    "client/socket_exchange.py",
     "client/tails.py",
     "lake/formats.py",  # once a process
     "server/flight.py",
     "server/flight_limit.py",
+    "server/socket_server.py",
     "tiering/service.py",
 }
 PLANNER = re.compile(r"tiering/(queue|.*plan.*)\.py")

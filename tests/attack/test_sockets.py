@@ -208,7 +208,7 @@ def test_what_is_in_the_way_is_replaced(home: Path, left: str) -> None:
         if left == "stale":
             theirs.stop()
     (folder / "1.0.new").touch()
-    mine = OwnSocket("n", Ear)
+    mine = OwnSocket("n.sock", Ear)
     assert mine.address.path == str(at) and target.read_text() == "of somebody"
     assert mine.server.hears(mine.address)
     assert [p.name for p in folder.iterdir()] == ["n.sock"]
@@ -224,19 +224,19 @@ def test_a_place_that_somebody_prepared_is_not_used(home: Path, monkeypatch: pyt
     theirs = home.parent / "theirs"
     theirs.mkdir()
     (home / ".lakehead").symlink_to(theirs)
-    mine = OwnSocket("n", Ear)  # in the folder for temporary files
+    mine = OwnSocket("n.sock", Ear)  # in the folder for temporary files
     assert mine.address.path.startswith(f"{home.parent}/lakehead-")
     mine.remove()
     monkeypatch.setattr("tempfile.tempdir", str(theirs))
     (theirs / f"lakehead-{os.getuid()}").symlink_to(home.parent)
     with pytest.raises(lh.StorageError, match=r"another user.*another user"):
-        OwnSocket("n", Ear)
+        OwnSocket("n.sock", Ear)
     mine.server.stop()
     assert len(list(theirs.iterdir())) == 1
 
 
 def test_a_server_lets_the_next_one_have_its_name(home: Path) -> None:
-    first, second = OwnSocket("n", Ear), OwnSocket("n", Ear)
+    first, second = OwnSocket("n.sock", Ear), OwnSocket("n.sock", Ear)
     first.remove()
     first.server.stop()
     assert second.server.hears(second.address)

@@ -88,7 +88,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 embedded_only = pytest.mark.parametrize("con", [pytest.param("embedded", id=pytest.HIDDEN_PARAM)], indirect=True)
 
 
-@pytest.fixture(scope="module", params=["embedded", "server"])
+@pytest.fixture(scope="module", params=["embedded", "server", "own"])
 def con(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[lh.Connection]:
     """A connection; tests of a module share it, each with tables of its own."""
     folder = tmp_path_factory.mktemp(request.param) / "data"
@@ -97,7 +97,8 @@ def con(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             yield made
         return
     process = ServerProcess(folder)
-    with process.connect() as made:
+    # Who finds the token calls by a plain socket, who is given it by Flight.
+    with process.connect() if request.param == "server" else lh.connect(process.uri) as made:
         yield made
     process.kill()
 

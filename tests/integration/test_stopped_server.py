@@ -24,6 +24,7 @@ from lakehead.env.address import TcpAddress
 from lakehead.env.clock import SystemClock
 from lakehead.protocol import messages as m
 from lakehead.server.admission import Bounded
+from lakehead.server.answers import Answers
 from lakehead.server.door import Door
 from lakehead.server.flight import FlightServer
 
@@ -39,6 +40,12 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "PATIENCE_SECONDS", 1.0)
 
 
+@pytest.fixture(params=["flight", "plain socket"])
+def token(server: Any, request: pytest.FixtureRequest) -> str | None:
+    """What a client is given: one that finds it itself calls by the plain socket of this user's own server."""
+    return str(server.token) if request.param == "flight" else None
+
+
 @contextmanager
 def stopped(process: subprocess.Popen[str]) -> Iterator[None]:
     os.kill(process.pid, signal.SIGSTOP)
@@ -48,8 +55,8 @@ def stopped(process: subprocess.Popen[str]) -> Iterator[None]:
         os.kill(process.pid, signal.SIGCONT)
 
 
-def test_a_stopped_server_holds_nobody(server: Any, soon: None) -> None:
-    con = server.connect()
+def test_a_stopped_server_holds_nobody(server: Any, soon: None, token: str | None) -> None:
+    con = lh.connect(server.uri, token=token)
     log = con.create_table("log", KV)
     keyed = con.create_table("keyed", KV, primary_key="k")
     keyed.upsert([{"k": 1, "a": "x"}])
@@ -77,7 +84,7 @@ def test_a_stopped_server_holds_nobody(server: Any, soon: None) -> None:
         "create": lambda: con.create_table("new", KV),
         "drop": lambda: con.drop_table("keyed"),
         "status": log.status,
-        "connect": server.connect,
+        "connect": lambda: lh.connect(server.uri, token=token),
     }
     with ThreadPoolExecutor(len(calls)) as pool, stopped(server.process):
         pending = {name: pool.submit(call) for name, call in calls.items()}
@@ -115,7 +122,8 @@ def test_a_server_that_lives_is_waited_for_up_to_a_bound(
     exchanges = Bounded(SystemThreads(), "exchanges_max", "conversations", 100)
     door = Door("t", None, Env.system())  # type: ignore[arg-type]
     at = TcpAddress("127.0.0.1", 0)
-    serving = FlightServer(service, address=at, door=door, exchanges=exchanges, clock=SystemClock())  # type: ignore[arg-type]
+    answers = Answers(service)  # type: ignore[arg-type]
+    serving = FlightServer(answers, address=at, door=door, exchanges=exchanges, clock=SystemClock())
     endpoint = FlightEndpoint(TcpAddress("127.0.0.1", serving.port), token="t")
     probes = []
     lives = channel.Channel.lives
@@ -138,8 +146,8 @@ def test_a_server_that_lives_is_waited_for_up_to_a_bound(
     assert serving.wait_stopped(30)
 
 
-def test_closing_ends_calls_under_way(server: Any, wait_until: Callable[..., None]) -> None:
-    con = server.connect()
+def test_closing_ends_calls_under_way(server: Any, wait_until: Callable[..., None], token: str | None) -> None:
+    con = lh.connect(server.uri, token=token)
     log = con.create_table("log", KV)
     with ThreadPoolExecutor(2) as pool, stopped(server.process):
         pending = [pool.submit(log.scan), pool.submit(log.subscribe)]
@@ -154,7 +162,7 @@ import pyarrow as pa, lakehead as lh
 from lakehead.client import channel
 channel.SILENCE_SECONDS = 600.0
 signal.signal(signal.SIGINT, signal.default_int_handler)
-con = lh.connect(sys.argv[1], token=sys.argv[2])
+con = lh.connect(sys.argv[1], token=sys.argv[2] or None)
 log, keyed = con.table("log"), con.table("keyed")
 much = pa.table({"k": range(2000), "a": ["x" * 5000] * 2000}, schema=log.schema)
 feed, writer, scan = log.subscribe(), log.writer(), log.scan()
@@ -180,12 +188,12 @@ for name, call in calls.items():
 """
 
 
-def test_ctrl_c_ends_every_wait(server: Any, wait_until: Callable[..., None]) -> None:
+def test_ctrl_c_ends_every_wait(server: Any, wait_until: Callable[..., None], token: str | None) -> None:
     with server.connect() as con:
         con.create_table("log", KV).append([{"k": 0, "a": "x"}])
         con.create_table("keyed", KV, primary_key="k")
     child = subprocess.Popen(
-        [sys.executable, "-c", _CHILD, server.uri, server.token],
+        [sys.executable, "-c", _CHILD, server.uri, token or ""],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

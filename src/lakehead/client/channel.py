@@ -82,11 +82,11 @@ class Channel:
         self.streams = fl.FlightCallOptions(headers=headers, read_options=_STREAMED)
         self.heard_at = time.monotonic()
         self._probing = threading.Lock()
-        self._waits: weakref.WeakSet[Wait] = weakref.WeakSet()
+        self._waits: weakref.WeakSet[Waited] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._cancelled = False
 
-    def add(self, wait: Wait) -> None:
+    def add(self, wait: Waited) -> None:
         """Have a wait cancelled with the channel."""
         with self._lock:
             self._waits.add(wait)
@@ -128,7 +128,35 @@ class Channel:
 class Queued(Protocol):
     """Whose items somebody waits for; see `Wait`."""
 
-    items: queue.SimpleQueue[Any]
+    def next_item(self, seconds: float) -> Any:
+        """The next item; an exception, as a rule one of `BROKEN`, is the last, and is raised or given.
+
+        Raises:
+            queue.Empty: nothing came in about that time.
+        """
+        ...
+
+
+class Waited(Protocol):
+    """What a channel ends; see `Wait`."""
+
+    def cancel(self) -> None: ...
+
+    def join(self, deadline: float) -> None: ...
+
+
+class Conversation(Queued, Waited, Protocol):
+    """What asks one thing at a time; see `Exchange`."""
+
+    idle_since: float
+
+    @property
+    def sent_bytes(self) -> int: ...
+
+    @property
+    def broken(self) -> bool: ...
+
+    def ask(self, request: Request[object], attachments: Sequence[pa.Buffer] = ()) -> None: ...
 
 
 class Wait:
@@ -159,6 +187,10 @@ class Wait:
         with self._lock:  # who closes joins none that is not started yet
             thread.start()
             self._threads = [t for t in self._threads if t.is_alive()] + [thread]
+
+    def next_item(self, seconds: float) -> Any:
+        """See `Queued`."""
+        return self.items.get(timeout=seconds)
 
     def join(self, deadline: float) -> None:
         """Wait until the stream's threads have ended, up to a time of the monotonic clock."""

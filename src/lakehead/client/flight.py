@@ -21,6 +21,7 @@ import pyarrow.flight as fl
 
 from lakehead.client import channel as ch
 from lakehead.client.received import require_answers, streamed
+from lakehead.client.socket_exchange import SocketExchange
 from lakehead.client.tails import SharedStream, Tails, may_share
 from lakehead.env.address import Address, SocketAddress
 from lakehead.env.credentials import FoundToken
@@ -38,6 +39,7 @@ from lakehead.errors import (
 )
 from lakehead.protocol.codec import decode_error, decode_reply
 from lakehead.protocol.messages import ErrorReply, R, Request, Stream, StreamHeader, Subscribe
+from lakehead.protocol.socket_messages import read_welcome
 
 STREAM_BYTES_MAX = ch.STREAM_BYTES_MAX
 CALL_SECONDS = 120.0
@@ -64,7 +66,7 @@ class FlightEndpoint:
         self._is_own = isinstance(address, SocketAddress)
         self._token = token
         self._tls = tls
-        self._idle: list[ch.Exchange] = []
+        self._idle: list[ch.Conversation] = []
         self._lock = threading.Lock()
         self._reaper: threading.Thread | None = None
         self._closed = False
@@ -125,7 +127,7 @@ class FlightEndpoint:
         end = None if seconds is None else time.monotonic() + seconds
         while True:
             try:
-                item = wait.items.get(timeout=ch.SILENCE_SECONDS)
+                item = wait.next_item(ch.SILENCE_SECONDS)
             except queue.Empty:
                 if not channel.lives():
                     self._leave(channel)
@@ -177,7 +179,7 @@ class FlightEndpoint:
                 f"the server at {self._address} is gone: is it running?", address=self._address, gone=True, unsent=True
             )
 
-    def _borrow(self) -> tuple[ch.Channel, ch.Exchange]:
+    def _borrow(self) -> tuple[ch.Channel, ch.Conversation]:
         self._require_owner()
         with self._lock:
             if self._closed:
@@ -186,9 +188,39 @@ class FlightEndpoint:
                 exchange = self._idle.pop()
                 if not exchange.broken:
                     return self._channel, exchange
-            return self._channel, ch.Exchange(self._channel)
+                exchange.cancel()
+            channel = self._channel
+        return channel, self._begun(channel)
 
-    def _give_back(self, channel: ch.Channel, exchange: ch.Exchange) -> bool:
+    def _calls(self) -> SocketAddress | None:
+        """The plain socket of the server whose token was found, as far as that lives and has one."""
+        found = self._token
+        return found.calls if self._tls is None and isinstance(found, FoundToken) and found.lives() else None
+
+    def _begun(self, channel: ch.Channel) -> ch.Conversation:
+        """A new conversation: with a server of this user's on this machine by its plain socket, where it has one."""
+        if (calls := self._calls()) is None:
+            return ch.Exchange(channel)
+        try:
+            exchange = SocketExchange(channel, calls)
+        except OSError:
+            return ch.Exchange(channel)
+        try:
+            welcome = read_welcome(self.next_of(channel, exchange, CALL_SECONDS)[0])
+        except BaseException as e:
+            exchange.cancel()
+            if isinstance(e, ch.BROKEN):
+                raise self.failure(e, channel) from e
+            if isinstance(e, ValueError):
+                raise InvalidRequestError(f"the server at {self._address} does not speak this protocol: {e}") from e
+            raise
+        if isinstance(welcome, ErrorReply):
+            exchange.cancel()
+            refused = error_from_code(welcome.code, welcome.message, welcome.context)
+            raise self._refused(channel) if isinstance(refused, AuthenticationError) else refused
+        return exchange
+
+    def _give_back(self, channel: ch.Channel, exchange: ch.Conversation) -> bool:
         if exchange.sent_bytes > STREAM_BYTES_MAX:
             return False
         with self._lock:

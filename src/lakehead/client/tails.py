@@ -69,6 +69,10 @@ class Seat:
         self._came = self._came_bytes = 0
         self._went = self._went_bytes = 0
 
+    def next_item(self, seconds: float) -> Any:
+        """See `lakehead.client.channel.Queued`."""
+        return self.items.get(timeout=seconds)
+
     def offer(self, item: Item) -> None:
         """Queue it."""
         self._came += 1

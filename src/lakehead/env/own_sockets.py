@@ -46,7 +46,7 @@ class OwnSocket(Generic[L]):
         belongs to a server that has ended, or that has lost its folder.
 
         Args:
-            name: short, and a file's.
+            name: of its file.
 
         Raises:
             StorageError: no socket can be listened on; the message says why, for each place that was tried.
@@ -80,7 +80,7 @@ class OwnSocket(Generic[L]):
 def _listen_in(
     folder: OwnFolder, name: str, listen: Callable[[SocketAddress], L]
 ) -> tuple[SocketAddress, L, os.stat_result]:
-    address = SocketAddress(os.path.join(folder.path, f"{name}.sock"))
+    address = SocketAddress(os.path.join(folder.path, name))
     bound = SocketAddress(os.path.join(folder.path, f"{os.getpid()}.{next(_binds)}.new"))
     if not (address.possible and bound.possible):
         raise StorageError(f"{address} is too long a path, or has a character that cannot be in one", path=folder.path)

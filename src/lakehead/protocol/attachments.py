@@ -38,12 +38,17 @@ def require_same_version(begun: pa.Schema) -> None:
     """
     spoken = (begun.metadata or {}).get(_VERSION, b"2 or less").decode(errors="replace")
     if spoken != str(PROTOCOL_VERSION):
-        raise ProtocolVersionError(
-            f"this side speaks version {PROTOCOL_VERSION} of the protocol, the other one version {spoken}: install the"
-            " same version of Lakehead at both ends",
-            version=PROTOCOL_VERSION,
-            other=spoken,
-        )
+        raise version_error(spoken)
+
+
+def version_error(spoken: str) -> ProtocolVersionError:
+    """What it means to this side that the other one speaks another version."""
+    return ProtocolVersionError(
+        f"this side speaks version {PROTOCOL_VERSION} of the protocol, the other one version {spoken}: install the"
+        " same version of Lakehead at both ends",
+        version=PROTOCOL_VERSION,
+        other=spoken,
+    )
 
 
 def wrap(message: bytes, attachments: Sequence[pa.Buffer]) -> list[tuple[pa.RecordBatch | None, pa.Buffer]]:

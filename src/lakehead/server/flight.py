@@ -8,39 +8,31 @@ Errors in calls are an `ErrorReply`; in streams they are a Flight error whose ``
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pyarrow.flight as fl
 
 from lakehead.env.address import Address, TcpAddress
 from lakehead.env.clock import Clock
 from lakehead.env.tls import Tls
-from lakehead.errors import AuthenticationError, ClosedError, InvalidRequestError, LakeheadError, UnavailableError
+from lakehead.errors import AuthenticationError, InvalidRequestError, LakeheadError
 from lakehead.protocol.alignment import StreamHeaders
 from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, PROCESS_HEADER, require_same_version, send, unwrap, wrap
-from lakehead.protocol.codec import decode_call, decode_stream_request, encode
-from lakehead.protocol.messages import ErrorReply, Request
+from lakehead.protocol.codec import decode_stream_request, encode
+from lakehead.protocol.messages import ErrorReply
 from lakehead.server.access import Caller
 from lakehead.server.admission import Bounded
-from lakehead.server.audit import Audit
+from lakehead.server.answers import MESSAGE_BYTES_MAX, PROCESS_MAX, UNREAD, Answers
 from lakehead.server.door import Door
-from lakehead.server.service import Service
 
 _ENDED = (StopIteration, fl.FlightError, pa.ArrowException)
-_log = logging.getLogger("lakehead.server")
 TOKEN_HEADER = "authorization"
-_PROCESS_MAX = 200
-_UNREAD: dict[str, Any] = {"request": None}
 ASK_SECONDS = 0.1
 _ANSWERED = (fl.FlightMethod.DO_EXCHANGE, fl.FlightMethod.DO_GET)
-MESSAGE_BYTES_MAX = 1 << 30
-"""Attachments of one request, together; each is bounded by `Limits.batch_bytes_max` too."""
 
 
 class _Presented(fl.ServerMiddleware):
@@ -57,16 +49,8 @@ class _Credentials(fl.ServerMiddlewareFactory):
             raise fl.FlightUnauthenticatedError("this server answers DoExchange and DoGet alone")
         given = {k.lower(): str(v[0]) for k, v in headers.items() if v}
         token = given.get(TOKEN_HEADER)
-        process = given.get(PROCESS_HEADER, "")[:_PROCESS_MAX]
+        process = given.get(PROCESS_HEADER, "")[:PROCESS_MAX]
         return _Presented(None if token is None else token.removeprefix("Bearer "), process)
-
-
-def _error_reply(e: BaseException) -> ErrorReply:
-    if not isinstance(e, LakeheadError):
-        _log.exception("request failed", exc_info=e)
-        e = UnavailableError(f"the server failed: {type(e).__name__}: {e}")
-    context = {k: v for k, v in e.context.items() if isinstance(v, str | int | float | bool | None)}
-    return ErrorReply(code=e.code, message=e.message, context=context)
 
 
 def _flight_error(reply: ErrorReply) -> fl.FlightServerError:
@@ -94,7 +78,7 @@ class ClientGone:
 
 
 class FlightServer(fl.FlightServerBase):
-    """Serves a `Service` on one address until `stop`.
+    """Gives answers on one address until `stop`.
 
     Attributes:
         address: where it listens.
@@ -102,14 +86,13 @@ class FlightServer(fl.FlightServerBase):
 
     def __init__(
         self,
-        service: Service,
+        answers: Answers,
         *,
         address: Address,
         door: Door,
         exchanges: Bounded,
         clock: Clock,
         tls: Tls | None = None,
-        audit: Audit | None = None,
     ) -> None:
         """Listen, with ``tls`` to those alone who speak it, and have a certificate where it names authorities.
 
@@ -119,11 +102,10 @@ class FlightServer(fl.FlightServerBase):
         Raises:
             InvalidRequestError: the address cannot be listened on.
         """
-        self._service = service
+        self._answers = answers
         self._exchanges = exchanges
         self._clock = clock
         self._door = door
-        self._audit = audit
         how: dict[str, Any] = {}
         if tls is not None:
             how = {"tls_certificates": [(tls.chain, tls.key)], "verify_client": tls.authorities is not None}
@@ -153,14 +135,6 @@ class FlightServer(fl.FlightServerBase):
         self._stopping.join(seconds)
         return not self._stopping.is_alive()
 
-    def _error(self, e: BaseException) -> ErrorReply:
-        if isinstance(e, msgspec.DecodeError):
-            e = InvalidRequestError(f"not a request of this version: {e}")
-        if isinstance(e, ClosedError) and self._service.closing:
-            # Whoever closed here was not this client: it may try again, the folder's next server will answer.
-            e = UnavailableError("the server was stopped: connect again, or wait until it is back", gone=True)
-        return _error_reply(e)
-
     def do_exchange(
         self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor, reader: Any, writer: Any
     ) -> None:
@@ -173,7 +147,7 @@ class FlightServer(fl.FlightServerBase):
             finally:
                 self._exchanges.give_back(held)
         except LakeheadError as e:
-            raise _flight_error(self._error(e)) from e
+            raise _flight_error(self._answers.error(e)) from e
 
     def _caller(self, context: fl.ServerCallContext) -> Caller:
         presented = context.get_middleware("credentials")
@@ -185,35 +159,18 @@ class FlightServer(fl.FlightServerBase):
 
     def _answer_all(self, reader: Any, writer: Any, caller: Caller) -> None:
         for data, attachments in _requests(reader):
-            told: dict[str, Any] = _UNREAD
-            parts: list[pa.Buffer] = []
-            error: ErrorReply | None = None
-            try:
-                request = decode_call(data)
-                told = self._told(request)
-                reply, parts = self._service.call(request, attachments, caller)
-                answer = encode(reply)
-            except Exception as e:
-                error = self._error(e)
-                answer = encode(error)
-            if self._audit is not None:
-                sizes = (len(data) + sum(a.size for a in attachments), len(answer) + sum(p.size for p in parts))
-                self._audit.answered(caller, told, error, bytes_in=sizes[0], bytes_out=sizes[1])
-            send(writer, wrap(answer, parts))
-
-    def _told(self, request: Request[Any]) -> dict[str, Any]:
-        return _UNREAD if self._audit is None else self._audit.about(request)
+            send(writer, wrap(*self._answers.answer(data, attachments, caller)))
 
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
         caller = self._caller(context)
-        told, size = _UNREAD, len(ticket.ticket)
+        told, size = UNREAD, len(ticket.ticket)
         gone = ClientGone(context.is_cancelled, self._clock)
         try:
             request = decode_stream_request(ticket.ticket)
-            told = self._told(request)
-            stream = self._service.stream(request, caller, gone)
+            told = self._answers.told(request)
+            stream = self._answers.service.stream(request, caller, gone)
         except Exception as e:
-            error = self._error(e)
+            error = self._answers.error(e)
             self._note_stream(caller, told, error, size, 0)
             raise _flight_error(error) from e
         self._note_stream(caller, {**told, "stream": "begins"}, None, size, 0)
@@ -223,10 +180,10 @@ class FlightServer(fl.FlightServerBase):
             sent, error = 0, None
             try:
                 for header, batch in stream.items(gone):
-                    sent += 0 if self._audit is None else batch.nbytes
+                    sent += 0 if self._answers.audit is None else batch.nbytes
                     yield batch, headers.encode(header, batch)
             except Exception as e:
-                error = self._error(e)
+                error = self._answers.error(e)
                 raise _flight_error(error) from e
             finally:
                 stream.close()
@@ -237,8 +194,8 @@ class FlightServer(fl.FlightServerBase):
     def _note_stream(
         self, caller: Caller, told: dict[str, Any], error: ErrorReply | None, bytes_in: int, bytes_out: int
     ) -> None:
-        if self._audit is not None:
-            self._audit.answered(caller, told, error, bytes_in=bytes_in, bytes_out=bytes_out)
+        if self._answers.audit is not None:
+            self._answers.audit.answered(caller, told, error, bytes_in=bytes_in, bytes_out=bytes_out)
 
 
 def _end_with_process(server: FlightServer) -> None:

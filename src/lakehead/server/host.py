@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import logging
 import os
@@ -13,7 +12,7 @@ from typing import Any
 
 from lakehead.config import ServerConfig
 from lakehead.env import Env
-from lakehead.env.address import Address, TcpAddress
+from lakehead.env.address import Address, SocketAddress, TcpAddress
 from lakehead.env.credentials import KeptToken
 from lakehead.env.descriptors import raise_descriptors
 from lakehead.env.folder_lock import FolderLock
@@ -24,6 +23,7 @@ from lakehead.env.rotated_file import RotatedFile
 from lakehead.env.tls import Tls, read_tls
 from lakehead.errors import StorageError
 from lakehead.server.admission import Bounded
+from lakehead.server.answers import Answers
 from lakehead.server.audit import FILES_KEPT, Audit
 from lakehead.server.door import Door
 from lakehead.server.endpoint import LocalEndpoint
@@ -31,6 +31,7 @@ from lakehead.server.flight import FlightServer
 from lakehead.server.lake_state import LakeState
 from lakehead.server.service import Service
 from lakehead.server.signatures import Signatures
+from lakehead.server.socket_server import SocketServer
 
 _MAINTENANCE_SECONDS = 2.0
 _LOOPBACK = TcpAddress("127.0.0.1", 0)
@@ -68,8 +69,8 @@ class ServerHost:
         self._lock = lock
         self._clock = env.clock
         self._kept: list[KeptToken] = []
-        self._flights: list[FlightServer] = []
-        self._socket: OwnSocket[FlightServer] | None = None
+        self._servers: list[FlightServer | SocketServer] = []
+        self._sockets: list[OwnSocket[FlightServer] | OwnSocket[SocketServer]] = []
         self.token = config.token or env.randomness.token()
         tablets_max = min(config.limits.tablets_max, raise_descriptors() * 3 // 4)
         limits = dataclasses.replace(config.limits, tablets_max=tablets_max)
@@ -98,11 +99,15 @@ class ServerHost:
                 self._audit = Audit(file, env.clock, self.service.principals.table_name)
             signatures = Signatures(config.oidc, env, fetch) if config.oidc.issuer else None
             door = Door(self.token, self.service.principals, env, self._audit, signatures)
-            how: dict[str, Any] = {"door": door, "exchanges": exchanges, "clock": env.clock, "audit": self._audit}
-            listen = functools.partial(FlightServer, self.service, **how)
+            self._how: dict[str, Any] = {"door": door, "exchanges": exchanges, "clock": env.clock}
+            self._answers = Answers(self.service, self._audit)
+            # A copy of a folder that has the same id does not take the name of the one it is of.
+            place = f"{self.service.folder_id} {os.path.realpath(folder)}"
+            self._name = hashlib.sha256(place.encode()).hexdigest()[:16]
+            self._calls = self._answer_calls()
             at = TcpAddress(config.host, config.port)
-            address = self._listen_locally(folder, listen, at) if config.unix else self._listen(listen, at, tls)
-            local = address if tls is None else self._listen_locally(folder, listen, _LOOPBACK)
+            address = self._listen_locally(at) if config.unix else self._listen(at, tls)
+            local = address if tls is None else self._listen_locally(_LOOPBACK)
             self.port = address.port if isinstance(address, TcpAddress) else None
             self.uri, self.local_uri = address.uri, local.uri
             lock.announce(self.local_uri, self.service.folder_id)
@@ -110,25 +115,42 @@ class ServerHost:
             self.close()
             raise
 
-    def _listen(self, listen: Callable[..., FlightServer], at: TcpAddress, tls: Tls | None) -> Address:
-        listening = listen(address=at, tls=tls)
-        self._flights.append(listening)
-        self._kept.append(KeptToken(listening.address, self.service.folder_id, self.token))
+    def _flight(self, address: Address, tls: Tls | None = None) -> FlightServer:
+        return FlightServer(self._answers, address=address, tls=tls, **self._how)
+
+    def _answer_calls(self) -> SocketAddress | None:
+        """Listen on a plain socket, too, of which this user's processes read beside the token; None where none can be:
+        they do without."""
+        try:
+            placed = OwnSocket(f"{self._name}.calls", lambda at: SocketServer(self._answers, address=at, **self._how))
+        except StorageError as e:
+            _log.info("calls travel by Flight alone: %s", e.message)
+            return None
+        self._servers.append(placed.server)
+        self._sockets.append(placed)
+        return placed.address
+
+    def _listen(self, at: TcpAddress, tls: Tls | None) -> Address:
+        listening = self._flight(at, tls)
+        self._servers.append(listening)
+        self._keep_token(listening.address)
         return listening.address
 
-    def _listen_locally(self, folder: str, listen: Callable[..., FlightServer], otherwise: TcpAddress) -> Address:
+    def _listen_locally(self, otherwise: TcpAddress) -> Address:
         """Listen where this user's processes alone can reach it; where no socket can be, on TCP."""
-        # A copy of a folder that has the same id does not take the name of the one it is of.
-        name = hashlib.sha256(f"{self.service.folder_id} {os.path.realpath(folder)}".encode()).hexdigest()[:16]
         try:
-            self._socket = OwnSocket(name, lambda address: listen(address=address))
+            placed = OwnSocket(f"{self._name}.sock", self._flight)
         except StorageError as e:
-            address = self._listen(listen, otherwise, None)
+            address = self._listen(otherwise, None)
             _log.warning("%s: listening on %s instead, where who has no token is refused", e.message, address)
             return address
-        self._flights.append(self._socket.server)
-        self._kept.append(KeptToken(self._socket.address, self.service.folder_id, self.token))
-        return self._socket.address
+        self._servers.append(placed.server)
+        self._sockets.append(placed)
+        self._keep_token(placed.address)
+        return placed.address
+
+    def _keep_token(self, address: Address) -> None:
+        self._kept.append(KeptToken(address, self.service.folder_id, self.token, self._calls))
 
     def close(self) -> None:
         """End subscriptions, sync and close every tablet, release the folder.
@@ -141,10 +163,10 @@ class ServerHost:
             if self._audit is not None:
                 stack.callback(self._audit.close)
             stack.callback(self.service.close)
-            for listening in self._flights:
+            for listening in self._servers:
                 stack.callback(listening.stop)
-            if self._socket is not None:
-                stack.callback(self._socket.remove)
+            for placed in self._sockets:
+                stack.callback(placed.remove)
             for kept in self._kept:
                 stack.callback(kept.remove)
 
@@ -152,14 +174,17 @@ class ServerHost:
         """After `close`: return when no client holds on any more, or after that time; True in the first case. A
         process that ends earlier cuts clients off."""
         deadline = self._clock.monotonic() + seconds
-        return all([f.wait_stopped(max(0.0, deadline - self._clock.monotonic())) for f in self._flights])
+        return all([s.wait_stopped(max(0.0, deadline - self._clock.monotonic())) for s in self._servers])
 
     def forget(self) -> None:
         """In a forked child: hold neither the folder nor the port; the parent goes on."""
         self._lock.forget()
         if self._audit is not None:
             self._audit.forget()
-        if self._socket is not None:
-            self._socket.forget()
+        for placed in self._sockets:
+            placed.forget()
+        for server in self._servers:
+            if isinstance(server, SocketServer):
+                server.forget()
         for kept in self._kept:
             kept.forget()

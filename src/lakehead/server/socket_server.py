@@ -1,0 +1,200 @@
+"""Calls of this user's own processes, by a plain Unix socket: one hop there, one back, and no thread in between.
+
+Each connection has a thread, which reads a request, answers it, and reads the next. See
+`lakehead.protocol.socket_messages`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+import threading
+
+import msgspec
+
+from lakehead.env.address import SocketAddress
+from lakehead.env.clock import Clock
+from lakehead.errors import AuthenticationError, CorruptionError, InvalidRequestError, LakeheadError
+from lakehead.protocol.codec import encode
+from lakehead.protocol.socket_messages import Greeting, Incoming, Outgoing, read_greeting
+from lakehead.server.access import Caller
+from lakehead.server.admission import Bounded
+from lakehead.server.answers import MESSAGE_BYTES_MAX, PROCESS_MAX, Answers
+from lakehead.server.door import Door
+
+GREETING_SECONDS = 10.0
+"""How long a client may take to say who it is."""
+_PEER = "unix:"
+_BUSY_SECONDS = 0.1
+_log = logging.getLogger("lakehead.server")
+
+
+class SocketServer:
+    """Gives answers at one Unix socket until `stop`."""
+
+    def __init__(
+        self, answers: Answers, *, address: SocketAddress, door: Door, exchanges: Bounded, clock: Clock
+    ) -> None:
+        """Listen.
+
+        Raises:
+            InvalidRequestError: the address cannot be listened on.
+        """
+        self._answers = answers
+        self._door = door
+        self._exchanges = exchanges
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._threads: dict[threading.Thread, socket.socket] = {}
+        self._stopping = False
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._woken, self._wakes = socket.socketpair()
+        try:
+            self._listening.bind(address.path)
+            self._listening.listen(1024)
+            self._listening.setblocking(False)
+        except OSError as e:
+            self._close_own()
+            raise InvalidRequestError(f"cannot listen on {address} ({e})") from e
+        self._accepting = threading.Thread(target=self._accept_all, name="lakehead-accept", daemon=True)
+        self._accepting.start()
+
+    def stop(self) -> None:
+        """Take no more connections, and end those there are when what they asked for is answered."""
+        with self._lock:
+            self._stopping = True
+            for connection in self._threads.values():
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RD)
+        with contextlib.suppress(OSError):
+            self._wakes.send(b".")
+
+    def wait_stopped(self, seconds: float) -> bool:
+        """Return when all that was asked is answered, or after that time; True in the first case."""
+        end = self._clock.monotonic() + seconds
+        with self._lock:
+            threads = [*self._threads, self._accepting]
+        for thread in threads:
+            thread.join(max(0.0, end - self._clock.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+    def forget(self) -> None:
+        """In a forked child: the parent listens."""
+        self._close_own()
+        for connection in self._threads.values():
+            connection.close()
+
+    def _close_own(self) -> None:
+        for own in (self._listening, self._woken, self._wakes):
+            own.close()
+
+    def _accept_all(self) -> None:
+        waiting = select.poll()
+        waiting.register(self._listening, select.POLLIN)
+        waiting.register(self._woken, select.POLLIN)
+        while not self._stopping:
+            waiting.poll()
+            try:
+                connection, _ = self._listening.accept()
+            except (BlockingIOError, ConnectionAbortedError, InterruptedError):
+                continue
+            except OSError as e:
+                _log.warning("no connection can be taken: %s", e)
+                self._clock.sleep(_BUSY_SECONDS)  # until descriptors or memory come back
+                continue
+            self._begin(connection)
+        self._close_own()
+
+    def _begin(self, connection: socket.socket) -> None:
+        thread = threading.Thread(target=self._serve, args=(connection,), name="lakehead-calls", daemon=True)
+        try:
+            with self._lock:
+                if self._stopping:
+                    connection.close()
+                    return
+                self._threads[thread] = connection
+                thread.start()
+        except RuntimeError as e:  # there can be no more threads
+            _log.warning("a connection was refused: %s", e)
+            with self._lock:
+                del self._threads[thread]
+            connection.close()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            caller = self._let_in(connection)
+            if caller is not None:
+                connection.settimeout(None)
+                self._answer_all(connection, caller)
+        except OSError:
+            pass  # the client is gone
+        except (CorruptionError, MemoryError) as e:
+            _log.warning("a connection was ended: %s", e)
+            with contextlib.suppress(OSError):
+                _send(connection, encode(self._answers.error(e)))
+        finally:
+            with self._lock:
+                del self._threads[threading.current_thread()]
+            connection.close()
+
+    def _let_in(self, connection: socket.socket) -> Caller | None:
+        """Who greets; None if that is nobody who is let in, as it is told."""
+        connection.settimeout(GREETING_SECONDS)
+        incoming = Incoming(bytes_max=0)
+        message = None
+        while message is None:
+            count = connection.recv_into(incoming.room)
+            if not count:
+                return None
+            message = incoming.received(count)
+        try:
+            greeting = read_greeting(message[0])
+            return self._door.let_in(greeting.token, "", _PEER, greeting.process[:PROCESS_MAX])
+        except msgspec.DecodeError as e:
+            refused = self._answers.error(InvalidRequestError(f"not a greeting: {e}"))
+        except AuthenticationError as e:
+            refused = self._answers.error(e)
+        except LakeheadError as e:  # of another version, which reads no error of this one
+            _log.warning("a connection was refused: %s", e.message)
+            _send(connection, encode(Greeting()))
+            return None
+        _send(connection, encode(refused))
+        return None
+
+    def _answer_all(self, connection: socket.socket, caller: Caller) -> None:
+        try:
+            held = self._exchanges.take(share=caller.share)
+        except LakeheadError as e:
+            return _send(connection, encode(self._answers.error(e)))
+        try:
+            _send(connection, encode(Greeting()))
+            incoming = Incoming(bytes_max=MESSAGE_BYTES_MAX)
+            while not self._stopping:
+                count = connection.recv_into(incoming.room)
+                if not count:
+                    return None
+                try:
+                    request = incoming.received(count)
+                except CorruptionError:
+                    raise
+                except LakeheadError as e:
+                    _send(connection, encode(self._answers.error(e)))
+                    continue
+                if request is not None:
+                    answer, parts = self._answers.answer(*request, caller)
+                    outgoing = Outgoing(answer, parts)
+                    del request, answer, parts
+                    _send_all(connection, outgoing)
+        finally:
+            self._exchanges.give_back(held)
+
+
+def _send(connection: socket.socket, message: bytes) -> None:
+    _send_all(connection, Outgoing(message))
+
+
+def _send_all(connection: socket.socket, outgoing: Outgoing) -> None:
+    while parts := outgoing.parts:
+        outgoing.sent(connection.sendmsg(parts))
