@@ -64,7 +64,7 @@ OWN_THREADS = {
     "client/channel.py",
     "client/closable.py",
     "client/flight.py",
-    "client/socket_exchange.py",
+    "client/plain_socket.py",
     "client/tails.py",
     "lake/formats.py",  # once a process
     "server/flight.py",

@@ -18,7 +18,7 @@ from tests.integration.conftest import ServerProcess
 import lakehead as lh
 from lakehead.api import folder
 from lakehead.client import channel
-from lakehead.client.socket_exchange import SocketExchange
+from lakehead.client.plain_socket import SocketExchange
 
 KV = pa.schema([("k", pa.int64()), ("a", pa.string())])
 
@@ -52,7 +52,7 @@ def use(con: lh.Connection, name: str) -> None:
 
 def path_of(con: lh.Connection) -> Path:
     endpoint: Any = con._server
-    calls = endpoint._calls()
+    calls = endpoint._plain()
     assert calls is not None
     return Path(calls.path)
 

@@ -29,7 +29,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def by_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody finds a plain socket, as earlier versions do not."""
-    monkeypatch.setattr(flight.FlightEndpoint, "_calls", lambda self: None)
+    monkeypatch.setattr(flight.FlightEndpoint, "_plain", lambda self: None)
 
 
 @pytest.mark.parametrize("schema", [BEFORE_VERSIONS, NEWER], ids=["older", "newer"])

@@ -19,6 +19,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from lakehead.client.plain_socket import SocketExchange, SocketReader
+from lakehead.env.address import SocketAddress
 from lakehead.env.tls import Tls
 from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, PROCESS_HEADER, require_same_version, send, unwrap, wrap
 from lakehead.protocol.codec import encode
@@ -69,14 +71,29 @@ class Channel:
         is_own: whether nobody but this user can listen there.
     """
 
-    def __init__(self, location: str, *, token: str | None, tls: Tls | None, is_own: bool = False) -> None:
+    def __init__(
+        self,
+        location: str,
+        *,
+        token: str | None,
+        tls: Tls | None,
+        is_own: bool = False,
+        plain: Callable[[], SocketAddress | None] = lambda: None,
+    ) -> None:
+        """Connect to it when it is first used.
+
+        Args:
+            plain: tells the plain socket at which the same server answers, as far as it has one.
+        """
         self.is_own = is_own
+        self._plain = plain
+        self.process = process_name()
         options: dict[str, Any] = {} if tls is None else {"tls_root_certs": tls.authorities}
         if tls is not None and tls.chain is not None:
             options |= {"cert_chain": tls.chain, "private_key": tls.key}
         self.token = token
         self.client = fl.connect(location, generic_options=_RECONNECT, **options)
-        headers = [(PROCESS_HEADER.encode(), process_name().encode("ascii", "replace"))]
+        headers = [(PROCESS_HEADER.encode(), self.process.encode("ascii", "replace"))]
         headers += [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
         self.calls = fl.FlightCallOptions(headers=headers, read_options=_ATTACHED)
         self.streams = fl.FlightCallOptions(headers=headers, read_options=_STREAMED)
@@ -85,6 +102,28 @@ class Channel:
         self._waits: weakref.WeakSet[Waited] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._cancelled = False
+
+    def conversation(self) -> Conversation:
+        """A new one: at the server's plain socket, where the first answer is to the greeting; else by Flight."""
+        if (plain := self._plain()) is not None:
+            with contextlib.suppress(OSError):
+                return SocketExchange(self, plain, silence=SILENCE_SECONDS)
+        return Exchange(self)
+
+    def reader(self, request: Request[Stream], began: Callable[[Any], None]) -> Any:
+        """Reads a stream, as `pyarrow.flight.FlightStreamReader` does; ``began`` is given it as early as it can be
+        cancelled. Waits for the server; raises what its methods raise."""
+        if (plain := self._plain()) is not None:
+            reader = None
+            with contextlib.suppress(OSError):
+                reader = SocketReader(self, plain, request)
+            if reader is not None:
+                began(reader)
+                reader.begin()
+                return reader
+        flight = self.client.do_get(fl.Ticket(encode(request)), self.streams)
+        began(flight)
+        return flight
 
     def add(self, wait: Waited) -> None:
         """Have a wait cancelled with the channel."""
@@ -302,12 +341,10 @@ class Inflow(Wait):
     def __init__(self, channel: Channel, request: Request[Stream]) -> None:
         self._room = threading.Semaphore(_AHEAD_BATCHES)
         super().__init__(channel)
-        ticket = fl.Ticket(encode(request))
-        self._start(lambda: self._receive(ticket), "lakehead-stream")
+        self._start(lambda: self._receive(request), "lakehead-stream")
 
-    def _receive(self, ticket: Any) -> None:
-        reader = self._channel.client.do_get(ticket, self._channel.streams)
-        self._began(reader)
+    def _receive(self, request: Request[Stream]) -> None:
+        reader = self._channel.reader(request, self._began)
         self._heard(reader.schema)
         while not self.cancelled:
             self._heard(reader.read_chunk())

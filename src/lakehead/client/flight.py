@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from lakehead.client import channel as ch
+from lakehead.client.plain_socket import Chunk, SocketExchange, require_welcome
 from lakehead.client.received import require_answers, streamed
-from lakehead.client.socket_exchange import SocketExchange
 from lakehead.client.tails import SharedStream, Tails, may_share
 from lakehead.env.address import Address, SocketAddress
 from lakehead.env.credentials import FoundToken
@@ -39,7 +39,6 @@ from lakehead.errors import (
 )
 from lakehead.protocol.codec import decode_error, decode_reply
 from lakehead.protocol.messages import ErrorReply, R, Request, Stream, StreamHeader, Subscribe
-from lakehead.protocol.socket_messages import read_welcome
 
 STREAM_BYTES_MAX = ch.STREAM_BYTES_MAX
 CALL_SECONDS = 120.0
@@ -64,6 +63,8 @@ class FlightEndpoint:
         self._address = str(address)
         self._location = address.location(tls=tls is not None)
         self._is_own = isinstance(address, SocketAddress)
+        # What this user's own server says of itself; who is given a token for another address goes where it was told to.
+        self._note = token if isinstance(token, FoundToken) else FoundToken(address) if self._is_own else None
         self._token = token
         self._tls = tls
         self._idle: list[ch.Conversation] = []
@@ -77,7 +78,7 @@ class FlightEndpoint:
 
     def _connected(self) -> ch.Channel:
         token = self._token() if isinstance(self._token, FoundToken) else self._token
-        channel = ch.Channel(self._location, token=token, tls=self._tls, is_own=self._is_own)
+        channel = ch.Channel(self._location, token=token, tls=self._tls, is_own=self._is_own, plain=self._plain)
         self._channels.add(channel)
         return channel
 
@@ -192,32 +193,27 @@ class FlightEndpoint:
             channel = self._channel
         return channel, self._begun(channel)
 
-    def _calls(self) -> SocketAddress | None:
-        """The plain socket of the server whose token was found, as far as that lives and has one."""
-        found = self._token
-        return found.calls if self._tls is None and isinstance(found, FoundToken) and found.lives() else None
+    def _plain(self) -> SocketAddress | None:
+        """The plain socket of this user's own server, as far as that lives and has one."""
+        note = self._note
+        if note is None or self._tls is not None:
+            return None
+        if note is not self._token and not note.lives():
+            note()  # another one may have its address by now
+        return note.calls if note.lives() else None
 
     def _begun(self, channel: ch.Channel) -> ch.Conversation:
-        """A new conversation: with a server of this user's on this machine by its plain socket, where it has one."""
-        if (calls := self._calls()) is None:
-            return ch.Exchange(channel)
-        try:
-            exchange = SocketExchange(channel, calls)
-        except OSError:
-            return ch.Exchange(channel)
-        try:
-            welcome = read_welcome(self.next_of(channel, exchange, CALL_SECONDS)[0])
-        except BaseException as e:
-            exchange.cancel()
-            if isinstance(e, ch.BROKEN):
-                raise self.failure(e, channel) from e
-            if isinstance(e, ValueError):
-                raise InvalidRequestError(f"the server at {self._address} does not speak this protocol: {e}") from e
-            raise
-        if isinstance(welcome, ErrorReply):
-            exchange.cancel()
-            refused = error_from_code(welcome.code, welcome.message, welcome.context)
-            raise self._refused(channel) if isinstance(refused, AuthenticationError) else refused
+        exchange = channel.conversation()
+        if isinstance(exchange, SocketExchange):
+            try:
+                require_welcome(self.next_of(channel, exchange, CALL_SECONDS)[0])
+            except BaseException as e:
+                exchange.cancel()
+                if isinstance(e, ch.BROKEN):
+                    raise self.failure(e, channel) from e
+                if isinstance(e, ValueError):
+                    raise InvalidRequestError(f"the server at {self._address} does not speak this protocol: {e}") from e
+                raise
         return exchange
 
     def _give_back(self, channel: ch.Channel, exchange: ch.Conversation) -> bool:
@@ -258,7 +254,7 @@ class FlightEndpoint:
 
     def failure(self, e: BaseException, channel: ch.Channel) -> LakeheadError:
         """What it means to a caller that a stream of this channel ended with ``e``, one of `BROKEN`."""
-        if isinstance(e, fl.FlightUnauthenticatedError):
+        if isinstance(e, fl.FlightUnauthenticatedError | PermissionError):
             return self._refused(channel)
         info = getattr(e, "extra_info", None)
         if info:
@@ -343,7 +339,7 @@ class FlightStream:
                     return
                 raise self._endpoint.failure(e, self._channel) from e
             self._inflow.taken()
-            yield streamed(chunk, from_own=self._channel.is_own)
+            yield streamed(chunk, from_own=self._channel.is_own or isinstance(chunk, Chunk))
 
     def close(self) -> None:
         if not self._closed:

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import pyarrow as pa
-import pyarrow.flight as fl
 
 from lakehead.client.channel import BROKEN, Channel, Queued, Wait
+from lakehead.client.plain_socket import Chunk
 from lakehead.client.received import streamed
 from lakehead.env.interrupts import Latch
 from lakehead.errors import LakeheadError
@@ -118,13 +118,12 @@ class Tail(Wait):
         self._start(self._receive, "lakehead-tail")
 
     def _receive(self) -> None:
-        reader = self._channel.client.do_get(fl.Ticket(encode(self._request)), self._channel.streams)
-        self._began(reader)
+        reader = self._channel.reader(self._request, self._began)
         self._heard(reader.schema)
         while not self.cancelled:
             chunk = reader.read_chunk()
             self._channel.heard_at = time.monotonic()
-            header, rows = streamed(chunk, from_own=self._channel.is_own)
+            header, rows = streamed(chunk, from_own=self._channel.is_own or isinstance(chunk, Chunk))
             self._tails.deliver(self, Item(header, rows, rows.get_total_buffer_size()))
             self._wait_for_room()
 

@@ -4,6 +4,9 @@ A message begins with ``u32 size`` of the encoded message, which begins there, a
 come their sizes, as u64, the encoded message, and the attachments, each followed by zeros up to a multiple of 64 bytes,
 so that what is read at once into memory of Arrow's is aligned as Arrow wants it. Each side begins with a `Greeting`,
 which says which version of the protocol it speaks; this form is the same in all versions.
+
+Then the client asks for one thing after the other, or for one stream: that begins with a message of one attachment, the
+schema; each item is a `StreamHeader` with one attachment, the rows; an `ErrorReply`, or nothing, ends it.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from lakehead.protocol.messages import PROTOCOL_VERSION, ErrorReply, Int64, Mess
 
 MESSAGE_BYTES_MAX = 1 << 30
 """What a message may hold without its attachments."""
+WINDOW_BYTES = 4 << 20
+"""What one side may have sent that the other has not read, as far as the system allows so much."""
 _HEAD = struct.Struct("<II")
 _SIZE = struct.Struct("<Q")
 _BODY_BYTES_MAX = 1 << 40
@@ -39,11 +44,13 @@ class Greeting(Message, frozen=True, kw_only=True, tag=True):
         version: of the protocol.
         token: who calls.
         process: which process that is, as it says.
+        stream: whether it asks for one stream.
     """
 
     version: Int64 = PROTOCOL_VERSION
     token: str | None = None
     process: str = ""
+    stream: bool = False
 
 
 _greetings = msgspec.msgpack.Decoder(Greeting)
@@ -101,9 +108,15 @@ class Outgoing:
 class Incoming:
     """Puts messages together from the bytes that come, in pieces of any size."""
 
-    def __init__(self, *, bytes_max: int | None = None) -> None:
-        """``bytes_max`` is what all attachments together may hold; None for peers that are trusted to know."""
+    def __init__(self, *, bytes_max: int | None = None, ahead: bool = False) -> None:
+        """Begin with no message.
+
+        Args:
+            bytes_max: what all attachments together may hold; None for peers that are trusted to know.
+            ahead: the next message may come before this one was answered, as items of a stream do.
+        """
         self._bytes_max = bytes_max
+        self._ahead = ahead
         self._small = memoryview(bytearray(_SCRATCH_BYTES))
         self._begin()
 
@@ -123,8 +136,14 @@ class Incoming:
             return self._rest
         return self._small[: self._skip] if self._skip else self._front[self._have :]
 
+    @property
+    def whole(self) -> bool:
+        """Whether all of `room` is to be filled, whatever comes."""
+        return self._rest is not None
+
     def received(self, count: int) -> tuple[bytes, list[pa.Buffer]] | None:
-        """So many bytes, at least one, were put into `room`; the message, once that is all of it.
+        """So many bytes were put into `room`; the message, once that is all of it. None have to come where messages may
+        come ahead: one may be there already.
 
         Raises:
             CorruptionError: what comes is no message, and there is no telling where the next one begins.
@@ -173,8 +192,12 @@ class Incoming:
         came = self._front[self._front_bytes : self._have]
         if size > _BODY_BYTES_MAX:
             raise CorruptionError(f"attachments of {size:,} bytes: the peer does not speak this protocol")
+        surplus = b""
         if len(came) > size:
-            raise CorruptionError("the peer spoke before it was asked: it does not speak this protocol")
+            if not self._ahead:
+                raise CorruptionError("the peer spoke before it was asked: it does not speak this protocol")
+            surplus = bytes(came[size:])
+            came = came[:size]
         if self._bytes_max is not None and sum(self._sizes) > self._bytes_max:
             self._skip = size - len(came)
             return None if self._skip else self._too_large()
@@ -185,7 +208,10 @@ class Incoming:
             if len(came) < size:
                 self._rest = body[len(came) :]
                 return None
-        return self._finished()
+        found = self._finished()
+        self._small[: len(surplus)] = surplus
+        self._have = len(surplus)
+        return found
 
     def _finished(self) -> tuple[bytes, list[pa.Buffer]]:
         assert self._sizes is not None

@@ -22,11 +22,11 @@ from lakehead.env.tls import Tls
 from lakehead.errors import AuthenticationError, InvalidRequestError, LakeheadError
 from lakehead.protocol.alignment import StreamHeaders
 from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, PROCESS_HEADER, require_same_version, send, unwrap, wrap
-from lakehead.protocol.codec import decode_stream_request, encode
+from lakehead.protocol.codec import encode
 from lakehead.protocol.messages import ErrorReply
 from lakehead.server.access import Caller
 from lakehead.server.admission import Bounded
-from lakehead.server.answers import MESSAGE_BYTES_MAX, PROCESS_MAX, UNREAD, Answers
+from lakehead.server.answers import MESSAGE_BYTES_MAX, PROCESS_MAX, Answers
 from lakehead.server.door import Door
 
 _ENDED = (StopIteration, fl.FlightError, pa.ArrowException)
@@ -163,39 +163,22 @@ class FlightServer(fl.FlightServerBase):
 
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
         caller = self._caller(context)
-        told, size = UNREAD, len(ticket.ticket)
-        gone = ClientGone(context.is_cancelled, self._clock)
         try:
-            request = decode_stream_request(ticket.ticket)
-            told = self._answers.told(request)
-            stream = self._answers.service.stream(request, caller, gone)
-        except Exception as e:
-            error = self._answers.error(e)
-            self._note_stream(caller, told, error, size, 0)
-            raise _flight_error(error) from e
-        self._note_stream(caller, {**told, "stream": "begins"}, None, size, 0)
-        headers = StreamHeaders(stream.schema)
+            schema, items = self._answers.stream(ticket.ticket, caller, ClientGone(context.is_cancelled, self._clock))
+        except LakeheadError as e:
+            raise _flight_error(self._answers.error(e)) from e
+        headers = StreamHeaders(schema)
 
         def batches() -> Iterator[tuple[pa.RecordBatch, pa.Buffer]]:
-            sent, error = 0, None
             try:
-                for header, batch in stream.items(gone):
-                    sent += 0 if self._answers.audit is None else batch.nbytes
+                for header, batch in items:
                     yield batch, headers.encode(header, batch)
-            except Exception as e:
-                error = self._answers.error(e)
-                raise _flight_error(error) from e
+            except LakeheadError as e:
+                raise _flight_error(self._answers.error(e)) from e
             finally:
-                stream.close()
-                self._note_stream(caller, {**told, "stream": "ends"}, error, 0, sent)
+                items.close()
 
-        return fl.GeneratorStream(stream.schema, batches())
-
-    def _note_stream(
-        self, caller: Caller, told: dict[str, Any], error: ErrorReply | None, bytes_in: int, bytes_out: int
-    ) -> None:
-        if self._answers.audit is not None:
-            self._answers.audit.answered(caller, told, error, bytes_in=bytes_in, bytes_out=bytes_out)
+        return fl.GeneratorStream(schema, batches())
 
 
 def _end_with_process(server: FlightServer) -> None:

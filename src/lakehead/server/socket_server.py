@@ -18,7 +18,7 @@ from lakehead.env.address import SocketAddress
 from lakehead.env.clock import Clock
 from lakehead.errors import AuthenticationError, CorruptionError, InvalidRequestError, LakeheadError
 from lakehead.protocol.codec import encode
-from lakehead.protocol.socket_messages import Greeting, Incoming, Outgoing, read_greeting
+from lakehead.protocol.socket_messages import WINDOW_BYTES, Greeting, Incoming, Outgoing, read_greeting
 from lakehead.server.access import Caller
 from lakehead.server.admission import Bounded
 from lakehead.server.answers import MESSAGE_BYTES_MAX, PROCESS_MAX, Answers
@@ -48,6 +48,7 @@ class SocketServer:
         self._clock = clock
         self._lock = threading.Lock()
         self._threads: dict[threading.Thread, socket.socket] = {}
+        self._streaming: set[socket.socket] = set()
         self._stopping = False
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._woken, self._wakes = socket.socketpair()
@@ -62,12 +63,14 @@ class SocketServer:
         self._accepting.start()
 
     def stop(self) -> None:
-        """Take no more connections, and end those there are when what they asked for is answered."""
+        """Take no more connections, and end those there are when what they asked for is answered; the service that is
+        closed ends streams."""
         with self._lock:
             self._stopping = True
             for connection in self._threads.values():
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RD)
+                if connection not in self._streaming:
+                    with contextlib.suppress(OSError):
+                        connection.shutdown(socket.SHUT_RD)
         with contextlib.suppress(OSError):
             self._wakes.send(b".")
 
@@ -124,13 +127,19 @@ class SocketServer:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            caller = self._let_in(connection)
-            if caller is not None:
-                connection.settimeout(None)
-                self._answer_all(connection, caller)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, WINDOW_BYTES)
+            connection.settimeout(GREETING_SECONDS)
+            greeted = self._let_in(connection)
+            if greeted is not None:
+                greeting, caller = greeted
+                if greeting.stream:
+                    self._stream(connection, caller)
+                else:
+                    connection.settimeout(None)
+                    self._answer_all(connection, caller)
         except OSError:
             pass  # the client is gone
-        except (CorruptionError, MemoryError) as e:
+        except (LakeheadError, MemoryError) as e:
             _log.warning("a connection was ended: %s", e)
             with contextlib.suppress(OSError):
                 _send(connection, encode(self._answers.error(e)))
@@ -139,19 +148,14 @@ class SocketServer:
                 del self._threads[threading.current_thread()]
             connection.close()
 
-    def _let_in(self, connection: socket.socket) -> Caller | None:
+    def _let_in(self, connection: socket.socket) -> tuple[Greeting, Caller] | None:
         """Who greets; None if that is nobody who is let in, as it is told."""
-        connection.settimeout(GREETING_SECONDS)
-        incoming = Incoming(bytes_max=0)
-        message = None
-        while message is None:
-            count = connection.recv_into(incoming.room)
-            if not count:
-                return None
-            message = incoming.received(count)
+        message = _read(connection)
+        if message is None:
+            return None
         try:
-            greeting = read_greeting(message[0])
-            return self._door.let_in(greeting.token, "", _PEER, greeting.process[:PROCESS_MAX])
+            greeting = read_greeting(message)
+            return greeting, self._door.let_in(greeting.token, "", _PEER, greeting.process[:PROCESS_MAX])
         except msgspec.DecodeError as e:
             refused = self._answers.error(InvalidRequestError(f"not a greeting: {e}"))
         except AuthenticationError as e:
@@ -189,6 +193,43 @@ class SocketServer:
                     _send_all(connection, outgoing)
         finally:
             self._exchanges.give_back(held)
+
+    def _stream(self, connection: socket.socket, caller: Caller) -> None:
+        _send(connection, encode(Greeting()))
+        request = _read(connection)
+        if request is None:
+            return
+        connection.settimeout(None)
+        with self._lock:
+            self._streaming.add(connection)
+        ended = select.poll()
+        ended.register(connection, select.POLLIN)  # it says nothing more: only that it has gone
+        gone = lambda: bool(ended.poll(0))  # noqa: E731
+        try:
+            schema, items = self._answers.stream(request, caller, gone)
+            with contextlib.closing(items):
+                _send_all(connection, Outgoing(b"", [schema.serialize()]))
+                for header, batch in items:
+                    _send_all(connection, Outgoing(encode(header), [batch.serialize()]))
+            if not gone():
+                _send(connection, b"")
+        except LakeheadError as e:
+            _send(connection, encode(self._answers.error(e)))
+        finally:
+            with self._lock:
+                self._streaming.discard(connection)
+
+
+def _read(connection: socket.socket) -> bytes | None:
+    """A message without attachments; None if the client ends before."""
+    incoming = Incoming(bytes_max=0)
+    message = None
+    while message is None:
+        count = connection.recv_into(incoming.room)
+        if not count:
+            return None
+        message = incoming.received(count)
+    return message[0]
 
 
 def _send(connection: socket.socket, message: bytes) -> None:

@@ -74,6 +74,29 @@ def test_messages_come_through_whole(
         assert all(p.address % 64 == 0 for p in parts if p.size), "columns may be read where they are"
 
 
+@given(
+    st.lists(st.tuples(SIZES, st.lists(SIZES, max_size=3)), min_size=1, max_size=6), st.sampled_from([7, 100, 1 << 20])
+)
+def test_items_of_a_stream_come_one_behind_the_other(messages: list[tuple[int, list[int]]], piece: int) -> None:
+    sent_all = [
+        (bytes([n]) * size, [bytes([n + 9]) * count for count in parts]) for n, (size, parts) in enumerate(messages)
+    ]
+    data = b"".join(sent(message, parts) for message, parts in sent_all)
+    if len(data) > 100_000:
+        piece = 1 << 20  # else it takes long
+    incoming, found, at = Incoming(ahead=True), [], 0
+    while len(found) < len(messages):
+        while (item := incoming.received(0)) is not None:
+            found.append((item[0], [p.to_pybytes() for p in item[1]]))
+        count = min(incoming.room.nbytes, piece, len(data) - at)
+        if count:
+            incoming.room[:count] = data[at : at + count]
+            at += count
+            if (item := incoming.received(count)) is not None:
+                found.append((item[0], [p.to_pybytes() for p in item[1]]))
+    assert found == sent_all and at == len(data)
+
+
 def test_many_attachments_go_in_more_calls_than_one() -> None:
     given = [b"x" * 1000] * 3000
     found, parts = received(Incoming(), sent(b"m", given), [1 << 20])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,10 +21,12 @@ from lakehead.errors import (
     CorruptionError,
     InvalidRequestError,
     LimitExceededError,
+    OffsetOutOfRangeError,
     OverloadedError,
+    TableNotFoundError,
 )
 from lakehead.protocol import messages as m
-from lakehead.protocol.codec import encode
+from lakehead.protocol.codec import decode_stream_header, encode
 from lakehead.protocol.socket_messages import Greeting, Incoming, Outgoing, read_welcome
 from lakehead.server import socket_server
 from lakehead.server.access import Caller
@@ -34,6 +36,31 @@ from lakehead.server.door import Door
 from lakehead.server.socket_server import SocketServer
 
 TOKEN = "secret"
+
+
+ROWS = pa.record_batch({"k": pa.array(range(50_000), pa.int64()), "s": ["text"] * 50_000})
+
+
+class Stream:
+    """The same rows again and again, as often as the request has columns; then it waits until it may end or fail."""
+
+    schema = ROWS.schema
+
+    def __init__(self, request: Any, go: threading.Event, gone: Callable[[], bool]) -> None:
+        self.request, self.go, self.gone = request, go, gone
+        self.closed = threading.Event()
+
+    def items(self, gone: Callable[[], bool]) -> Iterator[tuple[m.StreamHeader, pa.RecordBatch]]:
+        for n in range(len(self.request.columns)):
+            yield m.StreamHeader(partition="", bucket=0, end_offset=n), ROWS
+        while not self.go.wait(0.01):
+            if gone():
+                return
+        if "fails" in self.request.columns:
+            raise OffsetOutOfRangeError("it was trimmed", log_start_offset=7)
+
+    def close(self) -> None:
+        self.closed.set()
 
 
 class Service:
@@ -46,6 +73,13 @@ class Service:
         self.go.set()
         self.asked = threading.Event()
         self.callers: list[Caller] = []
+        self.streams: list[Stream] = []
+
+    def stream(self, request: Any, caller: Caller, gone: Callable[[], bool]) -> Stream:
+        if request.table_id == "none":
+            raise TableNotFoundError("no such table")
+        self.streams.append(Stream(request, self.go, gone))
+        return self.streams[-1]
 
     def call(self, request: Any, attachments: list[pa.Buffer], caller: Caller) -> tuple[m.Reply, list[pa.Buffer]]:
         self.callers.append(caller)
@@ -87,12 +121,12 @@ class Client:
 
     opened: ClassVar[list[socket.socket]] = []
 
-    def __init__(self, at: SocketAddress, greeting: bytes | None = GREETING) -> None:
+    def __init__(self, at: SocketAddress, greeting: bytes | None = GREETING, *, ahead: bool = False) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
         self.opened.append(self.socket)
         self.socket.settimeout(30)
         self.socket.connect(at.path)
-        self.incoming = Incoming()
+        self.incoming = Incoming(ahead=ahead)
         if greeting is not None:
             self.send(Outgoing(greeting))
 
@@ -105,6 +139,8 @@ class Client:
 
     def heard(self) -> tuple[bytes, list[pa.Buffer]] | None:
         """The next message; None at the end."""
+        if (there := self.incoming.received(0)) is not None:
+            return there
         while True:
             count = self.socket.recv_into(self.incoming.room)
             if not count:
@@ -224,6 +260,64 @@ def test_what_was_asked_is_answered_before_it_ends(server: SocketServer, service
     assert server.wait_stopped(30)
     with pytest.raises(ConnectionRefusedError):
         Client(at)
+
+
+def reading(at: SocketAddress, *columns: str, table: str = "t") -> Client:
+    """A client that has asked for a stream."""
+    client = Client(at, encode(Greeting(token=TOKEN, stream=True)), ahead=True).let_in()
+    client.ask(m.Read(table_id=table, ranges=[], columns=list(columns), predicate=None))
+    return client
+
+
+def test_a_stream_is_sent_to_its_end(server: SocketServer, service: Service, at: SocketAddress) -> None:
+    client = reading(at, *"abc")
+    begun = client.heard()
+    assert begun is not None and pa.ipc.read_schema(begun[1][0]) == ROWS.schema
+    for n in range(3):
+        item = client.heard()
+        assert item is not None and decode_stream_header(item[0]).end_offset == n
+        assert pa.ipc.read_record_batch(item[1][0], ROWS.schema) == ROWS
+    assert client.heard() == (b"", [])
+    assert client.heard() is None
+    assert service.streams[0].closed.wait(30)
+
+
+def test_a_stream_that_is_refused_or_fails_says_why(server: SocketServer, at: SocketAddress) -> None:
+    assert reading(at, table="none").error().code == TableNotFoundError.code
+    client = reading(at, "a", "fails")
+    for _ in range(3):
+        message = client.heard()
+        assert message is not None and message[1]
+    error = client.error()
+    assert (error.code, error.context["log_start_offset"]) == (OffsetOutOfRangeError.code, 7)
+    odd = Client(at, encode(Greeting(token=TOKEN, stream=True))).let_in()
+    odd.send(Outgoing(b"no request"))
+    assert odd.error().code == InvalidRequestError.code
+
+
+def test_a_stream_whose_client_goes_is_closed(server: SocketServer, service: Service, at: SocketAddress) -> None:
+    service.go.clear()
+    waits = reading(at)
+    assert waits.heard() is not None
+    waits.socket.close()
+    assert service.streams[0].closed.wait(30)
+    full = reading(at, *("a" * 200))  # more than fits into the socket
+    assert full.heard() is not None
+    full.socket.close()
+    assert service.streams[1].closed.wait(30)
+
+
+def test_a_stream_ends_with_its_service_and_not_as_if_that_was_all(
+    server: SocketServer, service: Service, at: SocketAddress
+) -> None:
+    service.go.clear()
+    client = reading(at, "a", "fails")
+    assert [client.heard() is not None for _ in range(3)] == [True] * 3
+    server.stop()
+    assert not service.streams[0].closed.wait(0.1), "the service ends it"
+    service.go.set()
+    assert client.error().code == OffsetOutOfRangeError.code
+    assert server.wait_stopped(30)
 
 
 def test_an_address_that_is_taken(server: SocketServer, at: SocketAddress) -> None:
