@@ -63,7 +63,7 @@ class FlightEndpoint:
         self._address = str(address)
         self._location = address.location(tls=tls is not None)
         self._is_own = isinstance(address, SocketAddress)
-        # What this user's own server says of itself; who is given a token for another address goes where it was told to.
+        # What this user's own server says of itself; who is given a token for a host goes where it was told to.
         self._note = token if isinstance(token, FoundToken) else FoundToken(address) if self._is_own else None
         self._token = token
         self._tls = tls
