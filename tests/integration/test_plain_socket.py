@@ -112,7 +112,7 @@ def test_what_ended_in_the_meantime_is_not_used(tmp_path: Path) -> None:
         idle._socket.settimeout(30)
         assert idle._socket.recv(1, 2) == b"" and idle.broken
         assert table.get(1) is None
-        assert idle.cancelled and idle._socket.fileno() == -1
+        assert idle.cancelled and idle._socket.fileno() == -1 and idle.broken
 
 
 def test_who_closes_while_a_call_waits_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

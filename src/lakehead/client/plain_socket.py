@@ -166,9 +166,12 @@ class SocketExchange(PlainSocket):
     @property
     def broken(self) -> bool:
         """True when it ended while nobody waited for an answer."""
-        looked = select.poll()
-        looked.register(self._socket, select.POLLIN)
-        return bool(looked.poll(0))
+        with self._lock:
+            if self._closed:
+                return True
+            looked = select.poll()
+            looked.register(self._socket, select.POLLIN)
+            return bool(looked.poll(0))
 
 
 class Chunk(NamedTuple):
