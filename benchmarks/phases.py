@@ -14,7 +14,7 @@ from typing import Literal
 Kind = Literal["caller", "wire", "server", "disk", "lake", "DuckDB", "rest"]
 KINDS: Mapping[Kind, str] = {
     "caller": "in the caller: rows and requests",
-    "wire": "Flight, and threads that wake each other",
+    "wire": "the wire, and threads that wake each other",
     "server": "in the server: checks, plans, rows",
     "disk": "write and fdatasync",
     "lake": "Parquet, Iceberg and its catalog",
@@ -40,7 +40,7 @@ _READY = Phase(
 _NUMBERED = Phase("numbered and routed", "caller", ("client.batch_writer:BatchWriter.prepare",))
 _ENCODED = Phase("encoded", "caller", ("client.batch_writer:encoded_write",))
 _WIRE = Phase(
-    "Flight, and threads that wake each other",
+    "the wire, and threads that wake each other",
     "wire",
     ("client.flight:FlightEndpoint.call", "client.flight:FlightEndpoint.next_of"),
 )
