@@ -18,7 +18,7 @@ from tests.integration.conftest import ServerProcess
 import lakehead as lh
 from lakehead.api import folder
 from lakehead.client import channel
-from lakehead.client.plain_socket import SocketExchange
+from lakehead.client.plain_socket import SocketExchange, SocketReader
 
 KV = pa.schema([("k", pa.int64()), ("a", pa.string())])
 
@@ -113,6 +113,25 @@ def test_what_ended_in_the_meantime_is_not_used(tmp_path: Path) -> None:
         assert idle._socket.recv(1, 2) == b"" and idle.broken
         assert table.get(1) is None
         assert idle.cancelled and idle._socket.fileno() == -1 and idle.broken
+
+
+def test_the_garbage_collector_may_end_a_stream_at_any_point(tmp_path: Path) -> None:
+    with lh.connect(tmp_path / "data") as owner, lh.connect(owner.uri) as con:
+        feed = con.create_table("t", KV).subscribe()
+        endpoint: Any = con._server
+        (reader,) = (
+            w._reader for w in endpoint._channel._waits if isinstance(getattr(w, "_reader", None), SocketReader)
+        )
+
+        def collect() -> None:
+            with reader._lock:  # inside of which Python may run a destructor, in this thread
+                reader.cancel()
+
+        collecting = threading.Thread(target=collect, daemon=True)
+        collecting.start()
+        collecting.join(10)
+        assert not collecting.is_alive() and reader.cancelled
+        feed.close()
 
 
 def test_who_closes_while_a_call_waits_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

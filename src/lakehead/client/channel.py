@@ -1,8 +1,9 @@
-"""One gRPC connection to a server, and the streams on it, each with a thread of its own that waits inside gRPC.
+"""One gRPC connection to a server, and the streams on it, each with a thread of its own that waits inside gRPC. Calls
+and streams of this user's own server go by its plain socket instead (`lakehead.client.plain_socket`).
 
-Whoever asks waits on a queue: a wait that Ctrl-C ends and that has a deadline, which waits inside gRPC do not have. A
-server that is silent is asked on the same connection whether it lives: a slow answer is waited for, a stopped server or
-a connection that leads nowhere is not.
+Whoever asks by gRPC waits on a queue: a wait that Ctrl-C ends and that has a deadline, which waits inside gRPC do not
+have. A server that is silent is asked on the same connection whether it lives: a slow answer is waited for, a stopped
+server or a connection that leads nowhere is not.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from lakehead.client.plain_socket import SocketExchange, SocketReader
+from lakehead.client.plain_socket import Chunk, SocketExchange, SocketReader
 from lakehead.env.address import SocketAddress
 from lakehead.env.tls import Tls
 from lakehead.protocol.attachments import ATTACHMENT_SCHEMA, PROCESS_HEADER, require_same_version, send, unwrap, wrap
@@ -116,7 +117,7 @@ class Channel:
         if (plain := self._plain()) is not None:
             reader = None
             with contextlib.suppress(OSError):
-                reader = SocketReader(self, plain, request)
+                reader = SocketReader(self, plain, request, silence=SILENCE_SECONDS)
             if reader is not None:
                 began(reader)
                 reader.begin()
@@ -124,6 +125,10 @@ class Channel:
         flight = self.client.do_get(fl.Ticket(encode(request)), self.streams)
         began(flight)
         return flight
+
+    def is_from_own(self, chunk: Any) -> bool:
+        """Whether nobody but this user can have sent what a reader of this channel has read."""
+        return self.is_own or isinstance(chunk, Chunk)
 
     def add(self, wait: Waited) -> None:
         """Have a wait cancelled with the channel."""

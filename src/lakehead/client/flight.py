@@ -1,6 +1,6 @@
-"""The Flight transport: an `Endpoint` whose server is in another process.
+"""An `Endpoint` whose server is in another process, by Flight, or by the plain socket of this user's own server.
 
-Each call borrows a long-lived exchange stream from a pool, so that concurrent callers do not wait for one another. It
+Each call borrows a long-lived conversation from a pool, so that concurrent callers do not wait for one another. It
 always ends: with an answer, with `UnavailableError` when the connection broke, with `RequestTimeoutError` when the
 server is silent. Whoever tries again after that gets a new stream, after silence a new connection. Streams idle for a
 second are closed, because a server cannot end while a client holds one.
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from lakehead.client import channel as ch
-from lakehead.client.plain_socket import Chunk, SocketExchange, require_welcome
+from lakehead.client.plain_socket import SocketExchange, require_welcome
 from lakehead.client.received import require_answers, streamed
 from lakehead.client.tails import SharedStream, Tails, may_share
 from lakehead.env.address import Address, SocketAddress
@@ -200,7 +200,7 @@ class FlightEndpoint:
             return None
         if note is not self._token and not note.lives():
             note()  # another one may have its address by now
-        return note.calls if note.lives() else None
+        return note.plain if note.lives() else None
 
     def _begun(self, channel: ch.Channel) -> ch.Conversation:
         exchange = channel.conversation()
@@ -339,7 +339,7 @@ class FlightStream:
                     return
                 raise self._endpoint.failure(e, self._channel) from e
             self._inflow.taken()
-            yield streamed(chunk, from_own=self._channel.is_own or isinstance(chunk, Chunk))
+            yield streamed(chunk, from_own=self._channel.is_from_own(chunk))
 
     def close(self) -> None:
         if not self._closed:

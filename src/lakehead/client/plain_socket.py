@@ -45,28 +45,29 @@ class Channel(Protocol):
 class PlainSocket:
     """A connection that is ended from any thread."""
 
-    def __init__(self, channel: Channel, address: SocketAddress, *, stream: bool, silence: float | None) -> None:
+    def __init__(self, channel: Channel, address: SocketAddress, *, stream: bool, silence: float) -> None:
         """Connect, and have a greeting sent before all else.
 
         Args:
-            silence: how long the system waits for one step.
+            stream: asks for one stream, for whose items it waits as long as they take.
+            silence: how long the system waits for any other step.
 
         Raises:
             OSError: no such socket is listened on.
         """
         self._channel = channel
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._lock = threading.Lock()
+        # Reentrant, as the garbage collector may end a forgotten stream at any point of any thread.
+        self._lock = threading.RLock()
         self._inside = self._closed = False
         self.cancelled = False
         self._incoming = Incoming(ahead=stream)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, WINDOW_BYTES)
-            if silence is not None:
-                # The kernel waits so long: Python's own timeouts ask it for readiness first, each time.
-                value = struct.pack("@ll", *divmod(int(silence * 1e6), 1_000_000))
-                for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                    self._socket.setsockopt(socket.SOL_SOCKET, option, value)
+            # The kernel waits so long: Python's own timeouts ask it for readiness first, each time.
+            value = struct.pack("@ll", *divmod(int(silence * 1e6), 1_000_000))
+            for option in (socket.SO_SNDTIMEO,) if stream else (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+                self._socket.setsockopt(socket.SOL_SOCKET, option, value)
             self._socket.connect(address.path)
         except OSError:
             self._socket.close()
@@ -188,9 +189,9 @@ class SocketReader(PlainSocket):
         schema: of its rows.
     """
 
-    def __init__(self, channel: Channel, address: SocketAddress, request: Request[Stream]) -> None:
+    def __init__(self, channel: Channel, address: SocketAddress, request: Request[Stream], *, silence: float) -> None:
         """Connect; see `PlainSocket`. What waits for the server is `begin`."""
-        super().__init__(channel, address, stream=True, silence=None)
+        super().__init__(channel, address, stream=True, silence=silence)
         self._request = request
 
     def begin(self) -> None:

@@ -19,7 +19,6 @@ import msgspec
 import pyarrow as pa
 
 from lakehead.client.channel import BROKEN, Channel, Queued, Wait
-from lakehead.client.plain_socket import Chunk
 from lakehead.client.received import streamed
 from lakehead.env.interrupts import Latch
 from lakehead.errors import LakeheadError
@@ -123,7 +122,7 @@ class Tail(Wait):
         while not self.cancelled:
             chunk = reader.read_chunk()
             self._channel.heard_at = time.monotonic()
-            header, rows = streamed(chunk, from_own=self._channel.is_own or isinstance(chunk, Chunk))
+            header, rows = streamed(chunk, from_own=self._channel.is_from_own(chunk))
             self._tails.deliver(self, Item(header, rows, rows.get_total_buffer_size()))
             self._wait_for_room()
 

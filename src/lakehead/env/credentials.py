@@ -1,4 +1,4 @@
-"""Tokens of the servers this user runs on this machine, so that local clients need not be told them, and their sockets.
+"""Tokens and plain sockets of the servers this user runs on this machine, so that local clients need not be told them.
 
 One file per address, in a folder of this user alone, which the server holds locked while it lives: whoever has its
 address later gets no token. A token never travels in options, URIs, command lines or logs.
@@ -41,11 +41,11 @@ def _name(address: Address) -> str:
 class KeptToken:
     """A server's token where this user's clients find it, as long as this process lives and does not `remove` it."""
 
-    def __init__(self, address: Address, folder_id: str, token: str, calls: SocketAddress | None = None) -> None:
+    def __init__(self, address: Address, folder_id: str, token: str, plain: SocketAddress | None = None) -> None:
         """Leave it.
 
         Args:
-            calls: the plain socket at which that server answers calls, too.
+            plain: the plain socket at which that server answers, too.
 
         Raises:
             StorageError: there is no place for it that is this user's alone.
@@ -61,7 +61,7 @@ class KeptToken:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self._fd = os.open(temporary, flags, 0o600)
-            note = {"folder_id": folder_id, "token": token} | ({} if calls is None else {"calls": calls.path})
+            note = {"folder_id": folder_id, "token": token} | ({} if plain is None else {"plain": plain.path})
             os.write(self._fd, json.dumps(note).encode())
             fcntl.flock(self._fd, fcntl.LOCK_EX)
             os.replace(temporary, self._path)
@@ -92,7 +92,7 @@ class FoundToken:
 
     Attributes:
         was_found: there was one, so that a server without one is another's.
-        calls: the plain socket at which the server answers calls, too, whose token was found last.
+        plain: the plain socket at which the server answers, too, whose token was found last.
     """
 
     def __init__(self, address: Address, folder_id: str | None = None) -> None:
@@ -103,7 +103,7 @@ class FoundToken:
         self._folder_id = folder_id
         self._fd = -1
         self.was_found = False
-        self.calls: SocketAddress | None = None
+        self.plain: SocketAddress | None = None
         # A descriptor that one thread closes may be another file before the next has looked at it.
         self._lock = threading.Lock()
 
@@ -134,7 +134,7 @@ class FoundToken:
             if self._folder_id not in (None, kept["folder_id"]):
                 return None
             token = str(kept["token"])
-            self.calls = SocketAddress(str(kept["calls"])) if "calls" in kept else None
+            self.plain = SocketAddress(str(kept["plain"])) if "plain" in kept else None
             self._fd, fd, self.was_found = fd, -1, True
             return token
         except (OSError, ValueError, KeyError, TypeError):

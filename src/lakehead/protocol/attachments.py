@@ -51,6 +51,13 @@ def version_error(spoken: str) -> ProtocolVersionError:
     )
 
 
+def size_error(bytes_max: int) -> LimitExceededError:
+    """What it means that the attachments of a message hold more than they may."""
+    return LimitExceededError(
+        f"a message of more than {bytes_max:,} bytes is over the limit: split it", message_bytes_max=bytes_max
+    )
+
+
 def wrap(message: bytes, attachments: Sequence[pa.Buffer]) -> list[tuple[pa.RecordBatch | None, pa.Buffer]]:
     """(batch, metadata) pairs to `send`, in order."""
     count, sizes = len(attachments), [buffer.size for buffer in attachments]
@@ -101,9 +108,7 @@ def unwrap(read_chunk: Callable[[], Any], *, bytes_max: int | None = None) -> tu
     held = sum(value.size for value in found)
     while True:
         if bytes_max is not None and held > bytes_max:
-            raise LimitExceededError(
-                f"a message of more than {bytes_max:,} bytes is over the limit: split it", message_bytes_max=bytes_max
-            )
+            raise size_error(bytes_max)
         if len(found) >= count:
             return data[at:], found
         found.append(_value(first.data if not found else read_chunk().data))

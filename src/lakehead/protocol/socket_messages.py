@@ -17,12 +17,12 @@ from collections.abc import Sequence
 import msgspec
 import pyarrow as pa
 
-from lakehead.errors import CorruptionError, LimitExceededError
-from lakehead.protocol.attachments import ATTACHMENTS_MAX, version_error
+from lakehead.errors import CorruptionError
+from lakehead.protocol.attachments import ATTACHMENTS_MAX, size_error, version_error
 from lakehead.protocol.messages import PROTOCOL_VERSION, ErrorReply, Int64, Message
 
-MESSAGE_BYTES_MAX = 1 << 30
-"""What a message may hold without its attachments."""
+ENCODED_BYTES_MAX = 1 << 30
+"""What an encoded message may hold, without its attachments."""
 WINDOW_BYTES = 4 << 20
 """What one side may have sent that the other has not read, as far as the system allows so much."""
 _HEAD = struct.Struct("<II")
@@ -168,7 +168,7 @@ class Incoming:
         if self._have < _HEAD.size:
             return False
         message, count = _HEAD.unpack_from(self._front)
-        if count > ATTACHMENTS_MAX or message > MESSAGE_BYTES_MAX:
+        if count > ATTACHMENTS_MAX or message > ENCODED_BYTES_MAX:
             raise CorruptionError(
                 f"a message of {message:,} bytes with {count:,} attachments: the peer does not speak this protocol"
             )
@@ -225,8 +225,6 @@ class Incoming:
         return message, found
 
     def _too_large(self) -> tuple[bytes, list[pa.Buffer]]:
+        assert self._bytes_max is not None
         self._begin()
-        raise LimitExceededError(
-            f"a message of more than {self._bytes_max:,} bytes is over the limit: split it",
-            message_bytes_max=self._bytes_max,
-        )
+        raise size_error(self._bytes_max)

@@ -104,7 +104,7 @@ class ServerHost:
             # A copy of a folder that has the same id does not take the name of the one it is of.
             place = f"{self.service.folder_id} {os.path.realpath(folder)}"
             self._name = hashlib.sha256(place.encode()).hexdigest()[:16]
-            self._calls = self._answer_calls()
+            self._plain = self._listen_plainly()
             at = TcpAddress(config.host, config.port)
             address = self._listen_locally(at) if config.unix else self._listen(at, tls)
             local = address if tls is None else self._listen_locally(_LOOPBACK)
@@ -118,13 +118,12 @@ class ServerHost:
     def _flight(self, address: Address, tls: Tls | None = None) -> FlightServer:
         return FlightServer(self._answers, address=address, tls=tls, **self._how)
 
-    def _answer_calls(self) -> SocketAddress | None:
-        """Listen on a plain socket, too, of which this user's processes read beside the token; None where none can be:
-        they do without."""
+    def _listen_plainly(self) -> SocketAddress | None:
+        """Listen on a plain socket, too, which this user's processes find beside the token; None where none can be."""
         try:
-            placed = OwnSocket(f"{self._name}.calls", lambda at: SocketServer(self._answers, address=at, **self._how))
+            placed = OwnSocket(f"{self._name}.plain", lambda at: SocketServer(self._answers, address=at, **self._how))
         except StorageError as e:
-            _log.info("calls travel by Flight alone: %s", e.message)
+            _log.info("there is no plain socket, and all travels by Flight: %s", e.message)
             return None
         self._servers.append(placed.server)
         self._sockets.append(placed)
@@ -150,7 +149,7 @@ class ServerHost:
         return placed.address
 
     def _keep_token(self, address: Address) -> None:
-        self._kept.append(KeptToken(address, self.service.folder_id, self.token, self._calls))
+        self._kept.append(KeptToken(address, self.service.folder_id, self.token, self._plain))
 
     def close(self) -> None:
         """End subscriptions, sync and close every tablet, release the folder.

@@ -1,6 +1,6 @@
-"""Calls of this user's own processes, by a plain Unix socket: one hop there, one back, and no thread in between.
+"""Calls and streams of this user's own processes, by a plain Unix socket: no thread stands between the two sides.
 
-Each connection has a thread, which reads a request, answers it, and reads the next. See
+Each connection has a thread, which reads a request, answers it, and reads the next, or sends one stream. See
 `lakehead.protocol.socket_messages`.
 """
 

@@ -15,7 +15,7 @@ from lakehead.protocol.attachments import ATTACHMENTS_MAX
 from lakehead.protocol.codec import encode
 from lakehead.protocol.messages import PROTOCOL_VERSION, ErrorReply
 from lakehead.protocol.socket_messages import (
-    MESSAGE_BYTES_MAX,
+    ENCODED_BYTES_MAX,
     Bytes,
     Greeting,
     Incoming,
@@ -117,7 +117,7 @@ def test_what_is_over_the_limit_is_read_and_the_next_one_goes_on(pieces: list[in
 
 
 def test_what_is_no_message_is_refused() -> None:
-    for head in (struct.pack("<II", 0, ATTACHMENTS_MAX + 1), struct.pack("<II", MESSAGE_BYTES_MAX + 1, 0), b"GET / HT"):
+    for head in (struct.pack("<II", 0, ATTACHMENTS_MAX + 1), struct.pack("<II", ENCODED_BYTES_MAX + 1, 0), b"GET / HT"):
         with pytest.raises(CorruptionError, match="does not speak this protocol"):
             received(Incoming(), head, [1 << 20])
     with pytest.raises(CorruptionError, match="does not speak this protocol"):

@@ -95,7 +95,7 @@ def service() -> Service:
 
 @pytest.fixture
 def at(tmp_path: Path) -> SocketAddress:
-    return SocketAddress(str(tmp_path / "s.calls"))
+    return SocketAddress(str(tmp_path / "s.plain"))
 
 
 @pytest.fixture
