@@ -123,7 +123,7 @@ class Maintenance:
                 except LakeheadError as e:
                     every.callback(_raise, e)
             every.callback(self._staging.maintain, table)
-            if table.truncating and tiered:  # whose client has not come back
+            if table.truncating and tiered and not table.desc.log_decides:  # whose client has not come back
                 every.callback(table.forget, table.truncating, tiered)
             for key, tablet in table.tablets.items():
                 until = tiered.get(key, 0) if has_lake else None
