@@ -6,12 +6,14 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lakehead.errors import MissingDependencyError
 
 JAVA_MIN = 17
+_VFORK_VERSION_MAX = 25
 _ANSWER_SECONDS = 30
 _INSTALL = (
     "install one (Debian and Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17;"
@@ -27,6 +29,13 @@ class Java:
     executable: str
     home: str
     version: int
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What makes it start processes in half the time, without a helper program in between: Spark has ``chmod`` run
+        for each of the two files of a micro-batch. Only where it is known to be taken, as Java ends at what is not."""
+        knows = sys.platform == "linux" and self.version <= _VFORK_VERSION_MAX
+        return ("-Djdk.lang.Process.launchMechanism=VFORK",) if knows else ()
 
 
 def find_java() -> Java:

@@ -16,7 +16,7 @@ from lakehead.api.connection import Connection
 from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import LakeheadError, MissingDependencyError
 from lakehead.spark.connections import bind_session, opened, require_reachable
-from lakehead.spark.java import find_java
+from lakehead.spark.java import Java, find_java
 from lakehead.spark.own_python import is_own_python
 from lakehead.spark.privacy import (
     LOOPBACK,
@@ -113,7 +113,7 @@ def open_session(con_or_uri: Connection | str, conf: Mapping[str, Any], *, plans
     given = given_settings(conf)
     if "spark.master" in given:
         require_reachable(con, given["spark.master"])
-    spark = _started(con, java.home, given)
+    spark = _started(con, java, given)
     runtime = {k: v for k, v in given.items() if k in RUNTIME_SETTINGS}
     try:
         return attach_session(spark, con, runtime, plans=plans)
@@ -122,7 +122,7 @@ def open_session(con_or_uri: Connection | str, conf: Mapping[str, Any], *, plans
         raise
 
 
-def _started(con: Connection, java_home: str, given: Mapping[str, str]) -> SparkSession:
+def _started(con: Connection, java: Java, given: Mapping[str, str]) -> SparkSession:
     """A session whose settings are those given, those that Spark is configured with, and ours, in this order."""
     global _scratch, _removes_scratch
     from pyspark import SparkConf, SparkContext
@@ -137,7 +137,7 @@ def _started(con: Connection, java_home: str, given: Mapping[str, str]) -> Spark
     for name, value in given.items():
         if not tells_a_secret(name):
             launch.set(name, value)
-    with _launch_environment(java_home, _scratch.folder, launch.get("spark.master")):
+    with _launch_environment(java, _scratch.folder, launch.get("spark.master")):
         SparkContext._ensure_initialized(conf=launch)
         if ours:
             _launched.update({**dict(launch.getAll()), "spark.master": given.get("spark.master", DEFAULT_MASTER)})
@@ -240,16 +240,17 @@ def _text(value: Any) -> str:
 
 
 @contextmanager
-def _launch_environment(java_home: str, scratch: str, master: str | None) -> Iterator[None]:
+def _launch_environment(java: Java, scratch: str, master: str | None) -> Iterator[None]:
     """What Spark's launcher takes from the environment: which Java, which Python the workers run, how it logs before
     its settings are read, where its temporary files are, and which master and address, unless others are configured."""
     with tempfile.NamedTemporaryFile("w", suffix=".properties") as logging:
         logging.write(_LOGGING)
         logging.flush()
         # Options that the user configured come after these, and so win.
-        options = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -Dlog4j2.configurationFile={logging.name}"
+        options = " ".join([*java.options, os.environ.get("SPARK_SUBMIT_OPTS", "")])
+        options = f"{options} -Dlog4j2.configurationFile={logging.name}"
         wanted = {
-            "JAVA_HOME": java_home,
+            "JAVA_HOME": java.home,
             "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
             "SPARK_SUBMIT_OPTS": f'{options} "-Djava.io.tmpdir={scratch}"'.strip(),
             "MASTER": os.environ.get("MASTER", DEFAULT_MASTER),

@@ -129,37 +129,38 @@ class Layers:
         if not self._writes:
             return 0
         parts: dict[str, list[Part]] = {}
-        with ThreadPoolExecutor(len(self._writes), "lakehead-pipeline") as pool:
-            each = map if len(self._writes) < 2 else pool.map
-            tables = self._opened(each)
-            with discarded_on_failure(self._batch, map(handle_of, tables.values())):
-                for write, staged in zip(self._writes, self._staged(tables, each), strict=True):
-                    parts.setdefault(write.target.table, []).extend(staged)
+        tables = self._opened()
+        with discarded_on_failure(self._batch, map(handle_of, tables.values())):
+            for write, staged in zip(self._writes, self._staged(tables), strict=True):
+                parts.setdefault(write.target.table, []).extend(staged)
         together = [(handle_of(tables[name]).staging, of_table) for name, of_table in parts.items()]
         return publish_together(self._batch, together, lasting=True).rows
 
-    def _opened(self, each: Callable[..., Iterable[Table]]) -> dict[str, Table]:
+    def _opened(self) -> dict[str, Table]:
         """The tables that are written, by name, which take all of it."""
-        schemas = [w.schema for w in self._writes]  # asked of Spark in this thread
-        first = {w.target.table: (w.target, s) for w, s in reversed(list(zip(self._writes, schemas, strict=True)))}
-        opened = each(lambda of: of[0].opened(self._con, of[1]), first.values())
-        tables = dict(zip(first, opened, strict=True))
-        for write, schema in zip(self._writes, schemas, strict=True):
-            write.target.require_taken(handle_of(tables[write.target.table]), schema)
+        tables: dict[str, Table] = {}
+        for write in self._writes:
+            name, target = write.target.table, write.target
+            if name not in tables:
+                tables[name] = target.opened(self._con, write.schema)
+            else:
+                target.require_taken(handle_of(tables[name]), write.schema)
         return tables
 
-    def _staged(
-        self, tables: Mapping[str, Table], each: Callable[..., Iterable[Sequence[Part]]]
-    ) -> list[Sequence[Part]]:
-        """What each write has, side by side: most of a small Spark job, or of a request, is waiting."""
+    def _staged(self, tables: Mapping[str, Table]) -> list[Sequence[Part]]:
+        """What each write has. Spark's jobs go side by side, as most of a small one is waiting; what is in Arrow is
+        requests of less than a millisecond, which threads would only make dearer."""
 
         def stage(write: _Write) -> Sequence[Part]:
             return write.stage(tables[write.target.table], self._batch, small=self._small)
 
         frame = next((w.rows for w in self._writes if isinstance(w.rows, DataFrame)), None)
-        if frame is not None and len(self._writes) > 1:  # it lets go of the thread's connection to the JVM
-            stage = inheritable_thread_target(frame.sparkSession)(stage)  # stops with the query
-        return list(each(stage, self._writes))
+        if frame is None or len(self._writes) < 2:
+            return [stage(write) for write in self._writes]
+        # A thread that has ended lets go of its connection to the JVM, and stops with the query.
+        stage = inheritable_thread_target(frame.sparkSession)(stage)
+        with ThreadPoolExecutor(len(self._writes), "lakehead-pipeline") as pool:
+            return list(pool.map(stage, self._writes))
 
 
 @dataclass(frozen=True)

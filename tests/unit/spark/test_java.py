@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from lakehead.errors import MissingDependencyError
-from lakehead.spark.java import find_java, parse_java_version
+from lakehead.spark.java import Java, find_java, parse_java_version
 
 NEW = 'openjdk version "21.0.2" 2024-01-16'
 OLD = 'java version "1.8.0_402"'
@@ -52,3 +53,19 @@ def test_only_old_ones_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(MissingDependencyError, match="is Java 8") as caught:
         find_java()
     assert str(old) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("platform", "version", "some"),
+    [("linux", 17, True), ("linux", 25, True), ("linux", 26, False), ("darwin", 17, False)],
+)
+def test_options_are_given_only_where_they_are_known(
+    platform: str, version: int, some: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.platform", platform)
+    assert bool(Java("java", "home", version).options) == some
+
+
+def test_java_takes_the_options() -> None:
+    found = find_java()
+    subprocess.run([found.executable, *found.options, "-version"], check=True, capture_output=True, timeout=60)
