@@ -7,6 +7,7 @@ under way to it.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import threading
@@ -77,6 +78,7 @@ def main() -> None:
         args = con.table(tables.EVENTS), con.table(tables.ALERTS), arrivals, stop
         watching = threading.Thread(target=watch, args=args)
         watching.start()
+        gc.freeze()  # of what is loaded, which a full collection passes over then: nobody is told of anything meanwhile
         for line in sys.stdin:  # "measure SINCE UNTIL"
             since, until = map(int, line.split()[1:])
             print(json.dumps(arrivals.percentiles(since, until)), flush=True)

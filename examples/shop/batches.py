@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -23,9 +21,9 @@ def new(events: pa.Table, silver: lh.Table, users: lh.Table, products: lh.Table)
     here."""
     _, first = np.unique(events["event_id"].to_numpy(), return_index=True)
     once = events.take(np.sort(first))
-    known, *found = _at_once(lambda: silver.lookup(once.select(["event_id"])), *_asked(once, users, products))
+    known = silver.lookup(once.select(["event_id"]))
     is_new = pc.invert(pc.is_in(once["event_id"], known["event_id"].combine_chunks()))
-    return _joined(once, found).filter(is_new)
+    return enriched(once.filter(is_new), users, products)
 
 
 def inserted(changes: pa.Table) -> pa.Table:
@@ -36,26 +34,12 @@ def inserted(changes: pa.Table) -> pa.Table:
 
 def enriched(events: pa.Table, users: lh.Table, products: lh.Table) -> pa.Table:
     """Events with what is known of their users and products at this moment."""
-    return _joined(events, _at_once(*_asked(events, users, products)))
-
-
-def _asked(events: pa.Table, *tables: lh.Table) -> list[Callable[[], pa.Table]]:
-    keys = [pa.table({key: pc.unique(events[key])}) for key, _ in KNOWN]
-    return [partial(table.lookup, asked) for table, asked in zip(tables, keys, strict=True)]
-
-
-def _joined(events: pa.Table, found: Sequence[pa.Table]) -> pa.Table:
-    for rows, (key, columns) in zip(found, KNOWN, strict=True):
+    for table, (key, columns) in zip((users, products), KNOWN, strict=True):
+        rows = table.lookup(pa.table({key: pc.unique(events[key])}))
         at = pc.index_in(events[key], rows[key].combine_chunks())
         for name in columns:
             events = events.append_column(name, rows[name].combine_chunks().take(at))
     return events
-
-
-def _at_once(*questions: Callable[[], pa.Table]) -> list[pa.Table]:
-    """The answers; most of a question's time is waiting."""
-    with ThreadPoolExecutor(len(questions)) as pool:
-        return [asked.result() for asked in [pool.submit(question) for question in questions]]
 
 
 def summed(events: pa.Table, key: str, sums: Sequence[str]) -> pa.Table:

@@ -1,20 +1,28 @@
 """The server of the shop's tables: ``python -m examples.shop.server FOLDER``, until its standard input ends.
 
-What `lakehead server` is, but that none is left behind when whoever started it is killed.
+It is ``lakehead server``, but that none is left behind when whoever started it is killed.
 """
 
 from __future__ import annotations
 
-import json
+import os
+import signal
 import sys
+import threading
 
-import lakehead as lh
+from lakehead.cli.main import run
 
 
 def main() -> None:
-    with lh.connect(sys.argv[1]) as con:
-        print(json.dumps({"uri": con.uri}), flush=True)
-        sys.stdin.read()
+    # Not for the thread that waits for the input: the server takes the signal, and closes its folder.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_with_the_input, daemon=True).start()
+    run("-o", "json", "server", "--data")
+
+
+def _end_with_the_input() -> None:
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

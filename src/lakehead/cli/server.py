@@ -53,6 +53,8 @@ def server(
     from lakehead.api.connection import open_server
     from lakehead.api.embedded import serve
     from lakehead.config import load
+    from lakehead.env.clock import SystemClock
+    from lakehead.env.garbage import short_collections
     from lakehead.env.secret_files import SECRETS
 
     if session.uri_given:
@@ -82,7 +84,8 @@ def server(
                 write_line(f"serving {data} at {host.uri}" + (f", metrics at {url}" if url else ""))
             if tier:
                 stack.enter_context(con.tiering(on_round=RoundMetrics(registry).count if registry else None))
-            signal.sigwait(stops)
+            with short_collections(SystemClock()):
+                signal.sigwait(stops)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     sys.stdout.flush()
