@@ -428,6 +428,15 @@ class TableDescriptor:
         if schema_id > self.schema_id:
             raise self._altered(schema_id)
 
+    def require_as_opened(self, name: str, schema_id: int) -> None:
+        """That the table is still called so, and a schema is the one in force.
+
+        Raises:
+            SchemaChangedError: it is not.
+        """
+        if name != str(self.path) or schema_id != self.schema_id:
+            raise self._altered(self.schema_id)
+
     def _altered(self, schema_id: int) -> SchemaChangedError:
         return SchemaChangedError(
             f"table {self.path} was altered since it was opened: open it again",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from lakehead.client.staging import JobBatch
 from lakehead.errors import UnavailableError
 from lakehead.spark.change_feed import ChangeFeed
 from lakehead.spark.connections import in_worker
-from lakehead.spark.layers import Layers
+from lakehead.spark.layers import Layers, OpenTables
 from lakehead.spark.sink import Overwriter, Staged, WriteOptions
 from lakehead.spark.staged_rows import Target
 
@@ -136,6 +136,96 @@ def test_what_cannot_be_accumulated_leaves_nothing(con: lh.Connection, tmp_path:
         with pytest.raises(error):
             out.write()
     assert rows_of(con, "a.first") == rows_of(con, "a.keyed") == [] == staged(tmp_path)
+
+
+def add(con: lh.Connection) -> None:
+    with con.table("a.sums").alter() as change:
+        change.add_column("more", pa.int64(), default=7)
+
+
+def add_what_comes(con: lh.Connection) -> None:
+    with con.table("a.log").alter() as change:
+        change.add_column("more", pa.int64())
+
+
+def drop_what_is_given(con: lh.Connection) -> None:
+    with con.table("a.log").alter() as change:
+        change.drop_column("last")
+
+
+def rename_away(con: lh.Connection) -> None:
+    con.rename_table("a.sums", "a.old_sums")
+
+
+def swap(con: lh.Connection) -> None:
+    con.create_table("a.other", SALES, primary_key="shop")
+    con.rename_table("a.sums", "a.other", swap=True)
+
+
+def make_anew(con: lh.Connection) -> None:
+    con.drop_table("a.sums")
+    con.create_table("a.sums", SALES, primary_key="shop")
+
+
+def make_of_another_kind(con: lh.Connection) -> None:
+    con.drop_table("a.sums")
+    con.create_table("a.sums", SALES)
+
+
+def drop(con: lh.Connection) -> None:
+    con.drop_table("a.log")
+
+
+def leave(con: lh.Connection) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [add, add_what_comes, drop_what_is_given, rename_away, swap, make_anew, make_of_another_kind, drop, leave],
+)
+@pytest.mark.parametrize("given_more", [False, True])
+def test_tables_that_stay_open_are_as_if_opened_by_each_micro_batch(
+    con: lh.Connection, happens: Callable[[lh.Connection], None], given_more: bool
+) -> None:
+    def write(number: int, tables: OpenTables | None) -> tuple[object, dict[str, list[tuple[Any, ...]]]]:
+        out = Layers(con, JobBatch("query 1", number), tables=tables)
+        rows = sales(("x", number, 0), ("y", 1, number))
+        more = {"more": pa.array([number, None], pa.int64())} if given_more and number else {}
+        out.append("a.log", pa.table({**dict(zip(SALES.names, rows.columns, strict=True)), **more}))
+        out.accumulate("a.sums", rows, sum=["n"], max=["last"], primary_key=["shop"])
+        try:
+            found: object = out.write()
+        except lh.LakeheadError as e:
+            found = type(e)
+        return found, {name: rows_of(con, name) for name in con.tables("a")}
+
+    answers = []
+    for tables in (OpenTables(con), None):
+        answers.append([write(0, tables)])
+        happens(con)
+        answers[-1] += [write(number, tables) for number in (1, 1, 2)]
+        for name in con.tables("a"):
+            con.drop_table(name)
+    kept, opened = answers
+    assert kept == opened
+    assert happens is not leave or given_more or [rows for rows, _ in kept] == [4, 4, 0, 4]
+
+
+def test_tables_that_stay_open_are_asked_for_once(con: lh.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables, opened, opens = OpenTables(con), list[str](), lh.Connection.table
+
+    def opens_counted(self: lh.Connection, name: str) -> lh.Table:
+        opened.append(name)
+        return opens(self, name)
+
+    con.create_table("a.log", SALES)
+    monkeypatch.setattr(lh.Connection, "table", opens_counted)
+    for number in range(3):
+        out = Layers(con, JobBatch("query 1", number), tables=tables)
+        out.append("a.log", sales(("x", number, 0)))
+        assert out.write() == 1
+    assert opened == ["a.log"]
 
 
 # ---- overwriting -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
 import pyarrow as pa
 
 from lakehead.client.batch_writer import encoded_write
@@ -13,7 +14,7 @@ from lakehead.client.patience import ask
 from lakehead.client.routes import Routes
 from lakehead.client.row_routing import halves, route, slices
 from lakehead.env import Env
-from lakehead.errors import InvalidRequestError, LimitExceededError
+from lakehead.errors import InvalidRequestError, LimitExceededError, SchemaChangedError
 from lakehead.format.frame import WRITER_ID_BYTES, WriterStamp
 from lakehead.format.storable import check_valid
 from lakehead.protocol import messages as m
@@ -171,6 +172,9 @@ class Staging:
         """
         return publish_together(batch, [(self, parts)], lasting=lasting, overwrite=overwrite)
 
+    def _as_opened(self, table: StagedTable) -> StagedTable:
+        return msgspec.structs.replace(table, name=str(self._desc.path), schema_id=self._desc.schema_id)
+
     def discard(self, batch: JobBatch) -> None:
         """Forget what is staged for a batch, unless it is decided."""
         request = Unstage(table_id=self._desc.table_id, folder_id=self._folder_id, job=batch.job, batch=batch.number)
@@ -183,11 +187,16 @@ def publish_together(
     *,
     lasting: bool,
     overwrite: bool = False,
+    as_opened: bool = False,
 ) -> Published:
     """Make a batch part of several tables, of all or of none; errors as of `Staging.publish`. What no task has staged
     goes along with that request, if all of it is little.
 
+    Args:
+        as_opened: refuse it if one of the tables was altered or renamed since it was opened.
+
     Raises:
+        SchemaChangedError: one was; nothing was decided.
         InvalidRequestError: the tables live on several servers.
     """
     first = parts[0][0]
@@ -198,6 +207,8 @@ def publish_together(
         )
 
     def published(tables: Sequence[StagedTable], bodies: Sequence[pa.Buffer]) -> Published:
+        if as_opened:
+            tables = [staging._as_opened(table) for (staging, _), table in zip(parts, tables, strict=True)]
         request = Publish(
             folder_id=first._folder_id, job=batch.job, batch=batch.number, tables=list(tables), lasting=lasting
         )
@@ -206,6 +217,8 @@ def publish_together(
     if given := _given(parts, overwrite=overwrite):
         try:
             return published(*given)
+        except SchemaChangedError:
+            raise
         except (InvalidRequestError, LimitExceededError):
             pass  # staging them says what is wrong with which row, and cuts what is too large for a write
     tables = []

@@ -46,12 +46,17 @@ class StagedPart(Message, frozen=True, kw_only=True):
 class StagedTable(Message, frozen=True, kw_only=True):
     """What a batch has for one table: what its tasks have staged, then ``writes``, which come with the request and are
     checked as `Write` is. With ``overwrite`` the partitions that it has rows of lose all others. Readers see each of
-    their tablets change at once. A log table with a lake has no such thing, nor has a table without partitions."""
+    their tablets change at once. A log table with a lake has no such thing, nor has a table without partitions.
+
+    With ``name`` nothing is published unless this table is called so (``database.table``), and ``schema_id`` is the
+    definition in force: a job that keeps its tables open learns there that one was altered or renamed since."""
 
     table_id: str
     parts: list[StagedPart]
     writes: tuple[Write, ...] = ()
     overwrite: bool = False
+    name: str = ""
+    schema_id: Int64 = -1
 
 
 class Published(Reply, frozen=True, kw_only=True):

@@ -35,7 +35,7 @@ from lakehead.format.frame import PUBLISHERS, WRITER_ID_BYTES, FrameBody, Writer
 from lakehead.format.joins import ROWS_MAX, gathered, join
 from lakehead.protocol.codec import decode_call, encode
 from lakehead.protocol.messages import Done, TabletRef, Write
-from lakehead.protocol.staging import GIVEN_BYTES_MAX, Publish, Published, Stage, Unstage
+from lakehead.protocol.staging import GIVEN_BYTES_MAX, Publish, Published, Stage, StagedTable, Unstage
 from lakehead.server.catalog import BeginPublication, EndPublication, Part
 from lakehead.server.metadata import MetadataStore, Publication
 from lakehead.server.tables import LiveTable, LiveTables
@@ -236,12 +236,14 @@ class Staging:
 
         Raises:
             OutcomeUnknownError: it was decided, and is there in part; the rest comes.
+            SchemaChangedError, TableNotFoundError: a table is not the one that was opened; nothing was decided.
             InvalidRequestError: some of the pieces are not here; nothing was decided.
             LakeheadError: it could not be decided.
         """
         job, batch = request.job, request.batch
         if len({t.table_id for t in request.tables}) < len(request.tables):
             raise InvalidRequestError("a batch was published with one table twice: name each table once")
+        self._require_as_opened(request.tables)
         given = self._given(request, attachments)
         parts: dict[str, list[Part]] = {
             t.table_id: [*((part.attempt, part.pieces) for part in t.parts), *given[t.table_id]] for t in request.tables
@@ -270,6 +272,11 @@ class Staging:
                 BeginPublication(job, batch, parts, request.lasting, jobs_max, forget_before, truncates)
             )
             return Published(rows=self._finish(tables, job), before=False)
+
+    def _require_as_opened(self, tables: Iterable[StagedTable]) -> None:
+        for t in tables:
+            if t.name:
+                self._tables.get(t.table_id).desc.require_as_opened(t.name, t.schema_id)
 
     def _given(self, request: Publish, attachments: Sequence[pa.Buffer]) -> dict[str, list[bytes]]:
         """The pieces that come with a request, by table.

@@ -58,11 +58,15 @@ class Layers:
     `lakehead.Connection.create_table`, and mean nothing for a table that is there.
     """
 
-    def __init__(self, con: Connection, batch: JobBatch, *, small: bool = False) -> None:
-        """``small`` has rows pass through the driver, which costs less than tasks do as long as they are few."""
+    def __init__(
+        self, con: Connection, batch: JobBatch, *, small: bool = False, tables: OpenTables | None = None
+    ) -> None:
+        """``small`` has rows pass through the driver, which costs less than tasks do as long as they are few;
+        ``tables`` are those that earlier micro-batches opened."""
         self._con = con
         self._batch = batch
         self._small = small
+        self._tables = OpenTables(con) if tables is None else tables
         self._writes: list[_Write] = []
 
     def append(self, table: str, rows: Rows, **definition: Any) -> None:
@@ -128,24 +132,23 @@ class Layers:
         before."""
         if not self._writes:
             return 0
+        known = self._tables.known
+        try:
+            return self._write(as_opened=known)
+        except InvalidRequestError:  # nothing was changed
+            if not known:
+                raise
+        self._tables.forget()
+        return self._write(as_opened=False)
+
+    def _write(self, *, as_opened: bool) -> int:
         parts: dict[str, list[Part]] = {}
-        tables = self._opened()
+        tables = {write.target.table: self._tables.open(write.target, write.schema) for write in self._writes}
         with discarded_on_failure(self._batch, map(handle_of, tables.values())):
             for write, staged in zip(self._writes, self._staged(tables), strict=True):
                 parts.setdefault(write.target.table, []).extend(staged)
         together = [(handle_of(tables[name]).staging, of_table) for name, of_table in parts.items()]
-        return publish_together(self._batch, together, lasting=True).rows
-
-    def _opened(self) -> dict[str, Table]:
-        """The tables that are written, by name, which take all of it."""
-        tables: dict[str, Table] = {}
-        for write in self._writes:
-            name, target = write.target.table, write.target
-            if name not in tables:
-                tables[name] = target.opened(self._con, write.schema)
-            else:
-                target.require_taken(handle_of(tables[name]), write.schema)
-        return tables
+        return publish_together(self._batch, together, lasting=True, as_opened=as_opened).rows
 
     def _staged(self, tables: Mapping[str, Table]) -> list[Sequence[Part]]:
         """What each write has. Spark's jobs go side by side, as most of a small one is waiting; what is in Arrow is
@@ -161,6 +164,40 @@ class Layers:
         stage = inheritable_thread_target(frame.sparkSession)(stage)
         with ThreadPoolExecutor(len(self._writes), "lakehead-pipeline") as pool:
             return list(pool.map(stage, self._writes))
+
+
+class OpenTables:
+    """Tables that stay open from one micro-batch to the next, which says when it publishes what it knows of them. One
+    thread at a time.
+
+    Attributes:
+        known: whether some were opened before, and may have been altered, renamed, or made anew since.
+    """
+
+    def __init__(self, con: Connection) -> None:
+        self._con = con
+        self._tables: dict[str, Table] = {}
+        self._taken: set[tuple[str, WriteKind | None, tuple[str, ...] | None, pa.Schema]] = set()
+
+    @property
+    def known(self) -> bool:
+        return bool(self._tables)
+
+    def forget(self) -> None:
+        """Open them anew."""
+        self._tables.clear()
+        self._taken.clear()
+
+    def open(self, target: Target, schema: pa.Schema) -> Table:
+        """See `Target.opened`, of a table that may be open."""
+        taken = (target.table, target.operation, target.columns, schema)
+        table = self._tables.get(target.table)
+        if table is None:
+            table = self._tables[target.table] = target.opened(self._con, schema)
+        elif taken not in self._taken:
+            target.require_taken(handle_of(table), schema)
+        self._taken.add(taken)
+        return table
 
 
 @dataclass(frozen=True)
@@ -283,12 +320,12 @@ def run_pipeline(
 ) -> StreamingQuery:
     """See `lakehead.spark.pipeline`."""
     con = connection_of(stream.sparkSession)
-    size = BatchSize(stream)
+    size, tables = BatchSize(stream), OpenTables(con)
 
     def micro_batch(df: DataFrame, number: int) -> None:
         batch = of_query(query_id(df.sparkSession), number)
         rows, small = size.of(df, number, con)
-        layers = Layers(con, batch, small=small)
+        layers = Layers(con, batch, small=small, tables=tables)
         step(rows, layers)
         layers.write()
 
