@@ -34,6 +34,13 @@ OF_PUBLISHING = (
         "tests/unit/server/test_staging.py",
     ),
     Mutant(
+        "forget staged rows before it is known that they are written",
+        "server/staging.py",
+        "self._metadata.submit_all(ends, synced=bool(folders))",
+        "self._metadata.submit_all(ends, synced=False)",
+        "tests/unit/server/test_staging.py",
+    ),
+    Mutant(
         "publish the first batch of each tablet alone",
         "server/staging.py",
         "        waiting = {key: waiting[key] for key, _ in batches}\n",

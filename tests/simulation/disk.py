@@ -102,6 +102,10 @@ class Disk(FaultyStorage):
         super().write_atomic(path, data)
         self.on_replace(path)
 
+    def replace_unsynced(self, path: str, data: bytes) -> None:
+        super().replace_unsynced(path, data)
+        self.on_replace(path)
+
     @property
     def in_transaction(self) -> bool:
         """Whether anybody is in a transaction of a database."""

@@ -169,8 +169,8 @@ class MetadataStore:
             )
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
+    def _transaction(self, *, synced: bool = True) -> Iterator[sqlite3.Connection]:
+        with self._lock, self._waiting_for_disk(synced):
             committing = False
             try:
                 self._db.execute("begin immediate")
@@ -188,6 +188,18 @@ class MetadataStore:
                         **error.context,
                     ) from e
                 raise error from e
+
+    @contextmanager
+    def _waiting_for_disk(self, waiting: bool) -> Iterator[None]:
+        """Whether a commit inside returns when the disk has it, or before."""
+        if waiting or self._closed:
+            yield
+            return
+        self._db.execute("pragma synchronous=normal")
+        try:
+            yield
+        finally:
+            self._db.execute("pragma synchronous=full")
 
     def _settle(self) -> bool:
         """After a commit that failed: write something else where it may lie, complete but for its sync, so that no
@@ -316,11 +328,15 @@ class MetadataStore:
         (planned,) = self.submit_all([command])
         return planned
 
-    def submit_all(self, commands: Sequence[C]) -> list[C]:
-        """Plan commands and apply them, one after the other, all or none; errors as of `submit`."""
+    def submit_all(self, commands: Sequence[C], *, synced: bool = True) -> list[C]:
+        """Plan commands and apply them, one after the other, all or none; errors as of `submit`.
+
+        Args:
+            synced: else a power cut may take them, unless others were submitted after them.
+        """
         try:
             planned = []
-            with self._transaction() as db:
+            with self._transaction(synced=synced) as db:
                 for command in commands:
                     planned.append(catalog.plan(db, command))
                     catalog.apply(db, catalog.position(db) + 1, planned[-1])

@@ -414,23 +414,27 @@ class Staging:
                 of.wrote([turn])
 
     def _end(self, done: Sequence[_Begun]) -> None:
-        """Note that these were carried out; what was staged for them is not needed any more."""
+        """Note that these were carried out; what was staged for them is not needed any more. Where nothing was, whoever
+        finds no note after a power cut has the rows to do it again, and tablets which have them: nobody waits for the
+        disk."""
         if not done:
             return
         now = self._env.clock.now_us()
         try:
             ends = []
+            folders = []
             for of in done:
                 table_id, job, batch = of.table.desc.table_id, of.publication.job, of.publication.begun
                 assert batch is not None
                 ends.append(EndPublication(table_id, job, batch, of.stamp.sequence, now))
-            self._metadata.submit_all(ends)
-            for of, end in zip(done, ends, strict=True):
-                folder = _folder(of.table, end.job, end.batch)
+                folder = _folder(of.table, job, batch)
                 with self._lock:
                     waits = folder in self._waiting
                 if waits or not all(isinstance(part, bytes) for part in of.publication.parts):
-                    self._forget(folder)
+                    folders.append(folder)
+            self._metadata.submit_all(ends, synced=bool(folders))
+            for folder in folders:
+                self._forget(folder)
         except LakeheadError as e:
             for of in done:
                 of.error = e

@@ -19,6 +19,8 @@ class _Files(Protocol):
 
     def write_atomic(self, path: str, data: bytes) -> None: ...
 
+    def replace_unsynced(self, path: str, data: bytes) -> None: ...
+
     def version(self, path: str) -> tuple[int, ...] | None: ...
 
 
@@ -32,6 +34,7 @@ class MemoryDatabase(sqlite3.Connection):
         self._lock = lock
         self._holds = False
         self._ending = False
+        self._waits_for_disk = True
         self._image = b""
         self._seen: tuple[int, ...] | None = None
         self._follow()
@@ -41,6 +44,9 @@ class MemoryDatabase(sqlite3.Connection):
             return self._begin(lambda: super(MemoryDatabase, self).execute(sql))
         if sql in ("commit", "rollback"):
             return self._end(lambda: super(MemoryDatabase, self).execute(sql))
+        if sql.startswith("pragma synchronous="):
+            self._waits_for_disk = sql.endswith("full")
+            return super().execute(sql)
         if not self.in_transaction:
             self._follow()
         return super().execute(sql, parameters)
@@ -101,8 +107,9 @@ class MemoryDatabase(sqlite3.Connection):
         image = self.serialize()
         if image == self._image:
             return
+        write = self._files.write_atomic if self._waits_for_disk else self._files.replace_unsynced
         try:
-            self._files.write_atomic(self._path, image)
+            write(self._path, image)
         except StorageError as e:
             self._take(self._image)  # it may be on the disk all the same, and found there after a restart
             raise sqlite3.OperationalError(f"disk I/O error: {e}") from e

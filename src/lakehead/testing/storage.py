@@ -174,6 +174,12 @@ class MemoryStorage:
         self._files[path] = _Bytes(data)
         self.sync_folder(os.path.dirname(path))
 
+    def replace_unsynced(self, path: str, data: bytes) -> None:
+        """Have a file hold this; after a power cut what it held before, unless its folder was synced since."""
+        with storage_errors(path, "write"):
+            self._before("append", path)
+        self._files[path] = _Bytes(data)
+
     def read_file(self, path: str) -> bytes | None:
         file = self._files.get(path)
         return None if file is None else bytes(file.data)

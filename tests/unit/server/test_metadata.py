@@ -195,6 +195,34 @@ def test_a_power_cut_takes_no_change_that_was_answered() -> None:
     assert store.incarnation.number == 2
 
 
+def test_a_power_cut_may_take_a_change_that_nobody_waits_for_unless_another_came_after_it() -> None:
+    for another in (False, True):
+        disk = Disk()
+        store = disk.open()
+        store.submit(CreateTable.of(DESC))
+        store.submit_all([CreatePartition("t1", "a")], synced=False)
+        assert store.partitions("t1") == {"a": 1}
+        if another:
+            store.submit(CreatePartition("t1", "b"))
+        disk.crash()
+        assert disk.open().partitions("t1") == ({"a": 1, "b": 2} if another else {})
+
+
+def test_changes_that_nobody_waits_for_are_the_only_ones(path: str) -> None:
+    store = MetadataStore(path, env(1))
+    synced = lambda: store._db.execute("pragma synchronous").fetchone()  # noqa: E731
+    before = synced()
+    store.submit(CreateTable.of(DESC))
+    store.submit_all([CreatePartition("t1", "a")], synced=False)
+    assert synced() == before == (2,)
+    with pytest.raises(TableExistsError):
+        store.submit_all([CreateTable.of(DESC)], synced=False)
+    assert synced() == before and store.partitions("t1") == {"a": 1}
+    store.close()
+    with pytest.raises(ClosedError):
+        store.submit_all([CreatePartition("t1", "b")], synced=False)
+
+
 @pytest.mark.parametrize("power", [True, False])
 def test_a_change_that_the_disk_refused_is_not_there(power: bool) -> None:
     disk = Disk()
