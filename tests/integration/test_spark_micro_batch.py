@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import datetime as dt
+import threading
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from py4j.clientserver import ClientServerConnection
 from tests.integration.conftest import embedded_only
 
 import lakehead as lh
 import lakehead.spark as lhs
-from lakehead.spark.micro_batch import PlainStream
+from lakehead.spark import micro_batch
+from lakehead.spark.micro_batch import PlainStream, Spans
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -185,8 +189,6 @@ def test_conditions_over_no_columns(con: lh.Connection, spark: SparkSession) -> 
 def test_a_micro_batch_of_many_rows_is_left_to_spark(
     con: lh.Connection, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lakehead.spark import micro_batch
-
     table = con.create_table("m.many", SCHEMA)
     seen = Seen(stream_of(con, spark, "m.many")).wait()
     for bound in ("ROWS_MAX", "BYTES_MAX"):
@@ -231,3 +233,68 @@ def test_rows_that_pass_on_as_they_are_need_no_job(con: lh.Connection, spark: Sp
     assert jobs() == before
     query.stop()
     assert con.table("m.to").scan().count() == 30
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_where_micro_batches_lie_stands_in_the_log_of_offsets(
+    con: lh.Connection, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, readable: bool
+) -> None:
+    """Spark is asked where it is not known where the one before has ended, or the log cannot be read."""
+    asked: list[int] = []
+    ask, folder_of = Spans._asked, micro_batch._local_folder
+
+    def asks(self: Spans, number: int) -> Any:
+        asked.append(number)
+        return ask(self, number)
+
+    def folder(query: Any) -> str | None:
+        found = folder_of(query)
+        assert found is not None and found.endswith("a 50% b#c")
+        return found if readable else f"{found}/elsewhere"
+
+    monkeypatch.setattr(Spans, "_asked", asks)
+    monkeypatch.setattr(micro_batch, "_local_folder", folder)
+    name = f"m.log_{readable}".lower()
+    table = con.create_table(name, SCHEMA, buckets=2)
+    found = []
+    for begin in (0, 100):
+        asked.clear()
+        seen = Seen(stream_of(con, spark, name), str(tmp_path / "a 50% b#c")).wait()
+        for n in range(4):
+            table.append(rows(range(begin + 10 * n, begin + 10 * n + 5)))
+            seen.wait()
+        assert seen.direct[-4:] == [True] * 4
+        found += seen.stop()
+        assert len(asked) <= 2 if readable else len(asked) >= 4
+    assert sorted(row["id"] for row in found) == [b + 10 * n + k for b in (0, 100) for n in range(4) for k in range(5)]
+
+
+def test_spark_is_asked_nothing_while_a_micro_batch_is_worked_on(
+    con: lh.Connection, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = con.create_table("m.asked", SCHEMA)
+    sessions, commands = list[Any](), list[str]()
+
+    def step(batch: DataFrame, out: Layers) -> None:
+        sessions.append(batch.sparkSession)
+        out.upsert("m.written", batch.toArrow(), primary_key=["id"])
+
+    query = lhs.pipeline(stream_of(con, spark, "m.asked"), step)
+    for n in range(3):
+        table.append(rows(range(n, n + 2)))
+        query.processAllAvailable()
+    send = ClientServerConnection.send_command
+
+    def noted(self: ClientServerConnection, command: str, *args: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            commands.append(command)
+        return send(self, command, *args)
+
+    monkeypatch.setattr(ClientServerConnection, "send_command", noted)
+    table.append(rows(range(20, 25)))
+    query.processAllAvailable()
+    query.stop()
+    assert [c for c in commands if not c.startswith("m\nd\n")] == []  # what Python lets go of, the JVM may forget
+    assert con.table("m.written").scan().count() == 9
+    assert len(set(map(id, sessions))) == 1
+    assert sessions[0].sql("select 1").collect()

@@ -15,7 +15,7 @@ import lakehead as lh
 import lakehead.spark as lhs
 from lakehead.client import staging as client_staging
 from lakehead.client.staging import Staging
-from lakehead.spark.layers import BatchSize
+from lakehead.spark.foreach_batch import MicroBatches
 from lakehead.spark.stream import LIMITED
 
 if TYPE_CHECKING:
@@ -219,14 +219,14 @@ def test_changes_in_any_order(
     """By tasks, by the driver with rows that Spark reads, and by the driver alone."""
     import random
 
-    found, given, read = BatchSize.of, (lambda self, df, *_: (df, by == "spark")), []
+    found, given, read = MicroBatches._given, (lambda self, df, *_: (df, by == "spark")), []
 
-    def of(self: BatchSize, *which: Any) -> tuple[DataFrame, bool]:
+    def by_driver(self: MicroBatches, *which: Any) -> tuple[DataFrame, bool]:
         wait_until(lambda: self.query is not None)
         read.append(found(self, *which)[0])
         return read[-1], True
 
-    monkeypatch.setattr(BatchSize, "of", of if by == "driver" else given)
+    monkeypatch.setattr(MicroBatches, "_given", by_driver if by == "driver" else given)
     rng = random.Random(scd_type)
     changes = []
     for key in range(12):

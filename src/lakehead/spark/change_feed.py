@@ -30,9 +30,9 @@ from lakehead.errors import (
 from lakehead.format.rows import to_key_table
 from lakehead.format.schema import nearest_name
 from lakehead.spark.connections import connection_of, worker_table
+from lakehead.spark.foreach_batch import started
 from lakehead.spark.key_join import places_of
-from lakehead.spark.layers import BatchSize, query_id, started
-from lakehead.spark.staged_rows import described, discarded_on_failure, of_query, staged_by, task_number
+from lakehead.spark.staged_rows import described, discarded_on_failure, staged_by, task_number
 from lakehead.spark.types import arrow_schema
 
 if TYPE_CHECKING:
@@ -322,11 +322,7 @@ def apply_changes(
     prepared = feed.prepared(changes, sequence_by, apply_as_deletes)
     feed.require_tables(con, arrow_schema(prepared.schema))
 
-    size = BatchSize(prepared)
+    def work(rows: DataFrame, batch: JobBatch, *, small: bool) -> None:
+        feed.apply(con, rows, batch, small=small)
 
-    def micro_batch(df: DataFrame, number: int) -> None:
-        rows, small = size.of(df, number, con)
-        feed.apply(con, rows, of_query(query_id(df.sparkSession), number), small=small)
-
-    size.query = started(prepared, micro_batch, checkpoint=checkpoint, name=name, trigger=trigger)
-    return size.query
+    return started(prepared, con, work, checkpoint=checkpoint, name=name, trigger=trigger)

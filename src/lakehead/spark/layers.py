@@ -17,24 +17,19 @@ from lakehead.api.table import Table, handle_of
 from lakehead.client.staging import JobBatch, Part, publish_together
 from lakehead.errors import (
     ColumnNotFoundError,
-    InvalidPropertyError,
     InvalidRequestError,
     WrongTableKindError,
 )
 from lakehead.format.schema import nearest_name
 from lakehead.spark.connections import connection_of
-from lakehead.spark.micro_batch import MicroBatch, PlainStream, Span
-from lakehead.spark.staged_rows import QUERY, Target, discarded_on_failure, of_query, of_run, stage_frame
+from lakehead.spark.foreach_batch import started
+from lakehead.spark.staged_rows import Target, discarded_on_failure, of_run, stage_frame
 from lakehead.spark.types import arrow_schema, spark_schema
 from lakehead.types import WriteKind
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-SMALL_ROWS = 20_000
-"""A micro-batch after one of so many rows passes through the driver: tasks in Python cost more than its rows do. Spark
-stops what would be too much for it (``spark.driver.maxResultSize``)."""
 Rows: TypeAlias = "DataFrame | ArrowStream"
 
 
@@ -320,77 +315,11 @@ def run_pipeline(
 ) -> StreamingQuery:
     """See `lakehead.spark.pipeline`."""
     con = connection_of(stream.sparkSession)
-    size, tables = BatchSize(stream), OpenTables(con)
+    tables = OpenTables(con)
 
-    def micro_batch(df: DataFrame, number: int) -> None:
-        batch = of_query(query_id(df.sparkSession), number)
-        rows, small = size.of(df, number, con)
+    def work(rows: DataFrame, batch: JobBatch, *, small: bool) -> None:
         layers = Layers(con, batch, small=small, tables=tables)
         step(rows, layers)
         layers.write()
 
-    size.query = started(
-        stream, micro_batch, checkpoint=checkpoint, name=name, trigger=trigger, output_mode=output_mode
-    )
-    return size.query
-
-
-class BatchSize:
-    """Whether the micro-batches of a stream are so small that tasks would cost more than their rows do.
-
-    Attributes:
-        query: the stream's, once it has begun.
-    """
-
-    def __init__(self, stream: DataFrame) -> None:
-        self.query: StreamingQuery | None = None
-        self._plain = PlainStream.of(stream) if stream.isStreaming else None
-
-    def of(self, df: DataFrame, number: int, con: Connection) -> tuple[DataFrame, bool]:
-        """The micro-batch that is worked on, which fetches its rows without Spark where it can, and whether it is
-        small: by its own rows or, where they are not known, by those of the last one."""
-        if self.query is None:
-            return df, False
-        span = None if self._plain is None else Span.now(self._plain, self.query, number)
-        if span is not None:
-            return MicroBatch(df, con, span), span.rows <= SMALL_ROWS
-        last = self.query._jsq.lastProgress()
-        return df, last is not None and 0 < int(last.numInputRows()) <= SMALL_ROWS
-
-
-def started(
-    stream: DataFrame,
-    micro_batch: Callable[[DataFrame, int], None],
-    *,
-    checkpoint: str | None,
-    name: str | None,
-    trigger: str | None,
-    output_mode: str = "append",
-) -> StreamingQuery:
-    """Begin a query of micro-batches.
-
-    Raises:
-        InvalidRequestError: the DataFrame is no stream.
-        InvalidPropertyError: the trigger is none.
-    """
-    if not stream.isStreaming:
-        raise InvalidRequestError("a DataFrame of spark.read does not grow: begin with spark.readStream")
-    writer = stream.writeStream.foreachBatch(micro_batch).outputMode(output_mode)
-    if checkpoint is not None:
-        writer = writer.option("checkpointLocation", str(checkpoint))
-    if name is not None:
-        writer = writer.queryName(name)
-    if trigger is not None:
-        if not trigger.strip():
-            raise InvalidPropertyError("trigger='' must be 'available now' or a time such as '1 second'")
-        now = trigger.replace(" ", "").lower() == "availablenow"
-        writer = writer.trigger(availableNow=True) if now else writer.trigger(processingTime=trigger)
-    return writer.start()
-
-
-def query_id(spark: SparkSession) -> str:
-    """The id, in its checkpoint, of the query whose micro-batch this thread works on."""
-    found = spark.sparkContext.getLocalProperty(QUERY)
-    if found is None:
-        raise InvalidRequestError(f"this Spark does not tell which query a micro-batch is of ({QUERY})")
-    return found
+    return started(stream, con, work, checkpoint=checkpoint, name=name, trigger=trigger, output_mode=output_mode)

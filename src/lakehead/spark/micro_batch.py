@@ -9,6 +9,7 @@ Spark.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ ROWS_MAX = 1 << 18
 BYTES_MAX = 128 << 20
 """What is larger is read by tasks, side by side."""
 _SOURCE = "lakehead"
+_FILE = "file:/"
 
 
 @dataclass
@@ -94,20 +96,6 @@ class Span:
     start: StreamOffset
     end: StreamOffset
 
-    @classmethod
-    def now(cls, stream: PlainStream, query: StreamingQuery, number: int) -> Span | None:
-        """Those of the micro-batch that a query works on, if that is this one."""
-        try:
-            plan = query._jsq.streamingQuery().lastExecution()
-            leaves = plan.logical().collectLeaves()
-            if plan.currentBatchId() != number or leaves.size() != 1:
-                return None
-            leaf = leaves.head()
-            ends = [_offset(o.get().json()) for o in (leaf.startOffset(), leaf.endOffset())]
-        except (Py4JError, TypeError, LakeheadError):
-            return None
-        return cls(stream, *ends)
-
     @property
     def rows(self) -> int:
         """How many records lie between them."""
@@ -141,6 +129,48 @@ class Span:
         return pa.Table.from_batches(held, self.of.schema)
 
 
+class Spans:
+    """The offsets that the micro-batches of a query of a plain stream lie between, one after the other.
+
+    One begins where the one before it has ended, and where it ends stands in the query's log of offsets, which Spark
+    has written before. Where that is on a local disk it is read, else Spark is asked, which takes a dozen questions.
+    """
+
+    def __init__(self, stream: PlainStream, query: StreamingQuery) -> None:
+        self._stream = stream
+        self._query = query
+        self._folder = _local_folder(query)
+        self._last: tuple[int, StreamOffset] | None = None
+
+    def of(self, number: int) -> Span | None:
+        """Those of the micro-batch that the query works on now; None where Spark does not tell."""
+        span = self._next(number) or self._asked(number)
+        self._last = None if span is None else (number, span.end)
+        return span
+
+    def _next(self, number: int) -> Span | None:
+        if self._folder is None or self._last is None or self._last[0] != number - 1:
+            return None
+        try:
+            with open(f"{self._folder}/offsets/{number}", encoding="utf-8") as file:
+                version, _, offset = file.read().split("\n")
+            return Span(self._stream, self._last[1], _offset(offset)) if version == "v1" else None
+        except (OSError, ValueError, LakeheadError):  # also a Spark that writes its log in another way
+            return None
+
+    def _asked(self, number: int) -> Span | None:
+        try:
+            plan = self._query._jsq.streamingQuery().lastExecution()
+            leaves = plan.logical().collectLeaves()
+            if plan.currentBatchId() != number or leaves.size() != 1:
+                return None
+            leaf = leaves.head()
+            start, end = (_offset(o.get().json()) for o in (leaf.startOffset(), leaf.endOffset()))
+        except (Py4JError, TypeError, LakeheadError):
+            return None
+        return Span(self._stream, start, end)
+
+
 class MicroBatch(DataFrame):
     """The DataFrame of a micro-batch, whose rows are fetched without Spark if they can be."""
 
@@ -157,6 +187,16 @@ class MicroBatch(DataFrame):
         if self._rows is None:
             self._rows = self._span.read(self._con)
         return super().toArrow() if self._rows is None else self._rows
+
+
+def _local_folder(query: StreamingQuery) -> str | None:
+    """Where the checkpoint of a query is, if that is a folder here."""
+    try:
+        place = str(query._jsq.streamingQuery().resolvedCheckpointRoot())
+    except (Py4JError, TypeError):
+        return None
+    folder = f"/{place[len(_FILE) :].lstrip('/')}" if place.startswith(_FILE) else ""
+    return folder if os.path.isdir(folder) else None
 
 
 def _offset(text: str) -> StreamOffset:
