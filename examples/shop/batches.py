@@ -49,7 +49,7 @@ def summed(events: pa.Table, key: str, sums: Sequence[str]) -> pa.Table:
     minute = pc.floor_temporal(events["event_at"], unit="minute")
     of_key = minute if key == "minute" else events[key]
     rows = pa.table({key: of_key, "last_sent": events["sent_at"], **{name: amounts[name] for name in sums}})
-    found = rows.group_by(key).aggregate([*((name, "sum") for name in sums), ("last_sent", "max")])
+    found = rows.group_by(key, use_threads=False).aggregate([*((name, "sum") for name in sums), ("last_sent", "max")])
     return found.select([key, *(f"{name}_sum" for name in sums), "last_sent_max"]).rename_columns(
         [key, *sums, "last_sent"]
     )

@@ -19,6 +19,7 @@ import lakehead as lh
 from lakehead.api import folder
 from lakehead.client import channel
 from lakehead.client.plain_socket import SocketExchange, SocketReader
+from lakehead.server.deliveries import Resting
 
 KV = pa.schema([("k", pa.int64()), ("a", pa.string())])
 
@@ -129,6 +130,51 @@ def test_the_garbage_collector_may_end_a_stream_at_any_point(tmp_path: Path) -> 
             reader.cancel()
         assert reader.cancelled
         feed.close()
+
+
+def taken(feed: lh.Subscription, rows: int) -> list[int]:
+    """The keys of so many rows that come."""
+    keys: list[int] = []
+    while len(keys) < rows:
+        keys += next(feed).rows["k"].to_pylist()
+    return keys
+
+
+def test_writers_send_what_is_new_to_those_who_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for who has promised nothing to take: who does not read is left to the server's own thread for it."""
+    senders: list[str] = []
+    send = Resting._send_new
+
+    def noted(self: Resting) -> bool:
+        senders.append(threading.current_thread().name)
+        return send(self)
+
+    monkeypatch.setattr(Resting, "_send_new", noted)
+    rows = pa.table({"k": range(4000), "a": ["x" * 500] * 4000}, schema=KV)
+    with lh.connect(tmp_path / "data") as con, lh.connect(con.uri) as reader, lh.connect(con.uri) as stalled:
+        table = lh.connect(con.uri).table(str(con.create_table("t", KV).name))
+        feed, other = reader.table("t").subscribe(), stalled.table("t").subscribe()
+        for n in range(5):
+            table.append([{"k": n, "a": "y"}])
+            assert next(feed).rows["k"].to_pylist() == [n]
+        assert "lakehead-calls" in senders
+        for _ in range(20):  # more than the system and the client hold for who does not take it
+            table.append(rows)
+        assert taken(feed, 80_000) == [*range(4000)] * 20
+        assert taken(other, 80_005) == [*range(5), *[*range(4000)] * 20]
+        table.append([{"k": 7, "a": "z"}])
+        assert next(feed).rows["k"].to_pylist() == next(other).rows["k"].to_pylist() == [7]
+
+
+def test_a_table_that_is_dropped_ends_subscriptions_that_rest(tmp_path: Path) -> None:
+    with lh.connect(tmp_path / "data") as con, lh.connect(con.uri) as reader:
+        table = con.create_table("t", KV)
+        feed = reader.table("t").subscribe()
+        table.append([{"k": 1, "a": ""}])
+        assert next(feed).rows.num_rows == 1
+        con.drop_table("t")
+        with pytest.raises(lh.ClosedError):
+            next(feed)
 
 
 def test_who_closes_while_a_call_waits_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -26,12 +26,11 @@ from lakehead.protocol.codec import encode
 from lakehead.protocol.messages import ErrorReply
 from lakehead.server.access import Caller
 from lakehead.server.admission import Bounded
-from lakehead.server.answers import MESSAGE_BYTES_MAX, PROCESS_MAX, Answers
+from lakehead.server.answers import MESSAGE_BYTES_MAX, PROCESS_MAX, Answers, ClientGone
 from lakehead.server.door import Door
 
 _ENDED = (StopIteration, fl.FlightError, pa.ArrowException)
 TOKEN_HEADER = "authorization"
-ASK_SECONDS = 0.1
 _ANSWERED = (fl.FlightMethod.DO_EXCHANGE, fl.FlightMethod.DO_GET)
 
 
@@ -55,26 +54,6 @@ class _Credentials(fl.ServerMiddlewareFactory):
 
 def _flight_error(reply: ErrorReply) -> fl.FlightServerError:
     return fl.FlightServerError(reply.message, encode(reply))
-
-
-class ClientGone:
-    """Whether the client of a call has gone, as of at most `ASK_SECONDS` ago.
-
-    gRPC tells that only who asks, and takes a tenth of a millisecond, in which no other thread's Python runs: asked for
-    each of many small batches it was half of what a server with subscribers did.
-    """
-
-    def __init__(self, asks: Callable[[], bool], clock: Clock) -> None:
-        self._asks = asks
-        self._clock = clock
-        self._next_at = clock.monotonic()
-        self._gone = False
-
-    def __call__(self) -> bool:
-        if not self._gone and (now := self._clock.monotonic()) >= self._next_at:
-            self._gone = self._asks()
-            self._next_at = now + ASK_SECONDS
-        return self._gone
 
 
 class FlightServer(fl.FlightServerBase):
@@ -164,7 +143,9 @@ class FlightServer(fl.FlightServerBase):
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
         caller = self._caller(context)
         try:
-            schema, items = self._answers.stream(ticket.ticket, caller, ClientGone(context.is_cancelled, self._clock))
+            schema, items, _ = self._answers.stream(
+                ticket.ticket, caller, ClientGone(context.is_cancelled, self._clock)
+            )
         except LakeheadError as e:
             raise _flight_error(self._answers.error(e)) from e
         headers = StreamHeaders(schema)

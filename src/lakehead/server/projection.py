@@ -74,8 +74,8 @@ class Projection:
                 known = ", ".join(schema.names)
                 raise ColumnNotFoundError(f"there is no column {name!r}; columns: {known}", column=name)
         self.schema = pa.schema(fields)
-        extra = [c for c in (predicate.columns if predicate else ()) if c not in columns]
-        self._read = [c for c in columns if c not in _SYSTEM_TYPES] + extra
+        self._extra = [c for c in (predicate.columns if predicate else ()) if c not in columns]
+        self._read = [c for c in columns if c not in _SYSTEM_TYPES] + self._extra
         self.positions = [schema.get_field_index(c) for c in self._read]
 
     def at_once(self) -> Projection:
@@ -130,12 +130,15 @@ class Projection:
     def _finish(self, rows: pa.RecordBatch, system: dict[str, pa.Array], bucket: int) -> pa.RecordBatch:
         if BUCKET_COLUMN in self._columns:
             system[BUCKET_COLUMN] = to_arrow(np.full(rows.num_rows, bucket, np.int32), pa.int32())
-        for name in self._columns:
-            if name in _SYSTEM_TYPES:
-                rows = rows.append_column(self.schema.field(name), system[name])
-        if self._predicate is not None:
-            rows = self._by(self._predicate, rows)
-        return rows if rows.schema.names == self._columns else rows.select(self._columns)
+        read = dict(zip(self._read, rows.columns, strict=True))
+        arrays = [system[name] if name in system else read[name] for name in self._columns]
+        if self._predicate is None:
+            # Without columns there is nothing else that tells how many rows these are.
+            return pa.RecordBatch.from_arrays(arrays, schema=self.schema) if arrays else rows
+        asked = pa.schema([*self.schema, *(rows.schema.field(name) for name in self._extra)])
+        rows = pa.RecordBatch.from_arrays([*arrays, *(read[name] for name in self._extra)], schema=asked)
+        rows = self._by(self._predicate, rows)
+        return rows.select(self._columns) if self._extra else rows
 
 
 def coalesce(batches: Iterable[tuple[int, pa.RecordBatch, int]]) -> Iterator[tuple[int, pa.RecordBatch]]:

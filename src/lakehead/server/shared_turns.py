@@ -18,6 +18,25 @@ _TURNS_MAX = 16
 _TURN_BYTES_MAX = 1 << 18
 
 
+class SharedItem(tuple[StreamHeader, pa.RecordBatch]):
+    """An item that many streams may send.
+
+    Attributes:
+        data: its rows as a message of Arrow's IPC format, which a plain socket carries as it is.
+    """
+
+    data: pa.Buffer
+
+    @classmethod
+    def of(cls, item: Item) -> SharedItem:
+        """The same rows, which keep no file open that the log lets go of."""
+        header, batch = item
+        data = batch.serialize()
+        made = cls((header, pa.ipc.read_record_batch(data, batch.schema)))
+        made.data = data
+        return made
+
+
 class SharedTurns:
     """The newest turns of one table's subscriptions. Thread-safe."""
 
@@ -30,14 +49,9 @@ class SharedTurns:
         with self._lock:
             items = self._turns.get(turn)
             if items is None:
-                items = list(read())
-                if sum(batch.nbytes for _, batch in items) <= _TURN_BYTES_MAX:
-                    items = self._turns[turn] = [(header, _copied(batch)) for header, batch in items]
+                items = shared = [SharedItem.of(item) for item in read()]
+                if sum(item.data.size for item in shared) <= _TURN_BYTES_MAX:
+                    self._turns[turn] = items
                 if len(self._turns) > _TURNS_MAX:
                     self._turns.popitem(last=False)
             return items
-
-
-def _copied(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same rows, which keep no file open that the log lets go of."""
-    return pa.ipc.read_record_batch(batch.serialize(), batch.schema)

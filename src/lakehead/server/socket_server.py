@@ -1,6 +1,7 @@
 """Calls and streams of this user's own processes, by a plain Unix socket: no thread stands between the two sides.
 
-Each connection has a thread, which reads a request, answers it, and reads the next, or sends one stream. See
+Each connection has a thread, which reads a request, answers it, and reads the next, or sends one stream; but for new
+rows, which the thread that has written them sends (`lakehead.server.deliveries`). See
 `lakehead.protocol.socket_messages`.
 """
 
@@ -21,13 +22,16 @@ from lakehead.protocol.codec import encode
 from lakehead.protocol.socket_messages import WINDOW_BYTES, Greeting, Incoming, Outgoing, read_greeting
 from lakehead.server.access import Caller
 from lakehead.server.admission import Bounded
-from lakehead.server.answers import MESSAGE_BYTES_MAX, PROCESS_MAX, Answers
+from lakehead.server.answers import MESSAGE_BYTES_MAX, PROCESS_MAX, Answers, ClientGone, Streamed
+from lakehead.server.deliveries import Deliveries, Resting, message_of, send_all
 from lakehead.server.door import Door
+from lakehead.server.streams import Pause
 
 GREETING_SECONDS = 10.0
 """How long a client may take to say who it is."""
 _PEER = "unix:"
 _BUSY_SECONDS = 0.1
+_REST_SECONDS = 1.0
 _log = logging.getLogger("lakehead.server")
 
 
@@ -59,6 +63,7 @@ class SocketServer:
         except OSError as e:
             self._close_own()
             raise InvalidRequestError(f"cannot listen on {address} ({e})") from e
+        self._deliveries = Deliveries()
         self._accepting = threading.Thread(target=self._accept_all, name="lakehead-accept", daemon=True)
         self._accepting.start()
 
@@ -71,6 +76,7 @@ class SocketServer:
                 if connection not in self._streaming:
                     with contextlib.suppress(OSError):
                         connection.shutdown(socket.SHUT_RD)
+            self._end_deliveries()
         with contextlib.suppress(OSError):
             self._wakes.send(b".")
 
@@ -79,9 +85,14 @@ class SocketServer:
         end = self._clock.monotonic() + seconds
         with self._lock:
             threads = [*self._threads, self._accepting]
-        for thread in threads:
+        for thread in [*threads, self._deliveries.thread]:
             thread.join(max(0.0, end - self._clock.monotonic()))
         return not any(thread.is_alive() for thread in threads)
+
+    def _end_deliveries(self) -> None:
+        """Once nobody has a stream any more; inside the lock."""
+        if self._stopping and not self._threads:
+            self._deliveries.stop()
 
     def forget(self) -> None:
         """In a forked child: the parent listens."""
@@ -146,6 +157,7 @@ class SocketServer:
         finally:
             with self._lock:
                 del self._threads[threading.current_thread()]
+                self._end_deliveries()
             connection.close()
 
     def _let_in(self, connection: socket.socket) -> tuple[Greeting, Caller] | None:
@@ -187,10 +199,13 @@ class SocketServer:
                     _send(connection, encode(self._answers.error(e)))
                     continue
                 if request is not None:
-                    answer, parts = self._answers.answer(*request, caller)
-                    outgoing = Outgoing(answer, parts)
-                    del request, answer, parts
-                    _send_all(connection, outgoing)
+                    try:
+                        answer, parts = self._answers.answer(*request, caller, writing=self._deliveries.promise)
+                        outgoing = Outgoing(answer, parts)
+                        del request, answer, parts
+                        send_all(connection, outgoing)
+                    finally:
+                        self._deliveries.keep_promise()
         finally:
             self._exchanges.give_back(held)
 
@@ -206,11 +221,10 @@ class SocketServer:
         ended.register(connection, select.POLLIN)  # it says nothing more: only that it has gone
         gone = lambda: bool(ended.poll(0))  # noqa: E731
         try:
-            schema, items = self._answers.stream(request, caller, gone)
-            with contextlib.closing(items):
-                _send_all(connection, Outgoing(b"", [schema.serialize()]))
-                for header, batch in items:
-                    _send_all(connection, Outgoing(encode(header), [batch.serialize()]))
+            stream = self._answers.stream(request, caller, ClientGone(gone, self._clock), pauses=True)
+            with contextlib.closing(stream.items):
+                send_all(connection, Outgoing(b"", [stream.schema.serialize()]))
+                self._send_items(connection, stream)
             if not gone():
                 _send(connection, b"")
         except LakeheadError as e:
@@ -218,6 +232,18 @@ class SocketServer:
         finally:
             with self._lock:
                 self._streaming.discard(connection)
+
+    def _send_items(self, connection: socket.socket, stream: Streamed) -> None:
+        resting = Resting(self._deliveries, connection, stream.items)
+        with contextlib.ExitStack() as stack:
+            if stream.progress is not None:
+                stack.callback(stream.progress.watch(resting.progressed))
+            for item in stream.items:
+                if item is Pause.NOTHING_NEW:
+                    if not resting.rest(_REST_SECONDS):
+                        return
+                elif item is not Pause.LONG:
+                    send_all(connection, message_of(item))
 
 
 def _read(connection: socket.socket) -> bytes | None:
@@ -233,9 +259,4 @@ def _read(connection: socket.socket) -> bytes | None:
 
 
 def _send(connection: socket.socket, message: bytes) -> None:
-    _send_all(connection, Outgoing(message))
-
-
-def _send_all(connection: socket.socket, outgoing: Outgoing) -> None:
-    while parts := outgoing.parts:
-        outgoing.sent(connection.sendmsg(parts))
+    send_all(connection, Outgoing(message))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import Any
 
 import pyarrow as pa
 
@@ -20,11 +22,12 @@ from lakehead.log import LogView
 from lakehead.predicate import PREDICATE_BYTES_MAX, Predicate
 from lakehead.protocol.messages import Read, ReadLive, StreamHeader, Subscribe
 from lakehead.server.filtering import Filtering, until_gone
+from lakehead.server.progress import Progress
 from lakehead.server.projection import Projection, coalesce
 from lakehead.server.shared_turns import ROWS_MAX, Item
 from lakehead.server.tables import LiveTable
 from lakehead.server.tablet import Tablet
-from lakehead.types import ChangeType, TableDescriptor, TabletKey
+from lakehead.types import ChangeType, Offset, TableDescriptor, TabletKey
 
 Views = Mapping[TabletKey, LogView]
 _TURN_ROWS = 1 << 18
@@ -32,10 +35,24 @@ HEARTBEAT_SECONDS = 4.0
 """An idle subscription says so often that its server lives; less than its client waits until it asks."""
 
 
-class ServerStream:
-    """A stream being served in this process; see `lakehead.protocol.messages.Stream`."""
+class Pause(enum.Enum):
+    """Said by a stream, instead of an item, to who asked for that."""
 
-    def __init__(self, schema: pa.Schema, open_items: Callable[[Callable[[], bool]], Iterator[Item]]) -> None:
+    NOTHING_NEW = "there is nothing until there is progress"
+    LONG = "the next item may take long to make"
+
+
+class ServerStream:
+    """A stream being served in this process; see `lakehead.protocol.messages.Stream`.
+
+    Attributes:
+        progress: what it waits for, if that is nothing else.
+    """
+
+    progress: Progress | None = None
+
+    def __init__(self, schema: pa.Schema, open_items: Callable[..., Iterator[Any]]) -> None:
+        """``open_items(closed)`` begins; with ``pauses=True``, too, where there is a ``progress``."""
         self._on_close: list[Callable[[], None]] = []  # first: one that is interrupted here is collected, too
         self._closed = False
         self._before_each: Callable[[int, Callable[[], bool]], None] | None = None
@@ -48,8 +65,13 @@ class ServerStream:
     def items(self, gone: Callable[[], bool]) -> Iterator[Item]:
         """Iterate until closed or until ``gone()``, which is asked now and then."""
         ended = lambda: self._closed or gone()  # noqa: E731
-        items = until_gone(self._open_items(ended))
+        items: Iterator[Item] = until_gone(self._open_items(ended))
         return items if self._before_each is None else self._asking(items, self._before_each, ended)
+
+    def pausing(self, gone: Callable[[], bool]) -> Iterator[Item | Pause]:
+        """As `items`, but it never waits where it can say so instead: whoever iterates goes on when there is progress,
+        and now and then. Of a stream with ``progress`` alone."""
+        return until_gone(self._open_items(lambda: self._closed or gone(), pauses=True))
 
     @staticmethod
     def _asking(
@@ -63,6 +85,7 @@ class ServerStream:
         """Have `items` call this before each item, with its bytes and what tells that nobody waits for it any more: it
         returns when the reader may have it, and raises what the stream then ends with."""
         self._before_each = ask
+        self.progress = None
 
     def on_close(self, call: Callable[[], None]) -> None:
         """Have something done when the stream is closed: twice, perhaps, if that is interrupted."""
@@ -241,12 +264,13 @@ def open_subscription(table: LiveTable, request: Subscribe, filtering: Filtering
     same = (projection.schemas.current.id, tuple(request.columns), request.predicate)
     subscription = _Subscription(table, projection, positions, initial, stops, same)
 
-    def items(closed: Callable[[], bool]) -> Iterator[Item]:
+    def items(closed: Callable[[], bool], *, pauses: bool = False) -> Iterator[Item | Pause]:
         filtering.gone = closed
-        return subscription.items(closed)
+        return subscription.items(closed, pauses)
 
     stream = ServerStream(projection.schema, items)
-    stream.on_close(table.notify)
+    stream.progress = table.progress
+    stream.on_close(table.progress.notify)
     return stream
 
 
@@ -270,7 +294,8 @@ class _Subscription:
         self._initial = initial
         self._stops = stops
 
-    def items(self, closed: Callable[[], bool]) -> Iterator[Item]:
+    def items(self, closed: Callable[[], bool], pauses: bool) -> Iterator[Item | Pause]:
+        progress = self._table.progress
         for key in self._initial:
             if closed():
                 return
@@ -285,10 +310,12 @@ class _Subscription:
         clock = self._table.clock
         spoke = clock.monotonic()
         while not closed():
-            version = self._table.version
+            version = progress.version
             self._table.desc.require_schema(self._projection.schemas.current.id)
             sent = False
             for key, tablet in self._table.tablets.items():
+                if pauses and self._is_long(key, tablet):
+                    yield Pause.LONG
                 for item in self._turn(key, tablet):
                     sent = True
                     yield item
@@ -302,8 +329,11 @@ class _Subscription:
             elif now >= spoke + HEARTBEAT_SECONDS:
                 yield from self._heartbeat()
                 spoke = now
+            elif pauses:
+                progress.require_going()
+                yield Pause.NOTHING_NEW
             else:
-                self._table.wait_for_progress(version, closed, spoke + HEARTBEAT_SECONDS - now)
+                progress.wait(version, closed, spoke + HEARTBEAT_SECONDS - now)
 
     def _heartbeat(self) -> Iterator[Item]:
         """Say that the server lives, and how far the subscription has come where no row was wanted."""
@@ -314,22 +344,32 @@ class _Subscription:
         if not silent:
             yield _header(TabletKey("", 0), None), _empty(self._projection)
 
-    def _turn(self, key: TabletKey, tablet: Tablet) -> Iterator[Item]:
+    def _range(self, key: TabletKey, tablet: Tablet) -> tuple[Offset, Offset]:
         start = self._positions.get(key, 0)
         end = min(tablet.high_watermark, start + _TURN_ROWS)
-        if self._stops is not None:
-            end = min(end, self._stops.get(key, 0))
+        return start, end if self._stops is None else min(end, self._stops.get(key, 0))
+
+    def _is_long(self, key: TabletKey, tablet: Tablet) -> bool:
+        start, end = self._range(key, tablet)
+        return start < end and not self._is_shared(tablet, start, end)
+
+    def _is_shared(self, tablet: Tablet, start: Offset, end: Offset) -> bool:
+        """Whether it is little, and others may be at the same."""
+        return end - start <= ROWS_MAX and start >= tablet.log_start_offset and self._projection.soon_done
+
+    def _turn(self, key: TabletKey, tablet: Tablet) -> Iterator[Item]:
+        start, end = self._range(key, tablet)
         if start >= end:
             return
         items: Iterable[Item]
-        if end - start <= ROWS_MAX and start >= tablet.log_start_offset and self._projection.soon_done:
+        if self._is_shared(tablet, start, end):
             turn = (self._same, key, start, end)
             items = self._table.turns.of(turn, lambda: self._read(key, tablet, start, end, self._at_once))
         else:
             items = self._read(key, tablet, start, end, self._projection)
-        for header, batch in items:
-            self._told[key] = header.end_offset or end
-            yield header, batch
+        for item in items:
+            self._told[key] = item[0].end_offset or end
+            yield item
         self._positions[key] = end
 
     def _read(self, key: TabletKey, tablet: Tablet, start: int, end: int, projection: Projection) -> Iterator[Item]:

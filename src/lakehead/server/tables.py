@@ -29,6 +29,7 @@ from lakehead.server.committer import Committers
 from lakehead.server.lake_state import LakeState
 from lakehead.server.metadata import MetadataStore
 from lakehead.server.placement import Home, everything_here
+from lakehead.server.progress import Progress
 from lakehead.server.shared_turns import SharedTurns
 from lakehead.server.tablet import Tablet
 from lakehead.types import UNPARTITIONED, Offset, TableDescriptor, TabletKey
@@ -37,7 +38,11 @@ _OPEN_AT_ONCE = 4
 
 
 class LiveTable:
-    """One table: its tablets, opened when the table is first used and when partitions are first written."""
+    """One table: its tablets, opened when the table is first used and when partitions are first written.
+
+    Attributes:
+        progress: of its tablets.
+    """
 
     def __init__(
         self, desc: TableDescriptor, *, metadata: MetadataStore, env: Env, folder: str,
@@ -60,11 +65,8 @@ class LiveTable:
         self._tablets: dict[TabletKey, Tablet] = {}
         self._elsewhere: set[TabletKey] = set()
         self.truncating: Mapping[TabletKey, Offset] = metadata.truncated(desc.table_id)
-        self._progress = env.threads.condition()
+        self.progress = Progress(env)
         self.turns = SharedTurns(env.threads)
-        # Reentrant, as the garbage collector may close a forgotten subscription at any point of any thread.
-        self._version_lock = env.threads.reentrant_lock()
-        self._version = 0
         self._closed: LakeheadError | None = None
         try:
             partitions = metadata.partitions(desc.table_id) if desc.partition_by else {UNPARTITIONED: 0}
@@ -117,7 +119,7 @@ class LiveTable:
             _close_all(partial(tablet.close, reason) for tablet in opened.values())
             raise errors[0]
         self._tablets = {**self._tablets, **{key: opened[key] for key, _ in keys}}
-        self.notify()
+        self.progress.notify()
 
     def _open_tablet(self, key: TabletKey, partition_number: int) -> Tablet:
         return Tablet(
@@ -125,7 +127,7 @@ class LiveTable:
             key,
             env=self._env,
             folder=f"{self.folder}/partition-{partition_number}/bucket-{key.bucket}",
-            on_progress=self.notify,
+            on_progress=self.progress.notify,
             moment=self._moment,
             run_in_background=self._run_in_background,
             seed=self._seed,
@@ -203,7 +205,7 @@ class LiveTable:
             for tablet in self._tablets.values():
                 tablet.alter(desc)
             self.desc = desc
-        self.notify()
+        self.progress.notify()
 
     @property
     def in_force(self) -> TableDescriptor:
@@ -225,7 +227,7 @@ class LiveTable:
         """
         with self._open_lock, self._truncating() as ends:
             self._truncate(ends)
-        self.notify()
+        self.progress.notify()
         return ends
 
     def begin_truncation(self) -> dict[TabletKey, Offset]:
@@ -296,35 +298,6 @@ class LiveTable:
             self._metadata.fence()
             raise SchemaMismatchError(f"{desc.path} has no schema {schema_id}: open the table again") from None
 
-    def notify(self) -> None:
-        """Wake everyone who waits for progress."""
-        with self._version_lock:
-            self._version += 1
-        self._progress.notify_all()
-
-    @property
-    def version(self) -> int:
-        """Grows with every progress of any tablet; read it before looking, then `wait_for_progress`."""
-        return self._version
-
-    def wait_for_progress(
-        self, version: int, gone: Callable[[], bool], seconds: float, check_seconds: float = 1.0
-    ) -> None:
-        """Return once there was progress since ``version``, after that time, or on ``gone()``, which is asked now and
-        then.
-
-        Raises:
-            ClosedError: the server is closing, or the table was dropped.
-        """
-        clock = self._env.clock
-        end = clock.monotonic() + seconds
-        self._progress.wait_for(
-            lambda: self._version != version or self._closed is not None or gone() or clock.monotonic() >= end,
-            min(seconds, check_seconds),
-        )
-        if self._closed is not None:
-            raise self._closed
-
     def close(self, reason: LakeheadError) -> None:
         """End subscriptions with ``reason`` and close all tablets.
 
@@ -335,7 +308,7 @@ class LiveTable:
             if self._closed is not None:
                 return
             self._closed = reason
-        self.notify()
+        self.progress.end(reason)
         _close_all(partial(tablet.close, reason) for tablet in self._tablets.values())
 
 

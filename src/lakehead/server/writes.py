@@ -173,7 +173,7 @@ class Writes:
 
         with tablet.paused():
             tablet.truncate(before, writes())
-        table.notify()
+        table.progress.notify()
 
     def _published(
         self, table: LiveTable, kind: WriteKind, schema_id: int, batch: pa.RecordBatch, stamp: WriterStamp,

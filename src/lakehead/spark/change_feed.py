@@ -202,7 +202,7 @@ def _versions(feed: ChangeFeed, target: Table, beside: Table, chunk: pa.Table) -
     """Type 2: what was in force when, with these changes among those that were applied before."""
     keys, columns = list(feed.keys), list(feed.columns)
     given = _keys(target, chunk, keys)
-    asked = given.group_by(keys).aggregate([])
+    asked = given.group_by(keys, use_threads=False).aggregate([])
     versions, deletes = target.prefix_lookup(asked), beside.prefix_lookup(asked)
     kinds = pc.if_else(chunk[_DELETED], _DELETE, _CHANGE)
     history = _history(

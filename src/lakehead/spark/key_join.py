@@ -96,7 +96,8 @@ def places_of(table: Table, keys: pa.Table) -> tuple[Positions, pa.RecordBatch]:
     """The rows that a keyed table has for keys, which are of its types and may repeat; and for each key the position of
     its row among them, -1 for none."""
     names = keys.column_names
-    rows = join(table.lookup(keys.group_by(names).aggregate([])).combine_chunks().to_batches() or _none(table))
+    once = keys.group_by(names, use_threads=False).aggregate([])
+    rows = join(table.lookup(once).combine_chunks().to_batches() or _none(table))
     places = pa.Table.from_batches([rows]).select(names).append_column(_AT, pa.array(np.arange(rows.num_rows)))
     matched = keys.append_column(_ROW, pa.array(np.arange(len(keys)))).join(places, names, join_type="inner")
     at = np.full(len(keys), -1)

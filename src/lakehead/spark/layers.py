@@ -269,7 +269,8 @@ class Combine:
         # By number: Arrow calls a sum of "n" "n_sum", as a key may be called.
         numbered = given.select(columns).rename_columns([str(n) for n in range(len(columns))])
         of_key, of_value = numbered.column_names[: len(self.keys)], numbered.column_names[len(self.keys) :]
-        found = numbered.group_by(of_key).aggregate(list(zip(of_value, self.how.values(), strict=True)))
+        grouped = numbered.group_by(of_key, use_threads=False)  # a task has one core, and threads take long to wake
+        found = grouped.aggregate(list(zip(of_value, self.how.values(), strict=True)))
         values = [f"{n}_{f}" for n, f in zip(of_value, self.how.values(), strict=True)]
         return found.select([*of_key, *values]).rename_columns(columns)
 

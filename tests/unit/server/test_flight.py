@@ -10,7 +10,7 @@ import pytest
 import lakehead as lh
 from lakehead.env.clock import SystemClock
 from lakehead.server import flight
-from lakehead.server.flight import ASK_SECONDS, ClientGone
+from lakehead.server.answers import ASK_SECONDS, ClientGone
 
 
 class Clock(SystemClock):

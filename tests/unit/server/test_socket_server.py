@@ -45,6 +45,7 @@ class Stream:
     """The same rows again and again, as often as the request has columns; then it waits until it may end or fail."""
 
     schema = ROWS.schema
+    progress = None
 
     def __init__(self, request: Any, go: threading.Event, gone: Callable[[], bool]) -> None:
         self.request, self.go, self.gone = request, go, gone
