@@ -67,6 +67,7 @@ OWN_THREADS = {
     "client/plain_socket.py",
     "client/tails.py",
     "lake/formats.py",  # once a process
+    "server/deliveries.py",
     "server/flight.py",
     "server/flight_limit.py",
     "server/socket_server.py",
