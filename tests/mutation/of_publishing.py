@@ -38,7 +38,7 @@ OF_PUBLISHING = (
         "server/staging.py",
         "self._metadata.submit_all(ends, synced=bool(folders))",
         "self._metadata.submit_all(ends, synced=False)",
-        "tests/unit/server/test_publications.py",
+        "tests/unit/server/test_staging.py",
     ),
     Mutant(
         "publish the first batch of each tablet alone",
