@@ -85,3 +85,20 @@ def test_what_cannot_be(con: lh.Connection, spark: SparkSession) -> None:
     assert rows_of(con, "o.days") == [("mon", 9, "stays")]
     overwrite(con, df, "o.days", partitionOverwriteMode="STATIC")
     assert len(rows_of(con, "o.days")) == 2
+
+
+def test_what_is_overwritten_of_a_table_with_partitions_is_to_be_said(con: lh.Connection, spark: SparkSession) -> None:
+    """Spark does not tell sources in Python how it is set, and who set it to dynamic would lose partitions."""
+    con.create_table("o.said", SCHEMA, primary_key=["day", "id"], partition_by="day")
+    overwrite(con, frame(spark, "mon", "tue", ids=range(4), v="a"), "o.said", partitionOverwriteMode="static")
+    spark.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
+    try:
+        with pytest.raises(Exception, match="has partitions: say option") as caught:
+            options = {"uri": con.uri, "table": "o.said"}
+            frame(spark, "tue", ids=range(2), v="b").write.format("lakehead").options(**options).mode(
+                "overwrite"
+            ).save()
+        assert isinstance(lhs.raised(caught.value), lh.InvalidPropertyError)
+    finally:
+        spark.conf.unset("spark.sql.sources.partitionOverwriteMode")
+    assert con.table("o.said").scan().count() == 8

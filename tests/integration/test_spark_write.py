@@ -16,6 +16,7 @@ import lakehead.spark as lhs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 pytestmark = [pytest.mark.spark, embedded_only]
 
@@ -208,3 +209,79 @@ def test_complete_mode_is_refused(con: lh.Connection, spark: SparkSession, tmp_p
     )  # fmt: skip
     with pytest.raises(Exception, match="foreachBatch"):
         query.awaitTermination(60)
+
+
+def test_a_table_that_is_made_takes_nulls_as_sparks_own_do(con: lh.Connection, spark: SparkSession) -> None:
+    """Of literals Spark says that they are never null: of these rows, not of those to come."""
+    made = spark.range(2).selectExpr("id", "'new' as status", "named_struct('a', 1) as inside", "array(1) as listed")
+    assert not any(field.nullable for field in made.schema)
+    into(con, made, "w.literals", primary_key="id").mode("append").save()
+    schema = con.table("w.literals").schema
+    assert [field.nullable for field in schema] == [False, True, True, True]
+    assert schema.field("inside").type.field(0).nullable and schema.field("listed").type.value_field.nullable
+    into(con, made.selectExpr("id + 5 as id"), "w.literals", columns="id").mode("append").save()
+    lhs.write(
+        spark.sql("select 9L as id, cast(null as string) as status, null as inside, null as listed"), "w.literals"
+    )
+    assert con.table("w.literals").get(9) == {"id": 9, "status": None, "inside": None, "listed": None}
+
+
+def test_lhs_write_says_what_it_does_not_do(con: lh.Connection, spark: SparkSession) -> None:
+    con.create_table("w.there", pa.schema([("id", pa.int64())]))
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"mode": "overwrite"}, r"df\.write"), ({"bukets": 4}, "buckets"), ({"partitionBy": "id"}, "no table"),
+    ]  # fmt: skip
+    for given, words in wrong:
+        with pytest.raises(lh.InvalidPropertyError, match=words):
+            lhs.write(spark.range(3), "w.there", **given)
+    assert con.table("w.there").scan().count() == 0
+
+
+def test_a_table_that_is_dropped_ends_the_query_that_writes_it(
+    con: lh.Connection, spark: SparkSession, tmp_path: Path
+) -> None:
+    source = con.create_table("w.events", pa.schema([("id", pa.int64())]))
+    stream = spark.readStream.format("lakehead").options(uri=con.uri, table="w.events", start="earliest").load()
+    options = {"uri": con.uri, "table": "w.sunk", "primary_key": "id", "checkpointLocation": str(tmp_path / "c")}
+
+    def begin() -> StreamingQuery:
+        return stream.writeStream.format("lakehead").options(**options).start()
+
+    query = begin()
+    source.append([{"id": 1}])
+    query.processAllAvailable()
+    assert con.table("w.sunk").primary_key == ["id"]
+    con.drop_table("w.sunk")
+    source.append([{"id": 2}])
+    for _ in range(2):
+        with pytest.raises(Exception, match="TableNotFoundError"):
+            query.awaitTermination(60)
+        assert isinstance(lhs.raised(query.exception()), lh.TableNotFoundError)
+        assert "w.sunk" not in con.tables()
+        query = begin()
+    query.stop()
+
+
+def test_what_a_session_was_told_stays(con: lh.Connection, spark: SparkSession) -> None:
+    zone, arrow = "spark.sql.session.timeZone", "spark.sql.execution.arrow.pyspark.enabled"
+    before = {name: spark.conf.get(name) for name in (zone, arrow)}
+    at = dt.datetime(2026, 5, 1, 12, tzinfo=dt.UTC)
+    table = con.create_table("w.zones", pa.schema([("at", pa.timestamp("us", "UTC"))]), lake="iceberg")
+    table.append([{"at": at}])
+    con.tier("w.zones")
+    table.append([{"at": at}])
+    try:
+        spark.conf.set(zone, "America/New_York")
+        spark.conf.set(arrow, "false")
+        lhs.attach(spark, con)
+        assert (spark.conf.get(zone), spark.conf.get(arrow)) == ("America/New_York", "false")
+        assert lhs.table(spark, "w.zones").where("at = timestamp '2026-05-01 08:00:00'").count() == 2
+        into(con, lhs.table(spark, "w.zones"), "w.zones").mode("append").save()
+        assert set(table.scan().to_arrow()["at"].to_pylist()) == {at}
+        lhs.session(con, **{zone: "Asia/Tokyo", "app_name": "another"})
+        assert spark.conf.get(zone) == "Asia/Tokyo"
+        with pytest.warns(UserWarning, match=r"local\[7\].*stop it first"):
+            lhs.session(con, master="local[7]")
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)

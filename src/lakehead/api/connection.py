@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from lakehead.api.copying import TableCopy, copy_table
+from lakehead.api.definition import definition_of
 from lakehead.api.display import Displayed
 from lakehead.api.folder import AttachedEndpoint, forget_folders, open_folder, release_folder, wait_stopped
 from lakehead.api.granting import Granting
@@ -25,7 +26,7 @@ from lakehead.client.patience import ask
 from lakehead.client.received import told_table
 from lakehead.client.routes import OneServer
 from lakehead.client.table import TableHandle
-from lakehead.config import LakeConfig, Limits, TableProperties, names_principal
+from lakehead.config import LakeConfig, names_principal
 from lakehead.env import Env
 from lakehead.env.address import Address, SocketAddress, TcpAddress, parse_uri
 from lakehead.env.credentials import FoundToken, local_host
@@ -39,7 +40,6 @@ from lakehead.errors import (
     TableNotFoundError,
 )
 from lakehead.format.defaults import first_schema
-from lakehead.format.schema import normalize_schema, validate_definition
 from lakehead.protocol import messages as m
 from lakehead.protocol.tiering import AskTieringStatus, TieringStatus
 from lakehead.types import Schemas, TableDescriptor, TablePath
@@ -236,25 +236,16 @@ class Connection(Displayed, Granting):
             InvalidSchemaError: the definition is not possible; the message names the column and the remedy.
             InvalidPropertyError: a property is unknown or cannot be read.
         """
-        path = TablePath.parse(name)
-        plain, key, partitions, bucketing = validate_definition(
-            normalize_schema(schema),
-            primary_key=_names(primary_key),
-            partition_by=_names(partition_by),
+        desc = definition_of(
+            name,
+            schema,
+            primary_key=primary_key,
+            partition_by=partition_by,
             buckets=buckets,
-            bucket_key=_names(bucket_key) or None,
-            limits=Limits(),
-        )
-        desc = TableDescriptor(
-            table_id="",
-            path=path,
-            schemas=Schemas.only(plain),
-            primary_key=key,
-            partition_by=partitions,
-            bucket_key=bucketing,
-            buckets=buckets,
+            bucket_key=bucket_key,
             lake=lake,
-            properties=TableProperties.from_user({"freshness": freshness, **properties}),
+            freshness=freshness,
+            **properties,
         )
         return self._created(desc, if_not_exists=if_not_exists)
 
@@ -457,10 +448,6 @@ class Connection(Displayed, Granting):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _names(value: list[str] | tuple[str, ...] | str | None) -> tuple[str, ...]:
-    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
 
 
 def _close_all() -> None:

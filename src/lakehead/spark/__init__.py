@@ -94,15 +94,20 @@ def table(
 def sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[Any] | None = None) -> DataFrame:
     """Run Spark SQL; Lakehead's tables may be named, also ``t$lake``, ``t$changelog``, ``t$lake$snapshots``.
 
-    Each is read as of the moment of this call, or the lake alone ``version as of`` a snapshot's id or ``timestamp as
-    of`` a time, in the session's zone where it names none. Names that are not Lakehead's are left to Spark.
+    All are read as of one moment, that of this call, or the lake alone ``version as of`` a snapshot's id or ``timestamp
+    as of`` a time, in the session's zone where it names none. Names that are not Lakehead's are left to Spark, which
+    looks for temporary views of the session first.
+
+    ``create temp view v as select ...`` and ``cache table c as select ...`` give a query a name that lasts as long as
+    the session; it reads what it reads now. Statements that change a Lakehead table are refused, and say what does it.
 
     Args:
         query: one statement.
         args: values of its parameters, by name (``:day``) or in order (``?``), as `SparkSession.sql` takes them.
 
     Raises:
-        SqlError: the statement cannot be parsed or names an unknown suffix, or no literal follows ``as of``.
+        SqlError: the statement cannot be parsed, names an unknown suffix or changes a table, or no literal follows ``as
+            of``.
         SnapshotNotFoundError, NoLakeError: there is nothing of that moment.
         TableNotFoundError: a name with a suffix is no table.
     """

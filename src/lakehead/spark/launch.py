@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -56,11 +57,12 @@ LOCAL_SETTINGS = {
     # Listing files that are named one by one needs no Spark job.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
 }
+FIELD_IDS = "spark.sql.parquet.fieldId.read.enabled"
 RUNTIME_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # Lake columns are found by field id: a renamed one would silently be null by name.
-    "spark.sql.parquet.fieldId.read.enabled": "true",
+    FIELD_IDS: "true",
     "spark.sql.timeType.enabled": "true",
 }
 _OF_THE_LAUNCHER = {"spark.app.name": "pyspark-shell", "spark.ui.showConsoleProgress": "true"}
@@ -109,7 +111,7 @@ def open_session(con_or_uri: Connection | str, conf: Mapping[str, Any], *, plans
         java = find_java()
     con = opened(con_or_uri)
     if running is not None and running.sparkContext._jsc is not None:
-        return attach_session(running, con, plans=plans)
+        return attach_session(running, con, _settable(running, given_settings(conf)), plans=plans)
     given = given_settings(conf)
     if "spark.master" in given:
         require_reachable(con, given["spark.master"])
@@ -120,6 +122,20 @@ def open_session(con_or_uri: Connection | str, conf: Mapping[str, Any], *, plans
     except LakeheadError:
         spark.stop()
         raise
+
+
+def _settable(running: SparkSession, given: Mapping[str, str]) -> dict[str, str]:
+    """Of what a caller gave, what a session that runs can still be told; of the rest it is warned."""
+    now = running.sparkContext.getConf()
+    settable = {name: value for name, value in given.items() if running.conf.isModifiable(name)}
+    late = [n for n, value in given.items() if n not in settable and now.get(n) != value and n != "spark.app.name"]
+    if late:
+        warnings.warn(
+            f"the Spark session runs already, without {', '.join(f'{n}={given[n]}' for n in late)}: stop it first"
+            " (spark.stop()), these are read when it begins",
+            stacklevel=4,
+        )
+    return settable
 
 
 def _started(con: Connection, java: Java, given: Mapping[str, str]) -> SparkSession:
@@ -194,7 +210,14 @@ def attach_session(
     from lakehead.spark.source import LakeheadDataSource
 
     con = opened(con_or_uri)
-    for name, value in {**RUNTIME_SETTINGS, **(runtime or {})}.items():
+    configured = spark._jsparkSession.sessionState().conf()
+    for name, value in RUNTIME_SETTINGS.items():
+        if name == FIELD_IDS and configured.contains(name) and spark.conf.get(name) != value:
+            warnings.warn(f"{name} is set to {value}: without it renamed columns of lakes read as null", stacklevel=3)
+        elif name != FIELD_IDS and configured.contains(name):
+            continue  # as the user has it
+        spark.conf.set(name, value)
+    for name, value in (runtime or {}).items():
         spark.conf.set(name, value)
     # Before the source is registered, which takes along what workers are given.
     bind_session(spark, con)

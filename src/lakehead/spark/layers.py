@@ -17,6 +17,7 @@ from lakehead.api.table import Table, handle_of
 from lakehead.client.staging import JobBatch, Part, publish_together
 from lakehead.errors import (
     ColumnNotFoundError,
+    InvalidPropertyError,
     InvalidRequestError,
     WrongTableKindError,
 )
@@ -291,6 +292,10 @@ def write_once(
 ) -> int:
     """See `lakehead.spark.write`."""
     con = connection_of(df.sparkSession)
+    if "mode" in definition:
+        raise InvalidPropertyError(
+            "lhs.write appends, upserts or deletes: to overwrite, df.write.format('lakehead').mode('overwrite')"
+        )
     target = Target(con.uri, table, operation, _listed(columns), definition)
     handle, batch = handle_of(target.opened(con, arrow_schema(df.schema))), of_run()
     with discarded_on_failure(batch, [handle]):

@@ -25,9 +25,9 @@ from pyspark.sql.types import StructType
 
 from lakehead.api.connection import Connection
 from lakehead.api.copying import unfinished_like
+from lakehead.api.definition import DEFINITION
 from lakehead.api.table import handle_of
 from lakehead.client.staging import JobBatch
-from lakehead.config import TableProperties
 from lakehead.errors import InvalidPropertyError, InvalidRequestError, TableNotFoundError
 from lakehead.protocol.staging import StagedPart
 from lakehead.spark.connections import in_worker
@@ -37,7 +37,6 @@ from lakehead.spark.types import arrow_schema
 from lakehead.types import TableDescriptor, WriteKind
 
 _NAMES = ("primary_key", "bucket_key", "partition_by")
-_DEFINITION = (*_NAMES, "buckets", "lake", *TableProperties().to_user())
 _MODE = "partitionoverwritemode"
 _OPTIONS = ("uri", "table", "operation", "columns", "job", "batch", _MODE)
 _SPARKS = ("checkpointlocation", "queryname")
@@ -55,13 +54,18 @@ class WriteOptions:
         job: with ``batch``, has the same batch of the same job written once, as in ``foreachBatch``; None for a job
             that runs once.
         batch: a number that grows with each batch of the job.
-        dynamic: whether ``mode("overwrite")`` is of the partitions that rows are written to.
+        overwrites: what ``mode("overwrite")`` is of: the partitions that rows are written to (``dynamic``), or the
+            table (``static``); None where nothing is said.
     """
 
     target: Target
     job: str | None
     batch: int
-    dynamic: bool = False
+    overwrites: str | None = None
+
+    @property
+    def dynamic(self) -> bool:
+        return self.overwrites == "dynamic"
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
@@ -70,7 +74,7 @@ class WriteOptions:
         Raises:
             InvalidPropertyError: one is missing, unknown or cannot be read.
         """
-        given = given_options(options, (*_OPTIONS, *_DEFINITION, *_SPARKS), "sink", internal=_SPARKS)
+        given = given_options(options, (*_OPTIONS, *DEFINITION, *_SPARKS), "sink", internal=_SPARKS)
         operation = given.get("operation")
         if operation not in (None, "append", "upsert", "delete"):
             raise InvalidPropertyError(f"option operation={operation!r} must be append, upsert or delete")
@@ -87,12 +91,12 @@ class WriteOptions:
             given["table"],
             cast("WriteKind | None", operation),
             names_of(given, "columns"),
-            {n: _definition(given, n) for n in given if n in _DEFINITION},
+            {n: _definition(given, n) for n in given if n in DEFINITION},
         )
-        mode = given.get(_MODE, "static").lower()
-        if mode not in ("static", "dynamic"):
+        mode = given[_MODE].lower() if _MODE in given else None
+        if mode not in (None, "static", "dynamic"):
             raise InvalidPropertyError(f"option partitionOverwriteMode={mode!r} must be static or dynamic")
-        return cls(target, given.get("job"), int(batch or 0), mode == "dynamic")
+        return cls(target, given.get("job"), int(batch or 0), mode)
 
 
 def _definition(given: Mapping[str, str], name: str) -> Any:
@@ -168,10 +172,12 @@ class Overwriter(BatchWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """The micro-batches of one ``df.writeStream``."""
+    """The micro-batches of one ``df.writeStream``, of which the first makes a table that does not exist: one that is
+    gone later was dropped, and ends the query."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, schema: pa.Schema) -> None:
         self._target = target
+        self._schema = schema
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         context = TaskContext.get()
@@ -183,9 +189,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 " micro-batch with foreachBatch and options job and batch"
             )
         batch = of_query(query, int(number))
+        self._make(batch.number)
         return Staged(batch, self._target.stage(batch, iterator))
 
+    def _make(self, number: int) -> None:
+        if number == 0:
+            in_worker(self._target.uri, lambda con: self._target.opened(con, self._schema))
+
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._make(batchId)  # no task has, if there are no rows
         _publish(self._target, messages, lasting=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -213,6 +225,12 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
             " mode('append'), or with partitionOverwriteMode='dynamic', job and batch"
         )
     desc = handle_of(table).desc
+    if desc.partition_by and options.overwrites is None:
+        raise InvalidPropertyError(
+            f"{desc.path} has partitions: say option('partitionOverwriteMode', 'static') to replace all of them, or"
+            " 'dynamic' to replace those that rows are written to; Spark tells sources in Python nothing of its own"
+            " setting of that name"
+        )
     new = in_worker(target.uri, lambda con: unfinished_like(con, desc, desc.path, "overwrite"))
     aside = dataclasses.replace(options, target=dataclasses.replace(target, table=new.name))
     return Overwriter(target.table, handle_of(new).desc.table_id, aside)
@@ -242,5 +260,6 @@ def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool)
             "outputMode('complete') writes all rows anew each time: upsert them into a keyed table, in foreachBatch"
             " with options job and batch"
         )
-    in_worker(options.target.uri, lambda con: options.target.opened(con, arrow_schema(schema)))
-    return StreamWriter(options.target)
+    columns = arrow_schema(schema)
+    in_worker(options.target.uri, lambda con: options.target.checked(con, columns))
+    return StreamWriter(options.target, columns)

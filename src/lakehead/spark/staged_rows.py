@@ -12,14 +12,17 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from lakehead.api.connection import Connection
+from lakehead.api.definition import DEFINITION, definition_of
 from lakehead.api.input import rows_for_append, rows_for_delete, rows_for_upsert
 from lakehead.api.table import Table, handle_of
 from lakehead.client.staging import HeldRows, JobBatch, Part, StagedRows
 from lakehead.client.table import TableHandle
 from lakehead.env.randomness import SystemRandomness
-from lakehead.errors import LakeheadError, TableNotFoundError, WrongTableKindError
+from lakehead.errors import InvalidPropertyError, LakeheadError, TableNotFoundError, WrongTableKindError
+from lakehead.format.schema import nearest_name
 from lakehead.protocol.staging import GIVEN_BYTES_MAX, StagedPart
 from lakehead.spark.connections import worker_table
+from lakehead.spark.types import nullable
 from lakehead.types import WriteKind
 
 if TYPE_CHECKING:
@@ -51,6 +54,24 @@ class Target:
     columns: tuple[str, ...] | None = None
     definition: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Raises: InvalidPropertyError: the definition says something that no table has."""
+        for name in self.definition:
+            if name not in DEFINITION:
+                raise InvalidPropertyError(f"{name!r} defines no table; {nearest_name(name, DEFINITION)}", name=name)
+
+    def checked(self, con: Connection, schema: pa.Schema) -> Table | None:
+        """The table, if it is there, which takes such rows; errors as of `opened`, which would make it."""
+        try:
+            table = con.table(self.table)
+        except TableNotFoundError:
+            if self.operation == "delete" or self.columns is not None:
+                raise
+            definition_of(self.table, nullable(schema), **self.definition)
+            return None
+        self.require_taken(handle_of(table), schema)
+        return table
+
     def opened(self, con: Connection, schema: pa.Schema) -> Table:
         """The table, which takes such rows, and has these columns if it is made now. May be called again.
 
@@ -58,13 +79,10 @@ class Target:
             TableNotFoundError: there is none, and this deletes rows or takes some columns.
             WrongTableKindError, SchemaMismatchError: the table does not take them.
         """
-        try:
-            table = con.table(self.table)
-        except TableNotFoundError:
-            if self.operation == "delete" or self.columns is not None:
-                raise
-            table = con.create_table(self.table, schema, if_not_exists=True, **self.definition)
-        self.require_taken(handle_of(table), schema)
+        table = self.checked(con, schema)
+        if table is None:
+            table = con.create_table(self.table, nullable(schema), if_not_exists=True, **self.definition)
+            self.require_taken(handle_of(table), schema)
         return table
 
     def require_taken(self, handle: TableHandle, schema: pa.Schema) -> None:

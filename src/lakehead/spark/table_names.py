@@ -12,18 +12,20 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import pyarrow as pa
 from pyspark.errors import PySparkException
 
+from lakehead.api.connection import Connection
 from lakehead.api.subscription import changelog_schema
 from lakehead.api.table import Table, handle_of
 from lakehead.api.table_names import Suffix, TableName, find_names, find_tables, replace_names, suffix_of
 from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import InvalidRequestError, SqlError
 from lakehead.format.changes import named_changes
-from lakehead.lake.records import first_record, read_all_records
-from lakehead.lake.union_read import Moment
+from lakehead.lake.listing import files_table
+from lakehead.lake.records import read_log
+from lakehead.lake.union_read import Moment, Pin, pin, pin_together
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.spark.connections import connection_of
-from lakehead.spark.options import listing
 from lakehead.spark.scratch import scratch_frame
+from lakehead.spark.statements import NamedQuery, require_read
 from lakehead.spark.types import spark_schema
 from lakehead.spark.union_frame import union_frame
 from lakehead.types import Tier
@@ -68,20 +70,24 @@ def read_name(
         )
     if tier != "union" or snapshot is not None or system_columns:
         raise InvalidRequestError(f"{name}: tier, snapshot and system_columns are for tables and their $lake")
-    frame = _listing(spark, table, suffix) if suffix in (Suffix.SNAPSHOTS, Suffix.FILES) else _changelog(spark, table)
+    frame = _pinned_name(spark, table, suffix, pin(handle_of(table)))
     return frame.select(*columns) if columns is not None else frame
 
 
-def _listing(spark: SparkSession, table: Table, suffix: Suffix) -> DataFrame:
-    rows = listing(table, suffix)
-    return _frame(spark, rows.schema, rows.to_batches())
-
-
-def _changelog(spark: SparkSession, table: Table) -> DataFrame:
+def _pinned_name(spark: SparkSession, table: Table, suffix: Suffix | None, pinned: Pin) -> DataFrame:
+    """What a name with this suffix reads under a pin."""
     handle = handle_of(table)
-    ranges = {t.key: (first_record(handle.desc, t), t.high_watermark) for t in handle.log.tablets()}
-    schema = changelog_schema(handle.desc)
-    return _frame(spark, schema, map(named_changes, read_all_records(handle, ranges, ReadSpec(tuple(schema.names)))))
+    if suffix is Suffix.CHANGELOG:
+        schema = changelog_schema(handle.desc)
+        return _frame(spark, schema, map(named_changes, read_log(handle, pinned, ReadSpec(tuple(schema.names)))))
+    if suffix is None:
+        return union_frame(spark, connection_of(spark).uri, table, pinned=pinned)
+    handle.desc.require_lake()
+    if suffix is Suffix.LAKE:
+        return union_frame(spark, connection_of(spark).uri, table, pinned=pinned.of_lake())
+    assert pinned.lake is not None
+    rows = pinned.lake.table.snapshots() if suffix is Suffix.SNAPSHOTS else files_table(pinned.lake.plan())
+    return _frame(spark, rows.schema, rows.to_batches())
 
 
 def _frame(spark: SparkSession, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> DataFrame:
@@ -93,17 +99,24 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
     """See `lakehead.spark.sql`."""
     if not isinstance(query, str) or not query.strip():
         raise SqlError("the statement is empty: write for example 'select count(*) from shop.orders'")
-    con = connection_of(spark)
+    con, text = connection_of(spark), masked(query)
+    tables = con.tables()
+    require_read(text, lambda name: name.table in tables, _own_databases(spark, con, text))
+    if (named := NamedQuery.of(text)) is not None and find_spark_tables(query, tables):
+        return _named(spark, named, run_sql(spark, query[named.start :], args))
     views: dict[tuple[str, Moment | None], str] = {}
     mapping: dict[TableName, str] = {}
     prefix = f"lakehead_{SystemRandomness().uuid_hex()}"
+    zone = str(spark.conf.get("spark.sql.session.timeZone"))
     try:
-        for name, full in find_spark_tables(query, con.tables()):
-            whole, moment = as_of(query, name, str(spark.conf.get("spark.sql.session.timeZone")))
-            if (full, moment) not in views:
-                views[full, moment] = f"{prefix}_{len(views)}"
-                read_name(spark, full, snapshot=moment).createOrReplaceTempView(views[full, moment])
-            mapping[whole] = views[full, moment] + alias_for(query, whole)
+        for name, full in find_spark_tables(query, tables):
+            if len(name.path) == 1 and not name.suffix and _is_view(spark, name.path[0]):
+                continue  # what this session calls so
+            whole, moment = as_of(query, name, zone)
+            view = views.setdefault((full, moment), f"{prefix}_{len(views)}")
+            mapping[whole] = view + alias_for(query, whole)
+        for (full, moment), frame in _frames(spark, con, list(views)).items():
+            frame.createOrReplaceTempView(views[full, moment])
         # The statement is analysed here, so that the views may go; the frame holds what they stood for.
         return spark.sql(replace_names(query, mapping), _plain(args))
     except PySparkException as e:
@@ -111,6 +124,56 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
     finally:
         for view in views.values():
             spark.catalog.dropTempView(view)
+
+
+def _frames(
+    spark: SparkSession, con: Connection, names: Sequence[tuple[str, Moment | None]]
+) -> dict[tuple[str, Moment | None], DataFrame]:
+    """What a statement reads: tables now, all as of one moment, or the lake of some other one."""
+    now = {full: full.partition("$") for full, moment in names if moment is None}
+    tables = {path: con.table(path) for path in sorted({path for path, _, _ in now.values()})}
+    suffixes = {full: suffix_of(tables[path].name, text) for full, (path, _, text) in now.items()}
+    pins = dict(zip(tables, pin_together([handle_of(t) for t in tables.values()]), strict=True))
+    found: dict[tuple[str, Moment | None], DataFrame] = {}
+    for full, moment in names:
+        if moment is None:
+            path = now[full][0]
+            found[full, moment] = _pinned_name(spark, tables[path], suffixes[full], pins[path])
+        else:
+            found[full, moment] = read_name(spark, full, snapshot=moment)
+    return found
+
+
+def _named(spark: SparkSession, named: NamedQuery, frame: DataFrame) -> DataFrame:
+    """Give a query its name; it reads what it reads now."""
+    if named.columns is not None:
+        if len(named.columns) != len(frame.columns):
+            raise SqlError(f"view {named.name} has {len(named.columns)} columns, its query {len(frame.columns)}")
+        frame = frame.toDF(*named.columns)
+    try:
+        if named.everywhere:
+            (frame.createOrReplaceGlobalTempView if named.replace else frame.createGlobalTempView)(named.name)
+        else:
+            (frame.createOrReplaceTempView if named.replace else frame.createTempView)(named.name)
+    except PySparkException as e:
+        raise SqlError(_readable(e, {})) from e
+    if named.cached is not None:
+        spark.catalog.cacheTable(named.name)
+        if named.cached:
+            spark.table(named.name).count()
+    return spark.createDataFrame([], spark_schema(pa.schema([])))
+
+
+def _own_databases(spark: SparkSession, con: Connection, text: str) -> list[str]:
+    """Lakehead's databases that Spark has none of the names of; asked where a statement creates something."""
+    if not text.lstrip().lower().startswith(("create", "replace")):
+        return []
+    return [name for name in con.databases() if not spark.catalog.databaseExists(name)]
+
+
+def _is_view(spark: SparkSession, name: str) -> bool:
+    """Whether the session has a temporary view of that name, which Spark looks for first."""
+    return any(t.isTemporary and t.name.lower() == name.lower() for t in spark.catalog.listTables())
 
 
 def _plain(args: Mapping[str, Any] | Sequence[Any] | None) -> dict[str, Any] | list[Any] | None:

@@ -19,6 +19,25 @@ if TYPE_CHECKING:
 SPARK_ID = "parquet.field.id"
 
 
+def nullable(schema: pa.Schema) -> pa.Schema:
+    """The same columns, which may be null, and what is in them, too: as Spark makes its own tables. Of a column of
+    literals a DataFrame says that it is never null, which is said of these rows, not of those to come."""
+    return pa.schema([_nullable(field) for field in schema])
+
+
+def _nullable(field: pa.Field) -> pa.Field:
+    t = field.type
+    if pa.types.is_struct(t):
+        t = pa.struct([_nullable(t.field(i)) for i in range(t.num_fields)])
+    elif pa.types.is_list(t):
+        t = pa.list_(_nullable(t.value_field))
+    elif pa.types.is_large_list(t):
+        t = pa.large_list(_nullable(t.value_field))
+    elif pa.types.is_map(t):
+        t = pa.map_(t.key_field, _nullable(t.item_field), t.keys_sorted)
+    return field.with_type(t).with_nullable(True)
+
+
 def spark_schema(schema: pa.Schema, lake: pa.Schema | None = None) -> st.StructType:
     """The Spark schema of a table's columns.
 

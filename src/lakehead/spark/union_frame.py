@@ -56,12 +56,13 @@ def union_frame(
     tier: Tier = "union",
     snapshot: int | dt.datetime | None = None,
     system_columns: bool = False,
+    pinned: Pin | None = None,
 ) -> DataFrame:
-    """See `lakehead.spark.table`; the read is pinned now, once for both tiers."""
+    """See `lakehead.spark.table`; the read is pinned now, once for both tiers, unless it is ``pinned``."""
     require_tier(tier)
     handle = handle_of(table)
     names = list(chosen_columns(handle.desc, columns))
-    pinned = pin(handle, tier=tier, snapshot=snapshot)
+    pinned = pinned or pin(handle, tier=tier, snapshot=snapshot)
     spec = ReadSpec(tuple(names), system_columns=system_columns)
     read = UnionRead(handle, Pin(None, pinned.ranges, pinned.lease), spec)
     if pinned.lake is not None and pinned.lake.snapshot_id is not None and not opens_lake(spark, pinned.lake):

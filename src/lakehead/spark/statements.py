@@ -1,0 +1,114 @@
+"""What a Spark statement does beside reading, told from its first words; pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from lakehead.api.table_names import TableName, find_names
+from lakehead.errors import SqlError
+
+_FLAGS = re.IGNORECASE | re.DOTALL
+_NAME = r"(?P<name>`(?:[^`]|``)+`|[^\W\d]\w*)"
+_VIEW = re.compile(
+    rf"\s*create\s+(?P<replace>or\s+replace\s+)?(?P<everywhere>global\s+)?temp(?:orary)?\s+view\s+{_NAME}"
+    r"\s*(?:\((?P<columns>[^()]*)\)\s*)?as\b",
+    _FLAGS,
+)
+_CACHED = re.compile(
+    rf"\s*cache\s+(?P<lazy>lazy\s+)?table\s+{_NAME}\s*(?:options\s*\([^()]*\)\s*)?"
+    r"(?:as\b|(?=select\b|with\b|from\b|values\b|\())",
+    _FLAGS,
+)
+_IF = r"(?:\s+if\s+(?:not\s+)?exists)?"
+# What changes something, and what does so to a Lakehead table.
+_CHANGES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(rf"\s*{verb}\s+", _FLAGS), remedy)
+    for verb, remedy in (
+        (r"insert\s+(?:into|overwrite)(?:\s+table)?", "write a DataFrame to it: lhs.write(df, '{name}')"),
+        (r"merge\s+into", "upsert into it: lhs.write(df, '{name}')"),
+        (r"update", "upsert the rows that change: lhs.write(df, '{name}', columns=[...])"),
+        (r"delete\s+from", "write the keys: lhs.write(df, '{name}', operation='delete')"),
+        (r"truncate\s+table", "con.table('{name}').truncate()"),
+        (rf"drop\s+(?:table|view){_IF}", "con.drop_table('{name}')"),
+        (r"alter\s+table", "con.sql(\"alter table {name} ...\"), or con.table('{name}').alter()"),
+        (r"(?:analyze|repair|msck\s+repair)\s+table", "there is nothing to do"),
+        (
+            rf"(?:un)?cache\s+(?:lazy\s+)?table{_IF}",
+            "lhs.table(spark, '{name}').cache(), or cache table some_name as select * from {name}",
+        ),
+    )
+)
+_CREATES = re.compile(rf"\s*(?:create(?:\s+or\s+replace)?|replace)\s+table{_IF}\s+", _FLAGS)
+
+
+@dataclass(frozen=True)
+class NamedQuery:
+    """A query that a statement gives a name in the session: a temporary view, or a table that is cached.
+
+    Attributes:
+        name: of the view.
+        columns: of the view, None for those of the query.
+        start: where the query begins in the statement.
+        replace: whether a view of that name may be there.
+        everywhere: whether it is a view of all sessions, in ``global_temp``.
+        cached: whether its rows are kept; None for no, False for as soon as they are read.
+    """
+
+    name: str
+    columns: tuple[str, ...] | None
+    start: int
+    replace: bool
+    everywhere: bool
+    cached: bool | None
+
+    @classmethod
+    def of(cls, text: str) -> NamedQuery | None:
+        """What a statement, whose strings and comments are blank, names; None if it does not."""
+        if (view := _VIEW.match(text)) is not None:
+            given = view["columns"]
+            columns = None if given is None else tuple(_unquoted(c.strip()) for c in given.split(","))
+            replace, everywhere = bool(view["replace"]), bool(view["everywhere"])
+            return cls(_unquoted(view["name"]), columns, view.end(), replace, everywhere, None)
+        if (table := _CACHED.match(text)) is not None:
+            return cls(_unquoted(table["name"]), None, table.end(), False, False, not table["lazy"])
+        return None
+
+
+def require_read(text: str, is_table: Callable[[TableName], bool], databases: Collection[str]) -> None:
+    """Return unless a statement, whose strings and comments are blank, changes a Lakehead table.
+
+    Args:
+        is_table: whether a name is one of these.
+        databases: in which Lakehead's tables are, and no other.
+
+    Raises:
+        SqlError: it does; the message says what does the same.
+    """
+    for changes, remedy in _CHANGES:
+        if (verb := changes.match(text)) is not None:
+            target = _name_at(text, verb.end())
+            if target is not None and is_table(target):
+                raise _refused(verb[0], target, remedy)
+            return
+    if (verb := _CREATES.match(text)) is not None:
+        target = _name_at(text, verb.end())
+        if target is not None and len(target.path) == 2 and target.path[0] in databases:
+            raise _refused(
+                verb[0], target, "make it of a DataFrame: lhs.write(df, '{name}', primary_key=...), or con.create_table"
+            )
+
+
+def _refused(verb: str, target: TableName, remedy: str) -> SqlError:
+    words = " ".join(verb.lower().split())
+    return SqlError(f"lhs.sql reads {target.table}, it does not {words}: {remedy.format(name=target.table)}")
+
+
+def _name_at(text: str, at: int) -> TableName | None:
+    found = next(find_names(text[at:]), None)
+    return found if found is not None and not text[at : at + found.start].strip() else None
+
+
+def _unquoted(name: str) -> str:
+    return name[1:-1].replace("``", "`") if name.startswith("`") else name

@@ -1,0 +1,107 @@
+"""What `lhs.sql` does beside a plain select: one moment, names that last, and what it leaves to others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from tests.integration.conftest import embedded_only
+
+import lakehead as lh
+import lakehead.spark as lhs
+
+pytestmark = [pytest.mark.spark, embedded_only]
+
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
+
+
+def rows(*ids: int) -> list[dict[str, object]]:
+    return [{"id": n, "v": f"v{n}"} for n in ids]
+
+
+@pytest.fixture
+def clicks(con: lh.Connection) -> Iterator[lh.Table]:
+    table = con.create_table("q.clicks", SCHEMA, lake="iceberg")
+    table.append(rows(1, 2))
+    con.tier("q.clicks")
+    table.append(rows(3))
+    yield table
+    con.drop_table("q.clicks", purge=True)
+
+
+def test_all_names_of_a_statement_are_of_one_moment(spark: SparkSession, con: lh.Connection, clicks: lh.Table) -> None:
+    other, stop = con.create_table("q.keyed", SCHEMA, primary_key="id"), threading.Event()
+
+    def write() -> None:
+        n = 100
+        while not stop.is_set():
+            n += 1
+            clicks.append(rows(n))
+            other.upsert(rows(n))
+            if n % 20 == 0:
+                con.tier("q.clicks")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(4):
+            found = lhs.sql(
+                spark,
+                "select (select count(*) from q.clicks) as now, (select count(*) from q.clicks$changelog) as changes,"
+                " (select count(*) from q.clicks$lake) as lake,"
+                " (select sum(rows) from q.clicks$lake$files) as files,"
+                " (select count(*) from q.keyed) as keyed",
+            ).first()
+            assert found is not None
+            assert found["now"] == found["changes"] and found["lake"] == found["files"]
+            assert found["now"] - 3 - found["keyed"] in (
+                0,
+                1,
+            )  # the last one may be in the first alone
+    finally:
+        stop.set()
+        writer.join(60)
+    con.drop_table("q.keyed")
+
+
+def test_views_and_cached_queries_last(spark: SparkSession, clicks: lh.Table) -> None:
+    lhs.sql(spark, "create temp view seen as select * from q.clicks where id < :most", {"most": 3})
+    lhs.sql(spark, "create or replace temp view named (a, b) as select id, v from q.clicks")
+    lhs.sql(spark, "create or replace global temp view all_sessions as select count(*) as n from q.clicks")
+    lhs.sql(spark, "cache table kept as select id from q.clicks")
+    clicks.append(rows(4))
+    assert sorted(r.id for r in spark.sql("select id from seen").collect()) == [1, 2]
+    assert spark.table("named").columns == ["a", "b"] and spark.table("named").count() == 3
+    assert [r.n for r in spark.sql("select n from global_temp.all_sessions").collect()] == [3]
+    assert spark.catalog.isCached("kept") and spark.table("kept").count() == 3
+    assert lhs.sql(spark, "select count(*) as n from q.clicks").collect()[0].n == 4
+    with pytest.raises(lh.SqlError, match="seen"):
+        lhs.sql(spark, "create temp view seen as select * from q.clicks")
+    with pytest.raises(lh.SqlError, match="2 columns"):
+        lhs.sql(spark, "create temp view two (a, b) as select id from q.clicks")
+    spark.catalog.uncacheTable("kept")
+    for name in ("seen", "named", "kept"):
+        spark.catalog.dropTempView(name)
+    spark.catalog.dropGlobalTempView("all_sessions")
+
+
+def test_what_changes_a_table_is_refused_and_changes_nothing(spark: SparkSession, clicks: lh.Table) -> None:
+    for statement in ("insert into q.clicks select 9, 'x'", "drop table q.clicks", "delete from q.clicks where id = 1"):
+        with pytest.raises(lh.SqlError, match=r"lhs.sql reads q\.clicks"):
+            lhs.sql(spark, statement)
+    with pytest.raises(lh.SqlError, match=r"lhs\.write"):
+        lhs.sql(spark, "create table q.copied as select * from q.clicks")
+    assert clicks.scan().count() == 3
+
+
+def test_spark_looks_for_the_views_of_its_session_first(spark: SparkSession, con: lh.Connection) -> None:
+    con.create_table("sales_of_ours", SCHEMA).append(rows(1))
+    assert lhs.sql(spark, "select count(*) as n from sales_of_ours").collect()[0].n == 1
+    spark.range(7).createOrReplaceTempView("sales_of_ours")
+    assert lhs.sql(spark, "select count(*) as n from sales_of_ours").collect()[0].n == 7
+    assert lhs.sql(spark, "select count(*) as n from default.sales_of_ours").collect()[0].n == 1
+    spark.catalog.dropTempView("sales_of_ours")
+    con.drop_table("sales_of_ours")

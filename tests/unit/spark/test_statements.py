@@ -1,0 +1,83 @@
+"""What statements do beside reading."""
+
+from __future__ import annotations
+
+import pytest
+
+from lakehead.errors import SqlError
+from lakehead.spark.statements import NamedQuery, require_read
+from lakehead.spark.table_names import masked
+
+
+def check(query: str) -> None:
+    require_read(masked(query), lambda name: name.table in ("shop.orders", "default.t"), ["shop"])
+
+
+@pytest.mark.parametrize(
+    ("query", "remedy"),
+    [
+        ("insert into shop.orders select 1", "lhs.write"),
+        ("INSERT OVERWRITE TABLE shop.orders\nselect 1", "lhs.write"),
+        ("insert into t values (1)", "lhs.write"),
+        ("/* a comment */ insert into `shop`.`orders` select 1", "lhs.write"),
+        ("merge into shop.orders using x on true when matched then delete", "lhs.write"),
+        ("update shop.orders set a = 1", "columns="),
+        ("delete from shop.orders where id = 1", "operation='delete'"),
+        ("truncate table shop.orders", "truncate()"),
+        ("drop table if exists shop.orders", "con.drop_table('shop.orders')"),
+        ("drop table t", "con.drop_table('default.t')"),
+        ("alter table shop.orders add column a int", "alter()"),
+        ("cache table shop.orders", "lhs.table(spark, 'shop.orders').cache()"),
+        ("uncache table if exists shop.orders", "cache()"),
+        ("create table shop.new as select 1", "lhs.write"),
+        ("create or replace table if not exists shop.new (a int)", "lhs.write"),
+        ("analyze table shop.orders compute statistics", "nothing"),
+    ],
+)
+def test_what_changes_a_table_says_what_to_do(query: str, remedy: str) -> None:
+    with pytest.raises(SqlError, match=r"lhs.sql reads") as caught:
+        check(query)
+    assert remedy in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select 'insert into shop.orders' from shop.orders",
+        "insert into other.place select * from shop.orders",
+        "create table elsewhere.copy using parquet as select * from shop.orders",
+        "create table copy as select * from t",
+        "drop table other.orders",
+        "drop table",
+        "delete from (select 1)",
+        "with t as (select 1) select * from t",
+        "describe shop.orders",
+        "cache table c as select * from shop.orders",
+        "create temp view v as select * from shop.orders",
+        "update_of(1)",
+    ],
+)
+def test_what_does_not_is_let_pass(query: str) -> None:
+    check(query)
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("create temp view v as select 1", ("v", None, False, False, None)),
+        ("CREATE OR REPLACE TEMPORARY VIEW `my v` (a, `b c`) AS select 1", ("my v", ("a", "b c"), True, False, None)),
+        ("create global temp view v as with x as (select 1) select * from x", ("v", None, False, True, None)),
+        ("cache table c select 1", ("c", None, False, False, True)),
+        ("cache lazy table c options ('storageLevel' 'DISK_ONLY') as select 1", ("c", None, False, False, False)),
+        ("create view v as select 1", None),
+        ("cache table c", None),
+        ("select 'create temp view v as select 1'", None),
+    ],
+)
+def test_queries_that_get_a_name(query: str, found: tuple[object, ...] | None) -> None:
+    named = NamedQuery.of(masked(query))
+    if found is None or named is None:
+        assert named is found is None
+    else:
+        assert (named.name, named.columns, named.replace, named.everywhere, named.cached) == found
+        assert query[named.start :].split()[0] in ("select", "with")
