@@ -82,12 +82,26 @@ def require_reachable(con: Connection, master: str) -> None:
         )
 
 
+def require_classic(spark: SparkSession) -> None:
+    """Return if a session holds the JVM that it works with.
+
+    Raises:
+        InvalidRequestError: it is one of Spark Connect, whose JVM is elsewhere.
+    """
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise InvalidRequestError(
+            "lakehead.spark works with sessions that hold a sparkContext, and this is one of Spark Connect: there"
+            " spark.read, readStream, df.write and writeStream have format('lakehead'), with options uri and table"
+        )
+
+
 def connection_of(spark: SparkSession) -> Connection:
     """The session's connection.
 
     Raises:
         InvalidRequestError: it has none.
     """
+    require_classic(spark)
     con = _of_sessions.get(spark.sparkContext.applicationId)
     if con is None:
         raise InvalidRequestError(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lakehead.api.connection import Connection
 from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import LakeheadError, MissingDependencyError
-from lakehead.spark.connections import bind_session, opened, require_reachable
+from lakehead.spark.connections import bind_session, opened, require_classic, require_reachable
 from lakehead.spark.java import Java, find_java
 from lakehead.spark.own_python import is_own_python
 from lakehead.spark.privacy import (
@@ -209,6 +209,7 @@ def attach_session(
     from lakehead.spark.checks import require_executors, require_planner
     from lakehead.spark.source import LakeheadDataSource
 
+    require_classic(spark)
     con = opened(con_or_uri)
     configured = spark._jsparkSession.sessionState().conf()
     for name, value in RUNTIME_SETTINGS.items():

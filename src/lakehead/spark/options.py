@@ -14,7 +14,8 @@ from lakehead.api.subscription import changelog_schema
 from lakehead.api.table import Table, handle_of
 from lakehead.api.table_names import Suffix, suffix_of
 from lakehead.config import unknown_name
-from lakehead.errors import ColumnNotFoundError, InvalidPropertyError, InvalidRequestError
+from lakehead.env.address import parse_uri
+from lakehead.errors import ColumnNotFoundError, InvalidPropertyError, InvalidRequestError, InvalidUriError
 from lakehead.format.schema import nearest_name
 from lakehead.spark.parts import Ranges
 from lakehead.types import CHANGE_TYPE_COLUMN, SYSTEM_FIELDS, TabletKey, Tier, require_tier
@@ -155,6 +156,10 @@ def given_options(
             raise InvalidPropertyError(
                 f"format('lakehead') needs .option({name!r}, ...): uri is con.uri, table 'db.table'"
             )
+    try:
+        parse_uri(given["uri"])
+    except InvalidUriError as e:
+        raise InvalidPropertyError(f"option uri: {e.message}; con.uri is one") from e
     return given
 
 

@@ -15,24 +15,26 @@ B = TabletKey("", 1)
 
 
 def parsed(table: str = "a.t", **options: str) -> ReadOptions:
-    return ReadOptions.parse({"uri": "u", "table": table, **options})
+    return ReadOptions.parse({"uri": "lakehead://u:1", "table": table, **options})
 
 
 def test_options() -> None:
     got = ReadOptions.parse({"URI": "lakehead://h:1", "Table": "a.b", "columns": "x, y", "snapshot": "7"})
     assert (got.columns, got.tier, got.snapshot, got.ranges) == (("x", "y"), "union", 7, None)
-    assert ReadOptions.parse({"uri": "u", "table": "t", "columns": '["a, b"]'}).columns == ("a, b",)
-    assert ReadOptions.parse({"uri": "u", "table": "t", "ranges": '{"/1": [3, 5]}'}).ranges == {B: (3, 5)}
+    assert ReadOptions.parse({"uri": "lakehead://u:1", "table": "t", "columns": '["a, b"]'}).columns == ("a, b",)
+    assert ReadOptions.parse({"uri": "lakehead://u:1", "table": "t", "ranges": '{"/1": [3, 5]}'}).ranges == {B: (3, 5)}
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"table": "t"}, "con.uri"),
-        ({"uri": "u"}, "db.table"),
-        ({"uri": "u", "table": "t", "tiers": "hot"}, "'tier'"),
-        ({"uri": "u", "table": "t", "tier": "warm"}, "'union', 'hot' or 'lake'"),
-        ({"uri": "u", "table": "t", "snapshot": "last"}, "lake snapshot"),
+        ({"uri": "lakehead://u:1"}, "db.table"),
+        ({"uri": "nonsense", "table": "t"}, "con.uri is one"),
+        ({"uri": "./data", "table": "t"}, "not a server address"),
+        ({"uri": "lakehead://u:1", "table": "t", "tiers": "hot"}, "'tier'"),
+        ({"uri": "lakehead://u:1", "table": "t", "tier": "warm"}, "'union', 'hot' or 'lake'"),
+        ({"uri": "lakehead://u:1", "table": "t", "snapshot": "last"}, "lake snapshot"),
     ],
 )
 def test_bad_options(options: dict[str, str], words: str) -> None:
