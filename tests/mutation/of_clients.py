@@ -26,4 +26,25 @@ OF_CLIENTS = (
         "elif False:",
         "tests/unit/client/test_small_appends.py",
     ),
+    Mutant(
+        "lose progress that comes while a stream is sent to",
+        "server/deliveries.py",
+        "                self._again = True\n",
+        "                pass\n",
+        "tests/unit/server/test_deliveries.py",
+    ),
+    Mutant(
+        "let a writer's thread wait for a client that does not read",
+        "server/deliveries.py",
+        "connection.sendmsg(parts, (), socket.MSG_DONTWAIT)",
+        "connection.sendmsg(parts)",
+        "tests/unit/server/test_deliveries.py",
+    ),
+    Mutant(
+        "forget what a client did not take",
+        "server/deliveries.py",
+        "                    self._unsent = outgoing\n",
+        "",
+        "tests/unit/server/test_deliveries.py",
+    ),
 )

@@ -82,4 +82,18 @@ OF_PUBLISHING = (
         "if False:",
         "tests/unit/server/test_staging.py",
     ),
+    Mutant(
+        "make a table again that was dropped under a stream",
+        "spark/sink.py",
+        "        if number == 0:\n",
+        "        if True:\n",
+        "tests/integration/test_spark_write.py",
+    ),
+    Mutant(
+        "overwrite a table with partitions when nothing is said of them",
+        "spark/sink.py",
+        "if desc.partition_by and options.overwrites is None:",
+        "if False:",
+        "tests/integration/test_spark_overwrite.py",
+    ),
 )
