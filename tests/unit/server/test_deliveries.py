@@ -34,6 +34,7 @@ class Log:
         self.error: Exception | None = None
         self.stopped = False
         self.rows = ROWS
+        self.looked: Callable[[], None] = lambda: None
 
     def append(self) -> None:
         with self.lock:
@@ -55,6 +56,7 @@ class Log:
                 at += 1
                 self.senders.append(threading.current_thread())
                 yield StreamHeader(partition="", bucket=0, end_offset=at), self.rows
+            self.looked()
             yield Pause.NOTHING_NEW
 
 
@@ -182,6 +184,25 @@ def test_it_ends_with_its_stream(log: Log, served: Served) -> None:
     log.notify()
     served.thread.join(30)
     assert not served.thread.is_alive() and served.error is None
+
+
+def test_progress_while_it_looks_has_it_look_again(log: Log, served: Served, deliveries: Deliveries) -> None:
+    looked, go = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        log.looked = lambda: None
+        looked.set()
+        assert go.wait(30)
+
+    log.looked = wait
+    log.append()
+    assert looked.wait(30)  # and found the end
+    deliveries.promise()
+    log.append()
+    deliveries.keep_promise()  # which another thread does, that is at it
+    go.set()
+    assert [served.next(), served.next()] == [1, 2]
+    assert served.rests == 1
 
 
 @pytest.mark.parametrize("seed", range(3))
