@@ -97,6 +97,18 @@ def test_what_changes_a_table_is_refused_and_changes_nothing(spark: SparkSession
     assert clicks.scan().count() == 3
 
 
+def test_columns_by_the_whole_name_of_their_table(spark: SparkSession, con: lh.Connection, clicks: lh.Table) -> None:
+    con.create_table("q.users", SCHEMA, primary_key="id").upsert(rows(2, 3))
+    found = lhs.sql(
+        spark,
+        "select q.clicks.id, q.users.v as name from q.clicks join q.users on q.clicks.id = q.users.id"
+        " where q.clicks.v <> 'q.clicks.v' order by q.clicks.id",
+    )
+    assert [tuple(row) for row in found.collect()] == [(2, "v2"), (3, "v3")]
+    assert lhs.sql(spark, "select count(*) as n from q.clicks tablesample (100 percent)").collect()[0].n == 3
+    con.drop_table("q.users")
+
+
 def test_spark_looks_for_the_views_of_its_session_first(spark: SparkSession, con: lh.Connection) -> None:
     con.create_table("sales_of_ours", SCHEMA).append(rows(1))
     assert lhs.sql(spark, "select count(*) as n from sales_of_ours").collect()[0].n == 1

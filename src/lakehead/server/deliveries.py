@@ -25,6 +25,8 @@ from lakehead.server.shared_turns import SharedItem
 from lakehead.server.streams import Pause
 
 Item = tuple[StreamHeader, pa.RecordBatch]
+OWN_MAX = 8
+"""To so many streams who writes sends itself, before it takes its next request; to more of them Deliveries' thread."""
 
 
 class Deliveries:
@@ -41,7 +43,8 @@ class Deliveries:
         self.thread.start()
 
     def promise(self) -> None:
-        """What this thread makes progress of, it sends itself: it calls `keep_promise` soon, whatever happens."""
+        """What this thread makes progress of, it sends itself, to a few: it calls `keep_promise` soon, whatever
+        happens."""
         self._mine.due = []
 
     def keep_promise(self) -> None:
@@ -55,7 +58,7 @@ class Deliveries:
     def add(self, resting: Resting) -> None:
         """Have this sent soon what is new."""
         due: list[Resting] | None = getattr(self._mine, "due", None)
-        if due is None:
+        if due is None or len(due) >= OWN_MAX:
             self._due.put(resting)
         else:
             due.append(resting)

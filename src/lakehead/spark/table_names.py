@@ -45,6 +45,8 @@ _NO_ALIAS = frozenset(
     minus window qualify semi anti lateral tablesample pivot unpivot select cluster distribute sort version timestamp
     for fetch set values partition from""".split()  # noqa: SIM905
 )
+_SAMPLE = "tablesample"
+"""Stands between a table and its alias."""
 _TAKES_NO_ALIAS = frozenset(["describe", "desc", "table", "into", "cache", "refresh"])
 
 
@@ -106,6 +108,7 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
         return _named(spark, named, run_sql(spark, query[named.start :], args))
     views: dict[tuple[str, Moment | None], str] = {}
     mapping: dict[TableName, str] = {}
+    aliased: dict[tuple[str, ...], str] = {}
     prefix = f"lakehead_{SystemRandomness().uuid_hex()}"
     zone = str(spark.conf.get("spark.sql.session.timeZone"))
     try:
@@ -114,7 +117,10 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
                 continue  # what this session calls so
             whole, moment = as_of(query, name, zone)
             view = views.setdefault((full, moment), f"{prefix}_{len(views)}")
-            mapping[whole] = view + alias_for(query, whole)
+            alias = alias_for(query, whole)
+            mapping[whole] = view + alias
+            aliased |= {name.path: alias} if alias and not name.suffix else {}
+        mapping |= {n: columns for n in find_names(text) if (columns := _of_alias(n, aliased)) and n not in mapping}
         for (full, moment), frame in _frames(spark, con, list(views)).items():
             frame.createOrReplaceTempView(views[full, moment])
         # The statement is analysed here, so that the views may go; the frame holds what they stood for.
@@ -169,6 +175,14 @@ def _own_databases(spark: SparkSession, con: Connection, text: str) -> list[str]
     if not text.lstrip().lower().startswith(("create", "replace")):
         return []
     return [name for name in con.databases() if not spark.catalog.databaseExists(name)]
+
+
+def _of_alias(name: TableName, aliased: Mapping[tuple[str, ...], str]) -> str | None:
+    """``shop.orders.price`` by the alias that the table has in its place; None for what is no such column."""
+    if len(name.path) < 3 or name.path[:2] not in aliased:
+        return None
+    column = ".".join("`" + part.replace("`", "``") + "`" for part in name.path[2:])
+    return f"{aliased[name.path[:2]].removeprefix(' as ')}.{column}"
 
 
 def _is_view(spark: SparkSession, name: str) -> bool:
@@ -242,7 +256,7 @@ def alias_for(query: str, name: TableName) -> str:
     if before and before[0] in _TAKES_NO_ALIAS:
         return ""
     after = _ALIAS.match(text, name.end)
-    if after is not None and (after[1] is not None or after[2].lower() not in _NO_ALIAS):
+    if after is not None and (after[1] is not None or after[2].lower() not in _NO_ALIAS or after[2].lower() == _SAMPLE):
         return ""
     last = name.path[-1] + (f"${name.suffix}" if name.suffix else "")
     return " as `" + last.replace("`", "``") + "`"

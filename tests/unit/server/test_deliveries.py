@@ -16,7 +16,7 @@ from lakehead.errors import ClosedError
 from lakehead.protocol.codec import decode_stream_header
 from lakehead.protocol.messages import StreamHeader
 from lakehead.protocol.socket_messages import Incoming
-from lakehead.server.deliveries import Deliveries, Resting, message_of, send_all
+from lakehead.server.deliveries import OWN_MAX, Deliveries, Resting, message_of, send_all
 from lakehead.server.streams import Pause
 
 ROWS = pa.record_batch({"n": [1, 2, 3]})
@@ -142,6 +142,24 @@ def test_who_has_promised_sends_when_it_keeps_the_promise(log: Log, served: Serv
     log.append()
     assert served.next() == 3
     assert log.senders[-1] is deliveries.thread
+
+
+def test_a_writer_sends_to_a_few_and_leaves_the_others(log: Log, deliveries: Deliveries) -> None:
+    streams = [Served(log, deliveries) for _ in range(OWN_MAX + 3)]
+    for stream in streams:
+        stream.wait_resting()
+    deliveries.promise()
+    log.append()
+    assert [stream.next() for stream in streams[OWN_MAX:]] == [1, 1, 1]
+    assert set(log.senders) == {deliveries.thread} and len(log.senders) == 3
+    deliveries.keep_promise()
+    assert [stream.next() for stream in streams[:OWN_MAX]] == [1] * OWN_MAX
+    assert log.senders[3:] == [threading.current_thread()] * OWN_MAX
+    log.stopped = True
+    log.notify()
+    for stream in streams:
+        stream.thread.join(30)
+        stream.client.close()
 
 
 def test_what_takes_long_is_made_by_its_own_thread(log: Log, served: Served) -> None:
