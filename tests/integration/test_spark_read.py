@@ -369,11 +369,15 @@ def renamed(rows: pa.Table, names: dict[str, str]) -> pa.Table:
     )
 
 
+@pytest.mark.parametrize("few", ["HOT_ROWS_MAX", "HOT_BYTES_MAX", None])
 def test_executors_that_share_no_files(
-    spark: SparkSession, log: lh.Table, keyed: lh.Table, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, log: lh.Table, keyed: lh.Table, monkeypatch: pytest.MonkeyPatch, few: str | None
 ) -> None:
-    """What a cluster's session does: hot rows through the data source at the same pin, dead offsets without files."""
+    """What a cluster's session does: few hot rows go with the plan, others through the data source at the same pin, and
+    dead offsets without files. Of few rows Spark knows the size, and joins without a shuffle."""
     monkeypatch.setattr("lakehead.spark.scratch.is_local", lambda master: False)
+    if few is not None:
+        monkeypatch.setattr(f"lakehead.spark.union_frame.{few}", 0)
     before = set(Path(spark.sparkContext._temp_dir).iterdir())
     frames = [(lhs.table(spark, "shop.events"), log), (lhs.table(spark, "shop.orders"), keyed)]
     for frame, table in frames:
@@ -382,6 +386,10 @@ def test_executors_that_share_no_files(
     same(system, keyed.scan(["id"], system_columns=True).to_arrow(), "id")
     assert lhs.sql(spark, "select * from shop.events$lake$snapshots").count() == 1
     assert not [p for p in set(Path(spark.sparkContext._temp_dir).iterdir()) - before if p.suffix == ".parquet"]
+    many = spark.range(5_000_000).toDF("id")
+    for frame, _ in frames:
+        plan = many.join(frame, "id")._jdf.queryExecution().executedPlan().toString()
+        assert ("BroadcastHashJoin [id" in plan) == (few is None), plan
 
 
 def test_nothing_is_left_behind(spark: SparkSession, log: lh.Table) -> None:

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 BROADCAST_ROWS_MAX = 8 << 20
 """Larger sets of dead offsets are joined as Spark sees fit."""
+HOT_ROWS_MAX, HOT_BYTES_MAX = 1 << 16, 8 << 20
+"""So few hot rows go to a cluster with the plan, whose statements then know how large they are and do not ask for them
+again; executors fetch what is more."""
 _FILE_BYTES = 4096
 """About what is known of a lake file takes."""
 _FILE, _POSITION = "__dead_file", "__dead_position"
@@ -129,8 +132,30 @@ def _hot_frame(
 
         superseded, file = kept_of(spark).get(("hot", moment, tuple(read.schema.names)), find)
         return superseded, None if file is None else file.frame(spark)
+    few = _few_hot_rows(read, keyed=handle.desc.keyed)
+    if few is not None:
+        superseded, rows = few
+        return superseded, scratch_frame(spark, read.schema, rows)
     superseded = UnionRead(handle, pinned, ReadSpec(())).hot_changes()[0] if handle.desc.keyed else {}
     return superseded, _source_frame(spark, uri, table, read)
+
+
+def _few_hot_rows(read: UnionRead, *, keyed: bool) -> tuple[Superseded, list[pa.RecordBatch]] | None:
+    """What the log supersedes, and the rows it adds; None when these are not few."""
+    if sum(end - start for start, end in read.pinned.ranges.values()) > HOT_ROWS_MAX:
+        return None
+    superseded: Superseded = {}
+    batches: Iterable[pa.RecordBatch] = read.batches()
+    if keyed:
+        superseded, rows = read.hot_changes()
+        batches = [batch for _, batch in rows]
+    held, size = [], 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size > HOT_BYTES_MAX:
+            return None
+    return superseded, held
 
 
 def _source_frame(
