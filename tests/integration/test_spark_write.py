@@ -226,6 +226,15 @@ def test_a_table_that_is_made_takes_nulls_as_sparks_own_do(con: lh.Connection, s
     assert con.table("w.literals").get(9) == {"id": 9, "status": None, "inside": None, "listed": None}
 
 
+def test_a_table_with_a_time_is_copied(con: lh.Connection, spark: SparkSession) -> None:
+    schema = pa.schema([("id", pa.int64()), ("at", pa.time64("us")), ("all", pa.list_(pa.time64("us")))])
+    row = {"id": 1, "at": dt.time(12, 30, 0, 5), "all": [dt.time(1), None]}
+    con.create_table("w.times", schema).append([row])
+    into(con, lhs.table(spark, "w.times"), "w.copied_times").mode("append").save()
+    assert con.table("w.copied_times").schema.types == schema.types
+    assert con.table("w.copied_times").scan().to_arrow().to_pylist() == [row]
+
+
 def test_lhs_write_says_what_it_does_not_do(con: lh.Connection, spark: SparkSession) -> None:
     con.create_table("w.there", pa.schema([("id", pa.int64())]))
     wrong: list[tuple[dict[str, Any], str]] = [

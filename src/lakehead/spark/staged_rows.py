@@ -22,7 +22,7 @@ from lakehead.errors import InvalidPropertyError, LakeheadError, TableNotFoundEr
 from lakehead.format.schema import nearest_name
 from lakehead.protocol.staging import GIVEN_BYTES_MAX, StagedPart
 from lakehead.spark.connections import worker_table
-from lakehead.spark.types import nullable
+from lakehead.spark.types import columns_made_of
 from lakehead.types import WriteKind
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Target:
         except TableNotFoundError:
             if self.operation == "delete" or self.columns is not None:
                 raise
-            definition_of(self.table, nullable(schema), **self.definition)
+            definition_of(self.table, columns_made_of(schema), **self.definition)
             return None
         self.require_taken(handle_of(table), schema)
         return table
@@ -81,7 +81,7 @@ class Target:
         """
         table = self.checked(con, schema)
         if table is None:
-            table = con.create_table(self.table, nullable(schema), if_not_exists=True, **self.definition)
+            table = con.create_table(self.table, columns_made_of(schema), if_not_exists=True, **self.definition)
             self.require_taken(handle_of(table), schema)
         return table
 

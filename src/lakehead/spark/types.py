@@ -19,22 +19,27 @@ if TYPE_CHECKING:
 SPARK_ID = "parquet.field.id"
 
 
-def nullable(schema: pa.Schema) -> pa.Schema:
-    """The same columns, which may be null, and what is in them, too: as Spark makes its own tables. Of a column of
-    literals a DataFrame says that it is never null, which is said of these rows, not of those to come."""
-    return pa.schema([_nullable(field) for field in schema])
+def columns_made_of(schema: pa.Schema) -> pa.Schema:
+    """The columns of a table that is made for the rows of a DataFrame, which has these.
+
+    All may be null, and what is in them, too, as in Spark's own tables: that a column of literals is never null is said
+    of these rows, not of those to come. A time has microseconds, which are all that Spark's have.
+    """
+    return pa.schema([_made_of(field) for field in schema])
 
 
-def _nullable(field: pa.Field) -> pa.Field:
+def _made_of(field: pa.Field) -> pa.Field:
     t = field.type
     if pa.types.is_struct(t):
-        t = pa.struct([_nullable(t.field(i)) for i in range(t.num_fields)])
+        t = pa.struct([_made_of(t.field(i)) for i in range(t.num_fields)])
     elif pa.types.is_list(t):
-        t = pa.list_(_nullable(t.value_field))
+        t = pa.list_(_made_of(t.value_field))
     elif pa.types.is_large_list(t):
-        t = pa.large_list(_nullable(t.value_field))
+        t = pa.large_list(_made_of(t.value_field))
     elif pa.types.is_map(t):
-        t = pa.map_(t.key_field, _nullable(t.item_field), t.keys_sorted)
+        t = pa.map_(_made_of(t.key_field).with_nullable(False), _made_of(t.item_field), t.keys_sorted)
+    elif t == pa.time64("ns"):
+        t = pa.time64("us")
     return field.with_type(t).with_nullable(True)
 
 
