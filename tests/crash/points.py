@@ -398,11 +398,11 @@ def _wrap_commands(points: Points, module: ModuleType) -> None:
     store = module.MetadataStore
     submit_all = store.submit_all
 
-    def named(self: Any, commands: Any) -> Any:
+    def named(self: Any, commands: Any, **how: Any) -> Any:
         names = dict.fromkeys(f"command.{type(command).__name__}" for command in commands)
         for name in names:
             points.reach(f"{name}.before")
-        planned = submit_all(self, commands)
+        planned = submit_all(self, commands, **how)
         for name in names:
             points.reach(f"{name}.after")
         return planned
