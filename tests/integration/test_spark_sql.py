@@ -115,5 +115,10 @@ def test_spark_looks_for_the_views_of_its_session_first(spark: SparkSession, con
     spark.range(7).createOrReplaceTempView("sales_of_ours")
     assert lhs.sql(spark, "select count(*) as n from sales_of_ours").collect()[0].n == 7
     assert lhs.sql(spark, "select count(*) as n from default.sales_of_ours").collect()[0].n == 1
-    spark.catalog.dropTempView("sales_of_ours")
+    lhs.sql(spark, "cache table sales_of_ours")
+    assert spark.catalog.isCached("sales_of_ours")
+    lhs.sql(spark, "drop view sales_of_ours")
+    with pytest.raises(lh.SqlError, match="drop_table"):
+        lhs.sql(spark, "drop view sales_of_ours")
+    assert lhs.sql(spark, "select count(*) as n from sales_of_ours").collect()[0].n == 1
     con.drop_table("sales_of_ours")

@@ -27,6 +27,8 @@ from lakehead.server.streams import Pause
 Item = tuple[StreamHeader, pa.RecordBatch]
 OWN_MAX = 8
 """To so many streams who writes sends itself, before it takes its next request; to more of them Deliveries' thread."""
+ITEMS_MAX = 16
+"""After so many items at once the stream's own thread goes on: where many write, there is always one more."""
 
 
 class Deliveries:
@@ -138,12 +140,14 @@ class Resting:
     def _send_new(self) -> bool:
         """Whether the stream may rest on."""
         try:
-            for item in self._items:
+            for number, item in enumerate(self._items):
                 if isinstance(item, Pause):
                     return item is Pause.NOTHING_NEW
                 outgoing = message_of(item)
                 if not _sent_at_once(self._connection, outgoing):
                     self._unsent = outgoing
+                    return False
+                if number + 1 == ITEMS_MAX:
                     return False
             self._ended = True
         except BaseException as e:

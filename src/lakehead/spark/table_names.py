@@ -103,7 +103,9 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
         raise SqlError("the statement is empty: write for example 'select count(*) from shop.orders'")
     con, text = connection_of(spark), masked(query)
     tables = con.tables()
-    require_read(text, lambda name: name.table in tables, _own_databases(spark, con, text))
+    require_read(
+        text, lambda name: name.table in tables and not _is_view(spark, name), _own_databases(spark, con, text)
+    )
     if (named := NamedQuery.of(text)) is not None and find_spark_tables(query, tables):
         return _named(spark, named, run_sql(spark, query[named.start :], args))
     views: dict[tuple[str, Moment | None], str] = {}
@@ -113,8 +115,8 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
     zone = str(spark.conf.get("spark.sql.session.timeZone"))
     try:
         for name, full in find_spark_tables(query, tables):
-            if len(name.path) == 1 and not name.suffix and _is_view(spark, name.path[0]):
-                continue  # what this session calls so
+            if _is_view(spark, name):
+                continue
             whole, moment = as_of(query, name, zone)
             view = views.setdefault((full, moment), f"{prefix}_{len(views)}")
             alias = alias_for(query, whole)
@@ -185,9 +187,11 @@ def _of_alias(name: TableName, aliased: Mapping[tuple[str, ...], str]) -> str | 
     return f"{aliased[name.path[:2]].removeprefix(' as ')}.{column}"
 
 
-def _is_view(spark: SparkSession, name: str) -> bool:
+def _is_view(spark: SparkSession, name: TableName) -> bool:
     """Whether the session has a temporary view of that name, which Spark looks for first."""
-    return any(t.isTemporary and t.name.lower() == name.lower() for t in spark.catalog.listTables())
+    if len(name.path) > 1 or name.suffix:
+        return False
+    return any(t.isTemporary and t.name.lower() == name.path[0].lower() for t in spark.catalog.listTables())
 
 
 def _plain(args: Mapping[str, Any] | Sequence[Any] | None) -> dict[str, Any] | list[Any] | None:

@@ -16,7 +16,7 @@ from lakehead.errors import ClosedError
 from lakehead.protocol.codec import decode_stream_header
 from lakehead.protocol.messages import StreamHeader
 from lakehead.protocol.socket_messages import Incoming
-from lakehead.server.deliveries import OWN_MAX, Deliveries, Resting, message_of, send_all
+from lakehead.server.deliveries import ITEMS_MAX, OWN_MAX, Deliveries, Resting, message_of, send_all
 from lakehead.server.streams import Pause
 
 ROWS = pa.record_batch({"n": [1, 2, 3]})
@@ -160,6 +160,17 @@ def test_a_writer_sends_to_a_few_and_leaves_the_others(log: Log, deliveries: Del
     for stream in streams:
         stream.thread.join(30)
         stream.client.close()
+
+
+def test_what_never_ends_is_left_to_its_own_thread(log: Log, served: Served, deliveries: Deliveries) -> None:
+    """Where others write all the time, there is always one more for who sends."""
+    deliveries.promise()
+    for _ in range(ITEMS_MAX + 10):
+        log.append()
+    deliveries.keep_promise()
+    assert [served.next() for _ in range(ITEMS_MAX + 10)] == [*range(1, ITEMS_MAX + 11)]
+    assert log.senders == [threading.current_thread()] * ITEMS_MAX + [served.thread] * 10
+    served.wait_resting()
 
 
 def test_what_takes_long_is_made_by_its_own_thread(log: Log, served: Served) -> None:
