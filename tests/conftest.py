@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,6 +17,10 @@ settings.register_profile(
     "lakehead", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 settings.load_profile("lakehead")
+
+# Python workers of Spark begin in the folder where the JVM began, which a test may have left: they find `tests` by this.
+_PATHS = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+os.environ["PYTHONPATH"] = os.pathsep.join(p for p in _PATHS if p)
 
 NO_SKIP = os.environ.get("CI", "").lower() in ("1", "true")
 
