@@ -18,7 +18,7 @@ settings.register_profile(
 )
 settings.load_profile("lakehead")
 
-# Python workers of Spark begin in the folder where the JVM began, which a test may have left: they find `tests` by this.
+# Spark's Python workers begin in the folder where the JVM did, which may be one of a test's: they find `tests` by this.
 _PATHS = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
 os.environ["PYTHONPATH"] = os.pathsep.join(p for p in _PATHS if p)
 

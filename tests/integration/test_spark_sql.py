@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 import pytest
@@ -12,6 +12,8 @@ from tests.integration.conftest import embedded_only
 
 import lakehead as lh
 import lakehead.spark as lhs
+from lakehead.errors import SqlError
+from lakehead.spark import union_frame
 
 pytestmark = [pytest.mark.spark, embedded_only]
 
@@ -122,3 +124,47 @@ def test_spark_looks_for_the_views_of_its_session_first(spark: SparkSession, con
         lhs.sql(spark, "drop view sales_of_ours")
     assert lhs.sql(spark, "select count(*) as n from sales_of_ours").collect()[0].n == 1
     con.drop_table("sales_of_ours")
+
+
+@pytest.mark.parametrize("where", ["id = 2", "id in (2, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20)", "id = :n and v > ''"])
+def test_a_point_query_asks_the_key_index(
+    spark: SparkSession, con: lh.Connection, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr("lakehead.spark.table_names.FEW_ROWS", 0)
+    table = con.create_table("q.points", SCHEMA, primary_key="id", lake="iceberg")
+    try:
+        table.upsert(rows(1, 2, 3))
+        con.tier("q.points")
+        table.upsert([{"id": 3, "v": "new"}])
+        found = lhs.sql(spark, f"select * from q.points where {where}", {"n": 2} if ":n" in where else None)
+        assert not [f for f in found.inputFiles() if "q.points" in f or "/data/" in f], "the lake is not asked"
+        assert lhs.sql(spark, "select * from q.points where v > ''").inputFiles(), "it is where no key is said"
+        table.upsert([{"id": 2, "v": "later"}])
+        assert found.collect() == [(2, "v2")], "as of when the statement was made"
+        assert lhs.sql(spark, "select v from q.points where id = 4").collect() == []
+    finally:
+        con.drop_table("q.points", purge=True)
+
+
+def test_columns_and_rows_that_are_not_needed_are_not_read(
+    spark: SparkSession, clicks: lh.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lakehead.spark.union_frame.HOT_ROWS_MAX", 0)
+    clicks.append(rows(4, 5))
+    written: list[tuple[list[str], int]] = []
+    write = union_frame.scratch_file
+
+    def seen(spark: SparkSession, schema: pa.Schema, batches: Iterable[pa.RecordBatch], **how: bool) -> object:
+        held = list(batches)
+        written.append((schema.names, sum(b.num_rows for b in held)))
+        return write(spark, schema, held, **how)
+
+    monkeypatch.setattr(union_frame, "scratch_file", seen)
+    found = lhs.sql(spark, "select v from q.clicks where id >= 5 or id = 1")
+    assert sorted(found.collect()) == [("v1",), ("v5",)]
+    assert (["id", "v"], 1) in written
+    found = lhs.sql(spark, "select v from q.clicks")
+    assert (["v"], 3) in written and found.count() == 5
+    with pytest.raises(Exception, match=r"did not need the column id of q\.clicks") as failed:
+        found.orderBy("id").collect()  # Spark lets this name a column that was not selected
+    assert isinstance(lhs.raised(failed.value), SqlError)

@@ -5,9 +5,11 @@ What the rows are is asked twice: of Spark itself over the plain rows in its mem
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -69,6 +71,93 @@ def test_every_way_keeps_the_same_rows(spark: SparkSession, con: lh.Connection, 
         for way, frame in found.items():
             for (text, keys), answer in zip(conditions.items(), keys_of(frame, len(conditions)), strict=True):
                 assert answer == keys, f"{way}, {stage}, seed {seed}: {text}"
+
+
+STATEMENTS = [
+    "select name from {t} where id = 7",
+    "select * from {t} where id in (3, 5, 7, 95, 205) and kind = 1",
+    "select id, v from {t} where id in (1,2,3,4,5,6,7,8,9,10,11,12,13,98,103,204)",
+    "select id, amount from {t} where name in ('a0','a1','a2','a3','a4','a5','a6','a7','a8','a9','a10','a100','a201')",
+    "select id from {t} where id = 7 or name = 'a8'",
+    "select id from {t} where id = 7 or length(note) > 2",
+    "select id from {t} where (id = 7 or id = 103) and v > 1",
+    "select id from {t} where id <=> 8 and not kind = 5",
+    "select count(*) from {t}",
+    "select count(name), count(kind), count(note) from {t}",
+    "select count(note) from {t} where day > date'2026-01-03'",
+    "select kind, sum(v) from {t} where day = date'2026-01-02' or amount = 3.50 group by kind having count(*) > 1",
+    "select max(id) from {t} where name < 'a3' and note is not null",
+    "select a.name, b.v from {t} a join {t} b on a.id = b.id where a.id = 104",
+    "select a.id, b.name from {t} a left join {t} b on a.kind = b.id and b.id = 3 where a.id < 9",
+    "select a.id, b.name from {t} a full join {t} b on a.id = b.id + 100 where a.id = 101 or b.id = 2",
+    "select id from {t} where v = (select max(v) from {t} where kind = 2)",
+    "select id from {t} where id in (select kind from {t} where day = date'2026-01-01')",
+    "select id from {t} x where exists (select 1 from {t} y where y.kind = x.id and y.name = 'a4')",
+    "select id from {t} where id not in (select kind from {t} where id < 90)",
+    "with c as (select * from {t} where kind = 3) select c.id, d.note from c join c d on c.id = d.id where c.v > 4",
+    "with c as (select id, name, note from {t}) select id from c where name = 'a9'",
+    "select id from {t} where kind = 1 union all select kind from {t} where id = 5",
+    "select id, name from {t} where id > 195 except select id, name from {t} where kind = 0",
+    "select id, row_number() over (partition by kind order by v, id) from {t} where id between 98 and 106",
+    "select id from (select * from {t} order by v desc, id limit 7) where kind = 1",
+    "select distinct kind from {t} where id < 5 and 1 = 1",
+    "select t.id, n from (select * from {t} where id = 4) t lateral view explode(array(kind, id)) as n",
+    "select id from {t} where false",
+    "select id, cast(null as string) from {t} where note = 'n' || '3' and id > 2L",
+    "select sum(f) from {t} where f = 'NaN' or f > 1 or f = 0.0",
+    "select id from {t} where upper(name) = 'A7' and length(note) = 2",
+]
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["log", "keyed"])
+def test_a_statement_finds_the_same_in_what_it_needs(
+    spark: SparkSession, con: lh.Connection, keyed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"fuzz.needs_{SystemRandomness().uuid_hex()}"
+    schema = needs_rows(range(1)).schema
+    table = con.create_table(name, schema, primary_key="id" if keyed else None, buckets=2, lake="iceberg")
+    write = table.upsert if keyed else table.append
+    write(needs_rows(range(100)))
+    con.tier(name)
+    write(needs_rows(range(100 if not keyed else 90, 210)))
+    gone = [3, 204] if keyed else []
+    if gone:
+        table.delete([{"id": n} for n in gone])
+    plain_frame(spark, needs_rows([n for n in range(210) if n not in gone])).createOrReplaceTempView("plain")
+    monkeypatch.setattr("lakehead.spark.union_frame.HOT_ROWS_MAX", 0)
+    monkeypatch.setattr("lakehead.spark.table_names.FEW_ROWS", 0)
+    local = spark.sparkContext.master == "local[2]"
+    for text in STATEMENTS if local and keyed else STATEMENTS[:: 4 if local else 11]:
+        frames = spark.sql(text.format(t="plain")), lhs.sql(spark, text.format(t=name))
+        expected, found = (sorted(map(str, frame.collect())) for frame in frames)
+        assert found == expected, text
+
+
+def needs_rows(ids: Sequence[int]) -> pa.Table:
+    schema = pa.schema(
+        [
+            pa.field("id", pa.int64(), nullable=False),
+            pa.field("kind", pa.int32(), nullable=False),
+            ("name", pa.string()),
+            ("note", pa.string()),
+            ("day", pa.date32()),
+            ("amount", pa.decimal128(9, 2)),
+            ("v", pa.float64()),
+            ("f", pa.float64()),
+        ]
+    )
+    day = dt.date(2026, 1, 1)
+    columns: list[list[object]] = [
+        list(ids),
+        [n % 6 for n in ids],
+        [f"a{n}" if n % 11 else None for n in ids],
+        [f"n{n % 7}" if n % 3 else None for n in ids],
+        [day + dt.timedelta(n % 5) for n in ids],
+        [Decimal(n) / 2 for n in ids],
+        [n % 13 * 0.5 for n in ids],
+        [[0.0, -0.0, 2.5, float("nan"), None][n % 5] for n in ids],
+    ]
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
 
 
 def agreed(spark: SparkSession, rows: pa.Table, case: Case) -> dict[str, list[int]]:

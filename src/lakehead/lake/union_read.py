@@ -191,11 +191,11 @@ class UnionRead:
         pinned: Pin,
         spec: ReadSpec,
     ) -> None:
-        self._handle = handle
+        self.handle = handle
         self._desc = handle.desc
         self.pinned = pinned
         self._columns = list(spec.columns)
-        self._predicate = spec.predicate
+        self.predicate = spec.predicate
         self._limit = spec.limit
         self._spec = spec
         fields = [self._desc.schema.field(c) for c in self._columns]
@@ -220,15 +220,9 @@ class UnionRead:
         if by_key is not None:
             yield from (batch.select(self.schema.names) for batch in by_key)
             return
-        if not self._desc.keyed or self._desc.lake is None:
-            yield from self._lake_rows({})
-            yield from (b for _, b in self._log_rows(self.schema.names, self._predicate))
-            return
-        superseded, hot = self.hot_changes()
+        superseded, rows = self.hot_rows()
         yield from self._lake_rows(superseded)
-        for _, batch in hot:
-            rows = batch if self._predicate is None else self._predicate.filter(batch)
-            yield rows.select(self.schema.names)
+        yield from rows
 
     @functools.cached_property
     def _keys(self) -> pa.RecordBatch | None:
@@ -241,13 +235,13 @@ class UnionRead:
     def rows_by_key(self) -> list[pa.RecordBatch] | None:
         """The rows, with all columns, from the key index of the servers; None when it cannot tell them as they were
         pinned."""
-        if self._keys is None or self._predicate is None:
+        if self._keys is None or self.predicate is None:
             return None
         try:
-            found = self._handle.lookups.as_of(self._keys, {key: end for key, (_, end) in self.pinned.ranges.items()})
+            found = self.handle.lookups.as_of(self._keys, {key: end for key, (_, end) in self.pinned.ranges.items()})
         except SchemaChangedError:
             return None
-        return None if found is None else [self._predicate.filter(batch) for batch in found.to_batches()]
+        return None if found is None else [self.predicate.filter(batch) for batch in found.to_batches()]
 
     def _log_rows(
         self, columns: Sequence[str], predicate: Predicate | None = None
@@ -256,7 +250,7 @@ class UnionRead:
         live = self._desc.keyed and self._desc.lake is None
         pinned, ranges = self.pinned, self._ranges
         try:
-            yield from self._handle.log.read_ranges(
+            yield from self.handle.log.read_ranges(
                 ranges, ReadSpec(tuple(columns), predicate), live=live, lease=pinned.lease
             )
         except OffsetOutOfRangeError as e:
@@ -291,10 +285,19 @@ class UnionRead:
         if lake is not None and lake.snapshot_id is not None:
             yield from lake.read(self._lake_files, self._spec, superseded)
 
+    def hot_rows(self) -> tuple[Superseded, Iterator[pa.RecordBatch]]:
+        """Lake offsets that the hot range supersedes, and the hot rows that meet the predicate, with the columns of
+        `schema`."""
+        if not self._desc.keyed or self._desc.lake is None:
+            return {}, (b for _, b in self._log_rows(self.schema.names, self.predicate))
+        superseded, hot = self.hot_changes()
+        met = (b if self.predicate is None else self.predicate.filter(b) for _, b in hot)
+        return superseded, (b.select(self.schema.names) for b in met)
+
     def hot_changes(self) -> tuple[Superseded, list[tuple[TabletKey, pa.RecordBatch]]]:
         """For keyed tables: lake offsets that the hot range supersedes, and the hot rows to add, unfiltered, with the
         columns of `schema` and those of the predicate."""
-        extra = [c for c in (self._predicate.columns if self._predicate else ()) if c not in self._columns]
+        extra = [c for c in (self.predicate.columns if self.predicate else ()) if c not in self._columns]
         system = [c for c in self.schema.names if c not in self._columns and c not in _CHANGE_COLUMNS]
         names = [*self._columns, *extra, *system, *_CHANGE_COLUMNS]
         if self._desc.lake is None:
@@ -323,12 +326,12 @@ class UnionRead:
 
     def count(self) -> int:
         """Number of rows that `batches` yields."""
-        if self._predicate is None:
+        if self.predicate is None:
             total = self._count_all()
         elif (by_key := self.rows_by_key()) is not None:
             total = sum(b.num_rows for b in by_key)
         else:
-            narrow = UnionRead(self._handle, self.pinned, ReadSpec((), self._predicate, system_columns=True))
+            narrow = UnionRead(self.handle, self.pinned, ReadSpec((), self.predicate, system_columns=True))
             total = sum(b.num_rows for b in narrow.batches())
         return total if self._limit is None else min(total, self._limit)
 
@@ -339,7 +342,7 @@ class UnionRead:
         if self._desc.keyed and self._desc.lake is None:
             total = sum(b.num_rows for _, b in self._log_rows([OFFSET_COLUMN]))
         elif self._desc.keyed:
-            narrow = UnionRead(self._handle, self.pinned, ReadSpec(()))
+            narrow = UnionRead(self.handle, self.pinned, ReadSpec(()))
             superseded, hot = narrow.hot_changes()
             total = sum(b.num_rows for _, b in hot)
         else:
@@ -358,7 +361,7 @@ class UnionRead:
         lines = [
             f"union read of {self._desc.path} ({'primary-key' if self._desc.keyed else 'log'} table)",
             f"  columns: {', '.join(self.schema.names) or '(none)'}",
-            f"  where:   {self._predicate.arrow if self._predicate else '(all rows)'}",
+            f"  where:   {self.predicate.arrow if self.predicate else '(all rows)'}",
         ]
         if self._limit is not None:
             lines.append(f"  limit:   {self._limit}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from lakehead.types import CHANGE_TYPE_COLUMN, SYSTEM_FIELDS, TabletKey, Tier, r
 
 _NamedStart = Literal["latest", "earliest", "full"]
 StreamStart: TypeAlias = _NamedStart | dt.datetime | Mapping[TabletKey, int]
-_INTERNAL = ("ranges", "lease", "schema_id")
+_INTERNAL = ("ranges", "lease", "schema_id", "where")
 _OF_BATCHES = ("tier", "snapshot", "timestamp")
 _LIMITS = ("max_rows_per_trigger", "max_bytes_per_trigger")
 _OF_STREAMS = ("start", *_LIMITS)
@@ -45,6 +46,7 @@ class ReadOptions:
         ranges: read exactly these log offsets, and of the lake ``snapshot`` or nothing; how a union read ships its
             pin, with its ``lease``.
         schema_id: the definition under which that was pinned; -1 for what is pinned with the plan.
+        where: of these log offsets the rows that meet this filter, in the form in which it goes to a server.
         given: the names of all that were given.
     """
 
@@ -60,6 +62,7 @@ class ReadOptions:
     ranges: Ranges | None = None
     lease: str | None = None
     schema_id: int = -1
+    where: bytes | None = None
     given: frozenset[str] = frozenset()
 
     @classmethod
@@ -86,6 +89,7 @@ class ReadOptions:
             ranges=None if ranges is None else {TabletKey.parse(k): (s, e) for k, (s, e) in json.loads(ranges).items()},
             lease=given.get("lease"),
             schema_id=int(given.get("schema_id", -1)),
+            where=base64.b64decode(given["where"]) if "where" in given else None,
             given=frozenset(given),
         )
 

@@ -18,6 +18,7 @@ from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.lake.records import read_all_records
 from lakehead.lake.union_read import Pin, UnionRead
 from lakehead.log.netchange import Offsets, between
+from lakehead.predicate import Predicate
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.types import (
     CHANGE_TYPE_COLUMN,
@@ -54,12 +55,17 @@ class LakePart:
 
 @dataclass(frozen=True, eq=False)
 class HotPart:
-    """Log offsets to read, under the lease and the definition of the plan; whole tablets where the table is keyed."""
+    """Log offsets to read, under the lease and the definition of the plan; whole tablets where the table is keyed.
+
+    Attributes:
+        where: the rows wanted, as a `Predicate` in bytes; None for all.
+    """
 
     table_id: str
     schema_id: int
     ranges: Ranges
     lease: str | None = None
+    where: bytes | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +80,12 @@ class RecordsPart:
 # ---- planning -------------------------------------------------------------------------------------------------------
 
 
-def union_parts(handle: TableHandle, pinned: Pin) -> list[LakePart | HotPart]:
-    """All of a pinned read; of a keyed table, the tablets that it has ranges of, or the lake alone."""
+def union_parts(handle: TableHandle, pinned: Pin, where: bytes | None = None) -> list[LakePart | HotPart]:
+    """All of a pinned read; of a keyed table, the tablets that it has ranges of, or the lake alone.
+
+    Args:
+        where: the hot rows wanted, as a `Predicate` in bytes; None for all.
+    """
     parts: list[LakePart | HotPart] = []
     view = pinned.lake
     if view is not None and view.snapshot_id is not None:
@@ -85,7 +95,7 @@ def union_parts(handle: TableHandle, pinned: Pin) -> list[LakePart | HotPart]:
             superseded = UnionRead(handle, pinned, ReadSpec(())).hot_changes()[0]
             files = [f for f in files if f.tablet is None or f.tablet in pinned.ranges]
         parts += lake_parts(handle.desc, files, superseded, pinned.lease)
-    return [*parts, *hot_parts(handle.desc, pinned.ranges, pinned.lease)]
+    return [*parts, *hot_parts(handle.desc, pinned.ranges, pinned.lease, where)]
 
 
 def lake_parts(
@@ -105,10 +115,12 @@ def _within(offsets: Offsets, files: Sequence[LakeFile]) -> Offsets:
     return between(offsets, min(b[0] for b in bounds), max(b[1] for b in bounds) + 1)
 
 
-def hot_parts(desc: TableDescriptor, ranges: Ranges, lease: str | None = None) -> Iterator[HotPart]:
+def hot_parts(
+    desc: TableDescriptor, ranges: Ranges, lease: str | None = None, where: bytes | None = None
+) -> Iterator[HotPart]:
     """Log ranges, cut or gathered to about `HOT_ROWS` records."""
     for some in _cut(desc, ranges):
-        yield HotPart(desc.table_id, desc.schema_id, some, lease)
+        yield HotPart(desc.table_id, desc.schema_id, some, lease, where)
 
 
 def record_parts(desc: TableDescriptor, ranges: Ranges) -> Iterator[RecordsPart]:
@@ -155,7 +167,8 @@ def read_rows(handle: TableHandle, part: LakePart | HotPart, names: Sequence[str
         batches = lake.read(part.files, ReadSpec(tuple(wanted)), part.superseded)
     else:
         user = [n for n in wanted if n not in _SYSTEM]
-        spec = ReadSpec(tuple(user), system_columns=len(user) < len(wanted))
+        where = None if part.where is None else Predicate.from_bytes(part.where, handle.desc.schema)
+        spec = ReadSpec(tuple(user), where, system_columns=len(user) < len(wanted))
         batches = UnionRead(handle, Pin(None, part.ranges, part.lease), spec).batches()
     with handle.leases.used(part.lease):
         for batch in batches:

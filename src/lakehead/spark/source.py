@@ -84,7 +84,7 @@ class LakeheadReader(DataSourceReader):
             pinned = Pin(lake, options.ranges, options.lease)
         else:
             pinned = pin(handle, tier=options.tier, snapshot=options.snapshot, planned=True)
-        return [InputPartition(p) for p in union_parts(handle, pinned)]
+        return [InputPartition(p) for p in union_parts(handle, pinned, options.where)]
 
     # ---- reading --------------------------------------------------------------------------------------------------
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pyarrow as pa
@@ -24,10 +24,11 @@ from lakehead.lake.records import read_log
 from lakehead.lake.union_read import Moment, Pin, pin, pin_together
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.spark.connections import connection_of
+from lakehead.spark.needs import Needs, needs_of
 from lakehead.spark.scratch import scratch_frame
 from lakehead.spark.statements import NamedQuery, require_read
 from lakehead.spark.types import spark_schema
-from lakehead.spark.union_frame import union_frame
+from lakehead.spark.union_frame import is_large, union_frame
 from lakehead.types import Tier
 
 if TYPE_CHECKING:
@@ -45,8 +46,14 @@ _NO_ALIAS = frozenset(
     minus window qualify semi anti lateral tablesample pivot unpivot select cluster distribute sort version timestamp
     for fetch set values partition from""".split()  # noqa: SIM905
 )
+_WHERE = re.compile(r"\bwhere\b", re.IGNORECASE)
+FEW_ROWS = 10_000
+"""A keyed table of so many rows is read sooner than a statement is asked which keys it needs."""
 _SAMPLE = "tablesample"
 """Stands between a table and its alias."""
+_Read: TypeAlias = tuple[str, Moment | None]
+"""A full name with its suffix, and the moment of the lake that it is read at, None for now."""
+_Ask: TypeAlias = Callable[[Mapping[_Read, pa.Schema]], Mapping[_Read, Needs]]
 _TAKES_NO_ALIAS = frozenset(["describe", "desc", "table", "into", "cache", "refresh"])
 
 
@@ -76,14 +83,16 @@ def read_name(
     return frame.select(*columns) if columns is not None else frame
 
 
-def _pinned_name(spark: SparkSession, table: Table, suffix: Suffix | None, pinned: Pin) -> DataFrame:
-    """What a name with this suffix reads under a pin."""
+def _pinned_name(
+    spark: SparkSession, table: Table, suffix: Suffix | None, pinned: Pin, needs: Needs | None = None
+) -> DataFrame:
+    """What a name with this suffix reads under a pin, or what is needed of it."""
     handle = handle_of(table)
     if suffix is Suffix.CHANGELOG:
         schema = changelog_schema(handle.desc)
         return _frame(spark, schema, map(named_changes, read_log(handle, pinned, ReadSpec(tuple(schema.names)))))
     if suffix is None:
-        return union_frame(spark, connection_of(spark).uri, table, pinned=pinned)
+        return union_frame(spark, connection_of(spark).uri, table, pinned=pinned, needs=needs)
     handle.desc.require_lake()
     if suffix is Suffix.LAKE:
         return union_frame(spark, connection_of(spark).uri, table, pinned=pinned.of_lake())
@@ -108,7 +117,7 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
     )
     if (named := NamedQuery.of(text)) is not None and find_spark_tables(query, tables):
         return _named(spark, named, run_sql(spark, query[named.start :], args))
-    views: dict[tuple[str, Moment | None], str] = {}
+    views: dict[_Read, str] = {}
     mapping: dict[TableName, str] = {}
     aliased: dict[tuple[str, ...], str] = {}
     prefix = f"lakehead_{SystemRandomness().uuid_hex()}"
@@ -123,10 +132,16 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
             mapping[whole] = view + alias
             aliased |= {name.path: alias} if alias and not name.suffix else {}
         mapping |= {n: columns for n in find_names(text) if (columns := _of_alias(n, aliased)) and n not in mapping}
-        for (full, moment), frame in _frames(spark, con, list(views)).items():
-            frame.createOrReplaceTempView(views[full, moment])
+        statement = replace_names(query, mapping)
+
+        def ask(schemas: Mapping[_Read, pa.Schema]) -> dict[_Read, Needs]:
+            found = needs_of(spark, text, statement, _plain(args), {views[r]: s for r, s in schemas.items()})
+            return {read: found[view] for read in schemas if (view := views[read]) in found}
+
+        for read, frame in _frames(spark, con, list(views), text, ask):
+            frame.createOrReplaceTempView(views[read])
         # The statement is analysed here, so that the views may go; the frame holds what they stood for.
-        return spark.sql(replace_names(query, mapping), _plain(args))
+        return spark.sql(statement, _plain(args))
     except PySparkException as e:
         raise SqlError(_readable(e, views)) from e
     finally:
@@ -135,21 +150,35 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
 
 
 def _frames(
-    spark: SparkSession, con: Connection, names: Sequence[tuple[str, Moment | None]]
-) -> dict[tuple[str, Moment | None], DataFrame]:
-    """What a statement reads: tables now, all as of one moment, or the lake of some other one."""
-    now = {full: full.partition("$") for full, moment in names if moment is None}
+    spark: SparkSession, con: Connection, reads: Sequence[_Read], text: str, ask: _Ask
+) -> Iterator[tuple[_Read, DataFrame]]:
+    """What a statement reads: tables now, all as of one moment, or the lake of some other one.
+
+    Args:
+        ask: what the statement needs of tables, once it has all else that it names; asked where this may pay.
+    """
+    now = {read: read[0].partition("$") for read in reads if read[1] is None}
     tables = {path: con.table(path) for path in sorted({path for path, _, _ in now.values()})}
-    suffixes = {full: suffix_of(tables[path].name, text) for full, (path, _, text) in now.items()}
+    suffixes = {read: suffix_of(tables[path].name, suffix) for read, (path, _, suffix) in now.items()}
     pins = dict(zip(tables, pin_together([handle_of(t) for t in tables.values()]), strict=True))
-    found: dict[tuple[str, Moment | None], DataFrame] = {}
-    for full, moment in names:
-        if moment is None:
-            path = now[full][0]
-            found[full, moment] = _pinned_name(spark, tables[path], suffixes[full], pins[path])
-        else:
-            found[full, moment] = read_name(spark, full, snapshot=moment)
-    return found
+    for full, moment in reads:
+        if moment is not None:
+            yield (full, moment), read_name(spark, full, snapshot=moment)
+        elif suffixes[full, None] is not None:
+            path = now[full, None][0]
+            yield (full, None), _pinned_name(spark, tables[path], suffixes[full, None], pins[path])
+    plain = {read: path for read, (path, _, _) in now.items() if suffixes[read] is None}
+    needs: Mapping[_Read, Needs] = {}
+    if any(_pays(tables[path], pins[path], text) for path in plain.values()):
+        needs = ask({read: handle_of(tables[path]).desc.schema for read, path in plain.items()})
+    for read, path in plain.items():
+        yield read, _pinned_name(spark, tables[path], None, pins[path], needs.get(read))
+
+
+def _pays(table: Table, pinned: Pin, text: str) -> bool:
+    """Whether a read of a table may become so much less by what a statement needs of it that it is worth asking."""
+    rows = pinned.live_rows or 0
+    return is_large(pinned.ranges) or (rows > FEW_ROWS and _WHERE.search(text) is not None)
 
 
 def _named(spark: SparkSession, named: NamedQuery, frame: DataFrame) -> DataFrame:
@@ -266,7 +295,7 @@ def alias_for(query: str, name: TableName) -> str:
     return " as `" + last.replace("`", "``") + "`"
 
 
-def _readable(e: Exception, views: Mapping[tuple[str, Moment | None], str]) -> str:
+def _readable(e: Exception, views: Mapping[_Read, str]) -> str:
     text = str(e).split("\n\nJVM stacktrace")[0].split(";\n'")[0].strip()
     for (full, _), view in views.items():
         text = text.replace(view, full)

@@ -8,10 +8,11 @@ that this Spark has no driver for is read by Python workers through the data sou
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import json
 import posixpath
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from pyspark.sql import functions as F
 from lakehead.api.subscription import chosen_columns
 from lakehead.api.table import Table, handle_of
 from lakehead.client.table import TableHandle
+from lakehead.errors import SqlError
 from lakehead.lake.lake_table import LakeFile, Superseded
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.lake.union_read import Pin, UnionRead, pin
@@ -32,12 +34,13 @@ from lakehead.spark.floats import quoted
 from lakehead.spark.held_pins import hold_pin
 from lakehead.spark.kept import kept_of
 from lakehead.spark.lake_files import LakeScan, opens_lake
+from lakehead.spark.needs import Needs
 from lakehead.spark.scratch import ScratchFile, is_shared, scratch_file, scratch_frame
 from lakehead.spark.types import spark_schema
 from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, TableDescriptor, TabletKey, Tier, require_tier
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 BROADCAST_ROWS_MAX = 8 << 20
 """Larger sets of dead offsets are joined as Spark sees fit."""
@@ -60,31 +63,57 @@ def union_frame(
     snapshot: int | dt.datetime | None = None,
     system_columns: bool = False,
     pinned: Pin | None = None,
+    needs: Needs | None = None,
 ) -> DataFrame:
-    """See `lakehead.spark.table`; the read is pinned now, once for both tiers, unless it is ``pinned``."""
+    """See `lakehead.spark.table`; the read is pinned now, once for both tiers, unless it is ``pinned``.
+
+    Where ``needs`` says what is read of the frame, it may lack other rows, and fails who reads other columns.
+    """
     require_tier(tier)
     handle = handle_of(table)
     names = list(chosen_columns(handle.desc, columns))
     pinned = pinned or pin(handle, tier=tier, snapshot=snapshot)
     spec = ReadSpec(tuple(names), system_columns=system_columns)
+    if needs is not None and needs.where is not None:
+        by_key = UnionRead(handle, pinned, replace(spec, predicate=needs.where))
+        if (rows := by_key.rows_by_key()) is not None:
+            found = scratch_frame(spark, by_key.schema, (b.select(by_key.schema.names) for b in rows))
+            return found if found is not None else spark.createDataFrame([], spark_schema(by_key.schema))
     read = UnionRead(handle, Pin(None, pinned.ranges, pinned.lease), spec)
     if pinned.lake is not None and pinned.lake.snapshot_id is not None and not opens_lake(spark, pinned.lake):
         frame = _source_frame(spark, uri, table, read, pinned.lake)
         hold_pin(spark, handle.leases, pinned, frame)
         return frame
     moment = _Moment.of(handle, pinned)
-    superseded, hot = _hot_frame(spark, uri, table, read, moment)
+    superseded, hot = _hot_frame(spark, uri, table, _needed_of(read, needs), moment)
     parts = [*_lake_frames(spark, pinned.lake, superseded, moment), *([hot] if hot is not None else [])]
     if not parts:
         return spark.createDataFrame([], spark_schema(read.schema))
-    frame = reduce(lambda a, b: a.unionByName(b), [_chosen(p, read.schema.names) for p in parts])
+    frame = reduce(lambda a, b: a.unionByName(b), [_chosen(p, read.schema, table.name) for p in parts])
     if pinned.lake is not None or not is_shared(spark):
         hold_pin(spark, handle.leases, pinned, frame)
     return frame
 
 
-def _chosen(frame: DataFrame, names: Sequence[str]) -> DataFrame:
-    return frame if frame.columns == list(names) else frame.selectExpr(*map(quoted, names))
+def _chosen(frame: DataFrame, schema: pa.Schema, table: str) -> DataFrame:
+    """These columns, in this order. One that is not there fails who reads it: Spark lets ``df.orderBy`` and
+    ``df.where`` name columns that the statement which made ``df`` has not selected."""
+    there = set(frame.columns)
+    if frame.columns == schema.names:
+        return frame
+    if there.issuperset(schema.names):
+        return frame.selectExpr(*map(quoted, schema.names))
+    return frame.select(
+        *(
+            F.col(quoted(f.name)) if f.name in there else _unread(table, f.name).cast(f.dataType).alias(f.name)
+            for f in spark_schema(schema)
+        )
+    )
+
+
+def _unread(table: str, column: str) -> Column:
+    why = f"the statement did not need the column {column} of {table}, which was not read: let it select the column"
+    return F.raise_error(F.lit(f"{SqlError.__module__}.{SqlError.__name__}: {why}"))
 
 
 # ---- hot ----------------------------------------------------------------------------------------------------------
@@ -114,6 +143,21 @@ class _Moment:
         return cls(handle.desc.table_id, handle.desc.schema_id, snapshot, ranges)
 
 
+def _needed_of(read: UnionRead, needs: Needs | None) -> UnionRead:
+    """The hot rows and columns that are needed, where there are many; few are read whole, and kept for the next
+    statement."""
+    hot = read.pinned.ranges
+    if needs is None or not is_large(hot):
+        return read
+    columns = [name for name in read.schema.names if name in needs.columns] or read.schema.names[:1]
+    return UnionRead(read.handle, read.pinned, ReadSpec(tuple(columns), needs.where))
+
+
+def is_large(ranges: Mapping[TabletKey, tuple[int, int]]) -> bool:
+    """Whether so many log records are worth finding out which of them are needed."""
+    return sum(end - start for start, end in ranges.values()) > HOT_ROWS_MAX
+
+
 def _hot_frame(
     spark: SparkSession, uri: str, table: Table, read: UnionRead, moment: _Moment
 ) -> tuple[Superseded, DataFrame | None]:
@@ -124,15 +168,14 @@ def _hot_frame(
     if is_shared(spark):
 
         def find() -> tuple[Superseded, ScratchFile | None, int]:
-            if not handle.desc.keyed:
-                return {}, scratch_file(spark, read.schema, read.batches(), kept=True), 0
-            superseded, rows = read.hot_changes()
-            file = scratch_file(spark, read.schema, (b for _, b in rows), kept=True)
+            superseded, rows = read.hot_rows()
+            file = scratch_file(spark, read.schema, rows, kept=True)
             return superseded, file, sum(offsets.nbytes for offsets in superseded.values())
 
-        superseded, file = kept_of(spark).get(("hot", moment, tuple(read.schema.names)), find)
+        where = None if read.predicate is None else str(read.predicate.arrow)
+        superseded, file = kept_of(spark).get(("hot", moment, tuple(read.schema.names), where), find)
         return superseded, None if file is None else file.frame(spark)
-    few = _few_hot_rows(read, keyed=handle.desc.keyed)
+    few = _few_hot_rows(read)
     if few is not None:
         superseded, rows = few
         return superseded, scratch_frame(spark, read.schema, rows)
@@ -140,15 +183,11 @@ def _hot_frame(
     return superseded, _source_frame(spark, uri, table, read)
 
 
-def _few_hot_rows(read: UnionRead, *, keyed: bool) -> tuple[Superseded, list[pa.RecordBatch]] | None:
+def _few_hot_rows(read: UnionRead) -> tuple[Superseded, list[pa.RecordBatch]] | None:
     """What the log supersedes, and the rows it adds; None when these are not few."""
-    if sum(end - start for start, end in read.pinned.ranges.values()) > HOT_ROWS_MAX:
+    if is_large(read.pinned.ranges):
         return None
-    superseded: Superseded = {}
-    batches: Iterable[pa.RecordBatch] = read.batches()
-    if keyed:
-        superseded, rows = read.hot_changes()
-        batches = [batch for _, batch in rows]
+    superseded, batches = read.hot_rows()
     held, size = [], 0
     for batch in batches:
         held.append(batch)
@@ -167,6 +206,8 @@ def _source_frame(
     source = source.option("ranges", json.dumps({str(k): list(r) for k, r in pinned.ranges.items()}))
     source = source.option("schema_id", handle_of(table).desc.schema_id)
     source = source.option("lease", pinned.lease or "").option("columns", json.dumps(read.schema.names))
+    if read.predicate is not None:
+        source = source.option("where", base64.b64encode(read.predicate.to_bytes()).decode())
     return (source if lake is None else source.option("snapshot", lake.snapshot_id)).load()
 
 
