@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
 
 from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import InvalidPredicateError
@@ -27,7 +28,7 @@ from lakehead.predicate.literals import COMPARE, FLIPPED
 from lakehead.spark.types import spark_schema
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 _Json: TypeAlias = Mapping[str, Any]
 _Names: TypeAlias = tuple[str, ...]
@@ -91,8 +92,6 @@ def _stand_in(spark: SparkSession, schema: pa.Schema) -> DataFrame:
 
     All columns may be null: ``count(c)`` is ``count(1)`` where ``c`` may not, which needs no ``c``.
     """
-    from pyspark.sql import DataFrame
-
     session = spark._jsparkSession
     context = spark.sparkContext._jvm.org.apache.spark.api.java.JavaSparkContext.fromSparkContext(
         session.sparkContext()
