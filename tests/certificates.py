@@ -18,13 +18,16 @@ class Authority:
         self._name = name
         folder.mkdir(exist_ok=True)
         self.ca = folder / f"{name}.pem"
-        self._openssl("req", "-x509", *_NEW_KEY, "-keyout", f"{name}.key", "-out", self.ca.name, "-subj", f"/CN={name}")
+        own = ("-keyout", f"{name}.key", "-out", self.ca.name, "-subj", f"/CN={name}")
+        self._openssl("req", "-x509", *_NEW_KEY, *own, "-addext", "keyUsage=critical,keyCertSign,cRLSign")
 
     def signed(self, name: str, *names: str) -> tuple[Path, Path]:
         """PEM files of a certificate for these (``DNS:localhost``, ``URI:spiffe://a/b``) and of its key."""
         cert, key, request = (self._folder / f"{name}.{suffix}" for suffix in ("pem", "key", "csr"))
         self._openssl("req", *_NEW_KEY, "-keyout", key.name, "-out", request.name, "-subj", f"/CN={name}")
-        (self._folder / f"{name}.ext").write_text(f"subjectAltName={','.join(names)}\n")
+        # Python 3.13 and later want a key to say whose it is.
+        ids = "subjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
+        (self._folder / f"{name}.ext").write_text(f"subjectAltName={','.join(names)}\n{ids}")
         own = ("-CA", self.ca.name, "-CAkey", f"{self._name}.key", "-CAcreateserial", "-extfile", f"{name}.ext")
         self._openssl("x509", "-req", "-days", "1", "-in", request.name, "-out", cert.name, *own)
         key.chmod(0o600)

@@ -18,6 +18,7 @@ from typing import Any
 import pyspark
 import pytest
 from tests.attack.test_sockets import ports_of
+from tests.integration.conftest import ServerProcess
 from tests.waiting import wait_until
 
 SCRIPT = Path(__file__).with_name("spark_session.py")
@@ -221,24 +222,43 @@ def test_what_the_user_configured_stays(opened: Callable[..., Session], tmp_path
     assert "0200007F" in {port.partition(":")[0][-8:] for port in session.ports()}
 
 
-def test_a_session_that_is_running_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_session_that_is_running_is_left_as_it_is_and_logs_no_token(tmp_path: Path) -> None:
     code = (
         "import sys, lakehead as lh, lakehead.spark as lhs\n"
         "from pyspark import SparkConf, SparkContext\n"
         "conf = SparkConf().setMaster('local[1]').setAppName('x').set('spark.ui.enabled', 'false')\n"
+        "conf.set('spark.eventLog.enabled', 'true').set('spark.eventLog.compress', 'false')\n"
+        "conf.set('spark.eventLog.dir', sys.argv[3])\n"
         "theirs = SparkContext(conf=conf)\n"
         "before = {k: v for k, v in theirs.getConf().getAll() if not k.startswith('spark.sql')}\n"
-        "with lh.connect(sys.argv[1]) as con:\n"
+        "with lh.connect(sys.argv[1], token=sys.argv[2]) as con:\n"
         "    spark = lhs.session(con, master='local[2]')\n"
         "    assert spark.sparkContext is theirs, spark.sparkContext\n"
         "    after = {k: v for k, v in theirs.getConf().getAll() if not k.startswith('spark.sql')}\n"
         "    assert after == before, after\n"
+        "    to = {'uri': con.uri, 'table': 'q.log', 'checkpointLocation': sys.argv[3] + '-checkpoint'}\n"
+        "    spark.range(3).write.format('lakehead').options(**to).mode('append').save()\n"
+        "    stream = spark.readStream.format('lakehead').options(uri=con.uri, table='q.log', start='full').load()\n"
+        "    to['table'] = 'q.copy'\n"
+        "    query = stream.writeStream.format('lakehead').options(**to).trigger(availableNow=True).start()\n"
+        "    query.awaitTermination()\n"
+        "    assert lhs.sql(spark, 'select count(*) from q.copy join q.log using (id)').first()[0] == 3\n"
+        "    assert spark.read.format('lakehead').options(uri=con.uri, table='q.copy').load().count() == 3\n"
         "theirs.stop()\n"
     )
     # Spark plans by the Python that it has for executors, and the one that a shell finds may lack Lakehead.
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
-    command = [sys.executable, "-c", code, str(tmp_path / "data")]
-    subprocess.run(command, check=True, cwd=tmp_path, timeout=300, env=environment)
+    events = tmp_path / "events"
+    events.mkdir()
+    server = ServerProcess(tmp_path / "data")
+    try:
+        command = [sys.executable, "-c", code, server.uri, server.token, str(events)]
+        subprocess.run(command, check=True, cwd=tmp_path, timeout=300, env=environment)
+    finally:
+        server.kill()
+    logged = "".join(p.read_text() for p in events.rglob("*") if p.is_file())
+    assert "SQLExecutionEnd" in logged
+    assert server.token not in logged
 
 
 def test_who_speaks_without_the_secret_is_hung_up_on(opened: Callable[..., Session]) -> None:

@@ -89,6 +89,18 @@ def test_what_cannot_be(con: lh.Connection, spark: SparkSession, given: dict[str
         lhs.lookup_join(spark.range(3), given.pop("name"), **given)
 
 
+def test_a_column_of_another_type_than_the_key(spark: SparkSession) -> None:
+    for wrong in ("date'2026-01-01'", "array(1)", "'x'", "true"):
+        with pytest.raises(lh.SchemaMismatchError, match=r"j\.users"):
+            lhs.lookup_join(spark.range(1).selectExpr(f"{wrong} as id"), "j.users", on="id")
+
+
+def test_columns_with_dots(spark: SparkSession) -> None:
+    df = spark.createDataFrame([(7, "x")], "`the.id` int, `a.b` string")
+    found = lhs.lookup_join(df, "j.users", on={"the.id": "id"}, columns=["name"])
+    assert found.columns == ["the.id", "a.b", "name"] and found.collect() == [(7, "x", "new")]
+
+
 def test_a_stream(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()

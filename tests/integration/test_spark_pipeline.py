@@ -200,9 +200,18 @@ def test_write(con: lh.Connection, spark: SparkSession) -> None:
     assert rows_of(con, "p.written") == [(10, "y"), *((n, "x") for n in range(11, 1000))]
     with pytest.raises(lh.WrongTableKindError):
         lhs.write(frame, "p.written", operation="append")
-    with pytest.raises(Exception, match="null"):
+    with pytest.raises(lh.NullKeyError, match="null"):
         lhs.write(frame.selectExpr("nullif(id, 999) as id", "v"), "p.written")
     assert len(rows_of(con, "p.written")) == 990
+
+
+def test_columns_with_dots(con: lh.Connection, spark: SparkSession) -> None:
+    frame = spark.createDataFrame([(1, "x", [2.5])], "`user.id` bigint, `a.b` string, `c``d` array<double>")
+    assert lhs.write(frame, "p.dotted", primary_key=["user.id"]) == 1
+    assert con.table("p.dotted").scan().to_arrow().to_pylist() == [{"user.id": 1, "a.b": "x", "c`d": [2.5]}]
+    into = frame.write.format("lakehead").options(uri=con.uri, table="p.dotted").mode("append")
+    into.save()
+    assert lhs.table(spark, "p.dotted").collect() == frame.collect()
 
 
 @pytest.mark.parametrize("by", ["tasks", "spark", "driver"])
@@ -218,6 +227,8 @@ def test_changes_in_any_order(
 ) -> None:
     """By tasks, by the driver with rows that Spark reads, and by the driver alone."""
     import random
+
+    from pyspark.sql.functions import col
 
     found, given, read = MicroBatches._given, (lambda self, df, *_: (df, by == "spark")), []
 
@@ -238,16 +249,19 @@ def test_changes_in_any_order(
     stream = stream_of(con, spark, source)
     for part in (changes[:1], changes[1:20], changes[10:40], changes[40:]):
         feed.append([{"k": k, "seq": s, "v": v} for k, s, v in part] * 2)
+        columns: dict[str, Any] = {"column_list": ["k", col("v")]}
+        if by == "driver":
+            columns = {"except_column_list": "seq"}
         query = lhs.apply_changes(
-            stream, target, keys=["k"], sequence_by="seq", apply_as_deletes="v is null", column_list=["k", "v"],
+            stream, target, keys=[col("k")], sequence_by=col("seq"), apply_as_deletes="v is null", **columns,
             stored_as_scd_type=scd_type, checkpoint=str(tmp_path), trigger="available now",
         )  # fmt: skip
         query.awaitTermination()
         assert query.exception() is None
     assert len(read) == (4 if by == "driver" else 0)
     assert all(frame._rows is not None for frame in read)
-    columns = ["k", "v", "start_at", "end_at"] if scd_type == 2 else ["k", "v"]
-    there = [tuple(r.values()) for r in con.table(target).scan(columns=columns).to_arrow().to_pylist()]
+    wanted = ["k", "v", "start_at", "end_at"] if scd_type == 2 else ["k", "v"]
+    there = [tuple(r.values()) for r in con.table(target).scan(columns=wanted).to_arrow().to_pylist()]
     assert sorted(there, key=str) == sorted(model(changes, scd_type), key=str)
 
 
@@ -260,6 +274,8 @@ def test_changes_that_cannot_be_applied(con: lh.Connection, spark: SparkSession,
         lhs.apply_changes(stream, "p.fed", keys="k", sequence_by="seq", stored_as_scd_type=3)  # type: ignore[arg-type]
     with pytest.raises(lh.InvalidRequestError, match=r"sequence_by is of type struct.*format_string"):
         lhs.apply_changes(stream, "p.fed", keys="k", sequence_by="struct(seq, k)")
+    with pytest.raises(lh.InvalidRequestError, match="one of them"):
+        lhs.apply_changes(stream, "p.fed", keys="k", sequence_by="seq", column_list="k", except_column_list=["seq"])
     with pytest.raises(lh.InvalidRequestError, match="must name columns"):
         lhs.apply_changes(stream, "p.fed", keys="k", sequence_by="seq", column_list=["seq"])
     with pytest.raises(lh.WrongTableKindError):

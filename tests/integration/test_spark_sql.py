@@ -111,6 +111,18 @@ def test_columns_by_the_whole_name_of_their_table(spark: SparkSession, con: lh.C
     con.drop_table("q.users")
 
 
+def test_names_are_found_whatever_their_case(spark: SparkSession, con: lh.Connection, clicks: lh.Table) -> None:
+    for text in (
+        "select Clicks.ID, q.clicks.v from Q.CLICKS where Q.Clicks.id = 2",
+        "select * from Q.clicks$LAKE where ID = 2",
+    ):
+        assert lhs.sql(spark, text).collect() == [(2, "v2")]
+    assert con.sql("select * from Q.CLICKS where ID = 2").fetchall() == [(2, "v2")]
+    assert lhs.sql(spark, "describe extended Q.Clicks").where("col_name = 'v'").count() == 1
+    with pytest.raises(SqlError, match=r"lhs\.sql reads q\.clicks"):
+        lhs.sql(spark, "drop table Q.Clicks")
+
+
 def test_spark_looks_for_the_views_of_its_session_first(spark: SparkSession, con: lh.Connection) -> None:
     con.create_table("sales_of_ours", SCHEMA).append(rows(1))
     assert lhs.sql(spark, "select count(*) as n from sales_of_ours").collect()[0].n == 1

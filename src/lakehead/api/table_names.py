@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from lakehead.errors import SqlError
@@ -28,6 +28,7 @@ _STARTS_TABLES = frozenset(("from", "join", "into", "table", "describe", "summar
 _ENDS_TABLES = frozenset(
     ("where", "group", "order", "having", "limit", "select", "on", "using", "union", "window", "qualify")
 )
+_BEFORE_TABLES = frozenset(("lateral", "only", "extended", "formatted"))
 _PART = re.compile(r'"(?:[^"]|"")+"|`(?:[^`]|``)+`|[^\W\d]\w*')
 
 
@@ -115,12 +116,12 @@ def _unquoted(part: str) -> str:
 
 
 def find_tables(sql: str, tables: Sequence[str]) -> list[TableName]:
-    """Names in a statement that stand where tables do and are one of ``tables`` (``database.table``).
+    """Names in a statement that stand where tables do and are one of ``tables`` (``database.table``), by the names that
+    those have.
 
     A bare name stands for ``default.name``. A name with a suffix is taken as a table's whether or not it exists. Names
     after FROM, JOIN, a comma in FROM, INTO or TABLE count; column references such as ``orders.price`` do not.
     """
-    known = set(tables)
     found = []
     expecting, in_from, outer, cursor = False, False, [], 0
     for name in find_names(sql):
@@ -139,11 +140,24 @@ def find_tables(sql: str, tables: Sequence[str]) -> list[TableName]:
             expecting, in_from = True, in_from or word in ("from", "join")
         elif word in _ENDS_TABLES:
             expecting, in_from = False, in_from and word in ("on", "using")
-        elif word not in ("lateral", "only"):
-            if name.suffix or (expecting and name.table in known):
-                found.append(name)
+        elif word not in _BEFORE_TABLES:
+            own = spelt(name, tables) if name.suffix or expecting else None
+            if own is not None or name.suffix:
+                found.append(own or name)
             expecting = False
     return found
+
+
+def spelt(name: TableName, tables: Sequence[str]) -> TableName | None:
+    """A name as the table is called that it means: exactly, else the only one but for case; None for no table."""
+    if name.table in tables:
+        return name
+    folded = name.table.casefold()
+    alike = [t for t in tables if t.casefold() == folded]
+    if len(alike) != 1:
+        return None
+    database, _, table = alike[0].partition(".")
+    return replace(name, path=(database, table) if len(name.path) > 1 else (table,))
 
 
 def _code_between(sql: str, start: int, end: int) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from lakehead.api.connection import Connection
+    from lakehead.spark.change_feed import Names
     from lakehead.spark.lag import SourceProgress
     from lakehead.spark.layers import Step
     from lakehead.tiering.executor import SmallRounds
@@ -155,6 +156,7 @@ def lookup_join(
     Raises:
         TableNotFoundError, WrongTableKindError: there is no keyed table of that name.
         ColumnNotFoundError, InvalidRequestError: a column is not there, or there twice; ``on`` is not the key.
+        SchemaMismatchError: a column of ``on`` is of another type than the key.
     """
     _require()
     from lakehead.spark.key_join import lookup_join as joined
@@ -197,10 +199,11 @@ def apply_changes(
     stream: DataFrame,
     table: str,
     *,
-    keys: str | Sequence[str],
+    keys: Names,
     sequence_by: str | Column,
     apply_as_deletes: str | Column | None = None,
-    column_list: Sequence[str] | None = None,
+    column_list: Names | None = None,
+    except_column_list: Names | None = None,
     stored_as_scd_type: Literal[1, 2, "1", "2"] = 1,
     checkpoint: str | None = None,
     name: str | None = None,
@@ -215,11 +218,11 @@ def apply_changes(
     Args:
         stream: a streaming DataFrame of changes, whole rows each, whose session knows the connection.
         table: the name of the keyed table. Its primary key is ``keys``; for type 2 ``keys`` and ``start_at``.
-        keys: the columns that say which row is meant.
+        keys: the columns that say which row is meant, by name or as such (``col("id")``).
         sequence_by: a column or SQL expression, never null: of two changes of a key the greater one is the later.
             Changes of the same key and sequence are the same change.
         apply_as_deletes: a condition, as in ``"op = 'd'"``: such a change deletes the row.
-        column_list: the columns that the table gets, None for all of the stream.
+        column_list, except_column_list: the columns that the table gets, or does not; None for all of the stream.
         stored_as_scd_type: 1 keeps the newest row of a key; 2 all, with ``start_at``, the sequence at which a row came
             into force, and ``end_at``, that of the change which ended it, null for the row in force.
         checkpoint, name, trigger: as of `pipeline`.
@@ -238,6 +241,7 @@ def apply_changes(
         sequence_by=sequence_by,
         apply_as_deletes=apply_as_deletes,
         column_list=column_list,
+        except_column_list=except_column_list,
         stored_as_scd_type=stored_as_scd_type,
         checkpoint=checkpoint,
         name=name,
@@ -266,6 +270,7 @@ def write(
 
     Raises:
         WrongTableKindError, SchemaMismatchError: the table does not take such rows.
+        LakeheadError: what a task raised.
     """
     _require()
     from lakehead.spark.layers import write_once

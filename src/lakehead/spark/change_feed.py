@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from lakehead.api.connection import Connection
@@ -30,16 +31,19 @@ from lakehead.errors import (
 from lakehead.format.rows import to_key_table
 from lakehead.format.schema import nearest_name
 from lakehead.spark.connections import connection_of, worker_table
+from lakehead.spark.floats import quoted
 from lakehead.spark.foreach_batch import started
 from lakehead.spark.key_join import places_of
 from lakehead.spark.staged_rows import described, discarded_on_failure, staged_by, task_number
 from lakehead.spark.types import arrow_schema
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
 ScdType: TypeAlias = Literal[1, 2]
+Names: TypeAlias = "str | Column | Sequence[str | Column]"
+"""Columns of a DataFrame, by name or as such."""
 _SEQUENCE, _DELETED = "__lakehead_sequence", "__lakehead_deleted"
 START_AT, END_AT = "start_at", "end_at"
 """Columns of a table of type 2: the sequences at which a row came into force, and at which it was not any more."""
@@ -114,7 +118,7 @@ class ChangeFeed:
         sequence = F.expr(sequence_by) if isinstance(sequence_by, str) else sequence_by
         deleted = F.lit(False) if deletes is None else F.expr(deletes) if isinstance(deletes, str) else deletes
         deleted = F.coalesce(deleted.cast("boolean"), F.lit(False))
-        return df.select(*self.columns, sequence.alias(_SEQUENCE), deleted.alias(_DELETED))
+        return df.select(*map(quoted, self.columns), sequence.alias(_SEQUENCE), deleted.alias(_DELETED))
 
     def apply(self, con: Connection, changes: DataFrame, batch: JobBatch, *, small: bool) -> None:
         """Apply `prepared` changes, once for a batch; ``small`` has rows pass through the driver, without a shuffle."""
@@ -129,7 +133,9 @@ class ChangeFeed:
                 apply.add(tables, held, rows.to_batches())
                 parts: Sequence[Sequence[Part]] = [[rows_of] for rows_of in held]
             else:
-                ordered = changes.repartition(*self.keys).sortWithinPartitions(*self.keys, _SEQUENCE)
+                ordered = changes.repartition(*map(quoted, self.keys)).sortWithinPartitions(
+                    *map(quoted, self.keys), _SEQUENCE
+                )
                 parts = staged_by(ordered, apply, tables=2)
         publish_together(batch, [(h.staging, p) for h, p in zip(handles, parts, strict=True)], lasting=True)
 
@@ -291,14 +297,21 @@ def _unlike(a: Any, b: Any) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     return np.asarray(pc.and_not(apart, pc.and_(pc.is_null(a), pc.is_null(b))))
 
 
+def _names(changes: DataFrame, given: Names) -> tuple[str, ...]:
+    """The names of columns, which may be given as such."""
+    several = (given,) if isinstance(given, str | Column) else given
+    return tuple(c if isinstance(c, str) else changes.select(c).columns[0] for c in several)
+
+
 def apply_changes(
     changes: DataFrame,
     table: str,
     *,
-    keys: str | Sequence[str],
+    keys: Names,
     sequence_by: str | Column,
     apply_as_deletes: str | Column | None,
-    column_list: Sequence[str] | None,
+    column_list: Names | None,
+    except_column_list: Names | None,
     stored_as_scd_type: int | str,
     checkpoint: str | None,
     name: str | None,
@@ -308,9 +321,12 @@ def apply_changes(
     if str(stored_as_scd_type) not in ("1", "2"):
         raise InvalidRequestError(f"stored_as_scd_type={stored_as_scd_type!r} must be 1 or 2")
     con = connection_of(changes.sparkSession)
-    of_key = (keys,) if isinstance(keys, str) else tuple(keys)
-    columns = tuple(changes.columns if column_list is None else column_list)
-    for c in (*of_key, *columns):
+    if column_list is not None and except_column_list is not None:
+        raise InvalidRequestError("column_list and except_column_list say the same in two ways: give one of them")
+    of_key, left_out = _names(changes, keys), _names(changes, except_column_list or ())
+    columns = _names(changes, changes.columns if column_list is None else column_list)
+    columns = tuple(c for c in columns if c not in left_out)
+    for c in (*of_key, *columns, *left_out):
         if c not in changes.columns:
             near = nearest_name(c, changes.columns)
             raise ColumnNotFoundError(f"the changes have no column {c!r}; {near}", column=c)

@@ -6,16 +6,19 @@ is what the others led to.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 
 from lakehead.errors import ERRORS_BY_CODE, LakeheadError, MissingDependencyError, UnavailableError
+from lakehead.lake.lake_table import missing_file
 
 _ERRORS = {cls.__name__: cls for cls in ERRORS_BY_CODE.values()}
 _OURS = re.compile(r"\blakehead\.errors\.(\w+): (.+)")
 _MODULE = re.compile(r"No module named '([\w.]+)'")
 _PROGRAM = re.compile(r'Cannot run program "([^"]+)"[^\n]*(?:No such file|Permission denied)')
 _VERSIONS = re.compile(r"Python in worker has different version: (\S+) than that in driver: (\d[\d.]*)")
+_GONE = re.compile(r"(?:FileNotFoundException: (?:File )?|FILE_NOT_EXIST[^\n]*?)\b(\w+:/[^\s'\"]+\.parquet)")
 _WAYS = "install lakehead[spark] there, or hand it over: --py-files has its own code, a packed environment all of it"
 
 
@@ -33,6 +36,8 @@ def _told(text: str) -> Iterator[tuple[int, LakeheadError]]:
     for m in _MODULE.finditer(text):
         why = f"the Python of Spark's executors has no module {m[1]!r}: {_WAYS}; then begin again"
         yield m.start(), MissingDependencyError(why, module=m[1])
+    for m in _GONE.finditer(text):
+        yield m.start(), missing_file(m[1])
     for m in _PROGRAM.finditer(text):
         why = (
             f"Spark's executors have no Python at {m[1]!r}: set PYSPARK_PYTHON to one that is there, such as python3,"
@@ -65,6 +70,18 @@ def raised(error: BaseException | None) -> LakeheadError | None:
         return raised(error.__cause__)
     found.__cause__ = error
     return found
+
+
+@contextlib.contextmanager
+def as_lakeheads() -> Iterator[None]:
+    """Have what Spark raises within be the Lakehead error that it tells of, as of `raised`; other errors stay."""
+    try:
+        yield
+    except Exception as e:
+        found = raised(e)
+        if found is None or found is e:
+            raise
+        raise found from e
 
 
 def job_error(text: str) -> LakeheadError:

@@ -18,6 +18,8 @@ from lakehead.format.read_as import cast_to
 from lakehead.format.rows import to_key_table
 from lakehead.format.schema import nearest_name
 from lakehead.spark.connections import connection_of, worker_table
+from lakehead.spark.floats import quoted
+from lakehead.spark.map_in_arrow import map_in_arrow
 from lakehead.spark.remembered import Positions, RememberedJoins
 from lakehead.spark.types import arrow_schema, spark_schema
 
@@ -126,12 +128,14 @@ def lookup_join(
     if how not in ("left", "inner"):
         raise InvalidRequestError(f"how={how!r} must be 'left' or 'inner'")
     given = _on(table, df.columns, on)
+    of_key = arrow_schema(df.select(*map(quoted, given)).schema).empty_table().rename_columns(list(table.primary_key))
+    to_key_table(of_key, handle_of(table).desc.key_columns, what=f"keys for {name} from {', '.join(given)}")
     wanted = _columns(table, df.columns, columns)
     fields = [table.schema.field(c).with_nullable(True) for c in wanted]
     schema = spark_schema(pa.schema(fields))
     out = type(schema)([*df.schema.fields, *schema.fields])
     joined = LookupJoin(con.uri, name, given, tuple(wanted), how, stale_ms, arrow_schema(out))
-    return df.mapInArrow(joined, out)
+    return map_in_arrow(df, joined, out)
 
 
 def _on(table: Table, of_frame: Sequence[str], on: str | Sequence[str] | Mapping[str, str]) -> tuple[str, ...]:

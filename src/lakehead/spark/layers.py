@@ -23,7 +23,9 @@ from lakehead.errors import (
 )
 from lakehead.format.schema import nearest_name
 from lakehead.spark.connections import connection_of
+from lakehead.spark.failures import as_lakeheads
 from lakehead.spark.foreach_batch import started
+from lakehead.spark.map_in_arrow import map_in_arrow
 from lakehead.spark.staged_rows import Target, discarded_on_failure, of_run, stage_frame
 from lakehead.spark.types import arrow_schema, spark_schema
 from lakehead.types import WriteKind
@@ -257,7 +259,8 @@ class Combine:
         if small:
             return self.rows(given.toArrow())
         combined = self.rows(arrow_schema(given.schema).empty_table()).schema
-        return self.rows(given.mapInArrow(self, spark_schema(combined)).toArrow())
+        with as_lakeheads():
+            return self.rows(map_in_arrow(given, self, spark_schema(combined)).toArrow())
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         held: list[pa.Table] = [self.rows(pa.Table.from_batches([batch])) for batch in batches]

@@ -4,7 +4,7 @@ what the driver publishes of them is in the table once."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ from lakehead.errors import InvalidPropertyError, LakeheadError, TableNotFoundEr
 from lakehead.format.schema import nearest_name
 from lakehead.protocol.staging import GIVEN_BYTES_MAX, StagedPart
 from lakehead.spark.connections import worker_table
+from lakehead.spark.failures import as_lakeheads
+from lakehead.spark.map_in_arrow import Task, map_in_arrow
 from lakehead.spark.types import columns_made_of
 from lakehead.types import WriteKind
 
@@ -202,11 +204,14 @@ def described(parts: Sequence[StagedPart]) -> pa.RecordBatch:
     )
 
 
-def staged_by(
-    df: DataFrame, task: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]], tables: int
-) -> list[list[StagedPart]]:
-    """Run a task that ends with `described` over each partition; what was staged, table by table."""
-    rows = df.mapInArrow(task, "number bigint, attempt string, pieces bigint").collect()
+def staged_by(df: DataFrame, task: Task, tables: int) -> list[list[StagedPart]]:
+    """Run a task that ends with `described` over each partition; what was staged, table by table.
+
+    Raises:
+        LakeheadError: what a task raised.
+    """
+    with as_lakeheads():
+        rows = map_in_arrow(df, task, "number bigint, attempt string, pieces bigint").collect()
     return [
         [StagedPart(attempt=r.attempt, pieces=r.pieces) for r in rows if r.number == n and r.pieces]
         for n in range(tables)

@@ -76,11 +76,11 @@ class NamedQuery:
         return None
 
 
-def require_read(text: str, is_table: Callable[[TableName], bool], databases: Collection[str]) -> None:
+def require_read(text: str, table: Callable[[TableName], TableName | None], databases: Collection[str]) -> None:
     """Return unless a statement, whose strings and comments are blank, changes a Lakehead table.
 
     Args:
-        is_table: whether a name is one of these.
+        table: what the table is called that a name means, None for no such table.
         databases: in which Lakehead's tables are, and no other.
 
     Raises:
@@ -89,8 +89,8 @@ def require_read(text: str, is_table: Callable[[TableName], bool], databases: Co
     for changes, remedy in _CHANGES:
         if (verb := changes.match(text)) is not None:
             target = _name_at(text, verb.end())
-            if target is not None and is_table(target):
-                raise _refused(verb[0], target, remedy)
+            if target is not None and (own := table(target)) is not None:
+                raise _refused(verb[0], own, remedy)
             return
     if (verb := _CREATES.match(text)) is not None:
         target = _name_at(text, verb.end())

@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from lakehead.api.connection import Connection
 from lakehead.api.subscription import changelog_schema
 from lakehead.api.table import Table, handle_of
-from lakehead.api.table_names import Suffix, TableName, find_names, find_tables, replace_names, suffix_of
+from lakehead.api.table_names import Suffix, TableName, find_names, find_tables, replace_names, spelt, suffix_of
 from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import InvalidRequestError, SqlError
 from lakehead.format.changes import named_changes
@@ -54,7 +54,7 @@ _SAMPLE = "tablesample"
 _Read: TypeAlias = tuple[str, Moment | None]
 """A full name with its suffix, and the moment of the lake that it is read at, None for now."""
 _Ask: TypeAlias = Callable[[Mapping[_Read, pa.Schema]], Mapping[_Read, Needs]]
-_TAKES_NO_ALIAS = frozenset(["describe", "desc", "table", "into", "cache", "refresh"])
+_TAKES_NO_ALIAS = frozenset(["describe", "desc", "extended", "formatted", "table", "into", "cache", "refresh"])
 
 
 def read_name(
@@ -113,7 +113,9 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
     con, text = connection_of(spark), masked(query)
     tables = con.tables()
     require_read(
-        text, lambda name: name.table in tables and not _is_view(spark, name), _own_databases(spark, con, text)
+        text,
+        lambda name: None if _is_view(spark, name) else spelt(name, tables),
+        _own_databases(spark, con, text),
     )
     if (named := NamedQuery.of(text)) is not None and find_spark_tables(query, tables):
         return _named(spark, named, run_sql(spark, query[named.start :], args))
@@ -130,7 +132,7 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
             view = views.setdefault((full, moment), f"{prefix}_{len(views)}")
             alias = alias_for(query, whole)
             mapping[whole] = view + alias
-            aliased |= {name.path: alias} if alias and not name.suffix else {}
+            aliased |= {_folded(name): alias} if alias and not name.suffix else {}
         mapping |= {n: columns for n in find_names(text) if (columns := _of_alias(n, aliased)) and n not in mapping}
         statement = replace_names(query, mapping)
 
@@ -210,10 +212,15 @@ def _own_databases(spark: SparkSession, con: Connection, text: str) -> list[str]
 
 def _of_alias(name: TableName, aliased: Mapping[tuple[str, ...], str]) -> str | None:
     """``shop.orders.price`` by the alias that the table has in its place; None for what is no such column."""
-    if len(name.path) < 3 or name.path[:2] not in aliased:
+    if len(name.path) < 3 or _folded(name) not in aliased:
         return None
     column = ".".join("`" + part.replace("`", "``") + "`" for part in name.path[2:])
-    return f"{aliased[name.path[:2]].removeprefix(' as ')}.{column}"
+    return f"{aliased[_folded(name)].removeprefix(' as ')}.{column}"
+
+
+def _folded(name: TableName) -> tuple[str, ...]:
+    """Database and table without regard to case, as Spark takes names."""
+    return tuple(part.casefold() for part in name.path[:2])
 
 
 def _is_view(spark: SparkSession, name: TableName) -> bool:

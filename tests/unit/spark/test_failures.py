@@ -85,3 +85,10 @@ def test_what_led_to_an_exception_counts() -> None:
 def test_a_python_that_is_not_there_is_named(text: str, says: str) -> None:
     error = job_error(f"Job aborted\n{text}\n\tat a.b.C(D.java:1)")
     assert isinstance(error, lh.MissingDependencyError) and says in str(error) and "PYSPARK_PYTHON" in str(error)
+
+
+def test_a_lake_file_that_is_gone_is_named() -> None:
+    path = "file:///lake/shop/clicks/data/x-1.parquet"
+    text = f"[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file {path}. File does not exist."
+    error = lhs.raised(RuntimeError(text))
+    assert isinstance(error, lh.LakeFileMissingError) and error.context["path"] == path

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from lakehead.api.table_names import spelt
 from lakehead.errors import SqlError
 from lakehead.spark.statements import NamedQuery, require_read
 from lakehead.spark.table_names import masked
 
 
 def check(query: str) -> None:
-    require_read(masked(query), lambda name: name.table in ("shop.orders", "default.t"), ["shop"])
+    require_read(masked(query), lambda name: spelt(name, ["shop.orders", "default.t"]), ["shop"])
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,20 @@ TABLES = ["shop.orders", "shop.users", "default.bare"]
         ("with bare as (select 1) select * from bare", []),
         ("with t as (select * from shop.orders) select * from t", ["shop.orders"]),
         ("select * from (select * from shop.orders), shop.users", ["shop.orders", "shop.users"]),
+        ("select * from SHOP.Orders o, BARE, shop.ORDERS$Lake", ["shop.orders", "default.bare", "shop.orders$Lake"]),
+        ("describe extended shop.orders", ["shop.orders"]),
     ],
 )
 def test_find(query: str, names: list[str]) -> None:
     found = find_spark_tables(query, TABLES)
     assert [full for _, full in found] == names
     assert all(query[n.start : n.end] == n.text for n, _ in found)
+
+
+def test_names_that_differ_but_for_case_are_said_exactly() -> None:
+    tables = ["shop.orders", "shop.Orders"]
+    assert [full for _, full in find_spark_tables("select * from shop.Orders, shop.orders", tables)] == tables[::-1]
+    assert find_spark_tables("select * from SHOP.ORDERS", tables) == []
 
 
 @pytest.mark.parametrize(
@@ -44,6 +52,7 @@ def test_find(query: str, names: list[str]) -> None:
         ("select * from shop.orders left join x on true", " as `orders`"),
         ("select * from shop.orders$lake", " as `orders$lake`"),
         ("describe shop.orders", ""),
+        ("describe formatted shop.orders", ""),
     ],
 )
 def test_alias(query: str, alias: str) -> None:
