@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import duckdb
@@ -36,7 +37,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     pq.write_table(pa.table({"a": [SECRET]}), tmp_path / "x.parquet")
     with duckdb.connect(str(tmp_path / "x.duckdb")) as other:
         other.execute(f"create table t as select '{SECRET}' as a")
-    with sqlite3.connect(tmp_path / "x.sqlite") as lite:
+    with closing(sqlite3.connect(tmp_path / "x.sqlite")) as lite, lite:
         lite.execute("create table t (a text)")
     lite.close()
     monkeypatch.chdir(tmp_path)

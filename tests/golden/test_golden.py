@@ -6,6 +6,7 @@ import json
 import sqlite3
 import tarfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +189,7 @@ def test_named_writers_are_resumed(folder: Path, tables: dict[str, Any]) -> None
 
 
 def change_metadata(folder: Path) -> None:
-    with sqlite3.connect(folder / "metadata.db") as db:
+    with closing(sqlite3.connect(folder / "metadata.db")) as db, db:
         db.execute("update meta set value = '99' where name = 'format'")
     db.close()
 

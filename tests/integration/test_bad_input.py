@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -138,13 +139,13 @@ def test_a_dead_server(tmp_path: Path) -> None:
 def test_a_folder_of_a_newer_format(tmp_path: Path) -> None:
     with lh.connect(tmp_path) as con:
         con.create_table("t", X).append([{"x": 1}])
-    with sqlite3.connect(tmp_path / "metadata.db") as db:
+    with closing(sqlite3.connect(tmp_path / "metadata.db")) as db, db:
         db.execute("update meta set value = '999' where name = 'format'")
     db.close()
     for _ in range(2):
         with pytest.raises(lh.UnsupportedFormatError, match="upgrade Lakehead"):
             lh.connect(tmp_path)
-    with sqlite3.connect(tmp_path / "metadata.db") as db:
+    with closing(sqlite3.connect(tmp_path / "metadata.db")) as db, db:
         db.execute("update meta set value = '1' where name = 'format'")
     db.close()
     with lh.connect(tmp_path) as con:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import sqlite3
 import tarfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -400,10 +402,8 @@ def test_a_link_to_a_lake_elsewhere_is_not_inside(tmp_path: Path) -> None:
 
 
 def test_a_lake_of_an_unknown_place_is_left_alone(tmp_path: Path) -> None:
-    import sqlite3
-
     filled(tmp_path / "a", "keyed")
-    with sqlite3.connect(tmp_path / "a" / "lake" / "catalog.db") as db:
+    with closing(sqlite3.connect(tmp_path / "a" / "lake" / "catalog.db")) as db, db:
         db.execute("update iceberg_tables set metadata_location = 'file:///elsewhere/x.metadata.json'")
     db.close()
     before = state(tmp_path / "a" / "lake")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def change_schema(folder: Path, columns: pa.Schema = NEW, *, lake: bool = True) 
     note = change_lake(folder, desc, columns) if lake and desc.lake is not None else 100
     after = evolved(desc.schemas.current, columns, note=note)
     changed = dataclasses.replace(desc, schemas=Schemas((*desc.schemas.known, after)))
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         db.execute("update tables set info = ?", (msgspec.msgpack.encode(TableInfo.of(changed)),))
         db.execute("insert into schemas values (?, ?, ?)", (desc.table_id, after.id, schema_to_text(after)))
     db.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ DESC = TableDescriptor(
 
 
 def catalog(path: Path, location: str | None) -> str:
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         db.execute(
             "create table iceberg_tables(catalog_name, table_namespace, table_name, metadata_location,"
             " previous_metadata_location)"
@@ -159,6 +160,6 @@ def test_what_cannot_be_understood_or_is_missing_changes_nothing(tmp_path: Path)
     (tmp_path / "c.db").write_bytes(b"no database, whatever it is called" * 40)
     with pytest.raises(UnavailableError):
         relocate_table(str(tmp_path / "c.db"), "lakehead", DESC, str(tmp_path), "me")
-    with sqlite3.connect(db) as again:
+    with closing(sqlite3.connect(db)) as again, again:
         assert again.execute("select metadata_location from iceberg_tables").fetchone() == (gone,)
     again.close()

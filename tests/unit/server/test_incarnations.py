@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def test_a_copy_is_another_folder_that_knows_its_ancestors(path: str) -> None:
 
 def test_what_was_disowned_is_a_copy_wherever_it_lies(path: str) -> None:
     first = start(path)
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         disown(db)
     db.close()
     again = start(path)

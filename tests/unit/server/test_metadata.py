@@ -8,6 +8,7 @@ import errno
 import random
 import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -159,7 +160,7 @@ def test_threads_share_it(path: str) -> None:
 
 def test_a_newer_format_is_refused_and_left_alone(path: str) -> None:
     MetadataStore(path, env(1)).close()
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         db.execute("update meta set value = ? where name = 'format'", (str(FORMAT_VERSION + 1),))
     db.close()
     before = Path(path).read_bytes()
@@ -278,7 +279,7 @@ def test_a_store_that_another_process_has_locked(path: str) -> None:
 
 def tables_of(path: str) -> dict[str, list[tuple[object, ...]]]:
     """What the catalog holds, but for which folder it is of."""
-    with contextlib.closing(sqlite3.connect(path)) as db:
+    with closing(sqlite3.connect(path)) as db:
         names = ("databases", "tables", "schemas", "partitions", "writers", "dropped")
         names += ("writer_owners", "tokens", "grants", "roles", "quotas", "makers")
         kept = {name: sorted(db.execute(f"select * from {name}").fetchall()) for name in names}
