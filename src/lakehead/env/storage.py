@@ -384,7 +384,11 @@ class LocalStorage:
         with suppress(OSError):  # which SQLite says better
             make_private(path)
         db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-        db.execute("pragma synchronous=full")
+        try:
+            db.execute("pragma synchronous=full")
+        except BaseException:
+            db.close()
+            raise
         return db
 
     def version(self, path: str) -> tuple[int, ...] | None:

@@ -29,7 +29,7 @@ from lakehead.protocol.schemas import schema_from_text
 from lakehead.protocol.table_info import TableInfo
 from lakehead.server import catalog
 from lakehead.server.incarnations import begin_incarnation, unfenced
-from lakehead.types import Epoch, TableDescriptor, TablePath, TabletKey
+from lakehead.types import Epoch, Incarnation, TableDescriptor, TablePath, TabletKey
 
 C = TypeVar("C", bound=catalog.Command)
 FORMAT_VERSION = 5
@@ -137,30 +137,41 @@ class MetadataStore:
         self._path = path
         self._closed = False
         self.access_version = 0
+        self.fence = fence
+        self._number: int | None = None
+        self._read: dict[bytes, TableDescriptor] = {}
         try:
             self._db = env.storage.open_database(path)
+        except sqlite3.Error as e:
+            raise self._unopened(e) from e
+        try:
+            self.incarnation = self._begun(env, place)
+        except BaseException:
+            self._db.close()
+            raise
+        self._number = self.incarnation.number
+
+    def _begun(self, env: Env, place: Place | None) -> Incarnation:
+        try:
             self._check_version()
             self._db.executescript("pragma journal_mode=wal;" + _SCHEMA)
         except sqlite3.Error as e:
-            raise StorageError(
-                f"cannot open the metadata in {path}: {e}: use a folder that this user may write", path=path
-            ) from e
-        self.fence = fence
-        self._number: int | None = None
+            raise self._unopened(e) from e
         with self._transaction() as db:
             db.execute("insert or ignore into meta values ('format', ?)", (str(FORMAT_VERSION),))
             newer = "update meta set value = ? where name = 'format' and value != ?"
             db.execute(newer, (str(FORMAT_VERSION), str(FORMAT_VERSION)))
             db.execute("insert or ignore into databases values ('default')")
-            self.incarnation = begin_incarnation(db, place, env.randomness)
-        self._number = self.incarnation.number
-        self._read: dict[bytes, TableDescriptor] = {}
+            return begin_incarnation(db, place, env.randomness)
+
+    def _unopened(self, e: sqlite3.Error) -> StorageError:
+        why = f"cannot open the metadata in {self._path}: {e}: use a folder that this user may write"
+        return StorageError(why, path=self._path)
 
     def _check_version(self) -> None:
         has = self._db.execute("select 1 from sqlite_master where name = 'meta'").fetchone()
         row = has and self._db.execute("select value from meta where name = 'format'").fetchone()
         if row and int(row[0]) > FORMAT_VERSION:
-            self._db.close()
             raise UnsupportedFormatError(
                 f"{self._path} has data format {row[0]}, this version of Lakehead reads up to {FORMAT_VERSION}:"
                 " upgrade Lakehead to open this folder",

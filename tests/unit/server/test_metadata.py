@@ -10,6 +10,7 @@ import sqlite3
 import threading
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -262,6 +263,30 @@ def test_after_close_it_says_so(path: str) -> None:
         store.tables(None)
     with pytest.raises(ClosedError):
         store.submit(CreateTable.of(DESC))
+
+
+def test_what_cannot_be_opened_is_let_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[sqlite3.Connection] = []
+    (tmp_path / "no.db").write_bytes(b"no database at all" * 100)
+    newer = str(tmp_path / "newer.db")
+    MetadataStore(newer, env(1)).close()
+    with closing(sqlite3.connect(newer)) as db, db:
+        db.execute("update meta set value = '99' where name = 'format'")
+    real = sqlite3.connect
+
+    def connect(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+        opened.append(real(*args, **kwargs))
+        return opened[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    with pytest.raises(StorageError, match="cannot open the metadata"):
+        MetadataStore(str(tmp_path / "no.db"), env(1))
+    with pytest.raises(UnsupportedFormatError):
+        MetadataStore(newer, env(1))
+    assert len(opened) == 2
+    for db in opened:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            db.execute("select 1")
 
 
 def test_a_store_that_another_process_has_locked(path: str) -> None:
