@@ -12,7 +12,7 @@ import pyarrow as pa
 from lakehead.client.batch_writer import encoded_write
 from lakehead.client.patience import ask
 from lakehead.client.routes import Routes
-from lakehead.client.row_routing import halves, route, slices
+from lakehead.client.row_routing import clustered, halves, route, slices
 from lakehead.env import Env
 from lakehead.errors import InvalidRequestError, LimitExceededError, SchemaChangedError
 from lakehead.format.frame import WRITER_ID_BYTES, WriterStamp
@@ -48,8 +48,11 @@ class StagedRows:
         self._pieces = 0
 
     def add(self, kind: WriteKind, rows: pa.Table) -> None:
-        """Keep rows, which were conformed to the table's schema, on the server, durably; errors as of a write."""
-        parts = list(slices(rows))
+        """Keep rows, which were conformed to the table's schema, on the server, durably; errors as of a write.
+
+        More rows at once make frames of more rows, where they spread over many tablets.
+        """
+        parts = list(slices(clustered(self._staging.desc, rows)))
         while parts:
             batch = parts.pop(0)
             try:
@@ -113,20 +116,20 @@ Part: TypeAlias = StagedPart | HeldRows
 
 
 class Staging:
-    """The staged rows of one table. Thread-safe."""
+    """The staged rows of one table, as it was defined when this was made. Thread-safe."""
 
     def __init__(self, desc: TableDescriptor, routes: Routes, env: Env, folder_id: str = "") -> None:
-        self._desc = desc
+        self.desc = desc
         self._routes = routes
         self._env = env
         self._folder_id = folder_id
 
     @property
     def _server(self) -> m.Endpoint:
-        servers = self._routes.servers(self._desc.table_id)
+        servers = self._routes.servers(self.desc.table_id)
         if len(servers) > 1:
             raise InvalidRequestError(
-                f"{self._desc.path} lives on several servers, of which none can publish what the others have staged:"
+                f"{self.desc.path} lives on several servers, of which none can publish what the others have staged:"
                 " write with append or upsert"
             )
         return servers[0]
@@ -141,7 +144,7 @@ class Staging:
 
     def encoded(self, kind: WriteKind, rows: pa.RecordBatch, share: int) -> tuple[m.Write, list[pa.Buffer]]:
         """One piece, of at most what a write holds."""
-        desc = self._desc
+        desc = self.desc
         parts = list(route(desc, rows, unkeyed_bucket=share % desc.buckets))
         return encoded_write(desc, kind, rows, parts, lambda _: _NOBODY, folder_id=self._folder_id)
 
@@ -151,7 +154,7 @@ class Staging:
         """Stage one piece."""
         write, bodies = self.encoded(kind, rows, share + number)
         request = Stage(
-            table_id=self._desc.table_id,
+            table_id=self.desc.table_id,
             folder_id=self._folder_id,
             job=batch.job,
             batch=batch.number,
@@ -173,11 +176,11 @@ class Staging:
         return publish_together(batch, [(self, parts)], lasting=lasting, overwrite=overwrite)
 
     def _as_opened(self, table: StagedTable) -> StagedTable:
-        return msgspec.structs.replace(table, name=str(self._desc.path), schema_id=self._desc.schema_id)
+        return msgspec.structs.replace(table, name=str(self.desc.path), schema_id=self.desc.schema_id)
 
     def discard(self, batch: JobBatch) -> None:
         """Forget what is staged for a batch, unless it is decided."""
-        request = Unstage(table_id=self._desc.table_id, folder_id=self._folder_id, job=batch.job, batch=batch.number)
+        request = Unstage(table_id=self.desc.table_id, folder_id=self._folder_id, job=batch.job, batch=batch.number)
         ask(self._server, self._env.clock, request)
 
 
@@ -202,7 +205,7 @@ def publish_together(
     first = parts[0][0]
     if any(staging._server is not first._server for staging, _ in parts):
         raise InvalidRequestError(
-            f"{', '.join(str(s._desc.path) for s, _ in parts)} live on several servers, of which none can publish what"
+            f"{', '.join(str(s.desc.path) for s, _ in parts)} live on several servers, of which none can publish what"
             " the others have staged: write them one by one"
         )
 
@@ -224,7 +227,7 @@ def publish_together(
     tables = []
     for staging, of_table in parts:
         staged = [part.staged(batch) if isinstance(part, HeldRows) else part for part in of_table]
-        tables.append(StagedTable(table_id=staging._desc.table_id, parts=staged, overwrite=overwrite))
+        tables.append(StagedTable(table_id=staging.desc.table_id, parts=staged, overwrite=overwrite))
     return published(tables, [])
 
 
@@ -242,6 +245,6 @@ def _given(
     for staging, of_table in held:
         encoded = [piece for part in of_table for piece in part.encoded()]
         writes = tuple(write for write, _ in encoded)
-        tables.append(StagedTable(table_id=staging._desc.table_id, parts=[], writes=writes, overwrite=overwrite))
+        tables.append(StagedTable(table_id=staging.desc.table_id, parts=[], writes=writes, overwrite=overwrite))
         bodies += [body for _, of_write in encoded for body in of_write]
     return (tables, bodies) if sum(body.size for body in bodies) <= GIVEN_BYTES_MAX else None

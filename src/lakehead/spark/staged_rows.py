@@ -15,6 +15,7 @@ from lakehead.api.connection import Connection
 from lakehead.api.definition import DEFINITION, definition_of
 from lakehead.api.input import rows_for_append, rows_for_delete, rows_for_upsert
 from lakehead.api.table import Table, handle_of
+from lakehead.client.row_routing import spreads
 from lakehead.client.staging import HeldRows, JobBatch, Part, StagedRows
 from lakehead.client.table import TableHandle
 from lakehead.env.randomness import SystemRandomness
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
 QUERY = "sql.streaming.queryId"
 """Property that Spark sets where it works on a micro-batch: the id, in its checkpoint, of the query."""
 STAGED_ROWS = 1 << 16
+STAGED_SPREAD_ROWS = 1 << 20
 STAGED_BYTES = 32 << 20
-"""A task stages what it has once it is so much."""
+"""A task stages what it has once it is so much; rows that spread over many tablets, more at once."""
 _PARTS = pa.schema([("number", pa.int64()), ("attempt", pa.string()), ("pieces", pa.int64())])
 
 
@@ -142,10 +144,11 @@ class Target:
         kind = self.kind(handle)
         held: list[pa.RecordBatch] = []
         rows = size = 0
+        rows_max = STAGED_SPREAD_ROWS if spreads(handle.desc) else STAGED_ROWS
         for part in batches:
             held.append(part)
             rows, size = rows + part.num_rows, size + part.nbytes
-            if rows >= STAGED_ROWS or size >= STAGED_BYTES:
+            if rows >= rows_max or size >= STAGED_BYTES:
                 staged.add(kind, self.rows(handle, kind, pa.Table.from_batches(held)))
                 held, rows, size = [], 0, 0
         if rows:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from lakehead.client.row_routing import SHARE_ROWS, partition_codes, route
+from lakehead.client.row_routing import SHARE_ROWS, clustered, partition_codes, route, slices
 from lakehead.format.bucketing import bucket_ids
 from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey, partition_name
 
@@ -98,3 +98,35 @@ def test_one_tablet_takes_the_batch_uncopied() -> None:
 def test_no_rows(partition_by: tuple[str, ...]) -> None:
     assert placed(table(("k",), partition_by, 4), BATCH.slice(0, 0)) == []
     assert partition_codes(table((), partition_by), BATCH.slice(0, 0))[0] == []
+
+
+@pytest.mark.parametrize(
+    ("desc", "gathered"),
+    [
+        (table(("k",), (), 4), False),
+        (table(("k",), (), 64), True),
+        (table((), ("p",), 2), True),
+        (table(("s",), ("p", "q"), 2), True),
+        (table((), (), 64), False),
+    ],
+)
+def test_rows_for_many_tablets_are_gathered(desc: TableDescriptor, gathered: bool) -> None:
+    n = 3 << 16
+    rng = np.random.default_rng(1)
+    day = rng.integers(0, 40, n).astype(np.int32)
+    columns = [pa.array(rng.integers(0, 5000, n)), pa.array(np.arange(n).astype(str)), pa.array(day).cast(pa.date32())]
+    rows = pa.table([*columns, pa.array(rng.integers(0, 2, n) > 0)], schema=SCHEMA)
+    found = clustered(desc, rows)
+    assert (found is not rows) == gathered
+    assert clustered(desc, rows.slice(0, 1 << 16)).equals(rows.slice(0, 1 << 16)), "one slice is sent as it is"
+    sent: dict[TabletKey, list[str]] = {}
+    frames = 0
+    for batch in slices(found):
+        for key, at in route(desc, batch):
+            frames += 1
+            sent.setdefault(key, []).extend(batch["s"].to_pylist() if at is None else batch["s"].take(at).to_pylist())
+    if gathered:
+        as_they_are = sum(len(list(route(desc, batch))) for batch in slices(rows))
+        assert frames <= len(sent) + 3 < as_they_are / 2
+        assert all(part == sorted(part, key=int) for part in sent.values()), "the rows of a tablet stay in their order"
+    assert sorted(s for part in sent.values() for s in part) == sorted(rows["s"].to_pylist())
