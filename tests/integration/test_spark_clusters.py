@@ -32,7 +32,7 @@ from tests.spark_cluster import (
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1500)]
 
 APP = (cluster_app.__file__, "URI")
-PAGE = Path(__file__).parents[2] / "docs/guides/spark-clusters.md"
+PAGE = Path(__file__).parents[2] / "docs/spark-clusters.md"
 SEEN = {"table": 70, "source": 120, "write": 1000, "stream": 170, "code": 0, "tier": 1000}
 LEAN = {
     "executor.memory": "600m",
