@@ -1,8 +1,9 @@
-"""`python -m benchmarks`: `lakehead bench` with its options, and two parts more, `peers` and `paths`; it measures the
-part `spark` without being asked, too."""
+"""`python -m benchmarks`: `lakehead bench` with its options, and three parts more, `layers`, `peers` and `paths`; it
+measures the part `spark` without being asked, too."""
 
 from __future__ import annotations
 
+from benchmarks.layers import layers
 from benchmarks.paths import paths
 from benchmarks.peers import peers
 from lakehead.benchmarks.spark import on_spark
@@ -12,5 +13,5 @@ from lakehead.cli.session import command
 
 if __name__ == "__main__":
     # Of two commands of one name typer takes the later one.
-    command(app, "bench")(bench_with({"spark": on_spark, "peers": peers}, {"paths": paths}))
+    command(app, "bench")(bench_with({"spark": on_spark, "layers": layers, "peers": peers}, {"paths": paths}))
     run("bench")

@@ -30,6 +30,7 @@ _TITLES = {
     "tiering": "Tiering",
     "growth": "Growth",
     "spark": "Spark",
+    "layers": "Through three layers",
     "peers": "Beside peers",
 }
 _HEAD = """# Benchmarks
@@ -82,6 +83,10 @@ new keys, batch after batch: what it has in memory then, and which of these writ
 """,
     "spark": """On `local[2]`. Beside reads, streams and writes: Spark with the same rows in plain Parquet files. Beside
 the lookup join: Spark's own join with such files.
+""",
+    "layers": """The [example shop](guides/shop.md) at 10,000 events a second: generator, server, Spark on `local[2]`,
+a live page and alerts share the machine. Event → layer is from the moment an application sends an event to the moment
+its effect is seen there.
 """,
     "peers": """![How many times as fast as each peer](benchmarks-peers.svg)
 

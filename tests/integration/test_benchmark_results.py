@@ -27,7 +27,7 @@ MORE = {"peers": peers.peers}
 def test_the_page_is_what_the_results_say() -> None:
     stale = [path.name for path, text in page(Results.read(RESULTS)).items() if path.read_text() != text]
     assert not stale, "run make bench-page and commit what it changed"
-    assert set(Results.read(RESULTS).figures) == {*PARTS, "spark", "peers"}
+    assert set(Results.read(RESULTS).figures) == {*PARTS, "spark", "layers", "peers"}
 
 
 def test_bars_are_green_where_the_figure_is_good() -> None:

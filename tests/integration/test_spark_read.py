@@ -405,3 +405,7 @@ def test_wrong_names(spark: SparkSession, con: lh.Connection, log: lh.Table) -> 
         lhs.table(spark, "shop.nope")
     with pytest.raises(lh.ColumnNotFoundError):
         lhs.table(spark, "shop.events", columns=["nope"])
+    mistyped = spark.read.schema("evnt_id long").format("lakehead").options(uri=con.uri, table="shop.events")
+    with pytest.raises(Exception, match="no column 'evnt_id'") as failed:
+        mistyped.load().collect()
+    assert isinstance(lhs.raised(failed.value), lh.ColumnNotFoundError)

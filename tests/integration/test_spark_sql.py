@@ -119,6 +119,8 @@ def test_names_are_found_whatever_their_case(spark: SparkSession, con: lh.Connec
         assert lhs.sql(spark, text).collect() == [(2, "v2")]
     assert con.sql("select * from Q.CLICKS where ID = 2").fetchall() == [(2, "v2")]
     assert lhs.sql(spark, "describe extended Q.Clicks").where("col_name = 'v'").count() == 1
+    assert ("q", "clicks", False) in lhs.sql(spark, "show tables in Q").collect()
+    assert lhs.sql(spark, "show tables in default").columns == ["namespace", "tableName", "isTemporary"]
     with pytest.raises(SqlError, match=r"lhs\.sql reads q\.clicks"):
         lhs.sql(spark, "drop table Q.Clicks")
 

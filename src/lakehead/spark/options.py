@@ -218,6 +218,19 @@ def wanted_columns(table: Table, options: ReadOptions) -> pa.Schema:
     return pa.schema([there.field(c) for c in names])
 
 
+def require_columns(table: Table, options: ReadOptions, names: Sequence[str]) -> None:
+    """Return if a read has all these columns, which a schema that its user gave it may name.
+
+    Raises:
+        ColumnNotFoundError: one does not exist; the message names the nearest.
+    """
+    there = [*wanted_columns(table, options).names, *(f.name for f in SYSTEM_FIELDS)]
+    for name in names:
+        if name not in there:
+            near = nearest_name(name, there)
+            raise ColumnNotFoundError(f"a read of {table.name} has no column {name!r}; {near}", column=name)
+
+
 def _suffix(table: str, text: str, given: Mapping[str, str]) -> Suffix | None:
     suffix = suffix_of(table, text)
     changelog = given.get("changelog", "true" if suffix is Suffix.CHANGELOG else "false").lower()

@@ -27,7 +27,7 @@ from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.lake.records import first_record
 from lakehead.lake.union_read import Pin, pin
 from lakehead.spark.connections import planned_handle, worker_table
-from lakehead.spark.options import ReadOptions, listing, wanted_columns
+from lakehead.spark.options import ReadOptions, listing, require_columns, wanted_columns
 from lakehead.spark.parts import RecordsPart, read_changes, read_rows, record_parts, union_parts
 from lakehead.spark.sink import batch_writer, stream_writer
 from lakehead.spark.stream import LakeheadStreamReader
@@ -49,10 +49,13 @@ class LakeheadDataSource(DataSource):
     def reader(self, schema: StructType) -> LakeheadReader:
         options = ReadOptions.parse(self.options)
         options.require_batch()
+        require_columns(worker_table(options.uri, options.table), options, schema.names)
         return LakeheadReader(options, schema)
 
     def streamReader(self, schema: StructType) -> LakeheadStreamReader:
-        return LakeheadStreamReader(ReadOptions.parse(self.options), schema)
+        options = ReadOptions.parse(self.options)
+        require_columns(worker_table(options.uri, options.table), options, schema.names)
+        return LakeheadStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         return batch_writer(self.options, schema, overwrite)

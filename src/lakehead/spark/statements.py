@@ -43,6 +43,16 @@ _CHANGES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 _CREATES = re.compile(rf"\s*(?:create(?:\s+or\s+replace)?|replace)\s+table{_IF}\s+", _FLAGS)
 
 
+_SHOW = re.compile(rf"\s*show\s+tables\s+(?:in|from)\s+{_NAME}\s*;?\s*$", _FLAGS)
+
+
+def shown_database(text: str) -> str | None:
+    """The database whose tables a statement, whose strings and comments are blank, wants listed; None for another
+    statement."""
+    found = _SHOW.match(text)
+    return None if found is None else _unquoted(found["name"])
+
+
 @dataclass(frozen=True)
 class NamedQuery:
     """A query that a statement gives a name in the session: a temporary view, or a table that is cached.

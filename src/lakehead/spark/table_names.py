@@ -26,7 +26,7 @@ from lakehead.predicate.read_spec import ReadSpec
 from lakehead.spark.connections import connection_of
 from lakehead.spark.needs import Needs, needs_of
 from lakehead.spark.scratch import scratch_frame
-from lakehead.spark.statements import NamedQuery, require_read
+from lakehead.spark.statements import NamedQuery, require_read, shown_database
 from lakehead.spark.types import spark_schema
 from lakehead.spark.union_frame import is_large, union_frame
 from lakehead.types import Tier
@@ -117,6 +117,9 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
         lambda name: None if _is_view(spark, name) else spelt(name, tables),
         _own_databases(spark, con, text),
     )
+    if (shown := shown_database(text)) is not None and (own := _database(spark, con, shown)) is not None:
+        rows = [(own, path.partition(".")[2], False) for path in tables if path.partition(".")[0] == own]
+        return spark.createDataFrame(rows, "namespace string, tableName string, isTemporary boolean")
     if (named := NamedQuery.of(text)) is not None and find_spark_tables(query, tables):
         return _named(spark, named, run_sql(spark, query[named.start :], args))
     views: dict[_Read, str] = {}
@@ -208,6 +211,13 @@ def _own_databases(spark: SparkSession, con: Connection, text: str) -> list[str]
     if not text.lstrip().lower().startswith(("create", "replace")):
         return []
     return [name for name in con.databases() if not spark.catalog.databaseExists(name)]
+
+
+def _database(spark: SparkSession, con: Connection, name: str) -> str | None:
+    """Lakehead's database of that name, which Spark has none of; None for no such."""
+    folded = name.casefold()
+    own = [d for d in con.databases() if d.casefold() == folded]
+    return own[0] if len(own) == 1 and not spark.catalog.databaseExists(name) else None
 
 
 def _of_alias(name: TableName, aliased: Mapping[tuple[str, ...], str]) -> str | None:
