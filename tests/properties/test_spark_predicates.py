@@ -105,6 +105,8 @@ STATEMENTS = [
     "select id from {t} where false",
     "select id, cast(null as string) from {t} where note = 'n' || '3' and id > 2L",
     "select sum(f) from {t} where f = 'NaN' or f > 1 or f = 0.0",
+    "select nest.a, pairs['x'] from {t} where nest.a > 200 and size(nest.l) = 2",
+    "select count(nest), count(nest.a), sum(v) from {t} where id < 120",
     "select id from {t} where upper(name) = 'A7' and length(note) = 2",
 ]
 
@@ -144,6 +146,8 @@ def needs_rows(ids: Sequence[int]) -> pa.Table:
             ("amount", pa.decimal128(9, 2)),
             ("v", pa.float64()),
             ("f", pa.float64()),
+            ("nest", pa.struct([pa.field("a", pa.int32(), nullable=False), ("l", pa.list_(pa.string()))])),
+            ("pairs", pa.map_(pa.string(), pa.float64())),
         ]
     )
     day = dt.date(2026, 1, 1)
@@ -156,6 +160,8 @@ def needs_rows(ids: Sequence[int]) -> pa.Table:
         [Decimal(n) / 2 for n in ids],
         [n % 13 * 0.5 for n in ids],
         [[0.0, -0.0, 2.5, float("nan"), None][n % 5] for n in ids],
+        [{"a": n, "l": [f"l{n}", None]} if n % 4 else None for n in ids],
+        [[("x", n * 0.5)] for n in ids],
     ]
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
 

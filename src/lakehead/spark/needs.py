@@ -40,7 +40,7 @@ _COMPARISONS = {
     "EqualTo": "==", "EqualNullSafe": "==", "LessThan": "<", "LessThanOrEqual": "<=", "GreaterThan": ">",
     "GreaterThanOrEqual": ">=",
 }  # fmt: skip
-_PLANS = ("Subquery", "Exists")
+_PLANS = ("Subquery", "Exists", "ListQuery")
 """What the classes of expressions end with that have a plan within them."""
 
 
