@@ -185,3 +185,19 @@ def test_columns_and_rows_that_are_not_needed_are_not_read(
     with pytest.raises(Exception, match=r"did not need the column id of q\.clicks") as failed:
         found.orderBy("id").collect()  # Spark lets this name a column that was not selected
     assert isinstance(lhs.raised(failed.value), SqlError)
+
+
+def test_statements_with_other_long_lists_read_other_rows(
+    spark: SparkSession, con: lh.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept of one is not the other's: Arrow writes a list without its middle."""
+    monkeypatch.setattr("lakehead.spark.union_frame.HOT_ROWS_MAX", 0)
+    table = con.create_table("q.lists", SCHEMA)
+    try:
+        table.append(rows(*range(400)))
+        for left_out in (100, 150, 200, 250):
+            asked = [n for n in range(400) if n != left_out]
+            found = lhs.sql(spark, f"select id from q.lists where id in ({', '.join(map(str, asked))})")
+            assert sorted(r.id for r in found.collect()) == asked
+    finally:
+        con.drop_table("q.lists", purge=True)

@@ -18,7 +18,9 @@ _OURS = re.compile(r"\blakehead\.errors\.(\w+): (.+)")
 _MODULE = re.compile(r"No module named '([\w.]+)'")
 _PROGRAM = re.compile(r'Cannot run program "([^"]+)"[^\n]*(?:No such file|Permission denied)')
 _VERSIONS = re.compile(r"Python in worker has different version: (\S+) than that in driver: (\d[\d.]*)")
-_GONE = re.compile(r"(?:FileNotFoundException: (?:File )?|FILE_NOT_EXIST[^\n]*?)\b(\w+:/[^\s'\"]+\.parquet)")
+# A data file of a lake table, by the names that we give: others' files may be gone, too.
+_LAKE_FILE = r"\w+:/[^\s'\"]+-[0-9a-f]{32}/data/[^\s'\"]+\.parquet"
+_GONE = re.compile(rf"(?:FileNotFoundException: (?:File )?|FILE_NOT_EXIST[^\n]*?)\b({_LAKE_FILE})")
 _WAYS = "install lakehead[spark] there, or hand it over: --py-files has its own code, a packed environment all of it"
 
 

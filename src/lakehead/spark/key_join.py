@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.types import StructType
 
 from lakehead.api.table import Table, handle_of
 from lakehead.errors import ColumnNotFoundError, InvalidRequestError, WrongTableKindError
@@ -18,7 +19,6 @@ from lakehead.format.read_as import cast_to
 from lakehead.format.rows import to_key_table
 from lakehead.format.schema import nearest_name
 from lakehead.spark.connections import connection_of, worker_table
-from lakehead.spark.floats import quoted
 from lakehead.spark.map_in_arrow import map_in_arrow
 from lakehead.spark.remembered import Positions, RememberedJoins
 from lakehead.spark.types import arrow_schema, spark_schema
@@ -128,12 +128,15 @@ def lookup_join(
     if how not in ("left", "inner"):
         raise InvalidRequestError(f"how={how!r} must be 'left' or 'inner'")
     given = _on(table, df.columns, on)
-    of_key = arrow_schema(df.select(*map(quoted, given)).schema).empty_table().rename_columns(list(table.primary_key))
+    of_frame = dict(zip(df.columns, df.schema.fields, strict=True))
+    of_key = (
+        arrow_schema(StructType([of_frame[c] for c in given])).empty_table().rename_columns(list(table.primary_key))
+    )
     to_key_table(of_key, handle_of(table).desc.key_columns, what=f"keys for {name} from {', '.join(given)}")
     wanted = _columns(table, df.columns, columns)
     fields = [table.schema.field(c).with_nullable(True) for c in wanted]
     schema = spark_schema(pa.schema(fields))
-    out = type(schema)([*df.schema.fields, *schema.fields])
+    out = StructType([*df.schema.fields, *schema.fields])
     joined = LookupJoin(con.uri, name, given, tuple(wanted), how, stale_ms, arrow_schema(out))
     return map_in_arrow(df, joined, out)
 

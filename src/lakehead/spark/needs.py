@@ -40,6 +40,7 @@ _COMPARISONS = {
     "EqualTo": "==", "EqualNullSafe": "==", "LessThan": "<", "LessThanOrEqual": "<=", "GreaterThan": ">",
     "GreaterThanOrEqual": ">=",
 }  # fmt: skip
+_JAVA_CALENDAR_YEAR = 1582
 _PLANS = ("Subquery", "Exists", "ListQuery")
 """What the classes of expressions end with that have a plan within them."""
 
@@ -92,10 +93,7 @@ def _stand_in(spark: SparkSession, schema: pa.Schema) -> DataFrame:
 
     All columns may be null: ``count(c)`` is ``count(1)`` where ``c`` may not, which needs no ``c``.
     """
-    session = spark._jsparkSession
-    context = spark.sparkContext._jvm.org.apache.spark.api.java.JavaSparkContext.fromSparkContext(
-        session.sparkContext()
-    )
+    session, context = spark._jsparkSession, spark.sparkContext._jsc
     columns = spark_schema(pa.schema([f.with_nullable(True) for f in schema]))
     return DataFrame(session.createDataFrame(context.emptyRDD(), session.parseDataType(columns.json())), spark)
 
@@ -303,7 +301,9 @@ def _scalar(text: str | None, t: pa.DataType) -> pa.Scalar | None:
         if pa.types.is_decimal(t):
             return pa.scalar(Decimal(text), t)
         if pa.types.is_date32(t):
-            return pa.scalar(dt.date.fromisoformat(text), t)
+            day = dt.date.fromisoformat(text)
+            # Spark writes an earlier one by way of Java's calendar, which lacks some days of October 1582.
+            return pa.scalar(day, t) if day.year > _JAVA_CALENDAR_YEAR else None
     except (ValueError, ArithmeticError, pa.ArrowException):
         return None
     return None

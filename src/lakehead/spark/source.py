@@ -49,7 +49,6 @@ class LakeheadDataSource(DataSource):
     def reader(self, schema: StructType) -> LakeheadReader:
         options = ReadOptions.parse(self.options)
         options.require_batch()
-        require_columns(worker_table(options.uri, options.table), options, schema.names)
         return LakeheadReader(options, schema)
 
     def streamReader(self, schema: StructType) -> LakeheadStreamReader:
@@ -74,7 +73,9 @@ class LakeheadReader(DataSourceReader):
     # ---- planning -------------------------------------------------------------------------------------------------
 
     def partitions(self) -> Sequence[InputPartition]:
-        handle, options = handle_of(self._table()), self._options
+        table, options = self._table(), self._options
+        require_columns(table, options, self._schema.names)
+        handle = handle_of(table)
         handle.desc.require_schema(options.schema_id)
         if options.suffix in (Suffix.SNAPSHOTS, Suffix.FILES):
             return [InputPartition(options.suffix)]

@@ -172,7 +172,7 @@ def _hot_frame(
             file = scratch_file(spark, read.schema, rows, kept=True)
             return superseded, file, sum(offsets.nbytes for offsets in superseded.values())
 
-        where = None if read.predicate is None else str(read.predicate.arrow)
+        where = None if read.predicate is None else read.predicate.to_bytes()  # whole: as text, lists are cut short
         superseded, file = kept_of(spark).get(("hot", moment, tuple(read.schema.names), where), find)
         return superseded, None if file is None else file.frame(spark)
     few = _few_hot_rows(read)

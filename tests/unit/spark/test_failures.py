@@ -88,7 +88,11 @@ def test_a_python_that_is_not_there_is_named(text: str, says: str) -> None:
 
 
 def test_a_lake_file_that_is_gone_is_named() -> None:
-    path = "file:///lake/shop/clicks/data/x-1.parquet"
+    path = (
+        "file:///lake/shop/clicks-0cb141fe8372448f816bff5f9be98c79/data/day=1/95fc07cf279b4d7c9e676c42e37f21be.parquet"
+    )
     text = f"[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file {path}. File does not exist."
     error = lhs.raised(RuntimeError(text))
     assert isinstance(error, lh.LakeFileMissingError) and error.context["path"] == path
+    theirs = text.replace(path, "file:///home/me/data/mine.parquet")
+    assert lhs.raised(RuntimeError(theirs)) is None, "a file of the user's own is no lake's"
