@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import lakehead as lh
-from benchmarks import peers
+from benchmarks import layers, peers
 from lakehead.benchmarks import growth
 from lakehead.benchmarks.events import Figure
 from lakehead.benchmarks.results import Results, moved, moved_lines
@@ -28,6 +28,15 @@ def test_the_page_is_what_the_results_say() -> None:
     stale = [path.name for path, text in page(Results.read(RESULTS)).items() if path.read_text() != text]
     assert not stale, "run make bench-page and commit what it changed"
     assert set(Results.read(RESULTS).figures) == {*PARTS, "spark", "layers", "peers"}
+
+
+def test_the_shop_tells_how_old_each_layer_is() -> None:
+    times = {"p50_ms": 1.25, "p99_ms": 20.0, "events": 9}
+    fresh = dict.fromkeys(("bronze", "silver", "gold", "subscriber"), times)
+    gold = dict(fresh, gold={**times, "p99_ms": 30.0})
+    figures = list(layers.of_shop({"freshness": {"one query": gold}}))
+    assert [f.value for f in figures] == ["1.2 / 20.0 ms", "1.2 / 20.0 ms", "1.2 / 30.0 ms", "1.2 / 20.0 ms"]
+    assert figures[2].name == "one query: event → gold, p50 / p99" and figures[2].beside.endswith("3 min")
 
 
 def test_bars_are_green_where_the_figure_is_good() -> None:

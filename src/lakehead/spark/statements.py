@@ -99,12 +99,13 @@ def require_read(text: str, table: Callable[[TableName], TableName | None], data
     for changes, remedy in _CHANGES:
         if (verb := changes.match(text)) is not None:
             target = _name_at(text, verb.end())
-            if target is not None and (own := table(target)) is not None:
-                raise _refused(verb[0], own, remedy)
+            if target is not None and (meant := table(target)) is not None:
+                raise _refused(verb[0], meant, remedy)
             return
+    own = {name.casefold() for name in databases}
     if (verb := _CREATES.match(text)) is not None:
         target = _name_at(text, verb.end())
-        if target is not None and len(target.path) == 2 and target.path[0] in databases:
+        if target is not None and len(target.path) == 2 and target.path[0].casefold() in own:
             raise _refused(
                 verb[0], target, "make it of a DataFrame: lhs.write(df, '{name}', primary_key=...), or con.create_table"
             )

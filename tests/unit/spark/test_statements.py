@@ -31,6 +31,7 @@ def check(query: str) -> None:
         ("cache table shop.orders", "lhs.table(spark, 'shop.orders').cache()"),
         ("uncache table if exists shop.orders", "cache()"),
         ("create table shop.new as select 1", "lhs.write"),
+        ("create table SHOP.new as select 1", "lhs.write"),
         ("create or replace table if not exists shop.new (a int)", "lhs.write"),
         ("analyze table shop.orders compute statistics", "nothing"),
     ],
