@@ -115,14 +115,19 @@ def imports(path: Path, within: ast.AST | None = None) -> Iterator[tuple[int, st
                 yield node.lineno, f"{base}.{alias.name}"
 
 
-def tracked() -> list[Path]:
-    """Files of the repository that hold text; everything on disk when this is no working copy."""
+def files() -> list[Path]:
+    """Files of the repository; everything on disk when this is no working copy."""
     found = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
     if found.returncode:
         paths = [p for p in ROOT.rglob("*") if not any(part in (".venv", ".git") for part in p.parts)]
     else:
         paths = [ROOT / name for name in found.stdout.split("\0") if name]
-    return sorted(p for p in paths if p.is_file() and p.suffix in TEXT_SUFFIXES)
+    return sorted(p for p in paths if p.is_file())
+
+
+def tracked() -> list[Path]:
+    """Files of the repository that hold text."""
+    return [p for p in files() if p.suffix in TEXT_SUFFIXES]
 
 
 @each(MODULES)
@@ -298,6 +303,11 @@ def test_nothing_is_left_for_later() -> None:
         if marker.search(line)
     ]
     assert not found
+
+
+def test_nothing_large_or_made_elsewhere_is_kept() -> None:
+    """A file of more than this is a download, or what a build or a run has left."""
+    assert not [str(p.relative_to(ROOT)) for p in files() if p.stat().st_size > 500_000 or p.suffix == ".whl"]
 
 
 def test_no_merge_is_left_half_done() -> None:

@@ -116,7 +116,7 @@ class Daily:
         cuts = sorted(draws.choices(range(len(rows) + 1), k=draws.randint(0, 3)))
         along = draws.random() < 0.5
         parts = [self._task(batch, rows[i:j], along) for i, j in itertools.pairwise([0, *cuts, len(rows)])]
-        handle_of(self.table).staging.publish(batch, parts, lasting=True, overwrite=True)
+        handle_of(self.table).staging.publish(batch, parts, lasting=True, overwrite=())
         if not self._landed:
             self._rows |= self._open
         self._open, self._landed = None, False

@@ -66,6 +66,39 @@ def test_only_the_partitions_that_are_written_lose_their_rows(
     )
 
 
+@pytest.mark.parametrize("lake", [None, "iceberg"])
+def test_partitions_are_named(con: lh.Connection, spark: SparkSession, lake: str | None) -> None:
+    name = "o.named_in_lake" if lake else "o.named"
+    con.create_table(name, SCHEMA, primary_key=["day", "id"], partition_by="day", buckets=2, lake=lake)
+    to = {"uri": con.uri, "table": name}
+
+    def write(df: DataFrame, **options: Any) -> None:
+        df.write.format("lakehead").options(**to, **options).mode("overwrite").save()
+
+    write(frame(spark, "mon", "tue", "a, b", ids=range(5), v="old"), partitionOverwriteMode="dynamic")
+    if lake:
+        con.tier(name)
+    write(frame(spark, "tue", ids=range(2), v="new"), partitions="day=mon, day=tue, day=sun")
+    told = expected(("tue", range(2), "new"), ("a, b", range(5), "old"))
+    assert rows_of(con, name) == told, "one that gets no rows has none"
+    with pytest.raises(Exception, match="are of partition day=tue, which is not one of those") as caught:
+        write(frame(spark, "mon", "tue", ids=range(2), v="beside"), partitions="day=mon")
+    assert isinstance(lhs.raised(caught.value), lh.InvalidRequestError)
+    for named in ("day=2026, dya=mon", "mon", "day=mon/0", "day=a b", " , "):
+        with pytest.raises(Exception, match="option partitions") as caught:
+            write(frame(spark, "mon", ids=range(2), v="x"), partitions=named)
+        assert isinstance(lhs.raised(caught.value), lh.InvalidPropertyError)
+    assert rows_of(con, name) == told
+    write(frame(spark, ids=range(0), v="none"), partitions='["day=a%2C%20b"]')
+    assert rows_of(con, name) == expected(("tue", range(2), "new"))
+    if lake:
+        con.tier(name)
+        assert rows_of(con, name, tier="lake") == expected(("tue", range(2), "new"))
+    for v in ("once", "twice"):
+        write(frame(spark, "wed", ids=range(2), v=v), partitions="day=tue, day=wed", job="daily", batch="1")
+    assert rows_of(con, name) == expected(("wed", range(2), "once"))
+
+
 def test_what_cannot_be(con: lh.Connection, spark: SparkSession) -> None:
     df = frame(spark, "mon", ids=range(2), v="x")
     con.create_table("o.whole", SCHEMA)
@@ -76,7 +109,10 @@ def test_what_cannot_be(con: lh.Connection, spark: SparkSession) -> None:
     for table, given, words in (
         ("o.whole", {}, "no partitions"),
         ("o.lake", {}, "log table with a lake"),
-        ("o.days", {"mode": "append"}, "is for mode"),
+        ("o.whole", {"partitions": "day=mon"}, "no partitions"),
+        ("o.days", {"mode": "append"}, "are for mode"),
+        ("o.days", {"mode": "append", "partitions": "day=mon"}, "are for mode"),
+        ("o.days", {"partitions": "day=mon", "partitionOverwriteMode": "static"}, "leave out"),
         ("o.days", {"columns": "day, id"}, "whole rows"),
         ("o.days", {"partitionOverwriteMode": "sometimes"}, "static or dynamic"),
     ):

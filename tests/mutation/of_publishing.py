@@ -55,6 +55,20 @@ OF_PUBLISHING = (
         "tests/unit/server/test_unseen.py",
     ),
     Mutant(
+        "write rows beside the partitions that are overwritten",
+        "server/staging.py",
+        "if named and (beside := written.difference(named)):",
+        "if named and (beside := set[str]()):",
+        "tests/unit/server/test_unseen.py",
+    ),
+    Mutant(
+        "leave the rows of a partition that is overwritten and gets none",
+        "server/staging.py",
+        "    return named or written\n",
+        "    return written\n",
+        "tests/unit/server/test_unseen.py",
+    ),
+    Mutant(
         "show readers a partition that is half overwritten",
         "server/unseen.py",
         "        self._log.apply(frames, rows)\n",

@@ -164,12 +164,14 @@ class Staging:
         )
         ask(self._server, self._env.clock, request, bodies)
 
-    def publish(self, batch: JobBatch, parts: Sequence[Part], *, lasting: bool, overwrite: bool = False) -> Published:
-        """Make parts of a batch part of the table, in this order; see `Publish`. With ``overwrite`` the partitions that
-        they have rows of lose all others.
+    def publish(
+        self, batch: JobBatch, parts: Sequence[Part], *, lasting: bool, overwrite: Sequence[str] | None = None
+    ) -> Published:
+        """Make parts of a batch part of the table, in this order; see `Publish`, also of ``overwrite``.
 
         Raises:
-            InvalidRequestError: some of it is not there any more; nothing was decided.
+            InvalidRequestError: some of it is not there any more, or has rows beside the partitions that are
+                overwritten; nothing was decided.
             OutcomeUnknownError: it was decided, and is there in part; the server goes on with it.
             LakeheadError: it is open whether the batch is there: the same call again makes it whole.
         """
@@ -189,7 +191,7 @@ def publish_together(
     parts: Sequence[tuple[Staging, Sequence[Part]]],
     *,
     lasting: bool,
-    overwrite: bool = False,
+    overwrite: Sequence[str] | None = None,
     as_opened: bool = False,
 ) -> Published:
     """Make a batch part of several tables, of all or of none; errors as of `Staging.publish`. What no task has staged
@@ -217,7 +219,8 @@ def publish_together(
         )
         return ask(first._server, first._env.clock, request, bodies)[0]
 
-    if given := _given(parts, overwrite=overwrite):
+    over = None if overwrite is None else tuple(overwrite)
+    if given := _given(parts, overwrite=over):
         try:
             return published(*given)
         except SchemaChangedError:
@@ -227,12 +230,12 @@ def publish_together(
     tables = []
     for staging, of_table in parts:
         staged = [part.staged(batch) if isinstance(part, HeldRows) else part for part in of_table]
-        tables.append(StagedTable(table_id=staging.desc.table_id, parts=staged, overwrite=overwrite))
+        tables.append(StagedTable(table_id=staging.desc.table_id, parts=staged, overwrite=over))
     return published(tables, [])
 
 
 def _given(
-    parts: Sequence[tuple[Staging, Sequence[Part]]], *, overwrite: bool
+    parts: Sequence[tuple[Staging, Sequence[Part]]], *, overwrite: tuple[str, ...] | None
 ) -> tuple[list[StagedTable], list[pa.Buffer]] | None:
     """What publishes rows that no task has staged, with their bodies, if that is all and not much."""
     held = [(staging, [part for part in of_table if isinstance(part, HeldRows)]) for staging, of_table in parts]

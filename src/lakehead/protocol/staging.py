@@ -45,7 +45,8 @@ class StagedPart(Message, frozen=True, kw_only=True):
 
 class StagedTable(Message, frozen=True, kw_only=True):
     """What a batch has for one table: what its tasks have staged, then ``writes``, which come with the request and are
-    checked as `Write` is. With ``overwrite`` the partitions that it has rows of lose all others. Readers see each of
+    checked as `Write` is. ``overwrite`` names partitions that lose all other rows, also where none come, and rows of
+    any partition beside them are refused; where it names none, it is those that have rows here. Readers see each of
     their tablets change at once. A log table with a lake has no such thing, nor has a table without partitions.
 
     With ``name`` nothing is published unless this table is called so (``database.table``), and ``schema_id`` is the
@@ -54,7 +55,7 @@ class StagedTable(Message, frozen=True, kw_only=True):
     table_id: str
     parts: list[StagedPart]
     writes: tuple[Write, ...] = ()
-    overwrite: bool = False
+    overwrite: tuple[str, ...] | None = None
     name: str = ""
     schema_id: Int64 = -1
 
@@ -89,7 +90,7 @@ class Publish(Request[Published], frozen=True, kw_only=True):
 
     @property
     def needs(self) -> Sequence[tuple[Privilege, Target]]:
-        over = [(Privilege.MANAGE, t.table_id) for t in self.tables if t.overwrite]
+        over = [(Privilege.MANAGE, t.table_id) for t in self.tables if t.overwrite is not None]
         return [*super().needs, *over]
 
 

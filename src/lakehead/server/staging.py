@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import logging
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,7 +40,7 @@ from lakehead.server.catalog import BeginPublication, EndPublication, Part
 from lakehead.server.metadata import MetadataStore, Publication
 from lakehead.server.tables import LiveTable, LiveTables
 from lakehead.server.writes import CheckedBatch, Writes, body_schema
-from lakehead.types import Offset, TabletKey, WriteKind
+from lakehead.types import Offset, TableDescriptor, TabletKey, WriteKind
 
 _log = logging.getLogger("lakehead.server.staging")
 
@@ -257,7 +257,7 @@ class Staging:
                 for table in tables:
                     self._forget(_folder(table, job, batch))
                 return Published(rows=0, before=True)
-            over = {t.table_id for t in request.tables if t.overwrite}
+            over = {t.table_id: t.overwrite for t in request.tables if t.overwrite is not None}
             truncates = {}
             for table in tables:
                 table_id = table.desc.table_id
@@ -265,7 +265,8 @@ class Staging:
                     table.desc.require_replaceable()
                 partitions = self._require_pieces(table, job, batch, parts[table_id])
                 if table_id in over:
-                    truncates[table_id] = {str(key): end for key, end in table.ends_of(partitions).items()}
+                    lose = _overwritten(table.desc, over[table_id], partitions)
+                    truncates[table_id] = {str(key): end for key, end in table.ends_of(lose).items()}
             forget_before = self._env.clock.now_us() - int(KEPT_SECONDS * 1e6)
             jobs_max = self._limits.named_writers_max
             self._metadata.submit(
@@ -499,6 +500,20 @@ class Staging:
             return file.read(0, file.size)
         finally:
             file.close()
+
+
+def _overwritten(desc: TableDescriptor, named: Collection[str], written: set[str]) -> Collection[str]:
+    """The partitions that lose their rows; see `StagedTable`.
+
+    Raises:
+        InvalidRequestError: rows are of another one than those that are named.
+    """
+    if named and (beside := written.difference(named)):
+        raise InvalidRequestError(
+            f"rows for {desc.path} are of partition {min(beside)}, which is not one of those that are overwritten"
+            f" ({', '.join(sorted(named))}): nothing was written; leave these rows out, or name it, too"
+        )
+    return named or written
 
 
 def _turns(pieces: Sequence[_Piece]) -> Iterator[dict[TabletKey, list[FrameBody]]]:

@@ -34,11 +34,12 @@ from lakehead.spark.connections import in_worker
 from lakehead.spark.options import given_options, names_of
 from lakehead.spark.staged_rows import QUERY, Target, of_query, of_run
 from lakehead.spark.types import arrow_schema
-from lakehead.types import TableDescriptor, WriteKind
+from lakehead.types import TableDescriptor, TabletKey, WriteKind
 
 _NAMES = ("primary_key", "bucket_key", "partition_by")
 _MODE = "partitionoverwritemode"
-_OPTIONS = ("uri", "table", "operation", "columns", "job", "batch", _MODE)
+_NAMED = "partitions"
+_OPTIONS = ("uri", "table", "operation", "columns", "job", "batch", _MODE, _NAMED)
 _SPARKS = ("checkpointlocation", "queryname")
 """Options that are Spark's own."""
 _BATCH = "streaming.sql.batchId"
@@ -54,14 +55,16 @@ class WriteOptions:
         job: with ``batch``, has the same batch of the same job written once, as in ``foreachBatch``; None for a job
             that runs once.
         batch: a number that grows with each batch of the job.
-        overwrites: what ``mode("overwrite")`` is of: the partitions that rows are written to (``dynamic``), or the
-            table (``static``); None where nothing is said.
+        overwrites: what ``mode("overwrite")`` is of: partitions (``dynamic``), or the table (``static``); None where
+            nothing is said.
+        partitions: those, by their names; empty for those that rows are written to.
     """
 
     target: Target
     job: str | None
     batch: int
     overwrites: str | None = None
+    partitions: tuple[str, ...] = ()
 
     @property
     def dynamic(self) -> bool:
@@ -96,7 +99,14 @@ class WriteOptions:
         mode = given[_MODE].lower() if _MODE in given else None
         if mode not in (None, "static", "dynamic"):
             raise InvalidPropertyError(f"option partitionOverwriteMode={mode!r} must be static or dynamic")
-        return cls(target, given.get("job"), int(batch or 0), mode)
+        named = names_of(given, _NAMED)
+        if named is not None and (not named or mode == "static"):
+            raise InvalidPropertyError(
+                f"option partitions={given[_NAMED]!r} names those that mode('overwrite') replaces, such as"
+                " day=2026-05-01, and leaves the others: name one, and leave out partitionOverwriteMode='static'"
+            )
+        mode = mode if named is None else "dynamic"
+        return cls(target, given.get("job"), int(batch or 0), mode, named or ())
 
 
 def _definition(given: Mapping[str, str], name: str) -> Any:
@@ -113,13 +123,8 @@ class Staged(WriterCommitMessage):
     part: StagedPart
 
 
-def _publish(
-    target: Target, messages: Sequence[WriterCommitMessage | None], *, lasting: bool, overwrite: bool = False
-) -> None:
-    staged = [m for m in messages if isinstance(m, Staged)]
-    if staged:
-        parts = [m.part for m in staged]
-        target.handle.staging.publish(staged[0].batch, parts, lasting=lasting, overwrite=overwrite)
+def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
+    return [m for m in messages if isinstance(m, Staged)]
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -133,8 +138,11 @@ class BatchWriter(DataSourceArrowWriter):
         return Staged(self._batch, self._options.target.stage(self._batch, iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        options = self._options
-        _publish(options.target, messages, lasting=options.job is not None, overwrite=options.dynamic)
+        options, parts = self._options, [m.part for m in _staged(messages)]
+        if parts or options.partitions:
+            over = options.partitions if options.dynamic else None
+            staging = options.target.handle.staging
+            staging.publish(self._batch, parts, lasting=options.job is not None, overwrite=over)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self._options.target.handle.staging.discard(self._batch)
@@ -198,10 +206,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._make(batchId)  # no task has, if there are no rows
-        _publish(self._target, messages, lasting=True)
+        if staged := _staged(messages):
+            self._target.handle.staging.publish(staged[0].batch, [m.part for m in staged], lasting=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        for batch in {m.batch for m in messages if isinstance(m, Staged)}:
+        for batch in {m.batch for m in _staged(messages)}:
             self._target.handle.staging.discard(batch)
 
 
@@ -239,10 +248,17 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
 def _require_dynamic(options: WriteOptions, desc: TableDescriptor, *, overwrite: bool) -> None:
     if not overwrite or options.target.columns is not None or options.target.operation == "delete":
         raise InvalidPropertyError(
-            "option partitionOverwriteMode='dynamic' is for mode('overwrite'), which writes whole rows: leave out"
-            " columns and operation"
+            "options partitions and partitionOverwriteMode='dynamic' are for mode('overwrite'), which writes whole"
+            " rows: leave out columns and operation"
         )
     desc.require_replaceable()
+    for name in options.partitions:
+        if not desc.may_have(TabletKey(name, 0)):
+            like = "&".join(f"{column}=..." for column in desc.partition_by)
+            raise InvalidPropertyError(
+                f"option partitions: {name!r} is no partition of {desc.path}, whose names are {like}, with dates as"
+                " 2026-05-01 and texts percent-encoded; a JSON list of names may have commas in them"
+            )
 
 
 def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
@@ -252,8 +268,8 @@ def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool)
         raise InvalidPropertyError("options job and batch are for df.write: a streaming query has its own")
     if options.dynamic:
         raise InvalidPropertyError(
-            "option partitionOverwriteMode is for df.write: overwrite partitions in foreachBatch, with options job and"
-            " batch"
+            "options partitions and partitionOverwriteMode are for df.write: overwrite partitions in foreachBatch, with"
+            " options job and batch"
         )
     if overwrite:
         raise InvalidRequestError(
