@@ -30,6 +30,7 @@ _TITLES = {
     "tiering": "Tiering",
     "growth": "Growth",
     "spark": "Spark",
+    "tpch": "TPC-H",
     "layers": "Through three layers",
     "peers": "Beside peers",
 }
@@ -83,6 +84,9 @@ new keys, batch after batch: what it has in memory then, and which of these writ
 """,
     "spark": """On `local[2]`. Beside reads, streams and writes: Spark with the same rows in plain Parquet files. Beside
 the lookup join: Spark's own join with such files.
+""",
+    "tpch": """The 22 queries at scale 0.1 over keyed tables of which the log has half, and supersedes a tenth
+of what the lake has. Beside them: the same engine on the same rows in plain Parquet files, whose answers are equal.
 """,
     "layers": """The [example shop](guides/shop.md) at 10,000 events a second: generator, server, Spark on `local[2]`,
 a live page and alerts share the machine. Event → layer is from the moment an application sends an event to the moment

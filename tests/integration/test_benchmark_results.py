@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import lakehead as lh
-from benchmarks import layers, peers
+from benchmarks import layers, peers, tpch
 from lakehead.benchmarks import growth
 from lakehead.benchmarks.events import Figure
 from lakehead.benchmarks.results import Results, moved, moved_lines
@@ -27,7 +27,7 @@ MORE = {"peers": peers.peers}
 def test_the_page_is_what_the_results_say() -> None:
     stale = [path.name for path, text in page(Results.read(RESULTS)).items() if path.read_text() != text]
     assert not stale, "run make bench-page and commit what it changed"
-    assert set(Results.read(RESULTS).figures) == {*PARTS, "spark", "layers", "peers"}
+    assert set(Results.read(RESULTS).figures) == {*PARTS, "spark", "tpch", "layers", "peers"}
 
 
 def test_the_shop_tells_how_old_each_layer_is() -> None:
@@ -37,6 +37,15 @@ def test_the_shop_tells_how_old_each_layer_is() -> None:
     figures = list(layers.of_shop({"freshness": {"one query": gold}}))
     assert [f.value for f in figures] == ["1.2 / 20.0 ms", "1.2 / 20.0 ms", "1.2 / 30.0 ms", "1.2 / 20.0 ms"]
     assert figures[2].name == "one query: event → gold, p50 / p99" and figures[2].beside.endswith("3 min")
+
+
+def test_tpch_tells_what_the_queries_took_and_which_loses_most() -> None:
+    took = {"union": [0.5, 0.25, 0.25], "plain": [0.25, 0.05, 0.2]}
+    total, worst = tpch.of_engines({"DuckDB": took})
+    assert (total.name, total.value, total.beside, total.ratio) == (
+        "22 queries by DuckDB", "1.00 s", "plain Parquet 0.50 s", 0.5,
+    )  # fmt: skip
+    assert (worst.value, worst.beside, worst.ratio) == ("250 ms", "query 2, plain Parquet 50 ms", 0.2)
 
 
 def test_bars_are_green_where_the_figure_is_good() -> None:

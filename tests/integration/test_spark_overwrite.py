@@ -66,18 +66,16 @@ def test_only_the_partitions_that_are_written_lose_their_rows(
     )
 
 
-@pytest.mark.parametrize("lake", [None, "iceberg"])
-def test_partitions_are_named(con: lh.Connection, spark: SparkSession, lake: str | None) -> None:
-    name = "o.named_in_lake" if lake else "o.named"
-    con.create_table(name, SCHEMA, primary_key=["day", "id"], partition_by="day", buckets=2, lake=lake)
+def test_partitions_are_named(con: lh.Connection, spark: SparkSession) -> None:
+    name = "o.named"
+    con.create_table(name, SCHEMA, primary_key=["day", "id"], partition_by="day", buckets=2, lake="iceberg")
     to = {"uri": con.uri, "table": name}
 
     def write(df: DataFrame, **options: Any) -> None:
         df.write.format("lakehead").options(**to, **options).mode("overwrite").save()
 
     write(frame(spark, "mon", "tue", "a, b", ids=range(5), v="old"), partitionOverwriteMode="dynamic")
-    if lake:
-        con.tier(name)
+    con.tier(name)
     write(frame(spark, "tue", ids=range(2), v="new"), partitions="day=mon, day=tue, day=sun")
     told = expected(("tue", range(2), "new"), ("a, b", range(5), "old"))
     assert rows_of(con, name) == told, "one that gets no rows has none"
@@ -91,9 +89,8 @@ def test_partitions_are_named(con: lh.Connection, spark: SparkSession, lake: str
     assert rows_of(con, name) == told
     write(frame(spark, ids=range(0), v="none"), partitions='["day=a%2C%20b"]')
     assert rows_of(con, name) == expected(("tue", range(2), "new"))
-    if lake:
-        con.tier(name)
-        assert rows_of(con, name, tier="lake") == expected(("tue", range(2), "new"))
+    con.tier(name)
+    assert rows_of(con, name, tier="lake") == expected(("tue", range(2), "new"))
     for v in ("once", "twice"):
         write(frame(spark, "wed", ids=range(2), v=v), partitions="day=tue, day=wed", job="daily", batch="1")
     assert rows_of(con, name) == expected(("wed", range(2), "once"))

@@ -235,6 +235,13 @@ def test_what_else_the_source_reads(spark: SparkSession, con: lh.Connection, log
         f" left join shop.orders timestamp as of '{times[1].isoformat()}' now on now.id = o.id",
     )
     assert (then.count(), then.where("gone").count()) == (3000, 100)
+    told = {"then": ids[0], "at": times[1], "least": 2990}
+    counted = "select count(*) n from shop.orders version as of :then where id >= :least union all"
+    counted += " select count(*) from shop.orders timestamp as of :at where id >= :least"
+    before, after = (row.n for row in lhs.sql(spark, counted, told).collect())
+    assert (before, after) == tuple(
+        lhs.table(spark, "shop.orders", snapshot=at).where("id >= 2990").count() for at in (ids[0], times[1])
+    )
     with pytest.raises(lh.SnapshotNotFoundError):
         lhs.sql(spark, "select * from shop.orders version as of 5")
     same(read("shop.events$lake$files", columns="path,rows"), log.lake.files().select(["path", "rows"]), "path")

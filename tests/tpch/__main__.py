@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
+import re
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,6 +17,8 @@ from tests.tpch.data import KEYS, fill, generate, same_rows, write_plain
 import lakehead as lh
 
 Answer = Callable[[str], list[tuple[object, ...]]]
+Took = dict[str, list[float]]
+"""Seconds of each query over the tables, ``union``, and over plain files, ``plain``."""
 
 
 def main() -> None:
@@ -21,15 +26,21 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=0.1)
     parser.add_argument("--spark", action="store_true", help="by Spark, too")
     parser.add_argument("--times", type=int, default=3, help="of these runs of a query, the quickest counts")
+    parser.add_argument("--folder", help="where temporary data goes")
+    parser.add_argument("--json", action="store_true", help="print what every query took, as JSON")
     asked = parser.parse_args()
+    found: dict[str, Took] = {}
     tables, queries = generate(asked.scale)
-    with tempfile.TemporaryDirectory(prefix="lakehead-tpch-") as folder, lh.connect(f"{folder}/data") as con:
+    with (
+        tempfile.TemporaryDirectory(prefix="lakehead-tpch-", dir=asked.folder) as folder,
+        lh.connect(f"{folder}/data") as con,
+    ):
         write_plain(tables, Path(folder))
         fill(con, tables)
         with duckdb.connect() as other:
             for name in KEYS:
                 other.execute(f"create view {name} as from '{folder}/{name}.parquet'")
-            _compare(
+            found["DuckDB"] = _compare(
                 "DuckDB",
                 queries,
                 lambda query: con.sql(query).fetchall(),
@@ -37,10 +48,12 @@ def main() -> None:
                 asked.times,
             )
         if asked.spark:
-            _by_spark(con, queries, folder, asked.times)
+            found["Spark"] = _by_spark(con, queries, folder, asked.times)
+    if asked.json:
+        print(json.dumps(found))
 
 
-def _by_spark(con: lh.Connection, queries: list[str], folder: str, times: int) -> None:
+def _by_spark(con: lh.Connection, queries: list[str], folder: str, times: int) -> Took:
     import lakehead.spark as lhs
 
     spark = lhs.session(con)
@@ -49,7 +62,7 @@ def _by_spark(con: lh.Connection, queries: list[str], folder: str, times: int) -
             spark.read.parquet(f"{folder}/{name}.parquet").createOrReplaceTempView(f"{name}")
         # A name without a database is the plain view's, and with one the table's.
         named = {query: _qualified(query) for query in queries}
-        _compare(
+        return _compare(
             "Spark",
             queries,
             lambda query: [tuple(row) for row in lhs.sql(spark, named[query]).collect()],
@@ -61,13 +74,13 @@ def _by_spark(con: lh.Connection, queries: list[str], folder: str, times: int) -
 
 
 def _qualified(query: str) -> str:
-    views = ", ".join(f"{name} as (select * from default.{name})" for name in KEYS)
+    views = ", ".join(f"{name} as (select * from default.{name})" for name in KEYS if re.search(rf"\b{name}\b", query))
     rest = query.lstrip()
     return f"with {views}, {rest[5:]}" if rest[:5].lower() == "with " else f"with {views} {rest}"
 
 
-def _compare(engine: str, queries: list[str], union: Answer, plain: Answer, times: int) -> None:
-    totals = [0.0, 0.0]
+def _compare(engine: str, queries: list[str], union: Answer, plain: Answer, times: int) -> Took:
+    found: Took = {"union": [], "plain": []}
     for number, query in enumerate(queries, 1):
         took = [float("inf"), float("inf")]
         for _ in range(times):
@@ -78,9 +91,16 @@ def _compare(engine: str, queries: list[str], union: Answer, plain: Answer, time
                 took[n] = min(took[n], time.perf_counter() - start)
         if not same_rows(*answers):
             raise SystemExit(f"{engine}: query {number} differs")
-        totals = [total + one for total, one in zip(totals, took, strict=True)]
-        print(f"  {engine} {number:>2}  {took[0]:7.3f} s  plain {took[1]:7.3f} s  {took[0] / took[1]:6.2f}", flush=True)
-    print(f"{engine}: 22 queries {totals[0]:.2f} s, plain Parquet {totals[1]:.2f} s: {totals[0] / totals[1]:.2f} times")
+        for seconds, one in zip(found.values(), took, strict=True):
+            seconds.append(one)
+        print(
+            f"  {engine} {number:>2}  {took[0]:7.3f} s  plain {took[1]:7.3f} s  {took[0] / took[1]:6.2f}",
+            file=sys.stderr,
+        )
+    totals = [sum(seconds) for seconds in found.values()]
+    said = f"22 queries {totals[0]:.2f} s, plain Parquet {totals[1]:.2f} s: {totals[0] / totals[1]:.2f} times"
+    print(f"{engine}: {said}", file=sys.stderr)
+    return found
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ DataFrame: TypeAlias = Any
 SparkSession: TypeAlias = Any
 
 _FILES = 4
+_WIDE_COLUMNS = 20
 _EVERY_SECONDS = 0.02
 _PATIENCE_SECONDS = 120.0
 
@@ -34,8 +35,11 @@ def on_spark(base: str, batches: Sequence[pa.RecordBatch], sent: int = 400, time
         times: of these reads and streams of the same, the quickest counts.
     """
     plain = _plain_files(f"{base}/plain", batches)
+    wide = [_widened(batch) for batch in batches]
+    plain_wide = _plain_files(f"{base}/plain-wide", wide)
     with lh.connect(f"{base}/on-spark") as con:
         _fill(con, batches)
+        _fill_log(con, "bench.wide", wide)
         began = time.perf_counter()
         spark = lhs.session(con, app_name="lakehead bench", **{"spark.log.level": "ERROR"})
         try:
@@ -44,6 +48,7 @@ def on_spark(base: str, batches: Sequence[pa.RecordBatch], sent: int = 400, time
             first = time.perf_counter() - began
             yield Figure("first answer of a new session", f"{first:.1f} s", f"the session alone {ready:.1f} s")
             yield from _reads(spark, plain, sum(b.num_rows for b in batches), times)
+            yield from _reads_of_two(spark, plain_wide, times)
             yield from _moves(spark, con, plain, batches, times)
             yield from _latency(spark, con, base, sent)
         finally:
@@ -59,15 +64,25 @@ def _plain_files(folder: str, batches: Sequence[pa.RecordBatch]) -> str:
     return folder
 
 
-def _fill(con: lh.Connection, batches: Sequence[pa.RecordBatch]) -> None:
-    schema = batches[0].schema
-    log = con.create_table("bench.log", schema, buckets=2, lake="iceberg")
+def _widened(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows with as many columns as a wide table has, which repeat."""
+    columns = [batch.column(n % batch.num_columns) for n in range(_WIDE_COLUMNS)]
+    return pa.record_batch(columns, names=[f"c{n}" for n in range(_WIDE_COLUMNS)])
+
+
+def _fill_log(con: lh.Connection, name: str, batches: Sequence[pa.RecordBatch]) -> None:
+    log = con.create_table(name, batches[0].schema, buckets=2, lake="iceberg")
     tiered = len(batches) - len(batches) // 10
     for batch in batches[:tiered]:
         log.append(batch)
     con.tier(log.name)
     for batch in batches[tiered:]:
         log.append(batch)
+
+
+def _fill(con: lh.Connection, batches: Sequence[pa.RecordBatch]) -> None:
+    schema = batches[0].schema
+    _fill_log(con, "bench.log", batches)
     keyed = con.create_table("bench.keyed", schema, primary_key=["event_id"], buckets=2, lake="iceberg")
     for batch in batches:
         keyed.upsert(batch)
@@ -116,6 +131,16 @@ def _reads(spark: SparkSession, plain: str, rows: int, times: int) -> Iterator[F
     took, files = np.min(turns, axis=0).tolist()
     value, beside = f"{took * 1e3:.0f} ms", f"plain Parquet {files * 1e3:.0f} ms"
     yield Figure("read one row by its key, keyed, by lhs.sql", value, beside, files / took)
+
+
+def _reads_of_two(spark: SparkSession, plain: str, times: int) -> Iterator[Figure]:
+    def asked(table: DataFrame) -> float:
+        return seconds(lambda: _run(table.select("c1", "c5")))
+
+    turns = [(asked(lhs.table(spark, "bench.wide")), asked(spark.read.parquet(plain))) for _ in range(times)]
+    took, files = np.min(turns, axis=0).tolist()
+    name = f"read 2 of {_WIDE_COLUMNS} columns, log table, a tenth hot"
+    yield Figure(name, f"{took * 1e3:.0f} ms", f"plain Parquet {files * 1e3:.0f} ms", files / took)
 
 
 def _moves(

@@ -40,6 +40,7 @@ _SPARK_LITERAL = re.compile(
 _AS_OF = re.compile(r"\s+(?:for\s+)?(?:system_)?(version|timestamp|time)\s+as\s+of\b", re.IGNORECASE)
 _VERSION = re.compile(r"\s*(\d+|'\d+'|\"\d+\")(?![\w.])")
 _TIME = re.compile(r"\s*(?:timestamp\s*)?('[^']*'|\"[^\"]*\")", re.IGNORECASE)
+_PARAMETER = re.compile(r"\s*:([^\W\d]\w*)")
 _ALIAS = re.compile(r"\s+(as\s+)?([^\W\d]\w*|`)", re.IGNORECASE)
 _NO_ALIAS = frozenset(
     """where group order having limit offset join inner left right full cross natural on using union except intersect
@@ -131,7 +132,7 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
         for name, full in find_spark_tables(query, tables):
             if _is_view(spark, name):
                 continue
-            whole, moment = as_of(query, name, zone)
+            whole, moment = as_of(query, name, zone, args)
             view = views.setdefault((full, moment), f"{prefix}_{len(views)}")
             alias = alias_for(query, whole)
             mapping[whole] = view + alias
@@ -260,32 +261,40 @@ def find_spark_tables(query: str, tables: Sequence[str]) -> list[tuple[TableName
     return out
 
 
-def as_of(query: str, name: TableName, zone: str) -> tuple[TableName, Moment | None]:
+def as_of(
+    query: str, name: TableName, zone: str, args: Mapping[str, Any] | Sequence[Any] | None = None
+) -> tuple[TableName, Moment | None]:
     """What is read of a table that a statement names: the lake snapshot, if it says one, and the name with that clause.
 
     Args:
         zone: in which times stand that say none.
+        args: the values of parameters, by name.
 
     Raises:
-        SqlError: what follows ``as of`` is no literal.
+        SqlError: what follows ``as of`` is no literal, nor the name of such a parameter.
     """
     clause = _AS_OF.match(masked(query), name.end)
     if clause is None:
         return name, None
     by_version = clause[1].lower() == "version"
     value = (_VERSION if by_version else _TIME).match(query, clause.end())
+    marker = _PARAMETER.match(query, clause.end()) if value is None else None
     try:
-        if value is None:
+        if marker is not None and isinstance(args, Mapping) and marker[1] in args:
+            value, given = marker, args[marker[1]]
+        elif value is not None:
+            given = value[1].strip("'\"")
+        else:
             raise ValueError
-        text = value[1].strip("'\"")
-        return replace(name, end=value.end()), int(text) if by_version else _time(text, zone)
+        moment = int(str(given)) if by_version else _time(given, zone)
+        return replace(name, end=value.end()), moment
     except (ValueError, ZoneInfoNotFoundError) as e:
         what = "the id of a lake snapshot" if by_version else "a time in quotes, such as '2026-05-01 12:00:00'"
-        raise SqlError(f"{name.text}{clause[0]} needs {what}") from e
+        raise SqlError(f"{name.text}{clause[0]} needs {what}, or a parameter by name that args has one for") from e
 
 
-def _time(text: str, zone: str) -> dt.datetime:
-    time = dt.datetime.fromisoformat(text.strip())
+def _time(given: object, zone: str) -> dt.datetime:
+    time = given if isinstance(given, dt.datetime) else dt.datetime.fromisoformat(str(given).strip())
     return time if time.tzinfo is not None else time.replace(tzinfo=ZoneInfo(zone))
 
 

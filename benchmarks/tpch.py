@@ -1,0 +1,48 @@
+"""The figures of `python -m benchmarks --only tpch`: the 22 queries of TPC-H over tables of which half is hot."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from lakehead.benchmarks.events import Figure
+
+_ROOT = Path(__file__).parents[1]
+
+
+def tpch(base: str, batches: Sequence[pa.RecordBatch], scale: float = 0.1, times: int = 2) -> Iterator[Figure]:
+    """What `make tpch` measures, by DuckDB and by Spark; its rows are its own.
+
+    Args:
+        times: of these runs of a query, the quickest counts.
+
+    Raises:
+        RuntimeError: it failed, or a query found something else than in plain files.
+    """
+    told = ["--scale", str(scale), "--times", str(times), "--folder", base, "--spark", "--json"]
+    command = [sys.executable, "-m", "tests.tpch", *told]
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"TPC-H failed: {done.stderr[-2000:]}")
+    yield from of_engines(json.loads(done.stdout.splitlines()[-1]))
+
+
+def of_engines(found: dict[str, Any]) -> Iterator[Figure]:
+    """The figures of what `python -m tests.tpch --json` prints."""
+    for engine, took in found.items():
+        union, plain = (sum(took[name]) for name in ("union", "plain"))
+        yield Figure(f"22 queries by {engine}", f"{union:.2f} s", f"plain Parquet {plain:.2f} s", plain / union)
+        pairs = zip(took["plain"], took["union"], strict=True)
+        ratios = [beside / own for beside, own in pairs]
+        worst = ratios.index(min(ratios))
+        own, beside = took["union"][worst], took["plain"][worst]
+        name = f"that which loses most, by {engine}"
+        yield Figure(
+            name, f"{own * 1e3:.0f} ms", f"query {worst + 1}, plain Parquet {beside * 1e3:.0f} ms", beside / own
+        )
