@@ -10,6 +10,7 @@ import json
 import os
 import re
 import threading
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -29,6 +30,7 @@ from lakehead.errors import (
 )
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
@@ -64,7 +66,7 @@ def bind_session(spark: SparkSession, con: Connection) -> None:
         known = json.loads(environment.get(_GIVEN, "{}"))
         known[con.uri] = [token, None if tls is None else [_text(x) for x in (tls.authorities, tls.chain, tls.key)]]
         environment[_GIVEN] = json.dumps(known, sort_keys=True)
-    _of_sessions[spark.sparkContext.applicationId] = con
+    _of_sessions[application_of(spark)] = con
 
 
 def require_reachable(con: Connection, master: str) -> None:
@@ -95,6 +97,18 @@ def require_classic(spark: SparkSession) -> None:
         )
 
 
+def application_of(spark: SparkSession) -> str:
+    """The id of a session's application."""
+    context = spark.sparkContext
+    known = _applications.get(context)
+    if known is None:  # asked of the JVM once
+        known = _applications[context] = str(context.applicationId)
+    return known
+
+
+_applications: weakref.WeakKeyDictionary[SparkContext, str] = weakref.WeakKeyDictionary()
+
+
 def connection_of(spark: SparkSession) -> Connection:
     """The session's connection.
 
@@ -102,7 +116,7 @@ def connection_of(spark: SparkSession) -> Connection:
         InvalidRequestError: it has none.
     """
     require_classic(spark)
-    con = _of_sessions.get(spark.sparkContext.applicationId)
+    con = _of_sessions.get(application_of(spark))
     if con is None:
         raise InvalidRequestError(
             "this Spark session knows no Lakehead connection: make it with lakehead.spark.session(con), or call"

@@ -7,24 +7,29 @@ filtered after it was read; filters on other columns are pushed down as ever.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
+from lakehead.spark.requests import select
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-def unprunable_floats(rows: DataFrame) -> DataFrame:
-    """The same rows, read from Parquet files, with floats, also those in structs, that Spark pushes no filter on."""
-    fields = rows.schema.fields
+def unprunable_floats(rows: DataFrame, fields: Sequence[st.StructField]) -> DataFrame:
+    """The same rows, read from Parquet files, with floats, also those in structs, that Spark pushes no filter on.
+
+    Args:
+        fields: all columns of the rows.
+    """
     if any(isinstance(f.dataType, st.StructType) and _paths(f.dataType) for f in fields):
         return rows.withColumns(
             {f.name: _rebuilt(F.col(quoted(f.name)), f.dataType) for f in fields if _paths(f.dataType)}
         )
-    # As text: each step of an expression in Python is some requests to the JVM.
-    return rows.selectExpr(*map(_as_text, fields)) if any(_paths(f.dataType) for f in fields) else rows
+    return select(rows, map(_as_text, fields)) if any(_paths(f.dataType) for f in fields) else rows
 
 
 def _as_text(f: st.StructField) -> str:

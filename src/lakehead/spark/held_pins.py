@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import threading
-import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from py4j.protocol import Py4JError
 
 from lakehead.client.leases import Leases, Occasion
 from lakehead.lake.union_read import Pin
+from lakehead.spark.requests import weak
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 _PATIENCE, _PAUSE_SECONDS = 10, 0.3
 """How often a collection is tried again when there is no room for another lease."""
-_LAKE_RELATION = "LogicalRelation"
 _SOURCE_RELATION = "DataSourceV2Relation"
 
 
@@ -33,26 +33,26 @@ class _Held:
     relations: tuple[Any, ...]
 
 
-def hold_pin(spark: SparkSession, leases: Leases, pinned: Pin, frame: DataFrame) -> None:
-    """Hold a pin while the relations that ``frame`` reads are reachable in the JVM and the session lives."""
+def hold_pin(spark: SparkSession, leases: Leases, pinned: Pin, relations: Sequence[Any]) -> None:
+    """Hold a pin while what reads under it, of which these are weak references, is reachable in the JVM and the session
+    lives."""
     context = spark.sparkContext
     holder = next((h for h in leases.before if isinstance(h, _Holder) and h.context is context), None)
     if holder is None:
         holder = _Holder(context)
         leases.before.append(holder)
-    holder.add(_Held(pinned, tuple(weak_relations(spark, frame))))
+    holder.add(_Held(pinned, tuple(relations)))
 
 
-def weak_relations(spark: SparkSession, frame: DataFrame) -> list[Any]:
-    """Weak references to what a frame reads in the JVM: ``refersTo(None)`` once nothing there can read it."""
-    context = spark.sparkContext
-    references = _references.get(context)
-    if references is None:  # found by its name with a request for each of its parts
-        references = _references[context] = context._jvm.java.lang.ref.WeakReference
-    return [references(r) for r in _relations(frame)]
-
-
-_references: weakref.WeakKeyDictionary[SparkContext, Any] = weakref.WeakKeyDictionary()
+def weak_tables(frame: DataFrame) -> list[Any]:
+    """Weak references to the tables of the data source that a frame reads, which all plans that read them share."""
+    found, context = [], frame.sparkSession.sparkContext
+    leaves = frame._jdf.queryExecution().analyzed().collectLeaves().iterator()
+    while leaves.hasNext():
+        leaf = leaves.next()
+        if leaf.getClass().getSimpleName() == _SOURCE_RELATION:
+            found.append(weak(context, leaf.table()))
+    return found
 
 
 class _Holder:
@@ -94,17 +94,3 @@ class _Holder:
         except (Py4JError, OSError, AttributeError):
             # The JVM is gone, or going while the session stops.
             return set(held)
-
-
-def _relations(frame: DataFrame) -> list[Any]:
-    """What all copies of a plan share of its reads: lists of lake files, and tables of the data source."""
-    found = []
-    leaves = frame._jdf.queryExecution().analyzed().collectLeaves().iterator()
-    while leaves.hasNext():
-        leaf = leaves.next()
-        kind = leaf.getClass().getSimpleName()
-        if kind == _LAKE_RELATION:
-            found.append(leaf.relation().location())
-        elif kind == _SOURCE_RELATION:
-            found.append(leaf.table())
-    return found

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lakehead.spark import scratch
+from lakehead.spark.connections import application_of
 from lakehead.spark.scratch import ScratchFile
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ _kept: Kept | None = None
 def kept_of(spark: SparkSession) -> Kept:
     """What is kept for a session's application; what was kept for one before it goes."""
     global _kept
-    application = spark.sparkContext.applicationId
+    application = application_of(spark)
     with _lock:
         before, now = _kept, _kept
         if now is None or now.application != application:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,6 +27,7 @@ from lakehead.iceberg.iceberg_table import native_table
 from lakehead.lake.lake_table import LakeFile, missing_file
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.spark.floats import quoted, unprunable_floats
+from lakehead.spark.requests import read_parquet, select, weak_files
 from lakehead.spark.scratch import spark_path
 from lakehead.spark.types import SPARK_ID, literal, spark_schema
 from lakehead.types import SYSTEM_FIELDS, field_id
@@ -48,10 +49,18 @@ def opens_lake(spark: SparkSession, view: PinnedLake) -> bool:
         return False
 
 
+_Extra: TypeAlias = Mapping[str, tuple[str, st.DataType]]
+
+
 class LakeScan:
-    """Scans files of one lake snapshot as a table's own and system columns."""
+    """Scans files of one lake snapshot as a table's own and system columns.
+
+    Attributes:
+        reads: weak references to what reads the files in the JVM; see `lakehead.spark.held_pins`.
+    """
 
     def __init__(self, spark: SparkSession, view: PinnedLake) -> None:
+        self.reads: list[Any] = []
         self._spark = spark
         table = native_table(view.table)
         self._io = table.io
@@ -62,11 +71,11 @@ class LakeScan:
             self._columns = FileColumns(lake, table.schema().schema_id, view.desc.schema_id)
         self._schema = spark_schema(pa.schema([*view.desc.schema, *SYSTEM_FIELDS]), lake)
 
-    def __call__(self, files: Iterable[LakeFile], extra: Mapping[str, Column] | None = None) -> DataFrame:
+    def __call__(self, files: Iterable[LakeFile], extra: _Extra | None = None) -> DataFrame:
         """All rows of these files, at least one.
 
         Args:
-            extra: more columns, of Spark's metadata of files and rows.
+            extra: more columns, of Spark's metadata of files and rows, as SQL and of these types.
 
         Raises:
             LakeFileMissingError: a file is gone.
@@ -83,21 +92,22 @@ class LakeScan:
         frames = [self._read(schema, some, extra or {}) for schema, some in (*groups, *named.values())]
         return reduce(lambda a, b: a.unionByName(b), frames)
 
-    def _read(self, schema: st.StructType, files: Sequence[LakeFile], extra: Mapping[str, Column]) -> DataFrame:
+    def _read(self, schema: st.StructType, files: Sequence[LakeFile], extra: _Extra) -> DataFrame:
         try:
-            rows = self._spark.read.schema(schema).parquet(*(spark_path(f.path) for f in files))
+            rows = read_parquet(self._spark, schema, [spark_path(f.path) for f in files])
         except AnalysisException as e:
             if e.getCondition() != "PATH_NOT_FOUND":
                 raise
             gone = str((e.getMessageParameters() or {}).get("path", e))
             raise missing_file(next((f.path for f in files if posixpath.basename(f.path) in gone), gone)) from e
-        for name, column in extra.items():
-            rows = rows.withColumn(name, column)
+        self.reads.append(weak_files(rows))
+        if extra:
+            rows = select(rows, ["*", *(f"{text} as {name}" for name, (text, _) in extra.items())])
         if schema is not self._schema:
             both = zip(self._schema, schema, strict=True)
             own = [self._bound(f, there).cast(f.dataType).alias(f.name) for f, there in both]
             rows = rows.select(*own, *extra)
-        return unprunable_floats(rows)
+        return unprunable_floats(rows, [*self._schema, *(st.StructField(n, t) for n, (_, t) in extra.items())])
 
     def _bound(self, f: st.StructField, there: st.StructField) -> Column:
         default = self._defaults.get(f.name)

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
 
 from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import InvalidPredicateError
 from lakehead.predicate import Predicate, parse_predicate
 from lakehead.predicate.literals import COMPARE, FLIPPED
+from lakehead.spark.requests import without_rows
 from lakehead.spark.types import spark_schema
 
 if TYPE_CHECKING:
@@ -71,7 +71,9 @@ def needs_of(spark: SparkSession, text: str, query: str, args: Any, views: Mappi
     if _QUERY.match(text) is None or _WRITES.search(text) is not None:
         return {}
     for view, schema in views.items():
-        _stand_in(spark, schema).createOrReplaceTempView(view)
+        # All columns may be null: count(c) is count(1) where c may not, which needs no c.
+        stand_in = without_rows(spark, spark_schema(pa.schema([f.with_nullable(True) for f in schema])))
+        stand_in.createOrReplaceTempView(view)
     statement = spark.sql(query, args)
     found: dict[_Names, list[_Leaf]] = {}
     try:
@@ -86,16 +88,6 @@ def needs_of(spark: SparkSession, text: str, query: str, args: Any, views: Mappi
         for view, schema in views.items()
         if (leaves := found.get(tuple(schema.names)))
     }
-
-
-def _stand_in(spark: SparkSession, schema: pa.Schema) -> DataFrame:
-    """A frame without rows, of which Spark does not know that it has none.
-
-    All columns may be null: ``count(c)`` is ``count(1)`` where ``c`` may not, which needs no ``c``.
-    """
-    session, context = spark._jsparkSession, spark.sparkContext._jsc
-    columns = spark_schema(pa.schema([f.with_nullable(True) for f in schema]))
-    return DataFrame(session.createDataFrame(context.emptyRDD(), session.parseDataType(columns.json())), spark)
 
 
 # ---- plans ----------------------------------------------------------------------------------------------------------

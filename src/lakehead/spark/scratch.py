@@ -23,8 +23,8 @@ from lakehead.env.randomness import SystemRandomness
 from lakehead.format.read_as import cast_to
 from lakehead.format.schema import lake_schema
 from lakehead.spark.floats import unprunable_floats
-from lakehead.spark.held_pins import weak_relations
 from lakehead.spark.privacy import is_local
+from lakehead.spark.requests import read_parquet, weak_files
 from lakehead.spark.types import spark_schema
 
 if TYPE_CHECKING:
@@ -60,12 +60,13 @@ class ScratchFile:
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """Its rows, with the Spark types of its schema, for one who wanted it."""
-        rows = spark.read.schema(spark_schema(self.schema)).parquet(spark_path(f"file://{self.path}"))
-        found = weak_relations(spark, rows)
+        schema = spark_schema(self.schema)
+        rows = read_parquet(spark, schema, [spark_path(f"file://{self.path}")])
+        found = weak_files(rows)
         with _lock:
-            self.readers.extend(found)
+            self.readers.append(found)
             self.wanted -= 1
-        return unprunable_floats(rows)
+        return unprunable_floats(rows, schema.fields)
 
     @property
     def _unread(self) -> bool:

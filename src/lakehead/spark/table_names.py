@@ -127,12 +127,11 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
     mapping: dict[TableName, str] = {}
     aliased: dict[tuple[str, ...], str] = {}
     prefix = f"lakehead_{SystemRandomness().uuid_hex()}"
-    zone = str(spark.conf.get("spark.sql.session.timeZone"))
     try:
         for name, full in find_spark_tables(query, tables):
             if _is_view(spark, name):
                 continue
-            whole, moment = as_of(query, name, zone, args)
+            whole, moment = as_of(query, name, lambda: str(spark.conf.get("spark.sql.session.timeZone")), args)
             view = views.setdefault((full, moment), f"{prefix}_{len(views)}")
             alias = alias_for(query, whole)
             mapping[whole] = view + alias
@@ -183,8 +182,10 @@ def _frames(
 
 def _pays(table: Table, pinned: Pin, text: str) -> bool:
     """Whether a read of a table may become so much less by what a statement needs of it that it is worth asking."""
-    rows = pinned.live_rows or 0
-    return is_large(pinned.ranges) or (rows > FEW_ROWS and _WHERE.search(text) is not None)
+    if is_large(pinned.ranges):
+        return True
+    keys = table.primary_key if (pinned.live_rows or 0) > FEW_ROWS and _WHERE.search(text) is not None else ()
+    return bool(keys) and all(re.search(rf"\b{re.escape(key)}\b", text, re.IGNORECASE) for key in keys)
 
 
 def _named(spark: SparkSession, named: NamedQuery, frame: DataFrame) -> DataFrame:
@@ -262,12 +263,12 @@ def find_spark_tables(query: str, tables: Sequence[str]) -> list[tuple[TableName
 
 
 def as_of(
-    query: str, name: TableName, zone: str, args: Mapping[str, Any] | Sequence[Any] | None = None
+    query: str, name: TableName, zone: Callable[[], str], args: Mapping[str, Any] | Sequence[Any] | None = None
 ) -> tuple[TableName, Moment | None]:
     """What is read of a table that a statement names: the lake snapshot, if it says one, and the name with that clause.
 
     Args:
-        zone: in which times stand that say none.
+        zone: tells in which times stand that say none.
         args: the values of parameters, by name.
 
     Raises:
@@ -293,9 +294,9 @@ def as_of(
         raise SqlError(f"{name.text}{clause[0]} needs {what}, or a parameter by name that args has one for") from e
 
 
-def _time(given: object, zone: str) -> dt.datetime:
+def _time(given: object, zone: Callable[[], str]) -> dt.datetime:
     time = given if isinstance(given, dt.datetime) else dt.datetime.fromisoformat(str(given).strip())
-    return time if time.tzinfo is not None else time.replace(tzinfo=ZoneInfo(zone))
+    return time if time.tzinfo is not None else time.replace(tzinfo=ZoneInfo(zone()))
 
 
 def masked(query: str) -> str:

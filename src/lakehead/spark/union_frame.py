@@ -15,10 +15,11 @@ import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import functions as F
+from pyspark.sql import types as st
 
 from lakehead.api.subscription import chosen_columns
 from lakehead.api.table import Table, handle_of
@@ -31,10 +32,11 @@ from lakehead.log.netchange import Offsets
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.spark.dead_rows import KEY_COLUMN, OFFSET_BITS, PARTITION_COLUMN, LakeParts, dead_table, split_files
 from lakehead.spark.floats import quoted
-from lakehead.spark.held_pins import hold_pin
+from lakehead.spark.held_pins import hold_pin, weak_tables
 from lakehead.spark.kept import kept_of
 from lakehead.spark.lake_files import LakeScan, opens_lake
 from lakehead.spark.needs import Needs
+from lakehead.spark.requests import anti_join, broadcast, select
 from lakehead.spark.scratch import ScratchFile, is_shared, scratch_file, scratch_frame
 from lakehead.spark.types import spark_schema
 from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, TableDescriptor, TabletKey, Tier, require_tier
@@ -82,27 +84,28 @@ def union_frame(
     read = UnionRead(handle, Pin(None, pinned.ranges, pinned.lease), spec)
     if pinned.lake is not None and pinned.lake.snapshot_id is not None and not opens_lake(spark, pinned.lake):
         frame = _source_frame(spark, uri, table, read, pinned.lake)
-        hold_pin(spark, handle.leases, pinned, frame)
+        hold_pin(spark, handle.leases, pinned, weak_tables(frame))
         return frame
     moment = _Moment.of(handle, pinned)
-    superseded, hot = _hot_frame(spark, uri, table, _needed_of(read, needs), moment)
-    parts = [*_lake_frames(spark, pinned.lake, superseded, moment), *([hot] if hot is not None else [])]
-    if not parts:
+    hot_read = _needed_of(read, needs)
+    superseded, hot = _hot_frame(spark, uri, table, hot_read, moment)
+    frames, reads = _lake_frames(spark, pinned.lake, superseded, moment, read.schema)
+    if hot is not None:
+        reads += [] if is_shared(spark) else weak_tables(hot)
+        frames.append(_chosen(hot, hot_read.schema.names, read.schema, table.name))
+    if not frames:
         return spark.createDataFrame([], spark_schema(read.schema))
-    frame = reduce(lambda a, b: a.unionByName(b), [_chosen(p, read.schema, table.name) for p in parts])
-    if pinned.lake is not None or not is_shared(spark):
-        hold_pin(spark, handle.leases, pinned, frame)
-    return frame
+    hold_pin(spark, handle.leases, pinned, reads)
+    return reduce(lambda a, b: a.union(b), frames)
 
 
-def _chosen(frame: DataFrame, schema: pa.Schema, table: str) -> DataFrame:
-    """These columns, in this order. One that is not there fails who reads it: Spark lets ``df.orderBy`` and
-    ``df.where`` name columns that the statement which made ``df`` has not selected."""
-    there = set(frame.columns)
-    if frame.columns == schema.names:
+def _chosen(frame: DataFrame, there: Sequence[str], schema: pa.Schema, table: str) -> DataFrame:
+    """Of a frame with the columns ``there`` these, in this order. One that is not there fails who reads it: Spark lets
+    ``df.orderBy`` and ``df.where`` name columns that the statement which made ``df`` has not selected."""
+    if list(there) == schema.names:
         return frame
-    if there.issuperset(schema.names):
-        return frame.selectExpr(*map(quoted, schema.names))
+    if set(there).issuperset(schema.names):
+        return select(frame, map(quoted, schema.names))
     return frame.select(
         *(
             F.col(quoted(f.name)) if f.name in there else _unread(table, f.name).cast(f.dataType).alias(f.name)
@@ -215,10 +218,11 @@ def _source_frame(
 
 
 def _lake_frames(
-    spark: SparkSession, view: PinnedLake | None, superseded: Superseded, moment: _Moment
-) -> list[DataFrame]:
+    spark: SparkSession, view: PinnedLake | None, superseded: Superseded, moment: _Moment, schema: pa.Schema
+) -> tuple[list[DataFrame], list[Any]]:
+    """The rows of the lake with these columns, and weak references to what reads its files."""
     if view is None or view.snapshot_id is None:
-        return []
+        return [], []
     parts, dead = _lake_parts(spark, view, superseded, moment)
     scan = LakeScan(spark, view)
     frames = [scan(parts.whole)] if parts.whole else []
@@ -227,7 +231,7 @@ def _lake_frames(
     for some in _uniquely_named(parts.by_position):
         rows = _without_positions(spark, scan, some)
         frames.append(_without_offsets(rows, view.desc, dead) if dead is not None else rows)
-    return frames
+    return [select(frame, map(quoted, schema.names)) for frame in frames], scan.reads
 
 
 def _lake_parts(
@@ -251,7 +255,7 @@ def _lake_parts(
     else:
         parts, rows = split()
         count, frame = rows.num_rows, scratch_frame(spark, rows.schema, rows.to_batches())
-    return parts, F.broadcast(frame) if frame is not None and count <= BROADCAST_ROWS_MAX else frame
+    return parts, broadcast(frame) if frame is not None and count <= BROADCAST_ROWS_MAX else frame
 
 
 def _without_offsets(rows: DataFrame, desc: TableDescriptor, dead: DataFrame | None) -> DataFrame:
@@ -261,7 +265,7 @@ def _without_offsets(rows: DataFrame, desc: TableDescriptor, dead: DataFrame | N
     key = f"shiftleft(cast({BUCKET_COLUMN} as bigint), {OFFSET_BITS}) | {OFFSET_COLUMN} as {of_row}"
     same = [f"{of_row} = {KEY_COLUMN}"]
     same += [f"{quoted(column)} = {PARTITION_COLUMN.format(i)}" for i, column in enumerate(desc.partition_by)]
-    return rows.selectExpr("*", key).join(dead, F.expr(" and ".join(same)), "left_anti")
+    return anti_join(select(rows, ["*", key]), dead, " and ".join(same))
 
 
 def _without_positions(spark: SparkSession, scan: LakeScan, files: Sequence[tuple[LakeFile, Offsets]]) -> DataFrame:
@@ -274,10 +278,10 @@ def _without_positions(spark: SparkSession, scan: LakeScan, files: Sequence[tupl
     dead = scratch_frame(spark, _DEAD_POSITIONS, batches)
     if dead is None:
         return scan(f for f, _ in files)
-    place = {_FILE + "_of_row": F.col("_metadata.file_name"), _POSITION + "_of_row": F.col("_metadata.row_index")}
+    file, position = f"{_FILE}_of_row", f"{_POSITION}_of_row"
+    place = {file: ("_metadata.file_name", st.StringType()), position: ("_metadata.row_index", st.LongType())}
     rows = scan((f for f, _ in files), place)
-    same = (rows[_FILE + "_of_row"] == dead[_FILE]) & (rows[_POSITION + "_of_row"] == dead[_POSITION])
-    return rows.join(F.broadcast(dead), same, "left_anti")
+    return anti_join(rows, broadcast(dead), f"{file} = {_FILE} and {position} = {_POSITION}")
 
 
 def _uniquely_named(files: Iterable[tuple[LakeFile, Offsets]]) -> list[list[tuple[LakeFile, Offsets]]]:

@@ -85,7 +85,7 @@ def test_as_of(clause: str, moment: object, rest: str) -> None:
     ((name, _),) = find_spark_tables(query, TABLES)
     here = NOON.replace(hour=14, tzinfo=None)
     given = {"id": 17, "at": NOON, "text": "2026-05-01 14:00", "here": here, "v": 1}
-    whole, found = as_of(query, name, "Europe/Berlin", given)
+    whole, found = as_of(query, name, lambda: "Europe/Berlin", given)
     assert (found, query[whole.end :]) == (moment, rest)
     assert alias_for(query, whole) == ("" if rest.startswith(" o") else " as `orders`")
 
@@ -102,4 +102,4 @@ def test_as_of_takes_literals_and_parameters(clause: str, args: Any) -> None:
     query = f"select * from shop.orders {clause}"
     ((name, _),) = find_spark_tables(query, TABLES)
     with pytest.raises(SqlError, match=r"shop\.orders (version|timestamp) as of needs"):
-        as_of(query, name, "UTC", args)
+        as_of(query, name, lambda: "UTC", args)
