@@ -5,9 +5,11 @@ from __future__ import annotations
 import posixpath
 import threading
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from py4j.clientserver import JavaClient
 from pyspark.sql import SparkSession
 from tests.integration.conftest import embedded_only
 
@@ -171,7 +173,7 @@ def test_columns_and_rows_that_are_not_needed_are_not_read(
     written: list[tuple[list[str], int]] = []
     write = union_frame.scratch_file
 
-    def seen(spark: SparkSession, schema: pa.Schema, batches: Iterable[pa.RecordBatch], **how: bool) -> object:
+    def seen(spark: SparkSession, schema: pa.Schema, batches: Iterable[pa.RecordBatch], **how: Any) -> object:
         held = list(batches)
         written.append((schema.names, sum(b.num_rows for b in held)))
         return write(spark, schema, held, **how)
@@ -185,6 +187,56 @@ def test_columns_and_rows_that_are_not_needed_are_not_read(
     with pytest.raises(Exception, match=r"did not need the column id of q\.clicks") as failed:
         found.orderBy("id").collect()  # Spark lets this name a column that was not selected
     assert isinstance(lhs.raised(failed.value), SqlError)
+
+
+def test_a_table_costs_few_requests_to_the_jvm_however_many_files_and_columns(
+    spark: SparkSession, con: lh.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    send = JavaClient.send_command
+
+    def seen(self: JavaClient, command: str, *args: Any, **how: Any) -> Any:
+        asked.append(command)
+        return send(self, command, *args, **how)
+
+    def requests(statement: str) -> int:
+        lhs.sql(spark, statement)
+        with monkeypatch.context() as m:
+            m.setattr(JavaClient, "send_command", seen)
+            asked.clear()
+            lhs.sql(spark, statement)
+        return sum(not command.startswith("m\n") for command in asked)  # others tell that something is let go of
+
+    more = pa.schema([*SCHEMA, *(pa.field(f"x{n}", pa.float64()) for n in range(40))])
+    counts = {}
+    for name, schema, rounds in (("q.small", SCHEMA, 1), ("q.wide", more, 6)):
+        table = con.create_table(name, schema, primary_key="id", buckets=4, lake="iceberg")
+        for n in range(rounds):
+            table.upsert(rows(*range(n * 10, n * 10 + 10)))
+            con.tier(name)
+        table.upsert(rows(1, 2, 1000))
+        counts[name] = requests(f"select * from {name}")
+    both = requests("select a.id from q.small a join q.wide b using (id)")
+    assert counts["q.small"] <= counts["q.wide"] <= 60 and both <= 100, (counts, both)
+    for name in counts:
+        con.drop_table(name, purge=True)
+
+
+def test_hot_rows_are_a_file_of_the_scan_of_the_lake(spark: SparkSession, con: lh.Connection) -> None:
+    table = con.create_table("q.one", SCHEMA, primary_key="id", lake="iceberg")
+    try:
+        table.upsert(rows(1, 2))
+        con.tier("q.one")
+        table.upsert(rows(3))
+        whole = lhs.table(spark, "q.one")
+        table.upsert([{"id": 1, "v": "new"}])
+        less = lhs.table(spark, "q.one", system_columns=True)
+        assert sorted(whole.collect()) == [(1, "v1"), (2, "v2"), (3, "v3")]
+        assert sorted((r.id, r.v, r["__offset"]) for r in less.collect()) == [(1, "new", 4), (2, "v2", 1), (3, "v3", 2)]
+        scans = [str(f._jdf.queryExecution().optimizedPlan()) for f in (whole, less)]  # type: ignore[attr-defined]
+        assert [plan.count("parquet") for plan in scans] == [1, 2], scans  # the other one is of dead offsets
+    finally:
+        con.drop_table("q.one", purge=True)
 
 
 def test_statements_with_other_long_lists_read_other_rows(

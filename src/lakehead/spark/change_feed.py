@@ -35,7 +35,7 @@ from lakehead.spark.floats import quoted
 from lakehead.spark.foreach_batch import started
 from lakehead.spark.key_join import places_of
 from lakehead.spark.staged_rows import described, discarded_on_failure, staged_by, task_number
-from lakehead.spark.types import arrow_schema
+from lakehead.spark.types import written_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -336,7 +336,7 @@ def apply_changes(
     beside = f"{table}__sequences" if scd_type == 1 else f"{table}__deletes"
     feed = ChangeFeed(con.uri, table, beside, of_key, columns, scd_type)
     prepared = feed.prepared(changes, sequence_by, apply_as_deletes)
-    feed.require_tables(con, arrow_schema(prepared.schema))
+    feed.require_tables(con, written_schema(prepared.schema))
 
     def work(rows: DataFrame, batch: JobBatch, *, small: bool) -> None:
         feed.apply(con, rows, batch, small=small)

@@ -28,7 +28,7 @@ from lakehead.lake.lake_table import LakeFile, missing_file
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.spark.floats import quoted, unprunable_floats
 from lakehead.spark.requests import read_parquet, select, weak_files
-from lakehead.spark.scratch import spark_path
+from lakehead.spark.scratch import ScratchFile, spark_path
 from lakehead.spark.types import SPARK_ID, literal, spark_schema
 from lakehead.types import SYSTEM_FIELDS, field_id
 
@@ -52,6 +52,12 @@ def opens_lake(spark: SparkSession, view: PinnedLake) -> bool:
 _Extra: TypeAlias = Mapping[str, tuple[str, st.DataType]]
 
 
+def lake_columns(view: PinnedLake, names: Iterable[str]) -> pa.Schema:
+    """Columns of a table as its lake's files have them, with their field ids."""
+    lake = lake_arrow_schema(native_table(view.table).schema())
+    return pa.schema([lake.field(name) for name in names])
+
+
 class LakeScan:
     """Scans files of one lake snapshot as a table's own and system columns.
 
@@ -71,11 +77,14 @@ class LakeScan:
             self._columns = FileColumns(lake, table.schema().schema_id, view.desc.schema_id)
         self._schema = spark_schema(pa.schema([*view.desc.schema, *SYSTEM_FIELDS]), lake)
 
-    def __call__(self, files: Iterable[LakeFile], extra: _Extra | None = None) -> DataFrame:
+    def __call__(
+        self, files: Iterable[LakeFile], extra: _Extra | None = None, beside: ScratchFile | None = None
+    ) -> DataFrame:
         """All rows of these files, at least one.
 
         Args:
             extra: more columns, of Spark's metadata of files and rows, as SQL and of these types.
+            beside: a file more, written as `lake_columns` says; columns that it lacks are null.
 
         Raises:
             LakeFileMissingError: a file is gone.
@@ -88,19 +97,25 @@ class LakeScan:
         for f in others:
             schema = self._schema_in(f)
             named.setdefault(schema.json(), (schema, []))[1].append(f)
-        groups = [(self._schema, plain)] if plain else []
-        frames = [self._read(schema, some, extra or {}) for schema, some in (*groups, *named.values())]
+        frames = [self._read(schema, some, extra or {}) for schema, some in named.values()]
+        if plain or beside is not None:
+            frames.insert(0, self._read(self._schema, plain, extra or {}, beside))
         return reduce(lambda a, b: a.unionByName(b), frames)
 
-    def _read(self, schema: st.StructType, files: Sequence[LakeFile], extra: _Extra) -> DataFrame:
+    def _read(
+        self, schema: st.StructType, files: Sequence[LakeFile], extra: _Extra, beside: ScratchFile | None = None
+    ) -> DataFrame:
+        paths = [spark_path(f.path) for f in files]
         try:
-            rows = read_parquet(self._spark, schema, [spark_path(f.path) for f in files])
+            rows = read_parquet(self._spark, schema, paths if beside is None else [*paths, beside.address])
         except AnalysisException as e:
             if e.getCondition() != "PATH_NOT_FOUND":
                 raise
             gone = str((e.getMessageParameters() or {}).get("path", e))
             raise missing_file(next((f.path for f in files if posixpath.basename(f.path) in gone), gone)) from e
         self.reads.append(weak_files(rows))
+        if beside is not None:
+            beside.read_by(self.reads[-1])
         if extra:
             rows = select(rows, ["*", *(f"{text} as {name}" for name, (text, _) in extra.items())])
         if schema is not self._schema:

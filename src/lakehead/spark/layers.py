@@ -27,7 +27,7 @@ from lakehead.spark.failures import as_lakeheads
 from lakehead.spark.foreach_batch import started
 from lakehead.spark.map_in_arrow import map_in_arrow
 from lakehead.spark.staged_rows import Target, discarded_on_failure, of_run, stage_frame
-from lakehead.spark.types import arrow_schema, spark_schema
+from lakehead.spark.types import arrow_schema, spark_schema, written_schema
 from lakehead.types import WriteKind
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class _Write:
 
     @property
     def schema(self) -> pa.Schema:
-        return arrow_schema(self.rows.schema) if isinstance(self.rows, DataFrame) else self.rows.schema
+        return written_schema(self.rows.schema) if isinstance(self.rows, DataFrame) else self.rows.schema
 
     def adds_to(self, other: _Write) -> bool:
         """Whether it adds to a column that the other one writes."""
@@ -300,7 +300,7 @@ def write_once(
             "lhs.write appends, upserts or deletes: to overwrite, df.write.format('lakehead').mode('overwrite')"
         )
     target = Target(con.uri, table, operation, _listed(columns), definition)
-    handle, batch = handle_of(target.opened(con, arrow_schema(df.schema))), of_run()
+    handle, batch = handle_of(target.opened(con, written_schema(df.schema))), of_run()
     with discarded_on_failure(batch, [handle]):
         parts = stage_frame(target, df, batch)
     return handle.staging.publish(batch, parts, lasting=False).rows

@@ -61,12 +61,20 @@ class ScratchFile:
     def frame(self, spark: SparkSession) -> DataFrame:
         """Its rows, with the Spark types of its schema, for one who wanted it."""
         schema = spark_schema(self.schema)
-        rows = read_parquet(spark, schema, [spark_path(f"file://{self.path}")])
-        found = weak_files(rows)
-        with _lock:
-            self.readers.append(found)
-            self.wanted -= 1
+        rows = read_parquet(spark, schema, [self.address])
+        self.read_by(weak_files(rows))
         return unprunable_floats(rows, schema.fields)
+
+    @property
+    def address(self) -> str:
+        """As Spark reads it."""
+        return spark_path(f"file://{self.path}")
+
+    def read_by(self, reader: Any) -> None:
+        """Note what reads it in the JVM, a weak reference, for one who wanted it."""
+        with _lock:
+            self.readers.append(reader)
+            self.wanted -= 1
 
     @property
     def _unread(self) -> bool:
@@ -117,14 +125,23 @@ def scratch_frame(spark: SparkSession, schema: pa.Schema, batches: Iterable[pa.R
 
 
 def scratch_file(
-    spark: SparkSession, schema: pa.Schema, batches: Iterable[pa.RecordBatch], *, kept: bool = False
+    spark: SparkSession,
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    kept: bool = False,
+    stored: pa.Schema | None = None,
 ) -> ScratchFile | None:
-    """Rows as a file that executors read, where they can; arguments and None as of `scratch_frame`."""
+    """Rows as a file that executors read, where they can; arguments and None as of `scratch_frame`.
+
+    Args:
+        stored: the columns as they stand in the file, with field ids; None: as in a lake, without.
+    """
     filled = (b for b in batches if b.num_rows)
     first = next(filled, None)
     if first is None:
         return None
-    stored = lake_schema(schema)
+    stored = stored or lake_schema(schema)
     path = os.path.join(spark.sparkContext._temp_dir, f"{SystemRandomness().uuid_hex()}.parquet")
     with pq.ParquetWriter(path, stored, compression="none", use_dictionary=False, store_schema=False) as writer:
         for batch in _chain(first, filled):

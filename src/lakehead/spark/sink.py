@@ -33,7 +33,7 @@ from lakehead.protocol.staging import StagedPart
 from lakehead.spark.connections import in_worker
 from lakehead.spark.options import given_options, names_of
 from lakehead.spark.staged_rows import QUERY, Target, of_query, of_run
-from lakehead.spark.types import arrow_schema
+from lakehead.spark.types import written_schema
 from lakehead.types import TableDescriptor, TabletKey, WriteKind
 
 _NAMES = ("primary_key", "bucket_key", "partition_by")
@@ -223,7 +223,7 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
     """
     options = WriteOptions.parse(given)
     target = options.target
-    table = in_worker(target.uri, lambda con: target.opened(con, arrow_schema(schema)))
+    table = in_worker(target.uri, lambda con: target.opened(con, written_schema(schema)))
     if not overwrite or options.dynamic:
         if options.dynamic:
             _require_dynamic(options, handle_of(table).desc, overwrite=overwrite)
@@ -276,6 +276,6 @@ def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool)
             "outputMode('complete') writes all rows anew each time: upsert them into a keyed table, in foreachBatch"
             " with options job and batch"
         )
-    columns = arrow_schema(schema)
+    columns = written_schema(schema)
     in_worker(options.target.uri, lambda con: options.target.checked(con, columns))
     return StreamWriter(options.target, columns)

@@ -6,6 +6,7 @@ import datetime as dt
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -111,11 +112,56 @@ def _plain_type(t: pa.DataType) -> st.DataType:
 
 
 def arrow_schema(schema: st.StructType) -> pa.Schema:
-    """The Arrow schema in which Spark gives and takes rows of this schema."""
+    """The Arrow schema in which Spark gives and takes rows of this schema.
+
+    Raises:
+        InvalidSchemaError: a column is of a type that Arrow does not have.
+    """
     try:
-        return to_arrow_schema(schema, timezone="UTC")
-    except TypeError:  # before Spark 4.2 timestamps are always UTC
-        return to_arrow_schema(schema)
+        try:
+            return to_arrow_schema(schema, timezone="UTC")
+        except TypeError as e:  # before Spark 4.2 timestamps are always UTC
+            if isinstance(e, PySparkException):
+                raise
+            return to_arrow_schema(schema)
+    except PySparkException as e:
+        column = next((f for f in schema if _holds(f.dataType, _WITHOUT_ARROW)), None)
+        if column is None:
+            raise
+        raise InvalidSchemaError(
+            f"column {column.name!r} has the type {column.dataType.simpleString()}, which is not supported: write its"
+            " parts, such as extract(year from ...) * 12 + extract(month from ...)",
+            column=column.name,
+        ) from e
+
+
+def written_schema(schema: st.StructType) -> pa.Schema:
+    """The Arrow schema of rows that Spark writes.
+
+    Raises:
+        InvalidSchemaError: a column is of a type that tables do not have, and that Arrow has no word for.
+    """
+    if (column := next((f for f in schema if _holds(f.dataType, (st.VariantType,))), None)) is not None:
+        name = column.name
+        raise InvalidSchemaError(
+            f"column {name!r} has the type {column.dataType.simpleString()}, which is not supported: write it as text,"
+            f" to_json({name}), or the parts that are read, variant_get({name}, '$.path', 'type')",
+            column=name,
+        )
+    return arrow_schema(schema)
+
+
+_WITHOUT_ARROW = (st.YearMonthIntervalType, st.CalendarIntervalType)
+
+
+def _holds(t: st.DataType, kinds: tuple[type[st.DataType], ...]) -> bool:
+    if isinstance(t, st.StructType):
+        return any(_holds(f.dataType, kinds) for f in t)
+    if isinstance(t, st.ArrayType):
+        return _holds(t.elementType, kinds)
+    if isinstance(t, st.MapType):
+        return _holds(t.keyType, kinds) or _holds(t.valueType, kinds)
+    return isinstance(t, kinds)
 
 
 def literal(value: pa.Scalar) -> Column:

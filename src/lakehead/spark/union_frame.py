@@ -1,7 +1,8 @@
 """The union read in Spark: native Parquet scans of the lake, one anti-join on packed offsets, and the hot rows.
 
 The scans stay vectorised, pruned and filtered: Spark pushes columns and filters through the anti-join and the union,
-all but comparisons of floats (`lakehead.spark.floats`).
+all but comparisons of floats (`lakehead.spark.floats`). Where executors share the driver's files, hot rows are one
+file more of such a scan.
 Only files with dead rows take part in the join, so that a log table's lake is read as plain Parquet. A lake on storage
 that this Spark has no driver for is read by Python workers through the data source.
 """
@@ -34,7 +35,7 @@ from lakehead.spark.dead_rows import KEY_COLUMN, OFFSET_BITS, PARTITION_COLUMN, 
 from lakehead.spark.floats import quoted
 from lakehead.spark.held_pins import hold_pin, weak_tables
 from lakehead.spark.kept import kept_of
-from lakehead.spark.lake_files import LakeScan, opens_lake
+from lakehead.spark.lake_files import LakeScan, lake_columns, opens_lake
 from lakehead.spark.needs import Needs
 from lakehead.spark.requests import anti_join, broadcast, select
 from lakehead.spark.scratch import ScratchFile, is_shared, scratch_file, scratch_frame
@@ -87,12 +88,14 @@ def union_frame(
         hold_pin(spark, handle.leases, pinned, weak_tables(frame))
         return frame
     moment = _Moment.of(handle, pinned)
-    hot_read = _needed_of(read, needs)
-    superseded, hot = _hot_frame(spark, uri, table, hot_read, moment)
-    frames, reads = _lake_frames(spark, pinned.lake, superseded, moment, read.schema)
-    if hot is not None:
-        reads += [] if is_shared(spark) else weak_tables(hot)
-        frames.append(_chosen(hot, hot_read.schema.names, read.schema, table.name))
+    needed = _needed_of(read, needs)
+    superseded, hot = _hot_rows(spark, uri, table, needed, pinned.lake, moment)
+    beside = hot if isinstance(hot, ScratchFile) and needed is read else None
+    frames, reads, taken = _lake_frames(spark, pinned.lake, superseded, moment, read.schema, beside)
+    if hot is not None and not taken:
+        rows = hot.frame(spark) if isinstance(hot, ScratchFile) else hot
+        reads += [] if isinstance(hot, ScratchFile) else weak_tables(rows)
+        frames.append(_chosen(rows, needed.schema.names, read.schema, table.name))
     if not frames:
         return spark.createDataFrame([], spark_schema(read.schema))
     hold_pin(spark, handle.leases, pinned, reads)
@@ -161,9 +164,9 @@ def is_large(ranges: Mapping[TabletKey, tuple[int, int]]) -> bool:
     return sum(end - start for start, end in ranges.values()) > HOT_ROWS_MAX
 
 
-def _hot_frame(
-    spark: SparkSession, uri: str, table: Table, read: UnionRead, moment: _Moment
-) -> tuple[Superseded, DataFrame | None]:
+def _hot_rows(
+    spark: SparkSession, uri: str, table: Table, read: UnionRead, lake: PinnedLake | None, moment: _Moment
+) -> tuple[Superseded, ScratchFile | DataFrame | None]:
     """What the log supersedes in the lake, and the rows it adds; None when it adds none."""
     handle, pinned = handle_of(table), read.pinned
     if not moment.ranges:
@@ -172,12 +175,12 @@ def _hot_frame(
 
         def find() -> tuple[Superseded, ScratchFile | None, int]:
             superseded, rows = read.hot_rows()
-            file = scratch_file(spark, read.schema, rows, kept=True)
+            stored = None if lake is None else lake_columns(lake, read.schema.names)
+            file = scratch_file(spark, read.schema, rows, kept=True, stored=stored)
             return superseded, file, sum(offsets.nbytes for offsets in superseded.values())
 
         where = None if read.predicate is None else read.predicate.to_bytes()  # whole: as text, lists are cut short
-        superseded, file = kept_of(spark).get(("hot", moment, tuple(read.schema.names), where), find)
-        return superseded, None if file is None else file.frame(spark)
+        return kept_of(spark).get(("hot", moment, tuple(read.schema.names), where), find)
     few = _few_hot_rows(read)
     if few is not None:
         superseded, rows = few
@@ -218,20 +221,28 @@ def _source_frame(
 
 
 def _lake_frames(
-    spark: SparkSession, view: PinnedLake | None, superseded: Superseded, moment: _Moment, schema: pa.Schema
-) -> tuple[list[DataFrame], list[Any]]:
-    """The rows of the lake with these columns, and weak references to what reads its files."""
+    spark: SparkSession,
+    view: PinnedLake | None,
+    superseded: Superseded,
+    moment: _Moment,
+    schema: pa.Schema,
+    hot: ScratchFile | None,
+) -> tuple[list[DataFrame], list[Any], bool]:
+    """The rows of the lake with these columns, weak references to what reads its files, and whether the hot rows are
+    among them: to Spark a file more of a scan costs less than another scan. No hot row is dead."""
     if view is None or view.snapshot_id is None:
-        return [], []
+        return [], [], False
     parts, dead = _lake_parts(spark, view, superseded, moment)
     scan = LakeScan(spark, view)
-    frames = [scan(parts.whole)] if parts.whole else []
+    frames = [scan(parts.whole, beside=hot)] if parts.whole else []
     if parts.by_offset:
-        frames.append(_without_offsets(scan(parts.by_offset), view.desc, dead))
+        beside = None if parts.whole else hot
+        frames.append(_without_offsets(scan(parts.by_offset, beside=beside), view.desc, dead))
     for some in _uniquely_named(parts.by_position):
         rows = _without_positions(spark, scan, some)
         frames.append(_without_offsets(rows, view.desc, dead) if dead is not None else rows)
-    return [select(frame, map(quoted, schema.names)) for frame in frames], scan.reads
+    taken = hot is not None and bool(parts.whole or parts.by_offset)
+    return [select(frame, map(quoted, schema.names)) for frame in frames], scan.reads, taken
 
 
 def _lake_parts(
@@ -261,11 +272,9 @@ def _lake_parts(
 def _without_offsets(rows: DataFrame, desc: TableDescriptor, dead: DataFrame | None) -> DataFrame:
     if dead is None:
         return rows
-    of_row = KEY_COLUMN + "_of_row"
-    key = f"shiftleft(cast({BUCKET_COLUMN} as bigint), {OFFSET_BITS}) | {OFFSET_COLUMN} as {of_row}"
-    same = [f"{of_row} = {KEY_COLUMN}"]
+    same = [f"(shiftleft(cast({BUCKET_COLUMN} as bigint), {OFFSET_BITS}) | {OFFSET_COLUMN}) = {KEY_COLUMN}"]
     same += [f"{quoted(column)} = {PARTITION_COLUMN.format(i)}" for i, column in enumerate(desc.partition_by)]
-    return anti_join(select(rows, ["*", key]), dead, " and ".join(same))
+    return anti_join(rows, dead, " and ".join(same))
 
 
 def _without_positions(spark: SparkSession, scan: LakeScan, files: Sequence[tuple[LakeFile, Offsets]]) -> DataFrame:

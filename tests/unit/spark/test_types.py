@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as st
 
-from lakehead.spark.types import spark_schema, spark_type
+from lakehead.errors import InvalidSchemaError
+from lakehead.spark.types import spark_schema, spark_type, written_schema
 
 
 @pytest.mark.parametrize(
@@ -46,3 +49,15 @@ def test_field_ids() -> None:
     inner = got["s"].dataType
     assert isinstance(inner, st.StructType)
     assert (inner["x"].metadata, inner["x"].dataType) == ({"parquet.field.id": 4}, st.ShortType())
+
+
+@pytest.mark.parametrize("within", [lambda t: t, st.ArrayType, lambda t: st.MapType(st.StringType(), t)])
+@pytest.mark.parametrize("kind", [st.YearMonthIntervalType(), st.CalendarIntervalType(), st.VariantType()])
+def test_what_tables_do_not_have_is_said_of_the_column(
+    kind: st.DataType, within: Callable[[st.DataType], st.DataType]
+) -> None:
+    inner = st.StructType([st.StructField("at", within(kind))])
+    for t in (within(kind), inner):
+        rows = st.StructType([st.StructField("id", st.LongType()), st.StructField("odd", t)])
+        with pytest.raises(InvalidSchemaError, match=r"column 'odd' has the type .* not supported: write"):
+            written_schema(rows)
