@@ -130,6 +130,25 @@ def test_files_go_once_nothing_reads_them(
     settled(0)
 
 
+def test_files_go_when_the_read_that_wanted_them_fails(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:
+    from lakehead.spark import scratch as of_scratch
+
+    table = con.create_table("k.gone", SCHEMA, primary_key=["k"], lake="iceberg")
+    put(table, range(5), "old")
+    con.tier("k.gone")
+    put(table, range(3, 9), "hot")
+    before = scratch(spark)
+    (file,) = table.lake.files()["path"].to_pylist()
+    path = Path(file.removeprefix("file://"))
+    path.rename(path.with_suffix(".away"))
+    with pytest.raises(lh.LakeFileMissingError, match=path.name):
+        lhs.table(spark, "k.gone")
+    path.with_suffix(".away").rename(path)
+    made = {f"{spark.sparkContext._temp_dir}/{name}" for name in scratch(spark) - before}
+    assert made and not any(of_scratch._files[path].wanted for path in made)
+    assert lhs.table(spark, "k.gone").count() == 9
+
+
 def test_other_rows_at_the_same_offsets_are_not_what_was_kept(
     con: lh.Connection, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -222,7 +222,11 @@ def test_a_table_costs_few_requests_to_the_jvm_however_many_files_and_columns(
         con.drop_table(name, purge=True)
 
 
-def test_hot_rows_are_a_file_of_the_scan_of_the_lake(spark: SparkSession, con: lh.Connection) -> None:
+@pytest.mark.parametrize(("in_plan", "scans"), [(512, 1), (0, 2)])
+def test_hot_rows_are_a_file_of_the_scan_of_the_lake(
+    spark: SparkSession, con: lh.Connection, monkeypatch: pytest.MonkeyPatch, in_plan: int, scans: int
+) -> None:
+    monkeypatch.setattr(union_frame, "DEAD_IN_PLAN_MAX", in_plan)
     table = con.create_table("q.one", SCHEMA, primary_key="id", lake="iceberg")
     try:
         table.upsert(rows(1, 2))
@@ -233,8 +237,8 @@ def test_hot_rows_are_a_file_of_the_scan_of_the_lake(spark: SparkSession, con: l
         less = lhs.table(spark, "q.one", system_columns=True)
         assert sorted(whole.collect()) == [(1, "v1"), (2, "v2"), (3, "v3")]
         assert sorted((r.id, r.v, r["__offset"]) for r in less.collect()) == [(1, "new", 4), (2, "v2", 1), (3, "v3", 2)]
-        scans = [str(f._jdf.queryExecution().optimizedPlan()) for f in (whole, less)]  # type: ignore[attr-defined]
-        assert [plan.count("parquet") for plan in scans] == [1, 2], scans  # the other one is of dead offsets
+        plans = [str(f._jdf.queryExecution().optimizedPlan()) for f in (whole, less)]  # type: ignore[attr-defined]
+        assert [plan.count("parquet") for plan in plans] == [1, scans], plans  # the other one is of dead offsets
     finally:
         con.drop_table("q.one", purge=True)
 

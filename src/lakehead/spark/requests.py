@@ -78,6 +78,11 @@ def select(frame: DataFrame, expressions: Iterable[str]) -> DataFrame:
     return DataFrame(frame._jdf.selectExpr(_of(session.sparkContext).array(expressions)), session)
 
 
+def where(frame: DataFrame, condition: str) -> DataFrame:
+    """``frame.where(condition)``."""
+    return DataFrame(frame._jdf.filter(condition), frame.sparkSession)
+
+
 def anti_join(rows: DataFrame, others: DataFrame, condition: str) -> DataFrame:
     """``rows.join(others, expr(condition), "left_anti")``."""
     session = rows.sparkSession

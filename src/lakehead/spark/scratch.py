@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +60,20 @@ class ScratchFile:
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """Its rows, with the Spark types of its schema, for one who wanted it."""
+        with self.reading():
+            return self.rows(spark)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """For one who wanted it: from the end on it is there for those alone who read it by then."""
+        try:
+            yield
+        finally:
+            with _lock:
+                self.wanted -= 1
+
+    def rows(self, spark: SparkSession) -> DataFrame:
+        """Its rows, while it is wanted."""
         schema = spark_schema(self.schema)
         rows = read_parquet(spark, schema, [self.address])
         self.read_by(weak_files(rows))
@@ -71,10 +85,9 @@ class ScratchFile:
         return spark_path(f"file://{self.path}")
 
     def read_by(self, reader: Any) -> None:
-        """Note what reads it in the JVM, a weak reference, for one who wanted it."""
+        """Note what reads it in the JVM, a weak reference, while it is wanted."""
         with _lock:
             self.readers.append(reader)
-            self.wanted -= 1
 
     @property
     def _unread(self) -> bool:

@@ -14,9 +14,10 @@ import datetime as dt
 import json
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import functions as F
@@ -37,7 +38,7 @@ from lakehead.spark.held_pins import hold_pin, weak_tables
 from lakehead.spark.kept import kept_of
 from lakehead.spark.lake_files import LakeScan, lake_columns, opens_lake
 from lakehead.spark.needs import Needs
-from lakehead.spark.requests import anti_join, broadcast, select
+from lakehead.spark.requests import anti_join, broadcast, select, where
 from lakehead.spark.scratch import ScratchFile, is_shared, scratch_file, scratch_frame
 from lakehead.spark.types import spark_schema
 from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, TableDescriptor, TabletKey, Tier, require_tier
@@ -47,11 +48,15 @@ if TYPE_CHECKING:
 
 BROADCAST_ROWS_MAX = 8 << 20
 """Larger sets of dead offsets are joined as Spark sees fit."""
+DEAD_IN_PLAN_MAX = 512
+"""So few dead offsets stand in the plan itself: nothing is read, sent around and joined for them."""
 HOT_ROWS_MAX, HOT_BYTES_MAX = 1 << 16, 8 << 20
 """So few hot rows go to a cluster with the plan, whose statements then know how large they are and do not ask for them
 again; executors fetch what is more."""
 _FILE_BYTES = 4096
 """About what is known of a lake file takes."""
+_Dead: TypeAlias = "DataFrame | tuple[int, ...] | None"
+"""Dead offsets, by the keys of `dead_table`: a frame of them, or those themselves."""
 _FILE, _POSITION = "__dead_file", "__dead_position"
 _DEAD_POSITIONS = pa.schema([pa.field(_FILE, pa.string(), False), pa.field(_POSITION, pa.int64(), False)])
 
@@ -90,12 +95,14 @@ def union_frame(
     moment = _Moment.of(handle, pinned)
     needed = _needed_of(read, needs)
     superseded, hot = _hot_rows(spark, uri, table, needed, pinned.lake, moment)
-    beside = hot if isinstance(hot, ScratchFile) and needed is read else None
-    frames, reads, taken = _lake_frames(spark, pinned.lake, superseded, moment, read.schema, beside)
-    if hot is not None and not taken:
-        rows = hot.frame(spark) if isinstance(hot, ScratchFile) else hot
-        reads += [] if isinstance(hot, ScratchFile) else weak_tables(rows)
-        frames.append(_chosen(rows, needed.schema.names, read.schema, table.name))
+    file = hot if isinstance(hot, ScratchFile) else None
+    with nullcontext() if file is None else file.reading():
+        beside = file if needed is read else None
+        frames, reads, taken = _lake_frames(spark, pinned.lake, superseded, moment, read.schema, beside)
+        if hot is not None and not taken:
+            rows = hot.rows(spark) if isinstance(hot, ScratchFile) else hot
+            reads += weak_tables(rows) if file is None else []
+            frames.append(_chosen(rows, needed.schema.names, read.schema, table.name))
     if not frames:
         return spark.createDataFrame([], spark_schema(read.schema))
     hold_pin(spark, handle.leases, pinned, reads)
@@ -240,39 +247,52 @@ def _lake_frames(
         frames.append(_without_offsets(scan(parts.by_offset, beside=beside), view.desc, dead))
     for some in _uniquely_named(parts.by_position):
         rows = _without_positions(spark, scan, some)
-        frames.append(_without_offsets(rows, view.desc, dead) if dead is not None else rows)
+        frames.append(_without_offsets(rows, view.desc, dead))
     taken = hot is not None and bool(parts.whole or parts.by_offset)
     return [select(frame, map(quoted, schema.names)) for frame in frames], scan.reads, taken
 
 
 def _lake_parts(
     spark: SparkSession, view: PinnedLake, superseded: Superseded, moment: _Moment
-) -> tuple[LakeParts, DataFrame | None]:
+) -> tuple[LakeParts, _Dead]:
     """The files of a lake snapshot, and what is dead in them."""
 
     def split() -> tuple[LakeParts, pa.Table]:
         found = split_files(view, view.plan(), superseded)
         return replace(found, dead={}), dead_table(view.desc, found.dead)
 
-    def find() -> tuple[tuple[LakeParts, int], ScratchFile | None, int]:
+    def few(rows: pa.Table) -> tuple[int, ...] | None:
+        plain = rows.num_rows <= DEAD_IN_PLAN_MAX and not view.desc.partition_by
+        return tuple(rows[KEY_COLUMN].to_pylist()) if plain else None
+
+    def find() -> tuple[tuple[LakeParts, int, tuple[int, ...] | None], ScratchFile | None, int]:
         parts, rows = split()
         size = _FILE_BYTES * (len(parts.whole) + len(parts.by_offset) + len(parts.by_position))
         size += sum(positions.nbytes for _, positions in parts.by_position)
-        return (parts, rows.num_rows), scratch_file(spark, rows.schema, rows.to_batches(), kept=True), size
+        known = few(rows)
+        file = scratch_file(spark, rows.schema, rows.to_batches(), kept=True) if known is None else None
+        return (parts, rows.num_rows, known), file, size
 
     if is_shared(spark):
-        (parts, count), file = kept_of(spark).get(("dead", moment), find)
+        (parts, count, known), file = kept_of(spark).get(("dead", moment), find)
         frame = None if file is None else file.frame(spark)
     else:
         parts, rows = split()
-        count, frame = rows.num_rows, scratch_frame(spark, rows.schema, rows.to_batches())
+        count, known = rows.num_rows, few(rows)
+        frame = scratch_frame(spark, rows.schema, rows.to_batches()) if known is None else None
+    if known is not None:
+        return parts, known
     return parts, broadcast(frame) if frame is not None and count <= BROADCAST_ROWS_MAX else frame
 
 
-def _without_offsets(rows: DataFrame, desc: TableDescriptor, dead: DataFrame | None) -> DataFrame:
-    if dead is None:
+def _without_offsets(rows: DataFrame, desc: TableDescriptor, dead: _Dead) -> DataFrame:
+    if dead is None or dead == ():
         return rows
-    same = [f"(shiftleft(cast({BUCKET_COLUMN} as bigint), {OFFSET_BITS}) | {OFFSET_COLUMN}) = {KEY_COLUMN}"]
+    key = f"(shiftleft(cast({BUCKET_COLUMN} as bigint), {OFFSET_BITS}) | {OFFSET_COLUMN})"
+    if isinstance(dead, tuple):
+        # Hot rows have no offset there, and rows that others wrote none at all.
+        return where(rows, f"not coalesce({key} in ({', '.join(f'{d}L' for d in dead)}), false)")
+    same = [f"{key} = {KEY_COLUMN}"]
     same += [f"{quoted(column)} = {PARTITION_COLUMN.format(i)}" for i, column in enumerate(desc.partition_by)]
     return anti_join(rows, dead, " and ".join(same))
 
