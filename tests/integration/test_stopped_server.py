@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.waiting import wait_until
 
 import lakehead as lh
 from lakehead.client import channel, flight, patience
@@ -46,9 +47,17 @@ def token(server: Any, request: pytest.FixtureRequest) -> str | None:
     return str(server.token) if request.param == "flight" else None
 
 
+def _state(process: Path) -> str:
+    """``S``: sleeps, ``T``: is stopped; see proc(5)."""
+    return (process / "stat").read_text().rpartition(") ")[2][0]
+
+
 @contextmanager
 def stopped(process: subprocess.Popen[str]) -> Iterator[None]:
     os.kill(process.pid, signal.SIGSTOP)
+    # Until a thread has taken it, which waits for a core, all others go on and answer.
+    tasks = Path(f"/proc/{process.pid}/task")
+    wait_until(lambda: all(_state(task) == "T" for task in tasks.iterdir()))
     try:
         yield
     finally:
@@ -115,9 +124,7 @@ class Slow:
         return m.NamesReply(names=["late"]), []
 
 
-def test_a_server_that_lives_is_waited_for_up_to_a_bound(
-    soon: None, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., None]
-) -> None:
+def test_a_server_that_lives_is_waited_for_up_to_a_bound(soon: None, monkeypatch: pytest.MonkeyPatch) -> None:
     service = Slow()
     exchanges = Bounded(SystemThreads(), "exchanges_max", "conversations", 100)
     door = Door("t", None, Env.system())  # type: ignore[arg-type]
@@ -146,7 +153,7 @@ def test_a_server_that_lives_is_waited_for_up_to_a_bound(
     assert serving.wait_stopped(30)
 
 
-def test_closing_ends_calls_under_way(server: Any, wait_until: Callable[..., None], token: str | None) -> None:
+def test_closing_ends_calls_under_way(server: Any, token: str | None) -> None:
     con = lh.connect(server.uri, token=token)
     log = con.create_table("log", KV)
     with ThreadPoolExecutor(2) as pool, stopped(server.process):
@@ -188,7 +195,7 @@ for name, call in calls.items():
 """
 
 
-def test_ctrl_c_ends_every_wait(server: Any, wait_until: Callable[..., None], token: str | None) -> None:
+def test_ctrl_c_ends_every_wait(server: Any, token: str | None) -> None:
     with server.connect() as con:
         con.create_table("log", KV).append([{"k": 0, "a": "x"}])
         con.create_table("keyed", KV, primary_key="k")
@@ -201,7 +208,7 @@ def test_ctrl_c_ends_every_wait(server: Any, wait_until: Callable[..., None], to
     assert child.stdout is not None and child.stderr is not None
 
     def sleeps() -> bool:
-        return Path(f"/proc/{child.pid}/stat").read_text().rpartition(") ")[2][0] == "S"
+        return _state(Path(f"/proc/{child.pid}")) == "S"
 
     try:
         name = child.stdout.readline().strip()
