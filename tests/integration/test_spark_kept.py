@@ -130,7 +130,7 @@ def test_files_go_once_nothing_reads_them(
     settled(0)
 
 
-def test_files_go_when_the_read_that_wanted_them_fails(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:
+def test_files_go_when_the_read_that_wanted_them_fails(con: lh.Connection, spark: SparkSession) -> None:
     from lakehead.spark import scratch as of_scratch
 
     table = con.create_table("k.gone", SCHEMA, primary_key=["k"], lake="iceberg")
@@ -145,7 +145,7 @@ def test_files_go_when_the_read_that_wanted_them_fails(con: lh.Connection, spark
         lhs.table(spark, "k.gone")
     path.with_suffix(".away").rename(path)
     made = {f"{spark.sparkContext._temp_dir}/{name}" for name in scratch(spark) - before}
-    assert made and not any(of_scratch._files[path].wanted for path in made)
+    assert made and not any(of_scratch._files[name].wanted for name in made)
     assert lhs.table(spark, "k.gone").count() == 9
 
 

@@ -59,6 +59,14 @@ def test_a_frame_holds_its_lease_until_nothing_is_made_of_it(
     let_go(con, lambda: held(con) == 0)
 
 
+def test_a_frame_that_reads_files_of_the_session_alone_holds_no_lease(spark: SparkSession, con: lh.Connection) -> None:
+    con.create_table("s.log", SCHEMA).append([{"k": 1, "v": "hot"}])
+    con.create_table("s.new", SCHEMA, primary_key="k", lake="iceberg").upsert([{"k": 1, "v": "hot"}])
+    frames = [lhs.table(spark, name) for name in ("s.log", "s.new")]
+    gc.collect()
+    assert held(con) == 0 and [f.count() for f in frames] == [1, 1]
+
+
 def test_a_session_that_stops_holds_nothing(spark: SparkSession, con: lh.Connection, table: lh.Table) -> None:
     frames = [lhs.table(spark, "s.t") for _ in range(5)]
     source = spark.read.format("lakehead").options(uri=con.uri, table="s.t").load()

@@ -48,8 +48,11 @@ def token(server: Any, request: pytest.FixtureRequest) -> str | None:
 
 
 def _state(process: Path) -> str:
-    """``S``: sleeps, ``T``: is stopped; see proc(5)."""
-    return (process / "stat").read_text().rpartition(") ")[2][0]
+    """``S``: sleeps, ``T``: is stopped; see proc(5). ``X``: has ended."""
+    try:
+        return (process / "stat").read_text().rpartition(") ")[2][0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
-from lakehead.spark.requests import select
+from lakehead.spark.frame_steps import select
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

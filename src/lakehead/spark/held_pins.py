@@ -16,7 +16,7 @@ from py4j.protocol import Py4JError
 
 from lakehead.client.leases import Leases, Occasion
 from lakehead.lake.union_read import Pin
-from lakehead.spark.requests import weak
+from lakehead.spark.frame_steps import weak
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

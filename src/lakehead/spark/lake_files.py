@@ -27,7 +27,7 @@ from lakehead.iceberg.iceberg_table import native_table
 from lakehead.lake.lake_table import LakeFile, missing_file
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.spark.floats import quoted, unprunable_floats
-from lakehead.spark.requests import read_parquet, select, weak_files
+from lakehead.spark.frame_steps import read_parquet, select, weak_files
 from lakehead.spark.scratch import ScratchFile, spark_path
 from lakehead.spark.types import SPARK_ID, literal, spark_schema
 from lakehead.types import SYSTEM_FIELDS, field_id

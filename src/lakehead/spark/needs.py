@@ -24,7 +24,7 @@ from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import InvalidPredicateError
 from lakehead.predicate import Predicate, parse_predicate
 from lakehead.predicate.literals import COMPARE, FLIPPED
-from lakehead.spark.requests import without_rows
+from lakehead.spark.frame_steps import without_rows
 from lakehead.spark.types import spark_schema
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from lakehead.env.randomness import SystemRandomness
 from lakehead.format.read_as import cast_to
 from lakehead.format.schema import lake_schema
 from lakehead.spark.floats import unprunable_floats
+from lakehead.spark.frame_steps import read_parquet, weak_files
 from lakehead.spark.privacy import is_local
-from lakehead.spark.requests import read_parquet, weak_files
 from lakehead.spark.types import spark_schema
 
 if TYPE_CHECKING:

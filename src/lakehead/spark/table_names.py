@@ -185,7 +185,7 @@ def _pays(table: Table, pinned: Pin, text: str) -> bool:
     if is_large(pinned.ranges):
         return True
     keys = table.primary_key if (pinned.live_rows or 0) > FEW_ROWS and _WHERE.search(text) is not None else ()
-    return bool(keys) and all(re.search(rf"\b{re.escape(key)}\b", text, re.IGNORECASE) for key in keys)
+    return bool(keys) and all(key.casefold() in text.casefold() for key in keys)
 
 
 def _named(spark: SparkSession, named: NamedQuery, frame: DataFrame) -> DataFrame:

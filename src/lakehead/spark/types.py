@@ -12,6 +12,7 @@ from pyspark.sql import types as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from lakehead.errors import InvalidSchemaError
+from lakehead.spark.floats import quoted
 from lakehead.types import field_id
 
 if TYPE_CHECKING:
@@ -139,18 +140,28 @@ def written_schema(schema: st.StructType) -> pa.Schema:
     """The Arrow schema of rows that Spark writes.
 
     Raises:
-        InvalidSchemaError: a column is of a type that tables do not have, and that Arrow has no word for.
+        InvalidSchemaError: a column is of a type that tables do not have: Arrow has no word for it, or has it as a
+            struct that nothing reads back as what it was.
     """
-    if (column := next((f for f in schema if _holds(f.dataType, (st.VariantType,))), None)) is not None:
-        name = column.name
-        raise InvalidSchemaError(
-            f"column {name!r} has the type {column.dataType.simpleString()}, which is not supported: write it as text,"
-            f" to_json({name}), or the parts that are read, variant_get({name}, '$.path', 'type')",
-            column=name,
-        )
+    for column in schema:
+        for kind, instead in _STRUCTS_IN_ARROW.items():
+            if _holds(column.dataType, (kind,)):
+                raise InvalidSchemaError(
+                    f"column {column.name!r} has the type {column.dataType.simpleString()}, which is not supported:"
+                    f" write it as {instead.format(quoted(column.name))}",
+                    column=column.name,
+                )
     return arrow_schema(schema)
 
 
+_STRUCTS_IN_ARROW = {
+    st.VariantType: "text, to_json({0}), or the parts that are read, variant_get({0}, '$.path', 'type')",
+    **{  # before Spark 4.2 there are none
+        kind: "bytes, st_asbinary({0})"
+        for name in ("GeometryType", "GeographyType")
+        if (kind := getattr(st, name, None)) is not None
+    },
+}
 _WITHOUT_ARROW = (st.YearMonthIntervalType, st.CalendarIntervalType)
 
 

@@ -34,11 +34,11 @@ from lakehead.log.netchange import Offsets
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.spark.dead_rows import KEY_COLUMN, OFFSET_BITS, PARTITION_COLUMN, LakeParts, dead_table, split_files
 from lakehead.spark.floats import quoted
+from lakehead.spark.frame_steps import anti_join, broadcast, select, where
 from lakehead.spark.held_pins import hold_pin, weak_tables
 from lakehead.spark.kept import kept_of
 from lakehead.spark.lake_files import LakeScan, lake_columns, opens_lake
 from lakehead.spark.needs import Needs
-from lakehead.spark.requests import anti_join, broadcast, select, where
 from lakehead.spark.scratch import ScratchFile, is_shared, scratch_file, scratch_frame
 from lakehead.spark.types import spark_schema
 from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, TableDescriptor, TabletKey, Tier, require_tier
@@ -80,6 +80,9 @@ def union_frame(
     require_tier(tier)
     handle = handle_of(table)
     names = list(chosen_columns(handle.desc, columns))
+    if not names and not system_columns:  # Spark reads no Parquet file that has no columns
+        one = handle.desc.schema.names[:1]
+        return union_frame(spark, uri, table, columns=one, tier=tier, snapshot=snapshot, pinned=pinned).select()
     pinned = pinned or pin(handle, tier=tier, snapshot=snapshot)
     spec = ReadSpec(tuple(names), system_columns=system_columns)
     if needs is not None and needs.where is not None:
@@ -105,7 +108,8 @@ def union_frame(
             frames.append(_chosen(rows, needed.schema.names, read.schema, table.name))
     if not frames:
         return spark.createDataFrame([], spark_schema(read.schema))
-    hold_pin(spark, handle.leases, pinned, reads)
+    if reads:  # what is in a file of ours is read under no pin
+        hold_pin(spark, handle.leases, pinned, reads)
     return reduce(lambda a, b: a.union(b), frames)
 
 
@@ -186,8 +190,8 @@ def _hot_rows(
             file = scratch_file(spark, read.schema, rows, kept=True, stored=stored)
             return superseded, file, sum(offsets.nbytes for offsets in superseded.values())
 
-        where = None if read.predicate is None else read.predicate.to_bytes()  # whole: as text, lists are cut short
-        return kept_of(spark).get(("hot", moment, tuple(read.schema.names), where), find)
+        met = None if read.predicate is None else read.predicate.to_bytes()  # whole: as text, lists are cut short
+        return kept_of(spark).get(("hot", moment, tuple(read.schema.names), met), find)
     few = _few_hot_rows(read)
     if few is not None:
         superseded, rows = few

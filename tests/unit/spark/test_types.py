@@ -51,8 +51,17 @@ def test_field_ids() -> None:
     assert (inner["x"].metadata, inner["x"].dataType) == ({"parquet.field.id": 4}, st.ShortType())
 
 
+WITHOUT_COLUMNS = [
+    st.YearMonthIntervalType(),
+    st.CalendarIntervalType(),
+    st.VariantType(),
+    # Before Spark 4.2 there are none.
+    *(getattr(st, name)(4326) for name in ("GeometryType", "GeographyType") if hasattr(st, name)),
+]
+
+
 @pytest.mark.parametrize("within", [lambda t: t, st.ArrayType, lambda t: st.MapType(st.StringType(), t)])
-@pytest.mark.parametrize("kind", [st.YearMonthIntervalType(), st.CalendarIntervalType(), st.VariantType()])
+@pytest.mark.parametrize("kind", WITHOUT_COLUMNS, ids=str)
 def test_what_tables_do_not_have_is_said_of_the_column(
     kind: st.DataType, within: Callable[[st.DataType], st.DataType]
 ) -> None:

@@ -1,8 +1,7 @@
 """Steps of DataFrames by few requests to the JVM.
 
-PySpark asks the JVM for each argument of a call, and again when Python lets go of what it got: a fifth of a millisecond
-each on a quiet machine, some hundreds of them for a statement of a few tables. Here lists go as one text, and what is
-the same for all statements is asked for once.
+PySpark asks the JVM for each argument of a call, and again when Python lets go of what it got: some hundreds of times
+for a statement of a few tables. Here lists go as one text, and what is the same for all statements is asked for once.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class _Known:
         self._schemas: dict[str, Any] = {}
 
     def array(self, texts: Iterable[str]) -> Any:
-        """As an array of the JVM."""
+        """As an array of the JVM; at least one."""
         return self._between.split(_BETWEEN.join(texts))
 
     def schema(self, session: Any, schema: st.StructType) -> Any:
@@ -73,7 +72,7 @@ def without_rows(spark: SparkSession, schema: st.StructType) -> DataFrame:
 
 
 def select(frame: DataFrame, expressions: Iterable[str]) -> DataFrame:
-    """``frame.selectExpr(*expressions)``."""
+    """``frame.selectExpr(*expressions)``, of at least one."""
     session = frame.sparkSession
     return DataFrame(frame._jdf.selectExpr(_of(session.sparkContext).array(expressions)), session)
 
