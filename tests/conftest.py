@@ -22,6 +22,11 @@ settings.load_profile("lakehead")
 _PATHS = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
 os.environ["PYTHONPATH"] = os.pathsep.join(p for p in _PATHS if p)
 
+# JVMs of tests live for seconds: what the second compiler makes of their code costs more than it saves.
+_QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+for _options in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
+    os.environ.setdefault(_options, _QUICK_JVM)
+
 NO_SKIP = os.environ.get("CI", "").lower() in ("1", "true")
 
 

@@ -453,17 +453,12 @@ class TableDescriptor:
         """Return if rows of single partitions can be replaced.
 
         Raises:
-            InvalidRequestError: there are no partitions, or the lake would not follow.
+            InvalidRequestError: there are no partitions.
         """
         if not self.partition_by:
             raise InvalidRequestError(
                 f"{self.path} has no partitions that could be overwritten one by one: overwrite the whole table, or"
                 " make it with partition_by"
-            )
-        if not self.log_decides:
-            raise InvalidRequestError(
-                f"{self.path} is a log table with a lake, which loses all of its rows or none: overwrite the whole"
-                " table, or give it a primary key"
             )
 
     def require_lake(self) -> str:

@@ -88,10 +88,11 @@ class Daily:
     """Overwrites some partitions of a table with each batch, beside plain writes; a batch whose publication was not
     answered is written again."""
 
-    def __init__(self, con: lh.Connection, name: str, draws: random.Random, *, keyed: bool) -> None:
-        key = {"primary_key": ["day", "k"]} if keyed else {}
-        self.table = con.create_table(name, DAYS, partition_by="day", buckets=2, segment_bytes=16_000, **key)
-        self._kind: WriteKind = "upsert" if keyed else "append"
+    def __init__(self, con: lh.Connection, name: str, draws: random.Random, *, kind: str) -> None:
+        more = {"kv": {"primary_key": ["day", "k"]}, "lake": {"lake": "iceberg", "hot_retention": "0s"}}.get(kind, {})
+        self.table = con.create_table(name, DAYS, partition_by="day", buckets=2, segment_bytes=16_000, **more)
+        self._tiers = kind == "lake"
+        self._kind: WriteKind = "upsert" if kind == "kv" else "append"
         self._draws = draws
         self._number = 0
         self._open: dict[str, list[Row]] | None = None
@@ -133,6 +134,9 @@ class Daily:
             keys = {k for _, k, _ in rows}
             kept = [row for row in kept if row[1] not in keys]
         self._rows[day] = [*kept, *rows]
+        if self._tiers and self._draws.random() < 0.7:
+            with contextlib.suppress(lh.CommitConflictError):  # with the tiering service
+                self.table.lake.tier()
 
     def check(self) -> None:
         """Each partition has what was last written to it, and a batch that was not answered is in all of them or in
@@ -190,11 +194,11 @@ class PublishSteps(Tools):
         there, and the job writes the same batch again, which has it replaced once."""
         name = f"d.n{next(self._numbers)}"
         with deployment.server.connect() as con:
-            jobs = [Daily(con, f"{name}_{kind}", self.random, keyed=kind == "kv") for kind in ("log", "kv")]
+            jobs = [Daily(con, f"{name}_{kind}", self.random, kind=kind) for kind in ("log", "lake", "kv")]
             for job in jobs:
                 for write in (job.write_beside, job.write, job.write_beside, job.write_beside, job.check):
                     write()
-            self._lose_server(deployment, step, jobs if step.point not in points.OVERWRITE_LOG else jobs[:1])
+            self._lose_server(deployment, step, jobs if step.point not in points.OVERWRITE_LOG else jobs[:2])
             for job in jobs:
                 for write in (job.check, job.write_beside, job.check, job.write, job.check):
                     write()

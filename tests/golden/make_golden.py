@@ -24,6 +24,8 @@ import pyarrow as pa
 from tests.golden.relocation import PLACEHOLDER, padded, relocate
 
 import lakehead as lh
+from lakehead.api.table import handle_of
+from lakehead.client.staging import JobBatch
 from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.metadata import FORMAT_VERSION
 
@@ -276,6 +278,25 @@ def fill_clicks(con: lh.Connection) -> Rows:
     return clicks(0, 50)
 
 
+def fill_days(con: lh.Connection) -> Rows:
+    """A log table with a lake that has yet to follow a partition which was overwritten, and has followed one."""
+    schema = pa.schema([pa.field("day", pa.string(), False), pa.field("id", pa.int64(), False)])
+    table = con.create_table(
+        "shop.days", schema, partition_by=["day"], buckets=1, lake="iceberg", hot_retention=FOR_EVER
+    )
+    staging = handle_of(table).staging
+    rows = {day: [{"day": day, "id": n} for n in range(12)] for day in ("mon", "tue", "wed")}
+    table.append([row for of_day in rows.values() for row in of_day])
+    for number, day in enumerate(("mon", "tue")):
+        con.tier("shop.days")
+        trim(con, table)
+        rows[day] = [{"day": day, "id": n} for n in range(100, 105)]
+        held, batch = staging.held(), JobBatch("a daily job", number)
+        held.add("append", pa.Table.from_pylist(rows[day], schema))
+        staging.publish(batch, [held], lasting=True, overwrite=[f"day={day}"])
+    return [row for of_day in rows.values() for row in of_day]
+
+
 def note(n: int, text: str | None = None) -> dict[str, Any]:
     """A row of ``shop.notes`` and ``shop.people`` after their last change."""
     return {"id": n, "text": text, "size": n, "label": f"label {n}"}
@@ -356,6 +377,7 @@ def fill(con: lh.Connection, name: str) -> dict[str, Rows]:
         held["shop.visits"] = fill_visits(con)
         held["shop.beats"] = fill_beats(con)
         held["shop.orders"] = fill_orders(con)
+        held["shop.days"] = fill_days(con)
         held["shop.people"] = fill_altered(con, "shop.people", keyed=True)
         held["shop.stock"] = fill_defaulted(con, "shop.stock", keyed=True)
     return held

@@ -38,6 +38,7 @@ MORE: dict[str, list[dict[str, Any]]] = {
     "shop.people": [note(n, "late") for n in range(33, 40)],
     "shop.goods": [defaulted(n) for n in range(152, 156)],
     "shop.stock": [defaulted(n) for n in range(145, 156)],
+    "shop.days": [{"day": day, "id": n} for day in ("tue", "thu") for n in range(200, 203)],
     "shop.orders": [order(n, "late") for n in range(20, 60, 3)],
 }
 

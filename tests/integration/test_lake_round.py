@@ -27,6 +27,7 @@ from lakehead.iceberg.lake_catalog import LakeCatalog, open_metadata
 from lakehead.iceberg.planner import plan_files
 from lakehead.iceberg.reader import count_lake, read_lake
 from lakehead.iceberg.version import lake_version, read_mark
+from lakehead.log.hot_range import HotRange
 from lakehead.predicate import parse_predicate
 from lakehead.testing.hot import MemoryHotSource
 from lakehead.tiering.round import run_round
@@ -150,7 +151,7 @@ def test_every_reader_sees_the_model_after_each_round(
             rows_per_task=rng.choice([5, 50, 1000]),
         )
         table = catalog.load(desc)
-        assert result.offsets == {k: end for k, (_, end) in hot.watermarks().items() if end}
+        assert result.offsets == {k: at.high_watermark for k, at in hot.watermarks().items() if at.high_watermark}
         mark = read_mark(table)
         assert (mark.offsets if mark else {}) == result.offsets
         if step % 4 == 3 or step == 13:
@@ -220,7 +221,7 @@ def test_jobs_that_race_for_one_table_tier_each_row_once(tmp_path: Path) -> None
     catalog.create_table(desc)
     hot = MemoryHotSource(desc, batch_rows=1000)
     hot.write([random_row(rng, rng.randrange(40)) for _ in range(200)])
-    ends = {tablet: end for tablet, (_, end) in hot.watermarks().items()}
+    ends = {tablet: at.high_watermark for tablet, at in hot.watermarks().items()}
     conflicts: list[CommitConflictError] = []
 
     class Growing(MemoryHotSource):
@@ -228,9 +229,9 @@ def test_jobs_that_race_for_one_table_tier_each_row_once(tmp_path: Path) -> None
 
         shown = itertools.count(10, 10)
 
-        def watermarks(self) -> dict[TabletKey, tuple[int, int]]:
+        def watermarks(self) -> dict[TabletKey, HotRange]:
             shown = next(self.shown)
-            return {tablet: (0, min(end, shown)) for tablet, end in ends.items()}
+            return {tablet: HotRange(0, min(end, shown)) for tablet, end in ends.items()}
 
     growing = Growing(desc, batch_rows=1000)
     growing._logs = hot._logs

@@ -71,7 +71,11 @@ class ModelFormat:
         mark = mark_of(self.lakes[desc.table_id].now().load())
         return mark.offsets if mark else {}
 
-    proven_offsets = tiered_offsets
+    def proven_offsets(
+        self, desc: TableDescriptor, overwritten: Mapping[TabletKey, int] = {}
+    ) -> Mapping[TabletKey, int]:
+        mark = mark_of(self.lakes[desc.table_id].now().load())
+        return mark.held(overwritten) if mark else {}
 
     def adopt(self, desc: TableDescriptor, ends: Mapping[TabletKey, int]) -> bool:
         return False

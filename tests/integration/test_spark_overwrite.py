@@ -10,6 +10,7 @@ from tests.integration.conftest import embedded_only
 
 import lakehead as lh
 import lakehead.spark as lhs
+from lakehead.spark import union_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,6 +30,10 @@ def overwrite(con: lh.Connection, df: DataFrame, table: str, mode: str = "overwr
     df.write.format("lakehead").options(**given).mode(mode).save()
 
 
+def loaded(con: lh.Connection, spark: SparkSession, table: str) -> DataFrame:
+    return spark.read.format("lakehead").options(uri=con.uri, table=table).load()
+
+
 def rows_of(con: lh.Connection, table: str, **scan: Any) -> list[tuple[Any, ...]]:
     return sorted(tuple(r.values()) for r in con.table(table).scan(**scan).to_arrow().to_pylist())
 
@@ -37,9 +42,9 @@ def expected(*parts: tuple[str, range, str]) -> list[tuple[Any, ...]]:
     return sorted((day, n, v) for day, ids, v in parts for n in ids)
 
 
-@pytest.mark.parametrize("kind", ["log", "keyed", "keyed with a lake"])
+@pytest.mark.parametrize("kind", ["log", "log with a lake", "keyed", "keyed with a lake"])
 def test_only_the_partitions_that_are_written_lose_their_rows(
-    con: lh.Connection, spark: SparkSession, kind: str
+    con: lh.Connection, spark: SparkSession, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"o.{kind.replace(' ', '_')}"
     lake = "iceberg" if "lake" in kind else None
@@ -51,10 +56,16 @@ def test_only_the_partitions_that_are_written_lose_their_rows(
     overwrite(con, frame(spark, "tue", "wed", ids=range(40, 60), v="new"), name)
     told = expected(("mon", range(50), "old"), ("tue", range(40, 60), "new"), ("wed", range(40, 60), "new"))
     assert rows_of(con, name) == told
-    assert sorted(tuple(r) for r in lhs.table(spark, name).collect()) == told
+    for found in (lhs.table(spark, name), lhs.sql(spark, f"select * from {name}"), loaded(con, spark, name)):
+        assert sorted(tuple(r) for r in found.collect()) == told
+    with monkeypatch.context() as where_spark_has_no_driver:
+        where_spark_has_no_driver.setattr(union_frame, "opens_lake", lambda *_: False)
+        assert sorted(tuple(r) for r in lhs.table(spark, name).collect()) == told
     if lake:
+        held = lhs.table(spark, name)
         con.tier(name)
         assert rows_of(con, name, tier="lake") == told
+        assert sorted(tuple(r) for r in held.collect()) == told, "as it was pinned"
     overwrite(con, frame(spark, ids=range(0), v="none").where("day is not null"), name)
     assert rows_of(con, name) == told, "no rows name no partition"
     (table.upsert if key else table.append)([{"day": "tue", "id": 1000, "v": "later"}])
@@ -99,13 +110,11 @@ def test_partitions_are_named(con: lh.Connection, spark: SparkSession) -> None:
 def test_what_cannot_be(con: lh.Connection, spark: SparkSession) -> None:
     df = frame(spark, "mon", ids=range(2), v="x")
     con.create_table("o.whole", SCHEMA)
-    con.create_table("o.lake", SCHEMA, partition_by="day", lake="iceberg")
     con.create_table("o.days", SCHEMA, partition_by="day", primary_key=["day", "id"]).upsert(
         [{"day": "mon", "id": 9, "v": "stays"}]
     )
     for table, given, words in (
         ("o.whole", {}, "no partitions"),
-        ("o.lake", {}, "log table with a lake"),
         ("o.whole", {"partitions": "day=mon"}, "no partitions"),
         ("o.days", {"mode": "append"}, "are for mode"),
         ("o.days", {"mode": "append", "partitions": "day=mon"}, "are for mode"),

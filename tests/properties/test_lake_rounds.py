@@ -223,7 +223,7 @@ class Rounds(RuleBasedStateMachine):
         assert self.tier(self.epoch)
         mark = mark_of(self.lake.load())
         tiered = mark.offsets if mark else {}
-        assert all(tiered.get(k, 0) == end for k, (_, end) in self.log.watermarks().items())
+        assert all(tiered.get(k, 0) == at.high_watermark for k, at in self.log.watermarks().items())
 
     # ---- what always holds --------------------------------------------------------------------------------------
 
@@ -239,7 +239,7 @@ class Rounds(RuleBasedStateMachine):
         assert len(held) == len(set(held)) and set(held) == expected
         assert len(rows) - len(held) == self.foreign
         assert self.lake.reachable() <= self.lake.stored(), "snapshots name files that are gone"
-        assert all(start <= tiered.get(k, 0) for k, (start, _) in self.log.watermarks().items())
+        assert all(at.log_start <= tiered.get(k, 0) for k, at in self.log.watermarks().items())
 
 
 def live(records: list[dict[str, Any]]) -> set[int]:

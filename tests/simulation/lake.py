@@ -320,9 +320,12 @@ class SimulatedLakes:
         """See `LakeState.folders`."""
         return []
 
-    def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
+    def proven_offsets(
+        self, desc: TableDescriptor, overwritten: Mapping[TabletKey, int] = {}
+    ) -> Mapping[TabletKey, int]:
         """See `LakeState.proven_offsets`."""
         table = self.by_table[desc.table_id].table
-        offsets = self.tiered_offsets(desc)
+        mark = mark_of(table.now().load())
+        offsets = mark.held(overwritten) if mark else {}
         require(table.reachable() <= table.stored(), f"{desc.path}: the lake names files that are gone")
         return offsets

@@ -42,7 +42,7 @@ from lakehead.errors import (
 from lakehead.log import LogTablet
 from lakehead.protocol import messages as m
 from lakehead.server.incarnations import disown
-from lakehead.types import TableDescriptor
+from lakehead.types import TableDescriptor, TabletKey
 
 FORMAT = 1
 """Version of ``backup.json``."""
@@ -96,6 +96,7 @@ def back_up(con: Connection, folder: str, destination: str, report: Report = lam
     before, published = _writers_acked(folder), _published(folder)
     inside: dict[str, list[str]] = {}
     outside: list[str] = []
+    overwritten: dict[str, Mapping[TabletKey, int]] = {}
     copied: set[str] = set()
     for _ in range(_ATTEMPTS):
         # Names change while tables are copied: what was passed over is seen when they are listed again.
@@ -107,14 +108,15 @@ def back_up(con: Connection, folder: str, destination: str, report: Report = lam
             report(table.name)
             copied.add(table_id)
             with contextlib.suppress(TableNotFoundError):
-                if pointers := _copy_table(table, folder, data):
+                pointers, overwritten[table_id] = _copy_table(table, folder, data)
+                if pointers:
                     inside[table_id] = pointers
                 elif table.describe()["lake"]:
                     outside.append(table_id)
     if inside:
         # Before the metadata, which know what a table was called before.
         _copy_database(os.path.join(folder, "lake", "catalog.db"), os.path.join(data, "lake", "catalog.db"))
-    kept = _copy_metadata(folder, data, before, published)
+    kept = _copy_metadata(folder, data, before, published, overwritten)
     _keep_tables(data, kept)
     if inside:
         _point_catalog(data, [p for table_id, pointers in inside.items() if table_id in kept for p in pointers])
@@ -185,12 +187,12 @@ def _opened(con: Connection, name: str) -> Table | None:
     return None
 
 
-def _copy_table(table: Table, folder: str, data: str) -> list[str]:
+def _copy_table(table: Table, folder: str, data: str) -> tuple[list[str], Mapping[TabletKey, int]]:
     """Copy the lake, then what it keeps of the changelog, then the log, so that neither is behind; returns the metadata
-    files of the lake, none of one outside the folder.
+    files of the lake, none of one outside the folder, and below which offsets the lake's rows were gone meanwhile.
 
     Files that the owner removes meanwhile, as it trims, cleans up and drops, make it begin anew, and so does a change
-    of the table's columns.
+    of the table's columns, and a partition that is overwritten.
     """
     handle = handle_of(table)
     last: Exception | None = None
@@ -198,11 +200,14 @@ def _copy_table(table: Table, folder: str, data: str) -> list[str]:
         _remove_table(data, table)
         try:
             handle = handle.now()
+            overwritten = _overwritten(handle)
             pointers = [found for t in handle.desc.lake_tables if (found := _copy_lake(handle, t, folder, data))]
             handle.log.watermarks()
             for tablet in _tablet_folders(folder, table):
                 _copy_tablet(os.path.join(folder, tablet), os.path.join(data, tablet), table)
-            return pointers
+            if _overwritten(handle) == overwritten:
+                return pointers, overwritten
+            last = UnavailableError("partitions were overwritten")
         except (FileNotFoundError, LakeFileMissingError, LakeStateError, SchemaChangedError) as e:
             last = e
             handle.log.watermarks()  # it may have been dropped
@@ -210,6 +215,10 @@ def _copy_table(table: Table, folder: str, data: str) -> list[str]:
     if isinstance(last, LakeFileMissingError | LakeStateError | SchemaChangedError):
         raise last
     raise UnavailableError(f"files of {table.name} keep going while they are copied ({last}): try again") from last
+
+
+def _overwritten(handle: TableHandle) -> dict[TabletKey, int]:
+    return {tablet: at.overwritten for tablet, at in handle.log.watermarks().items() if at.overwritten}
 
 
 def _table_folder(table: Table) -> str:
@@ -278,12 +287,13 @@ def _copy_metadata(
     data: str,
     acked: Mapping[tuple[str, bytes], int],
     published: Mapping[tuple[str, str], tuple[int, int]],
+    overwritten: Mapping[str, Mapping[TabletKey, int]],
 ) -> dict[str, m.TableInfo]:
     """The metadata of the tables that were copied; their definitions by id.
 
     Epochs of writers are those of now, not lower than any in a log; what the writers had seen answered is as of before
     the logs were copied, so that no log lacks it; so is how far jobs had published, and what tablets have beyond that
-    they do not take again.
+    they do not take again. Which partitions were overwritten is as of when the logs were copied.
     """
     target = os.path.join(data, "metadata.db")
     _copy_database(os.path.join(folder, "metadata.db"), target)
@@ -291,13 +301,17 @@ def _copy_metadata(
         stored = [msgspec.msgpack.decode(info, type=m.TableInfo) for (info,) in db.execute("select info from tables")]
         copied = [i for i in stored if os.path.isdir(f"{data}/tables/{_log_folder(i)}")]
         for gone in {i.table_id for i in stored} - {i.table_id for i in copied}:
-            for name in ("tables", "schemas", "partitions", "writers", "truncations", "publications"):
+            for name in ("tables", "schemas", "partitions", "writers", "truncations", "overwritten", "publications"):
                 db.execute(f"delete from {name} where table_id = ?", (gone,))
         for table_id, writer_id in db.execute("select table_id, writer_id from writers").fetchall():
             db.execute(
                 "update writers set acked_through = ? where table_id = ? and writer_id = ?",
                 (acked.get((table_id, writer_id), -1), table_id, writer_id),
             )
+        db.execute("delete from overwritten")
+        for table_id in {i.table_id for i in copied} & overwritten.keys():
+            rows = [(table_id, str(tablet), before) for tablet, before in overwritten[table_id].items()]
+            db.executemany("insert into overwritten values (?, ?, ?, '', -1)", rows)
         for job in db.execute("select table_id, job from publications").fetchall():
             db.execute(
                 "update publications set batch = ?, sequence = ?, begun = null, parts = null"

@@ -124,7 +124,7 @@ class TableLake(Displayed):
     def files(self) -> pa.Table:
         """Data and delete files of the current lake snapshot."""
         handle = self._handle
-        return files_table(PinnedLake.current(self._desc(handle), self._info(handle)).plan())
+        return files_table(PinnedLake.current(self._desc(handle), self._info(handle)).as_committed().plan())
 
     def tier(self) -> TieringResult:
         """One tiering round of the table in this process; see `Connection.tier`."""

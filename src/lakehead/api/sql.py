@@ -342,7 +342,7 @@ def _rows(table: Table, suffix: Suffix | None, pinned: Pin, reading: Reading) ->
         if suffix is Suffix.SNAPSHOTS:
             return view.table.snapshots()
         if suffix is Suffix.FILES:
-            return files_table(view.plan())
+            return files_table(view.as_committed().plan())
     return _dataset(table, pinned.of_lake() if suffix else pinned, reading)
 
 

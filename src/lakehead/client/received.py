@@ -115,7 +115,8 @@ _CONTRADICTS: dict[type, Callable[[Any, Any], bool]] = {
 
 
 def _cannot_be(tablet: m.TabletState) -> bool:
-    return not (0 <= tablet.log_start <= tablet.high_watermark and 0 <= tablet.rows <= tablet.high_watermark)
+    end = tablet.high_watermark
+    return not (0 <= tablet.log_start <= end and 0 <= tablet.rows <= end and 0 <= tablet.overwritten <= end)
 
 
 def told_table(info: m.TableInfo) -> TableDescriptor:

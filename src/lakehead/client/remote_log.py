@@ -14,6 +14,7 @@ from lakehead.client.received import require_columns, told_tablets
 from lakehead.client.routes import Routes, by_server
 from lakehead.env import Env
 from lakehead.errors import CorruptionError, UnavailableError
+from lakehead.log.hot_range import HotRange
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.protocol import messages as m
 from lakehead.types import TableDescriptor, TabletKey
@@ -38,9 +39,9 @@ class RemoteLog:
             return told_tablets(self._desc, replies[0].tablets)
         return sorted((t for reply in replies for t in told_tablets(self._desc, reply.tablets)), key=lambda t: t.key)
 
-    def watermarks(self) -> Mapping[TabletKey, tuple[int, int]]:
-        """Per tablet ``(log_start_offset, high_watermark)``, all of it on disk."""
-        return {t.key: (t.log_start, t.high_watermark) for t in self.tablets(sync=True)}
+    def watermarks(self) -> Mapping[TabletKey, HotRange]:
+        """See `lakehead.tiering.round_plan.HotSource`."""
+        return {t.key: HotRange(t.log_start, t.high_watermark, t.overwritten) for t in self.tablets(sync=True)}
 
     def timestamps_at(self, offsets: Mapping[TabletKey, int]) -> tuple[int, dict[TabletKey, int | None]]:
         """The server's time, and the commit time of the row at each offset (None past the end), in microseconds."""

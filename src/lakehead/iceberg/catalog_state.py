@@ -146,7 +146,9 @@ class CatalogLakeState:
         # As `LakeCatalog` chooses it when the lake table is made.
         return [f"{self._lake}/{desc.origin.database}/{desc.origin.table}-{desc.table_id}"] if self._inside else []
 
-    def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
+    def proven_offsets(
+        self, desc: TableDescriptor, overwritten: Mapping[TabletKey, int] = {}
+    ) -> Mapping[TabletKey, int]:
         """See `LakeState.proven_offsets`."""
         with self._lock:
             try:
@@ -160,7 +162,7 @@ class CatalogLakeState:
         for missing in missing_files(table, proven=self._proven.get(desc.table_id, ())):
             raise missing_file(missing.path)
         self._proven[desc.table_id] = frozenset(manifest_paths(table))
-        return mark.offsets
+        return mark.held(overwritten)
 
     def adopt(self, desc: TableDescriptor, ends: Mapping[TabletKey, int]) -> bool:
         """See `LakeState.adopt`."""

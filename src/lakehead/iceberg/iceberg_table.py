@@ -141,7 +141,9 @@ class IcebergLakeTable:
         """See `LakeTable.stage`."""
         transaction = StagingTransaction(_table(base))
         table = transaction._table
-        mark = LakeMark(0, change.table_id, change.epoch, change.round_id, change.offsets, rows=change.rows)
+        mark = LakeMark(
+            0, change.table_id, change.epoch, change.round_id, change.offsets, None, change.rows, change.overwritten
+        )
         who = {INCARNATION: self._incarnation} if self._incarnation else {}
         delta = RowDelta(transaction, mark.to_summary() | who)
         deletes = self._write_deletes(base, change)

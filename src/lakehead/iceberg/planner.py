@@ -15,7 +15,7 @@ from lakehead.iceberg.manifests import file_filter, manifests_of, scan_of
 from lakehead.iceberg.positions import offset_bounds, with_offsets
 from lakehead.iceberg.pruning import row_filter
 from lakehead.iceberg.recently_used import RecentlyUsed
-from lakehead.iceberg.tablets import tablet_of
+from lakehead.iceberg.tablets import partition_of, tablet_of
 from lakehead.lake.lake_table import LakeFile
 from lakehead.predicate import Bound
 from lakehead.types import OFFSET_COLUMN
@@ -129,6 +129,7 @@ def read_manifests(table: Table, snapshot_id: int | None = None, bounds: Sequenc
                 (f.null_value_counts or {}).get(offset_id),
                 tuple(sorted(d.file_path for d in task.delete_files)),
                 frozenset(floats[i] for i, nans in (f.nan_value_counts or {}).items() if nans == 0 and i in floats),
+                partition_of(f.partition, specs[f.spec_id], schema) if same_tablets(specs[f.spec_id], spec) else None,
             )
         )
     known = with_offsets(table.io, files, offset_id)

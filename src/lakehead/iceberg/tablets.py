@@ -55,17 +55,25 @@ def tablet_of(partition: Record, spec: PartitionSpec, schema: Schema) -> TabletK
     None means rows without identity (a foreign writer left system columns null) or a partition spec that someone
     changed.
     """
+    name = partition_of(partition, spec, schema)
+    bucket = None if name is None else partition[len(spec.fields) - 1]
+    return None if name is None or bucket is None else TabletKey(name, int(bucket))
+
+
+def partition_of(partition: Record, spec: PartitionSpec, schema: Schema) -> str | None:
+    """The partition of the table that all rows of a file of this one are of, also when they belong to no tablet; None
+    when it may hold rows of several."""
     if not spec.fields or not _is_bucket(spec.fields[-1], schema):
         return None
     *fields, _ = spec.fields
     if any(not isinstance(f.transform, IdentityTransform) for f in fields):
         return None
-    values = [partition[i] for i in range(len(spec.fields))]
+    values = [partition[i] for i in range(len(fields))]
     if any(v is None for v in values):
         return None
     names = tuple(schema.find_column_name(f.source_id) or "" for f in fields)
-    typed = tuple(_from_iceberg(v, schema.find_type(f.source_id)) for f, v in zip(fields, values, strict=False))
-    return TabletKey(name_partition(names, typed), int(values[-1]))
+    typed = tuple(_from_iceberg(v, schema.find_type(f.source_id)) for f, v in zip(fields, values, strict=True))
+    return name_partition(names, typed)
 
 
 def _is_bucket(field: PartitionField, schema: Schema) -> bool:

@@ -129,7 +129,9 @@ class LakesByKind:
         """See `LakeState.folders`."""
         return [folder for table in desc.lake_tables for folder in self._of(desc).folders(table)]
 
-    def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
+    def proven_offsets(
+        self, desc: TableDescriptor, overwritten: Mapping[TabletKey, int] = {}
+    ) -> Mapping[TabletKey, int]:
         """See `LakeState.proven_offsets`."""
-        held = [self._of(desc).proven_offsets(table) for table in desc.lake_tables]
+        held = [self._of(desc).proven_offsets(table, overwritten) for table in desc.lake_tables]
         return {key: min(h.get(key, 0) for h in held) for key in held[0]}

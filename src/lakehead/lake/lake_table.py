@@ -37,6 +37,7 @@ class LakeFile:
         size: bytes.
         record_count: rows, deleted ones too.
         tablet: whose rows it holds; None for rows that belong to no tablet.
+        partition: by name the one that all its rows are of; None when it may hold rows of several.
         offsets: least and greatest ``__offset``; None when the format does not say, or every one is null.
         null_offsets: rows that others added, without identity; None when the format does not say.
         delete_files: addresses of the files that say which of its rows are deleted.
@@ -51,6 +52,7 @@ class LakeFile:
     null_offsets: int | None
     delete_files: tuple[str, ...]
     without_nan: frozenset[str] = frozenset()
+    partition: str | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class LakeChange:
     """What a commit makes of the version it is planned on: all of it in one snapshot.
 
     Attributes:
-        table_id, epoch, round_id, offsets, rows: the mark; its snapshot is the commit's own.
+        table_id, epoch, round_id, offsets, rows, overwritten: the mark; its snapshot is the commit's own.
         added: files to add.
         removed: files of the version to take out, because files to add hold their live rows, or all rows are to go.
         deleted: offsets of rows to delete, sorted, per tablet; they stand in files of the version that stay.
@@ -97,6 +99,7 @@ class LakeChange:
     deleted: Mapping[TabletKey, Offsets] = field(default_factory=dict)
     stale: Mapping[TabletKey, Offsets] = field(default_factory=dict)
     rows: Mapping[TabletKey, int] | None = None
+    overwritten: Mapping[TabletKey, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,6 +279,12 @@ class LakeTable(Protocol):
     def discard(self, paths: Iterable[str]) -> None:
         """Remove files that no snapshot names; what cannot be removed is left to orphan clean-up."""
         ...
+
+
+def files_of(files: Iterable[LakeFile], tablets: Collection[TabletKey]) -> Iterator[LakeFile]:
+    """Those that hold rows of these tablets, or rows of their partitions that other engines added."""
+    partitions = {tablet.partition for tablet in tablets}
+    return (f for f in files if f.tablet in tablets or (f.offsets is None and f.partition in partitions))
 
 
 def missing_file(path: str) -> LakeFileMissingError:

@@ -23,6 +23,7 @@ EPOCH = "lakehead.epoch"
 ROUND_ID = "lakehead.round-id"
 OFFSETS = "lakehead.offsets"
 ROWS = "lakehead.rows"
+OVERWRITTEN = "lakehead.overwritten"
 MARK = "lakehead.mark"
 """Table property: the newest mark as JSON."""
 OWNER = "lakehead.owner"
@@ -46,6 +47,8 @@ class LakeMark:
         offsets: exclusive end of what the lake holds, per tablet; tablets never tiered are missing.
         sequence_number: place of the snapshot in the order of the table's commits; None when not known.
         rows: live rows that the commit leaves, per tablet; None when it does not say.
+        overwritten: of tablets of a log table whose partition was overwritten, the offset below which the commit leaves
+            no rows; tablets where it never was are missing.
     """
 
     snapshot_id: int
@@ -55,6 +58,13 @@ class LakeMark:
     offsets: Mapping[TabletKey, int]
     sequence_number: int | None = None
     rows: Mapping[TabletKey, int] | None = None
+    overwritten: Mapping[TabletKey, int] = field(default_factory=dict)
+
+    def held(self, overwritten: Mapping[TabletKey, int]) -> dict[TabletKey, int]:
+        """The offsets; of tablets that have no rows below these others any more, which the lake has yet to follow, no
+        more than those."""
+        behind = {t: before for t, before in overwritten.items() if before > self.overwritten.get(t, 0)}
+        return {tablet: min(end, behind.get(tablet, end)) for tablet, end in self.offsets.items()}
 
     def to_summary(self) -> dict[str, str]:
         """The entries of the snapshot summary."""
@@ -64,6 +74,7 @@ class LakeMark:
             ROUND_ID: self.round_id,
             OFFSETS: _to_json(self.offsets),
             **({} if self.rows is None else {ROWS: _to_json(self.rows)}),
+            **({OVERWRITTEN: _to_json(self.overwritten)} if self.overwritten else {}),
         }
 
     def to_properties(self) -> dict[str, str]:
@@ -247,7 +258,8 @@ def _parent_expired(oldest: LakeSnapshot | None) -> bool:
 def _mark(snapshot_id: int, sequence_number: int | None, values: Mapping[str, str]) -> LakeMark:
     offsets = _from_json(values[OFFSETS])
     rows = _from_json(values[ROWS]) if ROWS in values else None
-    return LakeMark(snapshot_id, values[TABLE_ID], int(values[EPOCH]), values[ROUND_ID], offsets, sequence_number, rows)
+    epoch, overwritten = int(values[EPOCH]), _from_json(values.get(OVERWRITTEN, "{}"))
+    return LakeMark(snapshot_id, values[TABLE_ID], epoch, values[ROUND_ID], offsets, sequence_number, rows, overwritten)
 
 
 def _from_json(text: str) -> dict[TabletKey, int]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import datetime as dt
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
+from lakehead.client.received import told_tablets
 from lakehead.errors import InvalidRequestError, SnapshotNotFoundError
 from lakehead.lake.census import check_rows
 from lakehead.lake.formats import format_of
-from lakehead.lake.lake_table import LakeFile, LakeTable, Superseded
+from lakehead.lake.lake_table import LakeFile, LakeTable, Superseded, files_of
 from lakehead.lake.marks import LakeMark, LakeVersion, mark_of
 from lakehead.predicate import Bound
 from lakehead.predicate.read_spec import ReadSpec
@@ -29,6 +30,8 @@ class PinnedLake:
         snapshot_id: the snapshot to read; None while nothing was ever committed.
         offsets: exclusive end of what the snapshot holds, per tablet; tablets not named hold nothing.
         rows: how many rows it has; None where they have to be counted.
+        overwritten: of tablets whose partition was overwritten, the offset below which no row is there any more.
+        gone: tablets of which the snapshot still has such rows: nothing of it is read of them.
     """
 
     desc: TableDescriptor
@@ -37,6 +40,8 @@ class PinnedLake:
     snapshot_id: int | None
     offsets: Mapping[TabletKey, int]
     rows: int | None = None
+    overwritten: Mapping[TabletKey, int] = field(default_factory=dict)
+    gone: frozenset[TabletKey] = frozenset()
 
     @classmethod
     def current(cls, desc: TableDescriptor, info: LakeReply) -> PinnedLake:
@@ -55,7 +60,10 @@ class PinnedLake:
             SnapshotNotFoundError: there is no such snapshot (any more).
             LakeStateError: it was rolled back or replaced, or others changed what tiering relies on.
         """
-        return cls.of(desc, format_of(desc).at(desc, info), snapshot)
+        found = cls.of(desc, format_of(desc).at(desc, info), snapshot)
+        if snapshot is not None or not info.overwritten:
+            return found
+        return found.without({t.key: t.end for t in told_tablets(desc, info.overwritten)})
 
     @classmethod
     def of(cls, desc: TableDescriptor, table: LakeTable, snapshot: int | dt.datetime | None = None) -> PinnedLake:
@@ -64,11 +72,36 @@ class PinnedLake:
         snapshot_id = _as_of(desc, table, version, snapshot) if isinstance(snapshot, dt.datetime) else snapshot
         mark = checked_mark(desc, table, version, snapshot_id)
         found = version.current_id if snapshot_id is None else snapshot_id
-        return cls(desc, table, version, found, mark.offsets if mark else {}, _rows(desc, version, mark, found))
+        held, rows = mark.offsets if mark else {}, _rows(desc, version, mark, found)
+        return cls(desc, table, version, found, held, rows, mark.overwritten if mark else {})
+
+    def without(self, overwritten: Mapping[TabletKey, int]) -> PinnedLake:
+        """The same once the rows of these tablets below these offsets are gone, in so far as it has them."""
+        gone = {tablet for tablet, before in overwritten.items() if before > self.overwritten.get(tablet, 0)}
+        if not gone:
+            return self
+        new = {tablet: overwritten[tablet] for tablet in gone}
+        return replace(
+            self,
+            offsets={**self.offsets, **new},  # what the lake has from above is in its files that are not read
+            rows=None,
+            overwritten={**self.overwritten, **new},
+            gone=self.gone | gone,
+        )
+
+    def as_committed(self) -> PinnedLake:
+        """All that the snapshot itself has."""
+        return replace(self, gone=frozenset())
 
     def plan(self, bounds: Sequence[Bound] = ()) -> Sequence[LakeFile]:
         """See `LakeTable.plan`; none where nothing was ever committed."""
-        return [] if self.snapshot_id is None else self.table.plan(self.version, bounds, snapshot_id=self.snapshot_id)
+        if self.snapshot_id is None:
+            return []
+        files = self.table.plan(self.version, bounds, snapshot_id=self.snapshot_id)
+        if not self.gone:
+            return files
+        over = {f.path for f in files_of(files, self.gone)}
+        return [f for f in files if f.path not in over]
 
     def read(
         self, files: Sequence[LakeFile], spec: ReadSpec, superseded: Superseded | None = None

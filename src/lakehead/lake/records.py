@@ -26,7 +26,7 @@ def outlives_log(desc: TableDescriptor) -> bool:
 
 def first_record(desc: TableDescriptor, tablet: TabletState) -> Offset:
     """Of which offset on the records of a tablet are there, in the log or in the lake."""
-    return 0 if outlives_log(desc) else tablet.log_start
+    return tablet.overwritten if outlives_log(desc) else tablet.log_start
 
 
 def records_lake(handle: TableHandle) -> PinnedLake:

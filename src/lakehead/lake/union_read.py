@@ -69,7 +69,8 @@ class Pin:
 
     def of_lake(self) -> Pin:
         """What the lake holds of it alone."""
-        return replace(self, ranges={}, of=self, live_rows=None)
+        lake = self.lake and self.lake.as_committed()
+        return replace(self, lake=lake, ranges={}, of=self, live_rows=None)
 
 
 def pin(
@@ -102,6 +103,8 @@ def pin(
     )
     if tier == "hot":
         pinned = replace(pinned, lake=None, live_rows=None)
+    elif tier == "lake" and pinned.lake is not None:
+        pinned = replace(pinned, lake=pinned.lake.as_committed())
     return _held(handle, pinned) if held and not planned else pinned
 
 
@@ -139,7 +142,7 @@ def _pinned(
             [h.leased(_use(i, v)) for h, i, v in zip(handles, infos, views, strict=True)],
             planned=planned,
         )
-        pins, gaps = [], []
+        pins, gaps, behind = [], [], False
         for handle, view, lease in zip(handles, views, leases, strict=True):
             desc = handle.desc
             told_tablets(desc, lease.tablets)
@@ -148,12 +151,16 @@ def _pinned(
             # What is live at the end of the log is all of it, the lake's rows too.
             live_rows = sum(t.rows for t in lease.tablets) if desc.keyed and with_log else None
             pins.append(Pin(view, ranges, lease.lease, log, live_rows=live_rows))
+            if view is not None and with_log:  # a partition was overwritten after we read the lake
+                behind |= any(t.overwritten > view.overwritten.get(t.key, 0) for t in lease.tablets)
             if not desc.keyed or view is not None:
                 gaps += [(desc, key) for key, (start, _) in ranges.items() if start < log[key][0]]
-        if not gaps:
+        if not gaps and not behind:
             return pins
         for lease in leases:
             handles[0].leases.release(lease.lease)
+        if behind:
+            continue
         read = [None if v is None else v.snapshot_id for v in views]
         if read in seen or not any(v is not None for v in views):
             raise _gap(*gaps[0], pins[[h.desc for h in handles].index(gaps[0][0])])

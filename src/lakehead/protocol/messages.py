@@ -21,7 +21,7 @@ from lakehead.protocol.table_info import Message as Message
 from lakehead.protocol.table_info import TableInfo as TableInfo
 from lakehead.types import TablePath, TabletKey, WriteKind
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 
 A_co = TypeVar("A_co", covariant=True)
 R = TypeVar("R", bound="Reply")
@@ -258,8 +258,7 @@ class Truncate(TableRequest[TruncateReply], frozen=True, kw_only=True):
     """Take all rows away; answers at which offsets.
 
     Of a log table with a lake, the lake decides: without ``ends`` nothing but what is told is made ready, and with
-    them the log forgets what is below, as far as the lake holds that it is gone.
-    """
+    them the log forgets what is below, as far as the lake holds that it is gone."""
 
     privilege = Privilege.MANAGE
     ends: list[TabletRange] | None = None
@@ -370,12 +369,14 @@ class Get(TableRequest[GetReply], frozen=True, kw_only=True):
 
 
 class TabletState(TabletRef, frozen=True, kw_only=True):
-    """Readable offsets ``[log_start, high_watermark)``; ``at_timestamp`` answers ``at_timestamp_us``, None
-    when the row asked for may have been trimmed; ``damage`` says what is known to be wrong with the tablet's files."""
+    """Readable offsets ``[log_start, high_watermark)``; ``at_timestamp`` answers ``at_timestamp_us``, None when the row
+    asked for may have been trimmed; ``damage`` says what is known to be wrong with the tablet's files. Rows that a lake
+    has from below ``overwritten`` are gone."""
 
     log_start: Int64
     high_watermark: Int64
     rows: Int64
+    overwritten: Int64 = 0
     at_timestamp: Int64 | None = None
     damage: str | None = None
 
@@ -531,7 +532,7 @@ class LakeReply(Reply, frozen=True, kw_only=True):
     writing, the storage properties for reading.
 
     A commit may follow one of ``owner``, who is known to be the server's folder, or of ``incarnation``, the server.
-    ``name`` is what the catalog calls the table, where that is known.
+    ``name`` is what the catalog calls the table, where that is known. Rows below the ends of ``overwritten`` are gone.
     """
 
     metadata_location: str
@@ -541,6 +542,7 @@ class LakeReply(Reply, frozen=True, kw_only=True):
     incarnation: str = ""
     owner: str = ""
     name: str = ""
+    overwritten: tuple[TabletRange, ...] = ()
 
     @property
     def may_commit(self) -> bool:
@@ -551,8 +553,7 @@ class LakeReply(Reply, frozen=True, kw_only=True):
         """The same for those who may not commit: without the catalog and its credentials."""
         return msgspec.structs.replace(self, catalog_name="", catalog_properties={})
 
-    def __repr__(self) -> str:
-        # The properties hold credentials.
+    def __repr__(self) -> str:  # the properties hold credentials
         return f"LakeReply(metadata_location={self.metadata_location!r}, owner={self.owner!r})"
 
 

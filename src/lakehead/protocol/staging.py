@@ -47,7 +47,8 @@ class StagedTable(Message, frozen=True, kw_only=True):
     """What a batch has for one table: what its tasks have staged, then ``writes``, which come with the request and are
     checked as `Write` is. ``overwrite`` names partitions that lose all other rows, also where none come, and rows of
     any partition beside them are refused; where it names none, it is those that have rows here. Readers see each of
-    their tablets change at once. A log table with a lake has no such thing, nor has a table without partitions.
+    their tablets change at once, and of a lake of a log table what it held of them; it follows later. A table without
+    partitions has no such thing.
 
     With ``name`` nothing is published unless this table is called so (``database.table``), and ``schema_id`` is the
     definition in force: a job that keeps its tables open learns there that one was altered or renamed since."""

@@ -111,7 +111,8 @@ Part: TypeAlias = tuple[str, int] | bytes
 class BeginPublication(msgspec.Struct, frozen=True, tag=True):
     """What a job has for a batch is to be part of its tables, which are known by their ids: ``parts`` are attempts, and
     how many pieces each has staged, or the bytes of one piece that was not. Rows of tables below the offsets in
-    ``truncates``, per tablet, are gone then. Jobs that were never ``lasting`` and ended before ``forget_before_us`` are
+    ``truncates``, per tablet, are gone then; in ``overwrites`` are those of tables whose lake may hold such rows, where
+    the offsets stay known. Jobs that were never ``lasting`` and ended before ``forget_before_us`` are
     forgotten."""
 
     job: str
@@ -121,6 +122,7 @@ class BeginPublication(msgspec.Struct, frozen=True, tag=True):
     jobs_max: int
     forget_before_us: int
     truncates: dict[str, dict[str, int]] = {}
+    overwrites: dict[str, dict[str, int]] = {}
 
 
 class EndPublication(msgspec.Struct, frozen=True, tag=True):
@@ -221,8 +223,8 @@ CHANGES_ACCESS = (
 """Commands after which somebody may do something else than before."""
 C = TypeVar("C", bound=Command)
 _OF_TABLES = (
-    "tables", "schemas", "partitions", "writers", "writer_owners", "truncations", "publications", "grants",
-    "makers",
+    "tables", "schemas", "partitions", "writers", "writer_owners", "truncations", "overwritten", "publications",
+    "grants", "makers",
 )  # fmt: skip
 
 
@@ -372,6 +374,9 @@ def apply(db: sqlite3.Connection, position: int, command: Command) -> None:
                 )
                 rows = [(table_id, *end) for end in command.truncates.get(table_id, {}).items()]
                 db.executemany("insert or replace into truncations values (?, ?, ?)", rows)
+                of = command.job, command.batch
+                over = [(table_id, *end, *of) for end in command.overwrites.get(table_id, {}).items()]
+                db.executemany("insert or replace into overwritten values (?, ?, ?, ?, ?)", over)
         case EndPublication():
             db.execute(
                 "update publications set batch = ?, begun = null, parts = null, sequence = ?, at_us = ?"

@@ -213,7 +213,7 @@ class Definitions:
                 ends = table.begin_truncation()
             else:
                 ends = {r.key: r.end for r in request.ends}
-                table.forget(ends, self._lake_state().proven_offsets(table.desc))
+                table.forget(ends, self._lake_state().proven_offsets(table.desc, table.to_keep()))
         ranges = [m.TabletRange(partition=k.partition, bucket=k.bucket, start=0, end=e) for k, e in ends.items()]
         return m.TruncateReply(ends=ranges)
 
@@ -327,7 +327,7 @@ class Definitions:
                 has=has,
                 memory_bytes=request.memory_bytes,
             )
-        ends = {live.desc.table_id: live.log_end for live in self._tables.open_tables()}
+        ends = {live.desc.table_id: live.to_tier for live in self._tables.open_tables()}
         return TieringWork(tables=[_tiered(t, ends.get(i)) for i, t in wanted.items() if i in own])
 
     def tiering_status(self, request: AskTieringStatus, caller: Caller) -> TieringStatus:
@@ -352,6 +352,10 @@ class Definitions:
         desc = self._lake_table(request.table_id)
         desc.require_schema(request.schema_id)
         found = self._lake_state().info(desc.require_changelog() if request.changelog else desc, reading=reading)
+        if desc.partition_by and not desc.log_decides:
+            over = self._tables.get(desc.table_id).overwritten()
+            ends = [m.TabletRange(partition=k.partition, bucket=k.bucket, start=0, end=e) for k, e in over.items()]
+            found = msgspec.structs.replace(found, overwritten=tuple(ends))
         return found.for_reading() if reading else found
 
     def adopt_lake(self, request: m.AdoptLake) -> m.NamesReply:

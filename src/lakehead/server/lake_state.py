@@ -107,9 +107,15 @@ class LakeState(Protocol):
         """
         ...
 
-    def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
+    def proven_offsets(
+        self, desc: TableDescriptor, overwritten: Mapping[TabletKey, int] = {}
+    ) -> Mapping[TabletKey, int]:
         """Exclusive end of what the lake holds all of, per tablet, once every file that holds these rows was found with
         its size: a log may forget them.
+
+        Args:
+            overwritten: offsets below which tablets have no rows any more: a lake that has not followed yet will take
+                rows above them anew.
 
         Raises:
             LakeFileMissingError: a file is not there.

@@ -138,7 +138,10 @@ class Maintenance:
         )
         now, reports = self._clock.monotonic(), self._reports[table_id]
         if more and self._lake is not None and (reports != last.reports or now - last.at >= LAKE_READ_SECONDS):
-            last = self._tiered[table_id] = _Tiered(self._lake.proven_offsets(table.desc), reports, now)
+            keep = table.to_keep()
+            found = self._lake.proven_offsets(table.desc, keep)
+            if table.to_keep() == keep:
+                last = self._tiered[table_id] = _Tiered(found, reports, now)
         return last.offsets
 
 

@@ -32,10 +32,11 @@ from lakehead.server.incarnations import begin_incarnation, unfenced
 from lakehead.types import Epoch, Incarnation, TableDescriptor, TablePath, TabletKey
 
 C = TypeVar("C", bound=catalog.Command)
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """Version of the data folder: layout, metadata tables, frames and checkpoints together. 1 had no checkpoints, and logs
 began at offset 0; 2 had no incarnations, and its frames and checkpoints do not say what clients sent; 3 had one
-schema a table; 4 had no defaults of columns. Such a folder is opened as it is and marked as 5."""
+schema a table; 4 had no defaults of columns; 5 no overwritten partitions of log tables with lakes. Such a folder is
+opened as it is and marked as 6."""
 
 _SCHEMA = """
 create table if not exists meta(name text primary key, value text not null);
@@ -52,6 +53,9 @@ create table if not exists writers(
     acked_through integer not null default -1, primary key(table_id, writer_id));
 create table if not exists truncations(
     table_id text not null, tablet text not null, before integer not null, primary key(table_id, tablet));
+create table if not exists overwritten(
+    table_id text not null, tablet text not null, before integer not null, job text not null, batch integer not null,
+    primary key(table_id, tablet));
 create table if not exists publications(
     table_id text not null, job text not null, batch integer not null default -1, begun integer, parts blob,
     sequence integer not null default 0, lasting integer not null, at_us integer not null default 0,
@@ -390,6 +394,20 @@ class MetadataStore:
         """Offsets below which tablets are to have no rows, where that is not known to be done."""
         rows = self._rows("select tablet, before from truncations where table_id = ?", table_id)
         return {TabletKey.parse(tablet): int(before) for tablet, before in rows}
+
+    def overwritten(self, table_id: str, *, begun: bool) -> dict[TabletKey, int]:
+        """Of tablets of a log table with a lake whose partition was overwritten, the offset below which its rows are
+        gone; where ``begun``, of what is decided and not yet carried out, too."""
+        sql = "select tablet, before from overwritten o where table_id = ?"
+        if not begun:
+            sql += " and not exists (select 1 from publications p where p.table_id = o.table_id and p.job = o.job"
+            sql += " and p.begun = o.batch)"
+        return {TabletKey.parse(tablet): int(before) for tablet, before in self._rows(sql, table_id)}
+
+    def overwritten_by(self, table_id: str, begun: Publication) -> dict[TabletKey, int]:
+        """The same of what one is to carry out."""
+        sql = "select tablet, before from overwritten where table_id = ? and job = ? and batch = ?"
+        return {TabletKey.parse(t): int(before) for t, before in self._rows(sql, table_id, begun.job, begun.begun)}
 
     def publication(self, table_id: str, job: str) -> Publication:
         """How far a job has come with a table."""

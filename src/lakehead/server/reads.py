@@ -139,15 +139,16 @@ class Reads:
             at_timestamp = None if at is None else tablet.offset_at(at)
             with self._tables.moment:  # what is overwritten goes when the new rows come
                 start, end, rows = tablet.log_start_offset, tablet.high_watermark, tablet.row_count
+                over = tablet.overwritten
             if request.sync:  # of what is told, and perhaps of more
                 tablet.sync()
-            states.append(self._tablet_state(key, tablet, start, end, rows, at_timestamp))
+            states.append(self._tablet_state(key, tablet, start, end, rows, over, at_timestamp))
         me = self._metadata.incarnation
         return m.WatermarksReply(tablets=states, folder_id=me.folder_id, incarnation=me.number)
 
     @staticmethod
     def _tablet_state(
-        key: TabletKey, tablet: Tablet, start: int, end: int, rows: int, at_timestamp: int | None = None
+        key: TabletKey, tablet: Tablet, start: int, end: int, rows: int, over: int, at_timestamp: int | None = None
     ) -> m.TabletState:
         return m.TabletState(
             partition=key.partition,
@@ -155,6 +156,7 @@ class Reads:
             log_start=start,
             high_watermark=end,
             rows=rows,
+            overwritten=over,
             at_timestamp=at_timestamp,
             damage="; ".join(map(str, tablet.damages())) or None,
         )
@@ -175,14 +177,17 @@ class Reads:
         live = [self._tables.get(t.table_id) for t in request.tables]
         tables = [sorted(table.answering().items()) for table in live]
         with self._tables.moment:  # no watermark moves: each lies within its view
-            seen = [{key: (t.view(), t.high_watermark, t.row_count) for key, t in tablets} for tablets in tables]
+            seen = [
+                {key: (t.view(), t.high_watermark, t.row_count, t.overwritten) for key, t in tablets}
+                for tablets in tables
+            ]
         # Looked at last: what an altered table was written since lies above these watermarks.
         for asked, table in zip(request.tables, live, strict=True):
             table.desc.require_schema(asked.schema_id)
         opened: list[m.Lease] = []
         try:
             for asked, tablets, views in zip(request.tables, tables, seen, strict=True):
-                held = {key: view for key, (view, _, _) in views.items()}
+                held = {key: view for key, (view, *_) in views.items()}
                 lease = self._leases.open(
                     asked.table_id,
                     held,

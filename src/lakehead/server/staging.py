@@ -258,7 +258,8 @@ class Staging:
                     self._forget(_folder(table, job, batch))
                 return Published(rows=0, before=True)
             over = {t.table_id: t.overwrite for t in request.tables if t.overwrite is not None}
-            truncates = {}
+            truncates: dict[str, dict[str, int]] = {}
+            overwrites: dict[str, dict[str, int]] = {}
             for table in tables:
                 table_id = table.desc.table_id
                 if table_id in over:
@@ -266,11 +267,12 @@ class Staging:
                 partitions = self._require_pieces(table, job, batch, parts[table_id])
                 if table_id in over:
                     lose = _overwritten(table.desc, over[table_id], partitions)
-                    truncates[table_id] = {str(key): end for key, end in table.ends_of(lose).items()}
+                    ends = {str(key): end for key, end in table.ends_of(lose).items()}
+                    (truncates if table.desc.log_decides else overwrites)[table_id] = ends
             forget_before = self._env.clock.now_us() - int(KEPT_SECONDS * 1e6)
             jobs_max = self._limits.named_writers_max
             self._metadata.submit(
-                BeginPublication(job, batch, parts, request.lasting, jobs_max, forget_before, truncates)
+                BeginPublication(job, batch, parts, request.lasting, jobs_max, forget_before, truncates, overwrites)
             )
             return Published(rows=self._finish(tables, job), before=False)
 
@@ -373,7 +375,11 @@ class Staging:
         """Do what was decided, and note that it is done; what keeps one from it is its ``error``."""
         left = []
         for of in begun:
-            replaced = self._metadata.truncated(of.table.desc.table_id) if of.table.desc.log_decides else {}
+            decided, publication = self._metadata, of.publication
+            if of.table.desc.log_decides:
+                replaced = decided.truncated(of.table.desc.table_id)
+            else:
+                replaced = decided.overwritten_by(of.table.desc.table_id, publication)
             if not replaced:
                 left.append(of)
                 continue
@@ -453,7 +459,8 @@ class Staging:
         schema_id = turns[0].schema_id if turns else table.desc.schema_id
         for key in dict.fromkeys([*ends, *(key for turn in turns for key in turn.bodies)]):
             self._writes.replace(table, key, ends.get(key, 0), schema_id, batches(key))
-        table.end_truncation()
+        if table.desc.log_decides:
+            table.end_truncation()
         begun.wrote(turns)
 
     def _joined(self, table: LiveTable, folder: str, parts: Sequence[Part]) -> Iterator[_Turn]:

@@ -65,6 +65,7 @@ class LiveTable:
         self._tablets: dict[TabletKey, Tablet] = {}
         self._elsewhere: set[TabletKey] = set()
         self.truncating: Mapping[TabletKey, Offset] = metadata.truncated(desc.table_id)
+        self._overwritten = metadata.overwritten(desc.table_id, begun=False)
         self.progress = Progress(env)
         self.turns = SharedTurns(env.threads)
         self._closed: LakeheadError | None = None
@@ -122,7 +123,7 @@ class LiveTable:
         self.progress.notify()
 
     def _open_tablet(self, key: TabletKey, partition_number: int) -> Tablet:
-        return Tablet(
+        tablet = Tablet(
             self.desc,
             key,
             env=self._env,
@@ -137,6 +138,8 @@ class LiveTable:
             fence=self._metadata.fence,
             room=self._room,
         )
+        tablet.overwritten = self._overwritten.get(key, 0)
+        return tablet
 
     @property
     def clock(self) -> Clock:
@@ -214,9 +217,20 @@ class LiveTable:
             return self.desc
 
     @property
-    def log_end(self) -> int:
-        """The sum of the high watermarks of the tablets here."""
-        return sum(tablet.high_watermark for tablet in self.tablets.values())
+    def to_tier(self) -> int:
+        """How far a lake can follow: grows with each row, and with each partition that is overwritten."""
+        return sum(tablet.high_watermark + tablet.overwritten for tablet in self.tablets.values())
+
+    def overwritten(self) -> dict[TabletKey, Offset]:
+        """Of tablets whose partition was overwritten, the offset below which its rows are gone."""
+        with self._moment:
+            return {key: tablet.overwritten for key, tablet in self.tablets.items() if tablet.overwritten}
+
+    def to_keep(self) -> Mapping[TabletKey, Offset]:
+        """Offsets from which on the log has what a lake may lose when it follows partitions that are overwritten."""
+        if self.desc.log_decides or not self.desc.partition_by:
+            return {}
+        return self._metadata.overwritten(self.desc.table_id, begun=True)
 
     def truncate(self) -> dict[TabletKey, Offset]:
         """Have no row any more; returns where each log ended. What a crash leaves, whoever opens the table completes.
@@ -280,7 +294,7 @@ class LiveTable:
             self._truncate(self.truncating)
         elif self.truncating and lake is not None:
             with contextlib.suppress(LakeheadError):
-                self.forget(self.truncating, lake.proven_offsets(self.desc))
+                self.forget(self.truncating, lake.proven_offsets(self.desc, self.to_keep()))
 
     def as_of(self, schema_id: int) -> TableDescriptor:
         """The definition under which a request knows the table.

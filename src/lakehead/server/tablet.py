@@ -91,6 +91,7 @@ class Tablet:
         """
         self._fence = fence
         self.key = key
+        self.overwritten: Offset = 0  # none of the lake's rows below is there any more
         self._seed = seed
         self._env = env
         self._folder = folder
@@ -115,8 +116,7 @@ class Tablet:
         self._state_lock = env.threads.lock()
         # Held around what moves the log's end or syncs it: of two syncs at once the kernel tells only one of a failure.
         self._log_lock = env.threads.lock()
-        # Held around checkpoints and trims, of which one runs at a time.
-        self._maintenance_lock = env.threads.lock()
+        self._maintenance_lock = env.threads.lock()  # around checkpoints and trims, of which one runs at a time
         self._log = LogTablet(
             env.storage,
             folder,
@@ -213,11 +213,11 @@ class Tablet:
             self._log.roll()
         return self.high_watermark
 
-    def truncate(self, before: Offset, writes: Iterable[PendingWrite] = ()) -> None:
-        """Have no row that was written below this offset, and these writes, which it does not have, instead; readers
-        see it at once. A log tablet, which was sealed there, forgets rows, a keyed one logs that they are deleted.
-        Each write is asked for when the one before it is in the log. Inside `paused`, or before anyone writes. Doing
-        it again goes on; errors as of writes."""
+    def truncate(self, before: Offset, writes: Iterable[PendingWrite] = (), *, lake_follows: bool = False) -> None:
+        """Have no row that was written below this offset, in a lake either if that ``lake_follows``, and these writes,
+        which it does not have, instead; readers see it at once. A log tablet, sealed there, forgets rows, a keyed one
+        logs that they are deleted. Each write is asked for when the one before it is in the log. Inside `paused`, or
+        before anyone writes. Doing it again goes on; errors as of writes."""
         with self._maintenance_lock:
             if self._kv is None and self.log_start_offset < min(before, self.high_watermark):
                 self._checkpoint()  # what one covers can be forgotten
@@ -230,6 +230,7 @@ class Tablet:
                     unseen.write(write)
                 with self._moment:
                     self._log.advance_high_watermark()
+                    self.overwritten = max(self.overwritten, before if lake_follows else 0)
                     if self._kv is None:
                         try:
                             self._log.trim(before)

@@ -156,8 +156,8 @@ class Writes:
         self, table: LiveTable, key: TabletKey, before: Offset, schema_id: int,
         batches: Iterable[tuple[WriteKind, pa.RecordBatch, WriterStamp]],
     ) -> None:  # fmt: skip
-        """Write batches of a writer to a tablet that does not have them yet, in place of all rows below an offset; see
-        `Tablet.truncate`.
+        """Write batches of a writer to a tablet that does not have them yet, in place of all rows below an offset, also
+        of those of a lake; see `Tablet.truncate`.
 
         Raises:
             LakeheadError: the tablet does not have them all; the same call again goes on.
@@ -172,7 +172,7 @@ class Writes:
                     yield self._published(table, kind, schema_id, batch, stamp, last)
 
         with tablet.paused():
-            tablet.truncate(before, writes())
+            tablet.truncate(before, writes(), lake_follows=not table.desc.log_decides)
         table.progress.notify()
 
     def _published(

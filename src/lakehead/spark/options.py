@@ -6,7 +6,7 @@ import base64
 import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ from lakehead.types import CHANGE_TYPE_COLUMN, SYSTEM_FIELDS, TabletKey, Tier, r
 
 _NamedStart = Literal["latest", "earliest", "full"]
 StreamStart: TypeAlias = _NamedStart | dt.datetime | Mapping[TabletKey, int]
-_INTERNAL = ("ranges", "lease", "schema_id", "where")
+_INTERNAL = ("ranges", "lease", "schema_id", "where", "overwritten")
 _OF_BATCHES = ("tier", "snapshot", "timestamp")
 _LIMITS = ("max_rows_per_trigger", "max_bytes_per_trigger")
 _OF_STREAMS = ("start", *_LIMITS)
@@ -45,6 +45,7 @@ class ReadOptions:
         max_rows, max_bytes: at most so much in one micro-batch, None for no limit.
         ranges: read exactly these log offsets, and of the lake ``snapshot`` or nothing; how a union read ships its
             pin, with its ``lease``.
+        overwritten: what that lake snapshot has from below these offsets is gone.
         schema_id: the definition under which that was pinned; -1 for what is pinned with the plan.
         where: of these log offsets the rows that meet this filter, in the form in which it goes to a server.
         given: the names of all that were given.
@@ -60,6 +61,7 @@ class ReadOptions:
     max_rows: int | None = None
     max_bytes: int | None = None
     ranges: Ranges | None = None
+    overwritten: Mapping[TabletKey, int] = field(default_factory=dict)
     lease: str | None = None
     schema_id: int = -1
     where: bytes | None = None
@@ -87,6 +89,7 @@ class ReadOptions:
             max_rows=_count(given, "max_rows_per_trigger"),
             max_bytes=_count(given, "max_bytes_per_trigger"),
             ranges=None if ranges is None else {TabletKey.parse(k): (s, e) for k, (s, e) in json.loads(ranges).items()},
+            overwritten={TabletKey.parse(k): int(o) for k, o in json.loads(given.get("overwritten", "{}")).items()},
             lease=given.get("lease"),
             schema_id=int(given.get("schema_id", -1)),
             where=base64.b64decode(given["where"]) if "where" in given else None,

@@ -84,7 +84,7 @@ class LakeheadReader(DataSourceReader):
             return [InputPartition(p) for p in record_parts(handle.desc, ranges)]
         if options.ranges is not None:
             at = options.snapshot
-            lake = None if at is None else PinnedLake.at(handle.desc, handle.lake(), at)
+            lake = None if at is None else PinnedLake.at(handle.desc, handle.lake(), at).without(options.overwritten)
             pinned = Pin(lake, options.ranges, options.lease)
         else:
             pinned = pin(handle, tier=options.tier, snapshot=options.snapshot, planned=True)

@@ -98,7 +98,9 @@ def _pinned_name(
     if suffix is Suffix.LAKE:
         return union_frame(spark, connection_of(spark).uri, table, pinned=pinned.of_lake())
     assert pinned.lake is not None
-    rows = pinned.lake.table.snapshots() if suffix is Suffix.SNAPSHOTS else files_table(pinned.lake.plan())
+    rows = (
+        pinned.lake.table.snapshots() if suffix is Suffix.SNAPSHOTS else files_table(pinned.lake.as_committed().plan())
+    )
     return _frame(spark, rows.schema, rows.to_batches())
 
 

@@ -141,6 +141,7 @@ class _Moment:
     """What is pinned, as far as it decides which rows there are.
 
     Attributes:
+        gone: see `PinnedLake`.
         ranges: of each tablet the offsets that are read, and when the last of them was written: a folder that was put
             back to what it was gives the same offsets to other rows.
     """
@@ -148,6 +149,7 @@ class _Moment:
     table_id: str
     schema_id: int
     snapshot: int | None
+    gone: frozenset[TabletKey]
     ranges: tuple[tuple[TabletKey, int, int, int | None], ...]
 
     @classmethod
@@ -156,8 +158,9 @@ class _Moment:
         read = {key: (start, end) for key, (start, end) in sorted(pinned.ranges.items()) if start < end}
         written = handle.log.timestamps_at({key: end - 1 for key, (_, end) in read.items()})[1] if read else {}
         ranges = tuple((key, start, end, written[key]) for key, (start, end) in read.items())
-        snapshot = None if pinned.lake is None else pinned.lake.snapshot_id
-        return cls(handle.desc.table_id, handle.desc.schema_id, snapshot, ranges)
+        lake = pinned.lake
+        snapshot, gone = (None, frozenset[TabletKey]()) if lake is None else (lake.snapshot_id, lake.gone)
+        return cls(handle.desc.table_id, handle.desc.schema_id, snapshot, gone, ranges)
 
 
 def _needed_of(read: UnionRead, needs: Needs | None) -> UnionRead:
@@ -225,7 +228,12 @@ def _source_frame(
     source = source.option("lease", pinned.lease or "").option("columns", json.dumps(read.schema.names))
     if read.predicate is not None:
         source = source.option("where", base64.b64encode(read.predicate.to_bytes()).decode())
-    return (source if lake is None else source.option("snapshot", lake.snapshot_id)).load()
+    if lake is None:
+        return source.load()
+    if lake.gone:
+        gone = {str(tablet): lake.overwritten[tablet] for tablet in lake.gone}
+        source = source.option("overwritten", json.dumps(gone))
+    return source.option("snapshot", lake.snapshot_id).load()
 
 
 # ---- lake ---------------------------------------------------------------------------------------------------------

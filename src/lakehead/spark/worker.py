@@ -11,6 +11,7 @@ from lakehead.client.table import TableHandle
 from lakehead.errors import LakeheadError
 from lakehead.lake.formats import format_of
 from lakehead.lake.lake_table import LakeFile
+from lakehead.log.hot_range import HotRange
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.spark.connections import planned_handle
 from lakehead.types import TabletKey
@@ -37,7 +38,7 @@ class _OnWorkers:
 class WorkerLog(_OnWorkers):
     """A table's log for tiering rounds; implements `lakehead.tiering.round_plan.HotSource`."""
 
-    def watermarks(self) -> Mapping[TabletKey, tuple[int, int]]:
+    def watermarks(self) -> Mapping[TabletKey, HotRange]:
         """See `HotSource.watermarks`."""
         return self._opened().log.watermarks()
 

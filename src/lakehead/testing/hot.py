@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from lakehead.format.bucketing import bucket_ids, unkeyed_bucket
+from lakehead.log.hot_range import HotRange
 from lakehead.types import (
     BUCKET_COLUMN,
     CHANGE_TYPE_COLUMN,
@@ -36,6 +37,7 @@ class _Log:
     records: list[Row] = field(default_factory=list)
     live: dict[object, Row] = field(default_factory=dict)
     log_start: Offset = 0
+    overwritten: Offset = 0
 
 
 class MemoryHotSource:
@@ -76,12 +78,22 @@ class MemoryHotSource:
         """The model: live rows with their system columns."""
         return [row for log in self._logs.values() for row in log.live.values()]
 
+    def overwrite(self, partition: str, rows: Sequence[Row]) -> None:
+        """These rows in place of all others of a partition of a log table."""
+        for tablet, log in self._logs.items():
+            if tablet.partition == partition:
+                log.live.clear()
+                log.log_start = log.overwritten = len(log.records)
+        self.write(rows)
+
     def trim(self, tablet: TabletKey, log_start: Offset) -> None:
         """Forget the records of a tablet below an offset."""
         self._logs[tablet].log_start = log_start
 
-    def watermarks(self) -> Mapping[TabletKey, tuple[int, int]]:
-        return {tablet: (log.log_start, len(log.records)) for tablet, log in self._logs.items()}
+    def watermarks(self) -> Mapping[TabletKey, HotRange]:
+        return {
+            tablet: HotRange(log.log_start, len(log.records), log.overwritten) for tablet, log in self._logs.items()
+        }
 
     def read(
         self, tablet: TabletKey, start: int, end: int, columns: Sequence[str] | None = None

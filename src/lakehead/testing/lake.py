@@ -175,7 +175,8 @@ class MemoryLake:
         known = [r[OFFSET_COLUMN] for r in data.rows if r.get(OFFSET_COLUMN) is not None]
         bounds = (min(known), max(known)) if known else None
         rows = len(data.rows)
-        return LakeFile(path, rows, rows, data.tablet, bounds, rows - len(known), deletes)
+        partition = None if data.tablet is None else data.tablet.partition
+        return LakeFile(path, rows, rows, data.tablet, bounds, rows - len(known), deletes, partition=partition)
 
     def read(
         self, files: Sequence[LakeFile], spec: ReadSpec, superseded: Superseded | None = None
@@ -359,6 +360,7 @@ class MemoryLake:
             change.offsets,
             state.sequence_number + 1,
             change.rows,
+            change.overwritten,
         )
         self._add_snapshot(content, mark.to_summary(), staged.snapshot_id)
         state.properties.update(mark.to_properties())

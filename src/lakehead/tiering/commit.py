@@ -33,7 +33,16 @@ from lakehead.errors import (
     UnavailableError,
 )
 from lakehead.lake.census import check_rows
-from lakehead.lake.lake_table import CommitAnswer, LakeChange, LakeFile, LakeTable, Outcome, StagedCommit, WrittenFile
+from lakehead.lake.lake_table import (
+    CommitAnswer,
+    LakeChange,
+    LakeFile,
+    LakeTable,
+    Outcome,
+    StagedCommit,
+    WrittenFile,
+    files_of,
+)
 from lakehead.lake.marks import (
     CLEANUP,
     TABLE_ID,
@@ -62,6 +71,7 @@ class CommitResult:
         deletes: older rows deleted.
         files: data files added.
         offsets: what the lake holds, per tablet.
+        overwritten: offsets below which it has followed partitions that were overwritten, per tablet.
         more: whether the log held more when the round was planned.
         records: of the log that were moved.
         bytes: of the files added.
@@ -79,6 +89,12 @@ class CommitResult:
     bytes: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
     cpu_seconds: float = 0.0
+    overwritten: Mapping[TabletKey, int] = field(default_factory=dict)
+
+    @property
+    def end(self) -> int:
+        """How far the lake has followed; compares with what the server says that there is to follow."""
+        return sum(self.offsets.values()) + sum(self.overwritten.values())
 
 
 def commit_round(lake: LakeTable, plan: RoundPlan, files: Sequence[WrittenFile], *, clock: Clock) -> CommitResult:
@@ -91,8 +107,8 @@ def commit_round(lake: LakeTable, plan: RoundPlan, files: Sequence[WrittenFile],
         CommitConflictError, CommitUnknownError, TieringFencedError, LakeStateError: as `run_round`.
         UnavailableError: the catalog cannot be reached or refuses; nothing landed.
     """
-    if not plan.ranges and not plan.removed and not plan.empties:
-        return CommitResult(None, 0, 0, 0, plan.offsets)
+    if plan.changes_nothing:
+        return CommitResult(None, 0, 0, 0, plan.offsets, overwritten=plan.overwritten)
     return _Commit(lake, plan, files, clock).run()
 
 
@@ -137,7 +153,7 @@ class _Commit:
                 self._sent.append(_Attempt(staged, answer))
                 cause = answer.cause
                 if answer.outcome is Outcome.LANDED:
-                    return self._finish(staged.snapshot_id, self._plan.offsets)
+                    return self._finish(staged.snapshot_id, self._plan.offsets, self._plan.overwritten)
             return self._give_up(cause)
         except CommitUnknownError:
             raise
@@ -163,7 +179,11 @@ class _Commit:
         check_rows(version, mark, count, keyed=plan.keyed)
         before = {} if mark is None else count().rows if mark.rows is None else mark.rows
         offsets, removed, stale = plan.offsets, plan.removed, dict[TabletKey, Offsets]()
-        if plan.empties:
+        overwritten = {**(mark.overwritten if mark else {}), **plan.overwritten}
+        if plan.cleared:
+            removed = tuple(files_of(self._lake.plan(version), plan.cleared))
+            before = {tablet: rows for tablet, rows in before.items() if tablet not in plan.cleared}
+        elif plan.empties:
             removed = tuple(self._lake.plan(version))
         elif mark is not None and plan.removed:
             offsets = dict(mark.offsets)
@@ -178,6 +198,7 @@ class _Commit:
             deleted=plan.deletes,
             stale=stale,
             rows={} if plan.empties else dict(before) if plan.removed else rows_after(plan, before, self._files),
+            overwritten=overwritten,
         )
 
     def _as_now(self, version: LakeVersion) -> tuple[tuple[LakeFile, ...], dict[TabletKey, Offsets]]:
@@ -214,7 +235,9 @@ class _Commit:
 
     # ---- how it ends --------------------------------------------------------------------------------------------
 
-    def _finish(self, snapshot_id: int, offsets: Mapping[TabletKey, int]) -> CommitResult:
+    def _finish(
+        self, snapshot_id: int, offsets: Mapping[TabletKey, int], overwritten: Mapping[TabletKey, int]
+    ) -> CommitResult:
         """This snapshot is the round's: what other attempts wrote is not needed."""
         self._discard_unsent()
         if self._seen is not None:
@@ -230,6 +253,7 @@ class _Commit:
             more=plan.more,
             records=plan.records,
             bytes=sum(f.size for f in self._files),
+            overwritten=overwritten,
         )
 
     def _landed(self, mark: LakeMark) -> CommitResult:
@@ -238,7 +262,7 @@ class _Commit:
             added = self._lake.added_paths(self._seen, mark.snapshot_id)
             if added is not None:
                 self._discard_files(keep=added)
-        return self._finish(mark.snapshot_id, mark.offsets)
+        return self._finish(mark.snapshot_id, mark.offsets, mark.overwritten)
 
     def _give_up(self, cause: Exception | None) -> CommitResult:
         """No attempt is known to have landed.

@@ -53,7 +53,8 @@ class FoundTable:
     Attributes:
         freshness: seconds.
         maintained: whether it gets maintenance beside rounds.
-        end: where its log ends, the sum of all tablets; None: not known.
+        end: how far its lake can follow: where its log ends and was overwritten, the sum of all tablets; None: not
+            known.
     """
 
     table_id: str
@@ -88,7 +89,7 @@ class RoundEnded:
     """The end of `RunRound`.
 
     Attributes:
-        end: how far the lake holds the log now, the sum of all tablets.
+        end: how far the lake has followed, counted as that of `FoundTable`.
         moved: whether there was something to move.
         more: whether it left records behind that were there.
     """

@@ -29,6 +29,7 @@ from lakehead.format.changes import named_changes
 from lakehead.lake.census import check_rows
 from lakehead.lake.lake_table import DataWriter, LakeTable, WrittenFile
 from lakehead.lake.marks import CLEANUP, LakeVersion, mark_of
+from lakehead.log.hot_range import HotRange
 from lakehead.log.netchange import Offsets, live_rows, superseded_offsets, union
 from lakehead.tiering.commit import CommitResult, commit_round
 from lakehead.tiering.executor import Executor, here
@@ -62,9 +63,10 @@ class HeldBack:
     source: HotSource
     ends: Mapping[TabletKey, int]
 
-    def watermarks(self) -> Mapping[TabletKey, tuple[int, int]]:
+    def watermarks(self) -> Mapping[TabletKey, HotRange]:
         """See `HotSource.watermarks`."""
-        return {k: (start, min(end, self.ends.get(k, 0))) for k, (start, end) in self.source.watermarks().items()}
+        held = self.source.watermarks()
+        return {k: at._replace(high_watermark=min(at.high_watermark, self.ends.get(k, 0))) for k, at in held.items()}
 
     def read(
         self, tablet: TabletKey, start: int, end: int, columns: Sequence[str] | None = None
@@ -121,8 +123,8 @@ def run_round(
         rows_per_task=rows_per_task,
         records_max=records_max,
     )
-    if not plan.ranges:
-        return CommitResult(None, 0, 0, 0, plan.offsets)
+    if plan.changes_nothing:
+        return CommitResult(None, 0, 0, 0, plan.offsets, overwritten=plan.overwritten)
     watch.lap("plan")
     executor = executor_of(plan.records)
     writer = lake.writer(version, target_file_bytes=desc.properties.target_file_bytes)

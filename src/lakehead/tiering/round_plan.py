@@ -15,8 +15,9 @@ import pyarrow as pa
 from lakehead.errors import InvalidRequestError, LakeStateError
 from lakehead.lake.lake_table import LakeFile
 from lakehead.lake.marks import LakeMark
+from lakehead.log.hot_range import HotRange
 from lakehead.log.netchange import NO_OFFSETS, Offsets, between
-from lakehead.types import CHANGE_TYPE_COLUMN, Epoch, TableDescriptor, TabletKey
+from lakehead.types import CHANGE_TYPE_COLUMN, Epoch, Offset, TableDescriptor, TabletKey
 
 ROWS_PER_TASK = 1 << 20
 
@@ -24,8 +25,8 @@ ROWS_PER_TASK = 1 << 20
 class HotSource(Protocol):
     """The log of one table, as rounds read it; picklable where tasks run in other processes."""
 
-    def watermarks(self) -> Mapping[TabletKey, tuple[int, int]]:
-        """``(log_start_offset, high_watermark)`` of every tablet; all below the watermark survives a power cut."""
+    def watermarks(self) -> Mapping[TabletKey, HotRange]:
+        """Every tablet, each as it is at one moment; all below the watermark survives a power cut."""
         ...
 
     def read(
@@ -73,6 +74,8 @@ class RoundPlan:
         removed: lake files whose live rows the files of the commit hold; a compaction's, which has no ranges.
         empties: all that the lake holds goes; such a commit has neither tasks nor files.
         more: whether the log held more than the round takes.
+        overwritten: of tablets whose partition was overwritten, the offset below which the commit leaves no rows.
+        cleared: those of them that the lake has such rows of, or may have; all that it has of them goes.
     """
 
     table_id: str
@@ -87,6 +90,13 @@ class RoundPlan:
     removed: tuple[LakeFile, ...] = ()
     empties: bool = False
     more: bool = False
+    overwritten: Mapping[TabletKey, Offset] = field(default_factory=dict)
+    cleared: frozenset[TabletKey] = frozenset()
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the lake is where the round would bring it."""
+        return not self.ranges and not self.removed and not self.empties and not self.cleared
 
     @property
     def records(self) -> int:
@@ -96,7 +106,8 @@ class RoundPlan:
     @property
     def offsets(self) -> dict[TabletKey, int]:
         """What the lake holds once the round is committed."""
-        return {**self.base, **{tablet: end for tablet, (_, end) in self.ranges.items()}}
+        ends = {tablet: end for tablet, (_, end) in self.ranges.items()}
+        return {**self.base, **{tablet: self.overwritten[tablet] for tablet in self.cleared}, **ends}
 
     def with_superseded(self, superseded: Mapping[TabletKey, Offsets]) -> RoundPlan:
         """The plan with what each tablet's range replaces (sorted), in the range and before it."""
@@ -110,7 +121,7 @@ class RoundPlan:
 def plan_round(
     desc: TableDescriptor,
     mark: LakeMark | None,
-    watermarks: Mapping[TabletKey, tuple[int, int]],
+    watermarks: Mapping[TabletKey, HotRange],
     *,
     epoch: Epoch,
     round_id: str,
@@ -133,8 +144,13 @@ def plan_round(
         raise InvalidRequestError(f"records_max={records_max}: a round has at least one record")
     base = dict(mark.offsets) if mark else {}
     ranges: dict[TabletKey, tuple[int, int]] = {}
-    for tablet, (log_start, high_watermark) in sorted(watermarks.items()):
+    overwritten = dict(mark.overwritten) if mark else {}
+    cleared: set[TabletKey] = set()
+    for tablet, (log_start, high_watermark, before) in sorted(watermarks.items()):
         start = base.get(tablet, 0)
+        if before > overwritten.get(tablet, 0):
+            start = overwritten[tablet] = before
+            cleared.add(tablet)
         if start > high_watermark:
             raise LakeStateError(
                 f"the lake of table {desc.path} holds tablet {tablet} up to {start}, but its log ends at"
@@ -161,7 +177,19 @@ def plan_round(
         for tablet, (start, end) in taken.items()
         for at, until in _cut(start, end, rows_per_task)
     )
-    return RoundPlan(desc.table_id, epoch, round_id, desc.keyed, base, taken, tasks, {}, more=taken != ranges)
+    return RoundPlan(
+        desc.table_id,
+        epoch,
+        round_id,
+        desc.keyed,
+        base,
+        taken,
+        tasks,
+        {},
+        more=taken != ranges,
+        overwritten=overwritten,
+        cleared=frozenset(cleared),
+    )
 
 
 def _oldest(ranges: Mapping[TabletKey, tuple[int, int]], records_max: int) -> dict[TabletKey, tuple[int, int]]:

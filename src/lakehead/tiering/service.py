@@ -314,8 +314,7 @@ class TieringService:
             )  # fmt: skip
             if self._on_round is not None:
                 self._on_round(report)
-        end = sum(result.offsets.values())
-        return RoundEnded(turn.table_id, end, result.snapshot_id is not None, result.more)
+        return RoundEnded(turn.table_id, result.end, result.snapshot_id is not None, result.more)
 
     def _tell(self, name: str, e: Exception, failures: int) -> None:
         conflict = isinstance(e, CommitConflictError)

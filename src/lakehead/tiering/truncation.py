@@ -48,6 +48,7 @@ def empty_lake(lake: LakeTable, desc: TableDescriptor, ends: Mapping[TabletKey, 
         deletes={},
         cleanup=version.properties.get(CLEANUP),
         empties=True,
+        overwritten=dict(ends) if desc.partition_by else {},
     )
     try:
         return commit_round(lake, plan, (), clock=env.clock)

@@ -29,6 +29,7 @@ class View:
 
     snapshot_id: int | None
     offsets: Mapping[TabletKey, int]
+    overwritten: Mapping[TabletKey, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -119,7 +120,7 @@ class LogClient:
 
 def union_of(lake: Any, *, where: str | None = None) -> union_read.UnionRead:
     pinned = PinnedLake.of(lake.desc, lake.table)
-    ranges = {key: (pinned.offsets.get(key, 0), end) for key, (_, end) in lake.hot.watermarks().items()}
+    ranges = {key: (pinned.offsets.get(key, 0), at.high_watermark) for key, at in lake.hot.watermarks().items()}
     predicate = None if where is None else parse_predicate(where, lake.desc.schema)
     client: Any = LogClient(lake.hot)
     return union_read.UnionRead(client, union_read.Pin(pinned, ranges), ReadSpec(("id", "v"), predicate))

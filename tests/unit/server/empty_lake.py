@@ -38,7 +38,9 @@ class EmptyLake:
     def folders(self, desc: TableDescriptor) -> Sequence[str]:
         return []
 
-    def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
+    def proven_offsets(
+        self, desc: TableDescriptor, overwritten: Mapping[TabletKey, int] = {}
+    ) -> Mapping[TabletKey, int]:
         return self.tiered_offsets(desc)
 
     def tiered_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:

@@ -47,7 +47,9 @@ class Lake(EmptyLake):
     def __init__(self) -> None:
         self.error: Exception | None = None
 
-    def proven_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
+    def proven_offsets(
+        self, desc: TableDescriptor, overwritten: Mapping[TabletKey, int] = {}
+    ) -> Mapping[TabletKey, int]:
         if self.error is not None:
             raise self.error
         return {}

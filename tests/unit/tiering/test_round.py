@@ -11,6 +11,7 @@ from pyiceberg.table import DataScan
 
 from lakehead.errors import CommitConflictError, LakeStateError, OffsetOutOfRangeError, TieringFencedError
 from lakehead.iceberg.iceberg_table import IcebergLakeTable
+from lakehead.log.hot_range import HotRange
 from lakehead.tiering.executor import LocalExecutor
 from lakehead.tiering.round import run_round
 from lakehead.types import TabletKey
@@ -109,7 +110,7 @@ def test_rivals_that_never_pause_are_a_conflict(any_keyed: Any) -> None:
         any_keyed.write(1)
         rival(any_keyed)
         any_keyed.hot.watermarks = later
-        return {TABLET: (watermarks()[TABLET][0], watermarks()[TABLET][1] + 1)}
+        return {TABLET: HotRange(watermarks()[TABLET].log_start, watermarks()[TABLET].high_watermark + 1)}
 
     any_keyed.hot.watermarks = later
     with pytest.raises(CommitConflictError, match="kept committing"):

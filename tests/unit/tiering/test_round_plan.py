@@ -9,6 +9,7 @@ import pytest
 
 from lakehead.errors import InvalidRequestError, LakeStateError
 from lakehead.lake.marks import LakeMark
+from lakehead.log.hot_range import HotRange
 from lakehead.tiering.round_plan import plan_round
 from lakehead.types import TabletKey
 
@@ -23,7 +24,8 @@ def plan(
     records_max: int | None = None,
 ) -> Any:
     mark = LakeMark(1, "t1", 1, "r0", tiered) if tiered else None
-    return plan_round(lake.desc, mark, marks, epoch=1, round_id="r1", rows_per_task=rows, records_max=records_max)
+    hot = {tablet: HotRange(*at) for tablet, at in marks.items()}
+    return plan_round(lake.desc, mark, hot, epoch=1, round_id="r1", rows_per_task=rows, records_max=records_max)
 
 
 def test_ranges_are_cut_evenly_and_completely(keyed: Any) -> None:
