@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -105,6 +106,28 @@ def test_partitions_are_named(con: lh.Connection, spark: SparkSession) -> None:
     for v in ("once", "twice"):
         write(frame(spark, "wed", ids=range(2), v=v), partitions="day=tue, day=wed", job="daily", batch="1")
     assert rows_of(con, name) == expected(("wed", range(2), "once"))
+
+
+def test_a_stream_goes_on_behind_what_was_overwritten(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:
+    """Of a log table with a lake: what it has not read yet and is gone is not delivered, what came in its place is."""
+    table = con.create_table("o.streamed", SCHEMA, partition_by="day", buckets=1, lake="iceberg", hot_retention="0s")
+    seen: list[tuple[Any, ...]] = []
+
+    def read_on() -> list[tuple[Any, ...]]:
+        seen.clear()
+        rows = spark.readStream.format("lakehead").options(uri=con.uri, table="o.streamed", start="earliest").load()
+        query = rows.writeStream.foreachBatch(lambda df, _: seen.extend(tuple(r) for r in df.collect()))
+        query.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination()
+        return sorted(seen)
+
+    table.append([{"day": "mon", "id": n, "v": "first"} for n in range(3)])
+    assert read_on() == expected(("mon", range(3), "first"))
+    table.append([{"day": day, "id": n, "v": "unread"} for day in ("mon", "tue") for n in range(3)])
+    con.tier("o.streamed")
+    overwrite(con, frame(spark, "mon", ids=range(2), v="new"), "o.streamed")
+    assert read_on() == expected(("mon", range(2), "new"), ("tue", range(3), "unread"))
+    con.tier("o.streamed")
+    assert read_on() == []
 
 
 def test_what_cannot_be(con: lh.Connection, spark: SparkSession) -> None:

@@ -17,7 +17,10 @@ from lakehead.api.table import handle_of
 from lakehead.client.staging import JobBatch
 from lakehead.errors import CommitConflictError
 from lakehead.lake.formats import format_of
+from lakehead.lake.pinned_lake import PinnedLake
+from lakehead.lake.union_read import UnionRead, pin
 from lakehead.log.hot_range import HotRange
+from lakehead.predicate.read_spec import ReadSpec
 from lakehead.server.staging import Staging
 from lakehead.tiering.round import run_round
 from lakehead.types import TabletKey
@@ -158,6 +161,39 @@ def test_the_lake_alone_is_as_it_was_until_it_follows(made: Callable[..., Table]
     assert table.table.lake.files().num_rows == files
     table.check_lake()
     assert rows_of(table.table.scan(snapshot=snapshot).to_arrow()) == before
+
+
+def test_a_read_that_looks_at_the_lake_before_looks_again(made: Callable[..., Table]) -> None:
+    table = made(buckets=1)
+    table.append(a=4, b=4)
+    table.tier()  # so that the lake ends where the partition is cut
+    looks = []
+
+    def at(*given: Any) -> PinnedLake:
+        found = PinnedLake.at(*given)
+        if not looks:
+            table.overwrite(a=2)
+        looks.append(found)
+        return found
+
+    handle = handle_of(table.table)
+    read = UnionRead(handle, pin(handle, open_lake=at), ReadSpec(("day", "k")))
+    assert rows_of(pa.Table.from_batches(read.batches(), SCHEMA)) == table.expected() and len(looks) == 2
+
+
+def test_a_compaction_forgets_nothing(made: Callable[..., Table]) -> None:
+    table = made(buckets=1)
+    table.append(a=4, b=4)
+    table.tier()
+    table.overwrite(a=2)
+    for _ in range(6):
+        table.tier()
+        table.append(a=1)
+    table.tier()
+    table.trim()
+    assert table.table.lake.compact().files_before >= 6
+    table.check()
+    table.check_lake()
 
 
 class Meanwhile:

@@ -316,7 +316,7 @@ def _live_now(handle: TableHandle, tablets: set[TabletKey]) -> LiveRows | None:
 
 
 def _require_readable(handle: TableHandle, start: Mapping[TabletKey, int], tablet: TabletState) -> None:
-    first = first_record(handle.desc, tablet)
+    first = 0 if outlives_log(handle.desc) else tablet.log_start
     if not first <= start.get(tablet.key, first) <= tablet.high_watermark:
         raise OffsetOutOfRangeError(
             f"option start wants offset {start[tablet.key]} of {handle.desc.path} tablet {tablet.key}, which holds"
