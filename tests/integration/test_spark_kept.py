@@ -15,6 +15,8 @@ from tests.integration.conftest import ServerProcess, embedded_only
 import lakehead as lh
 import lakehead.spark as lhs
 from lakehead.lake.union_read import UnionRead
+from lakehead.spark import union_frame
+from lakehead.spark.kept import kept_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -93,6 +95,57 @@ def test_the_next_statement_reads_no_log(
     with table.alter() as a:
         a.rename_column("v", "w")
     assert {r[0] for r in rows_of(spark, name, "w = 'newer'")} == set(range(5))
+
+
+def plan(spark: SparkSession, text: str) -> str:
+    return str(lhs.sql(spark, text)._jdf.queryExecution().executedPlan().toString())
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_a_table_that_stands_still_is_read_as_plain_files(
+    con: lh.Connection, spark: SparkSession, partitioned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the second statement on: files of the lake as they are, and what is live in those with dead rows in one of
+    the session's own."""
+    name = f"k.still_{partitioned}".lower()
+    keys = ["k", "v"] if partitioned else ["k"]
+    table = con.create_table(name, SCHEMA, primary_key=keys, partition_by="v" if partitioned else None, lake="iceberg")
+    monkeypatch.setattr(union_frame, "DEAD_IN_PLAN_MAX", 0)
+    for ids, v in ((range(50), "a"), (range(50, 100), "b")):
+        put(table, ids, v)
+        con.tier(name)
+    put(table, range(40, 50), "a" if partitioned else "new")  # of the first file alone
+    held = lhs.table(spark, name)
+    told = sorted(tuple(r) for r in held.collect())
+    assert len(told) == 100
+    for _ in range(3):
+        assert rows_of(spark, name) == told
+        assert rows_of(spark, name, "k > 93 and x > 3") == [r for r in told if r[0] > 93]
+    text = plan(spark, f"select v from {name} where x > 3")
+    assert "Join" not in text and "Union" not in text
+    files = {os.path.basename(f) for f in lhs.sql(spark, f"select * from {name}").inputFiles()}
+    of_lake = [os.path.basename(f) for f in table.lake.files()["path"].to_pylist() if "data" in f]
+    assert sum(f in files for f in of_lake) == 1, "the file without dead rows"
+    joined = lhs.sql(spark, f"select count(*) n from {name} a join {name} b on a.k = b.k and a.v = b.v")
+    assert joined.first().n == 100  # type: ignore[union-attr]
+    put(table, range(100, 101), "a")
+    assert len(rows_of(spark, name)) == 101 and sorted(tuple(r) for r in held.collect()) == told
+    table.delete([dict(zip(keys, (100, "a"), strict=False))])
+    for _ in range(3):
+        assert rows_of(spark, name) == told
+
+
+def test_a_frame_that_was_kept_is_made_anew_where_its_files_are_gone(con: lh.Connection, spark: SparkSession) -> None:
+    table = con.create_table("k.emptied", SCHEMA, primary_key=["k"], lake="iceberg")
+    put(table, range(10), "a")
+    con.tier("k.emptied")
+    put(table, range(5), "b")
+    told = [rows_of(spark, "k.emptied") for _ in range(3)][-1]
+    kept_of(spark).clear()
+    assert [rows_of(spark, "k.emptied") for _ in range(3)] == [told] * 3
+    other = spark.newSession()
+    lhs.attach(other, con)
+    assert [rows_of(other, "k.emptied") for _ in range(3)] == [told] * 3
 
 
 def test_files_go_once_nothing_reads_them(

@@ -127,7 +127,11 @@ def test_before_anything_is_tiered(spark: SparkSession, con: lh.Connection) -> N
         lhs.table(spark, "shop.nolake$lake")
 
 
-def test_the_lake_part_stays_native(spark: SparkSession, log: lh.Table, keyed: lh.Table) -> None:
+def test_the_lake_part_stays_native(
+    spark: SparkSession, log: lh.Table, keyed: lh.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lakehead.spark.union_frame.COPIED_ROWS_MAX", -1)
+
     def plan(frame: DataFrame) -> str:
         return str(frame._jdf.queryExecution().executedPlan().toString())
 
@@ -256,7 +260,9 @@ def test_what_else_the_source_reads(spark: SparkSession, con: lh.Connection, log
         read("shop.orders", timestamp=1).count()
 
 
-def test_rows_moved_and_updated_by_others(spark: SparkSession, con: lh.Connection) -> None:
+def test_rows_moved_and_updated_by_others(
+    spark: SparkSession, con: lh.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An engine moves rows to another file, and updates as Spark does: the new row keeps the old one's offset."""
     t = con.create_table("foreign.log", SCHEMA, lake="iceberg")
     t.append(events(0, 1000))
@@ -296,7 +302,11 @@ def test_rows_moved_and_updated_by_others(spark: SparkSession, con: lh.Connectio
     moved = pq.read_table(first.file_path.removeprefix("file://"), partitioning=None).take([0, 1, 999])
     commit(moved, {first: [0, 1, 999]})
     same(lhs.table(spark, "foreign.log"), events(0, 2500), "id")
-    assert "LeftAnti" in lhs.table(spark, "foreign.log")._jdf.queryExecution().executedPlan().toString()
+    with monkeypatch.context() as moving:
+        moving.setattr("lakehead.spark.union_frame.COPIED_ROWS_MAX", -1)
+        joined = lhs.table(spark, "foreign.log")
+    assert "LeftAnti" in joined._jdf.queryExecution().executedPlan().toString()
+    same(joined, events(0, 2500), "id")
 
     old = pq.read_table(second.file_path.removeprefix("file://"), partitioning=None).slice(10, 5)
     kept = old.set_column(old.schema.get_field_index("kind"), "kind", pa.array(["changed"] * 5))

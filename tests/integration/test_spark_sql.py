@@ -148,6 +148,7 @@ def test_a_point_query_asks_the_key_index(
     spark: SparkSession, con: lh.Connection, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     monkeypatch.setattr("lakehead.spark.table_names.FEW_ROWS", 0)
+    monkeypatch.setattr("lakehead.spark.union_frame.COPIED_ROWS_MAX", -1)
     table = con.create_table("q.points", SCHEMA, primary_key="id", lake="iceberg")
     try:
         table.upsert(rows(1, 2, 3))
@@ -169,6 +170,7 @@ def test_columns_and_rows_that_are_not_needed_are_not_read(
     spark: SparkSession, clicks: lh.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lakehead.spark.union_frame.HOT_ROWS_MAX", 0)
+    monkeypatch.setattr("lakehead.spark.union_frame.COPIED_ROWS_MAX", -1)
     clicks.append(rows(4, 5))
     written: list[tuple[list[str], int]] = []
     write = union_frame.scratch_file

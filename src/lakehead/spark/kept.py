@@ -17,7 +17,7 @@ from lakehead.spark.scratch import ScratchFile
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ENTRIES_MAX = 128
+ENTRIES_MAX = 512
 BYTES_MAX = 1 << 30
 V = TypeVar("V")
 
@@ -53,6 +53,24 @@ class Kept:
             entry = _Entry(value, file, size + (0 if file is None else file.size))
             self._keep(key, entry)
         return entry.value, entry.file
+
+    def value(self, key: Hashable) -> Any:
+        """What is kept, None where nothing is."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                return None
+            self._entries.move_to_end(key)
+            return entry.value
+
+    def noted(self, key: Hashable) -> bool:
+        """Whether this was asked before, and is kept."""
+        with self._lock:
+            if key in self._entries:
+                self._entries.move_to_end(key)
+                return True
+        self._keep(key, _Entry(None, None, 0))
+        return False
 
     def _keep(self, key: Hashable, entry: _Entry) -> None:
         over = []

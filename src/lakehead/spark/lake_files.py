@@ -78,13 +78,13 @@ class LakeScan:
         self._schema = spark_schema(pa.schema([*view.desc.schema, *SYSTEM_FIELDS]), lake)
 
     def __call__(
-        self, files: Iterable[LakeFile], extra: _Extra | None = None, beside: ScratchFile | None = None
+        self, files: Iterable[LakeFile], extra: _Extra | None = None, beside: Sequence[ScratchFile] = ()
     ) -> DataFrame:
         """All rows of these files, at least one.
 
         Args:
             extra: more columns, of Spark's metadata of files and rows, as SQL and of these types.
-            beside: a file more, written as `lake_columns` says; columns that it lacks are null.
+            beside: more files, written as `lake_columns` says; columns that they lack are null.
 
         Raises:
             LakeFileMissingError: a file is gone.
@@ -98,24 +98,24 @@ class LakeScan:
             schema = self._schema_in(f)
             named.setdefault(schema.json(), (schema, []))[1].append(f)
         frames = [self._read(schema, some, extra or {}) for schema, some in named.values()]
-        if plain or beside is not None:
+        if plain or beside:
             frames.insert(0, self._read(self._schema, plain, extra or {}, beside))
         return reduce(lambda a, b: a.unionByName(b), frames)
 
     def _read(
-        self, schema: st.StructType, files: Sequence[LakeFile], extra: _Extra, beside: ScratchFile | None = None
+        self, schema: st.StructType, files: Sequence[LakeFile], extra: _Extra, beside: Sequence[ScratchFile] = ()
     ) -> DataFrame:
         paths = [spark_path(f.path) for f in files]
         try:
-            rows = read_parquet(self._spark, schema, paths if beside is None else [*paths, beside.address])
+            rows = read_parquet(self._spark, schema, [*paths, *(file.address for file in beside)])
         except AnalysisException as e:
             if e.getCondition() != "PATH_NOT_FOUND":
                 raise
             gone = str((e.getMessageParameters() or {}).get("path", e))
             raise missing_file(next((f.path for f in files if posixpath.basename(f.path) in gone), gone)) from e
         self.reads.append(weak_files(rows))
-        if beside is not None:
-            beside.read_by(self.reads[-1])
+        for file in beside:
+            file.read_by(self.reads[-1])
         if extra:
             rows = select(rows, ["*", *(f"{text} as {name}" for name, (text, _) in extra.items())])
         if schema is not self._schema:

@@ -64,10 +64,10 @@ class ScratchFile:
             return self.rows(spark)
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> Iterator[ScratchFile]:
         """For one who wanted it: from the end on it is there for those alone who read it by then."""
         try:
-            yield
+            yield self
         finally:
             with _lock:
                 self.wanted -= 1

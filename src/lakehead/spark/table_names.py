@@ -28,7 +28,7 @@ from lakehead.spark.needs import Needs, needs_of
 from lakehead.spark.scratch import scratch_frame
 from lakehead.spark.statements import NamedQuery, require_read, shown_database
 from lakehead.spark.types import spark_schema
-from lakehead.spark.union_frame import is_large, union_frame
+from lakehead.spark.union_frame import Seen, is_large, look, union_frame
 from lakehead.types import Tier
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ _NO_ALIAS = frozenset(
     for fetch set values partition from""".split()  # noqa: SIM905
 )
 _WHERE = re.compile(r"\bwhere\b", re.IGNORECASE)
+_EQUALS = r"(?:==?|<=>|\bin\b)"
+_VALUES = frozenset(["date", "timestamp", "timestamp_ntz", "cast", "true", "false", "x"])
+"""Words that a value may begin with."""
 FEW_ROWS = 10_000
 """A keyed table of so many rows is read sooner than a statement is asked which keys it needs."""
 _SAMPLE = "tablesample"
@@ -85,15 +88,20 @@ def read_name(
 
 
 def _pinned_name(
-    spark: SparkSession, table: Table, suffix: Suffix | None, pinned: Pin, needs: Needs | None = None
+    spark: SparkSession,
+    table: Table,
+    suffix: Suffix | None,
+    pinned: Pin,
+    needs: Needs | None = None,
+    seen: Seen | None = None,
 ) -> DataFrame:
-    """What a name with this suffix reads under a pin, or what is needed of it."""
+    """What a name with this suffix reads under a pin, or what is needed of it; ``seen`` as in `union_frame`."""
     handle = handle_of(table)
     if suffix is Suffix.CHANGELOG:
         schema = changelog_schema(handle.desc)
         return _frame(spark, schema, map(named_changes, read_log(handle, pinned, ReadSpec(tuple(schema.names)))))
     if suffix is None:
-        return union_frame(spark, connection_of(spark).uri, table, pinned=pinned, needs=needs)
+        return union_frame(spark, connection_of(spark).uri, table, pinned=pinned, needs=needs, seen=seen)
     handle.desc.require_lake()
     if suffix is Suffix.LAKE:
         return union_frame(spark, connection_of(spark).uri, table, pinned=pinned.of_lake())
@@ -145,7 +153,7 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
             found = needs_of(spark, text, statement, _plain(args), {views[r]: s for r, s in schemas.items()})
             return {read: found[view] for read in schemas if (view := views[read]) in found}
 
-        for read, frame in _frames(spark, con, list(views), text, ask):
+        for read, frame in _frames(spark, con, list(views), query, ask):
             frame.createOrReplaceTempView(views[read])
         # The statement is analysed here, so that the views may go; the frame holds what they stood for.
         return spark.sql(statement, _plain(args))
@@ -157,7 +165,7 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
 
 
 def _frames(
-    spark: SparkSession, con: Connection, reads: Sequence[_Read], text: str, ask: _Ask
+    spark: SparkSession, con: Connection, reads: Sequence[_Read], query: str, ask: _Ask
 ) -> Iterator[tuple[_Read, DataFrame]]:
     """What a statement reads: tables now, all as of one moment, or the lake of some other one.
 
@@ -175,19 +183,31 @@ def _frames(
             path = now[full, None][0]
             yield (full, None), _pinned_name(spark, tables[path], suffixes[full, None], pins[path])
     plain = {read: path for read, (path, _, _) in now.items() if suffixes[read] is None}
+    seen = {path: look(spark, tables[path], pins[path]) for path in sorted(set(plain.values()))}
     needs: Mapping[_Read, Needs] = {}
-    if any(_pays(tables[path], pins[path], text) for path in plain.values()):
+    if any(
+        (is_large(pins[path].ranges) and not at.still) or _has_key(query, tables[path], pins[path])
+        for path, at in seen.items()
+    ):
         needs = ask({read: handle_of(tables[path]).desc.schema for read, path in plain.items()})
     for read, path in plain.items():
-        yield read, _pinned_name(spark, tables[path], None, pins[path], needs.get(read))
+        yield read, _pinned_name(spark, tables[path], None, pins[path], needs.get(read), seen[path])
 
 
-def _pays(table: Table, pinned: Pin, text: str) -> bool:
-    """Whether a read of a table may become so much less by what a statement needs of it that it is worth asking."""
-    if is_large(pinned.ranges):
-        return True
-    keys = table.primary_key if (pinned.live_rows or 0) > FEW_ROWS and _WHERE.search(text) is not None else ()
-    return bool(keys) and all(key.casefold() in text.casefold() for key in keys)
+def _has_key(query: str, table: Table, pinned: Pin) -> bool:
+    """Whether a statement may give the whole key of rows, of so many that asking their index pays."""
+    keys = table.primary_key if (pinned.live_rows or 0) > FEW_ROWS and _WHERE.search(query) is not None else ()
+    return bool(keys) and all(gives_value(query, key) for key in keys)
+
+
+def gives_value(query: str, column: str) -> bool:
+    """Whether a statement may have a column equal a value, or one of a list, and not just another column."""
+    name = rf"(?<!\w){re.escape(column)}(?!\w)`?"
+    for found in re.finditer(rf"{name}\s*{_EQUALS}\s*(?P<word>[^\W\d]\w*|`|\(\s*select\b)?", query, re.IGNORECASE):
+        if found["word"] is None or found["word"].lower() in _VALUES:
+            return True
+    value_first = rf"(?:[\d'\")?]|:\w+)\s*{_EQUALS}\s*(?:[\w`]+\.)*`?{name}"
+    return re.search(value_first, query, re.IGNORECASE) is not None
 
 
 def _named(spark: SparkSession, named: NamedQuery, frame: DataFrame) -> DataFrame:

@@ -12,12 +12,13 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import json
+import os
 import posixpath
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import functions as F
@@ -41,7 +42,7 @@ from lakehead.spark.lake_files import LakeScan, lake_columns, opens_lake
 from lakehead.spark.needs import Needs
 from lakehead.spark.scratch import ScratchFile, is_shared, scratch_file, scratch_frame
 from lakehead.spark.types import spark_schema
-from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, TableDescriptor, TabletKey, Tier, require_tier
+from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor, TabletKey, Tier, require_tier
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -53,6 +54,9 @@ DEAD_IN_PLAN_MAX = 512
 HOT_ROWS_MAX, HOT_BYTES_MAX = 1 << 16, 8 << 20
 """So few hot rows go to a cluster with the plan, whose statements then know how large they are and do not ask for them
 again; executors fetch what is more."""
+COPIED_ROWS_MAX, COPIED_BYTES_MAX = 1 << 19, 64 << 20
+"""So many log records, and so many rows and bytes of lake files with dead rows, are worth files of the session's."""
+_FRAME_BYTES = 16 << 10
 _FILE_BYTES = 4096
 """About what is known of a lake file takes."""
 _Dead: TypeAlias = "DataFrame | tuple[int, ...] | None"
@@ -72,10 +76,13 @@ def union_frame(
     system_columns: bool = False,
     pinned: Pin | None = None,
     needs: Needs | None = None,
+    seen: Seen | None = None,
 ) -> DataFrame:
     """See `lakehead.spark.table`; the read is pinned now, once for both tiers, unless it is ``pinned``.
 
-    Where ``needs`` says what is read of the frame, it may lack other rows, and fails who reads other columns.
+    Where ``needs`` says what is read of the frame, it may lack other rows, and fails who reads other columns. Where
+    ``seen`` says what is known of the pin, the frame may be one that others got, too: for texts, in which each name
+    stands for columns of its own.
     """
     require_tier(tier)
     handle = handle_of(table)
@@ -95,22 +102,55 @@ def union_frame(
         frame = _source_frame(spark, uri, table, read, pinned.lake)
         hold_pin(spark, handle.leases, pinned, weak_tables(frame))
         return frame
-    moment = _Moment.of(handle, pinned)
-    needed = _needed_of(read, needs)
+    moment, still = seen or look(spark, table, pinned)
+    name = ("frame", moment, tuple(read.schema.names))
+    if seen is not None and still and (known := _known_frame(spark, name)) is not None:
+        return known
+    needed = read if still else _needed_of(read, needs)
     superseded, hot = _hot_rows(spark, uri, table, needed, pinned.lake, moment)
-    file = hot if isinstance(hot, ScratchFile) else None
-    with nullcontext() if file is None else file.reading():
-        beside = file if needed is read else None
-        frames, reads, taken = _lake_frames(spark, pinned.lake, superseded, moment, read.schema, beside)
+    files: list[ScratchFile] = []  # read here
+    frames: list[DataFrame] = []
+    reads: list[Any] = []
+    taken = False
+    with ExitStack() as reading:
+        if isinstance(hot, ScratchFile):
+            files.append(reading.enter_context(hot.reading()))
+        if pinned.lake is not None and pinned.lake.snapshot_id is not None:
+            live = _live_file(spark, pinned.lake, spec, superseded, moment) if still else None
+            if live is not None:
+                whole, copy = live
+                files += [] if copy is None else [reading.enter_context(copy.reading())]
+                frames, reads = _plain_frames(spark, pinned.lake, whole, read.schema, files)
+                taken = True
+            else:
+                beside = files if needed is read else []
+                frames, reads, taken = _lake_frames(spark, pinned.lake, superseded, moment, read.schema, beside)
         if hot is not None and not taken:
             rows = hot.rows(spark) if isinstance(hot, ScratchFile) else hot
-            reads += weak_tables(rows) if file is None else []
+            reads += [] if isinstance(hot, ScratchFile) else weak_tables(rows)
             frames.append(_chosen(rows, needed.schema.names, read.schema, table.name))
     if not frames:
         return spark.createDataFrame([], spark_schema(read.schema))
-    if reads:  # what is in a file of ours is read under no pin
+    found = reduce(lambda a, b: a.union(b), frames)
+    if reads:
         hold_pin(spark, handle.leases, pinned, reads)
-    return reduce(lambda a, b: a.union(b), frames)
+    elif still:  # what is in files of ours is read under no pin
+        kept_of(spark).get(name, lambda: (_KnownFrame(found, [f.path for f in files]), None, _FRAME_BYTES))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _KnownFrame:
+    frame: DataFrame
+    paths: Sequence[str]
+
+
+def _known_frame(spark: SparkSession, name: Hashable) -> DataFrame | None:
+    """A frame of this session that reads files of ours alone, all of which are there."""
+    known = kept_of(spark).value(name)
+    if known is None or known.frame.sparkSession._jsparkSession is not spark._jsparkSession:
+        return None
+    return known.frame if all(map(os.path.exists, known.paths)) else None
 
 
 def _chosen(frame: DataFrame, there: Sequence[str], schema: pa.Schema, table: str) -> DataFrame:
@@ -161,6 +201,25 @@ class _Moment:
         lake = pinned.lake
         snapshot, gone = (None, frozenset[TabletKey]()) if lake is None else (lake.snapshot_id, lake.gone)
         return cls(handle.desc.table_id, handle.desc.schema_id, snapshot, gone, ranges)
+
+
+class Seen(NamedTuple):
+    """What is known of a pin.
+
+    Attributes:
+        still: the table is as it was when this was asked before, so that statements after this one may find it so, too:
+            its rows are worth files of the session's own.
+    """
+
+    moment: _Moment
+    still: bool
+
+
+def look(spark: SparkSession, table: Table, pinned: Pin) -> Seen:
+    """Find out, once for each statement."""
+    moment = _Moment.of(handle_of(table), pinned)
+    few_enough = sum(end - start for start, end in pinned.ranges.values()) <= COPIED_ROWS_MAX
+    return Seen(moment, few_enough and is_shared(spark) and kept_of(spark).noted(("seen", moment)))
 
 
 def _needed_of(read: UnionRead, needs: Needs | None) -> UnionRead:
@@ -239,28 +298,58 @@ def _source_frame(
 # ---- lake ---------------------------------------------------------------------------------------------------------
 
 
+def _live_file(
+    spark: SparkSession, view: PinnedLake, spec: ReadSpec, superseded: Superseded, moment: _Moment
+) -> tuple[tuple[LakeFile, ...], ScratchFile | None] | None:
+    """Lake files without dead rows, and the live rows of all others as a file of the session's; None where those are
+    too many."""
+    names = spec.names
+
+    def find() -> tuple[tuple[LakeFile, ...] | None, ScratchFile | None, int]:
+        parts = split_files(view, view.plan(), superseded)
+        worn = [*parts.by_offset, *(f for f, _ in parts.by_position)]
+        if sum(f.size for f in worn) > COPIED_BYTES_MAX or sum(f.record_count for f in worn) > COPIED_ROWS_MAX:
+            return None, None, 0
+        stored, own = lake_columns(view, names), pa.schema([*view.desc.schema, *SYSTEM_FIELDS])
+        schema = pa.schema([own.field(name) for name in names])
+        file = scratch_file(spark, schema, view.read(worn, spec, superseded), kept=True, stored=stored)
+        return parts.whole, file, _FILE_BYTES * len(parts.whole)
+
+    whole, file = kept_of(spark).get(("live", moment, tuple(names)), find)
+    return None if whole is None else (whole, file)
+
+
+def _plain_frames(
+    spark: SparkSession, view: PinnedLake, files: Sequence[LakeFile], schema: pa.Schema, beside: Sequence[ScratchFile]
+) -> tuple[list[DataFrame], list[Any]]:
+    """All rows of these files, and weak references to what reads those of the lake."""
+    if not files and not beside:
+        return [], []
+    scan = LakeScan(spark, view)
+    frame = select(scan(files, beside=beside), map(quoted, schema.names))
+    return [frame], scan.reads if files else []
+
+
 def _lake_frames(
     spark: SparkSession,
-    view: PinnedLake | None,
+    view: PinnedLake,
     superseded: Superseded,
     moment: _Moment,
     schema: pa.Schema,
-    hot: ScratchFile | None,
+    hot: Sequence[ScratchFile],
 ) -> tuple[list[DataFrame], list[Any], bool]:
     """The rows of the lake with these columns, weak references to what reads its files, and whether the hot rows are
     among them: to Spark a file more of a scan costs less than another scan. No hot row is dead."""
-    if view is None or view.snapshot_id is None:
-        return [], [], False
     parts, dead = _lake_parts(spark, view, superseded, moment)
     scan = LakeScan(spark, view)
     frames = [scan(parts.whole, beside=hot)] if parts.whole else []
     if parts.by_offset:
-        beside = None if parts.whole else hot
+        beside = () if parts.whole else hot
         frames.append(_without_offsets(scan(parts.by_offset, beside=beside), view.desc, dead))
     for some in _uniquely_named(parts.by_position):
         rows = _without_positions(spark, scan, some)
         frames.append(_without_offsets(rows, view.desc, dead))
-    taken = hot is not None and bool(parts.whole or parts.by_offset)
+    taken = bool(hot) and bool(parts.whole or parts.by_offset)
     return [select(frame, map(quoted, schema.names)) for frame in frames], scan.reads, taken
 
 
