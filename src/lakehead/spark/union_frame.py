@@ -148,7 +148,10 @@ class _KnownFrame:
 def _known_frame(spark: SparkSession, name: Hashable) -> DataFrame | None:
     """A frame of this session that reads files of ours alone, all of which are there."""
     known = kept_of(spark).value(name)
-    if known is None or known.frame.sparkSession._jsparkSession is not spark._jsparkSession:
+    if known is None:
+        return None
+    mine, its = spark._jsparkSession, known.frame.sparkSession._jsparkSession
+    if mine is not its and mine != its:  # the JVM is asked where Python has two objects for one
         return None
     return known.frame if all(map(os.path.exists, known.paths)) else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,11 @@ def test_of_rounds_with_deletes(keyed: Any) -> None:
 @pytest.mark.parametrize("version", ["1", "2"])
 def test_of_others_whose_columns_and_partitions_change(tmp_path: Path, version: str) -> None:
     catalog = SqlCatalog("c", uri=f"sqlite:///{tmp_path}/c.db", warehouse=f"file://{tmp_path}")
+    with closing(catalog):
+        _changed_by_others(catalog, version)
+
+
+def _changed_by_others(catalog: SqlCatalog, version: str) -> None:
     catalog.create_namespace("n")
     rows = pa.table({"a": pa.array([1, 2], pa.int32()), "b": ["x", "y"]})
     table = catalog.create_table("n.t", rows.schema, properties={"format-version": version})

@@ -79,7 +79,8 @@ def test_files_of_a_change_are_required(keyed: Any) -> None:
 
 def test_a_server_is_told_what_is_proven(keyed: Any) -> None:
     state = CatalogLakeState(LakeConfig(), str(keyed.folder), SystemClock())
-    state.serve(MetadataStore(str(keyed.folder / "metadata.db"), Env.system()))
+    store = MetadataStore(str(keyed.folder / "metadata.db"), Env.system())
+    state.serve(store)
     assert state.proven_offsets(keyed.desc) == {}
     history(keyed)
     known = {TabletKey("", 0): 5}
@@ -96,3 +97,4 @@ def test_a_server_is_told_what_is_proven(keyed: Any) -> None:
         assert e.value.context["path"] == f"file://{new}"
     Path(new).write_bytes(kept)
     assert state.proven_offsets(keyed.desc) == {TabletKey("", 0): 6}
+    store.close()
