@@ -29,6 +29,7 @@ from lakehead.errors import (
 from lakehead.iceberg import catalog_state
 from lakehead.iceberg.evolution import evolve
 from lakehead.lake.formats import format_of
+from lakehead.log.hot_range import HotRange
 from lakehead.server.tablet import Tablet
 from lakehead.spark.worker import WorkerLog
 from lakehead.types import TableDescriptor
@@ -418,7 +419,7 @@ def test_what_a_worker_reads_was_planned_under_the_same_definition(con: lh.Conne
     put(table, [old(1)])
     planned = WorkerLog(con.uri, handle_of(table))
     (tablet,) = planned.watermarks()
-    assert pickle.loads(pickle.dumps(planned)).watermarks() == {tablet: (0, 1)}
+    assert pickle.loads(pickle.dumps(planned)).watermarks() == {tablet: HotRange(0, 1)}
     with con.table("t").alter() as a:
         a.drop_column("b").add_column("b", pa.string())
     with pytest.raises(SchemaChangedError):
