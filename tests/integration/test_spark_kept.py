@@ -141,8 +141,17 @@ def test_a_frame_that_was_kept_is_made_anew_where_its_files_are_gone(con: lh.Con
     con.tier("k.emptied")
     put(table, range(5), "b")
     told = [rows_of(spark, "k.emptied") for _ in range(3)][-1]
-    kept_of(spark).clear()
+    entries = kept_of(spark)._entries
+
+    def frames() -> list[Any]:
+        return [e.value for key, e in entries.items() if key[0] == "frame" and e.value.frame.columns == SCHEMA.names]  # type: ignore[index]
+
+    for key in [key for key in entries if key[0] in ("hot", "live")]:  # type: ignore[index]
+        entries.pop(key)  # as when they were used longest ago
+    for path in frames()[-1].paths:
+        os.unlink(path)
     assert [rows_of(spark, "k.emptied") for _ in range(3)] == [told] * 3
+    assert all(map(os.path.exists, frames()[-1].paths)), "the new one is kept"
     other = spark.newSession()
     lhs.attach(other, con)
     assert [rows_of(other, "k.emptied") for _ in range(3)] == [told] * 3

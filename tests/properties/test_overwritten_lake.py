@@ -92,6 +92,13 @@ class Table:
         pushed = [r for b in table.subscribe(start="earliest", stop="now") for r in b.rows.to_pylist()]
         assert sorted((r["day"], r["k"]) for r in pushed) == expected
 
+    def check_on(self) -> None:
+        """The same after a trim, after a restart, and once the lake has followed."""
+        for step in (lambda: None, self.trim, self.restart):
+            step()
+            self.check()
+        self.check_lake()
+
     def check_lake(self) -> None:
         self.tier()
         assert rows_of(self.table.scan(tier="lake").to_arrow()) == self.expected()
@@ -225,12 +232,7 @@ def test_a_round_that_was_planned_before(made: Callable[..., Table], rows: int, 
     source = Meanwhile(table.table, lambda: table.overwrite(a=rows))
     with contextlib.suppress(CommitConflictError):
         run_round(lake, handle.desc, source, handle.env)
-    table.check()
-    table.trim()
-    table.check()
-    table.restart()
-    table.check()
-    table.check_lake()
+    table.check_on()
 
 
 @pytest.mark.parametrize("trims", [True, False])
@@ -258,12 +260,7 @@ def test_a_round_between_the_decision_and_the_deed(
     table.overwrite(a=2)
     monkeypatch.undo()
     table.rows["a"] += late
-    table.check()
-    table.trim()
-    table.check()
-    table.restart()
-    table.check()
-    table.check_lake()
+    table.check_on()
     table.trim()
     table.check()
 

@@ -40,7 +40,7 @@ class RemoteLog:
         return sorted((t for reply in replies for t in told_tablets(self._desc, reply.tablets)), key=lambda t: t.key)
 
     def watermarks(self) -> Mapping[TabletKey, HotRange]:
-        """See `lakehead.tiering.round_plan.HotSource`."""
+        """Which offsets the log has of each tablet, all of it on disk."""
         return {t.key: HotRange(t.log_start, t.high_watermark, t.overwritten) for t in self.tablets(sync=True)}
 
     def timestamps_at(self, offsets: Mapping[TabletKey, int]) -> tuple[int, dict[TabletKey, int | None]]:

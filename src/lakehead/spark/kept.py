@@ -1,6 +1,7 @@
-"""What statements of a session found out, kept for the next ones: which rows of the lake are dead, and the hot rows as
-files. It is of offsets, with the time when the last one was written, and of lake snapshots, which never change: what is
-pinned as it was before is read as it was. Bounded; what was used longest ago goes first."""
+"""What statements of a session found out, kept for the next ones: which rows of the lake are dead, the hot rows and the
+live rows of worn lake files as files, and frames that read nothing else. It is of offsets, with the time when the last
+one was written, and of lake snapshots, which never change: what is pinned as it was before is read as it was. Bounded;
+what was used longest ago goes first."""
 
 from __future__ import annotations
 
@@ -69,8 +70,12 @@ class Kept:
             if key in self._entries:
                 self._entries.move_to_end(key)
                 return True
-        self._keep(key, _Entry(None, None, 0))
+        self.put(key, None, 0)
         return False
+
+    def put(self, key: Hashable, value: object, nbytes: int) -> None:
+        """Keep a value without a file, in place of what is kept by this key."""
+        self._keep(key, _Entry(value, None, nbytes))
 
     def _keep(self, key: Hashable, entry: _Entry) -> None:
         over = []

@@ -3,8 +3,9 @@
 The scans stay vectorised, pruned and filtered: Spark pushes columns and filters through the anti-join and the union,
 all but comparisons of floats (`lakehead.spark.floats`). Where executors share the driver's files, hot rows are one
 file more of such a scan.
-Only files with dead rows take part in the join, so that a log table's lake is read as plain Parquet. A lake on storage
-that this Spark has no driver for is read by Python workers through the data source.
+Only files with dead rows take part in the join, so that a log table's lake is read as plain Parquet; of a table that
+stands still their live rows are one file more, too, and nothing is joined. A lake on storage that this Spark has no
+driver for is read by Python workers through the data source.
 """
 
 from __future__ import annotations
@@ -56,9 +57,8 @@ HOT_ROWS_MAX, HOT_BYTES_MAX = 1 << 16, 8 << 20
 again; executors fetch what is more."""
 COPIED_ROWS_MAX, COPIED_BYTES_MAX = 1 << 19, 64 << 20
 """So many log records, and so many rows and bytes of lake files with dead rows, are worth files of the session's."""
-_FRAME_BYTES = 16 << 10
-_FILE_BYTES = 4096
-"""About what is known of a lake file takes."""
+_FRAME_BYTES, _FILE_BYTES = 16 << 10, 4096
+"""About what a frame takes, and what is known of a lake file."""
 _Dead: TypeAlias = "DataFrame | tuple[int, ...] | None"
 """Dead offsets, by the keys of `dead_table`: a frame of them, or those themselves."""
 _FILE, _POSITION = "__dead_file", "__dead_position"
@@ -135,7 +135,7 @@ def union_frame(
     if reads:
         hold_pin(spark, handle.leases, pinned, reads)
     elif still:  # what is in files of ours is read under no pin
-        kept_of(spark).get(name, lambda: (_KnownFrame(found, [f.path for f in files]), None, _FRAME_BYTES))
+        kept_of(spark).put(name, _KnownFrame(found, [f.path for f in files]), _FRAME_BYTES)
     return found
 
 
