@@ -141,13 +141,14 @@ def test_a_frame_that_was_kept_is_made_anew_where_its_files_are_gone(con: lh.Con
     con.tier("k.emptied")
     put(table, range(5), "b")
     told = [rows_of(spark, "k.emptied") for _ in range(3)][-1]
-    entries = kept_of(spark)._entries
+    kept = kept_of(spark)
+    entries = kept._entries
 
     def frames() -> list[Any]:
         return [e.value for key, e in entries.items() if key[0] == "frame" and e.value.frame.columns == SCHEMA.names]  # type: ignore[index]
 
-    for key in [key for key in entries if key[0] in ("hot", "live")]:  # type: ignore[index]
-        entries.pop(key)  # as when they were used longest ago
+    worn = [key for key in entries if key[0] in ("hot", "live")]  # type: ignore[index]
+    kept._let_go([entries.pop(key) for key in worn])  # as when they were used longest ago
     for path in frames()[-1].paths:
         os.unlink(path)
     assert [rows_of(spark, "k.emptied") for _ in range(3)] == [told] * 3
