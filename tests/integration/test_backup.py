@@ -338,16 +338,15 @@ def test_a_table_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             con.create_table(name, NUMBERS).append([{"k": 1, "v": 1}])
         copy = backups._copy_tablet
 
-        def drop_and_copy(source: str, target: str, table: lh.Table) -> None:
-            if table.name == "default.one":
+        def drop_and_copy(source: str, target: str, table: TableHandle, *cut: Any) -> int:
+            if table.desc.path.table == "one":
                 con.drop_table("three")
                 with pytest.raises(TableNotFoundError):
                     con.table("three")
-            if table.name == "default.two":
-                copy(source, target, table)
+            start = copy(source, target, table, *cut)
+            if table.desc.path.table == "two":
                 con.drop_table("two")
-                return
-            copy(source, target, table)
+            return start
 
         monkeypatch.setattr(backups, "_copy_tablet", drop_and_copy)
         made = back_up(con, str(tmp_path / "a"), str(tmp_path / "backup"))
@@ -357,6 +356,16 @@ def test_a_table_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with lh.connect(tmp_path / "r") as con:
         assert con.tables() == ["default.one"]
         assert con.table("one").scan().count() == 1
+
+
+def test_a_table_without_any_partition_is_in_it(tmp_path: Path) -> None:
+    with lh.connect(tmp_path / "a") as con:
+        con.create_table("t", NUMBERS, partition_by="v")
+        assert back_up(con, str(tmp_path / "a"), str(tmp_path / "backup")).tables == ("default.t",)
+    restore(str(tmp_path / "backup"), str(tmp_path / "r"))
+    with lh.connect(tmp_path / "r") as con:
+        con.table("t").append([{"k": 1, "v": 1}])
+        assert con.table("t").scan().count() == 1
 
 
 def test_offsets_of_one_folder_mean_nothing_in_another(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Backups of a data folder, also while it is served, and what is made of them.
 
 Every part of a backup is a state that a crash could have left, and together they fit: the lake of a table is copied as
-of one of its versions, then the table's log, which is never behind it, then the metadata. What is acknowledged before
-the backup begins is in it. The owner serves on; it notices nothing but leases.
+of one of its versions, then the table's log, which is never behind it, then the metadata. Tables that jobs publish to
+are as of one moment (`lakehead.api.moment`). What is acknowledged before the backup begins is in it. The owner serves
+on; it notices nothing but leases.
 
 A backup is a folder with ``data``, a data folder, and ``backup.json``, which names each file with its size and checksum
 and is written last: without it a backup is not one. It says that it is a copy, so whatever is made of it is a folder of
@@ -13,16 +14,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
-import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from lakehead.api.connection import Connection
+from lakehead.api.moment import Moment, database, groups
 from lakehead.api.table import Table, handle_of
 from lakehead.client.table import TableHandle
 from lakehead.env import LocalStorage
@@ -34,15 +36,18 @@ from lakehead.errors import (
     LakeFileMissingError,
     LakeStateError,
     SchemaChangedError,
-    StorageError,
     TableNotFoundError,
     UnavailableError,
     UnsupportedFormatError,
 )
+from lakehead.format.frame import Frame
+from lakehead.lake.formats import format_of
+from lakehead.lake.marks import LakeMark, mark_of
 from lakehead.log import LogTablet
+from lakehead.log.cut import cut_log
 from lakehead.protocol import messages as m
 from lakehead.server.incarnations import disown
-from lakehead.types import TableDescriptor, TabletKey
+from lakehead.types import Offset, TableDescriptor, TabletKey
 
 FORMAT = 1
 """Version of ``backup.json``."""
@@ -93,30 +98,31 @@ def back_up(con: Connection, folder: str, destination: str, report: Report = lam
     """
     folder, destination = os.path.realpath(folder), os.path.realpath(destination)
     data = _begin(folder, destination)
-    before, published = _writers_acked(folder), _published(folder)
-    inside: dict[str, list[str]] = {}
-    outside: list[str] = []
-    overwritten: dict[str, Mapping[TabletKey, int]] = {}
-    copied: set[str] = set()
-    for _ in range(_ATTEMPTS):
-        # Names change while tables are copied: what was passed over is seen when they are listed again.
+    acked = _writers_acked(folder)
+    copies: dict[frozenset[str], _Copy] = {}
+    for left in reversed(range(_ATTEMPTS)):
+        # Names change while tables are copied, and jobs publish to others: what was passed over is seen when they are
+        # listed again.
         found = [_opened(con, name) for name in con.tables()]
-        left = {handle_of(t).desc.table_id: t for t in found if t and handle_of(t).desc.table_id not in copied}
-        if not left and None not in found:
+        tables = {handle_of(t).desc.table_id: handle_of(t) for t in found if t}
+        missing = [
+            (ids, published)
+            for ids, published in groups(os.path.join(folder, "metadata.db"), tables).items()
+            if not any(ids <= done and (copy.moment is not None or not published) for done, copy in copies.items())
+        ]
+        if not missing and None not in found:
             break
-        for table_id, table in left.items():
-            report(table.name)
-            copied.add(table_id)
-            with contextlib.suppress(TableNotFoundError):
-                pointers, overwritten[table_id] = _copy_table(table, folder, data)
-                if pointers:
-                    inside[table_id] = pointers
-                elif table.describe()["lake"]:
-                    outside.append(table_id)
+        for ids, published in missing:
+            copies = {done: copy for done, copy in copies.items() if not done & ids}
+            group = sorted((tables[table_id] for table_id in ids), key=lambda table: str(table.desc.path))
+            if (copied := _copy_group(group, folder, data, report, published=published, last=not left)) is not None:
+                copies[ids] = copied
+    inside = {table_id: pointers for copy in copies.values() for table_id, pointers in copy.inside.items()}
+    outside = [table_id for copy in copies.values() for table_id in copy.outside]
     if inside:
         # Before the metadata, which know what a table was called before.
         _copy_database(os.path.join(folder, "lake", "catalog.db"), os.path.join(data, "lake", "catalog.db"))
-    kept = _copy_metadata(folder, data, before, published, overwritten)
+    kept = _copy_metadata(folder, data, acked, list(copies.values()))
     _keep_tables(data, kept)
     if inside:
         _point_catalog(data, [p for table_id, pointers in inside.items() if table_id in kept for p in pointers])
@@ -187,77 +193,184 @@ def _opened(con: Connection, name: str) -> Table | None:
     return None
 
 
-def _copy_table(table: Table, folder: str, data: str) -> tuple[list[str], Mapping[TabletKey, int]]:
-    """Copy the lake, then what it keeps of the changelog, then the log, so that neither is behind; returns the metadata
-    files of the lake, none of one outside the folder, and below which offsets the lake's rows were gone meanwhile.
+@dataclass
+class _Copy:
+    """What was copied of tables that are of one moment; that moment, where jobs publish to them.
 
-    Files that the owner removes meanwhile, as it trims, cleans up and drops, make it begin anew, and so does a change
-    of the table's columns, and a partition that is overwritten.
+    Attributes:
+        tables: their ids.
+        inside: metadata files of the lakes in the folder, by table.
+        outside: tables whose lake lies elsewhere.
     """
-    handle = handle_of(table)
-    last: Exception | None = None
-    for _ in range(_ATTEMPTS):
-        _remove_table(data, table)
-        try:
-            handle = handle.now()
-            overwritten = _overwritten(handle)
-            pointers = [found for t in handle.desc.lake_tables if (found := _copy_lake(handle, t, folder, data))]
-            handle.log.watermarks()
-            for tablet in _tablet_folders(folder, table):
-                _copy_tablet(os.path.join(folder, tablet), os.path.join(data, tablet), table)
-            if _overwritten(handle) == overwritten:
-                return pointers, overwritten
-            last = UnavailableError("partitions were overwritten")
-        except (FileNotFoundError, LakeFileMissingError, LakeStateError, SchemaChangedError) as e:
-            last = e
-            handle.log.watermarks()  # it may have been dropped
-            handle.env.clock.sleep(_PAUSE_SECONDS)  # or is being dropped, its lake first
-    if isinstance(last, LakeFileMissingError | LakeStateError | SchemaChangedError):
-        raise last
-    raise UnavailableError(f"files of {table.name} keep going while they are copied ({last}): try again") from last
+
+    tables: frozenset[str]
+    inside: dict[str, list[str]]
+    outside: list[str]
+    moment: Moment | None = None
 
 
-def _overwritten(handle: TableHandle) -> dict[TabletKey, int]:
-    return {tablet: at.overwritten for tablet, at in handle.log.watermarks().items() if at.overwritten}
+class _Passed(Exception):
+    """What is copied now does not fit to what was before: it went on too fast."""
 
 
-def _table_folder(table: Table) -> str:
-    desc = handle_of(table).desc
+def _copy_group(
+    tables: Sequence[TableHandle], folder: str, data: str, report: Report, *, published: bool, last: bool
+) -> _Copy | None:
+    """Copy the lakes, then what they keep of the changelogs, then the logs, so that none is behind.
+
+    Returns:
+        None where it is to begin anew, as files that the owner trims, cleans up and drops make it, and so do a change
+        of columns, and what takes rows out of a lake; the ``last`` time it raises.
+    """
+    handles = [handle for table in tables if (handle := _still_there(table))]
+    for table in tables:
+        LocalStorage().remove_tree(os.path.join(data, _table_folder(table)))
+    for handle in handles:
+        report(str(handle.desc.path))
+    try:
+        with contextlib.ExitStack() as held:
+            return _copied(handles, folder, data, held, published=published)
+    except (LakeFileMissingError, LakeStateError, SchemaChangedError):
+        if last:
+            raise
+    except (FileNotFoundError, TableNotFoundError, _Passed) as e:
+        if last:
+            names = ", ".join(str(table.desc.path) for table in tables)
+            raise UnavailableError(f"files of {names} keep going while they are copied ({e}): try again") from e
+    tables[0].env.clock.sleep(_PAUSE_SECONDS)  # a table is being dropped, perhaps, its lake first
+    return None
+
+
+def _still_there(table: TableHandle) -> TableHandle | None:
+    """Under the definition in force; None for one that was dropped."""
+    with contextlib.suppress(TableNotFoundError):
+        handle = table.now()
+        handle.log.watermarks()
+        return handle
+    return None
+
+
+def _copied(
+    handles: Sequence[TableHandle],
+    folder: str,
+    data: str,
+    held: contextlib.ExitStack,
+    *,
+    published: bool,
+) -> _Copy:
+    copy = _Copy(frozenset(handle.desc.table_id for handle in handles), {}, [])
+    marks: dict[str, LakeMark | None] = {}
+    for handle in handles:
+        sides = [found for side in handle.desc.lake_tables if (found := _copy_lake(handle, side, folder, data, held))]
+        if sides:
+            copy.inside[handle.desc.table_id] = [pointer for pointer, _ in sides]
+            marks[handle.desc.table_id] = sides[0][1]
+        elif handle.desc.lake:
+            copy.outside.append(handle.desc.table_id)
+    if published:
+        copy.moment = Moment.now(os.path.join(folder, "metadata.db"), handles)
+    for handle in handles:
+        starts = _copy_logs(handle, folder, data, copy.moment)
+        if handle.desc.table_id in marks:
+            _require_reaching(handle, starts, marks[handle.desc.table_id], copy.moment)
+    return copy
+
+
+def _copy_logs(handle: TableHandle, folder: str, data: str, moment: Moment | None) -> dict[TabletKey, Offset]:
+    """The logs of a table, as they are, or were at a moment, with what waits to be published; where they begin."""
+    table_id, starts = handle.desc.table_id, {}
+    for key, tablet in _tablet_folders(folder, handle):
+        source, target = os.path.join(folder, tablet), os.path.join(data, tablet)
+        if moment is None:
+            starts[key] = _copy_tablet(source, target, handle, None, lambda _: False)
+        elif key in moment.logs[table_id]:
+            starts[key] = _copy_tablet(source, target, handle, moment.logs[table_id][key], moment.later(table_id))
+    if moment is not None:
+        for name in moment.staged(table_id, _table_folder(handle)):
+            _copy(os.path.join(folder, name), os.path.join(data, name))
+    return starts
+
+
+def _require_reaching(
+    handle: TableHandle, starts: Mapping[TabletKey, Offset], mark: LakeMark | None, moment: Moment | None
+) -> None:
+    """Return if the copied logs reach back to what the copied lake has, of which no rows went since."""
+    ends = {} if mark is None else mark.offsets
+    followed = {} if mark is None else mark.overwritten
+    overwritten = {} if moment is None else moment.overwritten(handle.desc.table_id)
+    for key, start in starts.items():
+        before = overwritten.get(key, 0)
+        if start > (before if before > followed.get(key, 0) else ends.get(key, 0)):
+            raise _Passed(f"the log of {key} was trimmed")
+    if mark is not None and _was_emptied(handle, mark):
+        raise _Passed(f"{handle.desc.path} was truncated")
+
+
+def _was_emptied(handle: TableHandle, mark: LakeMark) -> bool:
+    """Whether the lake had no rows at some time after this mark."""
+    version = format_of(handle.desc).at(handle.desc, handle.lake()).load()
+    after = mark.sequence_number or 0
+    since = itertools.takewhile(lambda s: s.sequence_number > after, version.lineage())
+    return any(snapshot.records == 0 for snapshot in since)
+
+
+def _table_folder(handle: TableHandle) -> str:
+    desc = handle.desc
     return f"tables/{desc.origin}-{desc.table_id[:8]}"
 
 
-def _lake_folders(table: Table) -> list[str]:
-    tables = handle_of(table).desc.lake_tables
-    return [f"lake/{t.origin.database}/{t.origin.table}-{t.table_id}" for t in tables]
+def _tablet_folders(folder: str, handle: TableHandle) -> list[tuple[TabletKey, str]]:
+    """Where the logs of a table are that there are by now."""
+    base, table_id = _table_folder(handle), handle.desc.table_id
+    numbers = {"": 0}
+    if handle.desc.partition_by:
+        with database(os.path.join(folder, "metadata.db")) as db:
+            numbers = dict(db.execute("select name, id from partitions where table_id = ? order by id", (table_id,)))
+    return [
+        (TabletKey(name, bucket), path)
+        for name, number in numbers.items()
+        for bucket in range(handle.desc.buckets)
+        if os.path.isdir(os.path.join(folder, path := f"{base}/partition-{number}/bucket-{bucket}"))
+    ]
 
 
-def _remove_table(data: str, table: Table) -> None:
-    for part in (_table_folder(table), *_lake_folders(table)):
-        LocalStorage().remove_tree(os.path.join(data, part))
-
-
-def _tablet_folders(folder: str, table: Table) -> list[str]:
-    base = os.path.join(folder, _table_folder(table))
-    found = []
-    for at, folders, files in os.walk(base):
-        folders.sort()
-        if any(f.endswith(_LOG_FILES) for f in files):
-            found.append(os.path.relpath(at, folder))
-    return found
-
-
-def _copy_tablet(source: str, target: str, table: Table) -> None:
+def _copy_tablet(
+    source: str,
+    target: str,
+    handle: TableHandle,
+    then: tuple[Offset, Offset] | None,
+    later: Callable[[Frame], bool],
+) -> Offset:
     """The files of a log as they are listed at one moment, each up to some byte: what a crash could have left. Opening
-    them once cuts the batch that was being written, checks what is there, and notes how far it goes."""
+    them once cuts the batch that was being written, checks what is there, and notes how far it goes.
+
+    Args:
+        then: where it began and ended at an earlier moment, which it is cut to; ``later`` as of `cut_log`.
+
+    Returns:
+        Where it begins.
+    """
     for name in sorted(os.listdir(source)):
         if name.endswith(_LOG_FILES):
             _copy(os.path.join(source, name), os.path.join(target, name))
-    segment_bytes = handle_of(table).desc.properties.segment_bytes
-    LogTablet(LocalStorage(), target, segment_bytes=segment_bytes, epoch=_ANY_EPOCH).close()
+    if then is not None and not cut_log(LocalStorage(), target, then[1], later):
+        raise _Passed(f"a checkpoint was taken in {source}")
+    segment_bytes = handle.desc.properties.segment_bytes
+    log = LogTablet(LocalStorage(), target, segment_bytes=segment_bytes, epoch=_ANY_EPOCH)
+    try:
+        start, end = log.log_start_offset, log.log_end_offset
+        if then is not None and (start > then[0] or end != then[1]):
+            raise _Passed(f"the log in {source} went on")
+        return start
+    finally:
+        log.close()
 
 
-def _copy_lake(handle: TableHandle, side: TableDescriptor, folder: str, data: str) -> str | None:
-    """Copy all files of one version of a lake table; returns its metadata file, None when that lies outside."""
+def _copy_lake(
+    handle: TableHandle, side: TableDescriptor, folder: str, data: str, held: contextlib.ExitStack
+) -> tuple[str, LakeMark | None] | None:
+    """Copy all files of one version of a lake table, of which some may have been copied before; returns its metadata
+    file and its mark, None when it lies outside. A lease holds it until ``held`` ends."""
     if side.lake is None:
         return None
     info = handle.lake(changelog=side is not handle.desc)
@@ -267,39 +380,51 @@ def _copy_lake(handle: TableHandle, side: TableDescriptor, folder: str, data: st
     from lakehead.iceberg.inventory import inventory
 
     (lease,) = handle.leases.open([handle.leased(m.LakeUse(metadata=info.metadata_location))])
-    try:
-        for address, needed in inventory(info):
-            if not address.startswith(inside):
-                continue
-            name = address.removeprefix(f"file://{folder}/")
-            try:
+    held.callback(handle.leases.release, lease.lease)
+    wanted = set()
+    for address, needed in inventory(info):
+        if not address.startswith(inside):
+            continue
+        name = address.removeprefix(f"file://{folder}/")
+        try:
+            if not os.path.lexists(os.path.join(data, name)):  # they never change
                 _copy(os.path.join(folder, name), os.path.join(data, name))
-            except FileNotFoundError:
-                if needed:
-                    raise
-    finally:
-        handle.leases.release(lease.lease)
-    return info.metadata_location
+            wanted.add(name)
+        except FileNotFoundError:
+            if needed:
+                raise
+    for name in _files_in(data, _lake_folder(side)):
+        if name not in wanted:
+            LocalStorage().remove(os.path.join(data, name))  # of an earlier version
+    return info.metadata_location, mark_of(format_of(side).at(side, info).load())
+
+
+def _lake_folder(side: TableDescriptor) -> str:
+    return f"lake/{side.origin.database}/{side.origin.table}-{side.table_id}"
+
+
+def _files_in(data: str, folder: str) -> list[str]:
+    found = os.walk(os.path.join(data, folder))
+    return [os.path.relpath(os.path.join(at, name), data) for at, _, names in found for name in names]
 
 
 def _copy_metadata(
     folder: str,
     data: str,
     acked: Mapping[tuple[str, bytes], int],
-    published: Mapping[tuple[str, str], tuple[int, int]],
-    overwritten: Mapping[str, Mapping[TabletKey, int]],
+    copies: Sequence[_Copy],
 ) -> dict[str, m.TableInfo]:
     """The metadata of the tables that were copied; their definitions by id.
 
     Epochs of writers are those of now, not lower than any in a log; what the writers had seen answered is as of before
-    the logs were copied, so that no log lacks it; so is how far jobs had published, and what tablets have beyond that
-    they do not take again. Which partitions were overwritten is as of when the logs were copied.
+    the logs were copied, so that no log lacks it. How far jobs had published, and which partitions were overwritten, is
+    as of the moment at which the copied logs end.
     """
     target = os.path.join(data, "metadata.db")
     _copy_database(os.path.join(folder, "metadata.db"), target)
-    with _database(target) as db:
+    with database(target) as db:
         stored = [msgspec.msgpack.decode(info, type=m.TableInfo) for (info,) in db.execute("select info from tables")]
-        copied = [i for i in stored if os.path.isdir(f"{data}/tables/{_log_folder(i)}")]
+        copied = [i for i in stored if any(i.table_id in copy.tables for copy in copies)]
         for gone in {i.table_id for i in stored} - {i.table_id for i in copied}:
             for name in ("tables", "schemas", "partitions", "writers", "truncations", "overwritten", "publications"):
                 db.execute(f"delete from {name} where table_id = ?", (gone,))
@@ -308,16 +433,11 @@ def _copy_metadata(
                 "update writers set acked_through = ? where table_id = ? and writer_id = ?",
                 (acked.get((table_id, writer_id), -1), table_id, writer_id),
             )
-        db.execute("delete from overwritten")
-        for table_id in {i.table_id for i in copied} & overwritten.keys():
-            rows = [(table_id, str(tablet), before) for tablet, before in overwritten[table_id].items()]
-            db.executemany("insert into overwritten values (?, ?, ?, '', -1)", rows)
-        for job in db.execute("select table_id, job from publications").fetchall():
-            db.execute(
-                "update publications set batch = ?, sequence = ?, begun = null, parts = null"
-                " where table_id = ? and job = ?",
-                (*published.get(job, (-1, 0)), *job),
-            )
+        for name in ("publications", "overwritten"):
+            db.execute(f"delete from {name}")
+        for copy in copies:
+            if copy.moment is not None:
+                copy.moment.write(db, {i.table_id for i in copied})
         db.execute("delete from dropped")
         disown(db)
     return {i.table_id: i for i in copied}
@@ -328,15 +448,9 @@ def _log_folder(info: m.TableInfo) -> str:
 
 
 def _writers_acked(folder: str) -> dict[tuple[str, bytes], int]:
-    with _database(os.path.join(folder, "metadata.db")) as db:
+    with database(os.path.join(folder, "metadata.db")) as db:
         rows = db.execute("select table_id, writer_id, acked_through from writers").fetchall()
     return {(str(table_id), bytes(writer_id)): int(acked) for table_id, writer_id, acked in rows}
-
-
-def _published(folder: str) -> dict[tuple[str, str], tuple[int, int]]:
-    with _database(os.path.join(folder, "metadata.db")) as db:
-        rows = db.execute("select table_id, job, batch, sequence from publications").fetchall()
-    return {(str(table_id), str(job)): (int(batch), int(sequence)) for table_id, job, batch, sequence in rows}
 
 
 def _keep_tables(data: str, kept: Mapping[str, m.TableInfo]) -> None:
@@ -349,7 +463,7 @@ def _keep_tables(data: str, kept: Mapping[str, m.TableInfo]) -> None:
 
 def _point_catalog(data: str, pointers: Sequence[str]) -> None:
     """Have the copied catalog name the copied lake tables alone, at the versions that were copied."""
-    with _database(os.path.join(data, "lake", "catalog.db")) as db:
+    with database(os.path.join(data, "lake", "catalog.db")) as db:
         copied = {os.path.dirname(pointer): pointer for pointer in pointers}
         rows = db.execute("select table_namespace, table_name, metadata_location from iceberg_tables").fetchall()
         for *where, now in rows:
@@ -441,16 +555,7 @@ def _copy_database(source: str, target: str) -> None:
     _make_folder_of(target)
     with storage_errors(target, "write"):
         make_private(target)
-    with _database(source) as read, _database(target) as write:
+    with database(source) as read, database(target) as write:
         read.backup(write)
-    with _database(target) as db:
+    with database(target) as db:
         db.execute("pragma journal_mode=delete")
-
-
-@contextlib.contextmanager
-def _database(path: str) -> Iterator[sqlite3.Connection]:
-    try:
-        with contextlib.closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as db:
-            yield db
-    except sqlite3.Error as e:
-        raise StorageError(f"cannot copy the database {path}: {e}", path=path) from e

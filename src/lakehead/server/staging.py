@@ -10,34 +10,30 @@ a row of it twice.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import logging
-import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import crc32c
 import msgspec
 import pyarrow as pa
 
 from lakehead.config import Limits
 from lakehead.env import Env
 from lakehead.errors import (
-    CorruptionError,
     InvalidRequestError,
     LakeheadError,
     LimitExceededError,
     OutcomeUnknownError,
 )
-from lakehead.format.frame import PUBLISHERS, WRITER_ID_BYTES, FrameBody, WriterStamp, decode_body
+from lakehead.format.frame import FrameBody, WriterStamp, decode_body
 from lakehead.format.joins import ROWS_MAX, gathered, join
-from lakehead.protocol.codec import decode_call, encode
-from lakehead.protocol.messages import Done, TabletRef, Write
+from lakehead.protocol.messages import Done, TabletRef
 from lakehead.protocol.staging import GIVEN_BYTES_MAX, Publish, Published, Stage, StagedTable, Unstage
 from lakehead.server.catalog import BeginPublication, EndPublication, Part
 from lakehead.server.metadata import MetadataStore, Publication
+from lakehead.server.pieces import STAGED, decoded, encoded, job_writer, staged_folder
 from lakehead.server.tables import LiveTable, LiveTables
 from lakehead.server.writes import CheckedBatch, Writes, body_schema
 from lakehead.types import Offset, TableDescriptor, TabletKey, WriteKind
@@ -50,10 +46,6 @@ _TOGETHER_ROWS = 4 << 20
 """Pieces of so many rows, or of as many bytes as are joined, are looked at together."""
 _TABLETS_AT_ONCE = 4
 """Batches of so many tablets, if they are full, are written side by side."""
-_MAGIC = b"LHS1"
-_FOLDER = "staged"
-_HEAD = struct.Struct("<4sIII")
-_ALIGNMENT = 64
 
 
 class _Piece(NamedTuple):
@@ -162,8 +154,8 @@ class Staging:
             raise InvalidRequestError("what is staged for a table must be a write to that table")
         table = self._tables.get(request.table_id)
         self._writes.checked(table, request.write, attachments)
-        data = _encoded(request.write, attachments)
-        folder = _folder(table, request.job, request.batch)
+        data = encoded(request.write, attachments)
+        folder = staged_folder(table.folder, request.job, request.batch)
         path = f"{folder}/{request.attempt}-{request.number}"
         held = sum(waiting.bytes for waiting in list(self._waiting.values()))
         if held + len(data) > self._limits.staged_bytes_max:
@@ -190,7 +182,7 @@ class Staging:
         table = self._tables.get(request.table_id)
         with self._alone(request.table_id, request.job):
             if self._metadata.publication(request.table_id, request.job).begun != request.batch:
-                self._forget(_folder(table, request.job, request.batch))
+                self._forget(staged_folder(table.folder, request.job, request.batch))
         return Done()
 
     def _forget(self, folder: str) -> None:
@@ -227,7 +219,7 @@ class Staging:
 
     def _decided(self, table: LiveTable) -> set[str]:
         unfinished = self._metadata.unfinished_publications(table.desc.table_id)
-        return {_folder(table, p.job, p.begun) for p in unfinished if p.begun is not None}
+        return {staged_folder(table.folder, p.job, p.begun) for p in unfinished if p.begun is not None}
 
     # ---- publishing -------------------------------------------------------------------------------------------
 
@@ -255,7 +247,7 @@ class Staging:
             self._finish(tables, job)
             if any(batch <= self._metadata.publication(table_id, job).batch for table_id in parts):
                 for table in tables:
-                    self._forget(_folder(table, job, batch))
+                    self._forget(staged_folder(table.folder, job, batch))
                 return Published(rows=0, before=True)
             over = {t.table_id: t.overwrite for t in request.tables if t.overwrite is not None}
             truncates: dict[str, dict[str, int]] = {}
@@ -301,7 +293,7 @@ class Staging:
                     raise InvalidRequestError("what is published to a table must be a write to that table")
                 bodies = list(itertools.islice(left, len(write.tablets)))
                 self._writes.checked(table, write, bodies)
-                pieces.append(_encoded(write, bodies))
+                pieces.append(encoded(write, bodies))
         if next(left, None) is not None:
             raise InvalidRequestError("a batch was published with more bodies than its writes have")
         return found
@@ -327,7 +319,7 @@ class Staging:
         What fails is tried again by `maintain`."""
         for publication in self._metadata.unfinished_publications(table.desc.table_id):
             self._try_to_finish(table, publication)
-        storage, base = self._env.storage, f"{table.folder}/{_FOLDER}"
+        storage, base = self._env.storage, f"{table.folder}/{STAGED}"
         for folder in (f"{base}/{name}" for name in storage.list_files(base)):
             for path in (f"{folder}/{name}" for name in storage.list_files(folder)):
                 self._note(folder, path, self._read(path).size)
@@ -357,8 +349,8 @@ class Staging:
     def _require_pieces(self, table: LiveTable, job: str, batch: int, parts: Iterable[Part]) -> set[str]:
         """Nothing is decided that could not be carried out. Returns the partitions that they have rows of."""
         tablets: dict[TabletKey, TabletRef] = {}
-        for data, path in self._data(_folder(table, job, batch), parts):
-            write, buffers = _decoded(data, path)
+        for data, path in self._data(staged_folder(table.folder, job, batch), parts):
+            write, buffers = decoded(data, path)
             for buffer, crc in zip(buffers, write.checksums, strict=True):
                 decode_body(buffer, crc)
             tablets.update((ref.key, ref) for ref in write.tablets)
@@ -367,8 +359,8 @@ class Staging:
 
     def _begun(self, table: LiveTable, publication: Publication) -> _Begun:
         assert publication.begun is not None
-        folder = _folder(table, publication.job, publication.begun)
-        stamp = WriterStamp(_writer(publication.job), publication.sequence, epoch=int(publication.lasting))
+        folder = staged_folder(table.folder, publication.job, publication.begun)
+        stamp = WriterStamp(job_writer(publication.job), publication.sequence, epoch=int(publication.lasting))
         return _Begun(table, publication, stamp, self._joined(table, folder, publication.parts))
 
     def _carry_out(self, begun: Sequence[_Begun]) -> None:
@@ -434,7 +426,7 @@ class Staging:
                 table_id, job, batch = of.table.desc.table_id, of.publication.job, of.publication.begun
                 assert batch is not None
                 ends.append(EndPublication(table_id, job, batch, of.stamp.sequence, now))
-                folder = _folder(of.table, job, batch)
+                folder = staged_folder(of.table.folder, job, batch)
                 with self._lock:
                     waits = folder in self._waiting
                 if waits or not all(isinstance(part, bytes) for part in of.publication.parts):
@@ -474,7 +466,7 @@ class Staging:
                     yield _Turn(kind, schema_id, group[0].schema, bodies)
 
     def _piece(self, table: LiveTable, data: pa.Buffer, path: str) -> _Piece:
-        write, buffers = _decoded(data, path)
+        write, buffers = decoded(data, path)
         found = [decode_body(buffer, crc) for buffer, crc in zip(buffers, write.checksums, strict=True)]
         desc = table.as_of(found[0].schema_id) if found else table.desc
         bodies = {ref.key: body for ref, body in zip(write.tablets, found, strict=True)}
@@ -545,55 +537,3 @@ def _measure(body: FrameBody) -> tuple[int, int]:
 
 def _sizes(bodies: Sequence[FrameBody]) -> tuple[int, int]:
     return sum(b.row_count for b in bodies), sum(b.buffer.size for b in bodies)
-
-
-def _folder(table: LiveTable, job: str, batch: int) -> str:
-    return f"{table.folder}/{_FOLDER}/{hashlib.blake2b(job.encode(), digest_size=16).hexdigest()}-{batch}"
-
-
-def _writer(job: str) -> bytes:
-    """The 16 bytes that stand for a job in batch frames."""
-    size = WRITER_ID_BYTES - len(PUBLISHERS)
-    return PUBLISHERS + hashlib.blake2b(job.encode(), digest_size=size, person=b"lakehead-publish").digest()
-
-
-def _encoded(write: Write, bodies: Sequence[pa.Buffer]) -> bytes:
-    """A piece as a file: head, sizes of the bodies, the write, and the bodies, each at a multiple of 64. The head's
-    checksum is that of what stands before the bodies, which have theirs in the write."""
-    message = encode(write)
-    sizes = struct.pack(f"<{len(bodies)}Q", *(b.size for b in bodies))
-    before = sizes + message
-    parts: list[bytes | memoryview] = [_HEAD.pack(_MAGIC, len(bodies), len(message), crc32c.crc32c(before)), before]
-    at = _HEAD.size + len(before)
-    for body in bodies:
-        gap = -at % _ALIGNMENT
-        parts += [bytes(gap), memoryview(body)]
-        at += gap + body.size
-    return b"".join(parts)
-
-
-def _decoded(data: pa.Buffer, path: str) -> tuple[Write, list[pa.Buffer]]:
-    """Inverse of `_encoded`.
-
-    Raises:
-        CorruptionError: the bytes are no piece.
-    """
-    view = memoryview(data)
-    try:
-        magic, count, length, crc = _HEAD.unpack_from(view)
-        at = _HEAD.size + 8 * count + length
-        if magic != _MAGIC or crc32c.crc32c(view[_HEAD.size : at]) != crc:
-            raise ValueError("its checksum is wrong")
-        sizes = struct.unpack_from(f"<{count}Q", view, _HEAD.size)
-        write = decode_call(bytes(view[at - length : at]))
-        assert isinstance(write, Write)
-        bodies = []
-        for size in sizes:
-            at += -at % _ALIGNMENT
-            if at + size > data.size:
-                raise ValueError("it is cut off")
-            bodies.append(data.slice(at, size))
-            at += size
-    except (struct.error, ValueError, msgspec.DecodeError) as e:
-        raise CorruptionError(f"{path} holds no staged rows that can be read: {e}", path=path) from e
-    return write, bodies
