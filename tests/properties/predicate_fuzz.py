@@ -34,6 +34,7 @@ from tests.properties.predicate_cases import (
     plain_literal,
     sql,
 )
+from tests.still import copying_at_once
 
 import lakehead as lh
 from lakehead.api.table import Table, handle_of
@@ -144,6 +145,8 @@ class _Run:
             self._arrow(stage, condition, pinned)
         for at in range(0, len(answered), AT_ONCE):
             self._sql(stage, answered[at : at + AT_ONCE])
+            with copying_at_once():
+                self._sql(stage, answered[at : at + AT_ONCE], "con.sql, copied")
         self._public(stage, self._rng.sample(answered, min(3, len(answered))))
 
     def _asked_at(self, stage: str) -> Sequence[Condition]:
@@ -184,7 +187,7 @@ class _Run:
         found = self._read(pinned, parse_predicate(expression, self._case.schema))
         self._agree(stage, "expression", str(expression), found, wanted)
 
-    def _sql(self, stage: str, some: Sequence[tuple[Condition, list[int]]]) -> None:
+    def _sql(self, stage: str, some: Sequence[tuple[Condition, list[int]]], way: str = "con.sql") -> None:
         texts = [sql(condition, plain_literal) for condition, _ in some]
         parts = (f"select {i} as i, {KEY} from {NAME} where {text}" for i, text in enumerate(texts))
         found: list[list[int]] = [[] for _ in some]
@@ -194,11 +197,11 @@ class _Run:
         except (LakeheadError, duckdb.Error) as e:
             if len(some) > 1:
                 for one in some:
-                    self._sql(stage, [one])
+                    self._sql(stage, [one], way)
                 return
-            raise self._disagreement(stage, "con.sql", texts[0], f"{type(e).__name__}: {e}", some[0][1]) from e
+            raise self._disagreement(stage, way, texts[0], f"{type(e).__name__}: {e}", some[0][1]) from e
         for text, keys, (_, wanted) in zip(texts, found, some, strict=True):
-            self._agree(stage, "con.sql", text, sorted(keys), wanted)
+            self._agree(stage, way, text, sorted(keys), wanted)
 
     def _public(self, stage: str, some: Sequence[tuple[Condition, list[int]]]) -> None:
         """A few through the public calls, with limits and counts."""

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.still import copying_at_once
 
 import lakehead as lh
 from lakehead.cli.output import rows_of
@@ -166,6 +167,8 @@ def require_equal(expected: pa.Table, con: lh.Connection, table: lh.Table, where
     wanted = values(expected, columns)
     quoted = ", ".join(f'"{c}"' for c in columns)
     found = {"scan": table.scan().to_arrow(), "sql": con.sql(f"select {quoted} from {table.name}").to_arrow_table()}
+    with copying_at_once():
+        found["sql, copied"] = con.sql(f"select {quoted} from {table.name}").to_arrow_table()
     if where == "lake":
         found["lake"] = table.scan(tier="lake").to_arrow()
         found["pyiceberg"] = table.lake.iceberg().scan().to_arrow()

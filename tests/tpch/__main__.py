@@ -8,11 +8,10 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
-import pyarrow as pa
 from tests.tpch.data import KEYS, fill, generate, same_rows, write_plain
 
 import lakehead as lh
@@ -41,23 +40,29 @@ def main() -> None:
         with duckdb.connect() as other:
             for name in KEYS:
                 other.execute(f"create view {name} as from '{folder}/{name}.parquet'")
-            found["DuckDB"] = _compare(
-                "DuckDB",
-                queries,
-                lambda query: con.sql(query).fetchall(),
-                lambda query: other.execute(query).fetchall(),
-                asked.times,
-            )
+
+            def union(query: str) -> list[tuple[object, ...]]:
+                return con.sql(query).fetchall()
+
+            def plain(query: str) -> list[tuple[object, ...]]:
+                return other.execute(query).fetchall()
+
+            def move() -> None:
+                for name, rows in tables.items():
+                    con.table(name).upsert(rows.slice(0, 1))
+
+            for engine, before in (("DuckDB", None), ("DuckDB, tables that change before each", move)):
+                found[engine] = _compare(engine, queries, union, plain, asked.times, before)
         if asked.spark:
-            found |= _by_spark(con, tables, queries, folder, asked.times)
+            found |= _by_spark(con, queries, folder, asked.times, move)
     if asked.json:
         print(json.dumps(found))
 
 
 def _by_spark(
-    con: lh.Connection, tables: Mapping[str, pa.Table], queries: list[str], folder: str, times: int
+    con: lh.Connection, queries: list[str], folder: str, times: int, move: Callable[[], None]
 ) -> dict[str, Took]:
-    """Over tables that stand still, and where a row of each is written again before each query."""
+    """Over tables that stand still, and where they ``move`` before each query."""
     import lakehead.spark as lhs
 
     spark = lhs.session(con)
@@ -72,10 +77,6 @@ def _by_spark(
 
         def plain(query: str) -> list[tuple[object, ...]]:
             return [tuple(row) for row in spark.sql(query).collect()]
-
-        def move() -> None:
-            for name, rows in tables.items():
-                con.table(name).upsert(rows.slice(0, 1))
 
         still = _compare("Spark", queries, union, plain, times)
         engine = "Spark, tables that change before each"

@@ -27,6 +27,7 @@ from lakehead.api.pushdown import as_duckdb_means
 from lakehead.api.relation import INTERRUPTED, Reading, Relation, as_duckdb
 from lakehead.api.sandbox import catalog_name, make_duckdb, require_data
 from lakehead.api.statement import NamedTable, Statement, read_statement
+from lakehead.api.still_tables import StillTable, StillTables
 from lakehead.api.subscription import changelog_schema
 from lakehead.api.table import Table, handle_of
 from lakehead.api.table_names import Suffix, suffix_of
@@ -61,6 +62,7 @@ class SqlEngine:
 
     Attributes:
         unrestricted: its statements may do all that DuckDB can.
+        still: copies of tables in it.
     """
 
     def __init__(self, *, unrestricted: bool) -> None:
@@ -69,6 +71,7 @@ class SqlEngine:
         self._root = make_duckdb(self._spill, unrestricted=unrestricted)
         self._lock = threading.Lock()
         self._made = 0
+        self.still = StillTables(self.catalog)
         # Filled by the garbage collector, which may come at any instruction and so takes no lock.
         self._left: deque[str] = deque()
 
@@ -83,13 +86,13 @@ class SqlEngine:
         """The same in a DuckDB that has nothing else, about 13 ms."""
         return make_duckdb(self._spill, unrestricted=self.unrestricted)
 
-    def catalog(self, cursor: duckdb.DuckDBPyConnection) -> str:
-        """The name of an empty catalog that lasts as long as the cursor, about 1 ms."""
+    def catalog(self, cursor: duckdb.DuckDBPyConnection, owner: object) -> str:
+        """The name of an empty catalog that lasts as long as the owner, about 1 ms."""
         with self._lock:
             self._made += 1
             name = catalog_name(self._made)
         cursor.execute(f"attach ':memory:' as {name}")
-        weakref.finalize(cursor, self._left.append, name).atexit = False
+        weakref.finalize(owner, self._left.append, name).atexit = False
         return name
 
 
@@ -120,7 +123,7 @@ def run_sql(
     if statement.catalog and not engine.unrestricted:  # each sees its own tables alone
         cursor, catalog = engine.alone(), "memory"
     else:
-        catalog = engine.catalog(cursor)
+        catalog = engine.catalog(cursor, cursor)
     tables = con.tables()
     views = _views(statement, tables)
     reading = Reading(cursor, engine)
@@ -128,7 +131,7 @@ def run_sql(
         return as_duckdb(Relation(cursor.from_arrow(_shown(con, statement.shows, tables)), reading))
     if statement.alters:
         return as_duckdb(Relation(_alter(con, cursor, catalog, statement, params, views, reading), reading))
-    shown = _contents(con, views, reading)
+    shown = _contents(con, views, statement, engine.still, cursor, reading)
     for rows in shown.values():
         reading.keep(rows)
     if statement.catalog:
@@ -316,11 +319,21 @@ def _make_views(cursor: duckdb.DuckDBPyConnection, catalog: str, shown: Mapping[
         cursor.execute(f'create schema if not exists {catalog}."{schema}"; use {catalog}."{schema}"')
         for view, rows in shown.items():
             if view.schema == schema:
+                if isinstance(rows, StillTable):
+                    cursor.sql(f"from {rows.source}").create_view(view.name)
+                    continue
                 relation = cursor.from_arrow(rows)
                 (relation.project(SHOWN) if isinstance(rows, CountedDataset) else relation).create_view(view.name)
 
 
-def _contents(con: Tables, views: set[_View], reading: Reading) -> dict[_View, object]:
+def _contents(
+    con: Tables,
+    views: set[_View],
+    statement: Statement,
+    still: StillTables,
+    cursor: duckdb.DuckDBPyConnection,
+    reading: Reading,
+) -> dict[_View, object]:
     """What each view reads, all as of one moment.
 
     Raises:
@@ -329,24 +342,29 @@ def _contents(con: Tables, views: set[_View], reading: Reading) -> dict[_View, o
     tables = {path: con.table(path) for path in sorted({v.path for v in views})}
     pins = pin_together([handle_of(t) for t in tables.values()])
     pinned = dict(zip(tables, pins, strict=True))
-    return {v: _rows(tables[v.path], v.suffix, pinned[v.path], reading) for v in views}
+
+    def rows(view: _View) -> object:
+        table, suffix, pin = tables[view.path], view.suffix, pinned[view.path]
+        if suffix is Suffix.CHANGELOG:
+            return _changelog(table, pin, reading)
+        if suffix:
+            table._desc.require_lake()
+            assert pin.lake is not None
+            if suffix is Suffix.SNAPSHOTS:
+                return pin.lake.table.snapshots()
+            if suffix is Suffix.FILES:
+                return files_table(pin.lake.as_committed().plan())
+            pin = pin.of_lake()
+        dataset = _dataset(table, pin, still, reading)
+        by_key = table.primary_key and statement.valued.issuperset(map(str.lower, table.primary_key))
+        if statement.catalog or by_key:  # a copy is not there, or has no index
+            return dataset
+        return reading.run(lambda: still.copy(cursor, handle_of(table), pin, dataset)) or dataset
+
+    return {view: rows(view) for view in views}
 
 
-def _rows(table: Table, suffix: Suffix | None, pinned: Pin, reading: Reading) -> object:
-    if suffix is Suffix.CHANGELOG:
-        return _changelog(table, pinned, reading)
-    if suffix:
-        table._desc.require_lake()
-        view = pinned.lake
-        assert view is not None
-        if suffix is Suffix.SNAPSHOTS:
-            return view.table.snapshots()
-        if suffix is Suffix.FILES:
-            return files_table(view.as_committed().plan())
-    return _dataset(table, pinned.of_lake() if suffix else pinned, reading)
-
-
-def _dataset(table: Table, pinned: Pin, reading: Reading) -> PushdownDataset:
+def _dataset(table: Table, pinned: Pin, still: StillTables, reading: Reading) -> CountedDataset:
     """The user's columns; `Table.scan` has the system columns, too."""
     handle = handle_of(table)
     user = handle.desc.schema
@@ -358,7 +376,8 @@ def _dataset(table: Table, pinned: Pin, reading: Reading) -> PushdownDataset:
     def count() -> Iterator[int]:
         yield UnionRead(handle, pinned, ReadSpec(())).count()
 
-    return CountedDataset(pa.schema([*user]), reading.noted(read), reading.noted(count))
+    noted = reading.noted(still.timed(handle, pinned, read))
+    return CountedDataset(pa.schema([*user]), noted, reading.noted(count))
 
 
 def _changelog(table: Table, pinned: Pin, reading: Reading) -> PushdownDataset:

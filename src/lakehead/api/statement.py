@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any
@@ -50,7 +50,10 @@ _ACTS = ("COPY", "EXPORT", "ATTACH", "DETACH", "LOAD", "SET", "VARIABLE_SET", "P
 _WORD = re.compile(r'(\w+)|"((?:[^"]|"")*)"')
 _ADDS_WITH_DEFAULT = ["TRANSACTION", "ALTER", "UPDATE", "ALTER", "TRANSACTION"]
 """What DuckDB makes of ADD COLUMN with a default that is no plain constant."""
-_METADATA_FUNCTIONS = ("duckdb_tables", "duckdb_views", "duckdb_columns", "duckdb_schemas", "pragma_show")
+_METADATA_FUNCTIONS = (
+    *("duckdb_" + about for about in ("columns", "databases", "schemas", "tables", "views")),
+    "pragma_show",
+)
 _METADATA_SCHEMAS = ("information_schema", "pg_catalog")
 
 
@@ -79,6 +82,7 @@ class Statement:
         alters: it is ALTER TABLE, or COMMENT ON, of the table in ``tables``.
         comments: it is COMMENT ON.
         recomputes: it is ALTER TABLE with a USING.
+        valued: names of columns, in lower case, that are to equal what is of no column, or to be one of such things.
     """
 
     text: str
@@ -92,6 +96,7 @@ class Statement:
     alters: bool = False
     recomputes: bool = False
     comments: bool = False
+    valued: frozenset[str] = frozenset()
 
 
 def read_statement(cursor: duckdb.DuckDBPyConnection, query: object, *, unrestricted: bool = False) -> Statement:
@@ -139,7 +144,32 @@ def read_statement(cursor: duckdb.DuckDBPyConnection, query: object, *, unrestri
     shown = [n for n in nodes if n.get("type") == "SHOW_REF" and n.get("query") is None]
     sources = frozenset(_source(n) for n in nodes if n.get("type") == "TABLE_FUNCTION")
     asks = any(t.schema.lower() in _METADATA_SCHEMAS or t.name.lower().startswith("duckdb_") for t in tables)
-    return Statement(text, tables, _shows(shown), bool(shown) or asks or _asks(sources), parameters, sources)
+    return Statement(
+        text,
+        tables,
+        _shows(shown),
+        bool(shown) or asks or _asks(sources),
+        parameters,
+        sources,
+        valued=frozenset(_valued(nodes)),
+    )
+
+
+def _valued(nodes: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for node in nodes:
+        if node.get("type") == "COMPARE_EQUAL":
+            sides = [(node["left"], [node["right"]]), (node["right"], [node["left"]])]
+        elif node.get("type") == "COMPARE_IN":
+            sides = [(node["children"][0], node["children"][1:])]
+        else:
+            continue
+        for side, others in sides:
+            if side.get("class") == "COLUMN_REF" and not any(_is_of_rows(n) for o in others for n in _nodes(o)):
+                yield str(side["column_names"][-1]).lower()
+
+
+def _is_of_rows(node: dict[str, Any]) -> bool:
+    return node.get("class") in ("COLUMN_REF", "SUBQUERY")
 
 
 def _source(node: dict[str, Any]) -> str:

@@ -27,10 +27,10 @@ from pyspark.sql import types as st
 
 from lakehead.api.subscription import chosen_columns
 from lakehead.api.table import Table, handle_of
-from lakehead.client.table import TableHandle
 from lakehead.errors import SqlError
 from lakehead.lake.lake_table import LakeFile, Superseded
 from lakehead.lake.pinned_lake import PinnedLake
+from lakehead.lake.pinned_rows import PinnedRows
 from lakehead.lake.union_read import Pin, UnionRead, pin
 from lakehead.log.netchange import Offsets
 from lakehead.predicate.read_spec import ReadSpec
@@ -179,33 +179,6 @@ def _unread(table: str, column: str) -> Column:
 # ---- hot ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Moment:
-    """What is pinned, as far as it decides which rows there are.
-
-    Attributes:
-        gone: see `PinnedLake`.
-        ranges: of each tablet the offsets that are read, and when the last of them was written: a folder that was put
-            back to what it was gives the same offsets to other rows.
-    """
-
-    table_id: str
-    schema_id: int
-    snapshot: int | None
-    gone: frozenset[TabletKey]
-    ranges: tuple[tuple[TabletKey, int, int, int | None], ...]
-
-    @classmethod
-    def of(cls, handle: TableHandle, pinned: Pin) -> _Moment:
-        """Of a pin that was just made."""
-        read = {key: (start, end) for key, (start, end) in sorted(pinned.ranges.items()) if start < end}
-        written = handle.log.timestamps_at({key: end - 1 for key, (_, end) in read.items()})[1] if read else {}
-        ranges = tuple((key, start, end, written[key]) for key, (start, end) in read.items())
-        lake = pinned.lake
-        snapshot, gone = (None, frozenset[TabletKey]()) if lake is None else (lake.snapshot_id, lake.gone)
-        return cls(handle.desc.table_id, handle.desc.schema_id, snapshot, gone, ranges)
-
-
 class Seen(NamedTuple):
     """What is known of a pin.
 
@@ -214,13 +187,13 @@ class Seen(NamedTuple):
             its rows are worth files of the session's own.
     """
 
-    moment: _Moment
+    moment: PinnedRows
     still: bool
 
 
 def look(spark: SparkSession, table: Table, pinned: Pin) -> Seen:
     """Find out, once for each statement."""
-    moment = _Moment.of(handle_of(table), pinned)
+    moment = PinnedRows.of(handle_of(table), pinned)
     few_enough = sum(end - start for start, end in pinned.ranges.values()) <= COPIED_ROWS_MAX
     return Seen(moment, few_enough and is_shared(spark) and kept_of(spark).noted(("seen", moment)))
 
@@ -241,7 +214,7 @@ def is_large(ranges: Mapping[TabletKey, tuple[int, int]]) -> bool:
 
 
 def _hot_rows(
-    spark: SparkSession, uri: str, table: Table, read: UnionRead, lake: PinnedLake | None, moment: _Moment
+    spark: SparkSession, uri: str, table: Table, read: UnionRead, lake: PinnedLake | None, moment: PinnedRows
 ) -> tuple[Superseded, ScratchFile | DataFrame | None]:
     """What the log supersedes in the lake, and the rows it adds; None when it adds none."""
     handle, pinned = handle_of(table), read.pinned
@@ -302,7 +275,7 @@ def _source_frame(
 
 
 def _live_file(
-    spark: SparkSession, view: PinnedLake, spec: ReadSpec, superseded: Superseded, moment: _Moment
+    spark: SparkSession, view: PinnedLake, spec: ReadSpec, superseded: Superseded, moment: PinnedRows
 ) -> tuple[tuple[LakeFile, ...], ScratchFile | None] | None:
     """Lake files without dead rows, and the live rows of all others as a file of the session's; None where those are
     too many."""
@@ -337,7 +310,7 @@ def _lake_frames(
     spark: SparkSession,
     view: PinnedLake,
     superseded: Superseded,
-    moment: _Moment,
+    moment: PinnedRows,
     schema: pa.Schema,
     hot: Sequence[ScratchFile],
 ) -> tuple[list[DataFrame], list[Any], bool]:
@@ -357,7 +330,7 @@ def _lake_frames(
 
 
 def _lake_parts(
-    spark: SparkSession, view: PinnedLake, superseded: Superseded, moment: _Moment
+    spark: SparkSession, view: PinnedLake, superseded: Superseded, moment: PinnedRows
 ) -> tuple[LakeParts, _Dead]:
     """The files of a lake snapshot, and what is dead in them."""
 

@@ -1,0 +1,288 @@
+"""`con.sql` copies a table that stands still into DuckDB once reading it has taken as long, and reads what there is."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.integration.conftest import ServerProcess, embedded_only
+from tests.still import copying_at_once
+
+import lakehead as lh
+from lakehead.api import still_tables
+from lakehead.api.sql import SqlEngine
+from lakehead.lake.union_read import UnionRead
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("p", pa.string(), False), ("v", pa.string())])
+KINDS = [(keyed, lake) for keyed in (False, True) for lake in (None, "iceberg")]
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[UnionRead]:
+    """The reads of lake and log."""
+    seen: list[UnionRead] = []
+    batches = UnionRead.batches
+
+    def counted(self: UnionRead) -> Iterator[pa.RecordBatch]:
+        seen.append(self)
+        return batches(self)
+
+    monkeypatch.setattr(UnionRead, "batches", counted)
+    return seen
+
+
+@pytest.fixture
+def at_once() -> Iterator[None]:
+    with copying_at_once():
+        yield
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[lh.Connection]:
+    """A connection whose statements are those of the test."""
+    with lh.connect(tmp_path / "alone") as made:
+        yield made
+
+
+def rows_of(con: lh.Connection, name: str, where: str = "true") -> list[tuple[Any, ...]]:
+    return sorted(con.sql(f"select * from {name} where {where}").fetchall())
+
+
+def put(table: lh.Table, ids: range, v: str) -> list[tuple[Any, ...]]:
+    rows = [{"k": n, "p": f"p{n % 2}", "v": v} for n in ids]
+    (table.upsert if table.primary_key else table.append)(rows)
+    return [tuple(row.values()) for row in rows]
+
+
+def engine_of(con: lh.Connection) -> SqlEngine:
+    return con._sql[False]
+
+
+def catalogs(con: lh.Connection) -> list[str]:
+    """What is attached to the DuckDB of its statements, once what was let go of is gone."""
+    gc.collect()
+    cursor = engine_of(con).cursor()
+    return [n for (n,) in cursor.execute("select database_name from duckdb_databases() where not internal").fetchall()]
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize(("keyed", "lake"), KINDS)
+def test_it_reads_what_there_is(con: lh.Connection, reads: list[UnionRead], keyed: bool, lake: str | None) -> None:
+    """After each change what is new, and between two changes nothing from lake and log."""
+    name = f"s.t_{keyed}_{lake}".lower()
+    table = con.create_table(
+        name, SCHEMA, primary_key=["k", "p"] if keyed else None, partition_by="p", buckets=2, lake=lake
+    )
+    held: list[tuple[Any, list[tuple[Any, ...]]]] = []
+
+    def check(expected: list[tuple[Any, ...]], columns: int = 3) -> None:
+        for _ in range(2):
+            assert rows_of(con, name) == sorted(expected)
+        count = len(reads)
+        assert rows_of(con, name, "v = 'a' and k > 5") == sorted(r for r in expected if r[2] == "a" and r[0] > 5)
+        joined = con.sql(f"select count(*) from {name} a join {name} b using (k, p)").fetchone()
+        assert joined == (len({r[:2] for r in expected}),) if keyed else True
+        assert con.sql(f"select count(*) from {name}").fetchone() == (len(expected),)
+        assert len(reads) == count, "all of it from the copy"
+        held.append((con.sql(f"from {name}"), expected))
+
+    expected = put(table, range(20), "a")
+    check(expected)
+    if lake:
+        con.tier(name)
+        check(expected)
+    expected = (expected if not keyed else [r for r in expected if r[0] < 10]) + put(table, range(10, 25), "b")
+    check(expected)
+    if keyed:
+        table.delete([{"k": 3, "p": "p1"}])
+        expected = [r for r in expected if r[0] != 3]
+        check(expected)
+    if lake:
+        con.tier(name)
+        check(expected)
+        count = len(reads)
+        assert rows_of(con, f"{name}$lake") == rows_of(con, f"{name}$lake") == sorted(expected)
+        assert len(reads) == count + 1, "the lake's copy is another one"
+        put(table, range(100, 101), "hot")
+        assert rows_of(con, f"{name}$lake") == sorted(expected)
+        expected = [*expected, (100, "p0", "hot")]
+    for relation, was in held:
+        assert sorted(relation.fetchall()) == sorted(was), "as of its moment"
+    with table.alter() as altered:
+        altered.add_column("w", pa.int64())
+    assert rows_of(con, name) == sorted((*r, None) for r in expected)
+    with table.alter() as altered:
+        altered.rename_column("v", "x")
+    assert sorted(con.sql(f"select x from {name} where k = 12").fetchall()) == ([("b",)] if keyed else [("a",), ("b",)])
+    table.truncate()
+    assert rows_of(con, name) == []
+    con.drop_table(name)
+    with pytest.raises(lh.TableNotFoundError):
+        rows_of(con, name)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_whole_keys_are_asked_of_the_index(alone: lh.Connection, reads: list[UnionRead]) -> None:
+    table = alone.create_table("s.keys", SCHEMA, primary_key=["k", "p"], lake="iceberg")
+    put(table, range(50), "a")
+    alone.tier("s.keys")
+    for _ in range(2):
+        assert len(rows_of(alone, "s.keys")) == 50
+    asked = len(reads)
+    for where in ("k = 3 and p = 'p1'", "(p in ('p1', 'x') and 3 = k)", "K = 1 + 2 and s.keys.P = 'p1'"):
+        assert rows_of(alone, "s.keys", where) == [(3, "p1", "a")]
+    assert alone.sql("select v from s.keys where k = ? and p = ?", [3, "p1"]).fetchall() == [("a",)]
+    assert len(reads) == asked + 4 and all(read.rows_by_key() is not None for read in reads[asked:])
+    for where in ("k = 3", "k = k and p = p", "p = 'p1' and k in (select k + 2 from s.keys where v = 'a' and k < 2)"):
+        assert len(rows_of(alone, "s.keys", where)) == (50 if "k = k" in where else 1)
+    assert len(reads) == asked + 4
+
+
+def test_a_copy_is_made_once_it_has_paid(alone: lh.Connection, reads: list[UnionRead]) -> None:
+    """Counted in seconds that reading has taken and those that copying is taken to take."""
+    table = alone.create_table("s.pays", SCHEMA, lake="iceberg")
+    put(table, range(1000), "a")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(still_tables, "COPY_SECONDS", 1e9)
+        for _ in range(10):
+            assert len(rows_of(alone, "s.pays")) == 1000
+        assert len(reads) == 10
+        patch.setattr(still_tables, "COPY_SECONDS", 1e-9)
+        patch.setattr(still_tables, "CELLS_PER_SECOND", 1e-9)
+        assert len(rows_of(alone, "s.pays")) == 1000 and len(reads) == 11
+        patch.setattr(still_tables, "CELLS_PER_SECOND", 1e12)
+        for _ in range(3):
+            assert len(rows_of(alone, "s.pays")) == 1000
+        assert len(reads) == 12, "one makes the copy"
+        put(table, range(1), "b")
+        for _ in range(6):
+            assert len(rows_of(alone, "s.pays")) == 1001
+        assert len(reads) == 12 + still_tables.READS_LEAST + 1, "what was read before it changed does not count"
+
+
+@pytest.mark.usefixtures("at_once")
+def test_what_is_large_is_read_where_it_is(alone: lh.Connection, reads: list[UnionRead]) -> None:
+    table = alone.create_table("s.large", SCHEMA)
+    put(table, range(100), "a" * 100)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(still_tables, "TABLE_BYTES_MAX", 1000)
+        for _ in range(3):
+            assert len(rows_of(alone, "s.large")) == 100
+        assert len(reads) == 4, "it was tried once"
+        patch.setattr(still_tables, "CELLS_MAX", 10)
+        put(table, range(1), "b")
+        for _ in range(3):
+            assert len(rows_of(alone, "s.large")) == 101
+        assert len(reads) == 7
+    gc.collect()
+    assert len(catalogs(alone)) <= 2, "the root and this cursor's, at most"
+
+
+@pytest.mark.usefixtures("at_once")
+def test_what_was_used_longest_ago_makes_room(alone: lh.Connection, reads: list[UnionRead]) -> None:
+    names = [f"s.room{n}" for n in range(4)]
+    for name in names:
+        put(alone.create_table(name, SCHEMA), range(100), "a" * 100)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(still_tables, "BYTES_MAX", 40_000)
+        for name in names:
+            assert len(rows_of(alone, name)) == 100
+        before = len(reads)
+        assert len(rows_of(alone, names[-1])) == 100 and len(reads) == before
+        relation = alone.sql(f"from {names[-1]}")
+        assert len(rows_of(alone, names[0])) == 100 and len(reads) == before + 1
+        assert len(catalogs(alone)) <= 5
+        patch.setattr(still_tables, "BYTES_MAX", 0)
+        put(alone.table(names[1]), range(1), "b")
+        assert len(rows_of(alone, names[1])) == 101
+        assert len(relation.fetchall()) == 100, "who reads a copy keeps it"
+    del relation
+    assert len(catalogs(alone)) <= 2
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_read_that_fails_leaves_no_copy(alone: lh.Connection) -> None:
+    table = alone.create_table("s.fails", SCHEMA, primary_key=["k"], lake="iceberg")
+    put(table, range(20), "a")
+    alone.tier("s.fails")
+    put(table, range(10), "b")
+    (file,) = [Path(p.removeprefix("file://")) for p in table.lake.files()["path"].to_pylist()]
+    file.rename(file.with_suffix(".away"))
+    for _ in range(2):
+        with pytest.raises(lh.LakeFileMissingError, match=file.name):
+            rows_of(alone, "s.fails")
+    file.with_suffix(".away").rename(file)
+    assert len(rows_of(alone, "s.fails")) == 20
+    assert len(catalogs(alone)) <= 3
+
+
+@pytest.mark.usefixtures("at_once")
+def test_no_statement_names_a_copy(alone: lh.Connection) -> None:
+    put(alone.create_table("s.named", SCHEMA), range(3), "a")
+    for _ in range(2):
+        rows_of(alone, "s.named")
+    copy = next(seen.copy for seen in engine_of(alone).still._seen.values() if seen.copy is not None)
+    catalog = copy.source.partition(".")[0]
+    for text in (f"from {copy.source}", f"select count(*) from {catalog}.main.rows", f'from "{catalog}"."main"."rows"'):
+        with pytest.raises(lh.SqlError):
+            alone.sql(text).fetchall()
+    for text in ("show all tables", "from duckdb_tables()", "from duckdb_databases()"):
+        assert catalog not in str(alone.sql(text).fetchall())
+
+
+@pytest.mark.usefixtures("at_once")
+def test_threads_read_what_there_is(con: lh.Connection) -> None:
+    """Each statement of a thread finds at least what was acknowledged when it began, while tables change and rest."""
+    table = con.create_table("s.threads", SCHEMA)
+    acknowledged = 0
+    stop, failed = threading.Event(), []
+
+    def ask() -> None:
+        try:
+            while not stop.is_set():
+                least = acknowledged
+                (found,) = con.sql("select count(*) from s.threads where v = 'a'").fetchone()  # type: ignore[misc]
+                assert least <= found <= 40 * 5
+        except BaseException as e:
+            failed.append(e)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for n in range(40):
+        put(table, range(n * 5, n * 5 + 5), "a")
+        acknowledged = n * 5 + 5
+        con.sql("select count(*) from s.threads where v = 'a'").fetchall()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed
+
+
+@embedded_only
+@pytest.mark.usefixtures("at_once")
+def test_other_rows_at_the_same_offsets_are_not_what_was_copied(con: lh.Connection, tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "data")
+    try:
+        with server.connect() as other:
+            table = other.create_table("k.back", SCHEMA)
+            put(table, range(1), "a")
+            server.stop()
+            shutil.copytree(server.folder, tmp_path / "before")
+            server.start()
+            put(table, range(1, 2), "lost")
+            assert [r[2] for r in rows_of(other, "k.back")] == ["a", "lost"]
+            server.stop()
+            shutil.rmtree(server.folder)
+            shutil.copytree(tmp_path / "before", server.folder)
+            server.start()
+            put(other.table("k.back"), range(1, 2), "other")
+            assert [r[2] for r in rows_of(other, "k.back")] == ["a", "other"]
+    finally:
+        server.stop()

@@ -1,0 +1,20 @@
+"""Statements that copy what they read into DuckDB, however little it was read before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from lakehead.api import still_tables
+
+
+@contextmanager
+def copying_at_once() -> Iterator[None]:
+    """While this lasts, `con.sql` copies each table that it reads whole, when it is named first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(still_tables, "READS_LEAST", 0)
+        patch.setattr(still_tables, "COPY_SECONDS", 0.0)
+        patch.setattr(still_tables, "CELLS_PER_SECOND", float("inf"))
+        yield
