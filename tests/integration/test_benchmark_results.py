@@ -40,11 +40,12 @@ def test_the_shop_tells_how_old_each_layer_is() -> None:
 
 
 def test_tpch_tells_what_the_queries_took_and_which_loses_most() -> None:
-    took = {"union": [0.5, 0.25, 0.25], "plain": [0.25, 0.05, 0.2]}
-    total, worst = tpch.of_engines({"DuckDB": took})
+    took = {"union": [0.5, 0.25, 0.25], "plain": [0.25, 0.05, 0.2], "first": [1.0, 0.5, 0.5]}
+    total, first, worst = tpch.of_engines({"DuckDB": took})
     assert (total.name, total.value, total.beside, total.ratio) == (
         "22 queries by DuckDB", "1.00 s", "plain Parquet 0.50 s", 0.5,
     )  # fmt: skip
+    assert (first.name, first.value, first.ratio) == ("those asked first, by DuckDB", "2.00 s", 0.25)
     assert (worst.value, worst.beside, worst.ratio) == ("250 ms", "query 2, plain Parquet 50 ms", 0.2)
 
 

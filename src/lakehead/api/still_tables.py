@@ -95,12 +95,15 @@ class StillTables:
         seen, clock = self._found(handle, pinned), handle.env.clock
 
         def reading(columns: list[str] | None, where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
-            took, since = 0.0, clock.monotonic()
+            batches, took = read(columns, where), 0.0
             try:
-                for batch in read(columns, where):
-                    took += clock.monotonic() - since
-                    yield batch
+                while True:
                     since = clock.monotonic()
+                    batch = next(batches, None)
+                    took += clock.monotonic() - since
+                    if batch is None:
+                        return
+                    yield batch
             finally:
                 seen.note(took)
 
