@@ -117,4 +117,25 @@ OF_MEMORY = (
         "        if statement.catalog:",
         "tests/integration/test_sql_still.py",
     ),
+    Mutant(
+        "apply what an earlier plan found out",
+        "kv/tablet.py",
+        "planned.records is rows and",
+        "True and",
+        "tests/unit/kv/test_tablet.py",
+    ),
+    Mutant(
+        "keep the messages that updates came in",
+        "kv/tablet.py",
+        "if given is None or column.keeps_given else",
+        "if given is None else",
+        "tests/unit/kv/test_tablet.py",
+    ),
+    Mutant(
+        "apply rows of one key as if they were of several",
+        "kv/tablet.py",
+        "        if (prior < 0).all():\n",
+        "        if True:\n",
+        "tests/unit/kv/test_tablet.py",
+    ),
 )

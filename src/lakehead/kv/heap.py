@@ -58,6 +58,11 @@ class HeapColumn(Protocol):
         """Make room for this many slots; existing values stay."""
         ...
 
+    @property
+    def keeps_given(self) -> bool:
+        """Whether `scatter` keeps what it is given, and all that this is part of, and does not copy it."""
+        ...
+
     def scatter(self, slots: Slots, values: pa.Array) -> None:
         """Set ``values[i]`` at ``slots[i]``; slots are unique."""
         ...
@@ -130,6 +135,8 @@ class FixedColumn:
         self._plain_dtype = _plain_dtype(t, width) or self._dtype
         self._plain = self._values.array.view(self._plain_dtype)
         self._is_null: GrowingArray | None = None
+
+    keeps_given = False
 
     def resize(self, slots: int) -> None:
         del self._plain
@@ -219,6 +226,10 @@ class ShortColumn:
         self._words = GrowingArray(np.uint64, 1)
         self._lengths = GrowingArray(np.uint8)  # one more than the bytes, 0 for null
         self._chunked: ChunkedColumn | None = None
+
+    @property
+    def keeps_given(self) -> bool:
+        return self._chunked is not None
 
     def resize(self, slots: int) -> None:
         if self._chunked is not None:
@@ -324,6 +335,8 @@ class ChunkedColumn:
         self._dead: list[int] = []
         self._next = 0
         self.bytes_max = 1
+
+    keeps_given = True
 
     def resize(self, slots: int) -> None:
         self._places.grow(slots)

@@ -55,6 +55,34 @@ class Change:
         )
 
 
+@dataclass(frozen=True)
+class _Planned:
+    """What the plan of an upsert of different keys has found out, for who applies its records.
+
+    Attributes:
+        records: the rows of the change.
+        keys: of the rows that were given, in their order.
+        ends: as of `Change`; the last record of each row is the one that stays.
+        given: the rows themselves, where they have all columns.
+    """
+
+    records: pa.RecordBatch
+    base_offset: Offset
+    keys: KeyBatch
+    ends: npt.NDArray[np.int64]
+    given: pa.RecordBatch | None
+
+    def stays(self, columns: Sequence[HeapColumn]) -> list[pa.Array]:
+        """Values of each column of the table: the last record of each row that was given."""
+        if self.given is not None and self.given.num_rows == self.records.num_rows:
+            return list(self.given.columns)
+        given, at = self.given, to_arrow(self.ends - 1)
+        return [
+            self.records.column(i).take(at) if given is None or column.keeps_given else given.column(i)
+            for i, column in enumerate(columns)
+        ]
+
+
 class KvTablet:
     """Live rows by primary key.
 
@@ -76,10 +104,12 @@ class KvTablet:
         self._columns: list[HeapColumn] = [heap_column(f.type) for f in schema]
         self._default_bytes = default_bytes(schemas.current.fields)
         self._prefix_hashes = GrowingArray(np.int64)
+        self._planned: _Planned | None = None
         self._resize()
 
     def alter(self, schemas: Schemas) -> None:
         """Hold the rows as another schema has them. Keys stay as they are, and columns that do are not looked at."""
+        self._planned = None
         before, wanted = self.schemas.current, schemas.current
         held = {field_id(f): at for at, f in enumerate(before.fields)}
         columns = []
@@ -130,7 +160,7 @@ class KvTablet:
             batch: rows with the table's columns, or some of them (the key among them): the others keep their live
                 value, their default for a new key. Rows of equal key take effect in order.
         """
-        _, slots, prior = self._resolve([batch.column(c) for c in self._key])
+        keys, slots, prior = self._resolve([batch.column(c) for c in self._key])
         n = batch.num_rows
         change, prev = np.empty(2 * n, np.int8), np.empty(2 * n, np.int64)
         image, under, ends = np.empty(2 * n, np.int64), np.empty(2 * n, np.int64), np.empty(n, np.int64)
@@ -141,8 +171,12 @@ class KvTablet:
         )
         full = batch.num_columns == len(self.schema)
         if full and k == n:
-            return Change(change[:k], prev[:k], pa.RecordBatch.from_arrays(batch.columns, schema=self.schema), ends)
-        return Change(change[:k], prev[:k], self._images(batch, image[:k], under[:k]), ends)
+            records = pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
+        else:
+            records = self._images(batch, image[:k], under[:k])
+        if (prior < 0).all():
+            self._planned = _Planned(records, base_offset, keys, ends, batch if full else None)
+        return Change(change[:k], prev[:k], records, ends)
 
     def plan_delete(self, keys: pa.RecordBatch) -> Change:
         """Records that deleting these keys makes; ``keys`` holds the key columns. Absent keys make none."""
@@ -226,7 +260,18 @@ class KvTablet:
     # ---- apply: the only way the rows change ----------------------------------------------------------------
 
     def apply(self, base_offset: Offset, change_types: npt.NDArray[np.int8], rows: pa.RecordBatch) -> None:
-        """Change the state as these logged records say; ``rows`` has the table's columns."""
+        """Change the state as these logged records say; ``rows`` has the table's columns.
+
+        Where they are those that were planned last, what the plan found out is not found out again.
+        """
+        planned, self._planned = self._planned, None
+        if planned is not None and planned.records is rows and planned.base_offset == base_offset:
+            at = planned.ends - 1
+            slots = self._index.apply(planned.keys, np.zeros(len(at), np.bool_), base_offset + at)
+            if self._index.capacity != self._capacity:
+                self._resize()
+            self._put(slots, planned.stays(self._columns))
+            return
         self._apply(np.arange(base_offset, base_offset + rows.num_rows), change_types, rows)
 
     def reserve(self, rows: int) -> None:
@@ -255,10 +300,13 @@ class KvTablet:
         if not wins.all():
             at = np.flatnonzero(wins)
             rows, slots = _taken(rows, at), slots[at]
-        for column, values in zip(self._columns, rows.columns, strict=True):
-            column.scatter(slots, values)
+        self._put(slots, rows.columns)
+
+    def _put(self, slots: Slots, values: Sequence[pa.Array]) -> None:
+        for column, given in zip(self._columns, values, strict=True):
+            column.scatter(slots, given)
         if self._prefix_at:
-            self._prefix_hashes.array[slots] = encode_keys([rows.column(i) for i in self._prefix_at], self._seed).keys
+            self._prefix_hashes.array[slots] = encode_keys([values[i] for i in self._prefix_at], self._seed).keys
 
     def _forget(self, slots: Slots) -> None:
         dead = np.unique(slots[self._index.live_offsets[slots] < 0])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from lakehead.kv.tablet import Change, KvTablet
 from lakehead.types import Schemas
@@ -185,3 +187,74 @@ def test_live_rows_come_in_offset_order() -> None:
     [(offsets, rows)] = t.kv.live_rows([1])
     assert offsets.tolist() == [1, 2, 4, 6] and rows.to_pydict() == {"a": ["1", "2", "4", "moved"]}
     assert KvTablet(Schemas.only(SCHEMA), ("k",), seed=2).live_rows() == []
+
+
+WIDE = pa.schema(
+    [
+        pa.field("k", pa.string(), False),
+        ("a", pa.string()),
+        ("b", pa.int64()),
+        ("c", pa.list_(pa.int16())),
+        ("d", pa.bool_()),
+    ]
+)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_was_planned_is_applied_as_what_is_read_of_the_log(seed: int) -> None:
+    """Whatever the plan found out, whichever plan was the last."""
+    rng = random.Random(seed)
+    planned, replayed = (KvTablet(Schemas.only(WIDE), ("k",), ("k",), seed=1) for _ in range(2))
+    end = 0
+
+    def row(keys: list[str], names: list[str]) -> list[dict[str, Any]]:
+        values = {
+            "a": lambda: rng.choice([None, "x", "longer" * 20]),
+            "b": lambda: rng.choice([None, rng.randrange(99)]),
+            "c": lambda: rng.choice([None, [], [1, 2]]),
+            "d": lambda: rng.choice([None, True, False]),
+        }
+        return [{"k": key, **{n: values[n]() for n in names if n != "k"}} for key in keys]
+
+    def state(kv: KvTablet) -> list[tuple[list[int], list[dict[str, Any]]]]:
+        return [(offsets.tolist(), rows.to_pylist()) for offsets, rows in kv.live_rows(list(range(len(WIDE))))]
+
+    for _ in range(60):
+        count = rng.randrange(1, 30)
+        keys = [f"key{rng.randrange(60)}" for _ in range(count)]
+        if rng.random() < 0.7:
+            keys = list(dict.fromkeys(keys))
+        names = WIDE.names if rng.random() < 0.6 else ["k", *rng.sample(WIDE.names[1:], 2)]
+        schema = pa.schema([WIDE.field(n) for n in WIDE.names if n in names])
+        batch = pa.RecordBatch.from_pylist(row(keys, schema.names), schema=schema)
+        if rng.random() < 0.2:
+            change = planned.plan_delete(batch.select(["k"]))
+        else:
+            change = planned.plan_upsert(batch, end)
+        if rng.random() < 0.2:
+            planned.plan_upsert(pa.RecordBatch.from_pylist(row(["never"], WIDE.names), schema=WIDE), end)
+        read = pa.RecordBatch.from_arrays(change.rows.columns, schema=WIDE)
+        planned.apply(end, change.change_types, change.rows)
+        replayed.apply(end, change.change_types, read)
+        end += change.rows.num_rows
+        assert state(planned) == state(replayed)
+        some = pa.RecordBatch.from_pydict({"k": [f"key{n}" for n in range(60)]})
+        assert planned.gather(planned.find(some)).equals(replayed.gather(replayed.find(some)))
+        assert sorted(planned.prefix_find(some).tolist()) == sorted(
+            planned.find(some)[planned.find(some) >= 0].tolist()
+        )
+
+
+def test_updates_keep_nothing_of_the_message_that_they_came_in() -> None:
+    """Long values are kept as they were logged, not as parts of what a client has sent."""
+    kv = KvTablet(Schemas.only(SCHEMA), ("k",), seed=1)
+    held = []
+    for end, letter in ((0, "a"), (10, "b")):
+        rows = pa.RecordBatch.from_pydict(
+            {"k": list(range(10)), "a": [letter * 100] * 10, "b": list(range(10))}, schema=SCHEMA
+        )
+        held.append(rows.column(1).buffers()[2])
+        change = kv.plan_upsert(rows, end)
+        kv.apply(end, change.change_types, change.rows)
+    kept = {b.address for chunk in kv._columns[1]._chunked._chunks for b in chunk.buffers() if b}  # type: ignore[attr-defined]
+    assert held[1].address not in kept
