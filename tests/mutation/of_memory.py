@@ -131,11 +131,4 @@ OF_MEMORY = (
         "if given is None else",
         "tests/unit/kv/test_tablet.py",
     ),
-    Mutant(
-        "apply rows of one key as if they were of several",
-        "kv/tablet.py",
-        "        if (prior < 0).all():\n",
-        "        if True:\n",
-        "tests/unit/kv/test_tablet.py",
-    ),
 )
