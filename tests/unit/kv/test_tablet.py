@@ -248,7 +248,7 @@ def test_what_was_planned_is_applied_as_what_is_read_of_the_log(seed: int) -> No
 
 def test_updates_keep_nothing_of_the_message_that_they_came_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long values are kept as they were logged, not as parts of what a client has sent."""
-    monkeypatch.setattr(heap, "_MERGE_ROWS_MAX", 0)
+    monkeypatch.setattr(heap, "_MERGE_ROWS_MAX", 1)
     kv = KvTablet(Schemas.only(SCHEMA), ("k",), seed=1)
     held = []
     for end, letter in ((0, "a"), (10, "b")):
