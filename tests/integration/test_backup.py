@@ -17,6 +17,7 @@ from tests.integration.test_copies import SOME_KINDS, Model, filled, outside, re
 
 import lakehead as lh
 from lakehead.api import backup as backups
+from lakehead.api import backup_files
 from lakehead.api.backup import back_up, restore
 from lakehead.api.table import handle_of
 from lakehead.cli.main import main
@@ -200,8 +201,8 @@ class Stopped(BaseException):
 @pytest.mark.parametrize("step", ["backup", "restore"])
 def test_what_was_cut_off_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     model = filled(tmp_path / "a", "trimmed")
-    calls = ("_copy", "_copy_database", "_digest", "sync_file")
-    real = {name: getattr(backups, name) for name in calls}
+    calls = ((backup_files, "_copy_open"), *((backups, name) for name in ("copy_database", "digest", "sync_file")))
+    real = {name: getattr(module, name) for module, name in calls}
     if step == "restore":
         with lh.connect(tmp_path / "a") as con:
             back_up(con, str(tmp_path / "a"), str(tmp_path / "backup"))
@@ -218,8 +219,8 @@ def test_what_was_cut_off_is_made_again(tmp_path: Path, monkeypatch: pytest.Monk
 
             return call
 
-        for name in calls:
-            monkeypatch.setattr(backups, name, counted(name))
+        for module, name in calls:
+            monkeypatch.setattr(module, name, counted(name))
         try:
             if step == "backup":
                 with lh.connect(tmp_path / "a") as con:
@@ -338,7 +339,7 @@ def test_a_table_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             con.create_table(name, NUMBERS).append([{"k": 1, "v": 1}])
         copy = backups._copy_tablet
 
-        def drop_and_copy(source: str, target: str, table: TableHandle, *cut: Any) -> int:
+        def drop_and_copy(source: str, target: str, table: TableHandle, *cut: Any) -> Any:
             if table.desc.path.table == "one":
                 con.drop_table("three")
                 with pytest.raises(TableNotFoundError):

@@ -190,7 +190,7 @@ OF_PUBLISHING = (
     Mutant(
         "back up a batch that changed nothing with those before it",
         "api/moment.py",
-        "            return next_sequence is not None and stamp.sequence >= next_sequence\n",
+        "            return writer.startswith(PUBLISHERS) and sequence >= known.get(writer, 0)\n",
         "            return False\n",
         "tests/properties/test_backup_published.py",
     ),
@@ -199,6 +199,20 @@ OF_PUBLISHING = (
         "api/backup.py",
         "ids <= done and (copy.moment is not None or not published)",
         "ids <= done",
+        "tests/properties/test_backup_published.py",
+    ),
+    Mutant(
+        "back up a checkpoint of what came later",
+        "api/backup.py",
+        '    if covered and moment is not None and not moment.lasts(os.path.join(folder, "metadata.db")):\n',
+        "    if False:\n",
+        "tests/properties/test_backup_published.py",
+    ),
+    Mutant(
+        "open files of a backup when they are copied",
+        "api/backup_files.py",
+        "        if self._left > 0:\n",
+        "        if False:\n",
         "tests/properties/test_backup_published.py",
     ),
 )

@@ -13,7 +13,6 @@ its own, and leaves a lake outside the folder alone.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import json
 import os
@@ -23,12 +22,13 @@ from typing import Any
 
 import msgspec
 
+from lakehead.api.backup_files import OpenFiles, copy_database, copy_file, database, digest
 from lakehead.api.connection import Connection
-from lakehead.api.moment import Moment, database, groups
+from lakehead.api.moment import Moment, groups
 from lakehead.api.table import Table, handle_of
 from lakehead.client.table import TableHandle
 from lakehead.env import LocalStorage
-from lakehead.env.storage import make_private, open_private, storage_errors, sync_file
+from lakehead.env.storage import storage_errors, sync_file
 from lakehead.errors import (
     ChecksumError,
     CorruptionError,
@@ -121,7 +121,7 @@ def back_up(con: Connection, folder: str, destination: str, report: Report = lam
     outside = [table_id for copy in copies.values() for table_id in copy.outside]
     if inside:
         # Before the metadata, which know what a table was called before.
-        _copy_database(os.path.join(folder, "lake", "catalog.db"), os.path.join(data, "lake", "catalog.db"))
+        copy_database(os.path.join(folder, "lake", "catalog.db"), os.path.join(data, "lake", "catalog.db"))
     kept = _copy_metadata(folder, data, acked, list(copies.values()))
     _keep_tables(data, kept)
     if inside:
@@ -158,7 +158,7 @@ def restore(backup: str, folder: str) -> Backup:
         source, target = os.path.join(backup, _DATA, name), os.path.join(staging, _DATA, name)
         if not os.path.isfile(source):
             raise CorruptionError(f"the backup lacks {source}: use another one", path=source)
-        if _copy(source, target) != (size, checksums[name]):
+        if copy_file(source, target) != (size, checksums[name]):
             raise ChecksumError(f"{source} of the backup is not what was written: use another one", path=source)
         sync_file(target)
     LocalStorage().rename(os.path.join(staging, _DATA), folder)
@@ -267,27 +267,41 @@ def _copied(
             marks[handle.desc.table_id] = sides[0][1]
         elif handle.desc.lake:
             copy.outside.append(handle.desc.table_id)
+    files = OpenFiles(held)
     if published:
-        copy.moment = Moment.now(os.path.join(folder, "metadata.db"), handles)
+        copy.moment = moment = Moment.now(os.path.join(folder, "metadata.db"), handles)
+        # What is open by now stays, whoever trims, or carries out what was decided.
+        for handle in handles:
+            for name in moment.staged(handle.desc.table_id, _table_folder(handle)):
+                files.open(os.path.join(folder, name))
+        for handle in handles:
+            for _, tablet in _tablet_folders(folder, handle):
+                files.open_all(os.path.join(folder, tablet), _LOG_FILES)
     for handle in handles:
-        starts = _copy_logs(handle, folder, data, copy.moment)
+        starts = _copy_logs(handle, folder, data, copy.moment, files)
         if handle.desc.table_id in marks:
             _require_reaching(handle, starts, marks[handle.desc.table_id], copy.moment)
     return copy
 
 
-def _copy_logs(handle: TableHandle, folder: str, data: str, moment: Moment | None) -> dict[TabletKey, Offset]:
+def _copy_logs(
+    handle: TableHandle, folder: str, data: str, moment: Moment | None, files: OpenFiles
+) -> dict[TabletKey, Offset]:
     """The logs of a table, as they are, or were at a moment, with what waits to be published; where they begin."""
-    table_id, starts = handle.desc.table_id, {}
+    table_id, starts, covered = handle.desc.table_id, {}, False
+    for name in moment.staged(table_id, _table_folder(handle)) if moment is not None else ():
+        files.copy(os.path.join(folder, name), os.path.join(data, name))
     for key, tablet in _tablet_folders(folder, handle):
         source, target = os.path.join(folder, tablet), os.path.join(data, tablet)
         if moment is None:
-            starts[key] = _copy_tablet(source, target, handle, None, lambda _: False)
+            starts[key] = _copy_tablet(source, target, handle, files).log_start_offset
         elif key in moment.logs[table_id]:
-            starts[key] = _copy_tablet(source, target, handle, moment.logs[table_id][key], moment.later(table_id))
-    if moment is not None:
-        for name in moment.staged(table_id, _table_folder(handle)):
-            _copy(os.path.join(folder, name), os.path.join(data, name))
+            log = _copy_tablet(source, target, handle, files, moment.logs[table_id][key], moment.later(table_id))
+            starts[key] = log.log_start_offset
+            covered |= 0 < log.log_end_offset == log.checkpoint_offset
+    if covered and moment is not None and not moment.lasts(os.path.join(folder, "metadata.db")):
+        # What came since and made no rows may be in that checkpoint.
+        raise _Passed(f"a checkpoint was taken of {handle.desc.path}")
     return starts
 
 
@@ -338,9 +352,10 @@ def _copy_tablet(
     source: str,
     target: str,
     handle: TableHandle,
-    then: tuple[Offset, Offset] | None,
-    later: Callable[[Frame], bool],
-) -> Offset:
+    files: OpenFiles,
+    then: tuple[Offset, Offset] | None = None,
+    later: Callable[[Frame], bool] = lambda _: False,
+) -> LogTablet:
     """The files of a log as they are listed at one moment, each up to some byte: what a crash could have left. Opening
     them once cuts the batch that was being written, checks what is there, and notes how far it goes.
 
@@ -348,20 +363,18 @@ def _copy_tablet(
         then: where it began and ended at an earlier moment, which it is cut to; ``later`` as of `cut_log`.
 
     Returns:
-        Where it begins.
+        The copy, closed.
     """
-    for name in sorted(os.listdir(source)):
-        if name.endswith(_LOG_FILES):
-            _copy(os.path.join(source, name), os.path.join(target, name))
+    for name in files.names(source, _LOG_FILES):
+        files.copy(os.path.join(source, name), os.path.join(target, name))
     if then is not None and not cut_log(LocalStorage(), target, then[1], later):
         raise _Passed(f"a checkpoint was taken in {source}")
     segment_bytes = handle.desc.properties.segment_bytes
     log = LogTablet(LocalStorage(), target, segment_bytes=segment_bytes, epoch=_ANY_EPOCH)
     try:
-        start, end = log.log_start_offset, log.log_end_offset
-        if then is not None and (start > then[0] or end != then[1]):
+        if then is not None and (log.log_start_offset > then[0] or log.log_end_offset != then[1]):
             raise _Passed(f"the log in {source} went on")
-        return start
+        return log
     finally:
         log.close()
 
@@ -388,7 +401,7 @@ def _copy_lake(
         name = address.removeprefix(f"file://{folder}/")
         try:
             if not os.path.lexists(os.path.join(data, name)):  # they never change
-                _copy(os.path.join(folder, name), os.path.join(data, name))
+                copy_file(os.path.join(folder, name), os.path.join(data, name))
             wanted.add(name)
         except FileNotFoundError:
             if needed:
@@ -421,7 +434,7 @@ def _copy_metadata(
     as of the moment at which the copied logs end.
     """
     target = os.path.join(data, "metadata.db")
-    _copy_database(os.path.join(folder, "metadata.db"), target)
+    copy_database(os.path.join(folder, "metadata.db"), target)
     with database(target) as db:
         stored = [msgspec.msgpack.decode(info, type=m.TableInfo) for (info,) in db.execute("select info from tables")]
         copied = [i for i in stored if any(i.table_id in copy.tables for copy in copies)]
@@ -484,7 +497,7 @@ def _finish(destination: str, tables: tuple[str, ...], outside: tuple[str, ...])
         for name in names:
             path = os.path.join(at, name)
             sync_file(path)
-            files[os.path.relpath(path, data)] = _digest(path)
+            files[os.path.relpath(path, data)] = digest(path)
     values = {
         "format": FORMAT,
         "tables": list(tables),
@@ -515,47 +528,3 @@ def _read_manifest(backup: str) -> tuple[Backup, dict[str, str]]:
         raise CorruptionError(f"{path} names files outside the backup: use another one", path=path)
     made = Backup(backup, tables, outside, {name: size for name, (size, _) in files.items()})
     return made, {name: checksum for name, (_, checksum) in files.items()}
-
-
-# ---- files ----------------------------------------------------------------------------------------------------------
-
-
-def _copy(source: str, target: str) -> tuple[int, str]:
-    """Copy what a file holds now, unsynced; size and checksum of the copy.
-
-    Raises:
-        FileNotFoundError: the source is gone.
-    """
-    size, checksum = 0, hashlib.sha256()
-    with open(source, "rb") as read, storage_errors(target, "write"):
-        _make_folder_of(target)
-        with open_private(target) as write:
-            while part := read.read(_CHUNK):
-                write.write(part)
-                checksum.update(part)
-                size += len(part)
-    return size, checksum.hexdigest()
-
-
-def _make_folder_of(path: str) -> None:
-    """Make a file's folder, and its name durable. One that is there was made by this run, as what others left was
-    removed before: it need not be made durable for every file."""
-    folder = os.path.dirname(path)
-    if not os.path.isdir(folder):
-        LocalStorage().make_folder(folder)
-
-
-def _digest(path: str) -> tuple[int, str]:
-    with storage_errors(path, "read"), open(path, "rb") as f:
-        return os.fstat(f.fileno()).st_size, hashlib.file_digest(f, "sha256").hexdigest()
-
-
-def _copy_database(source: str, target: str) -> None:
-    """One state of an SQLite database that others may be writing to, as a single file."""
-    _make_folder_of(target)
-    with storage_errors(target, "write"):
-        make_private(target)
-    with database(source) as read, database(target) as write:
-        read.backup(write)
-    with database(target) as db:
-        db.execute("pragma journal_mode=delete")

@@ -7,7 +7,6 @@ moment, for all tables that have a job in common: what is published to several o
 
 from __future__ import annotations
 
-import contextlib
 import sqlite3
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,8 +14,9 @@ from typing import Any
 
 import msgspec
 
+from lakehead.api.backup_files import database
 from lakehead.client.table import TableHandle
-from lakehead.errors import StorageError, UnavailableError
+from lakehead.errors import UnavailableError
 from lakehead.format.frame import PUBLISHERS, Frame
 from lakehead.server.catalog import Part
 from lakehead.server.pieces import job_writer, staged_folder
@@ -30,20 +30,6 @@ _COLUMNS = {
 """Of the catalog's tables that tell how far something has come that is not done in one step."""
 _ATTEMPTS = 1000
 _Rows = Mapping[str, list[tuple[Any, ...]]]
-
-
-@contextlib.contextmanager
-def database(path: str) -> Iterator[sqlite3.Connection]:
-    """An SQLite database, for a while.
-
-    Raises:
-        StorageError: from all that is done with it.
-    """
-    try:
-        with contextlib.closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as db:
-            yield db
-    except sqlite3.Error as e:
-        raise StorageError(f"cannot copy the database {path}: {e}", path=path) from e
 
 
 def groups(metadata: str, table_ids: Iterable[str]) -> dict[frozenset[str], bool]:
@@ -92,6 +78,11 @@ class Moment:
                 before = after
         raise UnavailableError("jobs publish all the time: try again")
 
+    def lasts(self, metadata: str) -> bool:
+        """Whether nothing was decided, or carried out, since."""
+        with database(metadata) as db:
+            return _read(db, self._rows) == self._rows
+
     def overwritten(self, table_id: str) -> dict[TabletKey, Offset]:
         """Below which offsets tablets have no rows that a lake may have."""
         return {TabletKey.parse(tablet): before for tablet, before, *_ in self._rows[table_id]["overwritten"]}
@@ -106,17 +97,14 @@ class Moment:
                     yield from (f"{folder}/{attempt}-{number}" for number in range(pieces))
 
     def later(self, table_id: str) -> Callable[[Frame], bool]:
-        """Whether a job wrote a frame of this table after this moment, as far as its numbers tell."""
+        """Whether a frame of this table is of a batch that a job had not carried out at this moment: of one that was
+        decided, too, which is carried out once more where this is opened. Of a job that was not known all are."""
         publications = self._rows[table_id]["publications"]
-        known = {job_writer(job): None if begun is not None else int(n) for job, _, begun, _, n, *_ in publications}
-        # Of one that is not known all are: it was not when it was that moment.
+        known = {job_writer(job): int(sequence) for job, _, _, _, sequence, *_ in publications}
 
         def is_later(frame: Frame) -> bool:
-            stamp = frame.body.stamp
-            if not stamp.writer_id.startswith(PUBLISHERS):
-                return False
-            next_sequence = known.get(stamp.writer_id, 0)
-            return next_sequence is not None and stamp.sequence >= next_sequence
+            writer, sequence = frame.body.stamp.writer_id, frame.body.stamp.sequence
+            return writer.startswith(PUBLISHERS) and sequence >= known.get(writer, 0)
 
         return is_later
 

@@ -18,7 +18,7 @@ def cut_log(storage: Storage, folder: str, end: Offset, later: Callable[[Frame],
 
     Args:
         later: whether a frame without rows, at that offset, came after that moment; the first such is cut with all that
-            follows it.
+            follows it, unless a checkpoint at that offset has it.
 
     Returns:
         Whether it could be done: not where a checkpoint took the place of what lay below the end. What is cut away is
@@ -28,6 +28,7 @@ def cut_log(storage: Storage, folder: str, end: Offset, later: Callable[[Frame],
     covered = [int(n.removesuffix(checkpoint.SUFFIX)) for n in names if n.endswith(checkpoint.SUFFIX)]
     if max(covered, default=0) > end:
         return False
+    covers = max(covered, default=-1) == end
     ids = sorted(filter(None, map(SegmentId.of_name, names)))
     if ids and ids[0].base_offset > end:
         return False
@@ -36,7 +37,7 @@ def cut_log(storage: Storage, folder: str, end: Offset, later: Callable[[Frame],
         if cut or id.base_offset > end:
             storage.remove(f"{folder}/{id.name}")
         elif following is None or following.base_offset >= end:
-            cut = _cut_segment(Segment(storage, folder, id), end, later)
+            cut = _cut_segment(Segment(storage, folder, id), end, (lambda _: False) if covers else later)
     return True
 
 
