@@ -3,6 +3,9 @@ what is restored goes on from there, with the batch that comes next or with thos
 
 from __future__ import annotations
 
+import errno
+import itertools
+import os
 import random
 import sqlite3
 import threading
@@ -418,4 +421,44 @@ def test_what_is_trimmed_and_carried_out_while_other_logs_are_copied_is_in_it(
         back_up(con, str(tmp_path / "a"), str(tmp_path / "backup"), attempts.append)
         between.clear()
     assert len(attempts) == len(TABLES)
+    assert check(tmp_path, "backup", 3, world) == 3
+
+
+def test_tablets_at_rest_keep_no_backup_from_ending(tmp_path: Path, between: list[Callable[[], object]]) -> None:
+    """Their checkpoints are where their logs end, while jobs go on with others of their tables."""
+    with lh.connect(tmp_path / "a") as con:
+        con.create_table("still", SCHEMA, primary_key=["day", "k"], lake="iceberg", hot_retention="0s")
+        con.create_table("busy", SCHEMA)
+        one = pa.table([["a"], [1], [1]], schema=SCHEMA)
+        publish_to(con, 1, still=("upsert", one), busy=("append", one))
+        trim(con, "still")
+        numbers = itertools.count(2)
+        between += [*[nothing] * 4, *[lambda: publish_to(con, next(numbers), busy=("append", one))] * 4]
+        attempts: list[str] = []
+        back_up(con, str(tmp_path / "a"), str(tmp_path / "backup"), attempts.append)
+        between.clear()
+    assert len(attempts) == 2
+    restore(str(tmp_path / "backup"), str(tmp_path / "restored"))
+    with lh.connect(tmp_path / "restored") as con:
+        assert con.table("busy").scan().count() == 1 and con.table("still").scan().count() == 1
+
+
+def test_no_more_files_are_opened_than_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, refused = os.open, []
+
+    def few(path: Any, flags: int, *mode: int) -> int:
+        if str(path).startswith(f"{tmp_path}/a/") and str(path).endswith(".log") and flags == os.O_RDONLY:
+            refused.append(path)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return opened(path, flags, *mode)
+
+    with lh.connect(tmp_path / "a") as con:
+        world = World(con, 5)
+        world.create()
+        for _ in range(3):
+            world.publish()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", few)
+            back_up(con, str(tmp_path / "a"), str(tmp_path / "backup"))
+    assert len(refused) == 1, "it does not try again"
     assert check(tmp_path, "backup", 3, world) == 3

@@ -16,7 +16,7 @@ import contextlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,7 @@ from lakehead.errors import (
     UnavailableError,
     UnsupportedFormatError,
 )
-from lakehead.format.frame import Frame
+from lakehead.format.frame import WriterStamp
 from lakehead.lake.formats import format_of
 from lakehead.lake.marks import LakeMark, mark_of
 from lakehead.log import LogTablet
@@ -270,6 +270,8 @@ def _copied(
     files = OpenFiles(held)
     if published:
         copy.moment = moment = Moment.now(os.path.join(folder, "metadata.db"), handles)
+        if moment is None:
+            raise _Passed("jobs publish all the time")
         # What is open by now stays, whoever trims, or carries out what was decided.
         for handle in handles:
             for name in moment.staged(handle.desc.table_id, _table_folder(handle)):
@@ -288,21 +290,36 @@ def _copy_logs(
     handle: TableHandle, folder: str, data: str, moment: Moment | None, files: OpenFiles
 ) -> dict[TabletKey, Offset]:
     """The logs of a table, as they are, or were at a moment, with what waits to be published; where they begin."""
-    table_id, starts, covered = handle.desc.table_id, {}, False
-    for name in moment.staged(table_id, _table_folder(handle)) if moment is not None else ():
-        files.copy(os.path.join(folder, name), os.path.join(data, name))
-    for key, tablet in _tablet_folders(folder, handle):
-        source, target = os.path.join(folder, tablet), os.path.join(data, tablet)
-        if moment is None:
-            starts[key] = _copy_tablet(source, target, handle, files).log_start_offset
-        elif key in moment.logs[table_id]:
-            log = _copy_tablet(source, target, handle, files, moment.logs[table_id][key], moment.later(table_id))
+    table_id, starts, surplus = handle.desc.table_id, {}, False
+    if moment is None:
+        for key, tablet in _tablet_folders(folder, handle):
+            log = _copy_tablet(os.path.join(folder, tablet), os.path.join(data, tablet), handle, files)
             starts[key] = log.log_start_offset
-            covered |= 0 < log.log_end_offset == log.checkpoint_offset
-    if covered and moment is not None and not moment.lasts(os.path.join(folder, "metadata.db")):
-        # What came since and made no rows may be in that checkpoint.
-        raise _Passed(f"a checkpoint was taken of {handle.desc.path}")
+        return starts
+    for name in moment.staged(table_id, _table_folder(handle)):
+        files.copy(os.path.join(folder, name), os.path.join(data, name))
+    later = moment.later(table_id)
+    for key, tablet in _tablet_folders(folder, handle):
+        if key in moment.logs[table_id]:
+            source, target, then = os.path.join(folder, tablet), os.path.join(data, tablet), moment.logs[table_id][key]
+            log = _copy_tablet(source, target, handle, files, then, later)
+            starts[key] = log.log_start_offset
+            surplus |= any(map(later, _without_rows_at_the_end(log)))
+    if surplus and not moment.lasts(os.path.join(folder, "metadata.db")):
+        raise _Passed(f"a checkpoint of {handle.desc.path} was taken that knows of later batches")
     return starts
+
+
+def _without_rows_at_the_end(log: LogTablet) -> Iterator[WriterStamp]:
+    """Of a log that ends where its checkpoint was taken, the batches there that had no rows."""
+    end = log.log_end_offset
+    if log.checkpoint is None or log.checkpoint_offset != end:
+        return
+    for writer in log.checkpoint.footer.writers:
+        answers = zip(*(writer.answers[i::3] for i in range(3)), strict=True)
+        for sequence, start, after in answers:
+            if start == after == end:
+                yield WriterStamp(writer.writer_id, sequence, epoch=writer.epoch)
 
 
 def _require_reaching(
@@ -354,7 +371,7 @@ def _copy_tablet(
     handle: TableHandle,
     files: OpenFiles,
     then: tuple[Offset, Offset] | None = None,
-    later: Callable[[Frame], bool] = lambda _: False,
+    later: Callable[[WriterStamp], bool] = lambda _: False,
 ) -> LogTablet:
     """The files of a log as they are listed at one moment, each up to some byte: what a crash could have left. Opening
     them once cuts the batch that was being written, checks what is there, and notes how far it goes.

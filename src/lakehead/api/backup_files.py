@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import sqlite3
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 from lakehead.env import LocalStorage
-from lakehead.env.descriptors import raise_descriptors
+from lakehead.env.descriptors import open_descriptors, raise_descriptors
 from lakehead.env.storage import make_private, open_private, storage_errors
 from lakehead.errors import StorageError
 
@@ -18,8 +19,8 @@ _CHUNK = 1 << 20
 
 
 class OpenFiles:
-    """Files that are opened before it is their turn to be copied, so that who removes them takes nothing away: as many
-    as a part of those that this process may hold open; the others when they are copied.
+    """Files that are opened before it is their turn to be copied, so that who removes them takes nothing away: half as
+    many as this process may still open; the others when they are copied.
 
     Args:
         held: what closes them.
@@ -27,15 +28,21 @@ class OpenFiles:
 
     def __init__(self, held: contextlib.ExitStack) -> None:
         self._held = held
-        self._left = raise_descriptors() // 4
+        self._left = (raise_descriptors() - open_descriptors()) // 2
         self._names: dict[str, Sequence[str]] = {}
         self._files: dict[str, BinaryIO] = {}
 
     def open(self, path: str) -> None:
         """Raises: FileNotFoundError: it is gone."""
-        if self._left > 0:
+        if self._left <= 0:
+            return
+        try:
             self._files[path] = self._held.enter_context(os.fdopen(os.open(path, os.O_RDONLY), "rb"))
             self._left -= 1
+        except OSError as e:
+            if e.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            self._left = 0
 
     def open_all(self, folder: str, suffixes: tuple[str, ...]) -> None:
         """Those of a folder that there are now; raises as `open`."""

@@ -16,8 +16,7 @@ import msgspec
 
 from lakehead.api.backup_files import database
 from lakehead.client.table import TableHandle
-from lakehead.errors import UnavailableError
-from lakehead.format.frame import PUBLISHERS, Frame
+from lakehead.format.frame import PUBLISHERS, WriterStamp
 from lakehead.server.catalog import Part
 from lakehead.server.pieces import job_writer, staged_folder
 from lakehead.types import Offset, TabletKey
@@ -60,12 +59,8 @@ class Moment:
     _rows: Mapping[str, _Rows]
 
     @classmethod
-    def now(cls, metadata: str, handles: Iterable[TableHandle]) -> Moment:
-        """What is so while nothing is decided about any of these tables.
-
-        Raises:
-            UnavailableError: something always was.
-        """
+    def now(cls, metadata: str, handles: Iterable[TableHandle]) -> Moment | None:
+        """What is so while nothing is decided about any of these tables; None where something always was."""
         of = {handle.desc.table_id: handle.log for handle in handles}
         with database(metadata) as db:
             before = _read(db, of)
@@ -76,7 +71,7 @@ class Moment:
                     logs = {i: {t.key: (t.log_start, t.high_watermark) for t in some} for i, some in tablets.items()}
                     return cls(logs, after)
                 before = after
-        raise UnavailableError("jobs publish all the time: try again")
+        return None
 
     def lasts(self, metadata: str) -> bool:
         """Whether nothing was decided, or carried out, since."""
@@ -96,15 +91,17 @@ class Moment:
                     folder = staged_folder(table_folder, job, begun)
                     yield from (f"{folder}/{attempt}-{number}" for number in range(pieces))
 
-    def later(self, table_id: str) -> Callable[[Frame], bool]:
+    def later(self, table_id: str) -> Callable[[WriterStamp], bool]:
         """Whether a frame of this table is of a batch that a job had not carried out at this moment: of one that was
-        decided, too, which is carried out once more where this is opened. Of a job that was not known all are."""
+        decided, too, which is carried out once more where this is opened. Jobs that do not last and are not known are
+        forgotten, and nobody goes on with them."""
         publications = self._rows[table_id]["publications"]
         known = {job_writer(job): int(sequence) for job, _, _, _, sequence, *_ in publications}
 
-        def is_later(frame: Frame) -> bool:
-            writer, sequence = frame.body.stamp.writer_id, frame.body.stamp.sequence
-            return writer.startswith(PUBLISHERS) and sequence >= known.get(writer, 0)
+        def is_later(stamp: WriterStamp) -> bool:
+            if not stamp.writer_id.startswith(PUBLISHERS):
+                return False
+            return stamp.sequence >= known.get(stamp.writer_id, 0 if stamp.epoch else stamp.sequence + 1)
 
         return is_later
 

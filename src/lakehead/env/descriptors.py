@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 
 
@@ -14,3 +15,8 @@ def raise_descriptors() -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft if soft != resource.RLIM_INFINITY else 1 << 20
+
+
+def open_descriptors() -> int:
+    """How many it has open."""
+    return len(os.listdir("/dev/fd"))

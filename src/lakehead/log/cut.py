@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 
 from lakehead.env.storage import Storage
 from lakehead.errors import CorruptionError
-from lakehead.format.frame import Frame
-from lakehead.log import checkpoint
+from lakehead.format.frame import WriterStamp
+from lakehead.log.checkpoint import SUFFIX, open_checkpoint
 from lakehead.log.segment import Segment, SegmentId
 from lakehead.types import Offset
 
+_CHECKPOINT = re.compile(r"(\d{20})" + re.escape(SUFFIX))
 
-def cut_log(storage: Storage, folder: str, end: Offset, later: Callable[[Frame], bool]) -> bool:
+
+def cut_log(storage: Storage, folder: str, end: Offset, later: Callable[[WriterStamp], bool]) -> bool:
     """Make of a log that nobody has open, and that was appended to since it ended at ``end``, what it was then.
 
     Args:
-        later: whether a frame without rows, at that offset, came after that moment; the first such is cut with all that
-            follows it, unless a checkpoint at that offset has it.
+        later: whether who wrote a frame without rows, at that offset, did so after that moment; the first such frame is
+            cut with all that follows it, unless a checkpoint covers it.
 
     Returns:
         Whether it could be done: not where a checkpoint took the place of what lay below the end. What is cut away is
         found torn or whole alike; a torn tail below the end is left to whoever opens the log.
     """
     names = storage.list_files(folder)
-    covered = [int(n.removesuffix(checkpoint.SUFFIX)) for n in names if n.endswith(checkpoint.SUFFIX)]
-    if max(covered, default=0) > end:
-        return False
-    covers = max(covered, default=-1) == end
+    uncovered = SegmentId(0)
+    if checkpoints := sorted(n for n in names if _CHECKPOINT.fullmatch(n)):
+        checkpoint = open_checkpoint(storage, f"{folder}/{checkpoints[-1]}")
+        if checkpoint.offset > end:
+            return False
+        uncovered = SegmentId(checkpoint.offset, checkpoint.footer.segment)
     ids = sorted(filter(None, map(SegmentId.of_name, names)))
     if ids and ids[0].base_offset > end:
         return False
@@ -36,17 +41,19 @@ def cut_log(storage: Storage, folder: str, end: Offset, later: Callable[[Frame],
     for id, following in itertools.zip_longest(ids, ids[1:]):
         if cut or id.base_offset > end:
             storage.remove(f"{folder}/{id.name}")
-        elif following is None or following.base_offset >= end:
-            cut = _cut_segment(Segment(storage, folder, id), end, (lambda _: False) if covers else later)
+        elif id >= uncovered and (following is None or following.base_offset >= end):
+            cut = _cut_segment(Segment(storage, folder, id), end, later)
     return True
 
 
-def _cut_segment(segment: Segment, end: Offset, later: Callable[[Frame], bool]) -> bool:
+def _cut_segment(segment: Segment, end: Offset, later: Callable[[WriterStamp], bool]) -> bool:
     """Whether anything was."""
     at = 0
     try:
         for at, frame in segment.scan():
-            if frame.base_offset > end or (frame.base_offset == end and (frame.body.row_count or later(frame))):
+            if frame.base_offset > end or (
+                frame.base_offset == end and (frame.body.row_count or later(frame.body.stamp))
+            ):
                 segment.cut(at)
                 return True
             at += frame.length

@@ -49,7 +49,7 @@ def test_it_is_what_the_log_was(tmp_path: Path, seed: int, torn: bool) -> None:
     for count, end in enumerate(ends):
         copy = tmp_path / f"copy{count}"
         shutil.copytree(tmp_path / "log", copy)
-        assert cut_log(LocalStorage(), str(copy), end, lambda f, count=count: f.body.stamp.sequence >= count)  # type: ignore[misc]
+        assert cut_log(LocalStorage(), str(copy), end, lambda stamp, count=count: stamp.sequence >= count)  # type: ignore[misc]
         again = opened(copy)
         assert again.log_end_offset == end
         assert again.writers.last_sequence(WRITER, 1000) == (count - 1 if count else None)
