@@ -204,7 +204,7 @@ OF_PUBLISHING = (
     Mutant(
         "back up a checkpoint of what came later",
         "api/backup.py",
-        '    if covered and moment is not None and not moment.lasts(os.path.join(folder, "metadata.db")):\n',
+        '    if surplus and not moment.lasts(os.path.join(folder, "metadata.db")):\n',
         "    if False:\n",
         "tests/properties/test_backup_published.py",
     ),

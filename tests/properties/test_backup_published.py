@@ -133,10 +133,10 @@ def restored_at(world: World, folder: Path) -> int:
 
 @pytest.fixture
 def between(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], object]]]:
-    """What is done before the steps of a backup, one after the other: before it asks for the ends of a log, and before
-    it copies one."""
+    """What is done before the steps of a backup, one after the other: before it asks for the ends of a log, opens its
+    files, and copies it."""
     due: list[Callable[[], object]] = []
-    tablets, copy = RemoteLog.tablets, backups._copy_tablet
+    tablets, copy, open_all = RemoteLog.tablets, backups._copy_tablet, backup_files.OpenFiles.open_all
     busy = False
 
     def step() -> None:
@@ -154,7 +154,12 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], objec
         step()
         return copy(*args)
 
+    def opened(*args: Any) -> None:
+        step()
+        open_all(*args)
+
     monkeypatch.setattr(RemoteLog, "tablets", ends)
+    monkeypatch.setattr(backup_files.OpenFiles, "open_all", opened)
     monkeypatch.setattr(backups, "_copy_tablet", copied)
     yield due
     monkeypatch.setattr(RemoteLog, "tablets", tablets)
@@ -293,7 +298,7 @@ def published_in(folder: Path) -> list[tuple[int, int | None]]:
         return db.execute("select batch, begun from publications where job = 'job'").fetchall()
 
 
-@pytest.mark.parametrize("steps", range(2, 8))
+@pytest.mark.parametrize("steps", range(2, 11, 2))
 def test_what_comes_next_is_not_taken_for_a_batch_that_changed_nothing(
     tmp_path: Path, between: list[Callable[[], object]], steps: int
 ) -> None:
@@ -316,6 +321,7 @@ def test_what_comes_next_is_not_taken_for_a_batch_that_changed_nothing(
         assert [row[1:] for row in World(con, 0).rows("keyed") if row[0] == "a"] == expected
 
 
+@pytest.mark.parametrize("steps", [2, 3])
 @pytest.mark.parametrize("opened", [False, True])
 @pytest.mark.parametrize("trimmed", [False, True])
 def test_a_checkpoint_that_is_taken_meanwhile_knows_no_batch_that_the_catalog_does_not(
@@ -324,6 +330,7 @@ def test_a_checkpoint_that_is_taken_meanwhile_knows_no_batch_that_the_catalog_do
     monkeypatch: pytest.MonkeyPatch,
     trimmed: bool,
     opened: bool,
+    steps: int,
 ) -> None:
     """At the very offset of the moment, of a batch that changed nothing."""
     schema = SCHEMA.remove(2)
@@ -343,7 +350,7 @@ def test_a_checkpoint_that_is_taken_meanwhile_knows_no_batch_that_the_catalog_do
                 tablet._checkpoint()
             service.maintain()
 
-        between += [nothing, nothing, go_on]
+        between += [*[nothing] * steps, go_on]
         back_up(con, str(tmp_path / "a"), str(tmp_path / "backup"))
         assert not between
     restore(str(tmp_path / "backup"), str(tmp_path / "restored"))
@@ -388,7 +395,7 @@ def test_a_batch_after_one_that_was_decided_is_not_there(
             second.join()
             publish_to(con, 3, t=nothing_of(ABSENT + 1), u=one(3))
 
-        between += [*[nothing] * 4, go_on]
+        between += [*[nothing] * 6, go_on]
         back_up(con, str(tmp_path / "a"), str(tmp_path / "backup"))
         assert not between
     restore(str(tmp_path / "backup"), str(tmp_path / "restored"))
@@ -417,7 +424,8 @@ def test_what_is_trimmed_and_carried_out_while_other_logs_are_copied_is_in_it(
             world.publish()
             world.trim()
 
-        between += [*[nothing] * 8, *[work] * 30]
+        tablets = sum(len(handle_of(con.table(name)).log.tablets()) for name in TABLES)
+        between += [*[nothing] * (2 * len(TABLES) + tablets), *[work] * 10]
         back_up(con, str(tmp_path / "a"), str(tmp_path / "backup"), attempts.append)
         between.clear()
     assert len(attempts) == len(TABLES)
