@@ -190,7 +190,7 @@ def test_what_was_used_longest_ago_makes_room(alone: lh.Connection, reads: list[
     for name in names:
         put(alone.create_table(name, SCHEMA), range(100), "a" * 100)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(still_tables, "BYTES_MAX", 40_000)
+        patch.setattr(still_tables, "BYTES_MAX", 150_000)
         for name in names:
             assert len(rows_of(alone, name)) == 100
         before = len(reads)
@@ -220,6 +220,93 @@ def test_a_read_that_fails_leaves_no_copy(alone: lh.Connection) -> None:
     file.with_suffix(".away").rename(file)
     assert len(rows_of(alone, "s.fails")) == 20
     assert len(catalogs(alone)) <= 3
+
+
+@pytest.mark.usefixtures("at_once")
+def test_who_needs_less_than_all_gets_it(alone: lh.Connection) -> None:
+    """Where all of a table cannot be read, as a file of one partition is gone, the others can."""
+    table = alone.create_table("s.part", SCHEMA, partition_by="p", lake="iceberg")
+    put(table, range(20), "a")
+    alone.tier("s.part")
+    (file,) = [f["path"] for f in table.lake.files().to_pylist() if "p1" in str(f["partition"])]
+    path = Path(file.removeprefix("file://"))
+    path.rename(path.with_suffix(".away"))
+    for _ in range(3):
+        assert alone.sql("select count(v) from s.part where p = 'p0'").fetchone() == (10,)
+        assert alone.sql("describe s.part").fetchall() and alone.sql("from s.part limit 0").fetchall() == []
+        with pytest.raises(lh.LakeFileMissingError, match=path.name):
+            rows_of(alone, "s.part")
+    path.with_suffix(".away").rename(path)
+    assert len(rows_of(alone, "s.part")) == 20
+
+
+@pytest.mark.usefixtures("at_once")
+def test_names_of_users_are_theirs(alone: lh.Connection) -> None:
+    """Also in the statement that makes a copy."""
+    put(alone.create_table("default.copied", SCHEMA), range(3), "a")
+    other = alone.create_table("s.other", SCHEMA)
+    for n in range(2):
+        put(other, range(n, n + 1), "b")
+        assert len(alone.sql("select * from s.other, copied").fetchall()) == 3 * (n + 1)
+        assert len(rows_of(alone, "copied")) == 3
+    alone.drop_table("default.copied")
+    put(other, range(9, 10), "b")
+    with pytest.raises(lh.TableNotFoundError):
+        alone.sql("select * from s.other, copied").fetchall()
+    put(other, range(10, 11), "b")
+    assert alone.sql("select count(*) from s.other, copied", frames={"copied": [{"x": 1}]}).fetchone() == (4,)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_what_is_read_later_keeps_the_copy(alone: lh.Connection) -> None:
+    table = alone.create_table("s.lazy", SCHEMA)
+    put(table, range(5), "a")
+    rows_of(alone, "s.lazy")
+    lazy = alone.sql("from s.lazy").pl(lazy=True)
+    for _ in range(3):
+        put(table, range(1), "b")
+        rows_of(alone, "s.lazy")
+        gc.collect()
+        assert len(catalogs(alone)) > 0
+    assert lazy.collect().height == 5
+
+
+def test_who_reads_a_table_as_it_was_keeps_no_copy_of_it(alone: lh.Connection) -> None:
+    table = alone.create_table("s.old", SCHEMA)
+    held = []
+    for n in range(4):
+        put(table, range(n, n + 1), "a")
+        held.append(alone.sql("from s.old"))
+        with copying_at_once():
+            assert len(rows_of(alone, "s.old")) == n + 1
+    few = len(catalogs(alone))
+    assert few <= len(held) + 3, "theirs, the root, this cursor's and the newest copy"
+    assert [len(relation.fetchall()) for relation in held] == [1, 2, 3, 4]
+    alone.close()
+    assert not engine_of(alone).still._seen
+
+
+def test_copying_is_given_up_when_it_takes_long(alone: lh.Connection, reads: list[UnionRead]) -> None:
+    put(alone.create_table("s.slow", SCHEMA), range(3), "a")
+    with copying_at_once(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(still_tables, "COPY_LEAST", 0.0)
+        patch.setattr(still_tables, "COPY_TIMES_MAX", 0.0)
+        for _ in range(2):
+            assert len(rows_of(alone, "s.slow")) == 3
+        (seen,) = engine_of(alone).still._seen.values()
+        assert seen.copy is None and not seen.refused and seen.again <= 2 * seen.seconds
+        patch.setattr(still_tables, "COPY_TIMES_MAX", float("inf"))
+        patch.setattr(seen, "again", 0.0)
+        rows_of(alone, "s.slow")
+        assert seen.copy is not None
+
+
+def test_texts_that_may_do_anything_have_no_copies(alone: lh.Connection, reads: list[UnionRead]) -> None:
+    put(alone.create_table("s.free", SCHEMA), range(3), "a")
+    with copying_at_once():
+        for n in range(3):
+            assert alone.sql("select count(v) from s.free", unrestricted=True).fetchone() == (3,)
+            assert len(reads) == n + 1
 
 
 @pytest.mark.usefixtures("at_once")

@@ -92,7 +92,7 @@ OF_MEMORY = (
     Mutant(
         "copy what has not been read long enough",
         "api/still_tables.py",
-        "seen.seconds >= COPY_SECONDS + seen.cells / CELLS_PER_SECOND",
+        "seen.cells <= CELLS_MAX and seen.seconds >= due",
         "True",
         "tests/integration/test_sql_still.py",
     ),
@@ -113,8 +113,8 @@ OF_MEMORY = (
     Mutant(
         "look through a copy for a whole key",
         "api/sql.py",
-        "        if statement.catalog or by_key:",
-        "        if statement.catalog:",
+        "        if unrestricted or statement.catalog or by_key:",
+        "        if unrestricted or statement.catalog:",
         "tests/integration/test_sql_still.py",
     ),
     Mutant(
@@ -130,5 +130,33 @@ OF_MEMORY = (
         "if given is None or column.keeps_given else",
         "if given is None else",
         "tests/unit/kv/test_tablet.py",
+    ),
+    Mutant(
+        "fail for what a statement does not need",
+        "api/still_tables.py",
+        "            except (duckdb.Error, pa.ArrowException, LakeheadError, _TooLargeError, _TooSlowError):\n",
+        "            except _TooLargeError:\n",
+        "tests/integration/test_sql_still.py",
+    ),
+    Mutant(
+        "name what is copied in the statement's own session",
+        "api/still_tables.py",
+        "        with contextlib.closing(cursor.cursor()) as own:\n",
+        "        with contextlib.nullcontext(cursor) as own:\n",
+        "tests/integration/test_sql_still.py",
+    ),
+    Mutant(
+        "have a relation of an older moment keep a copy",
+        "api/still_tables.py",
+        "                    seen.copy = None  # what reads",
+        "                    pass  # what reads",
+        "tests/integration/test_sql_still.py",
+    ),
+    Mutant(
+        "copy tables for texts that may write to them",
+        "api/sql.py",
+        "        if unrestricted or statement.catalog or by_key:",
+        "        if statement.catalog or by_key:",
+        "tests/integration/test_sql_still.py",
     ),
 )

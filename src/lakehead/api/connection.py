@@ -436,6 +436,8 @@ class Connection(Displayed, Granting):
                 return
             self._door.close()
             self._leases.close()
+        for engine in self._sql.values():
+            engine.still.clear()
         if self._folder is None:
             self._server.close()
             return

@@ -71,11 +71,6 @@ class CountedDataset(PushdownDataset):
         self._all = pa.schema([pa.field(_ROW, pa.int8()), *self._all])
         self._count = count
 
-    @property
-    def shown(self) -> list[str]:
-        """The columns that users see."""
-        return list(self._all.names[1:])
-
     def scanner(
         self, columns: list[str] | None = None, filter: pc.Expression | None = None, **options: Any
     ) -> PushdownScanner:

@@ -131,7 +131,7 @@ def run_sql(
         return as_duckdb(Relation(cursor.from_arrow(_shown(con, statement.shows, tables)), reading))
     if statement.alters:
         return as_duckdb(Relation(_alter(con, cursor, catalog, statement, params, views, reading), reading))
-    shown = _contents(con, views, statement, engine.still, cursor, reading)
+    shown = _contents(con, views, statement, engine, cursor, reading)
     for rows in shown.values():
         reading.keep(rows)
     if statement.catalog:
@@ -330,7 +330,7 @@ def _contents(
     con: Tables,
     views: set[_View],
     statement: Statement,
-    still: StillTables,
+    engine: SqlEngine,
     cursor: duckdb.DuckDBPyConnection,
     reading: Reading,
 ) -> dict[_View, object]:
@@ -341,7 +341,7 @@ def _contents(
     """
     tables = {path: con.table(path) for path in sorted({v.path for v in views})}
     pins = pin_together([handle_of(t) for t in tables.values()])
-    pinned = dict(zip(tables, pins, strict=True))
+    pinned, still, unrestricted = dict(zip(tables, pins, strict=True)), engine.still, engine.unrestricted
 
     def rows(view: _View) -> object:
         table, suffix, pin = tables[view.path], view.suffix, pinned[view.path]
@@ -357,9 +357,9 @@ def _contents(
             pin = pin.of_lake()
         dataset = _dataset(table, pin, still, reading)
         by_key = table.primary_key and statement.valued.issuperset(map(str.lower, table.primary_key))
-        if statement.catalog or by_key:  # a copy is not there, or has no index
+        if unrestricted or statement.catalog or by_key:  # which could change a copy, has none, or an index
             return dataset
-        return reading.run(lambda: still.copy(cursor, handle_of(table), pin, dataset)) or dataset
+        return reading.run(lambda: still.copy(cursor, handle_of(table), pin)) or dataset
 
     return {view: rows(view) for view in views}
 

@@ -1,13 +1,16 @@
 """Copies of tables that stand still, as DuckDB's own tables, which it reads as quickly as it can.
 
 Whoever asks many questions of a table that does not change meanwhile had each of them read lake and log anew. A copy is
-made by the statement that comes when reading the table has taken as long as copying it would: so nobody waits twice as
-long as without, whatever he does next. It serves until the table is found changed, which every statement asks first.
+made by the statement that comes when reading the table has taken as long as copying it would, and given up where that
+takes much longer: so nobody waits for long for what he may not need. It serves until the table is found changed, which
+every statement asks first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,8 +19,9 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakehead.api.dataset import CountedDataset, ReadRows
+from lakehead.api.dataset import PushdownDataset, ReadRows
 from lakehead.client.table import TableHandle
+from lakehead.errors import LakeheadError
 from lakehead.lake.pinned_rows import PinnedRows
 from lakehead.lake.union_read import Pin, UnionRead
 from lakehead.predicate.read_spec import ReadSpec
@@ -31,6 +35,12 @@ READS_LEAST = 3
 COPY_SECONDS = 0.006
 CELLS_PER_SECOND = 30e6
 """What copying is taken to cost: so much, and as long as so many values take."""
+COPY_TIMES_MAX = 2.0
+COPY_LEAST = 0.1
+"""Copying is given up when it takes so many times as long as reading has taken, which counts as so much at least, and
+is tried again when reading has taken twice as long."""
+_COLUMN_BYTES = 32 << 10
+"""What DuckDB takes for a column, however few rows there are."""
 
 
 @dataclass(eq=False)
@@ -56,16 +66,18 @@ class _Seen:
         rows: without times.
         reads: how many there were; the first, which loads code as well, does not count.
         seconds: how long the others took.
-        cells: how many values there are, once that was asked.
-        too_large: it was not copied, and will not be.
+        cells: how many values there are, once they were counted.
+        again: copying was given up, and is tried again when they have taken so long.
+        refused: it could not be copied, and will not be.
     """
 
     rows: PinnedRows
     reads: int = 0
     seconds: float = 0.0
     cells: int | None = None
+    again: float = 0.0
     copy: StillTable | None = None
-    too_large: bool = False
+    refused: bool = False
     copying: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, seconds: float) -> None:
@@ -75,6 +87,10 @@ class _Seen:
 
 
 class _TooLargeError(Exception):
+    pass
+
+
+class _TooSlowError(Exception):
     pass
 
 
@@ -109,31 +125,29 @@ class StillTables:
 
         return reading
 
-    def copy(
-        self, cursor: duckdb.DuckDBPyConnection, handle: TableHandle, pinned: Pin, dataset: CountedDataset
-    ) -> StillTable | None:
-        """What a pin reads, copied by now or before; None where that does not pay.
-
-        Raises:
-            duckdb.Error: the table could not be read.
-        """
+    def copy(self, cursor: duckdb.DuckDBPyConnection, handle: TableHandle, pinned: Pin) -> StillTable | None:
+        """What a pin reads, copied by now or before; None where that does not pay, or cannot be done: who reads less
+        than all of it may be able to."""
         seen = self._found(handle, pinned)
         if seen.copy is None and not self._pays(seen, handle, pinned):
             return None
         rows = PinnedRows.of(handle, pinned)
         found = seen.copy
         if found is not None and found.rows == rows:
+            weakref.finalize(cursor, _let_go, found).atexit = False
             return found
         if not seen.copying.acquire(blocking=False):
             return None  # others do
         try:
             seen.copy = None
-            seen.copy = self._made(cursor, rows, dataset)
-            seen.too_large = seen.copy is None
+            made = self._made(cursor, seen, rows, handle, pinned)
         finally:
             seen.copying.release()
+        with self._lock:
+            if made is not None and seen in self._seen.values():
+                seen.copy = made
         self._make_room()
-        return seen.copy
+        return made
 
     def _found(self, handle: TableHandle, pinned: Pin) -> _Seen:
         rows = PinnedRows.untimed(handle, pinned)
@@ -141,44 +155,59 @@ class StillTables:
         with self._lock:
             seen = self._seen.get(name)
             if seen is None or seen.rows != rows:
+                if seen is not None:
+                    seen.copy = None  # what reads the table as it was may hold the rest
                 seen = self._seen[name] = _Seen(rows)
             self._seen.move_to_end(name)
             while len(self._seen) > TABLES_MAX:
-                self._seen.popitem(last=False)
+                self._seen.popitem(last=False)[1].copy = None
             return seen
 
+    def clear(self) -> None:
+        """Keep no copy but those that somebody reads."""
+        with self._lock:
+            for seen in self._seen.values():
+                seen.copy = None
+            self._seen.clear()
+
     def _pays(self, seen: _Seen, handle: TableHandle, pinned: Pin) -> bool:
-        if seen.too_large or seen.reads < READS_LEAST or seen.seconds < COPY_SECONDS:
+        if seen.refused or seen.reads < READS_LEAST or seen.seconds < COPY_SECONDS:
             return False
         if seen.cells is None:
-            count = UnionRead(handle, pinned, ReadSpec(())).count()
-            seen.cells = count * len(handle.desc.schema)
-        return seen.cells <= CELLS_MAX and seen.seconds >= COPY_SECONDS + seen.cells / CELLS_PER_SECOND
+            seen.cells = UnionRead(handle, pinned, ReadSpec(())).count() * len(handle.desc.schema)
+        due = max(COPY_SECONDS + seen.cells / CELLS_PER_SECOND, seen.again)
+        return seen.cells <= CELLS_MAX and seen.seconds >= due
 
-    def _made(self, cursor: duckdb.DuckDBPyConnection, rows: PinnedRows, dataset: CountedDataset) -> StillTable | None:
-        made, too_large = StillTable("", rows), False
-        catalog = self._attach(cursor, made)
-        made.source = f"{catalog}.main.rows"
-        reader = dataset.scanner(dataset.shown).to_reader()
+    def _made(
+        self, cursor: duckdb.DuckDBPyConnection, seen: _Seen, rows: PinnedRows, handle: TableHandle, pinned: Pin
+    ) -> StillTable | None:
+        schema, clock = pa.schema([*handle.desc.schema]), handle.env.clock
+        leaves = sum(_leaves(f.type) for f in schema)
+        made = StillTable("", rows, _COLUMN_BYTES * leaves)
+        made.source = f"{self._attach(cursor, made)}.main.rows"
+        until = clock.monotonic() + COPY_TIMES_MAX * max(seen.seconds, COPY_LEAST)
+        too_slow = False
 
-        def bounded() -> Iterator[pa.RecordBatch]:
-            nonlocal too_large
-            for batch in reader:
-                made.nbytes += batch.nbytes
+        def bounded(columns: list[str] | None, where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+            nonlocal too_slow
+            for batch in UnionRead(handle, pinned, ReadSpec(tuple(columns or ()))).batches():
+                made.nbytes += batch.nbytes + leaves * batch.num_rows
                 if made.nbytes > TABLE_BYTES_MAX:
-                    too_large = True
                     raise _TooLargeError
+                if clock.monotonic() > until:
+                    too_slow = True
+                    raise _TooSlowError
                 yield batch
 
-        try:
-            relation = cursor.from_arrow(pa.RecordBatchReader.from_batches(reader.schema, bounded()))
-            relation.query("copied", f"create table {made.source} as from copied")
-        except duckdb.OutOfMemoryException:
-            return None
-        except (duckdb.Error, pa.ArrowException, _TooLargeError):
-            if too_large:
+        reader = PushdownDataset(schema, bounded).scanner().to_reader()
+        # A cursor of its own, as DuckDB keeps the name as a view of its session.
+        with contextlib.closing(cursor.cursor()) as own:
+            try:
+                own.from_arrow(reader).query("copied", f"create table {made.source} as from copied")
+            except (duckdb.Error, pa.ArrowException, LakeheadError, _TooLargeError, _TooSlowError):
+                seen.refused, seen.again = not too_slow, 2 * max(seen.seconds, COPY_LEAST)
                 return None
-            raise
+        weakref.finalize(cursor, _let_go, made).atexit = False
         return made
 
     def _make_room(self) -> None:
@@ -190,3 +219,11 @@ class StillTables:
                     break
                 held -= seen.copy.nbytes
                 seen.copy, seen.reads, seen.seconds = None, 0, 0.0
+
+
+def _let_go(copy: StillTable) -> None:
+    """What the end of a statement's cursor does: until then the copy is there."""
+
+
+def _leaves(t: pa.DataType) -> int:
+    return max(1, sum(_leaves(t.field(i).type) for i in range(t.num_fields)))
