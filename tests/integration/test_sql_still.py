@@ -301,6 +301,22 @@ def test_copying_is_given_up_when_it_takes_long(alone: lh.Connection, reads: lis
         assert seen.copy is not None
 
 
+def test_what_took_long_to_copy_is_copied_later(alone: lh.Connection) -> None:
+    """Wide values take longer than as many small ones: known from the last time, when the table changes."""
+    table = alone.create_table("s.wide", SCHEMA)
+    put(table, range(3), "a" * 100)
+    with copying_at_once(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(still_tables, "_per_cell", lambda seconds, cells: 1e9)
+        rows_of(alone, "s.wide")
+        (seen,) = engine_of(alone).still._seen.values()
+        assert seen.copy is not None
+        put(table, range(3), "b")
+        for _ in range(5):
+            assert len(rows_of(alone, "s.wide")) == 6
+        (seen,) = engine_of(alone).still._seen.values()
+        assert seen.copy is None
+
+
 def test_texts_that_may_do_anything_have_no_copies(alone: lh.Connection, reads: list[UnionRead]) -> None:
     put(alone.create_table("s.free", SCHEMA), range(3), "a")
     with copying_at_once():

@@ -148,8 +148,8 @@ OF_MEMORY = (
     Mutant(
         "have a relation of an older moment keep a copy",
         "api/still_tables.py",
-        "                    seen.copy = None  # what reads",
-        "                    pass  # what reads",
+        "                    seen.copy, per_cell = None, seen.per_cell  # what",
+        "                    per_cell = seen.per_cell  # what",
         "tests/integration/test_sql_still.py",
     ),
     Mutant(

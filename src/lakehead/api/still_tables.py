@@ -68,6 +68,7 @@ class _Seen:
         seconds: how long the others took.
         cells: how many values there are, once they were counted.
         again: copying was given up, and is tried again when they have taken so long.
+        per_cell: seconds that copying took for each value when it was done or given up last, before it changed, too.
         refused: it could not be copied, and will not be.
     """
 
@@ -76,6 +77,7 @@ class _Seen:
     seconds: float = 0.0
     cells: int | None = None
     again: float = 0.0
+    per_cell: float = 0.0
     copy: StillTable | None = None
     refused: bool = False
     copying: threading.Lock = field(default_factory=threading.Lock)
@@ -155,9 +157,10 @@ class StillTables:
         with self._lock:
             seen = self._seen.get(name)
             if seen is None or seen.rows != rows:
+                per_cell = 0.0
                 if seen is not None:
-                    seen.copy = None  # what reads the table as it was may hold the rest
-                seen = self._seen[name] = _Seen(rows)
+                    seen.copy, per_cell = None, seen.per_cell  # what reads the table as it was may hold the rest
+                seen = self._seen[name] = _Seen(rows, per_cell=per_cell)
             self._seen.move_to_end(name)
             while len(self._seen) > TABLES_MAX:
                 self._seen.popitem(last=False)[1].copy = None
@@ -175,7 +178,7 @@ class StillTables:
             return False
         if seen.cells is None:
             seen.cells = UnionRead(handle, pinned, ReadSpec(())).count() * len(handle.desc.schema)
-        due = max(COPY_SECONDS + seen.cells / CELLS_PER_SECOND, seen.again)
+        due = max(COPY_SECONDS + seen.cells * max(1 / CELLS_PER_SECOND, seen.per_cell), seen.again)
         return seen.cells <= CELLS_MAX and seen.seconds >= due
 
     def _made(
@@ -185,7 +188,8 @@ class StillTables:
         leaves = sum(_leaves(f.type) for f in schema)
         made = StillTable("", rows, _COLUMN_BYTES * leaves)
         made.source = f"{self._attach(cursor, made)}.main.rows"
-        until = clock.monotonic() + COPY_TIMES_MAX * max(seen.seconds, COPY_LEAST)
+        since = clock.monotonic()
+        until = since + COPY_TIMES_MAX * max(seen.seconds, COPY_LEAST)
         too_slow = False
 
         def bounded(columns: list[str] | None, where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
@@ -207,6 +211,8 @@ class StillTables:
             except (duckdb.Error, pa.ArrowException, LakeheadError, _TooLargeError, _TooSlowError):
                 seen.refused, seen.again = not too_slow, 2 * max(seen.seconds, COPY_LEAST)
                 return None
+            finally:
+                seen.per_cell = _per_cell(clock.monotonic() - since, seen.cells or 0)
         weakref.finalize(cursor, _let_go, made).atexit = False
         return made
 
@@ -223,6 +229,10 @@ class StillTables:
 
 def _let_go(copy: StillTable) -> None:
     """What the end of a statement's cursor does: until then the copy is there."""
+
+
+def _per_cell(seconds: float, cells: int) -> float:
+    return seconds / max(cells, 1)
 
 
 def _leaves(t: pa.DataType) -> int:
