@@ -27,7 +27,7 @@ from lakehead.api.pushdown import as_duckdb_means
 from lakehead.api.relation import INTERRUPTED, Reading, Relation, as_duckdb
 from lakehead.api.sandbox import catalog_name, make_duckdb, require_data
 from lakehead.api.statement import NamedTable, Statement, read_statement
-from lakehead.api.still_tables import StillTable, StillTables
+from lakehead.api.still_tables import SeenTable, StillTable, StillTables
 from lakehead.api.subscription import changelog_schema
 from lakehead.api.table import Table, handle_of
 from lakehead.api.table_names import Suffix, suffix_of
@@ -355,17 +355,18 @@ def _contents(
             if suffix is Suffix.FILES:
                 return files_table(pin.lake.as_committed().plan())
             pin = pin.of_lake()
-        dataset = _dataset(table, pin, still, reading)
         by_key = table.primary_key and statement.valued.issuperset(map(str.lower, table.primary_key))
         if unrestricted or statement.catalog or by_key:  # which could change a copy, has none, or an index
-            return dataset
-        return reading.run(lambda: still.copy(cursor, handle_of(table), pin)) or dataset
+            return _dataset(table, pin, None, reading)
+        seen = still.seen(handle_of(table), pin)
+        copy = reading.run(lambda: still.copy(cursor, seen, handle_of(table), pin))
+        return copy or _dataset(table, pin, seen, reading)
 
     return {view: rows(view) for view in views}
 
 
-def _dataset(table: Table, pinned: Pin, still: StillTables, reading: Reading) -> CountedDataset:
-    """The user's columns; `Table.scan` has the system columns, too."""
+def _dataset(table: Table, pinned: Pin, seen: SeenTable | None, reading: Reading) -> CountedDataset:
+    """The user's columns; `Table.scan` has the system columns, too. Reads are noted where a copy could take them."""
     handle = handle_of(table)
     user = handle.desc.schema
 
@@ -376,8 +377,8 @@ def _dataset(table: Table, pinned: Pin, still: StillTables, reading: Reading) ->
     def count() -> Iterator[int]:
         yield UnionRead(handle, pinned, ReadSpec(())).count()
 
-    noted = reading.noted(still.timed(handle, pinned, read))
-    return CountedDataset(pa.schema([*user]), noted, reading.noted(count))
+    timed = read if seen is None else seen.timed(read, handle.env.clock)
+    return CountedDataset(pa.schema([*user]), reading.noted(timed), reading.noted(count))
 
 
 def _changelog(table: Table, pinned: Pin, reading: Reading) -> PushdownDataset:

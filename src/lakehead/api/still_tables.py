@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from lakehead.api.dataset import PushdownDataset, ReadRows
 from lakehead.client.table import TableHandle
+from lakehead.env.clock import Clock
 from lakehead.errors import LakeheadError
 from lakehead.lake.pinned_rows import PinnedRows
 from lakehead.lake.union_read import Pin, UnionRead
@@ -31,6 +32,7 @@ BYTES_MAX = 512 << 20
 """Of all copies of an engine; those that were used longest ago go first."""
 TABLES_MAX = 256
 CELLS_MAX = 64 << 20
+"""Values of a table that is copied."""
 READS_LEAST = 3
 COPY_SECONDS = 0.006
 CELLS_PER_SECOND = 30e6
@@ -59,8 +61,8 @@ class StillTable:
 
 
 @dataclass(eq=False)
-class _Seen:
-    """A table as some statements in a row have found it.
+class SeenTable:
+    """A table as some statements in a row have found it, which could have read a copy.
 
     Attributes:
         rows: without times.
@@ -82,10 +84,24 @@ class _Seen:
     refused: bool = False
     copying: threading.Lock = field(default_factory=threading.Lock)
 
-    def note(self, seconds: float) -> None:
-        """Of threads that do so at once, one may be lost."""
-        self.seconds += seconds if self.reads else 0.0
-        self.reads += 1
+    def timed(self, read: ReadRows, clock: Clock) -> ReadRows:
+        """The same, noting how long it takes; of threads that do so at once, one may be lost."""
+
+        def reading(columns: list[str] | None, where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+            batches, took = read(columns, where), 0.0
+            try:
+                while True:
+                    since = clock.monotonic()
+                    batch = next(batches, None)
+                    took += clock.monotonic() - since
+                    if batch is None:
+                        return
+                    yield batch
+            finally:
+                self.seconds += took if self.reads else 0.0
+                self.reads += 1
+
+        return reading
 
 
 class _TooLargeError(Exception):
@@ -106,31 +122,29 @@ class StillTables:
     def __init__(self, attach: Callable[[duckdb.DuckDBPyConnection, object], str]) -> None:
         self._attach = attach
         self._lock = threading.Lock()
-        self._seen: OrderedDict[tuple[str, bool], _Seen] = OrderedDict()
+        self._seen: OrderedDict[tuple[str, bool], SeenTable] = OrderedDict()
 
-    def timed(self, handle: TableHandle, pinned: Pin, read: ReadRows) -> ReadRows:
-        """The same, noting how long it takes."""
-        seen, clock = self._found(handle, pinned), handle.env.clock
+    def seen(self, handle: TableHandle, pinned: Pin) -> SeenTable:
+        """What is known of a table, which is nothing where it has changed."""
+        rows = PinnedRows.untimed(handle, pinned)
+        name = (rows.table_id, bool(pinned.ranges))
+        with self._lock:
+            seen = self._seen.get(name)
+            if seen is None or seen.rows != rows:
+                per_cell = 0.0
+                if seen is not None:
+                    seen.copy, per_cell = None, seen.per_cell  # what reads the table as it was may hold the rest
+                seen = self._seen[name] = SeenTable(rows, per_cell=per_cell)
+            self._seen.move_to_end(name)
+            while len(self._seen) > TABLES_MAX:
+                self._seen.popitem(last=False)[1].copy = None
+            return seen
 
-        def reading(columns: list[str] | None, where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
-            batches, took = read(columns, where), 0.0
-            try:
-                while True:
-                    since = clock.monotonic()
-                    batch = next(batches, None)
-                    took += clock.monotonic() - since
-                    if batch is None:
-                        return
-                    yield batch
-            finally:
-                seen.note(took)
-
-        return reading
-
-    def copy(self, cursor: duckdb.DuckDBPyConnection, handle: TableHandle, pinned: Pin) -> StillTable | None:
+    def copy(
+        self, cursor: duckdb.DuckDBPyConnection, seen: SeenTable, handle: TableHandle, pinned: Pin
+    ) -> StillTable | None:
         """What a pin reads, copied by now or before; None where that does not pay, or cannot be done: who reads less
         than all of it may be able to."""
-        seen = self._found(handle, pinned)
         if seen.copy is None and not self._pays(seen, handle, pinned):
             return None
         rows = PinnedRows.of(handle, pinned)
@@ -151,21 +165,6 @@ class StillTables:
         self._make_room()
         return made
 
-    def _found(self, handle: TableHandle, pinned: Pin) -> _Seen:
-        rows = PinnedRows.untimed(handle, pinned)
-        name = (rows.table_id, bool(pinned.ranges))
-        with self._lock:
-            seen = self._seen.get(name)
-            if seen is None or seen.rows != rows:
-                per_cell = 0.0
-                if seen is not None:
-                    seen.copy, per_cell = None, seen.per_cell  # what reads the table as it was may hold the rest
-                seen = self._seen[name] = _Seen(rows, per_cell=per_cell)
-            self._seen.move_to_end(name)
-            while len(self._seen) > TABLES_MAX:
-                self._seen.popitem(last=False)[1].copy = None
-            return seen
-
     def clear(self) -> None:
         """Keep no copy but those that somebody reads."""
         with self._lock:
@@ -173,7 +172,7 @@ class StillTables:
                 seen.copy = None
             self._seen.clear()
 
-    def _pays(self, seen: _Seen, handle: TableHandle, pinned: Pin) -> bool:
+    def _pays(self, seen: SeenTable, handle: TableHandle, pinned: Pin) -> bool:
         if seen.refused or seen.reads < READS_LEAST or seen.seconds < COPY_SECONDS:
             return False
         if seen.cells is None:
@@ -182,7 +181,7 @@ class StillTables:
         return seen.cells <= CELLS_MAX and seen.seconds >= due
 
     def _made(
-        self, cursor: duckdb.DuckDBPyConnection, seen: _Seen, rows: PinnedRows, handle: TableHandle, pinned: Pin
+        self, cursor: duckdb.DuckDBPyConnection, seen: SeenTable, rows: PinnedRows, handle: TableHandle, pinned: Pin
     ) -> StillTable | None:
         schema, clock = pa.schema([*handle.desc.schema]), handle.env.clock
         leaves = sum(_leaves(f.type) for f in schema)

@@ -18,6 +18,7 @@ It is written under another name, synced and renamed: a file of this name is who
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -94,6 +95,12 @@ class Footer(msgspec.Struct, frozen=True):
 def checkpoint_name(offset: Offset) -> str:
     """File name of the checkpoint at this offset."""
     return f"{offset:020d}{SUFFIX}"
+
+
+def named_by_offset(storage: Storage, folder: str, suffix: str) -> list[str]:
+    """Files of ours with this suffix, oldest first; what someone else has put beside them is left alone."""
+    names = (n for n in storage.list_files(folder) if n.endswith(suffix))
+    return [n for n in names if re.fullmatch(r"\d{20}", n.removesuffix(suffix))]
 
 
 class Checkpoint:

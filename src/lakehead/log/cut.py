@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable
 
 from lakehead.env.storage import Storage
 from lakehead.errors import CorruptionError
 from lakehead.format.frame import WriterStamp
-from lakehead.log.checkpoint import SUFFIX, open_checkpoint
+from lakehead.log.checkpoint import SUFFIX, named_by_offset, open_checkpoint
 from lakehead.log.segment import Segment, SegmentId
 from lakehead.types import Offset
-
-_CHECKPOINT = re.compile(r"(\d{20})" + re.escape(SUFFIX))
 
 
 def cut_log(storage: Storage, folder: str, end: Offset, later: Callable[[WriterStamp], bool]) -> bool:
@@ -27,14 +24,13 @@ def cut_log(storage: Storage, folder: str, end: Offset, later: Callable[[WriterS
         Whether it could be done: not where a checkpoint took the place of what lay below the end. What is cut away is
         found torn or whole alike; a torn tail below the end is left to whoever opens the log.
     """
-    names = storage.list_files(folder)
     uncovered = SegmentId(0)
-    if checkpoints := sorted(n for n in names if _CHECKPOINT.fullmatch(n)):
+    if checkpoints := named_by_offset(storage, folder, SUFFIX):
         checkpoint = open_checkpoint(storage, f"{folder}/{checkpoints[-1]}")
         if checkpoint.offset > end:
             return False
         uncovered = SegmentId(checkpoint.offset, checkpoint.footer.segment)
-    ids = sorted(filter(None, map(SegmentId.of_name, names)))
+    ids = sorted(filter(None, map(SegmentId.of_name, storage.list_files(folder))))
     if ids and ids[0].base_offset > end:
         return False
     cut = False

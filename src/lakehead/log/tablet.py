@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import re
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -35,6 +34,7 @@ from lakehead.log.checkpoint import (
     CheckpointPolicy,
     Footer,
     checkpoint_name,
+    named_by_offset,
     open_checkpoint,
 )
 from lakehead.log.committed_by import CommittedBy
@@ -346,7 +346,7 @@ class LogTablet:
             StorageError: an older one could not be removed; a later one will.
         """
         self.checkpoint = checkpoint
-        for name in self._named_by_offset(checkpoints.SUFFIX):
+        for name in named_by_offset(self._storage, self._folder, checkpoints.SUFFIX):
             if name < checkpoint_name(checkpoint.offset):
                 self._storage.remove(f"{self._folder}/{name}")
 
@@ -379,7 +379,7 @@ class LogTablet:
     def _mark_start(self, start: int) -> None:
         """Note durably where the log begins from now on, so that a segment that is missing is told from a trimmed one.
         The note is a file's name: it can be changed when the disk is full."""
-        old = self._named_by_offset(_START_SUFFIX)
+        old = named_by_offset(self._storage, self._folder, _START_SUFFIX)
         at = f"{self._folder}/{start:020d}{_START_SUFFIX}"
         if old:
             self._storage.rename(f"{self._folder}/{old[-1]}", at)
@@ -435,10 +435,6 @@ class LogTablet:
     def _files(self, suffix: str) -> list[str]:
         return [n for n in self._storage.list_files(self._folder) if n.endswith(suffix)]
 
-    def _named_by_offset(self, suffix: str) -> list[str]:
-        """Files of ours; what someone else has put beside them is left alone."""
-        return [n for n in self._files(suffix) if re.fullmatch(r"\d{20}", n.removesuffix(suffix))]
-
     def _recover(self) -> None:
         if self._storage.list_files(self._folder):
             # Whoever made these files may have died before their names were safe.
@@ -484,7 +480,7 @@ class LogTablet:
             raise CorruptionError(f"{path} is damaged ({e}): restore or remove it", path=path, position=0) from e
 
     def _open_checkpoint(self) -> None:
-        names = self._named_by_offset(checkpoints.SUFFIX)
+        names = named_by_offset(self._storage, self._folder, checkpoints.SUFFIX)
         if not names:
             return
         self.checkpoint = open_checkpoint(self._storage, f"{self._folder}/{names[-1]}")
@@ -495,7 +491,9 @@ class LogTablet:
 
     def _segment_ids(self) -> list[SegmentId]:
         """The segments, once what a trim has left is removed."""
-        starts = [int(n.removesuffix(_START_SUFFIX)) for n in self._named_by_offset(_START_SUFFIX)]
+        starts = [
+            int(n.removesuffix(_START_SUFFIX)) for n in named_by_offset(self._storage, self._folder, _START_SUFFIX)
+        ]
         start = SegmentId(max(starts, default=0))
         ids = []
         for id in sorted(filter(None, map(SegmentId.of_name, self._storage.list_files(self._folder)))):
