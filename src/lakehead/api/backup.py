@@ -94,6 +94,7 @@ def back_up(con: Connection, folder: str, destination: str, report: Report = lam
     Raises:
         InvalidRequestError: the destination is in use, or inside the folder.
         LakeStateError, CorruptionError: the folder or its lake is damaged.
+        UnavailableError: a table went on faster than it was copied, each time that it was tried; make the backup again.
         StorageError: the disk refused; make the backup again.
     """
     folder, destination = os.path.realpath(folder), os.path.realpath(destination)
