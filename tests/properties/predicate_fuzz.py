@@ -34,7 +34,7 @@ from tests.properties.predicate_cases import (
     plain_literal,
     sql,
 )
-from tests.still import copying_at_once
+from tests.sql_copies import copying_at_once
 
 import lakehead as lh
 from lakehead.api.table import Table, handle_of

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.still import copying_at_once
+from tests.sql_copies import copying_at_once
 
 import lakehead as lh
 from lakehead.cli.output import rows_of

@@ -437,7 +437,7 @@ class Connection(Displayed, Granting):
             self._door.close()
             self._leases.close()
         for engine in self._sql.values():
-            engine.still.clear()
+            engine.copies.clear()
         if self._folder is None:
             self._server.close()
             return

@@ -22,12 +22,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.api.alter_statement import EmptyCopy
+from lakehead.api.copied_table import CopiedRows
+from lakehead.api.copied_tables import CopiedTables, SeenTable
 from lakehead.api.dataset import FRAMES, SHOWN, CountedDataset, FrameDataset, PushdownDataset
 from lakehead.api.pushdown import as_duckdb_means
 from lakehead.api.relation import INTERRUPTED, Reading, Relation, as_duckdb
 from lakehead.api.sandbox import catalog_name, make_duckdb, require_data
 from lakehead.api.statement import NamedTable, Statement, read_statement
-from lakehead.api.still_tables import SeenTable, StillTable, StillTables
 from lakehead.api.subscription import changelog_schema
 from lakehead.api.table import Table, handle_of
 from lakehead.api.table_names import Suffix, suffix_of
@@ -62,7 +63,7 @@ class SqlEngine:
 
     Attributes:
         unrestricted: its statements may do all that DuckDB can.
-        still: copies of tables in it.
+        copies: of tables, in it.
     """
 
     def __init__(self, *, unrestricted: bool) -> None:
@@ -71,7 +72,7 @@ class SqlEngine:
         self._root = make_duckdb(self._spill, unrestricted=unrestricted)
         self._lock = threading.Lock()
         self._made = 0
-        self.still = StillTables(self.catalog)
+        self.copies = CopiedTables(self.catalog)
         # Filled by the garbage collector, which may come at any instruction and so takes no lock.
         self._left: deque[str] = deque()
 
@@ -319,8 +320,8 @@ def _make_views(cursor: duckdb.DuckDBPyConnection, catalog: str, shown: Mapping[
         cursor.execute(f'create schema if not exists {catalog}."{schema}"; use {catalog}."{schema}"')
         for view, rows in shown.items():
             if view.schema == schema:
-                if isinstance(rows, StillTable):
-                    cursor.sql(f"from {rows.source}").create_view(view.name)
+                if isinstance(rows, CopiedRows):
+                    cursor.sql(rows.text).create_view(view.name)
                     continue
                 relation = cursor.from_arrow(rows)
                 (relation.project(SHOWN) if isinstance(rows, CountedDataset) else relation).create_view(view.name)
@@ -341,7 +342,7 @@ def _contents(
     """
     tables = {path: con.table(path) for path in sorted({v.path for v in views})}
     pins = pin_together([handle_of(t) for t in tables.values()])
-    pinned, still, unrestricted = dict(zip(tables, pins, strict=True)), engine.still, engine.unrestricted
+    pinned, copies, unrestricted = dict(zip(tables, pins, strict=True)), engine.copies, engine.unrestricted
 
     def rows(view: _View) -> object:
         table, suffix, pin = tables[view.path], view.suffix, pinned[view.path]
@@ -358,8 +359,8 @@ def _contents(
         by_key = table.primary_key and statement.valued.issuperset(map(str.lower, table.primary_key))
         if unrestricted or statement.catalog or by_key:  # which could change a copy, has none, or an index
             return _dataset(table, pin, None, reading)
-        seen = still.seen(handle_of(table), pin)
-        copy = reading.run(lambda: still.copy(cursor, seen, handle_of(table), pin))
+        seen = copies.seen(handle_of(table), pin)
+        copy = reading.run(lambda: copies.copy(cursor, seen, handle_of(table), pin))
         return copy or _dataset(table, pin, seen, reading)
 
     return {view: rows(view) for view in views}

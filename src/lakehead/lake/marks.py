@@ -244,6 +244,18 @@ def descends_from(version: LakeVersion, snapshot_id: int | None) -> bool:
     return snapshot_id is None and not _parent_expired(oldest)
 
 
+def only_tiered_since(version: LakeVersion, snapshot_id: int | None) -> bool:
+    """Whether the current lake snapshot surely came from that one (None: from an empty table) by commits of Lakehead
+    alone."""
+    oldest = None
+    for oldest in version.lineage():
+        if oldest.snapshot_id == snapshot_id:
+            return True
+        if oldest.foreign:
+            return False
+    return snapshot_id is None and not _parent_expired(oldest)
+
+
 def next_epoch(version: LakeVersion) -> Epoch:
     """The epoch with which a new tiering job fences those before it."""
     mark = mark_of(version)

@@ -14,17 +14,14 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from lakehead.client.received import told_tablets
 from lakehead.client.table import TableHandle
 from lakehead.errors import LakeStateError, OffsetOutOfRangeError, SchemaChangedError, UnavailableError
-from lakehead.format.arrays import to_numbers
 from lakehead.lake.lake_table import LakeFile, Superseded
 from lakehead.lake.pinned_lake import PinnedLake
-from lakehead.log.netchange import net_change
+from lakehead.log.netchange import Offsets, net_rows
 from lakehead.predicate import Predicate
 from lakehead.predicate.bounds import keys_of, may_meet
 from lakehead.predicate.read_spec import ReadSpec
@@ -312,21 +309,11 @@ class UnionRead:
         parts: dict[TabletKey, list[pa.RecordBatch]] = {}
         for key, batch in self._log_rows(names):
             parts.setdefault(key, []).append(batch)
-        superseded: dict[TabletKey, npt.NDArray[np.int64]] = {}
+        superseded: dict[TabletKey, Offsets] = {}
         hot: list[tuple[TabletKey, pa.RecordBatch]] = []
         for key, batches in parts.items():
-            types, prev, offsets = (
-                np.concatenate([to_numbers(b.column(c)) for b in batches])
-                for c in (CHANGE_TYPE_COLUMN, PREV_OFFSET_COLUMN, OFFSET_COLUMN)
-            )
-            net = net_change(types, offsets, prev, self.pinned.ranges[key][0])
-            superseded[key] = net.superseded
-            done = 0
-            for batch in batches:
-                keep = net.keep[done : done + batch.num_rows]
-                done += batch.num_rows
-                if keep.any():
-                    hot.append((key, batch if keep.all() else batch.filter(pa.array(keep))))
+            superseded[key], kept = net_rows(batches, self.pinned.ranges[key][0])
+            hot += [(key, batch) for batch in kept]
         return superseded, hot
 
     # ---- counts -----------------------------------------------------------------------------------------------

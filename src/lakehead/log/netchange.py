@@ -12,14 +12,17 @@ Ranges compose: applying the net change of ``[a, b)`` and then of ``[b, c)`` equ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from lakehead.errors import CorruptionError
-from lakehead.types import ChangeType
+from lakehead.format.arrays import to_numbers
+from lakehead.types import CHANGE_TYPE_COLUMN, OFFSET_COLUMN, PREV_OFFSET_COLUMN, ChangeType
 
 Offsets: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -61,6 +64,23 @@ def net_change(change_types: npt.NDArray[np.int8], offsets: Offsets, prev_offset
     superseded = superseded_offsets(change_types, prev_offsets)
     before = int(np.searchsorted(superseded, start))
     return NetChange(live_rows(change_types, offsets, superseded[before:]), superseded[:before])
+
+
+def net_rows(batches: Sequence[pa.RecordBatch], start: int) -> tuple[Offsets, list[pa.RecordBatch]]:
+    """The net change of one tablet's whole range, at least one batch with the columns of changes among others: the
+    superseded offsets, and the rows to add."""
+    types, prev, offsets = (
+        np.concatenate([to_numbers(b.column(c)) for b in batches])
+        for c in (CHANGE_TYPE_COLUMN, PREV_OFFSET_COLUMN, OFFSET_COLUMN)
+    )
+    net = net_change(types, offsets, prev, start)
+    kept, done = [], 0
+    for batch in batches:
+        keep = net.keep[done : done + batch.num_rows]
+        done += batch.num_rows
+        if keep.any():
+            kept.append(batch if keep.all() else batch.filter(pa.array(keep)))
+    return net.superseded, kept
 
 
 def superseded_offsets(change_types: npt.NDArray[np.int8], prev_offsets: Offsets) -> Offsets:

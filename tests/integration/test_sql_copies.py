@@ -1,4 +1,4 @@
-"""`con.sql` copies a table that stands still into DuckDB once reading it has taken as long, and reads what there is."""
+"""`con.sql` copies a table into DuckDB once reading it has taken as long, and goes on from there to what there is."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import pyarrow as pa
 import pytest
 from tests.integration.conftest import ServerProcess
 from tests.integration.put_back import require_no_lost_rows
-from tests.still import copying_at_once
+from tests.sql_copies import copying_at_once
 
 import lakehead as lh
-from lakehead.api import still_tables
+from lakehead.api import copied_table, copied_tables
 from lakehead.api.sql import SqlEngine
+from lakehead.api.table import handle_of
+from lakehead.client.staging import JobBatch
 from lakehead.lake.union_read import UnionRead
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("p", pa.string(), False), ("v", pa.string())])
@@ -146,12 +148,12 @@ def test_whole_keys_are_asked_of_the_index(alone: lh.Connection, reads: list[Uni
 
 def test_reads_that_no_copy_could_take_do_not_count(alone: lh.Connection, reads: list[UnionRead]) -> None:
     put(alone.create_table("s.counted", SCHEMA, primary_key=["k", "p"]), range(9), "a")
-    for _ in range(still_tables.READS_LEAST + 2):
+    for _ in range(copied_tables.READS_LEAST + 2):
         assert len(rows_of(alone, "s.counted", "k = 3 and p = 'p1'")) == 1
         assert alone.sql("select count(v) from s.counted", unrestricted=True).fetchone() == (9,)
-    assert not [seen for con in alone._sql.values() for seen in con.still._seen.values() if seen.reads]
+    assert not [seen for con in alone._sql.values() for seen in con.copies._seen.values() if seen.reads]
     rows_of(alone, "s.counted")
-    assert [seen.reads for seen in engine_of(alone).still._seen.values()] == [1]
+    assert [seen.reads for seen in engine_of(alone).copies._seen.values()] == [1]
 
 
 def test_a_copy_is_made_once_it_has_paid(alone: lh.Connection, reads: list[UnionRead]) -> None:
@@ -159,22 +161,42 @@ def test_a_copy_is_made_once_it_has_paid(alone: lh.Connection, reads: list[Union
     table = alone.create_table("s.pays", SCHEMA, lake="iceberg")
     put(table, range(1000), "a")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(still_tables, "COPY_SECONDS", 1e9)
-        patch.setattr(still_tables, "_per_cell", lambda seconds, cells: 0.0)
+        patch.setattr(copied_tables, "COPY_SECONDS", 1e9)
+        patch.setattr(copied_tables, "_per_cell", lambda seconds, cells: 0.0)
         for _ in range(10):
             assert len(rows_of(alone, "s.pays")) == 1000
         assert len(reads) == 10
-        patch.setattr(still_tables, "COPY_SECONDS", 1e-9)
-        patch.setattr(still_tables, "CELLS_PER_SECOND", 1e-9)
+        patch.setattr(copied_tables, "COPY_SECONDS", 1e-9)
+        patch.setattr(copied_tables, "CELLS_PER_SECOND", 1e-9)
         assert len(rows_of(alone, "s.pays")) == 1000 and len(reads) == 11
-        patch.setattr(still_tables, "CELLS_PER_SECOND", 1e12)
+        patch.setattr(copied_tables, "CELLS_PER_SECOND", 1e12)
         for _ in range(3):
             assert len(rows_of(alone, "s.pays")) == 1000
         assert len(reads) == 12, "one makes the copy"
         put(table, range(1), "b")
         for _ in range(6):
             assert len(rows_of(alone, "s.pays")) == 1001
-        assert len(reads) == 12 + still_tables.READS_LEAST + 1, "what was read before it changed does not count"
+        assert len(reads) == 12, "it goes on"
+        table.truncate()
+        put(table, range(2), "c")
+        for _ in range(6):
+            assert len(rows_of(alone, "s.pays")) == 2
+        least = 12 + copied_tables.READS_LEAST
+        assert least < len(reads) <= least + 2, "what was read before rows went does not count"
+
+
+def test_reads_of_a_table_that_grows_are_added_up(alone: lh.Connection, reads: list[UnionRead]) -> None:
+    table = alone.create_table("s.grows", SCHEMA, primary_key=["k"], buckets=3, lake="iceberg")
+    put(table, range(100), "a")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copied_tables, "COPY_SECONDS", 1e-9)
+        patch.setattr(copied_tables, "CELLS_PER_SECOND", 1e12)
+        for n in range(10):
+            put(table, range(n, n + 1), "b")
+            if n == 7:
+                alone.tier("s.grows")
+            assert len(rows_of(alone, "s.grows", "v = 'b'")) == n + 1
+        assert len(reads) == copied_tables.READS_LEAST + 1, "one makes the copy, which goes on, also when it is tiered"
 
 
 @pytest.mark.usefixtures("at_once")
@@ -182,11 +204,11 @@ def test_what_is_large_is_read_where_it_is(alone: lh.Connection, reads: list[Uni
     table = alone.create_table("s.large", SCHEMA)
     put(table, range(100), "a" * 100)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(still_tables, "TABLE_BYTES_MAX", 1000)
+        patch.setattr(copied_tables, "TABLE_BYTES_MAX", 1000)
         for _ in range(3):
             assert len(rows_of(alone, "s.large")) == 100
         assert len(reads) == 4, "it was tried once"
-        patch.setattr(still_tables, "CELLS_MAX", 10)
+        patch.setattr(copied_tables, "CELLS_MAX", 10)
         put(table, range(1), "b")
         for _ in range(3):
             assert len(rows_of(alone, "s.large")) == 101
@@ -201,7 +223,7 @@ def test_what_was_used_longest_ago_makes_room(alone: lh.Connection, reads: list[
     for name in names:
         put(alone.create_table(name, SCHEMA), range(100), "a" * 100)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(still_tables, "BYTES_MAX", 150_000)
+        patch.setattr(copied_tables, "BYTES_MAX", 150_000)
         for name in names:
             assert len(rows_of(alone, name)) == 100
         before = len(reads)
@@ -209,7 +231,7 @@ def test_what_was_used_longest_ago_makes_room(alone: lh.Connection, reads: list[
         relation = alone.sql(f"from {names[-1]}")
         assert len(rows_of(alone, names[0])) == 100 and len(reads) == before + 1
         assert len(catalogs(alone)) <= 5
-        patch.setattr(still_tables, "BYTES_MAX", 0)
+        patch.setattr(copied_tables, "BYTES_MAX", 0)
         put(alone.table(names[1]), range(1), "b")
         assert len(rows_of(alone, names[1])) == 101
         assert len(relation.fetchall()) == 100, "who reads a copy keeps it"
@@ -294,19 +316,19 @@ def test_who_reads_a_table_as_it_was_keeps_no_copy_of_it(alone: lh.Connection) -
     assert few <= len(held) + 3, "theirs, the root, this cursor's and the newest copy"
     assert [len(relation.fetchall()) for relation in held] == [1, 2, 3, 4]
     alone.close()
-    assert not engine_of(alone).still._seen
+    assert not engine_of(alone).copies._seen
 
 
 def test_copying_is_given_up_when_it_takes_long(alone: lh.Connection, reads: list[UnionRead]) -> None:
     put(alone.create_table("s.slow", SCHEMA), range(3), "a")
     with copying_at_once(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(still_tables, "COPY_LEAST", 0.0)
-        patch.setattr(still_tables, "COPY_TIMES_MAX", 0.0)
+        patch.setattr(copied_tables, "COPY_LEAST", 0.0)
+        patch.setattr(copied_tables, "COPY_TIMES_MAX", 0.0)
         for _ in range(2):
             assert len(rows_of(alone, "s.slow")) == 3
-        (seen,) = engine_of(alone).still._seen.values()
+        (seen,) = engine_of(alone).copies._seen.values()
         assert seen.copy is None and not seen.refused and seen.again <= 2 * seen.seconds
-        patch.setattr(still_tables, "COPY_TIMES_MAX", float("inf"))
+        patch.setattr(copied_tables, "COPY_TIMES_MAX", float("inf"))
         patch.setattr(seen, "again", 0.0)
         rows_of(alone, "s.slow")
         assert seen.copy is not None
@@ -317,14 +339,15 @@ def test_what_took_long_to_copy_is_copied_later(alone: lh.Connection) -> None:
     table = alone.create_table("s.wide", SCHEMA)
     put(table, range(3), "a" * 100)
     with copying_at_once(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(still_tables, "_per_cell", lambda seconds, cells: 1e9)
+        patch.setattr(copied_tables, "_per_cell", lambda seconds, cells: 1e9)
         rows_of(alone, "s.wide")
-        (seen,) = engine_of(alone).still._seen.values()
+        (seen,) = engine_of(alone).copies._seen.values()
         assert seen.copy is not None
-        put(table, range(3), "b")
+        table.truncate()
+        put(table, range(6), "b")
         for _ in range(5):
             assert len(rows_of(alone, "s.wide")) == 6
-        (seen,) = engine_of(alone).still._seen.values()
+        (seen,) = engine_of(alone).copies._seen.values()
         assert seen.copy is None
 
 
@@ -341,9 +364,13 @@ def test_no_statement_names_a_copy(alone: lh.Connection) -> None:
     put(alone.create_table("s.named", SCHEMA), range(3), "a")
     for _ in range(2):
         rows_of(alone, "s.named")
-    copy = next(seen.copy for seen in engine_of(alone).still._seen.values() if seen.copy is not None)
-    catalog = copy.source.partition(".")[0]
-    for text in (f"from {copy.source}", f"select count(*) from {catalog}.main.rows", f'from "{catalog}"."main"."rows"'):
+    copy = next(seen.copy for seen in engine_of(alone).copies._seen.values() if seen.copy is not None)
+    catalog = copy.catalog.partition(".")[0]
+    for text in (
+        f"from {copy.catalog}",
+        f"select count(*) from {catalog}.main.rows",
+        f'from "{catalog}"."main"."rows"',
+    ):
         with pytest.raises(lh.SqlError):
             alone.sql(text).fetchall()
     for text in ("show all tables", "from duckdb_tables()", "from duckdb_databases()"):
@@ -377,6 +404,106 @@ def test_threads_read_what_there_is(con: lh.Connection) -> None:
     for thread in threads:
         thread.join()
     assert not failed, failed
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("tiered", [False, True])
+def test_what_others_write_to_the_lake_is_read(alone: lh.Connection, tiered: bool) -> None:
+    """Also where tiering went on from it."""
+    table = alone.create_table("s.others", SCHEMA, lake="iceberg")
+    put(table, range(20), "a")
+    alone.tier("s.others")
+    put(table, range(5), "hot")
+    assert len(rows_of(alone, "s.others")) == 25
+    ice = table.lake.iceberg()
+    schema = pa.schema([f.remove_metadata() for f in ice.schema().as_arrow()])
+    ice.append(pa.Table.from_pylist([{"k": 99, "p": "p", "v": "other"}], schema))
+    if tiered:
+        alone.tier("s.others")
+    assert len(rows_of(alone, "s.others", "v = 'other'")) == 1
+    put(table, range(1), "b")
+    for _ in range(2):
+        assert len(rows_of(alone, "s.others")) == 27
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("tiered", [False, True])
+@pytest.mark.parametrize(("keyed", "lake"), KINDS)
+def test_rows_that_go_at_once_are_gone(alone: lh.Connection, keyed: bool, lake: str | None, tiered: bool) -> None:
+    """Also where no record of the log says so."""
+    keys = ["k", "p"] if keyed else None
+    table = alone.create_table("s.go", SCHEMA, primary_key=keys, partition_by="p", lake=lake)
+
+    def tier() -> None:
+        if lake and tiered:
+            alone.tier("s.go")
+
+    put(table, range(20), "a")
+    tier()
+    assert len(rows_of(alone, "s.go")) == 20
+    staging = handle_of(table).staging
+    held = staging.held()
+    held.add("upsert" if keyed else "append", pa.table([[50, 52], ["p0", "p0"], ["b", "b"]], schema=SCHEMA))
+    staging.publish(JobBatch("job 1"), [held.done()], lasting=False, overwrite=[])
+    for _ in range(2):
+        left = [(n, "p1", "a") for n in range(1, 20, 2)] + [(50, "p0", "b"), (52, "p0", "b")]
+        assert rows_of(alone, "s.go") == left
+        tier()
+    table.truncate()
+    for _ in range(2):
+        assert rows_of(alone, "s.go") == []
+    put(table, range(3), "c")
+    assert len(rows_of(alone, "s.go")) == 3
+
+
+@pytest.mark.usefixtures("at_once")
+def test_what_is_gone_takes_no_room_for_ever(alone: lh.Connection, reads: list[UnionRead]) -> None:
+    table = alone.create_table("s.churn", SCHEMA, primary_key=["k"])
+    put(table, range(50), "a")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copied_table, "LATER_LEAST", 10)
+        sizes = []
+        for n in range(60):
+            put(table, range(4), f"b{n}")
+            assert len(rows_of(alone, "s.churn", f"v = 'b{n}'")) == 4
+            (seen,) = engine_of(alone).copies._seen.values()
+            sizes.append(seen.copy._rows if seen.copy else 0)
+        assert max(sizes) <= 110 and 2 < len(reads) < 30, "a copy is made anew now and then"
+
+
+@pytest.mark.usefixtures("at_once")
+def test_threads_read_whole_writes(con: lh.Connection, reads: list[UnionRead]) -> None:
+    """Statements of many threads find each write whole or not at all, while one copy goes on for all of them."""
+    accounts = pa.schema([pa.field("k", pa.int64(), False), ("x", pa.int64())])
+    table = con.create_table("s.accounts", accounts, primary_key=["k"], lake="iceberg")
+    table.upsert([{"k": n, "x": 100} for n in range(10)])
+    stop, failed, answers = threading.Event(), [], [0]
+
+    def ask() -> None:
+        try:
+            while not stop.is_set():
+                lazy = con.sql("select count(*), sum(x), max(x) - 100 from s.accounts")
+                other = con.sql("select sum(x) from s.accounts a join s.accounts b using (k, x)").fetchone()
+                assert lazy.fetchall()[0][:2] == (10, 1000) and other == (1000,)
+                answers[0] += 1
+        except BaseException as e:
+            failed.append(e)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for n in range(60):
+        a, b = n % 10, (n * 3 + 1) % 10
+        if a != b:
+            table.upsert([{"k": a, "x": 100 - n}, {"k": b, "x": 100 + n}])
+            table.upsert([{"k": a, "x": 100}, {"k": b, "x": 100}])
+        if n % 20 == 10:
+            con.tier("s.accounts")
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed
+    assert answers[0] and len(reads) < answers[0], "of copies, mostly"
 
 
 @pytest.mark.usefixtures("at_once")

@@ -1,28 +1,30 @@
-"""Copies of tables that stand still, as DuckDB's own tables, which it reads as quickly as it can.
+"""Copies of tables as DuckDB's own tables, which it reads as quickly as it can.
 
-Whoever asks many questions of a table that does not change meanwhile had each of them read lake and log anew. A copy is
+Whoever asks many questions of a table that changes little meanwhile had each of them read lake and log anew. A copy is
 made by the statement that comes when reading the table has taken as long as copying it would, and given up where that
-takes much longer: so nobody waits for long for what he may not need. It serves until the table is found changed, which
-every statement asks first.
+takes much longer: so nobody waits for long for what he may not need. Each statement has it go on to the moment that the
+statement pins, which takes as long as what came since; where that is much, or no log tells of it, the copy is done.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakehead.api.dataset import PushdownDataset, ReadRows
+from lakehead.api.copied_table import CopiedRows, CopiedTable
+from lakehead.api.dataset import ReadRows
 from lakehead.client.table import TableHandle
 from lakehead.env.clock import Clock
 from lakehead.errors import LakeheadError
+from lakehead.lake.later_rows import ranges_between
 from lakehead.lake.pinned_rows import PinnedRows
 from lakehead.lake.union_read import Pin, UnionRead
 from lakehead.predicate.read_spec import ReadSpec
@@ -41,46 +43,32 @@ COPY_TIMES_MAX = 2.0
 COPY_LEAST = 0.1
 """Copying is given up when it takes so many times as long as reading has taken, which counts as so much at least, and
 is tried again when reading has taken twice as long."""
-_COLUMN_BYTES = 32 << 10
-"""What DuckDB takes for a column, however few rows there are."""
-
-
-@dataclass(eq=False)
-class StillTable:
-    """Rows of a table as of one moment, in a catalog of DuckDB's that lasts as long as this.
-
-    Attributes:
-        source: what a statement selects from.
-        rows: which they are.
-        nbytes: about what they take.
-    """
-
-    source: str
-    rows: PinnedRows
-    nbytes: int = 0
 
 
 @dataclass(eq=False)
 class SeenTable:
-    """A table as some statements in a row have found it, which could have read a copy.
+    """A table as some statements in a row have found it, each as it was before and what came since, which could have
+    read a copy.
 
     Attributes:
-        rows: without times.
-        reads: how many there were; the first, which loads code as well, does not count.
+        pinned: what the newest of them read, under no lease.
+        rows: which these are, without times.
+        reads: how many statements there were; the first, which loads code as well, does not count.
         seconds: how long the others took.
-        cells: how many values there are, once they were counted.
+        cells: how many values there are, once they were counted, and of which rows.
         again: copying was given up, and is tried again when they have taken so long.
         per_cell: seconds that copying took for each value when it was done or given up last, before it changed, too.
         refused: it could not be copied, and will not be.
     """
 
+    pinned: Pin
     rows: PinnedRows
     reads: int = 0
     seconds: float = 0.0
-    cells: int | None = None
+    cells: tuple[int, PinnedRows] | None = None
     again: float = 0.0
     per_cell: float = 0.0
-    copy: StillTable | None = None
+    copy: CopiedTable | None = None
     refused: bool = False
     copying: threading.Lock = field(default_factory=threading.Lock)
 
@@ -112,7 +100,7 @@ class _TooSlowError(Exception):
     pass
 
 
-class StillTables:
+class CopiedTables:
     """The copies of one DuckDB. Thread-safe.
 
     Args:
@@ -125,45 +113,66 @@ class StillTables:
         self._seen: OrderedDict[tuple[str, bool], SeenTable] = OrderedDict()
 
     def seen(self, handle: TableHandle, pinned: Pin) -> SeenTable:
-        """What is known of a table, which is nothing where it has changed."""
+        """What is known of a table, which is nothing where it is not what it was and what came since."""
         rows = PinnedRows.untimed(handle, pinned)
         name = (rows.table_id, bool(pinned.ranges))
         with self._lock:
             seen = self._seen.get(name)
-            if seen is None or seen.rows != rows:
+            if seen is None or not self._is_of(seen, handle, pinned, rows):
                 per_cell = 0.0
                 if seen is not None:
                     seen.copy, per_cell = None, seen.per_cell  # what reads the table as it was may hold the rest
-                seen = self._seen[name] = SeenTable(rows, per_cell=per_cell)
+                seen = self._seen[name] = SeenTable(replace(pinned, lease=None, of=None), rows, per_cell=per_cell)
             self._seen.move_to_end(name)
             while len(self._seen) > TABLES_MAX:
                 self._seen.popitem(last=False)[1].copy = None
             return seen
 
+    @staticmethod
+    def _is_of(seen: SeenTable, handle: TableHandle, pinned: Pin, rows: PinnedRows) -> bool:
+        if seen.rows == rows:
+            return True
+        if (seen.rows.table_id, seen.rows.schema_id) != (rows.table_id, rows.schema_id):
+            return False
+        if ranges_between(handle, seen.pinned, pinned) is None:  # what others have pinned a little before is as good
+            return ranges_between(handle, pinned, seen.pinned) is not None
+        seen.pinned, seen.rows = replace(pinned, lease=None, of=None), rows
+        return True
+
     def copy(
         self, cursor: duckdb.DuckDBPyConnection, seen: SeenTable, handle: TableHandle, pinned: Pin
-    ) -> StillTable | None:
+    ) -> CopiedRows | None:
         """What a pin reads, copied by now or before; None where that does not pay, or cannot be done: who reads less
         than all of it may be able to."""
-        if seen.copy is None and not self._pays(seen, handle, pinned):
+        made = seen.copy
+        if made is None and not self._pays(seen, handle, pinned):
             return None
         rows = PinnedRows.of(handle, pinned)
-        found = seen.copy
-        if found is not None and found.rows == rows:
-            weakref.finalize(cursor, _let_go, found).atexit = False
-            return found
-        if not seen.copying.acquire(blocking=False):
-            return None  # others do
-        try:
-            seen.copy = None
-            made = self._made(cursor, seen, rows, handle, pinned)
-        finally:
-            seen.copying.release()
-        with self._lock:
-            if made is not None and seen in self._seen.values():
-                seen.copy = made
+        if made is not None:
+            found = made.at(cursor, handle, pinned, rows)
+            if made.outdated or made.nbytes > TABLE_BYTES_MAX:
+                self._give_up(seen, made)
+        else:
+            if not seen.copying.acquire(blocking=False):
+                return None  # others do
+            try:
+                made = seen.copy or self._made(cursor, seen, rows, handle, pinned)
+            finally:
+                seen.copying.release()
+            with self._lock:
+                if made is not None and seen in self._seen.values():
+                    seen.copy = made
+            found = None if made is None else made.at(cursor, handle, pinned, rows)
         self._make_room()
-        return made
+        if found is not None:
+            weakref.finalize(cursor, _let_go, found).atexit = False
+        return found
+
+    def _give_up(self, seen: SeenTable, made: CopiedTable) -> None:
+        """Read as before there was a copy, until that has taken as long as another one is taken to take."""
+        with self._lock:
+            if seen.copy is made:
+                seen.copy, seen.reads, seen.seconds = None, 0, 0.0
 
     def clear(self) -> None:
         """Keep no copy but those that somebody reads."""
@@ -175,26 +184,28 @@ class StillTables:
     def _pays(self, seen: SeenTable, handle: TableHandle, pinned: Pin) -> bool:
         if seen.refused or seen.reads < READS_LEAST or seen.seconds < COPY_SECONDS:
             return False
-        if seen.cells is None:
-            seen.cells = UnionRead(handle, pinned, ReadSpec(())).count() * len(handle.desc.schema)
-        due = max(COPY_SECONDS + seen.cells * max(1 / CELLS_PER_SECOND, seen.per_cell), seen.again)
-        return seen.cells <= CELLS_MAX and seen.seconds >= due
+        rows = seen.rows
+        if seen.cells is None or (seen.cells[1] != rows and self._pays_for(seen, seen.cells[0])):
+            seen.cells = UnionRead(handle, pinned, ReadSpec(())).count() * len(handle.desc.schema), rows
+        return self._pays_for(seen, seen.cells[0])
+
+    @staticmethod
+    def _pays_for(seen: SeenTable, cells: int) -> bool:
+        due = max(COPY_SECONDS + cells * max(1 / CELLS_PER_SECOND, seen.per_cell), seen.again)
+        return cells <= CELLS_MAX and seen.seconds >= due
 
     def _made(
         self, cursor: duckdb.DuckDBPyConnection, seen: SeenTable, rows: PinnedRows, handle: TableHandle, pinned: Pin
-    ) -> StillTable | None:
-        schema, clock = pa.schema([*handle.desc.schema]), handle.env.clock
-        leaves = sum(_leaves(f.type) for f in schema)
-        made = StillTable("", rows, _COLUMN_BYTES * leaves)
-        made.source = f"{self._attach(cursor, made)}.main.rows"
+    ) -> CopiedTable | None:
+        clock = handle.env.clock
+        made = CopiedTable(functools.partial(self._attach, cursor), handle, rows)
         since = clock.monotonic()
         until = since + COPY_TIMES_MAX * max(seen.seconds, COPY_LEAST)
         too_slow = False
 
-        def bounded(columns: list[str] | None, where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+        def bounded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             nonlocal too_slow
-            for batch in UnionRead(handle, pinned, ReadSpec(tuple(columns or ()))).batches():
-                made.nbytes += batch.nbytes + leaves * batch.num_rows
+            for batch in batches:
                 if made.nbytes > TABLE_BYTES_MAX:
                     raise _TooLargeError
                 if clock.monotonic() > until:
@@ -202,17 +213,13 @@ class StillTables:
                     raise _TooSlowError
                 yield batch
 
-        reader = PushdownDataset(schema, bounded).scanner().to_reader()
-        # A cursor of its own, as DuckDB keeps the name as a view of its session.
-        with contextlib.closing(cursor.cursor()) as own:
-            try:
-                own.from_arrow(reader).query("copied", f"create table {made.source} as from copied")
-            except (duckdb.Error, pa.ArrowException, LakeheadError, _TooLargeError, _TooSlowError):
-                seen.refused, seen.again = not too_slow, 2 * max(seen.seconds, COPY_LEAST)
-                return None
-            finally:
-                seen.per_cell = _per_cell(clock.monotonic() - since, seen.cells or 0)
-        weakref.finalize(cursor, _let_go, made).atexit = False
+        try:
+            made.fill(cursor, handle, pinned, bounded)
+        except (duckdb.Error, pa.ArrowException, LakeheadError, _TooLargeError, _TooSlowError):
+            seen.refused, seen.again = not too_slow, 2 * max(seen.seconds, COPY_LEAST)
+            return None
+        finally:
+            seen.per_cell = _per_cell(clock.monotonic() - since, seen.cells[0] if seen.cells else 0)
         return made
 
     def _make_room(self) -> None:
@@ -226,13 +233,9 @@ class StillTables:
                 seen.copy, seen.reads, seen.seconds = None, 0, 0.0
 
 
-def _let_go(copy: StillTable) -> None:
+def _let_go(rows: CopiedRows) -> None:
     """What the end of a statement's cursor does: until then the copy is there."""
 
 
 def _per_cell(seconds: float, cells: int) -> float:
     return seconds / max(cells, 1)
-
-
-def _leaves(t: pa.DataType) -> int:
-    return max(1, sum(_leaves(t.field(i).type) for i in range(t.num_fields)))

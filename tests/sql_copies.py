@@ -7,16 +7,16 @@ from contextlib import contextmanager
 
 import pytest
 
-from lakehead.api import still_tables
+from lakehead.api import copied_tables
 
 
 @contextmanager
 def copying_at_once() -> Iterator[None]:
     """While this lasts, `con.sql` copies each table that it reads whole, when it is named first."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(still_tables, "READS_LEAST", 0)
-        patch.setattr(still_tables, "COPY_SECONDS", 0.0)
-        patch.setattr(still_tables, "CELLS_PER_SECOND", float("inf"))
-        patch.setattr(still_tables, "COPY_LEAST", float("inf"))
-        patch.setattr(still_tables, "_per_cell", lambda seconds, cells: 0.0)
+        patch.setattr(copied_tables, "READS_LEAST", 0)
+        patch.setattr(copied_tables, "COPY_SECONDS", 0.0)
+        patch.setattr(copied_tables, "CELLS_PER_SECOND", float("inf"))
+        patch.setattr(copied_tables, "COPY_LEAST", float("inf"))
+        patch.setattr(copied_tables, "_per_cell", lambda seconds, cells: 0.0)
         yield
