@@ -88,8 +88,9 @@ the lookup join: Spark's own join with such files.
     "tpch": """The 22 queries at scale 0.1 over keyed tables of which the log has half, and supersedes a tenth
 of what the lake has. Beside them: the same engine on the same rows in plain Parquet files, whose answers are equal.
 They are asked one after the other, twice, and the quicker run of a query counts. Tables are
-copied, for DuckDB once reading them has taken as long, for Spark where they stand still, at the second statement: so it
-is told, too, what the first round took, and what both take where a row of each table is written before each statement.
+copied, for DuckDB once reading them has taken as long, for Spark by the second statement, and what is written later is
+applied to the copies: so it is told, too, what the first round took, and what both take where a row of each table is
+written before each statement.
 """,
     "layers": """The [example shop](guides/shop.md) at 10,000 events a second: generator, server, Spark on `local[2]`,
 a live page and alerts share the machine. Event → layer is from the moment an application sends an event to the moment

@@ -15,7 +15,7 @@ from tests.integration.put_back import require_no_lost_rows
 import lakehead as lh
 import lakehead.spark as lhs
 from lakehead.lake.union_read import UnionRead
-from lakehead.spark import union_frame
+from lakehead.spark import dead_rows
 from lakehead.spark.kept import kept_of
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def test_a_table_that_stands_still_is_read_as_plain_files(
     name = f"k.still_{partitioned}".lower()
     keys = ["k", "v"] if partitioned else ["k"]
     table = con.create_table(name, SCHEMA, primary_key=keys, partition_by="v" if partitioned else None, lake="iceberg")
-    monkeypatch.setattr(union_frame, "DEAD_IN_PLAN_MAX", 0)
+    monkeypatch.setattr(dead_rows, "DEAD_IN_PLAN_MAX", 0)
     for ids, v in ((range(50), "a"), (range(50, 100), "b")):
         put(table, ids, v)
         con.tier(name)
@@ -147,7 +147,7 @@ def test_a_frame_that_was_kept_is_made_anew_where_its_files_are_gone(con: lh.Con
     def frames() -> list[Any]:
         return [e.value for key, e in entries.items() if key[0] == "frame" and e.value.frame.columns == SCHEMA.names]  # type: ignore[index]
 
-    worn = [key for key in entries if key[0] in ("hot", "live")]  # type: ignore[index]
+    worn = [key for key in entries if key[0] in ("base", "live")]  # type: ignore[index]
     kept._let_go([entries.pop(key) for key in worn])  # as when they were used longest ago
     for path in frames()[-1].paths:
         os.unlink(path)

@@ -49,7 +49,7 @@ def leases(con: lh.Connection) -> Leases:
 def test_a_frame_holds_its_lease_until_nothing_is_made_of_it(
     spark: SparkSession, con: lh.Connection, table: lh.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lakehead.spark.union_frame.COPIED_ROWS_MAX", -1)
+    monkeypatch.setattr("lakehead.spark.kept_frame.COPIED_ROWS_MAX", -1)
     derived = lhs.table(spark, "s.t").where("k < 95").select("v")
     told = lhs.sql(spark, "select count(*) n from s.t a join s.t b on a.k = b.k")
     gc.collect()
@@ -71,7 +71,7 @@ def test_a_frame_that_reads_files_of_the_session_alone_holds_no_lease(spark: Spa
 def test_a_session_that_stops_holds_nothing(
     spark: SparkSession, con: lh.Connection, table: lh.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lakehead.spark.union_frame.COPIED_ROWS_MAX", -1)
+    monkeypatch.setattr("lakehead.spark.kept_frame.COPIED_ROWS_MAX", -1)
     frames = [lhs.table(spark, "s.t") for _ in range(5)]
     source = spark.read.format("lakehead").options(uri=con.uri, table="s.t").load()
     assert source.count() == 110

@@ -130,7 +130,7 @@ def test_before_anything_is_tiered(spark: SparkSession, con: lh.Connection) -> N
 def test_the_lake_part_stays_native(
     spark: SparkSession, log: lh.Table, keyed: lh.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lakehead.spark.union_frame.COPIED_ROWS_MAX", -1)
+    monkeypatch.setattr("lakehead.spark.kept_frame.COPIED_ROWS_MAX", -1)
 
     def plan(frame: DataFrame) -> str:
         return str(frame._jdf.queryExecution().executedPlan().toString())
@@ -303,7 +303,7 @@ def test_rows_moved_and_updated_by_others(
     commit(moved, {first: [0, 1, 999]})
     same(lhs.table(spark, "foreign.log"), events(0, 2500), "id")
     with monkeypatch.context() as moving:
-        moving.setattr("lakehead.spark.union_frame.COPIED_ROWS_MAX", -1)
+        moving.setattr("lakehead.spark.kept_frame.COPIED_ROWS_MAX", -1)
         joined = lhs.table(spark, "foreign.log")
     assert "LeftAnti" in joined._jdf.queryExecution().executedPlan().toString()
     same(joined, events(0, 2500), "id")

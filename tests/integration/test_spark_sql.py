@@ -16,7 +16,7 @@ from tests.integration.conftest import embedded_only
 import lakehead as lh
 import lakehead.spark as lhs
 from lakehead.errors import SqlError
-from lakehead.spark import union_frame
+from lakehead.spark import dead_rows, kept_frame, union_frame
 
 pytestmark = [pytest.mark.spark, embedded_only]
 
@@ -148,7 +148,7 @@ def test_a_point_query_asks_the_key_index(
     spark: SparkSession, con: lh.Connection, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     monkeypatch.setattr("lakehead.spark.table_names.FEW_ROWS", 0)
-    monkeypatch.setattr("lakehead.spark.union_frame.COPIED_ROWS_MAX", -1)
+    monkeypatch.setattr("lakehead.spark.kept_frame.COPIED_ROWS_MAX", -1)
     table = con.create_table("q.points", SCHEMA, primary_key="id", lake="iceberg")
     try:
         table.upsert(rows(1, 2, 3))
@@ -170,7 +170,7 @@ def test_columns_and_rows_that_are_not_needed_are_not_read(
     spark: SparkSession, clicks: lh.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lakehead.spark.union_frame.HOT_ROWS_MAX", 0)
-    monkeypatch.setattr("lakehead.spark.union_frame.COPIED_ROWS_MAX", -1)
+    monkeypatch.setattr("lakehead.spark.kept_frame.COPIED_ROWS_MAX", -1)
     clicks.append(rows(4, 5))
     written: list[tuple[list[str], int]] = []
     write = union_frame.scratch_file
@@ -218,10 +218,10 @@ def test_a_table_costs_few_requests_to_the_jvm_however_many_files_and_columns(
             con.tier(name)
         table.upsert(rows(1, 2, 1000))
         with monkeypatch.context() as moving:
-            moving.setattr(union_frame, "COPIED_ROWS_MAX", -1)
+            moving.setattr(kept_frame, "COPIED_ROWS_MAX", -1)
             counts[name] = requests(f"select * from {name}")
     with monkeypatch.context() as moving:
-        moving.setattr(union_frame, "COPIED_ROWS_MAX", -1)
+        moving.setattr(kept_frame, "COPIED_ROWS_MAX", -1)
         both = requests("select a.id from q.small a join q.wide b using (id)")
     assert max(counts.values()) <= 60 and both <= 100, (counts, both)
     kept = [requests("select a.id from q.small a join q.wide b using (id)") for _ in range(3)][-1]
@@ -234,7 +234,8 @@ def test_a_table_costs_few_requests_to_the_jvm_however_many_files_and_columns(
 def test_hot_rows_are_a_file_of_the_scan_of_the_lake(
     spark: SparkSession, con: lh.Connection, monkeypatch: pytest.MonkeyPatch, in_plan: int, scans: int
 ) -> None:
-    monkeypatch.setattr(union_frame, "DEAD_IN_PLAN_MAX", in_plan)
+    monkeypatch.setattr(dead_rows, "DEAD_IN_PLAN_MAX", in_plan)
+    monkeypatch.setattr(kept_frame, "COPIED_ROWS_MAX", -1)
     table = con.create_table("q.one", SCHEMA, primary_key="id", lake="iceberg")
     try:
         table.upsert(rows(1, 2))

@@ -449,6 +449,7 @@ def test_rows_that_go_at_once_are_gone(alone: lh.Connection, keyed: bool, lake: 
         left = [(n, "p1", "a") for n in range(1, 20, 2)] + [(50, "p0", "b"), (52, "p0", "b")]
         assert rows_of(alone, "s.go") == left
         tier()
+    assert rows_of(alone, "s.go") == left
     table.truncate()
     for _ in range(2):
         assert rows_of(alone, "s.go") == []

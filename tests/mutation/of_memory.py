@@ -127,16 +127,9 @@ OF_MEMORY = (
     Mutant(
         "a copy goes on when its log has forgotten rows",
         "lake/later_rows.py",
-        "elif was[1] > end or (logged and was[0] != start):",
+        "elif was[1] > end or (alone and was[0] != start):",
         "elif was[1] > end:",
-        "tests/integration/test_sql_copies.py",
-    ),
-    Mutant(
-        "a copy goes on over what others wrote to its lake",
-        "lake/marks.py",
-        "        if oldest.foreign:\n            return False\n",
-        "",
-        "tests/integration/test_sql_copies.py",
+        "tests/unit/lake/test_later_rows.py",
     ),
     Mutant(
         "a copy goes on over partitions that were overwritten",

@@ -135,7 +135,7 @@ def test_a_statement_finds_the_same_in_what_it_needs(
     local = spark.sparkContext.master == "local[2]"
     some = STATEMENTS if local and keyed else STATEMENTS[:: 4 if local else 11]
     with monkeypatch.context() as moving:
-        moving.setattr("lakehead.spark.union_frame.COPIED_ROWS_MAX", -1)
+        moving.setattr("lakehead.spark.kept_frame.COPIED_ROWS_MAX", -1)
         for text in some:
             require_same(spark, name, text)
     for text in [some[0], *(some[1::4] if local else ())]:  # the table stands still, and is copied

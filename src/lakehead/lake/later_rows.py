@@ -58,13 +58,13 @@ def ranges_between(handle: TableHandle, before: Pin, now: Pin) -> Mapping[Tablet
     read than that and what came since: an older one, or rows went that no record of the log tells of."""
     if not now.ranges or (before.lake is None) != (now.lake is None) or not _same_lake(handle, before, now):
         return None
-    logged = now.lake is None and not handle.desc.keyed  # the log alone has the rows, and forgets some
+    alone = now.lake is None  # a log that forgets rows is all there is of them
     found = {}
     for key, (start, end) in now.ranges.items():
         was = before.ranges.get(key)
         if was is None:
-            found[key] = (start if logged else 0, end)
-        elif was[1] > end or (logged and was[0] != start):
+            found[key] = (start if alone else 0, end)
+        elif was[1] > end or (alone and was[0] != start):
             return None
         else:
             found[key] = (was[1], end)
@@ -96,6 +96,7 @@ def rows_between(
 
     Args:
         rows: those of the later read, with times.
+        columns: of the table, or system columns.
 
     Raises:
         LakeheadError: it cannot be read any more.
@@ -114,7 +115,7 @@ def rows_between(
 def _records(
     handle: TableHandle, now: Pin, ranges: Mapping[TabletKey, tuple[int, int]], columns: Sequence[str]
 ) -> Iterator[tuple[TabletKey, int, list[pa.RecordBatch]]]:
-    names = (*columns, OFFSET_COLUMN, *(_CHANGE_COLUMNS if handle.desc.keyed else ()))
+    names = tuple(dict.fromkeys((*columns, OFFSET_COLUMN, *(_CHANGE_COLUMNS if handle.desc.keyed else ()))))
     parts: dict[TabletKey, list[pa.RecordBatch]] = {}
     for key, batch in handle.log.read_ranges(ranges, ReadSpec(names), lease=now.lease):
         parts.setdefault(key, []).append(batch)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +25,23 @@ from lakehead.lake.lake_table import LakeFile
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.lake.superseded import require_tablet, superseded_in
 from lakehead.log.netchange import NO_OFFSETS, Offsets, union
-from lakehead.types import OFFSET_COLUMN, TableDescriptor, TabletKey, parse_partition_name
+from lakehead.spark.floats import quoted
+from lakehead.spark.frame_steps import anti_join, where
+from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, TableDescriptor, TabletKey, parse_partition_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 KEY_COLUMN = "__dead_key"
 PARTITION_COLUMN = "__dead_{}"
 OFFSET_BITS = 48
+DEAD_IN_PLAN_MAX = 512
+"""So few dead offsets stand in the plan itself: nothing is read, sent around and joined for them."""
 _REMEMBERED = 256
+_NO_KEYS = range(-12, 0)
+"""Beside so many, others are looked for in a set of which Spark's compiled code is the same for all statements."""
+Dead: TypeAlias = "DataFrame | tuple[int, ...] | None"
+"""Dead offsets, by the keys of `dead_table`: a frame of them, or those themselves."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +113,24 @@ def dead_table(desc: TableDescriptor, dead: Mapping[TabletKey, Offsets]) -> pa.T
         repeated = [pa.repeat(pa.scalar(v, t), len(offsets)) for v, t in zip(values, types, strict=True)]
         batches.append(pa.RecordBatch.from_arrays([pa.array(key), *repeated], schema=schema))
     return pa.Table.from_batches(batches, schema)
+
+
+def dead_in_plan(desc: TableDescriptor, dead: pa.Table) -> tuple[int, ...] | None:
+    """Dead offsets, as of `dead_table`, where they are so few that they may stand in a plan."""
+    plain = dead.num_rows <= DEAD_IN_PLAN_MAX and not desc.partition_by
+    return tuple(dead[KEY_COLUMN].to_pylist()) if plain else None
+
+
+def without_offsets(rows: DataFrame, desc: TableDescriptor, dead: Dead) -> DataFrame:
+    """Rows with their system columns, without those that are dead; rows without an offset stay."""
+    if dead is None or dead == ():
+        return rows
+    key = f"(shiftleft(cast({BUCKET_COLUMN} as bigint), {OFFSET_BITS}) | {OFFSET_COLUMN})"
+    if isinstance(dead, tuple):
+        return where(rows, f"not coalesce({key} in ({', '.join(f'{d}L' for d in (*dead, *_NO_KEYS))}), false)")
+    same = [f"{key} = {KEY_COLUMN}"]
+    same += [f"{quoted(column)} = {PARTITION_COLUMN.format(i)}" for i, column in enumerate(desc.partition_by)]
+    return anti_join(rows, dead, " and ".join(same))
 
 
 def _resolve_all(view: PinnedLake, files: Sequence[LakeFile]) -> list[tuple[Offsets, Offsets | None]]:

@@ -24,11 +24,12 @@ from lakehead.lake.records import read_log
 from lakehead.lake.union_read import Moment, Pin, pin, pin_together
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.spark.connections import connection_of
+from lakehead.spark.kept_frame import Seen, look
 from lakehead.spark.needs import Needs, needs_of
 from lakehead.spark.scratch import scratch_frame
 from lakehead.spark.statements import NamedQuery, require_read, shown_database
 from lakehead.spark.types import spark_schema
-from lakehead.spark.union_frame import Seen, is_large, look, union_frame
+from lakehead.spark.union_frame import is_large, union_frame
 from lakehead.types import Tier
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def _frames(
     seen = {path: look(spark, tables[path], pins[path]) for path in sorted(set(plain.values()))}
     needs: Mapping[_Read, Needs] = {}
     if any(
-        (is_large(pins[path].ranges) and not at.still) or _has_key(query, tables[path], pins[path])
+        (is_large(pins[path].ranges) and not at.still and at.base is None) or _has_key(query, tables[path], pins[path])
         for path, at in seen.items()
     ):
         needs = ask({read: handle_of(tables[path]).desc.schema for read, path in plain.items()})

@@ -3,9 +3,9 @@
 The scans stay vectorised, pruned and filtered: Spark pushes columns and filters through the anti-join and the union,
 all but comparisons of floats (`lakehead.spark.floats`). Where executors share the driver's files, hot rows are one
 file more of such a scan.
-Only files with dead rows take part in the join, so that a log table's lake is read as plain Parquet; of a table that
-stands still their live rows are one file more, too, and nothing is joined. A lake on storage that this Spark has no
-driver for is read by Python workers through the data source.
+Only files with dead rows take part in the join, so that a log table's lake is read as plain Parquet. Tables that
+statements ask again and again are read another way (`lakehead.spark.kept_frame`). A lake on storage that this Spark has
+no driver for is read by Python workers through the data source.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import json
-import os
 import posixpath
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql import functions as F
@@ -34,33 +33,28 @@ from lakehead.lake.pinned_rows import PinnedRows
 from lakehead.lake.union_read import Pin, UnionRead, pin
 from lakehead.log.netchange import Offsets
 from lakehead.predicate.read_spec import ReadSpec
-from lakehead.spark.dead_rows import KEY_COLUMN, OFFSET_BITS, PARTITION_COLUMN, LakeParts, dead_table, split_files
+from lakehead.spark.dead_rows import Dead, LakeParts, dead_in_plan, dead_table, split_files, without_offsets
 from lakehead.spark.floats import quoted
-from lakehead.spark.frame_steps import anti_join, broadcast, select, where
+from lakehead.spark.frame_steps import anti_join, broadcast, select
 from lakehead.spark.held_pins import hold_pin, weak_tables
 from lakehead.spark.kept import kept_of
+from lakehead.spark.kept_frame import Seen, kept_frame, look
 from lakehead.spark.lake_files import LakeScan, lake_columns, opens_lake
 from lakehead.spark.needs import Needs
 from lakehead.spark.scratch import ScratchFile, is_shared, scratch_file, scratch_frame
 from lakehead.spark.types import spark_schema
-from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor, TabletKey, Tier, require_tier
+from lakehead.types import TabletKey, Tier, require_tier
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 BROADCAST_ROWS_MAX = 8 << 20
 """Larger sets of dead offsets are joined as Spark sees fit."""
-DEAD_IN_PLAN_MAX = 512
-"""So few dead offsets stand in the plan itself: nothing is read, sent around and joined for them."""
 HOT_ROWS_MAX, HOT_BYTES_MAX = 1 << 16, 8 << 20
 """So few hot rows go to a cluster with the plan, whose statements then know how large they are and do not ask for them
 again; executors fetch what is more."""
-COPIED_ROWS_MAX, COPIED_BYTES_MAX = 1 << 19, 64 << 20
-"""So many log records, and so many rows and bytes of lake files with dead rows, are worth files of the session's."""
-_FRAME_BYTES, _FILE_BYTES = 16 << 10, 4096
-"""About what a frame takes, and what is known of a lake file."""
-_Dead: TypeAlias = "DataFrame | tuple[int, ...] | None"
-"""Dead offsets, by the keys of `dead_table`: a frame of them, or those themselves."""
+_FILE_BYTES = 4096
+"""About what is known of a lake file."""
 _FILE, _POSITION = "__dead_file", "__dead_position"
 _DEAD_POSITIONS = pa.schema([pa.field(_FILE, pa.string(), False), pa.field(_POSITION, pa.int64(), False)])
 
@@ -102,10 +96,11 @@ def union_frame(
         frame = _source_frame(spark, uri, table, read, pinned.lake)
         hold_pin(spark, handle.leases, pinned, weak_tables(frame))
         return frame
-    moment, still = seen or look(spark, table, pinned)
-    name = ("frame", moment, tuple(read.schema.names))
-    if seen is not None and still and (known := _known_frame(spark, name)) is not None:
-        return known
+    shared, seen = seen is not None, seen or look(spark, table, pinned)
+    kept = kept_frame(spark, table, pinned, seen, spec, shared=shared)
+    if kept is not None:
+        return kept
+    moment, still, _ = seen
     needed = read if still else _needed_of(read, needs)
     superseded, hot = _hot_rows(spark, uri, table, needed, pinned.lake, moment)
     files: list[ScratchFile] = []  # read here
@@ -116,15 +111,8 @@ def union_frame(
         if isinstance(hot, ScratchFile):
             files.append(reading.enter_context(hot.reading()))
         if pinned.lake is not None and pinned.lake.snapshot_id is not None:
-            live = _live_file(spark, pinned.lake, spec, superseded, moment) if still else None
-            if live is not None:
-                whole, copy = live
-                files += [] if copy is None else [reading.enter_context(copy.reading())]
-                frames, reads = _plain_frames(spark, pinned.lake, whole, read.schema, files)
-                taken = True
-            else:
-                beside = files if needed is read else []
-                frames, reads, taken = _lake_frames(spark, pinned.lake, superseded, moment, read.schema, beside)
+            beside = files if needed is read else []
+            frames, reads, taken = _lake_frames(spark, pinned.lake, superseded, moment, read.schema, beside)
         if hot is not None and not taken:
             rows = hot.rows(spark) if isinstance(hot, ScratchFile) else hot
             reads += [] if isinstance(hot, ScratchFile) else weak_tables(rows)
@@ -134,26 +122,7 @@ def union_frame(
     found = reduce(lambda a, b: a.union(b), frames)
     if reads:
         hold_pin(spark, handle.leases, pinned, reads)
-    elif still:  # what is in files of ours is read under no pin
-        kept_of(spark).put(name, _KnownFrame(found, [f.path for f in files]), _FRAME_BYTES)
     return found
-
-
-@dataclass(frozen=True, eq=False)
-class _KnownFrame:
-    frame: DataFrame
-    paths: Sequence[str]
-
-
-def _known_frame(spark: SparkSession, name: Hashable) -> DataFrame | None:
-    """A frame of this session that reads files of ours alone, all of which are there."""
-    known = kept_of(spark).value(name)
-    if known is None:
-        return None
-    mine, its = spark._jsparkSession, known.frame.sparkSession._jsparkSession
-    if mine is not its and mine != its:  # the JVM is asked where Python has two objects for one
-        return None
-    return known.frame if all(map(os.path.exists, known.paths)) else None
 
 
 def _chosen(frame: DataFrame, there: Sequence[str], schema: pa.Schema, table: str) -> DataFrame:
@@ -177,25 +146,6 @@ def _unread(table: str, column: str) -> Column:
 
 
 # ---- hot ----------------------------------------------------------------------------------------------------------
-
-
-class Seen(NamedTuple):
-    """What is known of a pin.
-
-    Attributes:
-        still: the table is as it was when this was asked before, so that statements after this one may find it so, too:
-            its rows are worth files of the session's own.
-    """
-
-    moment: PinnedRows
-    still: bool
-
-
-def look(spark: SparkSession, table: Table, pinned: Pin) -> Seen:
-    """Find out, once for each statement."""
-    moment = PinnedRows.of(handle_of(table), pinned)
-    few_enough = sum(end - start for start, end in pinned.ranges.values()) <= COPIED_ROWS_MAX
-    return Seen(moment, few_enough and is_shared(spark) and kept_of(spark).noted(("seen", moment)))
 
 
 def _needed_of(read: UnionRead, needs: Needs | None) -> UnionRead:
@@ -274,38 +224,6 @@ def _source_frame(
 # ---- lake ---------------------------------------------------------------------------------------------------------
 
 
-def _live_file(
-    spark: SparkSession, view: PinnedLake, spec: ReadSpec, superseded: Superseded, moment: PinnedRows
-) -> tuple[tuple[LakeFile, ...], ScratchFile | None] | None:
-    """Lake files without dead rows, and the live rows of all others as a file of the session's; None where those are
-    too many."""
-    names = spec.names
-
-    def find() -> tuple[tuple[LakeFile, ...] | None, ScratchFile | None, int]:
-        parts = split_files(view, view.plan(), superseded)
-        worn = [*parts.by_offset, *(f for f, _ in parts.by_position)]
-        if sum(f.size for f in worn) > COPIED_BYTES_MAX or sum(f.record_count for f in worn) > COPIED_ROWS_MAX:
-            return None, None, 0
-        stored, own = lake_columns(view, names), pa.schema([*view.desc.schema, *SYSTEM_FIELDS])
-        schema = pa.schema([own.field(name) for name in names])
-        file = scratch_file(spark, schema, view.read(worn, spec, superseded), kept=True, stored=stored)
-        return parts.whole, file, _FILE_BYTES * len(parts.whole)
-
-    whole, file = kept_of(spark).get(("live", moment, tuple(names)), find)
-    return None if whole is None else (whole, file)
-
-
-def _plain_frames(
-    spark: SparkSession, view: PinnedLake, files: Sequence[LakeFile], schema: pa.Schema, beside: Sequence[ScratchFile]
-) -> tuple[list[DataFrame], list[Any]]:
-    """All rows of these files, and weak references to what reads those of the lake."""
-    if not files and not beside:
-        return [], []
-    scan = LakeScan(spark, view)
-    frame = select(scan(files, beside=beside), map(quoted, schema.names))
-    return [frame], scan.reads if files else []
-
-
 def _lake_frames(
     spark: SparkSession,
     view: PinnedLake,
@@ -321,32 +239,28 @@ def _lake_frames(
     frames = [scan(parts.whole, beside=hot)] if parts.whole else []
     if parts.by_offset:
         beside = () if parts.whole else hot
-        frames.append(_without_offsets(scan(parts.by_offset, beside=beside), view.desc, dead))
+        frames.append(without_offsets(scan(parts.by_offset, beside=beside), view.desc, dead))
     for some in _uniquely_named(parts.by_position):
         rows = _without_positions(spark, scan, some)
-        frames.append(_without_offsets(rows, view.desc, dead))
+        frames.append(without_offsets(rows, view.desc, dead))
     taken = bool(hot) and bool(parts.whole or parts.by_offset)
     return [select(frame, map(quoted, schema.names)) for frame in frames], scan.reads, taken
 
 
 def _lake_parts(
     spark: SparkSession, view: PinnedLake, superseded: Superseded, moment: PinnedRows
-) -> tuple[LakeParts, _Dead]:
+) -> tuple[LakeParts, Dead]:
     """The files of a lake snapshot, and what is dead in them."""
 
     def split() -> tuple[LakeParts, pa.Table]:
         found = split_files(view, view.plan(), superseded)
         return replace(found, dead={}), dead_table(view.desc, found.dead)
 
-    def few(rows: pa.Table) -> tuple[int, ...] | None:
-        plain = rows.num_rows <= DEAD_IN_PLAN_MAX and not view.desc.partition_by
-        return tuple(rows[KEY_COLUMN].to_pylist()) if plain else None
-
     def find() -> tuple[tuple[LakeParts, int, tuple[int, ...] | None], ScratchFile | None, int]:
         parts, rows = split()
         size = _FILE_BYTES * (len(parts.whole) + len(parts.by_offset) + len(parts.by_position))
         size += sum(positions.nbytes for _, positions in parts.by_position)
-        known = few(rows)
+        known = dead_in_plan(view.desc, rows)
         file = scratch_file(spark, rows.schema, rows.to_batches(), kept=True) if known is None else None
         return (parts, rows.num_rows, known), file, size
 
@@ -355,23 +269,11 @@ def _lake_parts(
         frame = None if file is None else file.frame(spark)
     else:
         parts, rows = split()
-        count, known = rows.num_rows, few(rows)
+        count, known = rows.num_rows, dead_in_plan(view.desc, rows)
         frame = scratch_frame(spark, rows.schema, rows.to_batches()) if known is None else None
     if known is not None:
         return parts, known
     return parts, broadcast(frame) if frame is not None and count <= BROADCAST_ROWS_MAX else frame
-
-
-def _without_offsets(rows: DataFrame, desc: TableDescriptor, dead: _Dead) -> DataFrame:
-    if dead is None or dead == ():
-        return rows
-    key = f"(shiftleft(cast({BUCKET_COLUMN} as bigint), {OFFSET_BITS}) | {OFFSET_COLUMN})"
-    if isinstance(dead, tuple):
-        # Hot rows have no offset there, and rows that others wrote none at all.
-        return where(rows, f"not coalesce({key} in ({', '.join(f'{d}L' for d in dead)}), false)")
-    same = [f"{key} = {KEY_COLUMN}"]
-    same += [f"{quoted(column)} = {PARTITION_COLUMN.format(i)}" for i, column in enumerate(desc.partition_by)]
-    return anti_join(rows, dead, " and ".join(same))
 
 
 def _without_positions(spark: SparkSession, scan: LakeScan, files: Sequence[tuple[LakeFile, Offsets]]) -> DataFrame:
