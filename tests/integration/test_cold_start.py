@@ -56,3 +56,13 @@ def test_the_first_row_of_a_process_does_not_wait_for_pandas(tmp_path: Path) -> 
     assert killed.stdout == "written False\n", killed.stderr
     restarted = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert restarted.stdout == "False\n", restarted.stderr
+
+
+def test_processes_that_plan_for_spark_do_not_load_pandas() -> None:
+    """Each stream that is started has one of its own, which begins with nothing."""
+    modules = ["spark.stream", "spark.source", "spark.sink", "spark.worker", "spark.change_feed", "tiering.round"]
+    text = f"import importlib, sys; [importlib.import_module('lakehead.' + m) for m in {modules}]"
+    found = subprocess.run(
+        [sys.executable, "-c", f"{text}; print('pandas' in sys.modules)"], capture_output=True, text=True, timeout=120
+    )
+    assert found.stdout == "False\n", found.stderr

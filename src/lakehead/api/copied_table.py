@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from lakehead.api.dataset import PushdownDataset
 from lakehead.client.table import TableHandle
 from lakehead.errors import LakeheadError
-from lakehead.format.arrays import to_numbers
+from lakehead.format.arrays import to_arrow, to_numbers
 from lakehead.lake.later_rows import LaterRows, ReadBefore, ranges_between, rows_between
 from lakehead.lake.pinned_rows import PinnedRows
 from lakehead.lake.union_read import Pin, UnionRead
@@ -184,7 +184,7 @@ class CopiedTable:
         else:
             types = desc.partition_types
             values = [desc.partition_values(tablet.partition) for tablet in gone]
-            columns = [pa.array(np.concatenate(keys))]
+            columns = [to_arrow(np.concatenate(keys))]
             columns += [
                 pa.concat_arrays([pa.repeat(pa.scalar(v[i], t), len(k)) for v, k in zip(values, keys, strict=True)])
                 for i, t in enumerate(types)
@@ -209,7 +209,7 @@ class CopiedTable:
             for tablet, batch in batches:
                 held = [*self._counted(batch).select(names).columns]
                 if desc.keyed:
-                    held.append(pa.array(_place(tablet.bucket, to_numbers(batch.column(OFFSET_COLUMN)))))
+                    held.append(to_arrow(_place(tablet.bucket, to_numbers(batch.column(OFFSET_COLUMN)))))
                 marks = [version, _FOREVER] if desc.keyed else [version]
                 held += [pa.repeat(pa.scalar(mark, pa.int32()), batch.num_rows) for mark in marks]
                 yield pa.RecordBatch.from_arrays(held, schema=versioned).select(columns or versioned.names)
@@ -244,7 +244,7 @@ def _rows_of(
 def _placed(batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
     """The columns, and which row of its partition each is."""
     buckets, offsets = (to_numbers(batch.column(c)) for c in (BUCKET_COLUMN, OFFSET_COLUMN))
-    return batch.select(names).append_column(_AT, pa.array(_place(buckets, offsets)))
+    return batch.select(names).append_column(_AT, to_arrow(_place(buckets, offsets)))
 
 
 def _place(bucket: int | npt.NDArray[np.int32], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lakehead.errors import CorruptionError
-from lakehead.format.arrays import to_numbers
+from lakehead.format.arrays import to_arrow, to_numbers
 from lakehead.types import CHANGE_TYPE_COLUMN, OFFSET_COLUMN, PREV_OFFSET_COLUMN, ChangeType
 
 Offsets: TypeAlias = npt.NDArray[np.int64]
@@ -79,7 +79,7 @@ def net_rows(batches: Sequence[pa.RecordBatch], start: int) -> tuple[Offsets, li
         keep = net.keep[done : done + batch.num_rows]
         done += batch.num_rows
         if keep.any():
-            kept.append(batch if keep.all() else batch.filter(pa.array(keep)))
+            kept.append(batch if keep.all() else batch.filter(to_arrow(keep, pa.bool_())))
     return net.superseded, kept
 
 

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.client.table import TableHandle
+from lakehead.format.arrays import to_arrow
 from lakehead.format.changes import named_changes
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.lake.records import read_all_records
@@ -39,7 +41,7 @@ LAKE_BYTES = 32 << 20
 HOT_ROWS = 512 << 10
 """Log records that make a partition; a keyed tablet is never cut."""
 _SYSTEM = frozenset(f.name for f in SYSTEM_FIELDS)
-_NEW_ROWS = pa.array([ChangeType.APPEND, ChangeType.INSERT, ChangeType.UPDATE_AFTER], pa.int8())
+_NEW_ROWS = to_arrow(np.array([ChangeType.APPEND, ChangeType.INSERT, ChangeType.UPDATE_AFTER], np.int8))
 
 
 @dataclass(frozen=True, eq=False)
