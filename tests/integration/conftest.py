@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.ports import lasting_port
+from tests.sql_copies import copying_at_once
 from tests.waiting import wait_until
 
 import lakehead as lh
@@ -128,3 +129,16 @@ def name(request: pytest.FixtureRequest) -> str:
 def waiting() -> Callable[..., None]:
     """Poll a condition that another thread or process brings about."""
     return wait_until
+
+
+@pytest.fixture
+def at_once() -> Iterator[None]:
+    with copying_at_once():
+        yield
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[lh.Connection]:
+    """A connection whose statements are those of the test."""
+    with lh.connect(tmp_path / "alone") as made:
+        yield made

@@ -12,16 +12,14 @@ import pyarrow as pa
 import pytest
 from tests.integration.conftest import ServerProcess
 from tests.integration.put_back import require_no_lost_rows
-from tests.sql_copies import copying_at_once
+from tests.sql_copies import SCHEMA, catalogs, copying_at_once, engine_of, put, rows_of
 
 import lakehead as lh
 from lakehead.api import copied_table, copied_tables
-from lakehead.api.sql import SqlEngine
 from lakehead.api.table import handle_of
 from lakehead.client.staging import JobBatch
 from lakehead.lake.union_read import UnionRead
 
-SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("p", pa.string(), False), ("v", pa.string())])
 KINDS = [(keyed, lake) for keyed in (False, True) for lake in (None, "iceberg")]
 
 
@@ -37,40 +35,6 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[UnionRead]:
 
     monkeypatch.setattr(UnionRead, "batches", counted)
     return seen
-
-
-@pytest.fixture
-def at_once() -> Iterator[None]:
-    with copying_at_once():
-        yield
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[lh.Connection]:
-    """A connection whose statements are those of the test."""
-    with lh.connect(tmp_path / "alone") as made:
-        yield made
-
-
-def rows_of(con: lh.Connection, name: str, where: str = "true") -> list[tuple[Any, ...]]:
-    return sorted(con.sql(f"select * from {name} where {where}").fetchall())
-
-
-def put(table: lh.Table, ids: range, v: str) -> list[tuple[Any, ...]]:
-    rows = [{"k": n, "p": f"p{n % 2}", "v": v} for n in ids]
-    (table.upsert if table.primary_key else table.append)(rows)
-    return [tuple(row.values()) for row in rows]
-
-
-def engine_of(con: lh.Connection) -> SqlEngine:
-    return con._sql[False]
-
-
-def catalogs(con: lh.Connection) -> list[str]:
-    """What is attached to the DuckDB of its statements, once what was let go of is gone."""
-    gc.collect()
-    cursor = engine_of(con).cursor()
-    return [n for (n,) in cursor.execute("select database_name from duckdb_databases() where not internal").fetchall()]
 
 
 @pytest.mark.usefixtures("at_once")
@@ -223,6 +187,7 @@ def test_what_was_used_longest_ago_makes_room(alone: lh.Connection, reads: list[
     for name in names:
         put(alone.create_table(name, SCHEMA), range(100), "a" * 100)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copied_table, "_COLUMN_BYTES", 32 << 10)
         patch.setattr(copied_tables, "BYTES_MAX", 150_000)
         for name in names:
             assert len(rows_of(alone, name)) == 100
@@ -237,40 +202,6 @@ def test_what_was_used_longest_ago_makes_room(alone: lh.Connection, reads: list[
         assert len(relation.fetchall()) == 100, "who reads a copy keeps it"
     del relation
     assert len(catalogs(alone)) <= 2
-
-
-@pytest.mark.usefixtures("at_once")
-def test_a_read_that_fails_leaves_no_copy(alone: lh.Connection) -> None:
-    table = alone.create_table("s.fails", SCHEMA, primary_key=["k"], lake="iceberg")
-    put(table, range(20), "a")
-    alone.tier("s.fails")
-    put(table, range(10), "b")
-    (file,) = [Path(p.removeprefix("file://")) for p in table.lake.files()["path"].to_pylist()]
-    file.rename(file.with_suffix(".away"))
-    for _ in range(2):
-        with pytest.raises(lh.LakeFileMissingError, match=file.name):
-            rows_of(alone, "s.fails")
-    file.with_suffix(".away").rename(file)
-    assert len(rows_of(alone, "s.fails")) == 20
-    assert len(catalogs(alone)) <= 3
-
-
-@pytest.mark.usefixtures("at_once")
-def test_who_needs_less_than_all_gets_it(alone: lh.Connection) -> None:
-    """Where all of a table cannot be read, as a file of one partition is gone, the others can."""
-    table = alone.create_table("s.part", SCHEMA, partition_by="p", lake="iceberg")
-    put(table, range(20), "a")
-    alone.tier("s.part")
-    (file,) = [f["path"] for f in table.lake.files().to_pylist() if "p1" in str(f["partition"])]
-    path = Path(file.removeprefix("file://"))
-    path.rename(path.with_suffix(".away"))
-    for _ in range(3):
-        assert alone.sql("select count(v) from s.part where p = 'p0'").fetchone() == (10,)
-        assert alone.sql("describe s.part").fetchall() and alone.sql("from s.part limit 0").fetchall() == []
-        with pytest.raises(lh.LakeFileMissingError, match=path.name):
-            rows_of(alone, "s.part")
-    path.with_suffix(".away").rename(path)
-    assert len(rows_of(alone, "s.part")) == 20
 
 
 @pytest.mark.usefixtures("at_once")
@@ -317,38 +248,6 @@ def test_who_reads_a_table_as_it_was_keeps_no_copy_of_it(alone: lh.Connection) -
     assert [len(relation.fetchall()) for relation in held] == [1, 2, 3, 4]
     alone.close()
     assert not engine_of(alone).copies._seen
-
-
-def test_copying_is_given_up_when_it_takes_long(alone: lh.Connection, reads: list[UnionRead]) -> None:
-    put(alone.create_table("s.slow", SCHEMA), range(3), "a")
-    with copying_at_once(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copied_tables, "COPY_LEAST", 0.0)
-        patch.setattr(copied_tables, "COPY_TIMES_MAX", 0.0)
-        for _ in range(2):
-            assert len(rows_of(alone, "s.slow")) == 3
-        (seen,) = engine_of(alone).copies._seen.values()
-        assert seen.copy is None and not seen.refused and seen.again <= 2 * seen.seconds
-        patch.setattr(copied_tables, "COPY_TIMES_MAX", float("inf"))
-        patch.setattr(seen, "again", 0.0)
-        rows_of(alone, "s.slow")
-        assert seen.copy is not None
-
-
-def test_what_took_long_to_copy_is_copied_later(alone: lh.Connection) -> None:
-    """Wide values take longer than as many small ones: known from the last time, when the table changes."""
-    table = alone.create_table("s.wide", SCHEMA)
-    put(table, range(3), "a" * 100)
-    with copying_at_once(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copied_tables, "_per_cell", lambda seconds, cells: 1e9)
-        rows_of(alone, "s.wide")
-        (seen,) = engine_of(alone).copies._seen.values()
-        assert seen.copy is not None
-        table.truncate()
-        put(table, range(6), "b")
-        for _ in range(5):
-            assert len(rows_of(alone, "s.wide")) == 6
-        (seen,) = engine_of(alone).copies._seen.values()
-        assert seen.copy is None
 
 
 def test_texts_that_may_do_anything_have_no_copies(alone: lh.Connection, reads: list[UnionRead]) -> None:

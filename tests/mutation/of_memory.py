@@ -92,8 +92,8 @@ OF_MEMORY = (
     Mutant(
         "leave rows in a copy that are gone",
         "api/copied_table.py",
-        "            if handle.desc.keyed:\n                self._take_away",
-        "            if False:\n                self._take_away",
+        "if desc.keyed and not self._take_away(own, desc, changes, version):",
+        "if False:",
         "tests/properties/test_copies_go_on.py",
     ),
     Mutant(
@@ -155,7 +155,7 @@ OF_MEMORY = (
     Mutant(
         "copy what has not been read long enough",
         "api/copied_tables.py",
-        "return cells <= CELLS_MAX and seen.seconds >= due",
+        "return seen.seconds >= COPY_SECONDS + cells * max(1 / CELLS_PER_SECOND, seen.per_cell)",
         "return True",
         "tests/integration/test_sql_copies.py",
     ),
@@ -195,11 +195,32 @@ OF_MEMORY = (
         "tests/unit/kv/test_tablet.py",
     ),
     Mutant(
+        "go on from what ended half way",
+        "api/copied_table.py",
+        "self.outdated |= self._half_done",
+        "pass",
+        "tests/integration/test_sql_copies_given_up.py",
+    ),
+    Mutant(
+        "take an interrupt for a copy that cannot be made",
+        "api/relation.py",
+        "    if KeyboardInterrupt.__name__ in str(e):",
+        "    if False:",
+        "tests/integration/test_sql_copies_given_up.py",
+    ),
+    Mutant(
+        "keep a copy that takes longer than reading",
+        "api/copied_tables.py",
+        "elif seen.excess > EXCESS_MAX:",
+        "elif False:",
+        "tests/integration/test_sql_copies_given_up.py",
+    ),
+    Mutant(
         "fail for what a statement does not need",
         "api/copied_tables.py",
-        "        except (duckdb.Error, pa.ArrowException, LakeheadError, _TooLargeError, _TooSlowError):\n",
-        "        except _TooLargeError:\n",
-        "tests/integration/test_sql_copies.py",
+        "        except (duckdb.Error, pa.ArrowException, LakeheadError, _TooLargeError, _TooSlowError) as e:\n",
+        "        except _TooLargeError as e:\n",
+        "tests/integration/test_sql_copies_given_up.py",
     ),
     Mutant(
         "name what is copied in the statement's own session",

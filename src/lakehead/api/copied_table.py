@@ -19,8 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.api.dataset import PushdownDataset
+from lakehead.api.relation import require_uninterrupted
 from lakehead.client.table import TableHandle
-from lakehead.errors import LakeheadError
+from lakehead.errors import LakeheadError, OffsetOutOfRangeError
 from lakehead.format.arrays import to_arrow, to_numbers
 from lakehead.lake.later_rows import LaterRows, ReadBefore, ranges_between, rows_between
 from lakehead.lake.pinned_rows import PinnedRows
@@ -34,19 +35,19 @@ LATER_PART_MAX = 0.25
 LATER_LEAST = 10_000
 """A copy goes on where no more records came than this part of its rows, or these; and keeps twice as many rows as it
 was made with, at most."""
+OLDER_MAX = 16
+"""So many statements in a row that pinned an older moment than the copy's are not just other threads': the table was
+put back."""
+BUCKETS_MAX = 1 << 15
 _ROW_BYTES = 16
 """What a row takes beside its values."""
-_COLUMN_BYTES = 32 << 10
-"""What DuckDB takes for a column, however few rows there are."""
+_COLUMN_BYTES = 1 << 20
+"""What DuckDB takes for a column, however few rows there are: blocks of 256 KiB for values and for which of them are
+null, and others for what is inserted later."""
 _FROM, _UNTIL, _AT = "__from", "__until", "__at"
 _FOREVER = np.iinfo(np.int32).max
 _OFFSET_BITS = 48
-_BUCKETS_MAX = 1 << 15
 _NAMED_MAX = 8
-
-
-class _OutdatedError(Exception):
-    pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,9 +80,11 @@ class CopiedTable:
         self._columns = pa.schema([*handle.desc.schema])
         leaves = sum(_leaves(f.type) for f in self._columns)
         self.nbytes, self._row_bytes = _COLUMN_BYTES * leaves, leaves + _ROW_BYTES
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may ask, too
         self._versions: OrderedDict[PinnedRows, int] = OrderedDict({rows: 0})
         self._before: ReadBefore
+        self._older = 0
+        self._half_done = False
         self.outdated = False
         self._made = self._rows = 0
 
@@ -116,67 +119,82 @@ class CopiedTable:
     def at(
         self, cursor: duckdb.DuckDBPyConnection, handle: TableHandle, pinned: Pin, rows: PinnedRows
     ) -> CopiedRows | None:
-        """The rows of a moment; None of one that is older than the newest and not known any more, and where it is
-        ``outdated``."""
-        with self._lock:
-            version = self._versions.get(rows)
-            if version is None:
-                try:
+        """The rows of a moment; None where it cannot tell them: it is ``outdated``, or the moment is older than the
+        newest and not known any more, or what came cannot be read now."""
+        version = self._versions.get(rows)  # for a moment that is known nobody waits
+        if version is None:
+            with self._lock:
+                version = self._versions.get(rows)
+                if version is None and not self._is_outdated():
                     version = self._later(cursor, handle, pinned, rows)
-                except (_OutdatedError, LakeheadError, duckdb.Error, pa.ArrowException):
-                    self.outdated = True
-                if version is None or self.outdated:
-                    return None
+        if version is None:
+            return None
         columns = ", ".join(_quoted(name) for name in self._columns.names)
         later = f" and {_UNTIL} > {version}" if handle.desc.keyed else ""
         return CopiedRows(f"select {columns} from {self._source} where {_FROM} <= {version}{later}", self)
 
+    def _is_outdated(self) -> bool:
+        self.outdated |= self._half_done
+        return self.outdated
+
     def _later(
         self, cursor: duckdb.DuckDBPyConnection, handle: TableHandle, pinned: Pin, rows: PinnedRows
     ) -> int | None:
+        """Go on to a moment; its version."""
         ranges = ranges_between(handle, self._before.pinned, pinned)
         if ranges is None:
-            if ranges_between(handle, pinned, self._before.pinned) is not None:
-                return None
-            raise _OutdatedError
+            is_older = ranges_between(handle, pinned, self._before.pinned) is not None
+            self._older += 1
+            self.outdated = not is_older or self._older > OLDER_MAX
+            return None
         came = sum(end - start for start, end in ranges.values())
-        version = self._go_on(cursor, handle, pinned, rows, came)
-        self._before = ReadBefore.of(pinned, rows)
-        self._versions[rows] = version
-        while len(self._versions) > VERSIONS_MAX:
-            self._versions.popitem(last=False)
-        return version
-
-    def _go_on(
-        self, cursor: duckdb.DuckDBPyConnection, handle: TableHandle, pinned: Pin, rows: PinnedRows, came: int
-    ) -> int:
-        """Take what came, so many records; the version that has them."""
-        newest = next(reversed(self._versions.values()))
         allowed = max(LATER_LEAST, int(LATER_PART_MAX * self._rows))
         if came > allowed or self._rows + came > 2 * self._made + LATER_LEAST:
-            raise _OutdatedError
-        changes = rows_between(handle, self._before, pinned, rows, self._columns.names)
+            self.outdated = True
+            return None
+        try:
+            changes = rows_between(handle, self._before, pinned, rows, self._columns.names)
+        except OffsetOutOfRangeError:
+            changes = None
+        except LakeheadError:
+            return None
         if changes is None:
-            raise _OutdatedError
-        if not changes:
-            return newest
-        version = newest + 1
-        # Nobody reads a version before it is told: what fails half way is not seen, and the copy is given up.
-        with contextlib.closing(cursor.cursor()) as own:
-            if handle.desc.keyed:
-                self._take_away(own, handle.desc, changes, version)
-            self._add(own, handle.desc, changes, version)
-        return version
+            self.outdated = True
+            return None
+        version = next(reversed(self._versions.values())) + bool(changes)
+        # What ends here, be it by an interrupt, leaves rows that the next version would have: there is none then.
+        self._half_done = True
+        if changes:
+            self._change(cursor, handle.desc, changes, version)
+        if not self.outdated:
+            self._before, self._older = ReadBefore.of(pinned, rows), 0
+            self._versions[rows] = version
+            while len(self._versions) > VERSIONS_MAX:
+                self._versions.popitem(last=False)
+            self._half_done = False
+        return None if self.outdated else version
+
+    def _change(
+        self, cursor: duckdb.DuckDBPyConnection, desc: TableDescriptor, changes: Sequence[LaterRows], version: int
+    ) -> None:
+        try:
+            with contextlib.closing(cursor.cursor()) as own:
+                if desc.keyed and not self._take_away(own, desc, changes, version):
+                    self.outdated = True
+                else:
+                    self._add(own, desc, changes, version)
+        except (LakeheadError, duckdb.Error, pa.ArrowException) as e:
+            self.outdated = True
+            require_uninterrupted(e)
 
     def _take_away(
         self, own: duckdb.DuckDBPyConnection, desc: TableDescriptor, changes: Sequence[LaterRows], version: int
-    ) -> None:
+    ) -> bool:
+        """Whether all that is superseded was there."""
         gone = {change.tablet: change.superseded for change in changes if len(change.superseded)}
         count = sum(map(len, gone.values()))
         if not count:
-            return
-        if desc.buckets > _BUCKETS_MAX:
-            raise _OutdatedError
+            return True
         keys = [_place(tablet.bucket, offsets) for tablet, offsets in gone.items()]
         update = f"update {self._source} set {_UNTIL} = {version}"
         if count <= _NAMED_MAX and not desc.partition_by:
@@ -194,8 +212,7 @@ class CopiedTable:
             own.register("dead", PushdownDataset(dead.schema, lambda *_: iter([dead])).scanner().to_reader())
             same = " and ".join(f"rows.{_quoted(name)} = dead.{_quoted(name)}" for name in names)
             found = own.execute(f"{update} from dead where {same}").fetchone()
-        if found != (count,):
-            raise _OutdatedError
+        return found == (count,)
 
     def _add(
         self, own: duckdb.DuckDBPyConnection, desc: TableDescriptor, changes: Sequence[LaterRows], version: int

@@ -19,8 +19,9 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakehead.api.copied_table import CopiedRows, CopiedTable
+from lakehead.api.copied_table import BUCKETS_MAX, CopiedRows, CopiedTable
 from lakehead.api.dataset import ReadRows
+from lakehead.api.relation import require_uninterrupted
 from lakehead.client.table import TableHandle
 from lakehead.env.clock import Clock
 from lakehead.errors import LakeheadError
@@ -43,6 +44,9 @@ COPY_TIMES_MAX = 2.0
 COPY_LEAST = 0.1
 """Copying is given up when it takes so many times as long as reading has taken, which counts as so much at least, and
 is tried again when reading has taken twice as long."""
+EXCESS_MAX = 0.5
+"""Seconds by which having a copy go on may take longer, all in all, than reading without one took, as of a wide table
+of which little is read."""
 
 
 @dataclass(eq=False)
@@ -56,9 +60,9 @@ class SeenTable:
         reads: how many statements there were; the first, which loads code as well, does not count.
         seconds: how long the others took.
         cells: how many values there are, once they were counted, and of which rows.
-        again: copying was given up, and is tried again when they have taken so long.
+        again: a copy was not made, or was given up, and is tried again when they have taken so long.
+        excess: how much longer having the copy go on took than reading without it, all in all.
         per_cell: seconds that copying took for each value when it was done or given up last, before it changed, too.
-        refused: it could not be copied, and will not be.
     """
 
     pinned: Pin
@@ -68,8 +72,8 @@ class SeenTable:
     cells: tuple[int, PinnedRows] | None = None
     again: float = 0.0
     per_cell: float = 0.0
+    excess: float = 0.0
     copy: CopiedTable | None = None
-    refused: bool = False
     copying: threading.Lock = field(default_factory=threading.Lock)
 
     def timed(self, read: ReadRows, clock: Clock) -> ReadRows:
@@ -149,9 +153,14 @@ class CopiedTables:
             return None
         rows = PinnedRows.of(handle, pinned)
         if made is not None:
+            since = handle.env.clock.monotonic()
             found = made.at(cursor, handle, pinned, rows)
+            seen.excess += handle.env.clock.monotonic() - since - seen.seconds / max(seen.reads - 1, 1)
+            seen.excess = max(seen.excess, 0.0)
             if made.outdated or made.nbytes > TABLE_BYTES_MAX:
                 self._give_up(seen, made)
+            elif seen.excess > EXCESS_MAX:
+                self._give_up(seen, made, again=2 * max(seen.again, EXCESS_MAX))
         else:
             if not seen.copying.acquire(blocking=False):
                 return None  # others do
@@ -168,11 +177,11 @@ class CopiedTables:
             weakref.finalize(cursor, _let_go, found).atexit = False
         return found
 
-    def _give_up(self, seen: SeenTable, made: CopiedTable) -> None:
+    def _give_up(self, seen: SeenTable, made: CopiedTable, again: float = 0.0) -> None:
         """Read as before there was a copy, until that has taken as long as another one is taken to take."""
         with self._lock:
             if seen.copy is made:
-                seen.copy, seen.reads, seen.seconds = None, 0, 0.0
+                seen.copy, seen.reads, seen.seconds, seen.excess, seen.again = None, 0, 0.0, 0.0, again
 
     def clear(self) -> None:
         """Keep no copy but those that somebody reads."""
@@ -182,44 +191,49 @@ class CopiedTables:
             self._seen.clear()
 
     def _pays(self, seen: SeenTable, handle: TableHandle, pinned: Pin) -> bool:
-        if seen.refused or seen.reads < READS_LEAST or seen.seconds < COPY_SECONDS:
+        if seen.reads < READS_LEAST or seen.seconds < max(COPY_SECONDS, seen.again):
             return False
         rows = seen.rows
         if seen.cells is None or (seen.cells[1] != rows and self._pays_for(seen, seen.cells[0])):
             seen.cells = UnionRead(handle, pinned, ReadSpec(())).count() * len(handle.desc.schema), rows
+        if seen.cells[0] > CELLS_MAX or (handle.desc.keyed and handle.desc.buckets > BUCKETS_MAX):
+            self._later(seen)
+            return False
         return self._pays_for(seen, seen.cells[0])
 
     @staticmethod
     def _pays_for(seen: SeenTable, cells: int) -> bool:
-        due = max(COPY_SECONDS + cells * max(1 / CELLS_PER_SECOND, seen.per_cell), seen.again)
-        return cells <= CELLS_MAX and seen.seconds >= due
+        return seen.seconds >= COPY_SECONDS + cells * max(1 / CELLS_PER_SECOND, seen.per_cell)
+
+    @staticmethod
+    def _later(seen: SeenTable) -> None:
+        """It cannot be copied as it is, and is counted and tried again after twice the time."""
+        seen.again, seen.cells = 2 * max(seen.seconds, COPY_LEAST), None
 
     def _made(
         self, cursor: duckdb.DuckDBPyConnection, seen: SeenTable, rows: PinnedRows, handle: TableHandle, pinned: Pin
     ) -> CopiedTable | None:
-        clock = handle.env.clock
+        clock, (cells, _) = handle.env.clock, seen.cells or (0, None)
         made = CopiedTable(functools.partial(self._attach, cursor), handle, rows)
         since = clock.monotonic()
         until = since + COPY_TIMES_MAX * max(seen.seconds, COPY_LEAST)
-        too_slow = False
 
         def bounded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            nonlocal too_slow
             for batch in batches:
                 if made.nbytes > TABLE_BYTES_MAX:
                     raise _TooLargeError
                 if clock.monotonic() > until:
-                    too_slow = True
                     raise _TooSlowError
                 yield batch
 
         try:
             made.fill(cursor, handle, pinned, bounded)
-        except (duckdb.Error, pa.ArrowException, LakeheadError, _TooLargeError, _TooSlowError):
-            seen.refused, seen.again = not too_slow, 2 * max(seen.seconds, COPY_LEAST)
+        except (duckdb.Error, pa.ArrowException, LakeheadError, _TooLargeError, _TooSlowError) as e:
+            require_uninterrupted(e)
+            self._later(seen)
             return None
         finally:
-            seen.per_cell = _per_cell(clock.monotonic() - since, seen.cells[0] if seen.cells else 0)
+            seen.per_cell = _per_cell(clock.monotonic() - since, cells)
         return made
 
     def _make_room(self) -> None:

@@ -28,6 +28,12 @@ INTERRUPTED = "Query interrupted"
 _PLANS_LESS = threading.RLock()
 
 
+def require_uninterrupted(e: Exception) -> None:
+    """Raise the interrupt that came while DuckDB read rows from Python, which it calls an error of its own."""
+    if KeyboardInterrupt.__name__ in str(e):
+        raise KeyboardInterrupt from e
+
+
 class Reading:
     """What one statement holds while it is read, and why a read of it failed.
 

@@ -80,7 +80,8 @@ class SqlEngine:
         """Something to run one statement on."""
         with self._lock:
             while self._left:
-                self._root.execute(f"detach {self._left.popleft()}")
+                self._root.execute(f"detach database if exists {self._left[0]}")
+                self._left.popleft()
             return self._root.cursor()
 
     def alone(self) -> duckdb.DuckDBPyConnection:
@@ -92,8 +93,8 @@ class SqlEngine:
         with self._lock:
             self._made += 1
             name = catalog_name(self._made)
+        weakref.finalize(owner, self._left.append, name).atexit = False  # first: an interrupt leaves none behind
         cursor.execute(f"attach ':memory:' as {name}")
-        weakref.finalize(owner, self._left.append, name).atexit = False
         return name
 
 
