@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -426,3 +427,19 @@ def test_wrong_names(spark: SparkSession, con: lh.Connection, log: lh.Table) -> 
     with pytest.raises(Exception, match="no column 'evnt_id'") as failed:
         mistyped.load().collect()
     assert isinstance(lhs.raised(failed.value), lh.ColumnNotFoundError)
+
+
+def test_workers_have_spark_as_it_is_installed(spark: SparkSession) -> None:
+    """Compiled, and not as the archive that Spark puts first."""
+
+    def where(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyspark.sql.streaming
+
+        for _ in batches:
+            yield pa.record_batch([[pyspark.__file__, pyspark.sql.streaming.__file__]], ["path"])
+
+    import pyspark
+
+    found = {r.path for r in spark.range(1).mapInArrow(where, "path string").collect()}
+    home = os.path.dirname(pyspark.__file__)
+    assert found == {f"{home}/__init__.py", f"{home}/sql/streaming/__init__.py"}

@@ -18,7 +18,7 @@ from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import LakeheadError, MissingDependencyError
 from lakehead.spark.connections import bind_session, opened, require_classic, require_reachable
 from lakehead.spark.java import Java, find_java
-from lakehead.spark.own_python import is_own_python
+from lakehead.spark.own_python import is_own_python, quick_python
 from lakehead.spark.privacy import (
     LOOPBACK,
     Scratch,
@@ -170,6 +170,8 @@ def _started(con: Connection, java: Java, given: Mapping[str, str]) -> SparkSess
             conf.set(name, value)
         master = conf.get("spark.master", DEFAULT_MASTER)
         require_reachable(con, master)
+        if is_local(master) and os.environ["PYSPARK_PYTHON"] == sys.executable:
+            os.environ["PYSPARK_PYTHON"] = quick_python(_scratch.folder)
         context = SparkContext.getOrCreate(conf)
         if is_local(master):
             _write_no_checksums(context)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lakehead.spark.launch import given_settings, session_settings
-from lakehead.spark.own_python import is_own_python
+from lakehead.spark.own_python import is_own_python, quick_python
 from lakehead.spark.privacy import Scratch, is_local
 
 SCRATCH = Scratch("/scratch", "/sockets")
@@ -62,6 +62,34 @@ def test_a_python_is_ours_by_where_it_is(tmp_path: Path, monkeypatch: pytest.Mon
     assert not is_own_python("python-here"), "of another environment, by the same interpreter"
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     assert is_own_python(Path(sys.executable).name)
+
+
+def test_workers_begin_with_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with the archives that Spark puts first; all else that stands in their path is there."""
+    import pyspark
+
+    home, folder = os.path.dirname(pyspark.__file__), tmp_path / "a 'folder'"
+    folder.mkdir()
+    command = quick_python(str(folder))
+    assert is_own_python(command) and command != sys.executable
+    code = "import sys, pyspark, py4j; print(sys.executable, pyspark.__file__, *sys.path, *sys.argv[1:], sep='\\n')"
+
+    def told(*path: str) -> list[str]:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+        run = [command, "-c", code, "a b", "*"]
+        return subprocess.run(run, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    archives = [f"{home}/python/lib/pyspark.zip", f"{home}/python/lib/py4j-0-src.zip", f"{home}/jars/spark-core.jar"]
+    others = [str(tmp_path / "b *"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    found = told(*archives, *others)
+    assert found[:2] == [sys.executable, pyspark.__file__] and found[-2:] == ["a b", "*"]
+    assert not {*archives} & {*found} and {*others} <= {*found}
+    assert told(*archives)[:2] == [sys.executable, pyspark.__file__]
+    other = tmp_path / "other" / "pyspark"
+    other.mkdir(parents=True)
+    (other / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(other.parent))
+    assert quick_python(str(folder)) == sys.executable, "workers would find another one"
 
 
 def test_executors_elsewhere_listen_on_no_socket_whose_path_may_be_too_long() -> None:
