@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,12 +26,14 @@ _PIECEWISE = ("fetchone", "fetchmany", "fetch_df_chunk")
 INTERRUPTED = "Query interrupted"
 """DuckDB's words for Ctrl-C."""
 
+_MET_BY_ROWS = re.compile(r"(?:\A|Python exception: .*^)KeyboardInterrupt", re.DOTALL | re.MULTILINE)
+
 _PLANS_LESS = threading.RLock()
 
 
 def require_uninterrupted(e: Exception) -> None:
-    """Raise the interrupt that came while DuckDB read rows from Python, which it calls an error of its own."""
-    if KeyboardInterrupt.__name__ in str(e):
+    """Raise the interrupt that came while DuckDB worked, or read rows from Python: it has an error of its own."""
+    if _MET_BY_ROWS.search(str(e)) or INTERRUPTED in str(e):
         raise KeyboardInterrupt from e
 
 
@@ -87,12 +90,12 @@ class Reading:
         except (duckdb.Error, pa.ArrowException) as e:
             if self._failures:
                 raise self._failures.pop() from e
+            require_uninterrupted(e)
             closed = isinstance(e, duckdb.PermissionException) and "by configuration" in str(e)
             raise SqlError(f"con.sql() reads tables and frames: {OTHERWISE}. {e}" if closed else str(e)) from e
         except RuntimeError as e:
-            if INTERRUPTED not in str(e):
-                raise
-            raise KeyboardInterrupt from e
+            require_uninterrupted(e)
+            raise
 
     def _pushing_less(self, call: Callable[[], T], again: Callable[[], T] | None) -> T:
         """Call; once more without push-down where DuckDB pushes a condition down that means something else there."""

@@ -26,12 +26,13 @@ from lakehead.api.copied_table import CopiedRows
 from lakehead.api.copied_tables import CopiedTables, SeenTable
 from lakehead.api.dataset import FRAMES, SHOWN, CountedDataset, FrameDataset, PushdownDataset
 from lakehead.api.pushdown import as_duckdb_means
-from lakehead.api.relation import INTERRUPTED, Reading, Relation, as_duckdb
+from lakehead.api.relation import INTERRUPTED, Reading, Relation, as_duckdb, require_uninterrupted
 from lakehead.api.sandbox import catalog_name, make_duckdb, require_data
 from lakehead.api.statement import NamedTable, Statement, read_statement
 from lakehead.api.subscription import changelog_schema
 from lakehead.api.table import Table, handle_of
 from lakehead.api.table_names import Suffix, suffix_of
+from lakehead.env.interrupts import shielded
 from lakehead.env.scratch_folders import ScratchFolder
 from lakehead.errors import InvalidRequestError, SchemaChangedError, SqlError, TableNotFoundError
 from lakehead.format.changes import named_changes
@@ -118,6 +119,16 @@ def run_sql(
     con: Tables, engine: SqlEngine, query: object, params: object, frames: Mapping[str, object] | None
 ) -> duckdb.DuckDBPyRelation:
     """See `Connection.sql`."""
+    try:
+        return _run(con, engine, query, params, frames)
+    except RuntimeError as e:
+        require_uninterrupted(e)
+        raise
+
+
+def _run(
+    con: Tables, engine: SqlEngine, query: object, params: object, frames: Mapping[str, object] | None
+) -> duckdb.DuckDBPyRelation:
     cursor = engine.cursor()
     statement = read_statement(cursor, query, unrestricted=engine.unrestricted)
     if not engine.unrestricted:
@@ -133,7 +144,7 @@ def run_sql(
         return as_duckdb(Relation(cursor.from_arrow(_shown(con, statement.shows, tables)), reading))
     if statement.alters:
         return as_duckdb(Relation(_alter(con, cursor, catalog, statement, params, views, reading), reading))
-    shown = _contents(con, views, statement, engine, cursor, reading)
+    shown = shielded(lambda: _contents(con, views, statement, engine, cursor, reading))
     for rows in shown.values():
         reading.keep(rows)
     if statement.catalog:
