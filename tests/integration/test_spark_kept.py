@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,9 @@ from tests.integration.put_back import require_no_lost_rows
 
 import lakehead as lh
 import lakehead.spark as lhs
+from lakehead.api.table import handle_of
 from lakehead.lake.union_read import UnionRead
-from lakehead.spark import dead_rows
+from lakehead.spark import dead_rows, kept_frame
 from lakehead.spark.kept import kept_of
 
 if TYPE_CHECKING:
@@ -135,27 +137,77 @@ def test_a_table_that_stands_still_is_read_as_plain_files(
         assert rows_of(spark, name) == told
 
 
-def test_a_frame_that_was_kept_is_made_anew_where_its_files_are_gone(con: lh.Connection, spark: SparkSession) -> None:
-    table = con.create_table("k.emptied", SCHEMA, primary_key=["k"], lake="iceberg")
+@pytest.mark.parametrize("lake", [None, "iceberg"])
+def test_what_others_removed_is_read_anew(con: lh.Connection, spark: SparkSession, lake: str | None) -> None:
+    """Who tidies temporary folders knows nothing of us."""
+    name = f"k.emptied_{lake}".lower()
+    table = con.create_table(name, SCHEMA, primary_key=["k"], lake=lake)
     put(table, range(10), "a")
-    con.tier("k.emptied")
+    if lake:
+        con.tier(name)
     put(table, range(5), "b")
-    told = [rows_of(spark, "k.emptied") for _ in range(3)][-1]
-    kept = kept_of(spark)
-    entries = kept._entries
-
-    def frames() -> list[Any]:
-        return [e.value for key, e in entries.items() if key[0] == "frame" and e.value.frame.columns == SCHEMA.names]  # type: ignore[index]
-
-    worn = [key for key in entries if key[0] in ("base", "live")]  # type: ignore[index]
-    kept._let_go([entries.pop(key) for key in worn])  # as when they were used longest ago
-    for path in frames()[-1].paths:
-        os.unlink(path)
-    assert [rows_of(spark, "k.emptied") for _ in range(3)] == [told] * 3
-    assert all(map(os.path.exists, frames()[-1].paths)), "the new one is kept"
+    told = [rows_of(spark, name) for _ in range(3)][-1]
+    for entry in kept_of(spark)._entries.values():
+        if entry.file is not None:
+            Path(entry.file.path).unlink(missing_ok=True)
+    assert [rows_of(spark, name) for _ in range(3)] == [told] * 3
     other = spark.newSession()
     lhs.attach(other, con)
-    assert [rows_of(other, "k.emptied") for _ in range(3)] == [told] * 3
+    assert [rows_of(other, name) for _ in range(3)] == [told] * 3
+    put(table, range(20, 21), "c")
+    assert len(rows_of(spark, name)) == len(rows_of(other, name)) == len(told) + 1
+
+
+def test_frames_of_two_statements_can_be_joined(con: lh.Connection, spark: SparkSession) -> None:
+    """However often the table was asked before: each has columns of its own."""
+    table = con.create_table("k.joined", SCHEMA, primary_key=["k"])
+    put(table, range(4), "a")
+    some = "select * from k.joined where k < 2"
+    for n in range(4):
+        for a in (lhs.sql(spark, "select * from k.joined"), lhs.table(spark, "k.joined")):
+            b = lhs.sql(spark, some)
+            joined = a.join(b, a.k == b.k, "left")
+            found = sorted(tuple(r) for r in joined.select(a.k, b.k).collect())
+            assert found == [(0, 0), (1, 1), (2, None), (3, None)]
+            left = joined.drop(b.k).drop(b.v).drop(b.x)
+            assert sorted(r.k for r in left.where(left.v.isNotNull()).collect()) == [0, 1, 2, 3]
+        if n == 2:
+            put(table, range(1), "b")
+
+
+def test_what_cannot_be_written_leaves_no_file(
+    con: lh.Connection, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = con.create_table("k.fails", SCHEMA)
+    put(table, range(4), "a")
+    before = scratch(spark)
+    found = UnionRead.hot_rows
+
+    def fails(self: UnionRead) -> Any:
+        superseded, rows = found(self)
+
+        def some() -> Iterator[pa.RecordBatch]:
+            yield from rows
+            raise lh.UnavailableError("not now")
+
+        return superseded, some()
+
+    monkeypatch.setattr(UnionRead, "hot_rows", fails)
+    for _ in range(3):
+        with pytest.raises(lh.UnavailableError):
+            lhs.table(spark, "k.fails")
+    assert scratch(spark) <= before
+
+
+def test_many_bytes_are_no_base(con: lh.Connection, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = con.create_table("k.heavy", SCHEMA, primary_key=["k"], lake="iceberg")
+    put(table, range(100), "a" * 100)
+    monkeypatch.setattr(kept_frame, "HOT_BYTES_MAX", 2000)
+    for n in range(4):
+        assert len(rows_of(spark, "k.heavy")) == 100 + n
+        put(table, range(100 + n, 101 + n), "b")
+    keys: list[Any] = list(kept_of(spark)._entries)
+    assert handle_of(table).desc.table_id not in [key[1].table_id for key in keys if key[0] == "base"]
 
 
 def test_files_go_once_nothing_reads_them(

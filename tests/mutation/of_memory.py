@@ -195,6 +195,20 @@ OF_MEMORY = (
         "tests/unit/kv/test_tablet.py",
     ),
     Mutant(
+        "leave rows in Spark's frames that are gone since their base",
+        "spark/kept_frame.py",
+        "found = select(without_offsets(rows, self._desc, dead), map(quoted, self._names))",
+        "found = select(rows, map(quoted, self._names))",
+        "tests/integration/test_spark_kept_frames.py",
+    ),
+    Mutant(
+        "a base whose rows have no partition",
+        "spark/kept_frame.py",
+        "dict.fromkeys((*spec.columns, *self._desc.partition_by))",
+        "dict.fromkeys(spec.columns)",
+        "tests/integration/test_spark_kept_frames.py",
+    ),
+    Mutant(
         "go on from what ended half way",
         "api/copied_table.py",
         "self.outdated |= self._half_done",

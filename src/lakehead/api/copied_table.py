@@ -35,6 +35,7 @@ LATER_PART_MAX = 0.25
 LATER_LEAST = 10_000
 """A copy goes on where no more records came than this part of its rows, or these; and keeps twice as many rows as it
 was made with, at most."""
+LATER_BYTES_MAX = 64 << 20
 OLDER_MAX = 16
 """So many statements in a row that pinned an older moment than the copy's are not just other threads': the table was
 put back."""
@@ -153,7 +154,8 @@ class CopiedTable:
             self.outdated = True
             return None
         try:
-            changes = rows_between(handle, self._before, pinned, rows, self._columns.names)
+            names, bytes_max = self._columns.names, LATER_BYTES_MAX
+            changes = rows_between(handle, self._before, pinned, rows, names, bytes_max=bytes_max)
         except OffsetOutOfRangeError:
             changes = None
         except LakeheadError:

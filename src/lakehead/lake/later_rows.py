@@ -6,7 +6,7 @@ what is superseded and adding what is new: net changes compose (`lakehead.log.ne
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -89,10 +89,10 @@ def _same_lake(handle: TableHandle, before: Pin, now: Pin) -> bool:
 
 
 def rows_between(
-    handle: TableHandle, before: ReadBefore, now: Pin, rows: PinnedRows, columns: Sequence[str]
+    handle: TableHandle, before: ReadBefore, now: Pin, rows: PinnedRows, columns: Sequence[str], *, bytes_max: int
 ) -> list[LaterRows] | None:
     """Read what came between two reads, of which `ranges_between` tells the ranges; None where the log has others now
-    at the offsets of the earlier one.
+    at the offsets of the earlier one, and where it is more than so many bytes.
 
     Args:
         rows: those of the later read, with times.
@@ -109,18 +109,14 @@ def rows_between(
         known |= {(key, asked[key] + 1): time for key, time in handle.log.timestamps_at(asked)[1].items()}
     if ranges is None or any(known[at] != time for at, time in times.items()):
         return None
-    return [_net(key, start, batches) for key, start, batches in _records(handle, now, ranges, columns)]
-
-
-def _records(
-    handle: TableHandle, now: Pin, ranges: Mapping[TabletKey, tuple[int, int]], columns: Sequence[str]
-) -> Iterator[tuple[TabletKey, int, list[pa.RecordBatch]]]:
     names = tuple(dict.fromkeys((*columns, OFFSET_COLUMN, *(_CHANGE_COLUMNS if handle.desc.keyed else ()))))
     parts: dict[TabletKey, list[pa.RecordBatch]] = {}
     for key, batch in handle.log.read_ranges(ranges, ReadSpec(names), lease=now.lease):
         parts.setdefault(key, []).append(batch)
-    for key, batches in parts.items():
-        yield key, ranges[key][0], batches
+        bytes_max -= batch.nbytes
+        if bytes_max < 0:
+            return None
+    return [_net(key, ranges[key][0], batches) for key, batches in parts.items()]
 
 
 def _net(tablet: TabletKey, start: int, batches: Sequence[pa.RecordBatch]) -> LaterRows:

@@ -1,10 +1,11 @@
 """What statements of a session found out, kept for the next ones: which rows of the lake are dead, the hot rows and the
-live rows of worn lake files as files, and frames that read nothing else. It is of offsets, with the time when the last
-one was written, and of lake snapshots, which never change: what is pinned as it was before is read as it was. Bounded;
-what was used longest ago goes first."""
+live rows of worn lake files as files. It is of offsets, with the time when the last one was written, and of lake
+snapshots, which never change: what is pinned as it was before is read as it was. Bounded; what was used longest ago
+goes first."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -45,10 +46,14 @@ class Kept:
         """What is kept, or else found: a value, its file, to be read once, and the bytes that the value takes."""
         with self._lock:
             entry = self._entries.get(key)
+            lost = None
+            if entry is not None and entry.file is not None and not os.path.exists(entry.file.path):
+                entry, lost = None, self._entries.pop(key)  # others tidied up
             if entry is not None:
                 self._entries.move_to_end(key)
                 if entry.file is not None:
                     entry.file.wanted += 1
+        self._let_go([] if lost is None else [lost])
         if entry is None:
             value, file, size = find()
             entry = _Entry(value, file, size + (0 if file is None else file.size))
@@ -82,7 +87,10 @@ class Kept:
         with self._lock:
             if key in self._entries:
                 over.append(self._entries.pop(key))  # found by two at once
-            self._entries[key] = entry
+            if entry.nbytes > BYTES_MAX:  # all others would go for it
+                over.append(entry)
+            else:
+                self._entries[key] = entry
             held = sum(e.nbytes for e in self._entries.values())
             while self._entries and (len(self._entries) > ENTRIES_MAX or held > BYTES_MAX):
                 _, oldest = self._entries.popitem(last=False)

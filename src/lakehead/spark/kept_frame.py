@@ -8,8 +8,7 @@ them has changed.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,8 +41,10 @@ COPIED_ROWS_MAX, COPIED_BYTES_MAX = 1 << 19, 64 << 20
 """So many log records, and so many rows and bytes of lake files with dead rows, are worth files of the session's."""
 LATER_ROWS_MAX = 1 << 14
 """Where more log records came, a base is made anew by the second statement that comes."""
-_FRAME_BYTES, _FILE_BYTES, _SEEN_BYTES = 16 << 10, 4096, 4096
-"""About what a frame takes, and what is known of a lake file and of a table."""
+HOT_BYTES_MAX = 256 << 20
+"""So many bytes of hot rows, too, and of what came since a quarter."""
+_FILE_BYTES, _SEEN_BYTES = 4096, 4096
+"""About what is known of a lake file and of a table."""
 
 
 class Seen(NamedTuple):
@@ -109,38 +110,20 @@ def _goes_on(table: Table, before: ReadBefore, moment: PinnedRows, pinned: Pin) 
     return ranges is not None and sum(end - start for start, end in ranges.values()) <= LATER_ROWS_MAX
 
 
-@dataclass(frozen=True, eq=False)
-class _KnownFrame:
-    frame: DataFrame
-    paths: Sequence[str]
-
-
-def _known_frame(spark: SparkSession, kept: Kept, name: Hashable) -> DataFrame | None:
-    """A frame of this session that reads files of ours alone, all of which are there."""
-    known: _KnownFrame | None = kept.value(name)
-    if known is None:
-        return None
-    mine, its = spark._jsparkSession, known.frame.sparkSession._jsparkSession
-    if mine is not its and mine != its:  # the JVM is asked where Python has two objects for one
-        return None
-    return known.frame if all(map(os.path.exists, known.paths)) else None
-
-
-def kept_frame(
-    spark: SparkSession, table: Table, pinned: Pin, seen: Seen, spec: ReadSpec, *, shared: bool
-) -> DataFrame | None:
+def kept_frame(spark: SparkSession, table: Table, pinned: Pin, seen: Seen, spec: ReadSpec) -> DataFrame | None:
     """All rows of a pin with these columns, from its base and what came since; None where it has none, or one that
     cannot be read any more: the next statements find another one.
 
-    Args:
-        shared: the frame may be one that others got, too.
+    Each is a frame of its own: those of two statements that shared columns could not be joined.
     """
     if seen.base is None:
         return None
     kept, name = kept_of(spark), _name(seen.moment, pinned)
     read = _KeptRead(spark, kept, table, pinned, seen.moment, seen.base, spec)
     try:
-        found = read.frame(shared=shared)
+        found = read.frame()
+    except _TooLargeError:
+        found, read.unfit = None, True
     except LakeheadError:
         if seen.base.rows == seen.moment:
             raise
@@ -148,6 +131,19 @@ def kept_frame(
     if found is None:
         kept.put(name, _Known(ReadBefore.of(pinned, seen.moment), unfit=read.unfit), _SEEN_BYTES)
     return found
+
+
+class _TooLargeError(Exception):
+    pass
+
+
+def _bounded(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    size = 0
+    for batch in rows:
+        size += batch.nbytes
+        if size > HOT_BYTES_MAX:
+            raise _TooLargeError
+        yield batch
 
 
 class _KeptRead:
@@ -174,15 +170,14 @@ class _KeptRead:
         self._lake = pinned.lake if pinned.lake is not None and pinned.lake.snapshot_id is not None else None
         self._names = spec.names
         # What is in files has the offsets of its rows, too, by which some are taken out later.
-        self._in_files = replace(spec, system_columns=True) if self._desc.keyed else spec
+        self._in_files = spec
+        if self._desc.keyed:
+            columns = tuple(dict.fromkeys((*spec.columns, *self._desc.partition_by)))
+            self._in_files = ReadSpec(columns, system_columns=True)
         self._columns = pa.schema([*self._desc.schema, *SYSTEM_FIELDS])
 
-    def frame(self, *, shared: bool) -> DataFrame | None:
+    def frame(self) -> DataFrame | None:
         """See `kept_frame`."""
-        name = ("frame", self._moment, self._names)
-        if shared and (known := _known_frame(self._spark, self._kept, name)) is not None:
-            return known
-        still = self._base.rows == self._moment
         files: list[ScratchFile] = []
         with ExitStack() as reading:
 
@@ -200,7 +195,7 @@ class _KeptRead:
                     return None
                 whole = live
             dead: Dead = ()
-            if not still:
+            if self._base.rows != self._moment:
                 gone, file = self._since()
                 taken(file)
                 if gone is None:
@@ -212,9 +207,7 @@ class _KeptRead:
             found = select(without_offsets(rows, self._desc, dead), map(quoted, self._names))
         if reads:
             hold_pin(self._spark, self._handle.leases, self._pinned, reads)
-        elif still:  # what is in files of ours is read under no pin
-            self._kept.put(name, _KnownFrame(found, [f.path for f in files]), _FRAME_BYTES)
-        return found
+        return found  # what is in files of ours is read under no pin
 
     def _hot(self) -> tuple[Superseded, ScratchFile | None]:
         """The hot rows of the base, and what they supersede in the lake."""
@@ -226,7 +219,7 @@ class _KeptRead:
             ranges = self._base.pinned.ranges  # within those that are pinned
             read = UnionRead(self._handle, Pin(None, ranges, self._pinned.lease), self._in_files)
             superseded, rows = read.hot_rows()
-            file = self._file(self._in_files.names, rows)
+            file = self._file(self._in_files.names, _bounded(rows))
             return superseded, file, sum(offsets.nbytes for offsets in superseded.values())
 
         return self._kept.get(("base", base, self._in_files.names), find)
@@ -249,7 +242,9 @@ class _KeptRead:
         """What is gone since the base, None where the log has others in its place now, and the rows that came."""
 
         def find() -> tuple[pa.Table | None, ScratchFile | None, int]:
-            later = rows_between(self._handle, self._base, self._pinned, self._moment, self._names)
+            later = rows_between(
+                self._handle, self._base, self._pinned, self._moment, self._names, bytes_max=HOT_BYTES_MAX // 4
+            )
             if later is None:
                 return None, None, 0
             gone = dead_table(self._desc, {c.tablet: c.superseded for c in later if len(c.superseded)})

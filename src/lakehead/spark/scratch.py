@@ -156,9 +156,14 @@ def scratch_file(
         return None
     stored = stored or lake_schema(schema)
     path = os.path.join(spark.sparkContext._temp_dir, f"{SystemRandomness().uuid_hex()}.parquet")
-    with pq.ParquetWriter(path, stored, compression="none", use_dictionary=False, store_schema=False) as writer:
-        for batch in _chain(first, filled):
-            writer.write_batch(cast_to(stored, batch), row_group_size=_ROW_GROUP_ROWS)
+    try:
+        with pq.ParquetWriter(path, stored, compression="none", use_dictionary=False, store_schema=False) as writer:
+            for batch in _chain(first, filled):
+                writer.write_batch(cast_to(stored, batch), row_group_size=_ROW_GROUP_ROWS)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        raise
     file = ScratchFile(path, schema, os.path.getsize(path), kept)
     with _lock:
         unread = [f for f in _files.values() if f.over]

@@ -74,9 +74,7 @@ def union_frame(
 ) -> DataFrame:
     """See `lakehead.spark.table`; the read is pinned now, once for both tiers, unless it is ``pinned``.
 
-    Where ``needs`` says what is read of the frame, it may lack other rows, and fails who reads other columns. Where
-    ``seen`` says what is known of the pin, the frame may be one that others got, too: for texts, in which each name
-    stands for columns of its own.
+    Where ``needs`` says what is read of the frame, it may lack other rows, and fails who reads other columns.
     """
     require_tier(tier)
     handle = handle_of(table)
@@ -96,8 +94,8 @@ def union_frame(
         frame = _source_frame(spark, uri, table, read, pinned.lake)
         hold_pin(spark, handle.leases, pinned, weak_tables(frame))
         return frame
-    shared, seen = seen is not None, seen or look(spark, table, pinned)
-    kept = kept_frame(spark, table, pinned, seen, spec, shared=shared)
+    seen = seen or look(spark, table, pinned)
+    kept = kept_frame(spark, table, pinned, seen, spec)
     if kept is not None:
         return kept
     moment, still, _ = seen

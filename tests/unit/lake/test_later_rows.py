@@ -50,11 +50,14 @@ def test_what_came_is_read(tmp_path: Path) -> None:
         table.delete([{"k": 3}])
         now = pin(handle)
         rows = PinnedRows.of(handle, now)
-        (change,) = rows_between(handle, before, now, rows, ["k", "v", "__bucket"]) or []
+        (change,) = rows_between(handle, before, now, rows, ["k", "v", "__bucket"], bytes_max=1 << 20) or []
         assert change.superseded.tolist() == [1, 3]
         assert [r for b in change.rows for r in b.select(["k", "v", "__bucket"]).to_pylist()] == [
             {"k": 1, "v": "b", "__bucket": 0},
             {"k": 9, "v": "c", "__bucket": 0},
         ]
+        assert rows_between(handle, before, now, rows, ["k", "v"], bytes_max=10) is None, "too much"
         other = replace(before, rows=replace(before.rows, ranges=((FIRST, 0, 5, 17),)))
-        assert rows_between(handle, other, now, rows, ["k"]) is None, "another row had that offset then"
+        assert rows_between(handle, other, now, rows, ["k"], bytes_max=1 << 20) is None, (
+            "another row had that offset then"
+        )

@@ -1,7 +1,7 @@
 """What Spark reads of tables that change between its statements is what they have, whatever happened; and each
 DataFrame reads its own moment.
 
-``python -m tests.properties.test_spark_kept_frames 1000 10`` tries ten other seeds.
+``python -m tests.integration.test_spark_kept_frames 1000 10`` tries ten other seeds.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def run(seed: int, spark: SparkSession, folder: Path) -> Counter[str]:
     with lh.connect(folder / f"d{seed}") as con, pytest.MonkeyPatch.context() as patch:
         frame_of = _KeptRead.frame
 
-        def counted(read: _KeptRead, *, shared: bool) -> Any:
-            frame = frame_of(read, shared=shared)
+        def counted(read: _KeptRead) -> Any:
+            frame = frame_of(read)
             still = read._base.rows == read._moment
             found["none" if frame is None else "still" if still else "went_on"] += 1
             return frame
@@ -73,6 +73,9 @@ def run(seed: int, spark: SparkSession, folder: Path) -> Counter[str]:
             assert rows_of(frame) == expected
             hot = lhs.table(spark, "s.t", tier="hot")
             assert rows_of(hot) == plain(table.table.scan(tier="hot").to_arrow(), hot)
+            names = rng.sample(table.table.schema.names, rng.choice([1, 2]))
+            some_columns = lhs.table(spark, "s.t", columns=names)
+            assert rows_of(some_columns) == plain(table.table.scan(columns=names).to_arrow(), some_columns)
             text = "select count(*) n, count(x) x, count(distinct k) k from s.t where k > 20"
             k, x = now["k"].to_pylist(), now["x"].to_pylist()
             some = [(a, b) for a, b in zip(k, x, strict=True) if a > 20]
