@@ -118,13 +118,6 @@ OF_MEMORY = (
         "tests/integration/test_sql_copies.py",
     ),
     Mutant(
-        "a copy goes on when its log table was emptied",
-        "lake/later_rows.py",
-        "return rows is not None and lake.rows is not None and lake.rows - rows == tiered",
-        "return True",
-        "tests/integration/test_sql_copies.py",
-    ),
-    Mutant(
         "a copy goes on when its log has forgotten rows",
         "lake/later_rows.py",
         "elif was[1] > end or (alone and was[0] != start):",
