@@ -130,6 +130,14 @@ def test_an_interrupt_is_one(alone: lh.Connection, monkeypatch: pytest.MonkeyPat
         put(table, range(2), "b")
 
 
+@pytest.mark.parametrize("text", ["Query interrupted", "KeyboardInterrupt", "Python exception: KeyboardInterrupt"])
+def test_a_value_is_no_interrupt(alone: lh.Connection, text: str) -> None:
+    """Errors tell the values that they are about."""
+    put(alone.create_table("s.said", SCHEMA), range(3), text)
+    with pytest.raises(lh.SqlError, match=text):
+        alone.sql("select v::integer from s.said").fetchall()
+
+
 def test_what_could_not_be_copied_may_be_later(alone: lh.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     table = alone.create_table("s.later", SCHEMA, primary_key=["k"], lake="iceberg")
     put(table, range(100), "a")

@@ -33,7 +33,8 @@ _PLANS_LESS = threading.RLock()
 
 def require_uninterrupted(e: Exception) -> None:
     """Raise the interrupt that came while DuckDB worked, or read rows from Python: it has an error of its own."""
-    if _MET_BY_ROWS.search(str(e)) or INTERRUPTED in str(e):
+    told = str(e)
+    if _MET_BY_ROWS.search(told) or (isinstance(e, RuntimeError) and INTERRUPTED in told):  # other errors tell values
         raise KeyboardInterrupt from e
 
 
