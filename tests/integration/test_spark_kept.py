@@ -202,7 +202,7 @@ def test_what_cannot_be_written_leaves_no_file(
 def test_many_bytes_are_no_base(con: lh.Connection, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     table = con.create_table("k.heavy", SCHEMA, primary_key=["k"], lake="iceberg")
     put(table, range(100), "a" * 100)
-    monkeypatch.setattr(kept_frame, "HOT_BYTES_MAX", 2000)
+    monkeypatch.setattr(kept_frame, "BASE_BYTES_MAX", 2000)
     for n in range(4):
         assert len(rows_of(spark, "k.heavy")) == 100 + n
         put(table, range(100 + n, 101 + n), "b")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -276,33 +277,46 @@ def test_no_statement_names_a_copy(alone: lh.Connection) -> None:
         assert catalog not in str(alone.sql(text).fetchall())
 
 
+@contextmanager
+def asking(ask: Callable[[], None], count: int) -> Iterator[None]:
+    """While so many threads ask, one question after the other, none of which may fail."""
+    stop, failed = threading.Event(), []
+
+    def work() -> None:
+        try:
+            while not stop.is_set():
+                ask()
+        except BaseException as e:
+            failed.append(e)
+
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not failed, failed
+
+
 @pytest.mark.usefixtures("at_once")
 def test_threads_read_what_there_is(con: lh.Connection) -> None:
     """Each statement of a thread finds at least what was acknowledged when it began, while tables change and rest."""
     table = con.create_table("s.threads", SCHEMA)
     acknowledged = 0
-    stop, failed = threading.Event(), []
 
     def ask() -> None:
-        try:
-            while not stop.is_set():
-                least = acknowledged
-                (found,) = con.sql("select count(*) from s.threads where v = 'a'").fetchone()  # type: ignore[misc]
-                assert least <= found <= 40 * 5
-        except BaseException as e:
-            failed.append(e)
+        least = acknowledged
+        (found,) = con.sql("select count(*) from s.threads where v = 'a'").fetchone()  # type: ignore[misc]
+        assert least <= found <= 40 * 5
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for n in range(40):
-        put(table, range(n * 5, n * 5 + 5), "a")
-        acknowledged = n * 5 + 5
-        con.sql("select count(*) from s.threads where v = 'a'").fetchall()
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert not failed, failed
+    with asking(ask, 4):
+        for n in range(40):
+            put(table, range(n * 5, n * 5 + 5), "a")
+            acknowledged = n * 5 + 5
+            con.sql("select count(*) from s.threads where v = 'a'").fetchall()
 
 
 @pytest.mark.usefixtures("at_once")
@@ -377,32 +391,22 @@ def test_threads_read_whole_writes(con: lh.Connection, reads: list[UnionRead]) -
     accounts = pa.schema([pa.field("k", pa.int64(), False), ("x", pa.int64())])
     table = con.create_table("s.accounts", accounts, primary_key=["k"], lake="iceberg")
     table.upsert([{"k": n, "x": 100} for n in range(10)])
-    stop, failed, answers = threading.Event(), [], [0]
+    answers = [0]
 
     def ask() -> None:
-        try:
-            while not stop.is_set():
-                lazy = con.sql("select count(*), sum(x), max(x) - 100 from s.accounts")
-                other = con.sql("select sum(x) from s.accounts a join s.accounts b using (k, x)").fetchone()
-                assert lazy.fetchall()[0][:2] == (10, 1000) and other == (1000,)
-                answers[0] += 1
-        except BaseException as e:
-            failed.append(e)
+        lazy = con.sql("select count(*), sum(x), max(x) - 100 from s.accounts")
+        other = con.sql("select sum(x) from s.accounts a join s.accounts b using (k, x)").fetchone()
+        assert lazy.fetchall()[0][:2] == (10, 1000) and other == (1000,)
+        answers[0] += 1
 
-    threads = [threading.Thread(target=ask) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for n in range(60):
-        a, b = n % 10, (n * 3 + 1) % 10
-        if a != b:
-            table.upsert([{"k": a, "x": 100 - n}, {"k": b, "x": 100 + n}])
-            table.upsert([{"k": a, "x": 100}, {"k": b, "x": 100}])
-        if n % 20 == 10:
-            con.tier("s.accounts")
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert not failed, failed
+    with asking(ask, 3):
+        for n in range(60):
+            a, b = n % 10, (n * 3 + 1) % 10
+            if a != b:
+                table.upsert([{"k": a, "x": 100 - n}, {"k": b, "x": 100 + n}])
+                table.upsert([{"k": a, "x": 100}, {"k": b, "x": 100}])
+            if n % 20 == 10:
+                con.tier("s.accounts")
     assert answers[0] and len(reads) < answers[0], "of copies, mostly"
 
 

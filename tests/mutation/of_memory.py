@@ -85,8 +85,8 @@ OF_MEMORY = (
     Mutant(
         "take other rows at the same offsets for those that were copied",
         "lake/later_rows.py",
-        "if ranges is None or any(known[at] != time for at, time in times.items()):",
-        "if ranges is None:",
+        "if any(known[at] != time for at, time in times.items()):",
+        "if False:",
         "tests/integration/test_sql_copies.py",
     ),
     Mutant(
@@ -127,8 +127,8 @@ OF_MEMORY = (
     Mutant(
         "a copy goes on over partitions that were overwritten",
         "lake/later_rows.py",
-        "return was is None or lake is None or (was.gone == lake.gone and was.overwritten == lake.overwritten)",
-        "return True",
+        "    if was.gone != lake.gone or was.overwritten != lake.overwritten:\n",
+        "    if False:\n",
         "tests/integration/test_sql_copies.py",
     ),
     Mutant(

@@ -155,7 +155,7 @@ class CopiedTable:
             return None
         try:
             names, bytes_max = self._columns.names, LATER_BYTES_MAX
-            changes = rows_between(handle, self._before, pinned, rows, names, bytes_max=bytes_max)
+            changes = rows_between(handle, self._before, pinned, rows, ranges, names, bytes_max=bytes_max)
         except OffsetOutOfRangeError:
             changes = None
         except LakeheadError:

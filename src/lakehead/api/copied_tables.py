@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import duckdb
 import pyarrow as pa
@@ -76,6 +76,10 @@ class SeenTable:
     copy: CopiedTable | None = None
     copying: threading.Lock = field(default_factory=threading.Lock)
 
+    def begin_anew(self) -> None:
+        """Read as before there was a copy, until that has taken as long as another one is taken to take."""
+        self.copy, self.reads, self.seconds, self.excess = None, 0, 0.0, 0.0
+
     def timed(self, read: ReadRows, clock: Clock) -> ReadRows:
         """The same, noting how long it takes; of threads that do so at once, one may be lost."""
 
@@ -126,7 +130,7 @@ class CopiedTables:
                 per_cell = 0.0
                 if seen is not None:
                     seen.copy, per_cell = None, seen.per_cell  # what reads the table as it was may hold the rest
-                seen = self._seen[name] = SeenTable(replace(pinned, lease=None, of=None), rows, per_cell=per_cell)
+                seen = self._seen[name] = SeenTable(pinned.unheld(), rows, per_cell=per_cell)
             self._seen.move_to_end(name)
             while len(self._seen) > TABLES_MAX:
                 self._seen.popitem(last=False)[1].copy = None
@@ -140,7 +144,7 @@ class CopiedTables:
             return False
         if ranges_between(handle, seen.pinned, pinned) is None:  # what others have pinned a little before is as good
             return ranges_between(handle, pinned, seen.pinned) is not None
-        seen.pinned, seen.rows = replace(pinned, lease=None, of=None), rows
+        seen.pinned, seen.rows = pinned.unheld(), rows
         return True
 
     def copy(
@@ -178,10 +182,10 @@ class CopiedTables:
         return found
 
     def _give_up(self, seen: SeenTable, made: CopiedTable, again: float = 0.0) -> None:
-        """Read as before there was a copy, until that has taken as long as another one is taken to take."""
         with self._lock:
             if seen.copy is made:
-                seen.copy, seen.reads, seen.seconds, seen.excess, seen.again = None, 0, 0.0, 0.0, again
+                seen.begin_anew()
+                seen.again = again
 
     def clear(self) -> None:
         """Keep no copy but those that somebody reads."""
@@ -244,7 +248,7 @@ class CopiedTables:
                 if held <= BYTES_MAX or seen.copy is None:
                     break
                 held -= seen.copy.nbytes
-                seen.copy, seen.reads, seen.seconds = None, 0, 0.0
+                seen.begin_anew()
 
 
 def _let_go(rows: CopiedRows) -> None:

@@ -7,12 +7,12 @@ what is superseded and adding what is new: net changes compose (`lakehead.log.ne
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 from lakehead.client.table import TableHandle
-from lakehead.lake.marks import only_tiered_since
+from lakehead.lake.marks import descends_from
 from lakehead.lake.pinned_rows import PinnedRows
 from lakehead.lake.union_read import Pin
 from lakehead.log.netchange import NO_OFFSETS, Offsets, net_rows
@@ -36,7 +36,7 @@ class ReadBefore:
 
     @classmethod
     def of(cls, pinned: Pin, rows: PinnedRows) -> ReadBefore:
-        return cls(replace(pinned, lease=None, of=None), rows)
+        return cls(pinned.unheld(), rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class LaterRows:
 def ranges_between(handle: TableHandle, before: Pin, now: Pin) -> Mapping[TabletKey, tuple[int, int]] | None:
     """Of each tablet the log offsets that a union read has which an earlier one had not; None where it may be another
     read than that and what came since: an older one, or rows went that no record of the log tells of."""
-    if not now.ranges or (before.lake is None) != (now.lake is None) or not _same_lake(handle, before, now):
+    if not now.ranges or not _same_lake(handle, before, now):
         return None
     alone = now.lake is None  # a log that forgets rows is all there is of them
     found = {}
@@ -74,11 +74,13 @@ def ranges_between(handle: TableHandle, before: Pin, now: Pin) -> Mapping[Tablet
 def _same_lake(handle: TableHandle, before: Pin, now: Pin) -> bool:
     """Whether what the two lakes have besides what the log says between them is the same."""
     was, lake = before.lake, now.lake
-    if was is None or lake is None or was.snapshot_id == lake.snapshot_id:
-        return was is None or lake is None or (was.gone == lake.gone and was.overwritten == lake.overwritten)
-    if was.gone or lake.gone or was.overwritten != lake.overwritten:
+    if was is None or lake is None:
+        return was is lake
+    if was.gone != lake.gone or was.overwritten != lake.overwritten:
         return False
-    if not only_tiered_since(lake.version, was.snapshot_id):
+    if was.snapshot_id == lake.snapshot_id:
+        return True
+    if was.gone or not descends_from(lake.version, was.snapshot_id, untouched=True):
         return False
     if handle.desc.keyed:
         return True
@@ -89,25 +91,32 @@ def _same_lake(handle: TableHandle, before: Pin, now: Pin) -> bool:
 
 
 def rows_between(
-    handle: TableHandle, before: ReadBefore, now: Pin, rows: PinnedRows, columns: Sequence[str], *, bytes_max: int
+    handle: TableHandle,
+    before: ReadBefore,
+    now: Pin,
+    rows: PinnedRows,
+    ranges: Mapping[TabletKey, tuple[int, int]],
+    columns: Sequence[str],
+    *,
+    bytes_max: int,
 ) -> list[LaterRows] | None:
-    """Read what came between two reads, of which `ranges_between` tells the ranges; None where the log has others now
-    at the offsets of the earlier one, and where it is more than so many bytes.
+    """Read what came between two reads; None where the log has others now at the offsets of the earlier one, and where
+    it is more than so many bytes.
 
     Args:
+        ranges: what `ranges_between` tells of them.
         rows: those of the later read, with times.
         columns: of the table, or system columns.
 
     Raises:
         LakeheadError: it cannot be read any more.
     """
-    ranges = ranges_between(handle, before.pinned, now)
     known = {(key, end): time for key, _, end, time in rows.ranges}
     times = {(key, end): time for key, _, end, time in before.rows.ranges}
     asked = {key: end - 1 for key, end in times.keys() - known.keys()}
     if asked:
         known |= {(key, asked[key] + 1): time for key, time in handle.log.timestamps_at(asked)[1].items()}
-    if ranges is None or any(known[at] != time for at, time in times.items()):
+    if any(known[at] != time for at, time in times.items()):
         return None
     names = tuple(dict.fromkeys((*columns, OFFSET_COLUMN, *(_CHANGE_COLUMNS if handle.desc.keyed else ()))))
     parts: dict[TabletKey, list[pa.RecordBatch]] = {}

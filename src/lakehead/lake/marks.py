@@ -235,23 +235,14 @@ def find_round(version: LakeVersion, round_id: str) -> LakeMark | None:
     return mark if mark is not None and mark.round_id == round_id else None
 
 
-def descends_from(version: LakeVersion, snapshot_id: int | None) -> bool:
-    """Whether the current lake snapshot surely came from that one (None: from an empty table), by listed parents."""
+def descends_from(version: LakeVersion, snapshot_id: int | None, *, untouched: bool = False) -> bool:
+    """Whether the current lake snapshot surely came from that one (None: from an empty table), by listed parents; with
+    ``untouched`` by none that another engine made."""
     oldest = None
     for oldest in version.lineage():
         if oldest.snapshot_id == snapshot_id:
             return True
-    return snapshot_id is None and not _parent_expired(oldest)
-
-
-def only_tiered_since(version: LakeVersion, snapshot_id: int | None) -> bool:
-    """Whether the current lake snapshot surely came from that one (None: from an empty table) by commits of Lakehead
-    alone."""
-    oldest = None
-    for oldest in version.lineage():
-        if oldest.snapshot_id == snapshot_id:
-            return True
-        if oldest.foreign:
+        if untouched and oldest.foreign:
             return False
     return snapshot_id is None and not _parent_expired(oldest)
 

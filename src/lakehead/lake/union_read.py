@@ -64,6 +64,10 @@ class Pin:
     of: Pin | None = None
     live_rows: int | None = None
 
+    def unheld(self) -> Pin:
+        """What it covers, for who keeps that longer than its lease."""
+        return replace(self, lease=None, of=None)
+
     def of_lake(self) -> Pin:
         """What the lake holds of it alone."""
         lake = self.lake and self.lake.as_committed()

@@ -41,7 +41,7 @@ COPIED_ROWS_MAX, COPIED_BYTES_MAX = 1 << 19, 64 << 20
 """So many log records, and so many rows and bytes of lake files with dead rows, are worth files of the session's."""
 LATER_ROWS_MAX = 1 << 14
 """Where more log records came, a base is made anew by the second statement that comes."""
-HOT_BYTES_MAX = 256 << 20
+BASE_BYTES_MAX = 256 << 20
 """So many bytes of hot rows, too, and of what came since a quarter."""
 _FILE_BYTES, _SEEN_BYTES = 4096, 4096
 """About what is known of a lake file and of a table."""
@@ -141,7 +141,7 @@ def _bounded(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     size = 0
     for batch in rows:
         size += batch.nbytes
-        if size > HOT_BYTES_MAX:
+        if size > BASE_BYTES_MAX:
             raise _TooLargeError
         yield batch
 
@@ -242,9 +242,12 @@ class _KeptRead:
         """What is gone since the base, None where the log has others in its place now, and the rows that came."""
 
         def find() -> tuple[pa.Table | None, ScratchFile | None, int]:
-            later = rows_between(
-                self._handle, self._base, self._pinned, self._moment, self._names, bytes_max=HOT_BYTES_MAX // 4
-            )
+            handle, base, now = self._handle, self._base, self._pinned
+            ranges = ranges_between(handle, base.pinned, now)
+            if ranges is None:
+                return None, None, 0
+            bytes_max = BASE_BYTES_MAX // 4
+            later = rows_between(handle, base, now, self._moment, ranges, self._names, bytes_max=bytes_max)
             if later is None:
                 return None, None, 0
             gone = dead_table(self._desc, {c.tablet: c.superseded for c in later if len(c.superseded)})

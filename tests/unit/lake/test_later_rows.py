@@ -49,15 +49,15 @@ def test_what_came_is_read(tmp_path: Path) -> None:
         table.upsert([{"k": 9, "v": "c"}])
         table.delete([{"k": 3}])
         now = pin(handle)
-        rows = PinnedRows.of(handle, now)
-        (change,) = rows_between(handle, before, now, rows, ["k", "v", "__bucket"], bytes_max=1 << 20) or []
+        rows, ranges = PinnedRows.of(handle, now), ranges_between(handle, first, now) or {}
+        (change,) = rows_between(handle, before, now, rows, ranges, ["k", "v", "__bucket"], bytes_max=1 << 20) or []
         assert change.superseded.tolist() == [1, 3]
         assert [r for b in change.rows for r in b.select(["k", "v", "__bucket"]).to_pylist()] == [
             {"k": 1, "v": "b", "__bucket": 0},
             {"k": 9, "v": "c", "__bucket": 0},
         ]
-        assert rows_between(handle, before, now, rows, ["k", "v"], bytes_max=10) is None, "too much"
+        assert rows_between(handle, before, now, rows, ranges, ["k", "v"], bytes_max=10) is None, "too much"
         other = replace(before, rows=replace(before.rows, ranges=((FIRST, 0, 5, 17),)))
-        assert rows_between(handle, other, now, rows, ["k"], bytes_max=1 << 20) is None, (
+        assert rows_between(handle, other, now, rows, ranges, ["k"], bytes_max=1 << 20) is None, (
             "another row had that offset then"
         )
