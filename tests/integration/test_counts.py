@@ -44,7 +44,7 @@ def test_counts_of_keyed_tables_are_what_reads_find(
                 live = set()
             scans.append((table.scan(), len(live)))
         with monkeypatch.context() as patch:
-            patch.setattr(UnionRead, "hot_changes", None)  # nothing is read
+            patch.setattr(UnionRead, "_hot_changes", None)  # nothing is read
             patch.setattr(UnionRead, "_log_rows", None)
             assert [scan.count() for scan, _ in scans] == [count for _, count in scans]
             assert table.scan(limit=3).count() == min(3, len(live))

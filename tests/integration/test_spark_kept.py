@@ -44,7 +44,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(UnionRead, name, read)
 
     counted("batches")
-    counted("hot_changes")
+    counted("_hot_changes")
     return seen
 
 

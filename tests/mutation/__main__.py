@@ -170,8 +170,22 @@ MUTANTS = (
     Mutant(
         "ignore prev_offset",
         "log/netchange.py",
-        "replaced = prev_offsets[_REPLACES[change_types]]",
+        "replaced = prev_offsets[_REPLACES.take(change_types)]",
         "replaced = prev_offsets[:0]",
+        "tests/unit/log/test_netchange.py tests/properties/test_netchange.py",
+    ),
+    Mutant(
+        "ignore prev_offset where a range is read",
+        "log/netchange.py",
+        "replaced = prev[_REPLACES.take(types)]",
+        "replaced = prev[:0]",
+        "tests/unit/log/test_netchange.py tests/properties/test_netchange.py",
+    ),
+    Mutant(
+        "keep rows that the range itself replaces",
+        "log/netchange.py",
+        "replaced_within[replaced[within] - start] = True",
+        "replaced_within[:0] = True",
         "tests/unit/log/test_netchange.py tests/properties/test_netchange.py",
     ),
     Mutant(

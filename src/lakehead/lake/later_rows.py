@@ -131,5 +131,5 @@ def rows_between(
 def _net(tablet: TabletKey, start: int, batches: Sequence[pa.RecordBatch]) -> LaterRows:
     if CHANGE_TYPE_COLUMN not in batches[0].schema.names:
         return LaterRows(tablet, NO_OFFSETS, batches)
-    superseded, kept = net_rows(batches, start)
-    return LaterRows(tablet, superseded, [b.drop_columns(list(_CHANGE_COLUMNS)) for b in kept])
+    columns = [c for c in batches[0].schema.names if c not in _CHANGE_COLUMNS]
+    return LaterRows(tablet, *net_rows(batches, start, columns))

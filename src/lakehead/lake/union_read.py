@@ -40,7 +40,7 @@ Moment = int | dt.datetime
 """A lake snapshot's id, or a time."""
 OpenLake = Callable[[TableDescriptor, LakeReply, Moment | None], PinnedLake]
 """A lake as the server saw it, at a moment or, for None, at its current snapshot; see `PinnedLake.at`."""
-_CHANGE_COLUMNS = (CHANGE_TYPE_COLUMN, PREV_OFFSET_COLUMN, OFFSET_COLUMN)
+_CHANGE_COLUMNS = (CHANGE_TYPE_COLUMN, PREV_OFFSET_COLUMN)
 
 
 @dataclass(frozen=True)
@@ -296,28 +296,31 @@ class UnionRead:
     def hot_rows(self) -> tuple[Superseded, Iterator[pa.RecordBatch]]:
         """Lake offsets that the hot range supersedes, and the hot rows that meet the predicate, with the columns of
         `schema`."""
-        if not self._desc.keyed or self._desc.lake is None:
+        if not self._changes_lake:
             return {}, (b for _, b in self._log_rows(self.schema.names, self.predicate))
-        superseded, hot = self.hot_changes()
-        met = (b if self.predicate is None else self.predicate.filter(b) for _, b in hot)
+        needed = self.predicate.columns if self.predicate else ()
+        superseded, hot = self._hot_changes(list(dict.fromkeys((*self.schema.names, *needed))))
+        met = (b if self.predicate is None else self.predicate.filter(b) for b in hot)
         return superseded, (b.select(self.schema.names) for b in met)
 
-    def hot_changes(self) -> tuple[Superseded, list[tuple[TabletKey, pa.RecordBatch]]]:
-        """For keyed tables: lake offsets that the hot range supersedes, and the hot rows to add, unfiltered, with the
-        columns of `schema` and those of the predicate."""
-        extra = [c for c in (self.predicate.columns if self.predicate else ()) if c not in self._columns]
-        system = [c for c in self.schema.names if c not in self._columns and c not in _CHANGE_COLUMNS]
-        names = [*self._columns, *extra, *system, *_CHANGE_COLUMNS]
-        if self._desc.lake is None:
-            return {}, list(self._log_rows(names))
+    def superseded(self) -> Superseded:
+        """Lake offsets that the hot range supersedes."""
+        return self._hot_changes([])[0] if self._changes_lake else {}
+
+    @property
+    def _changes_lake(self) -> bool:
+        return self._desc.keyed and self._desc.lake is not None
+
+    def _hot_changes(self, columns: list[str]) -> tuple[Superseded, list[pa.RecordBatch]]:
+        """Lake offsets that the hot range supersedes, and all hot rows to add, with these columns."""
         parts: dict[TabletKey, list[pa.RecordBatch]] = {}
-        for key, batch in self._log_rows(names):
+        for key, batch in self._log_rows(list(dict.fromkeys((*columns, *_CHANGE_COLUMNS)))):
             parts.setdefault(key, []).append(batch)
         superseded: dict[TabletKey, Offsets] = {}
-        hot: list[tuple[TabletKey, pa.RecordBatch]] = []
+        hot: list[pa.RecordBatch] = []
         for key, batches in parts.items():
-            superseded[key], kept = net_rows(batches, self.pinned.ranges[key][0])
-            hot += [(key, batch) for batch in kept]
+            superseded[key], kept = net_rows(batches, self.pinned.ranges[key][0], columns)
+            hot += kept
         return superseded, hot
 
     # ---- counts -----------------------------------------------------------------------------------------------
@@ -340,9 +343,8 @@ class UnionRead:
         if self._desc.keyed and self._desc.lake is None:
             total = sum(b.num_rows for _, b in self._log_rows([OFFSET_COLUMN]))
         elif self._desc.keyed:
-            narrow = UnionRead(self.handle, self.pinned, ReadSpec(()))
-            superseded, hot = narrow.hot_changes()
-            total = sum(b.num_rows for _, b in hot)
+            superseded, hot = self._hot_changes([])
+            total = sum(b.num_rows for b in hot)
         else:
             total = sum(end - start for start, end in self.pinned.ranges.values())
         lake = self.pinned.lake

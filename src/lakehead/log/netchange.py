@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from lakehead.errors import CorruptionError
 from lakehead.format.arrays import to_arrow, to_numbers
-from lakehead.types import CHANGE_TYPE_COLUMN, OFFSET_COLUMN, PREV_OFFSET_COLUMN, ChangeType
+from lakehead.types import CHANGE_TYPE_COLUMN, PREV_OFFSET_COLUMN, ChangeType
 
 Offsets: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -44,42 +44,56 @@ class NetChange:
     """What a range of one tablet's log adds and takes away.
 
     Attributes:
-        keep: one flag per row of the range; true for the rows to add.
+        keep: for each part of the range one flag per row; true for the rows to add.
         superseded: offsets below the range's start whose rows are gone; sorted, each once.
     """
 
-    keep: Mask
+    keep: Sequence[Mask]
     superseded: Offsets
 
 
-def net_change(change_types: npt.NDArray[np.int8], offsets: Offsets, prev_offsets: Offsets, start: int) -> NetChange:
-    """The net change of one tablet's whole range ``[start, end)``.
+def net_change(parts: Sequence[tuple[npt.NDArray[np.int8], Offsets]], start: int) -> NetChange:
+    """The net change of one tablet's whole range from ``start`` on.
 
     Args:
-        change_types: code of each row (`ChangeType`).
-        offsets: offset of each row, all at least ``start``.
-        prev_offsets: offset of the row that a ``+U`` or ``-D`` replaces; ignored in other rows.
+        parts: of the range, one after the other: the code of each row (`ChangeType`), and the offset of the row that a
+            ``+U`` or ``-D`` replaces, ignored in other rows. The offsets of the rows themselves are dense.
         start: first offset of the range.
+
+    Raises:
+        CorruptionError: a record replaces a row and does not say which, or one that comes after all of them.
     """
-    superseded = superseded_offsets(change_types, prev_offsets)
-    before = int(np.searchsorted(superseded, start))
-    return NetChange(live_rows(change_types, offsets, superseded[before:]), superseded[:before])
+    rows = sum(len(types) for types, _ in parts)
+    replaced_within, before = np.zeros(rows, np.bool_), []
+    for types, prev in parts:
+        replaced = prev[_REPLACES.take(types)]
+        _require_told(replaced, start + rows)
+        if len(replaced) and replaced.max() >= start:
+            within = replaced >= start
+            replaced_within[replaced[within] - start] = True
+            replaced = replaced[~within]
+        before.append(replaced)
+    keep, done = [], 0
+    for types, _ in parts:
+        keep.append(_ADDS.take(types) & ~replaced_within[done : done + len(types)])
+        done += len(types)
+    return NetChange(keep, union(*before))
 
 
-def net_rows(batches: Sequence[pa.RecordBatch], start: int) -> tuple[Offsets, list[pa.RecordBatch]]:
+def net_rows(
+    batches: Sequence[pa.RecordBatch], start: int, columns: Sequence[str]
+) -> tuple[Offsets, list[pa.RecordBatch]]:
     """The net change of one tablet's whole range, at least one batch with the columns of changes among others: the
-    superseded offsets, and the rows to add."""
-    types, prev, offsets = (
-        np.concatenate([to_numbers(b.column(c)) for b in batches])
-        for c in (CHANGE_TYPE_COLUMN, PREV_OFFSET_COLUMN, OFFSET_COLUMN)
+    superseded offsets, and the rows to add, with these columns. Raises as `net_change`."""
+    net = net_change(
+        [(to_numbers(b.column(CHANGE_TYPE_COLUMN)), to_numbers(b.column(PREV_OFFSET_COLUMN))) for b in batches], start
     )
-    net = net_change(types, offsets, prev, start)
-    kept, done = [], 0
-    for batch in batches:
-        keep = net.keep[done : done + batch.num_rows]
-        done += batch.num_rows
-        if keep.any():
-            kept.append(batch if keep.all() else batch.filter(to_arrow(keep, pa.bool_())))
+    kept = []
+    for batch, keep in zip(batches, net.keep, strict=True):
+        at = np.flatnonzero(keep)
+        if len(at):
+            rows = batch.select(columns)
+            kept.append(rows if len(at) == len(keep) else rows.take(to_arrow(at)))  # half of what a filter takes
     return net.superseded, kept
 
 
@@ -89,15 +103,19 @@ def superseded_offsets(change_types: npt.NDArray[np.int8], prev_offsets: Offsets
     Raises:
         CorruptionError: a record replaces a row and does not say which.
     """
-    replaced = prev_offsets[_REPLACES[change_types]]
-    if len(replaced) and replaced.min() < 0:
-        raise CorruptionError("a log record replaces a row and does not say which: restore the log")
+    replaced = prev_offsets[_REPLACES.take(change_types)]
+    _require_told(replaced)
     return _sorted_once(replaced)
+
+
+def _require_told(replaced: Offsets, end: int | None = None) -> None:
+    if len(replaced) and (replaced.min() < 0 or (end is not None and replaced.max() >= end)):
+        raise CorruptionError("a log record replaces a row and does not say which: restore the log")
 
 
 def live_rows(change_types: npt.NDArray[np.int8], offsets: Offsets, superseded: Offsets) -> Mask:
     """True for rows that add a row which is not in ``superseded`` (sorted)."""
-    adds = _ADDS[change_types]
+    adds = _ADDS.take(change_types)
     return adds & ~contains(superseded, offsets) if len(superseded) else adds
 
 

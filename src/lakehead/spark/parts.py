@@ -94,7 +94,7 @@ def union_parts(handle: TableHandle, pinned: Pin, where: bytes | None = None) ->
         files = view.plan()
         superseded: Mapping[TabletKey, Offsets] = {}
         if handle.desc.keyed and pinned.ranges:
-            superseded = UnionRead(handle, pinned, ReadSpec(())).hot_changes()[0]
+            superseded = UnionRead(handle, pinned, ReadSpec(())).superseded()
             files = [f for f in files if f.tablet is None or f.tablet in pinned.ranges]
         parts += lake_parts(handle.desc, files, superseded, pinned.lease)
     return [*parts, *hot_parts(handle.desc, pinned.ranges, pinned.lease, where)]

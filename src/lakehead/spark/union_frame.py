@@ -182,8 +182,7 @@ def _hot_rows(
     if few is not None:
         superseded, rows = few
         return superseded, scratch_frame(spark, read.schema, rows)
-    superseded = UnionRead(handle, pinned, ReadSpec(())).hot_changes()[0] if handle.desc.keyed else {}
-    return superseded, _source_frame(spark, uri, table, read)
+    return UnionRead(handle, pinned, ReadSpec(())).superseded(), _source_frame(spark, uri, table, read)
 
 
 def _few_hot_rows(read: UnionRead) -> tuple[Superseded, list[pa.RecordBatch]] | None:

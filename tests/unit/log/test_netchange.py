@@ -13,9 +13,10 @@ def test_an_example() -> None:
     #        offset  5: +I a   6: -U x   7: +U x   8: -D a   9: +I b   10: -D y
     types = np.array([1, 2, 3, 4, 1, 4], np.int8)
     prev = np.array([-1, 2, 2, 5, -1, 0], np.int64)
-    change = net_change(types, np.arange(5, 11), prev, 5)
-    assert change.keep.tolist() == [False, False, True, False, True, False]
-    assert change.superseded.tolist() == [0, 2]
+    for cut in range(7):
+        change = net_change([(types[:cut], prev[:cut]), (types[cut:], prev[cut:])], 5)
+        assert np.concatenate(change.keep).tolist() == [False, False, True, False, True, False]
+        assert change.superseded.tolist() == [0, 2]
 
 
 def test_nothing_is_shared_and_writable() -> None:
@@ -26,6 +27,8 @@ def test_a_record_that_does_not_say_what_it_replaces_is_damage() -> None:
     for replaces in (3, 4):
         with pytest.raises(CorruptionError, match="does not say which"):
             superseded_offsets(np.array([1, replaces], np.int8), np.array([-1, -1], np.int64))
+        with pytest.raises(CorruptionError, match="does not say which"):
+            net_change([(np.array([1, replaces], np.int8), np.array([-1, 7], np.int64))], 5)
     assert superseded_offsets(np.array([3, 4], np.int8), np.array([0, 0], np.int64)).tolist() == [0]
 
 
