@@ -137,10 +137,20 @@ def test_nobody_else_reaches_a_local_session(opened: Callable[..., Session], tmp
     assert open_to_others(session.temporary) == []
     kinds = ("blockmgr-*", "artifacts-*", ".*.sock")
     assert all(list(scratch.glob(kind)) for kind in kinds), "what Spark leaves open is behind that door"
+    assert b"AuthRpcHandler" in (answer := _answer(int(conf["spark.driver.port"]))), "who asks comes no further"
+    assert b"NettyRpcHandler" not in answer
     session.close()
     assert not scratch.exists()
     written = said_in(events)
     assert session.app in written and SECRET not in written
+
+
+def _answer(port: int) -> bytes:
+    """What a driver answers to a request of one who does not speak the secret."""
+    frame = (21 + 4).to_bytes(8, "big") + bytes([3]) + (1).to_bytes(8, "big") + (4).to_bytes(4, "big") + b"rows"
+    with socket.create_connection(("127.0.0.1", port), 30) as stranger:
+        stranger.sendall(frame)
+        return stranger.recv(4096)
 
 
 def test_nobody_else_reaches_a_cluster_of_ours(opened: Callable[..., Session], tmp_path: Path) -> None:
@@ -163,10 +173,10 @@ def test_nobody_else_reaches_a_cluster_of_ours(opened: Callable[..., Session], t
 
     assert session.executors() == 1
     for wrong in ({"_SPARK_AUTH_SECRET": "guess"}, {}):
-        with _executor(session, wrong) as stranger:
+        with _executor(session, wrong, 5) as stranger:
             assert stranger.wait(180) != 0
         assert session.executors() == 1
-    with _executor(session, {"_SPARK_AUTH_SECRET": session.conf["spark.authenticate.secret"]}):
+    with _executor(session, {"_SPARK_AUTH_SECRET": session.conf["spark.authenticate.secret"]}, 20):
         wait_until(lambda: session.executors() == 2, 180)
     session.close()
     written = said_in(events)
@@ -184,13 +194,13 @@ def _page(port: int) -> int | None:
 
 
 @contextlib.contextmanager
-def _executor(session: Session, environ: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """One more executor, as anybody can start it who knows the driver's port."""
+def _executor(session: Session, environ: dict[str, str], seconds: int) -> Iterator[subprocess.Popen[bytes]]:
+    """One more executor, as anybody can start it who knows the driver's port, and waits so long for an answer."""
     options = session.conf["spark.executor.extraJavaOptions"].split()
     if environ:
         settings = ("authenticate", "network.crypto.enabled", "network.crypto.cipher", "network.crypto.saslFallback")
         options += [f"-Dspark.{name}={session.conf[f'spark.{name}']}" for name in settings]
-    options += ["-Dspark.network.timeout=20s", "-Dspark.rpc.askTimeout=20s"]
+    options += [f"-Dspark.network.timeout={seconds}s", f"-Dspark.rpc.askTimeout={seconds}s"]
     driver = f"spark://CoarseGrainedScheduler@127.0.0.1:{session.conf['spark.driver.port']}"
     words = {"driver-url": driver, "executor-id": "7", "hostname": "127.0.0.1", "cores": "1", "app-id": session.app}
     backend = ["org.apache.spark.executor.CoarseGrainedExecutorBackend"]
@@ -259,12 +269,3 @@ def test_a_session_that_is_running_is_left_as_it_is_and_logs_no_token(tmp_path: 
     logged = "".join(p.read_text() for p in events.rglob("*") if p.is_file())
     assert "SQLExecutionEnd" in logged
     assert server.token not in logged
-
-
-def test_who_speaks_without_the_secret_is_hung_up_on(opened: Callable[..., Session]) -> None:
-    session = opened({})
-    frame = (21 + 4).to_bytes(8, "big") + bytes([3]) + (1).to_bytes(8, "big") + (4).to_bytes(4, "big") + b"rows"
-    with socket.create_connection(("127.0.0.1", int(session.conf["spark.driver.port"])), 30) as stranger:
-        stranger.sendall(frame)  # an RPC request
-        answer = stranger.recv(4096)
-    assert b"AuthRpcHandler" in answer and b"NettyRpcHandler" not in answer, "who asks comes no further"

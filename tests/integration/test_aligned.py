@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -16,8 +17,10 @@ SCHEMA = pa.schema(
 )
 
 
-def rows(size: int, partition: str) -> list[dict[str, object]]:
-    return [{"k": k, "p": partition, "i": k, "f": k / 3, "l": [k]} for k in range(size)]
+def rows(size: int, partition: str) -> pa.Table:
+    k = np.arange(size)
+    lists = pa.ListArray.from_arrays(np.arange(size + 1, dtype=np.int32), k)
+    return pa.table([k, pa.repeat(partition, size), k.astype(np.int32), k / 3, lists], schema=SCHEMA)
 
 
 def unaligned(array: pa.Array) -> Iterator[str]:

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.spark
 
 CASES = int(os.environ.get("LAKEHEAD_SPARK_CASES", "1"))
 """Seeds per kind of table and master."""
-CONDITIONS = int(os.environ.get("LAKEHEAD_SPARK_CONDITIONS", "14"))
+CONDITIONS = int(os.environ.get("LAKEHEAD_SPARK_CONDITIONS", "9"))
 """Conditions per case; one statement asks all of them."""
 FLOATS = ("f", "g", "p", "nest")
 

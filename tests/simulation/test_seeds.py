@@ -14,8 +14,8 @@ from tests.simulation.__main__ import main, report
 from tests.simulation.run import simulate
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 140
-SEEDS_PER_TEST = 20
+SEEDS = 84
+SEEDS_PER_TEST = 12
 
 
 @pytest.fixture(autouse=True)

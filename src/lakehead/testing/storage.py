@@ -7,6 +7,7 @@ also knows which bytes and which names were synced, so that a test can cut the p
 from __future__ import annotations
 
 import errno
+import functools
 import itertools
 import os
 import sqlite3
@@ -21,6 +22,7 @@ from lakehead.errors import ClosedError, CorruptionError, StorageError
 from lakehead.testing.database import MemoryDatabase
 
 _numbers = itertools.count()
+_folder = functools.cache(os.path.dirname)
 
 
 class _Bytes:
@@ -120,7 +122,7 @@ class MemoryStorage:
         return file
 
     def list_files(self, folder: str) -> list[str]:
-        inside = (path for path in (*list(self._files), *list(self._folders)) if os.path.dirname(path) == folder)
+        inside = (path for path in (*list(self._files), *list(self._folders)) if _folder(path) == folder)
         return sorted(os.path.basename(path) for path in inside if path != folder)
 
     def folder_bytes(self, folder: str) -> int:
@@ -138,8 +140,8 @@ class MemoryStorage:
 
     def sync_folder(self, path: str) -> None:
         self._sync_names(path)
-        self._synced = {n: f for n, f in self._synced.items() if os.path.dirname(n) != path}
-        self._synced |= {n: f for n, f in list(self._files.items()) if os.path.dirname(n) == path}
+        self._synced = {n: f for n, f in self._synced.items() if _folder(n) != path}
+        self._synced |= {n: f for n, f in list(self._files.items()) if _folder(n) == path}
 
     def _sync_names(self, folder: str) -> None:
         with storage_errors(folder, "sync"):
