@@ -24,6 +24,8 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+_FROM_A_VALUE = frozenset(("extract", "trim", "substring", "substr", "overlay"))
+"""Functions in whose parentheses a FROM is followed by a value."""
 _STARTS_TABLES = frozenset(("from", "join", "into", "table", "describe", "summarize"))
 _ENDS_TABLES = frozenset(
     ("where", "group", "order", "having", "limit", "select", "on", "using", "union", "window", "qualify")
@@ -123,20 +125,26 @@ def find_tables(sql: str, tables: Sequence[str]) -> list[TableName]:
     after FROM, JOIN, a comma in FROM, INTO or TABLE count; column references such as ``orders.price`` do not.
     """
     found = []
-    expecting, in_from, outer, cursor = False, False, [], 0
+    expecting, in_from, of_value, outer, cursor = False, False, False, [], 0
+    words: list[str] = []
     for name in find_names(sql):
-        for c in _code_between(sql, cursor, name.start):
+        between = _code_between(sql, cursor, name.start)
+        for at, c in enumerate(between):
             if c == "(":
-                outer.append(in_from)
-                in_from = expecting
+                outer.append((in_from, of_value))
+                called = words[-1:] if not between[:at].strip() else []
+                in_from, of_value = expecting, not _FROM_A_VALUE.isdisjoint(called)
             elif c == ")":
-                in_from = outer.pop() if outer else False
+                in_from, of_value = outer.pop() if outer else (False, False)
                 expecting = False
             elif c == ",":
                 expecting = in_from
         cursor = name.end
         word = name.text.lower()
-        if word in _STARTS_TABLES:
+        words.append(word)
+        if word == "from" and (of_value or _is_comparison(words)):
+            expecting = False
+        elif word in _STARTS_TABLES or _shows(words):
             expecting, in_from = True, in_from or word in ("from", "join")
         elif word in _ENDS_TABLES:
             expecting, in_from = False, in_from and word in ("on", "using")
@@ -146,6 +154,16 @@ def find_tables(sql: str, tables: Sequence[str]) -> list[TableName]:
                 found.append(own or name)
             expecting = False
     return found
+
+
+def _is_comparison(words: Sequence[str]) -> bool:
+    """Whether a FROM, the last of the words, is that of IS [NOT] DISTINCT FROM."""
+    return words[-2:-1] == ["distinct"] and words[-3:-2] in (["is"], ["not"])
+
+
+def _shows(words: Sequence[str]) -> bool:
+    """Whether these words, all of a statement so far, are followed by the table that it describes."""
+    return words == ["desc"] or words == ["show", "columns", "in"]
 
 
 def spelt(name: TableName, tables: Sequence[str]) -> TableName | None:

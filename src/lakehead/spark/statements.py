@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 from lakehead.api.table_names import TableName, find_names
 from lakehead.errors import SqlError
+from lakehead.spark.defined_names import NAME, inserts, main_start, unquoted
 
 _FLAGS = re.IGNORECASE | re.DOTALL
-_NAME = r"(?P<name>`(?:[^`]|``)+`|[^\W\d]\w*)"
 _VIEW = re.compile(
-    rf"\s*create\s+(?P<replace>or\s+replace\s+)?(?P<everywhere>global\s+)?temp(?:orary)?\s+view\s+{_NAME}"
+    rf"\s*create\s+(?P<replace>or\s+replace\s+)?(?P<everywhere>global\s+)?temp(?:orary)?\s+view\s+{NAME}"
     r"\s*(?:\((?P<columns>[^()]*)\)\s*)?as\b",
     _FLAGS,
 )
 _CACHED = re.compile(
-    rf"\s*cache\s+(?P<lazy>lazy\s+)?table\s+{_NAME}\s*(?:options\s*\([^()]*\)\s*)?"
+    rf"\s*cache\s+(?P<lazy>lazy\s+)?table\s+{NAME}\s*(?:options\s*\([^()]*\)\s*)?"
     r"(?:as\b|(?=select\b|with\b|from\b|values\b|\())",
     _FLAGS,
 )
@@ -26,7 +26,6 @@ _IF = r"(?:\s+if\s+(?:not\s+)?exists)?"
 _CHANGES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(rf"\s*{verb}\s+", _FLAGS), remedy)
     for verb, remedy in (
-        (r"insert\s+(?:into|overwrite)(?:\s+table)?", "write a DataFrame to it: lhs.write(df, '{name}')"),
         (r"merge\s+into", "upsert into it: lhs.write(df, '{name}')"),
         (r"update", "upsert the rows that change: lhs.write(df, '{name}', columns=[...])"),
         (r"delete\s+from", "write the keys: lhs.write(df, '{name}', operation='delete')"),
@@ -40,17 +39,18 @@ _CHANGES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         ),
     )
 )
+_INSERTS = "write a DataFrame to it: lhs.write(df, '{name}')"
 _CREATES = re.compile(rf"\s*(?:create(?:\s+or\s+replace)?|replace)\s+table{_IF}\s+", _FLAGS)
 
 
-_SHOW = re.compile(rf"\s*show\s+tables\s+(?:in|from)\s+{_NAME}\s*;?\s*$", _FLAGS)
+_SHOW = re.compile(rf"\s*show\s+tables\s+(?:in|from)\s+{NAME}\s*;?\s*$", _FLAGS)
 
 
 def shown_database(text: str) -> str | None:
     """The database whose tables a statement, whose strings and comments are blank, wants listed; None for another
     statement."""
     found = _SHOW.match(text)
-    return None if found is None else _unquoted(found["name"])
+    return None if found is None else unquoted(found["name"])
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class NamedQuery:
         """What a statement, whose strings and comments are blank, names; None if it does not."""
         if (view := _VIEW.match(text)) is not None:
             given = view["columns"]
-            columns = None if given is None else tuple(_unquoted(c.strip()) for c in given.split(","))
+            columns = None if given is None else tuple(unquoted(c.strip()) for c in given.split(","))
             replace, everywhere = bool(view["replace"]), bool(view["everywhere"])
-            return cls(_unquoted(view["name"]), columns, view.end(), replace, everywhere, None)
+            return cls(unquoted(view["name"]), columns, view.end(), replace, everywhere, None)
         if (table := _CACHED.match(text)) is not None:
-            return cls(_unquoted(table["name"]), None, table.end(), False, False, not table["lazy"])
+            return cls(unquoted(table["name"]), None, table.end(), False, False, not table["lazy"])
         return None
 
 
@@ -96,8 +96,13 @@ def require_read(text: str, table: Callable[[TableName], TableName | None], data
     Raises:
         SqlError: it does; the message says what does the same.
     """
+    for words, at in inserts(text):
+        target = _name_at(text, at)
+        if target is not None and (meant := table(target)) is not None:
+            raise _refused(words, meant, _INSERTS)
+    start = main_start(text)
     for changes, remedy in _CHANGES:
-        if (verb := changes.match(text)) is not None:
+        if (verb := changes.match(text, start)) is not None:
             target = _name_at(text, verb.end())
             if target is not None and (meant := table(target)) is not None:
                 raise _refused(verb[0], meant, remedy)
@@ -119,7 +124,3 @@ def _refused(verb: str, target: TableName, remedy: str) -> SqlError:
 def _name_at(text: str, at: int) -> TableName | None:
     found = next(find_names(text[at:]), None)
     return found if found is not None and not text[at : at + found.start].strip() else None
-
-
-def _unquoted(name: str) -> str:
-    return name[1:-1].replace("``", "`") if name.startswith("`") else name

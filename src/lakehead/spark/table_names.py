@@ -24,6 +24,8 @@ from lakehead.lake.records import read_log
 from lakehead.lake.union_read import Moment, Pin, pin, pin_together
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.spark.connections import connection_of
+from lakehead.spark.defined_names import defined_names, inserts
+from lakehead.spark.floats import quoted
 from lakehead.spark.kept_frame import Seen, look
 from lakehead.spark.needs import Needs, needs_of
 from lakehead.spark.scratch import scratch_frame
@@ -36,13 +38,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _SPARK_LITERAL = re.compile(
-    r"""r?'(?:[^'\\]|\\.)*' | r?"(?:[^"\\]|\\.)*" | --[^\n]* | /\*.*?\*/""", re.VERBOSE | re.DOTALL | re.IGNORECASE
+    r"""(?P<name>`(?:[^`]|``)*`) | r?'(?:[^'\\]|\\.)*' | r?"(?:[^"\\]|\\.)*" | --[^\n]* | /\*.*?\*/""",
+    re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
 _AS_OF = re.compile(r"\s+(?:for\s+)?(?:system_)?(version|timestamp|time)\s+as\s+of\b", re.IGNORECASE)
 _VERSION = re.compile(r"\s*(\d+|'\d+'|\"\d+\")(?![\w.])")
 _TIME = re.compile(r"\s*(?:timestamp\s*)?('[^']*'|\"[^\"]*\")", re.IGNORECASE)
 _PARAMETER = re.compile(r"\s*:([^\W\d]\w*)")
 _ALIAS = re.compile(r"\s+(as\s+)?([^\W\d]\w*|`)", re.IGNORECASE)
+_ALL_OF = re.compile(r"\s*\.\s*\*")
 _NO_ALIAS = frozenset(
     """where group order having limit offset join inner left right full cross natural on using union except intersect
     minus window qualify semi anti lateral tablesample pivot unpivot select cluster distribute sort version timestamp
@@ -59,7 +63,7 @@ _SAMPLE = "tablesample"
 _Read: TypeAlias = tuple[str, Moment | None]
 """A full name with its suffix, and the moment of the lake that it is read at, None for now."""
 _Ask: TypeAlias = Callable[[Mapping[_Read, pa.Schema]], Mapping[_Read, Needs]]
-_TAKES_NO_ALIAS = frozenset(["describe", "desc", "extended", "formatted", "table", "into", "cache", "refresh"])
+_TAKES_NO_ALIAS = frozenset(["describe", "desc", "extended", "formatted", "table", "into", "cache", "refresh", "in"])
 
 
 def read_name(
@@ -147,15 +151,19 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
             alias = alias_for(query, whole)
             mapping[whole] = view + alias
             aliased |= {_folded(name): alias} if alias and not name.suffix else {}
-        mapping |= {n: columns for n in find_names(text) if (columns := _of_alias(n, aliased)) and n not in mapping}
+        mapping |= {
+            n: columns for n in find_names(text) if n not in mapping and (columns := _of_alias(n, aliased, text))
+        }
         statement = replace_names(query, mapping)
 
         def ask(schemas: Mapping[_Read, pa.Schema]) -> dict[_Read, Needs]:
             found = needs_of(spark, text, statement, _plain(args), {views[r]: s for r, s in schemas.items()})
             return {read: found[view] for read in schemas if (view := views[read]) in found}
 
+        inserting = bool(inserts(text))
         for read, frame in _frames(spark, con, list(views), query, ask):
-            frame.createOrReplaceTempView(views[read])
+            # No statement can write to what is selected, whatever it is that inserts.
+            (frame.select("*") if inserting else frame).createOrReplaceTempView(views[read])
         # The statement is analysed here, so that the views may go; the frame holds what they stood for.
         return spark.sql(statement, _plain(args))
     except PySparkException as e:
@@ -217,17 +225,18 @@ def _named(spark: SparkSession, named: NamedQuery, frame: DataFrame) -> DataFram
         if len(named.columns) != len(frame.columns):
             raise SqlError(f"view {named.name} has {len(named.columns)} columns, its query {len(frame.columns)}")
         frame = frame.toDF(*named.columns)
+    name = quoted(named.name)
     try:
         if named.everywhere:
-            (frame.createOrReplaceGlobalTempView if named.replace else frame.createGlobalTempView)(named.name)
+            (frame.createOrReplaceGlobalTempView if named.replace else frame.createGlobalTempView)(name)
         else:
-            (frame.createOrReplaceTempView if named.replace else frame.createTempView)(named.name)
+            (frame.createOrReplaceTempView if named.replace else frame.createTempView)(name)
     except PySparkException as e:
         raise SqlError(_readable(e, {})) from e
     if named.cached is not None:
-        spark.catalog.cacheTable(named.name)
+        spark.catalog.cacheTable(name)
         if named.cached:
-            spark.table(named.name).count()
+            spark.table(name).count()
     return spark.createDataFrame([], spark_schema(pa.schema([])))
 
 
@@ -245,12 +254,12 @@ def _database(spark: SparkSession, con: Connection, name: str) -> str | None:
     return own[0] if len(own) == 1 and not spark.catalog.databaseExists(name) else None
 
 
-def _of_alias(name: TableName, aliased: Mapping[tuple[str, ...], str]) -> str | None:
-    """``shop.orders.price`` by the alias that the table has in its place; None for what is no such column."""
-    if len(name.path) < 3 or _folded(name) not in aliased:
+def _of_alias(name: TableName, aliased: Mapping[tuple[str, ...], str], text: str) -> str | None:
+    """``shop.orders.price``, or ``shop.orders`` before ``.*``, by the alias that the table has in its place; None for
+    what is no such column."""
+    if _folded(name) not in aliased or (len(name.path) < 3 and _ALL_OF.match(text, name.end) is None):
         return None
-    column = ".".join("`" + part.replace("`", "``") + "`" for part in name.path[2:])
-    return f"{aliased[_folded(name)].removeprefix(' as ')}.{column}"
+    return ".".join([aliased[_folded(name)].removeprefix(" as "), *map(quoted, name.path[2:])])
 
 
 def _folded(name: TableName) -> tuple[str, ...]:
@@ -272,13 +281,15 @@ def _plain(args: Mapping[str, Any] | Sequence[Any] | None) -> dict[str, Any] | l
 def find_spark_tables(query: str, tables: Sequence[str]) -> list[tuple[TableName, str]]:
     """Lakehead's tables that a Spark statement reads, each with its full name and suffix.
 
-    Double quotes are strings in Spark, and a bare name that the statement defines itself (``with orders as``) is its
-    own.
+    Double quotes are strings in Spark, and a bare name is the statement's own where it defines it
+    (``with orders as``).
     """
     text = masked(query)
+    defined = defined_names(text)
     out = []
     for name in find_tables(text, tables):
-        if len(name.path) == 1 and not name.suffix and _defines(text, name.path[0]):
+        bare = name.path[0].casefold() if len(name.path) == 1 and not name.suffix else None
+        if any(own.name == bare and own.start <= name.start < own.end for own in defined):
             continue
         full = ".".join(name.path) if len(name.path) > 1 else f"default.{name.path[0]}"
         out.append((name, f"{full}${name.suffix}" if name.suffix else full))
@@ -324,12 +335,7 @@ def _time(given: object, zone: Callable[[], str]) -> dt.datetime:
 
 def masked(query: str) -> str:
     """The statement with its strings and comments blanked, all else where it was."""
-    return _SPARK_LITERAL.sub(lambda m: " " * len(m[0]), query)
-
-
-def _defines(text: str, name: str) -> bool:
-    found = re.search(rf"\b{re.escape(name)}\s*(\([^()]*\))?\s+as\s*\(", text, re.IGNORECASE)
-    return found is not None and re.match(r"\s*with\b", text, re.IGNORECASE) is not None
+    return _SPARK_LITERAL.sub(lambda m: m["name"] or " " * len(m[0]), query)
 
 
 def alias_for(query: str, name: TableName) -> str:

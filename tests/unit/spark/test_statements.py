@@ -21,6 +21,13 @@ def check(query: str) -> None:
         ("INSERT OVERWRITE TABLE shop.orders\nselect 1", "lhs.write"),
         ("insert into t values (1)", "lhs.write"),
         ("/* a comment */ insert into `shop`.`orders` select 1", "lhs.write"),
+        ("with a as (select 1) insert into shop.orders select * from a", "lhs.write"),
+        ("from a insert overwrite table shop.orders select *", "lhs.write"),
+        ("from a insert into b select * insert into shop.orders select *", "lhs.write"),
+        ("explain insert into shop.orders select 1", "lhs.write"),
+        ("with a as (select 1), b as (select ')') delete from shop.orders where id in (select * from a)", "operation="),
+        ("  with a(x) as (select 1) update shop.orders set x = 1", "columns="),
+        ("with `a b` as (select 1) merge into t using `a b` on true when matched then delete", "lhs.write"),
         ("merge into shop.orders using x on true when matched then delete", "lhs.write"),
         ("update shop.orders set a = 1", "columns="),
         ("delete from shop.orders where id = 1", "operation='delete'"),
@@ -57,6 +64,9 @@ def test_what_changes_a_table_says_what_to_do(query: str, remedy: str) -> None:
         "cache table c as select * from shop.orders",
         "create temp view v as select * from shop.orders",
         "update_of(1)",
+        "select `insert into t` from shop.orders",
+        "with a as (select 1) insert into elsewhere.copy select * from shop.orders",
+        "from shop.orders insert into a select * insert overwrite b select *",
     ],
 )
 def test_what_does_not_is_let_pass(query: str) -> None:

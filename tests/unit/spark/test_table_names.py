@@ -29,6 +29,19 @@ TABLES = ["shop.orders", "shop.users", "default.bare"]
         ("select * from (select * from shop.orders), shop.users", ["shop.orders", "shop.users"]),
         ("select * from SHOP.Orders o, BARE, shop.ORDERS$Lake", ["shop.orders", "default.bare", "shop.orders$Lake"]),
         ("describe extended shop.orders", ["shop.orders"]),
+        ("select `it's`, `a--b`, `c/*d` from shop.orders where `it's` = 'from shop.users'", ["shop.orders"]),
+        # What a statement defines is its own from there on, in the query that defines it.
+        ("(with bare as (select 1) select * from bare)", []),
+        ("select * from (with bare as (select 1) select * from bare) a, bare", ["default.bare"]),
+        ("select * from bare where x in (with BARE(x) as (select 1) select x from Bare)", ["default.bare"]),
+        ("create table q using parquet as with bare as (select 1) select * from bare", []),
+        ("with a as (select * from bare), bare as (select 2) select * from a, bare", ["default.bare"]),
+        ("with bare as (select ')' x from bare) select * from bare", ["default.bare"]),
+        ("with recursive bare as (select 1 union all select x from bare) select * from bare", []),
+        ("with `bare` as (select `)` from shop.users), b as (select * from bare) select * from b", ["shop.users"]),
+        ("with a as (with bare as (select 1) select * from bare) select * from a, bare", ["default.bare"]),
+        ("select x from bare group by x with rollup", ["default.bare"]),
+        ("with bare as (select 1", []),
     ],
 )
 def test_find(query: str, names: list[str]) -> None:
