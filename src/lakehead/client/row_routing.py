@@ -20,6 +20,7 @@ SHARE_ROWS = 4096
 """Rows of an unkeyed batch that are worth a tablet of their own."""
 _SLICE_ROWS = 1 << 16
 _FEW_GROUPS = 8
+_CODES_MAX = 1 << 62
 
 
 def route(
@@ -84,8 +85,8 @@ def partition_codes(desc: TableDescriptor, batch: pa.RecordBatch) -> tuple[list[
     """Partition names, and per row the position of its name; ([], None) for unpartitioned tables."""
     if not desc.partition_by:
         return [], None
-    code = np.zeros(batch.num_rows, np.int64)
-    dictionaries = []
+    code, codes_end = np.zeros(batch.num_rows, np.int64), 1
+    parts: list[tuple[pa.Array, Rows]] = []
     for column in desc.partition_by:
         values = batch.column(column)
         if pa.types.is_timestamp(values.type) and values.type.tz:
@@ -97,16 +98,17 @@ def partition_codes(desc: TableDescriptor, batch: pa.RecordBatch) -> tuple[list[
         else:
             encoded = pc.dictionary_encode(values)
             dictionary = encoded.dictionary
-        code = code * max(len(dictionary), 1) + to_numbers(encoded.indices)
-        dictionaries.append(dictionary)
-    used, codes = np.unique(code, return_inverse=True)
-    names = []
-    for c in used.tolist():
-        values = []
-        for dictionary in reversed(dictionaries):
-            c, at = divmod(c, max(len(dictionary), 1))
-            values.append(dictionary[at].as_py())
-        names.append(partition_name(desc.partition_by, tuple(reversed(values))))
+        if codes_end * len(dictionary) > _CODES_MAX:
+            used, code = np.unique(code, return_inverse=True)
+            codes_end = len(used)
+        indices = to_numbers(encoded.indices)
+        code, codes_end = code * len(dictionary) + indices, codes_end * len(dictionary)
+        parts.append((dictionary, indices))
+    _, rows, codes = np.unique(code, return_index=True, return_inverse=True)
+    names = [
+        partition_name(desc.partition_by, tuple(dictionary[at[row]].as_py() for dictionary, at in parts))
+        for row in rows.tolist()
+    ]
     return names, codes.reshape(-1).astype(np.int64)
 
 

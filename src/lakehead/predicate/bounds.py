@@ -32,7 +32,8 @@ _FLIPPED: dict[BoundOp, BoundOp] = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", 
 class Bound:
     """A condition on one top-level column that every matching row satisfies.
 
-    ``value`` is a Python value of the column's type, a tuple of them for "in", None for the two null tests. Among
+    ``value`` is a Python value of the column's type, a tuple of them for "in", None for the two null tests. A time with
+    a zone is in UTC: in others Python compares those of an hour that comes twice by the clock, or not at all. Among
     floats NaN is greater than every number: ``>`` and ``>=`` may not skip data that can hold NaN.
     """
 
@@ -82,10 +83,23 @@ def keys_of(bounds: Iterable[Bound], key_columns: pa.Schema) -> pa.RecordBatch |
         return None
     rows = list(itertools.product(*(values[name] for name in key_columns.names)))
     try:
-        columns = [pa.array([row[i] for row in rows], f.type) for i, f in enumerate(key_columns)]
+        columns = [_exactly([row[i] for row in rows], f.type) for i, f in enumerate(key_columns)]
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         return None
     return pa.RecordBatch.from_arrays(columns, schema=key_columns)
+
+
+def _exactly(values: list[object], t: pa.DataType) -> pa.Array:
+    """An array of these; of times finer than the type has, which no row holds, Arrow would make others.
+
+    Raises:
+        pa.ArrowInvalid: there is such a time.
+    """
+    if pa.types.is_timestamp(t):
+        return pa.array(values, pa.timestamp("us", t.tz)).cast(t)
+    if pa.types.is_time(t):
+        return pa.array(values, pa.time64("us")).cast(t)
+    return pa.array(values, pa.duration("us")).cast(t) if pa.types.is_duration(t) else pa.array(values, t)
 
 
 def _conjuncts(tree: Node) -> Iterator[Node]:
@@ -152,6 +166,8 @@ def value_for(scalar: pa.Scalar, column: pa.DataType) -> object:
     if not scalar.is_valid or "ns" in (getattr(column, "unit", None), getattr(own, "unit", None)):
         return None
     try:
+        if types.is_timestamp(own) and own.tz is not None:
+            scalar = scalar.cast(pa.timestamp(own.unit, "UTC"))
         value: object = scalar.as_py()
     except (ValueError, OverflowError, pa.ArrowException):
         return None

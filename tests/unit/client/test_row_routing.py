@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from lakehead.client import row_routing
 from lakehead.client.row_routing import SHARE_ROWS, clustered, partition_codes, route, slices
 from lakehead.format.bucketing import bucket_ids
 from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey, partition_name
@@ -130,3 +131,19 @@ def test_rows_for_many_tablets_are_gathered(desc: TableDescriptor, gathered: boo
         assert frames <= len(sent) + 3 < as_they_are / 2
         assert all(part == sorted(part, key=int) for part in sent.values()), "the rows of a tablet stay in their order"
     assert sorted(s for part in sent.values() for s in part) == sorted(rows["s"].to_pylist())
+
+
+@pytest.mark.parametrize("codes_max", [1, 4, 1 << 62])
+@pytest.mark.parametrize("columns", [1, 3, 10])
+def test_partitions_of_more_combinations_than_a_number_counts(
+    columns: int, codes_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_routing, "_CODES_MAX", codes_max)
+    names = tuple(f"p{i}" for i in range(columns))
+    batch = pa.RecordBatch.from_pydict({name: [(7 * n + i) % 100 for n in range(150)] for i, name in enumerate(names)})
+    desc = TableDescriptor("t", TablePath("a", "t"), Schemas.only(batch.schema), (), names, (), 1, None)
+    found, codes = partition_codes(desc, batch)
+    assert codes is not None and len(set(found)) == len(found) == 100
+    assert [found[code] for code in codes] == [
+        partition_name(names, tuple(row[name] for name in names)) for row in batch.to_pylist()
+    ]
