@@ -495,7 +495,7 @@ class Tablet:
                 return
             self._require_owned()
             with self._log_lock:
-                self._log.observe(now_us, self._steady_us())
+                self._log.observe(self._clock.now_us(), self._steady_us())  # rows may have come since the turn began
             done: set[type[Note]] = set()
             while (note := self.due(now_us, retention_us, tiered)) is not None and type(note) not in done:
                 done.add(type(note))
