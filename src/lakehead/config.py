@@ -26,14 +26,20 @@ def parse_duration_ms(text: object, name: str = "duration") -> int:
     """Milliseconds of ``"250ms"``, ``"30s"``, ``"5m"``, ``"1h"``, ``"7d"``, or of a number of seconds.
 
     Raises:
-        InvalidPropertyError: the text has no such form or is negative.
+        InvalidPropertyError: the text has no such form, is negative, or more than 1000 years.
     """
     if isinstance(text, int | float) and not isinstance(text, bool) and 0 <= text < float("inf"):
-        return int(text * 1000)
+        return _within_limit(text * 1000, text, name)
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)\s*", text) if isinstance(text, str) else None
     if not found:
         raise InvalidPropertyError(f"{name}={text!r} is not a duration: write for example '500ms', '30s', '5m' or '1h'")
-    return int(float(found[1]) * _UNITS_MS[found[2]])
+    return _within_limit(float(found[1]) * _UNITS_MS[found[2]], text, name)
+
+
+def _within_limit(ms: float, text: object, name: str) -> int:
+    if ms > DURATION_MS_MAX:
+        raise InvalidPropertyError(f"{name}={text!r} is over the limit of 1000 years")
+    return int(ms)
 
 
 def parse_size_bytes(text: object, name: str = "size") -> int:
@@ -106,8 +112,6 @@ class TableProperties:
             inner = edge[name]
             if inner.endswith("_ms"):
                 values[inner] = None if value is None and inner == "log_ttl_ms" else parse_duration_ms(value, name)
-                if (values[inner] or 0) > DURATION_MS_MAX:
-                    raise InvalidPropertyError(f"{name}={value!r} is over the limit of 1000 years")
             elif inner.endswith("_bytes"):
                 values[inner] = parse_size_bytes(value, name)
                 low, high = FILE_BYTES[inner]

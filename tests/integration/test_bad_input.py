@@ -28,6 +28,7 @@ class Tables:
         self.con = con
         self.keyed = con.create_table("b.keyed", KV, primary_key="k")
         self.log = con.create_table("b.log", X)
+        self.laked = con.create_table("b.laked", X, lake="iceberg")
         self.parts = con.create_table("b.parts", KV, primary_key=["k", "v"], partition_by="v")
         self.keyed.upsert([{"k": 1, "v": "one"}])
         self.log.append([{"x": 1}])
@@ -38,7 +39,7 @@ def tables(con: lh.Connection) -> Iterator[Tables]:
     made = Tables(con)
     yield made
     # Whatever the cases tried: the tables are as they were.
-    assert con.tables("b") == ["b.keyed", "b.log", "b.parts"]
+    assert con.tables("b") == ["b.keyed", "b.laked", "b.log", "b.parts"]
     assert made.keyed.scan().to_arrow().to_pylist() == [{"k": 1, "v": "one"}]
     assert made.log.scan().to_arrow().to_pylist() == [{"x": 1}]
     assert [r["high_watermark"] for t in (made.keyed, made.log) for r in t.status().to_pylist()] == [1, 1]
@@ -47,6 +48,19 @@ def tables(con: lh.Connection) -> Iterator[Tables]:
 
 def create(schema: object, **how: Any) -> Callable[[Tables], object]:
     return lambda t: t.con.create_table("b.new", schema, **how)
+
+
+def at(t: Tables, offset: Any, bucket: Any = 0) -> object:
+    return t.log.subscribe({lh.TabletId((), bucket): offset})
+
+
+def until(t: Tables, offset: Any) -> object:
+    return t.log.subscribe("earliest", stop={lh.TabletId((), 0): offset})
+
+
+def add(t: Tables, name: Any) -> None:
+    with t.log.alter() as alteration:
+        alteration.add_column(name, pa.int64())
 
 
 TWICE = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array(["a"])], names=["k", "k", "v"])
@@ -109,6 +123,23 @@ CASES: dict[str, tuple[Callable[[Tables], object], type[lh.LakeheadError], str]]
     "subscribe to no tablet": (lambda t: t.log.subscribe({"a": 1}), lh.InvalidRequestError, "TabletId"),  # type: ignore[dict-item]
     "subscribe until whenever": (lambda t: t.log.subscribe(stop="then"), lh.InvalidRequestError, "'now'"),  # type: ignore[arg-type]
     "writer of the wrong kind": (lambda t: t.log.writer().delete([1]), lh.WrongTableKindError, "append"),
+    "subscribe at infinity": (lambda t: at(t, float("inf")), lh.InvalidRequestError, "TabletId"),
+    "subscribe until infinity": (lambda t: until(t, float("inf")), lh.InvalidRequestError, "TabletId"),
+    "subscribe far out": (lambda t: at(t, 1 << 70), lh.InvalidRequestError, "bucket 0"),
+    "subscribe until far out": (lambda t: until(t, 1 << 63), lh.InvalidRequestError, "bucket 0"),
+    "subscribe to a bucket in words": (lambda t: at(t, 0, bucket="0"), lh.InvalidRequestError, "bucket '0'"),
+    "scan of a number": (lambda t: t.log.scan(columns=5), lh.InvalidRequestError, "list of names"),  # type: ignore[arg-type]
+    "scan of lists": (lambda t: t.log.scan(columns=[[]]), lh.InvalidRequestError, "no name"),  # type: ignore[list-item]
+    "a database that is no text": (lambda t: t.con.tables("\udc80"), lh.InvalidRequestError, "UTF-8"),
+    "a number of a database": (lambda t: t.con.tables(10**30), lh.InvalidRequestError, "UTF-8"),  # type: ignore[arg-type]
+    "a column that is no text": (lambda t: add(t, "\udc80"), lh.InvalidSchemaError, "UTF-8"),
+    "a column that is a number": (lambda t: add(t, 5), lh.InvalidSchemaError, "UTF-8"),
+    "expiry that keeps words": (lambda t: t.laked.lake.expire(keep="5"), lh.InvalidRequestError, "keep='5'"),  # type: ignore[arg-type]
+    "expiry of what is older": (lambda t: t.laked.lake.expire(10**30), lh.InvalidPropertyError, "1000 years"),
+    "orphans that are older": (lambda t: t.laked.lake.remove_orphans(1e306), lh.InvalidPropertyError, "1000 years"),
+    "a long time": (create(X, freshness="9" * 400 + "d"), lh.InvalidPropertyError, "1000 years"),
+    "lakes": (create(X, lake=["iceberg"]), lh.InvalidPropertyError, "'iceberg', or None"),
+    "a key that is a number": (create(X, primary_key=5), lh.InvalidSchemaError, "list of names"),
     "connect to nothing": (lambda t: lh.connect(""), lh.InvalidUriError, "folder"),
     "garbage uri": (lambda t: lh.connect("lakehead://256.0.0.1:x"), lh.InvalidUriError, "lakehead://"),
     "another scheme": (lambda t: lh.connect("http://127.0.0.1:80"), lh.InvalidUriError, "lakehead://"),
@@ -125,6 +156,19 @@ def test_refused_with_its_own_error(tables: Tables, case: str) -> None:
     assert isinstance(raised.value.code, int) and not raised.value.retryable
     if error is not lh.LakeheadError:
         assert type(raised.value) is error
+
+
+def test_refused_alike_by_a_server(tables: Tables) -> None:
+    """What is refused here is not left to an encoder of requests."""
+    with lh.connect(tables.con.uri) as con:
+        log = con.table("b.log")
+        for start in ({lh.TabletId((), 0): 1 << 70}, {lh.TabletId((), 0): float("inf")}):
+            with pytest.raises(lh.InvalidRequestError):
+                log.subscribe(start)  # type: ignore[arg-type]
+        with pytest.raises(lh.InvalidRequestError):
+            con.tables("\udc80")
+        for limit in (1 << 63, 1 << 70):
+            assert log.scan(limit=limit).to_arrow().num_rows == 1
 
 
 def test_a_dead_server(tmp_path: Path) -> None:

@@ -527,3 +527,15 @@ def test_names_and_grants(server: tuple[str, subprocess.Popen[bytes]]) -> None:
     assert b"refused the token" in lakehead(*at, "whoami", code=2, LAKEHEAD_TOKEN=token).stderr
     assert b"--to" in lakehead(*at, "grant", "read", "shop", code=2).stderr
     assert b"--from" in lakehead(*at, "revoke", "read", "shop", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("query", "row"),
+    [
+        ("select 1 as a, 2 as a_2, 3 as a", {"a": 1, "a_2": 2, "a_3": 3}),
+        ("select 1 as a, 2 as a, 3 as a_1, 4 as a", {"a": 1, "a_2": 2, "a_1": 3, "a_3": 4}),
+        ("select 1 as a, 2 as a", {"a": 1, "a_1": 2}),
+    ],
+)
+def test_columns_of_one_name_are_all_printed(tmp_path: Path, query: str, row: dict[str, int]) -> None:
+    assert documents("--uri", tmp_path, "sql", query) == [row]

@@ -185,6 +185,53 @@ def test_accumulate_over_micro_batches(con: lh.Connection, spark: SparkSession, 
     assert rows_of(con, "p.sums_of_arrow") == rows_of(con, "p.sums")
 
 
+def test_tasks_and_the_driver_accumulate_alike(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:
+    """Sums that tasks hand on have more digits than their column; NaN comes by any of them."""
+    most, nan = 2**63 - 1, float("nan")
+    schema = pa.schema([("id", pa.int64()), ("n", pa.int64()), ("d", pa.decimal128(38, 2)), ("f", pa.float32())])
+    rows = [{"id": 1, "n": n, "d": d, "f": f} for n, d, f in ((most, 1, nan), (5, None, 1.0), (-6, 2, None))]
+    log = con.create_table("p.limits", schema, buckets=2)
+    log.append(pa.Table.from_pylist(rows, schema))
+
+    def step(batch: DataFrame, out: Layers) -> None:
+        columns = batch.selectExpr("id", "n", "d", "f as least", "f as greatest").repartition(3)
+        how: dict[str, Any] = {"sum": ["n", "d"], "min": "least", "max": "greatest", "primary_key": ["id"]}
+        out.accumulate("p.limits_by_tasks", columns, **how)
+        out.accumulate("p.limits_by_driver", columns.toArrow(), **how)
+
+    def run() -> None:
+        query = lhs.pipeline(stream_of(con, spark, "p.limits"), step, checkpoint=str(tmp_path), trigger="available now")
+        query.awaitTermination()
+
+    run()
+    sums = [f"p.limits_by_{who}" for who in ("tasks", "driver")]
+    expected = f"[(1, {most - 1}, Decimal('3.00'), 1.0, nan)]"
+    assert [str(rows_of(con, name)) for name in sums] == [expected, expected]
+    log.append(pa.Table.from_pylist([{"id": 1, "n": 2, "d": None, "f": -1.0}], schema))
+    with pytest.raises(Exception, match="a sum of column 'n' does not fit int64") as raised:
+        run()
+    assert isinstance(lhs.raised(raised.value), lh.SchemaMismatchError)
+    assert [str(rows_of(con, name)) for name in sums] == [expected, expected]
+
+
+def test_what_has_no_sum_or_order_makes_no_table(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:
+    con.create_table("p.unordered", EVENTS).append(events(range(3)))
+    stream, tables = stream_of(con, spark, "p.unordered"), con.tables()
+    for number, (expression, way) in enumerate(
+        [("shop", "sum"), ("array(amount)", "min"), ("named_struct('a', id)", "max")]
+    ):
+
+        def step(batch: DataFrame, out: Layers, expression: str = expression, way: Any = way) -> None:
+            rows = batch.selectExpr("id", f"{expression} as v")
+            out.accumulate("p.of_unordered", rows, **{way: "v"}, primary_key=["id"])
+
+        query = lhs.pipeline(stream, step, checkpoint=str(tmp_path / str(number)), trigger="available now")
+        with pytest.raises(Exception, match=f"has no {way}") as raised:
+            query.awaitTermination()
+        assert isinstance(lhs.raised(raised.value), lh.SchemaMismatchError)
+    assert con.tables() == tables
+
+
 def test_a_pipeline_reads_a_stream(spark: SparkSession) -> None:
     with pytest.raises(lh.InvalidRequestError, match="readStream"):
         lhs.pipeline(spark.createDataFrame([(1,)], "id bigint"), new_only)
@@ -288,6 +335,41 @@ def test_changes_that_cannot_be_applied(con: lh.Connection, spark: SparkSession,
             stream, "p.fed", keys="k", sequence_by="seq", checkpoint=str(tmp_path), trigger="available now"
         ).awaitTermination()
     assert rows_of(con, "p.fed") == []
+
+
+def test_changes_that_are_refused_make_no_table(con: lh.Connection, spark: SparkSession) -> None:
+    con.create_table("p.refusing", EVENTS)
+    stream = stream_of(con, spark, "p.refusing")
+    tables, refused = con.tables(), lh.InvalidRequestError
+
+    def refuse(why: str, changes: DataFrame = stream, **how: Any) -> None:
+        for scd_type in ("1", "2"):
+            given = {"keys": "id", "sequence_by": "amount", **how}
+            with pytest.raises(refused, match=why):
+                lhs.apply_changes(changes, "p.refused", stored_as_scd_type=scd_type, **given)  # type: ignore[arg-type]
+
+    refuse(r"column_list has columns \['shop'\] twice", column_list=["id", "shop", "shop"])
+    refuse(r"keys has columns \['id'\] twice", keys=["id", "id"])
+    refuse(r"the changes have columns \['shop'\] twice", stream.selectExpr("*", "shop"))
+    for name in ("__lakehead_sequence", "__lakehead_deleted", "__x"):
+        refuse(f"{name}.*except_column_list", stream.withColumn(name, stream["shop"]))
+    for expression in ("null", "make_dt_interval(0)", "make_ym_interval(amount)", "array(amount)"):
+        refuse("sequence_by is of type", sequence_by=expression)
+    refuse("a key cannot be called 'sequence'", stream.withColumnRenamed("id", "sequence"), keys="sequence")
+    refuse("readStream", spark.createDataFrame([(1, "a", 2)], "id bigint, shop string, amount bigint"))
+    assert con.tables() == tables
+
+
+def test_a_reserved_column_that_is_left_out_may_order_changes(
+    con: lh.Connection, spark: SparkSession, tmp_path: Path
+) -> None:
+    con.create_table("p.ordering", EVENTS).append(events(range(4)))
+    stream = stream_of(con, spark, "p.ordering").selectExpr("shop", "id", "amount as __lakehead_sequence")
+    lhs.apply_changes(
+        stream, "p.ordered", keys="shop", sequence_by="__lakehead_sequence", checkpoint=str(tmp_path),
+        except_column_list="__lakehead_sequence", trigger="available now",
+    ).awaitTermination()  # fmt: skip
+    assert rows_of(con, "p.ordered") == [("a", 2), ("b", 3)]
 
 
 def test_the_changelog_of_another_table(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:

@@ -246,6 +246,38 @@ def test_lhs_write_says_what_it_does_not_do(con: lh.Connection, spark: SparkSess
     assert con.table("w.there").scan().count() == 0
 
 
+@pytest.mark.parametrize("key", [None, "id"])
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("operation", ["insert", "Append", "", "overwrite"])
+def test_operations_that_there_are_not(
+    con: lh.Connection, spark: SparkSession, key: str | None, there: bool, operation: Any
+) -> None:
+    name = f"w.op_{key}_{there}"
+    if there:
+        con.create_table(name, SCHEMA, primary_key=key, if_not_exists=True)
+    with pytest.raises(lh.InvalidPropertyError, match=r"operation='.*' must be append, upsert or delete"):
+        lhs.write(rows_of(spark, range(3)), name, operation=operation, primary_key=key)
+    assert (name in con.tables("w")) is there
+
+
+@pytest.mark.parametrize(("operation", "key"), [("upsert", None), ("append", "id")])
+def test_no_table_is_made_that_would_not_take_the_rows(
+    con: lh.Connection, spark: SparkSession, operation: Any, key: str | None
+) -> None:
+    with pytest.raises(lh.WrongTableKindError, match=f"operation='{operation}'"):
+        lhs.write(rows_of(spark, range(3)), "w.unmade", operation=operation, primary_key=key)
+    assert "w.unmade" not in con.tables("w")
+
+
+def test_lhs_write_takes_no_stream(con: lh.Connection, spark: SparkSession) -> None:
+    stream = spark.readStream.format("rate").load().selectExpr("value id")
+    con.create_table("w.takes", pa.schema([("id", pa.int64())]))
+    for name in ("w.takes", "w.of_a_stream"):
+        with pytest.raises(lh.InvalidRequestError, match=r"writeStream\.format\('lakehead'\).*lhs\.pipeline"):
+            lhs.write(stream, name)
+    assert "w.of_a_stream" not in con.tables("w")
+
+
 def test_a_table_that_is_dropped_ends_the_query_that_writes_it(
     con: lh.Connection, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import duckdb
@@ -180,6 +180,107 @@ def test_frames_are_filtered_as_duckdb_means_it(con: lh.Connection) -> None:
             assert con.sql(f"select count(*) from frame where {where}", frames=frames).fetchone() == (len(keys),)
     assert con.sql("select count(*), max(f) from frame", frames={"frame": rows}).fetchone()[0] == 4  # type: ignore[index]
     assert con.sql("select count(*) from frame", frames={"frame": rows}).fetchone() == (4,)
+
+
+def test_years_far_away_are_the_same_in_scans_and_in_sql(tmp_path: Path) -> None:
+    days = [0, 11_248_737, 11_248_738, 20_000_000, -13_000_000, 2 - (1 << 31), (1 << 31) - 2, (1 << 31) - 1, None]
+    rows = pa.table({"id": range(len(days)), "d": pa.array(days, pa.date32())})
+    with lh.connect(tmp_path) as con:
+        for name, key in (("default.k", "id"), ("default.l", None)):
+            table = con.create_table(name, rows.schema, primary_key=key, lake="iceberg")
+            (table.upsert if key else table.append)(rows.slice(0, 5))
+            con.tier(name)
+            (table.upsert if key else table.append)(rows.slice(5))
+            for where in ("year(d) > 10000", "year(d) < 0", "month(d) = 7", "day(d) <> 22", "year(d) is null"):
+                wanted = sorted(k for (k,) in con.sql(f"select id from {name} where {where}").fetchall())
+                assert sorted(table.scan(where=where).to_arrow()["id"].to_pylist()) == wanted, where
+                lake = [k for k in wanted if k < 5]
+                assert sorted(table.scan(where=where, tier="lake").to_arrow()["id"].to_pylist()) == lake, where
+            with table.subscribe("earliest", where="year(d) = 56728", stop="now") as found:
+                assert sum(b.rows.num_rows for b in found) == 1
+
+
+class Stream:
+    """Arrow data that another library has, which it gives away once or again and again."""
+
+    def __init__(self, rows: pa.Table, *, once: bool) -> None:
+        self._rows, self._reader = rows, rows.to_reader() if once else None
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return (self._reader or self._rows).__arrow_c_stream__(requested_schema)
+
+
+FRAMES: dict[str, Callable[[pa.Table], object]] = {
+    "table": lambda rows: rows,
+    "reader": lambda rows: rows.to_reader(max_chunksize=3),
+    "dicts": lambda rows: rows.to_pylist(),
+    "pandas": lambda rows: rows.to_pandas(),
+    "dataset": ds.dataset,
+    "scanner": lambda rows: ds.Scanner.from_batches(rows.to_reader()),
+    "dataset's scanner": lambda rows: ds.dataset(rows).scanner(),
+    "stream once": lambda rows: Stream(rows, once=True),
+    "stream": lambda rows: Stream(rows, once=False),
+}
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_a_frame_is_read_as_often_as_a_statement_reads_it(con: lh.Connection, kind: str) -> None:
+    rows = pa.table({"k": range(10), "f": [*map(float, range(9)), float("nan")]})
+    for query, n in {
+        "select * from z": 10,
+        "select * from z a join z b using (k)": 10,
+        "select * from z union all select * from z": 20,
+        "select * from z where f > 7": 2,
+        "select id from shop.orders join z on id = k where f <= 'nan'::double": 10,
+        "select id from shop.users where price <= 'nan'::double union all select k from z": 1000,
+    }.items():
+        n -= kind == "pandas" and ("f > 7" in query or "z on" in query)  # whose NaN is null
+        relation = con.sql(query, frames={"z": FRAMES[kind](rows)})
+        assert [len(relation.fetchall()), len(relation.fetchall()), relation.to_arrow_table().num_rows] == [n] * 3, (
+            query
+        )
+
+
+def test_a_scan_as_a_frame_is_filtered_as_duckdb_means_it(tmp_path: Path) -> None:
+    with lh.connect(tmp_path) as con:
+        table = con.create_table("default.t", pa.schema([("k", pa.int64()), ("f", pa.float64())]))
+        table.append([{"k": k, "f": f} for k, f in enumerate([1.0, 8.0, float("nan"), None])])
+        relation = con.sql(
+            "select a.k from z a join z b using (k) where a.f > 7 order by 1", frames={"z": table.scan()}
+        )
+        assert relation.fetchall() == relation.fetchall() == [(1,), (2,)]
+
+
+def test_dicts_of_a_frame_have_the_columns_that_any_has(con: lh.Connection) -> None:
+    rows = [{"a": 1}, {"b": "x", "a": 2}, {"c": 0.5}, {}]
+    relation = con.sql("select * from z", frames={"z": rows})
+    assert relation.columns == ["a", "b", "c"]
+    assert relation.fetchall() == [(1, None, None), (2, "x", None), (None, None, 0.5), (None, None, None)]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[{"a": 10**20}], [{"a": "\udc80"}], [{"\udc80": 1}], [{1: 2}], [{"a": 1}, 5], [{"a": 1}, [("a", 2)]], [{"a": 1j}],
+     [{"a": 1}, {"a": "x"}], []],
+)  # fmt: skip
+def test_frames_that_are_no_rows_are_refused(con: lh.Connection, rows: object) -> None:
+    with pytest.raises(lh.InvalidRequestError, match="'z'"):
+        con.sql("select * from z", frames={"z": rows})
+
+
+def test_two_frames_of_one_name_in_sql_are_refused(con: lh.Connection) -> None:
+    with pytest.raises(lh.InvalidRequestError, match="two frames"):
+        con.sql("select * from zz", frames={"ZZ": [{"a": 1}], "zz": [{"a": 2}]})
+
+
+def test_what_a_stream_raises_is_raised(con: lh.Connection) -> None:
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield ROWS.to_batches()[0]
+        raise lh.InvalidRequestError("enough")
+
+    reader = pa.RecordBatchReader.from_batches(ROWS.schema, failing())
+    with pytest.raises(lh.InvalidRequestError, match="enough"):
+        con.sql("select * from z", frames={"z": reader})
 
 
 NANS = pa.table(

@@ -19,6 +19,7 @@ from tests.mutation.of_access import OF_ACCESS
 from tests.mutation.of_clients import OF_CLIENTS
 from tests.mutation.of_memory import OF_MEMORY
 from tests.mutation.of_publishing import OF_PUBLISHING
+from tests.mutation.of_reading import OF_READING
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,6 +35,7 @@ MUTANTS = (
     *OF_CLIENTS,
     *OF_MEMORY,
     *OF_PUBLISHING,
+    *OF_READING,
     Mutant(
         "skip the fdatasync",
         "log/tablet.py",
@@ -165,41 +167,6 @@ MUTANTS = (
         "server/tablet.py",
         "keep = keep if tiered is None else min(keep, tiered)",
         "keep = keep",
-        "tests/integration/test_trimmed.py",
-    ),
-    Mutant(
-        "ignore prev_offset",
-        "log/netchange.py",
-        "replaced = prev_offsets[_REPLACES.take(change_types)]",
-        "replaced = prev_offsets[:0]",
-        "tests/unit/log/test_netchange.py tests/properties/test_netchange.py",
-    ),
-    Mutant(
-        "ignore prev_offset where a range is read",
-        "log/netchange.py",
-        "replaced = prev[_REPLACES.take(types)]",
-        "replaced = prev[:0]",
-        "tests/unit/log/test_netchange.py tests/properties/test_netchange.py",
-    ),
-    Mutant(
-        "keep rows that the range itself replaces",
-        "log/netchange.py",
-        "replaced_within[replaced[within] - start] = True",
-        "replaced_within[:0] = True",
-        "tests/unit/log/test_netchange.py tests/properties/test_netchange.py",
-    ),
-    Mutant(
-        "begin the log one row late",
-        "lake/union_read.py",
-        "return view.offsets.get(tablet.key, 0)",
-        "return view.offsets.get(tablet.key, -1) + 1",
-        "tests/integration/test_trimmed.py",
-    ),
-    Mutant(
-        "begin the log one row early",
-        "lake/union_read.py",
-        "return view.offsets.get(tablet.key, 0)",
-        "return max(view.offsets.get(tablet.key, 0) - 1, 0)",
         "tests/integration/test_trimmed.py",
     ),
     Mutant(

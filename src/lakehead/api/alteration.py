@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from lakehead.api.definition import is_text
 from lakehead.errors import InvalidRequestError, InvalidSchemaError
 from lakehead.format.defaults import default_text
 from lakehead.format.schema import normalize_schema
@@ -119,7 +120,9 @@ class TableAlteration:
             self._apply(self._changes)
 
 
-def _field(name: str, type: object) -> pa.Field:
+def _field(name: object, type: object) -> pa.Field:
+    if not is_text(name):
+        raise InvalidSchemaError(f"{name!r} is no name of a column: give a text that can be written as UTF-8")
     if isinstance(type, str):
         try:
             type = pa.type_for_alias(type)

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from lakehead.api.copying import TableCopy, copy_table
-from lakehead.api.definition import definition_of
+from lakehead.api.definition import definition_of, is_text
 from lakehead.api.display import Displayed
 from lakehead.api.folder import AttachedEndpoint, forget_folders, open_folder, release_folder, wait_stopped
 from lakehead.api.granting import Granting
@@ -35,6 +35,7 @@ from lakehead.env.own_sockets import require_own
 from lakehead.env.tls import Tls, read_tls
 from lakehead.errors import (
     InvalidPropertyError,
+    InvalidRequestError,
     InvalidUriError,
     LakeheadError,
     TableNotFoundError,
@@ -281,7 +282,15 @@ class Connection(Displayed, Granting):
         return Table(handle)
 
     def tables(self, database: str | None = None) -> list[str]:
-        """Names ``database.table`` of one database or of all, sorted."""
+        """Names ``database.table`` of one database or of all, sorted.
+
+        Raises:
+            InvalidRequestError: the database is no text.
+        """
+        if not (database is None or is_text(database)):
+            raise InvalidRequestError(
+                f"{database!r} is no name of a database: give a text that can be written as UTF-8"
+            )
         return self._ask(m.ListTables(database=database)).names
 
     def databases(self) -> list[str]:
@@ -399,7 +408,8 @@ class Connection(Displayed, Granting):
         Args:
             query: names are as in DuckDB, without regard to case; a bare table name lives in ``default``.
             params: a list for ``?`` or ``$1``, a dict for ``$name``; the statement then runs at once.
-            frames: tables of this statement by name: Arrow data, pandas, Polars, relations, scans or lists of dicts.
+            frames: tables of this statement by name: Arrow data, pandas, Polars, relations, scans or lists of dicts,
+                of which each has all columns that any has. A stream, which can be read once, is read here, whole.
             unrestricted: the text is code: it may read and write files and addresses with the rights of this process,
                 COPY, ATTACH, LOAD and SET included. What it attaches, loads and sets stays for other such statements of
                 this connection.
@@ -410,7 +420,7 @@ class Connection(Displayed, Granting):
             ColumnNotFoundError, InvalidSchemaError, SchemaChangedError, LakeStateError: a table cannot be altered so;
                 nothing was changed.
             TableNotFoundError: it names a Lakehead table that does not exist.
-            InvalidRequestError: a frame has no rows, or the name of a table.
+            InvalidRequestError: a frame has no rows, or the name of a table or of another frame.
         """
         from lakehead.api.sql import SqlEngine, run_sql
 

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from lakehead.api.pushdown import as_duckdb_means
+from lakehead.api.scan import Scan
 from lakehead.errors import SqlError
 from lakehead.format.read_as import cast_to
 from lakehead.format.schema import map_children, twin_names
@@ -19,7 +20,7 @@ SHOWN = f"* exclude ({_ROW})"
 """What of a `CountedDataset` users see, in SQL."""
 _ROWS_AT_ONCE = 1 << 20
 ReadRows = Callable[[list[str] | None, "pc.Expression | None"], Iterator[pa.RecordBatch]]
-FRAMES = (pa.Table, pa.RecordBatch, pa.RecordBatchReader, ds.Dataset)
+FRAMES = (pa.Table, pa.RecordBatch, ds.Dataset, Scan)
 
 
 class PushdownDataset(ds.Dataset):
@@ -93,7 +94,7 @@ class FrameDataset(PushdownDataset):
     """Arrow data of the caller, whose rows are filtered as DuckDB means it too.
 
     Args:
-        rows: one of `FRAMES`; a stream can be read once.
+        rows: one of `FRAMES`, which can be read any number of times.
         noted: wraps what reads.
     """
 
@@ -111,9 +112,7 @@ class FrameDataset(PushdownDataset):
 
 
 def _batches_of(rows: Any) -> Iterable[pa.RecordBatch]:
-    if isinstance(rows, pa.Table):
-        return rows.to_batches()
-    return rows if isinstance(rows, pa.RecordBatchReader) else [rows]
+    return [rows] if isinstance(rows, pa.RecordBatch) else rows.to_batches()
 
 
 def _in_microseconds(t: pa.DataType) -> pa.DataType:

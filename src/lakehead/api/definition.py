@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from lakehead.config import Limits, TableProperties
+from lakehead.errors import InvalidPropertyError, InvalidSchemaError
 from lakehead.format.schema import normalize_schema, validate_definition
 from lakehead.types import Schemas, TableDescriptor, TablePath
 
@@ -27,6 +29,8 @@ def definition_of(
 ) -> TableDescriptor:
     """A table that nobody has made; arguments and errors as of `lakehead.Connection.create_table`."""
     path = TablePath.parse(name)
+    if not isinstance(lake, str | None):
+        raise InvalidPropertyError(f"lake={lake!r} is no lake format: use 'iceberg', or None")
     plain, key, partitions, bucketing = validate_definition(
         normalize_schema(schema),
         primary_key=_names(primary_key),
@@ -48,5 +52,12 @@ def definition_of(
     )
 
 
+def is_text(value: object) -> bool:
+    """Whether this is a text that can be written as UTF-8, as every name is."""
+    return isinstance(value, str) and not any("\ud800" <= c <= "\udfff" for c in value)
+
+
 def _names(value: Names) -> tuple[str, ...]:
+    if not isinstance(value, str | Iterable | None):
+        raise InvalidSchemaError(f"{value!r} names no columns: give a list of names")
     return () if value is None else (value,) if isinstance(value, str) else tuple(value)

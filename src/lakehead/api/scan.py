@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     import pandas
     import polars
 
+_ROWS_MAX = (1 << 63) - 1
+"""More than any table has."""
+
 
 class Scan(Displayed):
     """Rows of a table as of the moment the scan was made; may be read any number of times.
@@ -52,7 +55,8 @@ class Scan(Displayed):
         self._tier = "lake" if snapshot is not None else tier
         self._handle = handle
         predicate = None if where is None else parse_predicate(where, handle.desc.schema)
-        spec = ReadSpec(tuple(chosen_columns(handle.desc, columns)), predicate, limit, system_columns)
+        most = limit if limit is None else min(limit, _ROWS_MAX)
+        spec = ReadSpec(tuple(chosen_columns(handle.desc, columns)), predicate, most, system_columns)
         self._read = UnionRead(handle, pin(handle, tier=tier, snapshot=snapshot), spec)
 
     def _facts(self) -> Mapping[str, object]:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 
 from lakehead.api.alter_statement import EmptyCopy
 from lakehead.api.copied_table import CopiedRows
@@ -30,7 +31,7 @@ from lakehead.api.relation import INTERRUPTED, Reading, Relation, as_duckdb, req
 from lakehead.api.sandbox import catalog_name, make_duckdb, require_data
 from lakehead.api.statement import NamedTable, Statement, read_statement
 from lakehead.api.subscription import changelog_schema
-from lakehead.api.table import Table, handle_of
+from lakehead.api.table import Table, handle_of, pinned_together
 from lakehead.api.table_names import Suffix, suffix_of
 from lakehead.env.interrupts import shielded
 from lakehead.env.scratch_folders import ScratchFolder
@@ -38,7 +39,7 @@ from lakehead.errors import InvalidRequestError, SchemaChangedError, SqlError, T
 from lakehead.format.changes import named_changes
 from lakehead.lake.listing import files_table
 from lakehead.lake.records import read_log
-from lakehead.lake.union_read import Pin, UnionRead, pin_together
+from lakehead.lake.union_read import Pin, UnionRead
 from lakehead.predicate import parse_predicate
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.types import OFFSET_COLUMN
@@ -153,8 +154,9 @@ def _run(
     reading.run(functools.partial(_make_views, cursor, catalog, shown))
     if frames is not None and not isinstance(frames, Mapping):
         raise InvalidRequestError('frames= takes tables by name: {"name": data}')
+    seen: set[str] = set()
     for name, rows in (frames or {}).items():
-        _register(cursor, name, rows, tables, reading)
+        _register(cursor, name, rows, tables, seen, reading)
     relation = functools.partial(_relation, cursor, statement, params, tables)  # with parameters, it runs at once
     return as_duckdb(Relation(reading.run(relation, relation), reading))
 
@@ -294,18 +296,27 @@ def _view(named: NamedTable, tables: Sequence[str]) -> _View | None:
 
 
 def _register(
-    cursor: duckdb.DuckDBPyConnection, name: object, rows: object, tables: Sequence[str], reading: Reading
+    cursor: duckdb.DuckDBPyConnection,
+    name: object,
+    rows: object,
+    tables: Sequence[str],
+    seen: set[str],
+    reading: Reading,
 ) -> None:
+    """Let the statement read a frame under its name, any number of times: what can be read once is read here, whole."""
     if not isinstance(name, str) or not name.isidentifier():
         raise InvalidRequestError(f"frames: {name!r} is not a name that a statement can use")
     if any(t.lower() == f"{_DEFAULT}.{name}".lower() for t in tables):
         raise InvalidRequestError(f"frames: {name!r} is a table of this connection too: give the frame another name")
-    if type(rows) is Relation or isinstance(rows, duckdb.DuckDBPyRelation):
-        rows = pa.table(rows)
-    elif isinstance(rows, list):
+    if name.lower() in seen:
+        raise InvalidRequestError(f"frames: {name!r} is the name of two frames, as SQL has no case: rename one of them")
+    seen.add(name.lower())
+    if isinstance(rows, list):
         rows = _table_of(name, rows)
     elif type(rows).__module__.startswith("polars.") and hasattr(rows, "to_arrow"):
         rows = rows.to_arrow()
+    elif not isinstance(rows, FRAMES) and _may_be_a_stream(rows):
+        rows = _read_whole(name, rows)
     try:
         cursor.register(name, FrameDataset(rows, reading.noted) if isinstance(rows, FRAMES) else rows)
     except (duckdb.Error, TypeError) as e:
@@ -316,10 +327,31 @@ def _register(
 
 
 def _table_of(name: str, rows: list[Any]) -> pa.Table:
+    """Dicts as a table with the columns that any of them has; null where one lacks it."""
+    columns: dict[str, None] = {}
+    for i, row in enumerate(rows):
+        if not isinstance(row, dict) or not all(isinstance(column, str) for column in row):
+            raise InvalidRequestError(f"frames: row {i} of {name!r} is no dict of column name to value")
+        columns.update(dict.fromkeys(row))
     try:
-        return pa.Table.from_pylist(rows)
-    except (pa.ArrowException, AttributeError, TypeError) as e:
+        return pa.table({column: pa.array([row.get(column) for row in rows]) for column in columns})
+    except (pa.ArrowException, AttributeError, TypeError, ValueError, OverflowError) as e:
         raise InvalidRequestError(f"frames: the rows of {name!r} are no dicts of like values: {e}") from e
+
+
+def _may_be_a_stream(rows: object) -> bool:
+    """Whether what has Arrow data may have them once: pandas' and our own have them again."""
+    has = hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__") or isinstance(rows, ds.Scanner)
+    return has and type(rows).__module__.split(".")[0] != "pandas"
+
+
+def _read_whole(name: str, rows: Any) -> pa.Table:
+    try:
+        if isinstance(rows, pa.RecordBatchReader):  # whose errors are lost on the way through C
+            return rows.read_all()
+        return rows.to_table() if isinstance(rows, ds.Scanner) else pa.table(rows)
+    except (pa.ArrowException, OSError, TypeError, ValueError) as e:
+        raise InvalidRequestError(f"frames: {name!r} cannot be read: {e}") from e
 
 
 # ---- rows -----------------------------------------------------------------------------------------------------------
@@ -352,12 +384,14 @@ def _contents(
     Raises:
         NoLakeError: a suffix asks for the lake of a table that has none.
     """
-    tables = {path: con.table(path) for path in sorted({v.path for v in views})}
-    pins = pin_together([handle_of(t) for t in tables.values()])
-    pinned, copies, unrestricted = dict(zip(tables, pins, strict=True)), engine.copies, engine.unrestricted
+    pinned, copies, unrestricted = (
+        pinned_together(con.table, {v.path for v in views}),
+        engine.copies,
+        engine.unrestricted,
+    )
 
     def rows(view: _View) -> object:
-        table, suffix, pin = tables[view.path], view.suffix, pinned[view.path]
+        (table, pin), suffix = pinned[view.path], view.suffix
         if suffix is Suffix.CHANGELOG:
             return _changelog(table, pin, reading)
         if suffix:

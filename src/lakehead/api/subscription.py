@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
@@ -32,6 +32,7 @@ from lakehead.types import (
 )
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_OFFSET_MAX = (1 << 63) - 1
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,7 +115,11 @@ def chosen_columns(desc: TableDescriptor, columns: Sequence[str] | None) -> list
         ColumnNotFoundError: one does not exist; the message names the nearest.
     """
     names: list[str] = desc.schema.names
+    if not isinstance(columns, str | Iterable | None):
+        raise InvalidRequestError(f"columns={columns!r} names no columns: give a list of names")
     columns = [columns] if isinstance(columns, str) else None if columns is None else list(columns)
+    if not all(isinstance(c, str) for c in columns or ()):
+        raise InvalidRequestError(f"columns={columns!r} holds what is no name of a column")
     if columns is not None and len(set(columns)) != len(columns):
         raise InvalidRequestError(f"columns={columns} names a column twice: name each once")
     for c in columns or ():
@@ -132,7 +137,8 @@ def subscribe(
     stop: Literal["now"] | Mapping[TabletId, int] | None,
 ) -> Subscription:
     """Open a subscription; see `Table.subscribe`."""
-    columns = columns if columns is None or isinstance(columns, str) else list(columns)
+    if isinstance(columns, Iterable) and not isinstance(columns, str):
+        columns = list(columns)  # which is asked for once more after each change of the table
 
     def specify(desc: TableDescriptor) -> ReadSpec:
         wanted = chosen_columns(desc, columns)
@@ -170,6 +176,12 @@ def _stops(handle: TableHandle, stop: Any) -> dict[TabletKey, int] | None:
 
 def _by_key(desc: TableDescriptor, offsets: Mapping[Any, Any], name: str) -> dict[TabletKey, int]:
     try:
-        return {desc.tablet_key(tablet): int(offset) for tablet, offset in offsets.items()}
-    except (AttributeError, TypeError, ValueError) as e:
+        found = {desc.tablet_key(tablet): int(offset) for tablet, offset in offsets.items()}
+    except (AttributeError, TypeError, ValueError, OverflowError) as e:
         raise InvalidRequestError(f"{name}= must map TabletId(partition, bucket) to offsets: {e}") from e
+    for tablet, offset in found.items():
+        if not isinstance(tablet.bucket, int) or abs(offset) > _OFFSET_MAX or abs(tablet.bucket) > _OFFSET_MAX:
+            raise InvalidRequestError(
+                f"{name}= maps bucket {tablet.bucket!r} to {offset}: give numbers of tablets there are"
+            )
+    return found

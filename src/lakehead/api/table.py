@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -32,10 +32,12 @@ from lakehead.errors import (
 from lakehead.format.defaults import default_of
 from lakehead.format.plain import PlainKey, PlainRow
 from lakehead.format.rows import to_key_table
+from lakehead.lake.union_read import Pin, pin_together
 from lakehead.protocol.alterations import Alteration
 from lakehead.types import TableDescriptor, TabletId, Tier, WriteKind
 
 T = TypeVar("T")
+_ATTEMPTS_MAX = 100
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,21 +62,24 @@ class Table(Displayed):
     def __init__(self, handle: TableHandle) -> None:
         self._handle = handle
 
-    def _current(self, call: Callable[[], T], *data: object) -> T:
-        """Call, and again where the table was altered since it was opened and that is what it failed of.
+    def _current(self, call: Callable[[TableHandle], T], *data: object) -> T:
+        """Call with the table as it is known, and again where it was altered since and that is what it failed of.
 
         Args:
+            call: what it does is all by the definition that it is given: other threads may find out another one.
             data: what the call reads; nothing that was read is there to be read again.
         """
         while True:
-            before = self._handle
+            handle = self._handle
             try:
-                return call()
+                return call(handle)
             except (
                 SchemaChangedError, SchemaMismatchError, ColumnNotFoundError, InvalidPredicateError, LakeStateError,
             ):  # fmt: skip
-                self._handle = before.now()
-                if self._handle is before or any(isinstance(d, Iterator | pa.RecordBatchReader) for d in data):
+                now = handle.now()
+                if now.desc.schema_id >= self._handle.desc.schema_id:  # else another thread has a newer one
+                    self._handle = now
+                if now is handle or any(isinstance(d, Iterator | pa.RecordBatchReader) for d in data):
                     raise
 
     def _facts(self) -> Mapping[str, object]:
@@ -159,7 +164,7 @@ class Table(Displayed):
             SchemaMismatchError, ColumnNotFoundError, NullKeyError: the data does not fit; nothing was written.
         """
         self._require(keyed=False, verb="append", use="upsert")
-        return self._current(lambda: self._write("append", rows_for_append(self._desc, data)), data)
+        return self._current(lambda handle: _write(handle, "append", rows_for_append(handle.desc, data)), data)
 
     def upsert(self, data: object, *, columns: Sequence[str] | None = None) -> WriteResult:
         """Insert rows, or update those whose key exists. Rows of one key take effect in order.
@@ -173,7 +178,7 @@ class Table(Displayed):
             SchemaMismatchError, ColumnNotFoundError, NullKeyError: the data does not fit; nothing was written.
         """
         self._require(keyed=True, verb="upsert", use="append")
-        return self._current(lambda: self._write("upsert", rows_for_upsert(self._desc, data, columns)), data)
+        return self._current(lambda handle: _write(handle, "upsert", rows_for_upsert(handle.desc, data, columns)), data)
 
     def delete(self, keys: object) -> WriteResult:
         """Delete rows by primary key; keys that do not exist are ignored. ``rows`` of the result is how many existed.
@@ -189,15 +194,7 @@ class Table(Displayed):
                 f"delete() of {self.name} takes keys, not a condition such as {keys!r}: find the keys with"
                 f" scan(columns={list(self._desc.primary_key)}, where=...)"
             )
-        return self._write("delete", rows_for_delete(self._desc, keys))
-
-    def _write(self, kind: WriteKind, rows: pa.Table) -> WriteResult:
-        if rows.num_rows == 0:
-            return WriteResult(0, {})
-        parts = self._handle.writers.write(kind, rows)
-        # The records of a delete are the rows that it took away.
-        changed = sum(end - start for _, (start, end) in parts) if kind == "delete" else rows.num_rows
-        return _write_result(self._desc, changed, parts)
+        return self._current(lambda handle: _write(handle, "delete", rows_for_delete(handle.desc, keys)), keys)
 
     def _require(self, *, keyed: bool, verb: str, use: str | None) -> None:
         if self._desc.keyed != keyed:
@@ -209,8 +206,9 @@ class Table(Displayed):
         """A pipelined writer with back-pressure; with ``writer_id`` it resumes (and fences) its predecessor."""
         if writer_id is not None and (not isinstance(writer_id, str) or not writer_id):
             raise InvalidRequestError(f"writer_id={writer_id!r} must be a name, such as 'etl-7'")
-        named = self._handle.writers.named(writer_id) if writer_id is not None else self._handle.writers.anonymous()
-        return Writer(self._desc, named, named=writer_id is not None)
+        handle = self._handle
+        named = handle.writers.named(writer_id) if writer_id is not None else handle.writers.anonymous()
+        return Writer(handle.desc, named, named=writer_id is not None)
 
     # ---- look up ----------------------------------------------------------------------------------------------
 
@@ -223,13 +221,13 @@ class Table(Displayed):
         """
         self._require(keyed=True, verb="look up", use="scan")
         what = f"keys of {self.name}"
-        asked = to_key_table(keys, self._desc.key_columns, what=what)
-        return self._current(lambda: self._by_key(in_partitions(self._desc, asked, what)))
 
-    def _by_key(self, keys: pa.Table) -> pa.Table:
-        lookups = self._handle.lookups
-        parts = [lookups.by_key(batch) for batch in slices(keys)]
-        return parts[0] if len(parts) == 1 else pa.concat_tables(parts)
+        def found(handle: TableHandle) -> pa.Table:
+            asked = in_partitions(handle.desc, to_key_table(keys, handle.desc.key_columns, what=what), what)
+            parts = [handle.lookups.by_key(batch) for batch in slices(asked)]
+            return parts[0] if len(parts) == 1 else pa.concat_tables(parts)
+
+        return self._current(found, keys)
 
     def get(self, key: object) -> dict[str, Any] | None:
         """One row as a dict, or None. ``key``: a value, a tuple in key order, or a dict."""
@@ -237,7 +235,7 @@ class Table(Displayed):
             raise SchemaMismatchError(f"get() of {self.name} takes one key, {key!r} may be several: use lookup()")
         self._require(keyed=True, verb="look up", use="scan")
         plain = self._handle.lookups.plain_key(key)
-        found = self.lookup([key]) if plain is None else self._current(lambda: self._row(plain))
+        found = self.lookup([key]) if plain is None else self._current(lambda handle: self._row(handle, plain))
         try:
             return next(iter(found.to_pylist()), None)
         except (OverflowError, ValueError) as e:
@@ -246,8 +244,7 @@ class Table(Displayed):
                 " answers in Arrow"
             ) from e
 
-    def _row(self, key: PlainKey) -> pa.Table | PlainRow:
-        handle = self._handle
+    def _row(self, handle: TableHandle, key: PlainKey) -> pa.Table | PlainRow:
         if not handle.lookups.plain:  # it was altered meanwhile
             return self.lookup([key])
         return PlainRow(handle.desc.schema, handle.lookups.row(key))
@@ -262,13 +259,16 @@ class Table(Displayed):
             InvalidRequestError: the bucket key is no prefix of the primary key.
         """
         self._require(keyed=True, verb="look up", use="scan")
-        desc = self._desc
-        asked = {*desc.partition_by, *(desc.prefix_key or desc.bucket_key)}
-        schema = pa.schema([desc.schema.field(c) for c in desc.primary_key if c in asked])
         what = f"prefixes of {self.name}"
-        prefixes = to_key_table(prefix, schema, what=what)
-        batch = _one_batch(in_partitions(desc, prefixes, what))
-        return self._current(lambda: self._handle.lookups.by_prefix(batch))
+
+        def found(handle: TableHandle) -> pa.Table:
+            desc = handle.desc
+            asked = {*desc.partition_by, *(desc.prefix_key or desc.bucket_key)}
+            schema = pa.schema([desc.schema.field(c) for c in desc.primary_key if c in asked])
+            prefixes = to_key_table(prefix, schema, what=what)
+            return handle.lookups.by_prefix(_one_batch(in_partitions(desc, prefixes, what)))
+
+        return self._current(found, prefix)
 
     # ---- read -------------------------------------------------------------------------------------------------
 
@@ -297,8 +297,8 @@ class Table(Displayed):
             ColumnNotFoundError, InvalidPredicateError, NoLakeError, SnapshotNotFoundError.
         """
         return self._current(
-            lambda: Scan(
-                self._handle,
+            lambda handle: Scan(
+                handle,
                 columns=columns,
                 where=where,
                 tier=tier,
@@ -330,7 +330,7 @@ class Table(Displayed):
                 lone -U or +U.
             stop: None: never ends; ``"now"``: ends at what was readable at the call; or an end offset per tablet.
         """
-        return self._current(lambda: subscribe(self._handle, start=start, columns=columns, where=where, stop=stop))
+        return self._current(lambda handle: subscribe(handle, start=start, columns=columns, where=where, stop=stop))
 
     # ---- lake and state ---------------------------------------------------------------------------------------
 
@@ -345,7 +345,8 @@ class Table(Displayed):
         return TableLake(self._handle)
 
     def _tier(self) -> TieringResult:
-        return self._current(lambda: self.lake.tier())
+        self._desc.require_lake()
+        return self._current(lambda handle: TableLake(handle).tier())
 
     # ---- definition -------------------------------------------------------------------------------------------
 
@@ -373,7 +374,7 @@ class Table(Displayed):
             CommitConflictError: others kept changing the lake; nothing was changed.
             CommitUnknownError: whether the lake took it is not known; do it again.
         """
-        ends = self._current(lambda: empty_table(self._handle))
+        ends = self._current(empty_table)
         return {self._desc.tablet_id(key): end for key, end in ends.items()}
 
     def _alter(self, changes: Sequence[Alteration]) -> None:
@@ -383,7 +384,7 @@ class Table(Displayed):
         """One row a tablet: partition, bucket, start_offset, high_watermark, tiered_offset, rows, lag_rows,
         lag_seconds (age of the oldest row that is not in the lake; null without a lake), damage (what is
         known to be wrong with the tablet's files; null when nothing is)."""
-        return self._current(lambda: status_table(self._handle))
+        return self._current(status_table)
 
 
 def _default(f: pa.Field) -> dict[str, Any]:
@@ -401,6 +402,15 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
     )
 
 
+def _write(handle: TableHandle, kind: WriteKind, rows: pa.Table) -> WriteResult:
+    if rows.num_rows == 0:
+        return WriteResult(0, {})
+    parts = handle.writers.write(kind, rows)
+    # The records of a delete are the rows that it took away.
+    changed = sum(end - start for _, (start, end) in parts) if kind == "delete" else rows.num_rows
+    return _write_result(handle.desc, changed, parts)
+
+
 def _write_result(desc: TableDescriptor, rows: int, parts: Sequence[tuple[Any, tuple[int, int]]]) -> WriteResult:
     """Join the parts of a write per tablet."""
     ranges: dict[TabletId, tuple[int, int]] = {}
@@ -409,6 +419,25 @@ def _write_result(desc: TableDescriptor, rows: int, parts: Sequence[tuple[Any, t
         low, high = ranges.get(tablet, (start, end))
         ranges[tablet] = (min(low, start), max(high, end))
     return WriteResult(rows, ranges)
+
+
+def pinned_together(open_table: Callable[[str], Table], names: Iterable[str]) -> dict[str, tuple[Table, Pin]]:
+    """Tables of one connection by their names, and a union read of each, all pinned as of one moment.
+
+    Raises:
+        SchemaChangedError: one of them is altered all the time.
+        LakeStateError: as `lakehead.lake.union_read.pin`.
+    """
+    names = sorted(names)
+    for left in reversed(range(_ATTEMPTS_MAX)):
+        tables = {name: open_table(name) for name in names}
+        try:
+            pins = pin_together([handle_of(t) for t in tables.values()])
+            return dict(zip(tables, zip(tables.values(), pins, strict=True), strict=True))
+        except SchemaChangedError:  # altered since it was opened a moment ago
+            if not left:
+                raise
+    return {}
 
 
 def handle_of(table: Table) -> TableHandle:

@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
+from lakehead.cli.csv_quotes import Quotes
 from lakehead.cli.literals import from_json, passes_through
 from lakehead.errors import InvalidFileError, SchemaMismatchError
 
@@ -207,12 +208,22 @@ def _csv(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) ->
     )
     if not stream.peek(1):
         raise InvalidFileError("it is empty: the first line must name the columns")
-    reader = csv.open_csv(stream, csv.ReadOptions(block_size=_CSV_BLOCK_BYTES), convert_options=options)
+    quotes = Quotes(stream)
+    reader = csv.open_csv(
+        quotes, csv.ReadOptions(block_size=_CSV_BLOCK_BYTES), csv.ParseOptions(newlines_in_values=True), options
+    )
     found = [name for name in reader.schema.names if name in nested]
     if found:
         raise InvalidFileError(f"CSV cannot hold the nested column {found[0]!r}: use JSON lines, Parquet or Arrow")
+    last = None
     for batch in _or_none(reader, reader.schema):
-        yield _with_binary(batch, schema)
+        if last is not None:
+            yield _with_binary(last, schema)
+        last = batch
+    if quotes.open:  # which Arrow takes for the end of the value
+        raise InvalidFileError("it ends inside a quoted field, as a file does that was cut off: get it again, whole")
+    assert last is not None
+    yield _with_binary(last, schema)
 
 
 def _or_none(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -266,7 +277,7 @@ def _line_reader(schema: pa.Schema) -> Callable[[int, bytes], dict[str, Any]]:
     decoder = msgspec.json.Decoder(dict[str, Any], float_hook=decimal.Decimal if exact else None)
     changes = {f.name: from_json(f.type) for f in schema if not passes_through(f.type)}
     if exact:
-        changes |= {f.name: _float for f in schema if pa.types.is_floating(f.type)}
+        changes |= {f.name: from_json(f.type) for f in schema if pa.types.is_floating(f.type)}
 
     def read(number: int, line: bytes) -> dict[str, Any]:
         name = ""
@@ -286,10 +297,6 @@ def _line_reader(schema: pa.Schema) -> Callable[[int, bytes], dict[str, Any]]:
         return row
 
     return read
-
-
-def _float(value: Any) -> Any:
-    return None if value is None else float(value)
 
 
 _READERS: dict[str, Callable[..., Iterator[Any]]] = {

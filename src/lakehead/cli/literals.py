@@ -6,6 +6,8 @@ import datetime as dt
 import decimal
 import functools
 import json
+import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,7 @@ import pyarrow as pa
 
 from lakehead.errors import InvalidRequestError, SchemaMismatchError
 
+_INFINITE = re.compile("inf|nan", re.IGNORECASE)
 _FAILURES = (ValueError, ArithmeticError, TypeError, AttributeError)
 
 
@@ -42,9 +45,9 @@ def _from_text(text: str, t: pa.DataType) -> Any:
     if types.is_integer(t):
         return int(text)
     if types.is_floating(t):
-        return float(text)
+        return float(text) if _INFINITE.search(text) else _float(decimal.Decimal(text))
     if types.is_nested(t):
-        return from_json(t)(json.loads(text))
+        return from_json(t)(json.loads(text, parse_float=decimal.Decimal))
     return from_json(t)(text)
 
 
@@ -72,6 +75,8 @@ def _is_text(t: pa.DataType) -> bool:
 @functools.lru_cache(maxsize=1024)
 def _converter(t: pa.DataType) -> Callable[[Any], Any]:
     types = pa.types
+    if types.is_floating(t):
+        return _float
     if types.is_decimal(t):
         return _decimal
     if types.is_binary(t) or types.is_large_binary(t) or types.is_fixed_size_binary(t):
@@ -100,6 +105,14 @@ def _same(value: Any) -> Any:
 
 def _refuse(value: object) -> Any:
     raise ValueError(f"{value!r} has another form")
+
+
+def _float(value: Any) -> Any:
+    """A number that was read as a decimal as the nearest float; what is no such number is checked by writing."""
+    if not isinstance(value, decimal.Decimal):
+        return value
+    found = float(value)
+    return _refuse(value) if math.isinf(found) else found
 
 
 def _decimal(value: Any) -> decimal.Decimal:

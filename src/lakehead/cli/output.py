@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -71,13 +72,20 @@ def rows_of(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
     """Rows as dicts; moments that Python's times lack become texts; a repeated name gets a number."""
     import pyarrow as pa
 
-    names: list[str] = []
-    columns: list[list[Any]] = []
-    for name, column in zip(table.schema.names, table.columns, strict=True):
-        names.append(name if name not in names else f"{name}_{len(names)}")
+    names, columns = _different(table.schema.names), []
+    for column in table.columns:
         t = column.type
         columns.append(_values(column.cast(pa.string()) if pa.types.is_timestamp(t) and t.unit == "ns" else column))
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _different(names: Sequence[str]) -> list[str]:
+    """The names, those that were there before with a number that makes them none of the others."""
+    found: list[str] = []
+    for name in names:
+        numbered = (f"{name}_{i}" for i in itertools.count(len(found)))
+        found.append(name if name not in found else next(n for n in numbered if n not in names and n not in found))
+    return found
 
 
 def _values(column: Any) -> list[Any]:
@@ -147,7 +155,7 @@ def _widths(columns: Sequence[str], rows: Sequence[Sequence[object]], terminal: 
 def write_arrow_table(table: pa.Table) -> None:
     """An Arrow table for a person: its first `TEXT_ROWS_MAX` rows, and how many there are."""
     shown = rows_of(table.slice(0, TEXT_ROWS_MAX))
-    names = list(shown[0]) if shown else table.column_names
+    names = _different(table.column_names)
     write_table(names, (list(row.values()) for row in shown))
     more = f"; the first {TEXT_ROWS_MAX} are shown, -o json prints all" if table.num_rows > TEXT_ROWS_MAX else ""
     write_line(count_text(table.num_rows, "row") + more)

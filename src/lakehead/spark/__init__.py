@@ -142,6 +142,11 @@ def lookup_join(
     stream sees what was written a moment before. What is looked up again, as when Spark computes a row twice, may have
     changed meanwhile.
 
+    The table may be altered and overwritten meanwhile, as long as it has this key and these columns. Else whatever
+    computes the rows fails, a query that runs too, with what `raised` makes `SchemaChangedError` of
+    (`WrongTableKindError` where there is a log table now, `TableNotFoundError` where there is none): then make the
+    join again.
+
     Args:
         df: its session knows the connection (`session`, `attach`).
         table: the name of a keyed table.
@@ -155,7 +160,8 @@ def lookup_join(
 
     Raises:
         TableNotFoundError, WrongTableKindError: there is no keyed table of that name.
-        ColumnNotFoundError, InvalidRequestError: a column is not there, or there twice; ``on`` is not the key.
+        ColumnNotFoundError, InvalidRequestError: a column is not there, or there twice, as Spark tells names apart;
+            ``on`` is not the key.
         SchemaMismatchError: a column of ``on`` is of another type than the key.
     """
     _require()
@@ -219,7 +225,7 @@ def apply_changes(
         stream: a streaming DataFrame of changes, whole rows each, whose session knows the connection.
         table: the name of the keyed table. Its primary key is ``keys``; for type 2 ``keys`` and ``start_at``.
         keys: the columns that say which row is meant, by name or as such (``col("id")``).
-        sequence_by: a column or SQL expression, never null: of two changes of a key the greater one is the later.
+        sequence_by: a column or SQL expression, never null or NaN: of two changes of a key the greater one is the later.
             Changes of the same key and sequence are the same change.
         apply_as_deletes: a condition, as in ``"op = 'd'"``: such a change deletes the row.
         column_list, except_column_list: the columns that the table gets, or does not; None for all of the stream.
@@ -269,6 +275,8 @@ def write(
         **definition: as of `lakehead.Connection.create_table`, without the schema.
 
     Raises:
+        InvalidRequestError: ``df`` is a stream; `pipeline` and ``df.writeStream.format("lakehead")`` write those.
+        InvalidPropertyError: there is no such operation, or the definition says what no table has; nothing was made.
         WrongTableKindError, SchemaMismatchError: the table does not take such rows.
         LakeheadError: what a task raised.
     """

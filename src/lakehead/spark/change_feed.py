@@ -18,12 +18,14 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from lakehead.api.connection import Connection
+from lakehead.api.definition import definition_of
 from lakehead.api.input import rows_for_delete, rows_for_upsert
 from lakehead.api.table import Table, handle_of
 from lakehead.client.staging import HeldRows, JobBatch, Part, StagedRows, publish_together
 from lakehead.errors import (
     ColumnNotFoundError,
     InvalidRequestError,
+    InvalidSchemaError,
     SchemaMismatchError,
     TableNotFoundError,
     WrongTableKindError,
@@ -36,6 +38,7 @@ from lakehead.spark.foreach_batch import started
 from lakehead.spark.key_join import places_of
 from lakehead.spark.staged_rows import described, discarded_on_failure, staged_by, task_number
 from lakehead.spark.types import written_schema
+from lakehead.types import RESERVED_PREFIX
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -45,6 +48,7 @@ ScdType: TypeAlias = Literal[1, 2]
 Names: TypeAlias = "str | Column | Sequence[str | Column]"
 """Columns of a DataFrame, by name or as such."""
 _SEQUENCE, _DELETED = "__lakehead_sequence", "__lakehead_deleted"
+_REMEMBERED = "sequence"
 START_AT, END_AT = "start_at", "end_at"
 """Columns of a table of type 2: the sequences at which a row came into force, and at which it was not any more."""
 
@@ -74,44 +78,69 @@ class ChangeFeed:
                 cannot be looked up by these keys.
         """
         sequence = schema.field(_SEQUENCE).type
-        if pa.types.is_nested(sequence):
-            raise InvalidRequestError(
-                f"sequence_by is of type {sequence}: changes are ordered by one number, string or time, such as"
-                " format_string('%019d-%019d', a, b) of two"
-            )
+        self._require_sequence(sequence)
         fields = [schema.field(c) for c in self.columns]
         keys = [schema.field(c).with_nullable(False) for c in self.keys]
+        if taken := [c for c in self.keys if c.casefold() == _REMEMBERED]:
+            raise InvalidRequestError(
+                f"a key cannot be called {taken[0]!r}, as a column of {self.beside} is: rename it in the changes"
+            )
         if self.scd_type == 1:
             expected = remembered = list(self.keys)
             columns = pa.schema(fields)
         else:
-            if taken := [c for c in (START_AT, END_AT) if c in self.columns]:
+            if taken := [c for c in self.columns if c.casefold() in (START_AT, END_AT)]:
                 raise InvalidRequestError(f"columns {taken} are those of a table of type 2: rename them in the changes")
             columns = pa.schema([*fields, pa.field(START_AT, sequence), pa.field(END_AT, sequence)])
-            expected, remembered = [*self.keys, START_AT], [*self.keys, "sequence"]
-        try:
-            target = con.table(self.table)
-        except TableNotFoundError:
-            target = con.create_table(self.table, columns, primary_key=expected, bucket_key=list(self.keys))
-        if not target.primary_key:
-            raise WrongTableKindError(f"{self.table} is a log table: changes are applied to one with keys")
-        if set(target.primary_key) != set(expected):
-            raise SchemaMismatchError(
-                f"the primary key of {self.table} is {list(target.primary_key)}, and stored_as_scd_type="
-                f"{self.scd_type} with keys={list(self.keys)} needs {expected}"
-            )
-        beside = pa.schema([*keys, pa.field("sequence", sequence, False)])
+            expected, remembered = [*self.keys, START_AT], [*self.keys, _REMEMBERED]
+        bucket_key = list(self.keys)
+        sequences = pa.schema([*keys, pa.field(_REMEMBERED, sequence, False)])
+        # Neither is made before both are known to be possible.
+        target, beside = _table(con, self.table), _table(con, self.beside)
+        if target is None:
+            definition_of(self.table, columns, primary_key=expected, bucket_key=bucket_key)
+        else:
+            self._require_fits(target, expected, columns)
+        if beside is None:
+            definition_of(self.beside, sequences, primary_key=remembered, bucket_key=bucket_key)
+        else:
+            self._require_fits(beside, remembered, sequences)
+        if target is None:
+            target = con.create_table(self.table, columns, primary_key=expected, bucket_key=bucket_key)
         con.create_table(
             self.beside,
-            beside,
+            sequences,
             primary_key=remembered,
-            bucket_key=list(self.keys),
+            bucket_key=bucket_key,
             buckets=target.buckets,
             if_not_exists=True,
         )
-        rows_for_upsert(handle_of(target).desc, columns.empty_table(), None)
+
+    def _require_sequence(self, t: pa.DataType) -> None:
+        """Refuse what does not order changes, or what no table has or has as a key."""
+        try:
+            definition_of(self.beside, {_REMEMBERED: t}, primary_key=_REMEMBERED if self.scd_type == 2 else None)
+            possible = not (pa.types.is_nested(t) or pa.types.is_null(t))
+        except InvalidSchemaError:
+            possible = False
+        if not possible:
+            no_float = " that is no float" if pa.types.is_floating(t) else ""
+            raise InvalidRequestError(
+                f"sequence_by is of type {t}: changes are ordered by one number{no_float}, string or time, such as"
+                " format_string('%019d-%019d', a, b) of two"
+            )
+
+    def _require_fits(self, table: Table, key: Sequence[str], columns: pa.Schema) -> None:
+        if not table.primary_key:
+            raise WrongTableKindError(f"{table.name} is a log table: changes are applied to one with keys")
+        if set(table.primary_key) != set(key):
+            raise SchemaMismatchError(
+                f"the primary key of {table.name} is {list(table.primary_key)}, and stored_as_scd_type="
+                f"{self.scd_type} with keys={list(self.keys)} needs {list(key)}"
+            )
+        rows_for_upsert(handle_of(table).desc, columns.empty_table(), None)
         if self.scd_type == 2:
-            target.prefix_lookup(_keys(target, schema.empty_table(), list(self.keys)))
+            table.prefix_lookup(_keys(table, columns.empty_table(), list(self.keys)))
 
     def prepared(self, df: DataFrame, sequence_by: str | Column, deletes: str | Column | None) -> DataFrame:
         """The changes, of the columns that the target gets, with their sequence and whether they delete."""
@@ -161,11 +190,7 @@ class _Apply:
         target, beside = to
         change = _newest if self.feed.scd_type == 1 else _versions
         for chunk in whole_keys(batches, self.feed.keys):
-            if chunk[_SEQUENCE].null_count:
-                raise InvalidRequestError(
-                    f"changes for {self.feed.table} have no sequence (sequence_by is null): leave them out, or say what"
-                    " orders them"
-                )
+            require_sequences(self.feed.table, chunk[_SEQUENCE])
             made = change(self.feed, tables[0], tables[1], chunk)
             # A version that is deleted may come again in the same batch, never the other way round.
             if len(made.removed):
@@ -174,6 +199,20 @@ class _Apply:
                 target.add("upsert", rows_for_upsert(handles[0].desc, made.rows, None))
             if len(made.beside):
                 beside.add("upsert", rows_for_upsert(handles[1].desc, made.beside, None))
+
+
+def require_sequences(table: str, sequence: pa.ChunkedArray) -> None:
+    """Refuse changes that nothing orders; NaN would be the last of all for ever.
+
+    Raises:
+        InvalidRequestError: a sequence is null or NaN.
+    """
+    nan = pa.types.is_floating(sequence.type) and pc.any(pc.is_nan(sequence)).as_py()
+    if sequence.null_count or nan:
+        raise InvalidRequestError(
+            f"changes for {table} have no sequence (sequence_by is {'null' if sequence.null_count else 'NaN'}): leave"
+            " them out, or say what orders them"
+        )
 
 
 @dataclass(frozen=True)
@@ -190,14 +229,14 @@ def _newest(feed: ChangeFeed, target: Table, beside: Table, chunk: pa.Table) -> 
     keys = list(feed.keys)
     last = chunk.filter(pa.array(np.append(_differs_from_next(chunk, keys), True)))
     at, known = places_of(beside, _keys(beside, last, keys))
-    before = known["sequence"].take(pa.array(at, mask=at < 0))
+    before = known[_REMEMBERED].take(pa.array(at, mask=at < 0))
     sequence = last[_SEQUENCE].cast(before.type)
     kept = last.filter(pc.fill_null(pc.greater_equal(sequence, before), True))
     deleted = kept[_DELETED]
     return _Made(
         kept.filter(pc.invert(deleted)).select(list(feed.columns)),
         kept.filter(deleted).select(keys),
-        kept.select([*keys, _SEQUENCE]).rename_columns([*keys, "sequence"]),
+        kept.select([*keys, _SEQUENCE]).rename_columns([*keys, _REMEMBERED]),
     )
 
 
@@ -213,7 +252,7 @@ def _versions(feed: ChangeFeed, target: Table, beside: Table, chunk: pa.Table) -
     kinds = pc.if_else(chunk[_DELETED], _DELETE, _CHANGE)
     history = _history(
         [
-            _events(deletes.select(keys), deletes["sequence"], pa.array([_DELETE] * len(deletes), pa.int32())),
+            _events(deletes.select(keys), deletes[_REMEMBERED], pa.array([_DELETE] * len(deletes), pa.int32())),
             _events(versions.select(keys), versions[START_AT], pa.array([_VERSION] * len(versions)), versions[END_AT]),
             _events(given, chunk[_SEQUENCE].cast(versions[START_AT].type), kinds),
         ]
@@ -229,7 +268,7 @@ def _versions(feed: ChangeFeed, target: Table, beside: Table, chunk: pa.Table) -
         for part, ends in ((added, new["ends"]), (ended, old["ends"]))
     ]
     gone = chunk.filter(chunk[_DELETED]).select([*keys, _SEQUENCE])
-    removed, remembered = gone.rename_columns([*keys, START_AT]), gone.rename_columns([*keys, "sequence"])
+    removed, remembered = gone.rename_columns([*keys, START_AT]), gone.rename_columns([*keys, _REMEMBERED])
     return _Made(pa.concat_tables(rows), removed, remembered)
 
 
@@ -253,6 +292,13 @@ def _history(events: Sequence[pa.Table]) -> pa.Table:
     last = np.append(_differs_from_next(kept, of_key), True)[: len(kept)]
     following = np.arange(1, len(kept) + 1)
     return kept.append_column("ends", kept["sequence"].take(pa.array(following, mask=last)))
+
+
+def _table(con: Connection, name: str) -> Table | None:
+    try:
+        return con.table(name)
+    except TableNotFoundError:
+        return None
 
 
 def _keys(table: Table, rows: pa.Table, keys: list[str]) -> pa.Table:
@@ -303,6 +349,27 @@ def _names(changes: DataFrame, given: Names) -> tuple[str, ...]:
     return tuple(c if isinstance(c, str) else changes.select(c).columns[0] for c in several)
 
 
+def _require_columns(changes: DataFrame, keys: Sequence[str], columns: Sequence[str]) -> None:
+    """Refuse columns that no table has side by side.
+
+    Raises:
+        InvalidRequestError: one is named, or there, twice.
+        InvalidSchemaError: one has a name of ours.
+    """
+    of_frame = changes.columns
+    if twice := sorted({c for c in columns if of_frame.count(c) > 1}):
+        raise InvalidRequestError(f"the changes have columns {twice} twice: rename or drop one of each")
+    for what, names in (("keys", keys), ("column_list", columns)):
+        if twice := sorted({c for c in names if names.count(c) > 1}):
+            raise InvalidRequestError(f"{what} has columns {twice} twice: name each once")
+    if ours := [c for c in columns if c.startswith(RESERVED_PREFIX)]:
+        raise InvalidSchemaError(
+            f"columns {ours}: names that start with '__' are reserved for system columns; rename them, or leave"
+            " them out with except_column_list",
+            column=ours[0],
+        )
+
+
 def apply_changes(
     changes: DataFrame,
     table: str,
@@ -321,6 +388,8 @@ def apply_changes(
     if str(stored_as_scd_type) not in ("1", "2"):
         raise InvalidRequestError(f"stored_as_scd_type={stored_as_scd_type!r} must be 1 or 2")
     con = connection_of(changes.sparkSession)
+    if not changes.isStreaming:
+        raise InvalidRequestError("a DataFrame of spark.read does not grow: begin with spark.readStream")
     if column_list is not None and except_column_list is not None:
         raise InvalidRequestError("column_list and except_column_list say the same in two ways: give one of them")
     of_key, left_out = _names(changes, keys), _names(changes, except_column_list or ())
@@ -332,11 +401,21 @@ def apply_changes(
             raise ColumnNotFoundError(f"the changes have no column {c!r}; {near}", column=c)
     if not of_key or set(of_key) - set(columns):
         raise InvalidRequestError(f"keys={list(of_key)} must name columns that the table gets, {list(columns)}")
+    _require_columns(changes, of_key, columns)
     scd_type: ScdType = 1 if str(stored_as_scd_type) == "1" else 2
     beside = f"{table}__sequences" if scd_type == 1 else f"{table}__deletes"
     feed = ChangeFeed(con.uri, table, beside, of_key, columns, scd_type)
     prepared = feed.prepared(changes, sequence_by, apply_as_deletes)
-    feed.require_tables(con, written_schema(prepared.schema))
+    try:
+        schema = written_schema(prepared.schema)
+    except InvalidSchemaError as e:
+        if e.context.get("column") != _SEQUENCE:
+            raise
+        raise InvalidRequestError(
+            f"sequence_by is of type {prepared.schema[_SEQUENCE].dataType.simpleString()}: changes are ordered by one"
+            " number, string or time"
+        ) from e
+    feed.require_tables(con, schema)
 
     def work(rows: DataFrame, batch: JobBatch, *, small: bool) -> None:
         feed.apply(con, rows, batch, small=small)

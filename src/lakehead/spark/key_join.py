@@ -3,9 +3,10 @@ of keys at a time, so that there is no shuffle, no state, and no copy of the tab
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,13 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from lakehead.api.table import Table, handle_of
-from lakehead.errors import ColumnNotFoundError, InvalidRequestError, WrongTableKindError
+from lakehead.errors import (
+    ColumnNotFoundError,
+    InvalidRequestError,
+    SchemaChangedError,
+    TableNotFoundError,
+    WrongTableKindError,
+)
 from lakehead.format.joins import join
 from lakehead.format.read_as import cast_to
 from lakehead.format.rows import to_key_table
@@ -22,12 +29,65 @@ from lakehead.spark.connections import connection_of, worker_table
 from lakehead.spark.map_in_arrow import map_in_arrow
 from lakehead.spark.remembered import Positions, RememberedJoins
 from lakehead.spark.types import arrow_schema, spark_schema
+from lakehead.types import TableDescriptor, children, without_ids
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 How = Literal["left", "inner"]
 _ROW, _AT = "__lakehead_row", "__lakehead_at"
+_AGAIN = "make the join again with lhs.lookup_join, and start a streaming query from its checkpoint"
+Alike: TypeAlias = Callable[[str], str]
+"""The same for names that Spark takes for one."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a join was planned with of its table. As long as that is so the join goes on, whatever else is altered, also
+    with another table that has the name: one that is overwritten is a new one.
+
+    Attributes:
+        key: columns of the primary key.
+        columns: those to add, with their ids.
+    """
+
+    table_id: str
+    key: pa.Schema
+    columns: pa.Schema
+
+    @classmethod
+    def of(cls, desc: TableDescriptor, columns: Sequence[str]) -> Planned:
+        """For a table as it is now; columns that it does not have are left out."""
+        fields = desc.schemas.current.fields
+        there = [fields.field(c).with_nullable(True) for c in columns if c in fields.names]
+        return cls(desc.table_id, desc.key_columns, pa.schema(there))
+
+    def require(self, desc: TableDescriptor) -> None:
+        """That a table still is what the join was planned with.
+
+        Raises:
+            WrongTableKindError: it has no keys.
+            SchemaChangedError: it has another key, or a column that is wanted is gone, renamed or of another type.
+        """
+        if not desc.keyed:
+            raise WrongTableKindError(
+                f"table {desc.path}, in which a join looks up keys, was made anew as a log table, which has none: make"
+                " the join again, with a keyed table",
+                table=str(desc.path),
+            )
+        now = Planned.of(desc, self.columns.names)
+        if now.table_id == self.table_id:
+            same = now.columns.equals(self.columns, check_metadata=True)
+        else:  # its ids are its own
+            same = without_ids(list(now.columns)) == without_ids(list(self.columns))
+        if not same or now.key != self.key:
+            columns = ", ".join(f"{f.name} {f.type}" for f in desc.schema)
+            raise SchemaChangedError(
+                f"table {desc.path} was altered, or made anew, since a join was planned that looks up keys in it, and"
+                f" has now the key {list(desc.primary_key)} and the columns {columns}: {_AGAIN}",
+                table=str(desc.path),
+                schema_id=desc.schema_id,
+            )
 
 
 @dataclass(frozen=True)
@@ -36,7 +96,7 @@ class LookupJoin:
 
     Attributes:
         on: columns of the DataFrame, in the order of the table's primary key.
-        columns: those of the table to add.
+        planned: the columns of the table to add, and its key.
         stale_ms: how long what a key had is taken to be what it has.
         schema: of the rows that come out.
     """
@@ -44,15 +104,31 @@ class LookupJoin:
     uri: str
     table: str
     on: tuple[str, ...]
-    columns: tuple[str, ...]
+    planned: Planned
     how: How
     stale_ms: int
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        table = worker_table(self.uri, self.table)
+        """Raises: TableNotFoundError, WrongTableKindError, SchemaChangedError: the table is not what it was."""
+        table = self._opened()
         for batch in batches:
-            yield self.joined(table, batch)
+            try:
+                rows = self.joined(table, batch)
+            except TableNotFoundError:  # dropped since it was opened: another one may have its name
+                table = self._opened()
+                rows = self.joined(table, batch)
+            yield rows
+
+    def _opened(self) -> Table:
+        try:
+            table = worker_table(self.uri, self.table)
+        except TableNotFoundError as e:
+            raise TableNotFoundError(
+                f"table {self.table}, in which a join looks up keys, is gone ({e.message}): {_AGAIN}", table=self.table
+            ) from e
+        self.planned.require(handle_of(table).desc)
+        return table
 
     def joined(self, table: Table, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A batch with the columns of the table, in its order."""
@@ -79,15 +155,18 @@ class LookupJoin:
         return pa.array(at, mask=at < 0), rows
 
     def _places(self, table: Table, keys: pa.Table) -> tuple[Positions, pa.RecordBatch]:
+        columns = self.planned.columns.names
+
         def ask(unknown: pa.Table) -> tuple[Positions, pa.RecordBatch]:
             found, rows = places_of(table, unknown)
-            return found, rows.select(list(self.columns))
+            self.planned.require(handle_of(table).desc)  # it may have been altered meanwhile
+            return found, rows.select(columns)
 
         if not self.stale_ms:
             return ask(keys)
         handle = handle_of(table)
         desc = handle.desc
-        join = (self.uri, desc.table_id, desc.schema_id, self.columns, self.stale_ms)
+        join = (self.uri, desc.table_id, desc.schema_id, tuple(columns), self.stale_ms)
         return _remembered.of(join, self.stale_ms / 1000, handle.env.clock).places(keys, ask)
 
 
@@ -127,18 +206,49 @@ def lookup_join(
         raise WrongTableKindError(f"{name} is a log table, which has no keys to look up: join it with lhs.table()")
     if how not in ("left", "inner"):
         raise InvalidRequestError(f"how={how!r} must be 'left' or 'inner'")
-    given = _on(table, df.columns, on)
-    of_frame = dict(zip(df.columns, df.schema.fields, strict=True))
-    of_key = (
-        arrow_schema(StructType([of_frame[c] for c in given])).empty_table().rename_columns(list(table.primary_key))
-    )
-    to_key_table(of_key, handle_of(table).desc.key_columns, what=f"keys for {name} from {', '.join(given)}")
-    wanted = _columns(table, df.columns, columns)
-    fields = [table.schema.field(c).with_nullable(True) for c in wanted]
-    schema = spark_schema(pa.schema(fields))
-    out = StructType([*df.schema.fields, *schema.fields])
-    joined = LookupJoin(con.uri, name, given, tuple(wanted), how, stale_ms, arrow_schema(out))
-    return map_in_arrow(df, joined, out)
+    desc, of_frame, alike = handle_of(table).desc, arrow_schema(df.schema), _alike(df)
+    _require_once(of_frame, alike)
+    given = _on(table, of_frame.names, on)
+    of_key = of_frame.empty_table().select(list(given)).rename_columns(list(table.primary_key))
+    to_key_table(of_key, desc.key_columns, what=f"keys for {name} from {', '.join(given)}")
+    planned = Planned.of(desc, _columns(table, of_frame.names, columns, alike))
+    added = spark_schema(pa.schema(without_ids(list(planned.columns))))
+    out = StructType([*df.schema.fields, *added.fields])
+    return map_in_arrow(df, LookupJoin(con.uri, name, given, planned, how, stale_ms, arrow_schema(out)), out)
+
+
+def _alike(df: DataFrame) -> Alike:
+    return str if df.sparkSession.conf.get("spark.sql.caseSensitive", "false").lower() == "true" else str.casefold
+
+
+def _require_once(of_frame: pa.Schema, alike: Alike) -> None:
+    """That a DataFrame has each column once, and each field in them.
+
+    Raises:
+        InvalidRequestError: it does not.
+    """
+    if twice := _repeated(of_frame.names, alike):
+        raise InvalidRequestError(
+            f"the DataFrame has columns {twice}, which Spark takes for one: rename or drop all but one of them"
+        )
+    for field in of_frame:
+        if twice := _repeated_inside(field):
+            raise InvalidRequestError(
+                f"column {field.name!r} of the DataFrame has fields {twice}, which Arrow takes for one: rename or drop"
+                " all but one of them"
+            )
+
+
+def _repeated(names: Sequence[str], alike: Alike) -> list[str]:
+    folded = [alike(n) for n in names]
+    counts = Counter(folded)
+    return [n for n, f in zip(names, folded, strict=True) if counts[f] > 1]
+
+
+def _repeated_inside(field: pa.Field) -> list[str]:
+    """Names of fields in a column, at any depth, that another one beside it has; case tells them apart."""
+    inside = children(field.type)
+    return [*_repeated([f.name for f in inside], str), *(n for f in inside for n in _repeated_inside(f))]
 
 
 def _on(table: Table, of_frame: Sequence[str], on: str | Sequence[str] | Mapping[str, str]) -> tuple[str, ...]:
@@ -146,14 +256,15 @@ def _on(table: Table, of_frame: Sequence[str], on: str | Sequence[str] | Mapping
 
     Raises:
         ColumnNotFoundError: the DataFrame has no such column.
-        InvalidRequestError: they are not the whole primary key.
+        InvalidRequestError: they are not the primary key: all of it, and each column once.
     """
     names = [on] if isinstance(on, str) else on
-    of_key = {key: own for own, key in names.items()} if isinstance(names, Mapping) else {n: n for n in names}
-    if set(of_key) != set(table.primary_key):
+    pairs = list(names.items()) if isinstance(names, Mapping) else [(n, n) for n in names]
+    of_key = {key: own for own, key in pairs}
+    if set(of_key) != set(table.primary_key) or len(of_key) < len(pairs):
         raise InvalidRequestError(
-            f"on={on!r} must be the primary key of {table.name}, {list(table.primary_key)}; columns that are called"
-            " something else in the DataFrame as {'its name': 'name in the key'}"
+            f"on={on!r} must be the primary key of {table.name}, {list(table.primary_key)}, each column of it once;"
+            " columns that are called something else in the DataFrame as {'its name': 'name in the key'}"
         )
     for own in of_key.values():
         if own not in of_frame:
@@ -162,15 +273,23 @@ def _on(table: Table, of_frame: Sequence[str], on: str | Sequence[str] | Mapping
     return tuple(of_key[key] for key in table.primary_key)
 
 
-def _columns(table: Table, of_frame: Sequence[str], columns: Sequence[str] | None) -> list[str]:
+def _columns(table: Table, of_frame: Sequence[str], columns: Sequence[str] | None, alike: Alike) -> list[str]:
+    """Those of the table to add.
+
+    Raises:
+        ColumnNotFoundError: the table has no such column.
+        InvalidRequestError: one is named twice, or the DataFrame has it already.
+    """
     own = [c for c in table.schema.names if c not in table.primary_key]
     wanted = own if columns is None else [columns] if isinstance(columns, str) else list(columns)
     for c in wanted:
         if c not in table.schema.names:
             near = nearest_name(c, table.schema.names)
             raise ColumnNotFoundError(f"table {table.name} has no column {c!r}; {near}", column=c)
-    folded = {c.casefold() for c in of_frame}
-    if twice := [c for c in wanted if c.casefold() in folded]:
+    if twice := _repeated(wanted, str):
+        raise InvalidRequestError(f"columns={wanted} has {twice[0]!r} more than once: name each column once")
+    folded = {alike(c) for c in of_frame}
+    if twice := [c for c in wanted if alike(c) in folded]:
         raise InvalidRequestError(
             f"the DataFrame has columns {twice} already, as {table.name} has: rename them, or name the columns to add"
             " with columns="

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -12,22 +12,14 @@ from pyspark.sql import DataFrame
 from pyspark.util import inheritable_thread_target
 
 from lakehead.api.connection import Connection
-from lakehead.api.input import rows_for_upsert
 from lakehead.api.table import Table, handle_of
 from lakehead.client.staging import JobBatch, Part, publish_together
-from lakehead.errors import (
-    ColumnNotFoundError,
-    InvalidPropertyError,
-    InvalidRequestError,
-    WrongTableKindError,
-)
-from lakehead.format.schema import nearest_name
+from lakehead.errors import InvalidPropertyError, InvalidRequestError
+from lakehead.spark.combine import Combine, plain, require_combinable
 from lakehead.spark.connections import connection_of
-from lakehead.spark.failures import as_lakeheads
 from lakehead.spark.foreach_batch import started
-from lakehead.spark.map_in_arrow import map_in_arrow
 from lakehead.spark.staged_rows import Target, discarded_on_failure, of_run, stage_frame
-from lakehead.spark.types import arrow_schema, spark_schema, written_schema
+from lakehead.spark.types import written_schema
 from lakehead.types import WriteKind
 
 if TYPE_CHECKING:
@@ -90,18 +82,23 @@ class Layers:
         **definition: Any,
     ) -> None:
         """Add to what a keyed table has: the new value of a column is the sum, the least or the greatest of the old one
-        and of those in these rows; a null counts for nothing.
+        and of those in these rows; a null counts for nothing, and NaN is greater than all numbers, as in Spark.
 
         Args:
             rows: the keys, and the columns that are named; several rows of a key count as if they were one after the
                 other, so they need not be grouped before. One row a key and task comes to the driver.
+            sum, min, max: names of columns, or one name. Of whole numbers and decimals the sum is exact: one that its
+                column does not hold fails the micro-batch with `SchemaMismatchError`, and nothing is written.
 
         Raises:
+            ColumnNotFoundError, SchemaMismatchError: a column is not in the rows, or has no sum (text) or no order
+                (lists, maps, structs).
             InvalidRequestError: a column is named twice, or the step writes it to this table in another way, too: what
                 is added to would not be known.
         """
-        how = {c: "sum" for c in sum} | {c: "min" for c in min} | {c: "max" for c in max}
-        if not how or len(how) < len(sum) + len(min) + len(max):
+        named = [(c, way) for way, given in (("sum", sum), ("min", min), ("max", max)) for c in _listed(given) or ()]
+        how = dict(named)
+        if not how or len(how) < len(named):
             raise InvalidRequestError("accumulate needs columns to sum, or to take the min or max of, each named once")
         self._add(table, rows, "upsert", None, definition, how)
 
@@ -117,6 +114,8 @@ class Layers:
         target = Target(self._con.uri, table, kind, columns, definition)
         given = rows if isinstance(rows, DataFrame) else pa.table(rows)
         write = _Write(target, given, how)
+        if how is not None:
+            require_combinable(table, write.schema, how)
         for other in self._writes:
             if other.target.table == table and (write.adds_to(other) or other.adds_to(write)):
                 raise InvalidRequestError(
@@ -216,73 +215,13 @@ class _Write:
         handle = handle_of(table)
         if self.how is not None:
             combine = Combine.of(table, self.schema.names, self.how)
-            added = combine.added(table, combine.collected(self.rows, small))
+            rows = self.rows if isinstance(self.rows, DataFrame) else plain(table, self.rows)
+            added = combine.added(table, combine.collected(rows, small))
             return [self.target.given(batch, added, handle)]
         if isinstance(self.rows, DataFrame) and not small:
             return stage_frame(self.target, self.rows, batch)
         rows = self.rows.toArrow() if isinstance(self.rows, DataFrame) else self.rows
         return [self.target.given(batch, rows, handle)]
-
-
-@dataclass(frozen=True)
-class Combine:
-    """One row a key: what tasks, and then the driver, do with rows that are accumulated."""
-
-    keys: tuple[str, ...]
-    how: Mapping[str, str]
-
-    @classmethod
-    def of(cls, table: Table, columns: Sequence[str], how: Mapping[str, str]) -> Combine:
-        """For a table and the columns of rows.
-
-        Raises:
-            WrongTableKindError: the table has no keys.
-            ColumnNotFoundError, InvalidRequestError: the columns are not the key and what ``how`` names.
-        """
-        if not table.primary_key:
-            raise WrongTableKindError(f"{table.name} is a log table: what accumulates needs keys")
-        wanted = [*table.primary_key, *how]
-        for name in wanted:
-            if name not in columns:
-                near = nearest_name(name, columns)
-                raise ColumnNotFoundError(f"the rows for {table.name} have no column {name!r}; {near}", column=name)
-        if more := [c for c in columns if c not in wanted]:
-            raise InvalidRequestError(
-                f"columns {more} for {table.name} are no keys, and neither summed nor the min or max: leave them out"
-            )
-        return cls(tuple(table.primary_key), how)
-
-    def collected(self, given: DataFrame | pa.Table, small: bool) -> pa.Table:
-        """Rows, combined; the tasks of a DataFrame begin with that unless there are few."""
-        if not isinstance(given, DataFrame):
-            return self.rows(given)
-        if small:
-            return self.rows(given.toArrow())
-        combined = self.rows(arrow_schema(given.schema).empty_table()).schema
-        with as_lakeheads():
-            return self.rows(map_in_arrow(given, self, spark_schema(combined)).toArrow())
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        held: list[pa.Table] = [self.rows(pa.Table.from_batches([batch])) for batch in batches]
-        if held:
-            yield from self.rows(pa.concat_tables(held)).to_batches()
-
-    def rows(self, given: pa.Table) -> pa.Table:
-        """Rows, combined: one a key, which has its columns and then the others."""
-        columns = [*self.keys, *self.how]
-        # By number: Arrow calls a sum of "n" "n_sum", as a key may be called.
-        numbered = given.select(columns).rename_columns([str(n) for n in range(len(columns))])
-        of_key, of_value = numbered.column_names[: len(self.keys)], numbered.column_names[len(self.keys) :]
-        grouped = numbered.group_by(of_key, use_threads=False)  # a task has one core, and threads take long to wake
-        found = grouped.aggregate(list(zip(of_value, self.how.values(), strict=True)))
-        values = [f"{n}_{f}" for n, f in zip(of_value, self.how.values(), strict=True)]
-        return found.select([*of_key, *values]).rename_columns(columns)
-
-    def added(self, table: Table, given: pa.Table) -> pa.Table:
-        """Rows, which are combined, together with what a table has for their keys."""
-        new = rows_for_upsert(handle_of(table).desc, given, None).select(given.column_names)
-        old = table.lookup(new.select(list(self.keys))).select(given.column_names)
-        return self.rows(pa.concat_tables([old, new.cast(old.schema)]))
 
 
 def write_once(
@@ -295,6 +234,11 @@ def write_once(
 ) -> int:
     """See `lakehead.spark.write`."""
     con = connection_of(df.sparkSession)
+    if df.isStreaming:
+        raise InvalidRequestError(
+            f"lhs.write writes the rows that there are, and this DataFrame is a stream: write it to {table} with"
+            " df.writeStream.format('lakehead'), or with lhs.pipeline"
+        )
     if "mode" in definition:
         raise InvalidPropertyError(
             "lhs.write appends, upserts or deletes: to overwrite, df.write.format('lakehead').mode('overwrite')"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -26,7 +26,7 @@ from lakehead.spark.connections import worker_table
 from lakehead.spark.failures import as_lakeheads
 from lakehead.spark.map_in_arrow import Task, map_in_arrow
 from lakehead.spark.types import columns_made_of
-from lakehead.types import WriteKind
+from lakehead.types import TableDescriptor, WriteKind
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -59,7 +59,9 @@ class Target:
     definition: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises: InvalidPropertyError: the definition says something that no table has."""
+        """Raises: InvalidPropertyError: there is no such operation, or the definition says what no table has."""
+        if self.operation not in (None, *get_args(WriteKind)):
+            raise InvalidPropertyError(f"option operation={self.operation!r} must be append, upsert or delete")
         for name in self.definition:
             if name not in DEFINITION:
                 raise InvalidPropertyError(f"{name!r} defines no table; {nearest_name(name, DEFINITION)}", name=name)
@@ -71,7 +73,7 @@ class Target:
         except TableNotFoundError:
             if self.operation == "delete" or self.columns is not None:
                 raise
-            definition_of(self.table, columns_made_of(schema), **self.definition)
+            self._kind(definition_of(self.table, columns_made_of(schema), **self.definition), "would be made as")
             return None
         self.require_taken(handle_of(table), schema)
         return table
@@ -107,11 +109,15 @@ class Target:
         Raises:
             WrongTableKindError: the table does not take that.
         """
-        keyed = handle.desc.keyed
-        kind: WriteKind = self.operation or ("upsert" if keyed else "append")
-        if keyed == (kind == "append"):
-            table = "primary-key" if keyed else "log"
-            raise WrongTableKindError(f"{self.table} is a {table} table: operation={kind!r} is not for it")
+        return self._kind(handle.desc, "is")
+
+    def _kind(self, desc: TableDescriptor, is_: str) -> WriteKind:
+        kind: WriteKind = self.operation or ("upsert" if desc.keyed else "append")
+        if desc.keyed == (kind == "append"):
+            table, other = ("primary-key", "without") if desc.keyed else ("log", "with")
+            raise WrongTableKindError(
+                f"{self.table} {is_} a {table} table: operation={kind!r} is for tables {other} a primary key"
+            )
         if self.columns is not None and kind != "upsert":
             raise WrongTableKindError(f"option columns is for upserts: {self.table} gets whole rows, or keys to delete")
         return kind

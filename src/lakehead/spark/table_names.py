@@ -14,14 +14,14 @@ from pyspark.errors import PySparkException
 
 from lakehead.api.connection import Connection
 from lakehead.api.subscription import changelog_schema
-from lakehead.api.table import Table, handle_of
+from lakehead.api.table import Table, handle_of, pinned_together
 from lakehead.api.table_names import Suffix, TableName, find_names, find_tables, replace_names, spelt, suffix_of
 from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import InvalidRequestError, SqlError
 from lakehead.format.changes import named_changes
 from lakehead.lake.listing import files_table
 from lakehead.lake.records import read_log
-from lakehead.lake.union_read import Moment, Pin, pin, pin_together
+from lakehead.lake.union_read import Moment, Pin, pin
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.spark.connections import connection_of
 from lakehead.spark.defined_names import defined_names, inserts
@@ -182,9 +182,9 @@ def _frames(
         ask: what the statement needs of tables, once it has all else that it names; asked where this may pay.
     """
     now = {read: read[0].partition("$") for read in reads if read[1] is None}
-    tables = {path: con.table(path) for path in sorted({path for path, _, _ in now.values()})}
+    pinned = pinned_together(con.table, {path for path, _, _ in now.values()})
+    tables, pins = {path: table for path, (table, _) in pinned.items()}, {path: at for path, (_, at) in pinned.items()}
     suffixes = {read: suffix_of(tables[path].name, suffix) for read, (path, _, suffix) in now.items()}
-    pins = dict(zip(tables, pin_together([handle_of(t) for t in tables.values()]), strict=True))
     for full, moment in reads:
         if moment is not None:
             yield (full, moment), read_name(spark, full, snapshot=moment)

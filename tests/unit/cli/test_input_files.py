@@ -16,6 +16,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
+from lakehead.cli.csv_quotes import Quotes
 from lakehead.cli.input_files import open_source
 from lakehead.errors import InvalidFileError, SchemaMismatchError
 from lakehead.format.rows import conform, to_arrow_table
@@ -154,6 +155,10 @@ def test_nested_columns_come_in_json_but_not_in_csv(tmp_path: Path) -> None:
         ("t.csv", b"id,name\n1\n", InvalidFileError, "Expected 2 columns, got 1"),
         ("t.csv", b"id,day\n1,someday\n", InvalidFileError, "someday"),
         ("t.csv", b"id,raw\n1,xy\n", InvalidFileError, "hexadecimal"),
+        ("t.csv", b'id,name\n1,"abc\n', InvalidFileError, "inside a quoted field"),
+        ("t.csv", b'id,name\n1,"abc""', InvalidFileError, "inside a quoted field"),
+        ("t.csv", b'name\n5"\n"', InvalidFileError, "inside a quoted field"),
+        ("t.jsonl", b'{"ratio": 1e400}\n', SchemaMismatchError, "line 1 holds Decimal('1E+400') for column 'ratio'"),
         ("t.csv.gz", b"id\n1\n", InvalidFileError, "gzip"),
         ("t.jsonl", b'{"id": 1}\n{"id": 2\n', InvalidFileError, "line 2 is not a JSON object"),
         ("t.jsonl", b"[1]\n", InvalidFileError, "line 1 is not a JSON object"),
@@ -169,6 +174,48 @@ def test_unreadable_input_names_file_and_place(
     with pytest.raises(error) as e:
         read(str(tmp_path / name))
     assert name in str(e.value) and words in str(e.value)
+
+
+@pytest.mark.parametrize("price", [[], [("price", pa.decimal128(8, 2))]])
+def test_numbers_beyond_a_double_are_refused_beside_decimals_and_alone(price: list[Any], tmp_path: Path) -> None:
+    schema = pa.schema([("f", pa.float64()), ("l", pa.list_(pa.float64())), *price])
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b'{"f": 1.5, "l": [2.5, 3]}\n')
+    assert read(str(path), schema).select(["f", "l"]).to_pylist() == [{"f": 1.5, "l": [2.5, 3.0]}]
+    for line in (b'{"f": 1e400, "l": []}\n', b'{"f": 0, "l": [-1e400]}\n'):
+        path.write_bytes(line)
+        with pytest.raises((InvalidFileError, SchemaMismatchError), match="line 1"):
+            read(str(path), schema)
+
+
+def test_quotes_are_followed_as_arrow_reads_them() -> None:
+    whole = b'a,b\n1,"x, ""y""\nz"\n2,5" w\n3,"q"r"s\n4,""\n5,""""\n6,a""b"\n'
+    for end in range(1, len(whole)):
+        for cut in range(end):
+            quotes = Quotes(io.BytesIO(whole[:end]))
+            quotes.read(cut)
+            quotes.read()
+            assert quotes.open == is_open(whole[:end]), (whole[:end], cut)
+
+
+def is_open(text: bytes) -> bool:
+    """Whether a text ends inside a quoted field, byte by byte as Arrow's parser goes."""
+    state = "start"
+    for byte in text:
+        if state == "quoted":
+            state = "closed" if byte == 34 else "quoted"
+        elif byte == 34 and state in ("closed", "start"):
+            state = "quoted"
+        else:
+            state = "start" if byte in b",\r\n" else "plain"
+    return state == "quoted"
+
+
+def test_a_field_of_many_lines_spans_blocks_of_csv(tmp_path: Path) -> None:
+    rows = 50_000
+    (tmp_path / "t.csv").write_bytes(b"id,name\n" + (b'1,"' + b"x" * 100 + b'\ny"\n') * rows)
+    found = read(str(tmp_path / "t.csv"))
+    assert found.num_rows == rows and found["name"].unique().to_pylist() == ["x" * 100 + "\ny"]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow", "arrows", "csv"])

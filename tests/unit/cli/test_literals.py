@@ -85,3 +85,12 @@ def test_starts() -> None:
     assert parse_start("2026-01-31T12:00:00") == parse_start("2026-01-31T14:00:00+02:00") == noon
     with pytest.raises(InvalidRequestError, match="latest, earliest, full"):
         parse_start("yesterday")
+
+
+def test_a_number_beyond_a_double_is_refused_and_not_infinite() -> None:
+    field = pa.field("f", pa.float64())
+    assert parse_text("1.5", field) == 1.5 and parse_text("-inf", field) == float("-inf")
+    for text, t in {"1e400": pa.float64(), "[1.5, -1e400]": pa.list_(pa.float64())}.items():
+        with pytest.raises(SchemaMismatchError, match="no value of column"):
+            parse_text(text, pa.field("f", t))
+    assert parse_text("[1.50]", pa.field("d", pa.list_(pa.decimal128(5, 2)))) == [Decimal("1.50")]

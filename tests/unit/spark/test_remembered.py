@@ -139,14 +139,15 @@ def con(tmp_path: Path) -> Iterator[lh.Connection]:
 
 @pytest.mark.parametrize("stale_ms", [0, 5000])
 def test_a_join_asks_again_when_it_must(con: lh.Connection, stale_ms: int) -> None:
-    from lakehead.spark.key_join import LookupJoin
+    from lakehead.spark.key_join import LookupJoin, Planned
 
     table = con.create_table("a.b", pa.schema([("k", pa.int64()), ("v", pa.string())]), primary_key="k")
     table.upsert([{"k": 1, "v": "old"}])
     clock = Clock()
     handle_of(table).env = dataclasses.replace(handle_of(table).env, clock=clock)
     schema = pa.schema([("k", pa.int64()), ("v", pa.string())])
-    join = LookupJoin(con.uri, "a.b", ("k",), ("v",), "left", stale_ms, schema)
+    planned = Planned.of(handle_of(table).desc, ["v"])
+    join = LookupJoin(con.uri, "a.b", ("k",), planned, "left", stale_ms, schema)
     batch = pa.RecordBatch.from_pylist([{"k": 1}, {"k": 2}, {"k": None}], pa.schema([("k", pa.int64())]))
 
     def seen() -> list[str | None]:

@@ -1,0 +1,121 @@
+"""What orders changes, and what is refused before a table is made."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import lakehead as lh
+from lakehead.api.table import handle_of
+from lakehead.client.staging import JobBatch, publish_together
+from lakehead.errors import InvalidRequestError
+from lakehead.spark.change_feed import _DELETED, _SEQUENCE, ChangeFeed, ScdType, _Apply
+
+NAN = float("nan")
+
+
+@pytest.fixture
+def con(tmp_path: Path) -> Iterator[lh.Connection]:
+    with lh.connect(tmp_path / "data") as made:
+        yield made
+
+
+def schema(sequence: pa.DataType, key: str = "k", value: str = "v") -> pa.Schema:
+    return pa.schema([(key, pa.int64()), (value, pa.int64()), (_SEQUENCE, sequence), (_DELETED, pa.bool_())])
+
+
+def feed(scd_type: ScdType, table: str = "a.t", key: str = "k", value: str = "v") -> ChangeFeed:
+    beside = f"{table}__sequences" if scd_type == 1 else f"{table}__deletes"
+    return ChangeFeed("", table, beside, (key,), (key, value), scd_type)
+
+
+def apply(con: lh.Connection, changes: ChangeFeed, number: int, rows: pa.Table) -> None:
+    """As of a small micro-batch."""
+    tables, batch = [con.table(name) for name in (changes.table, changes.beside)], JobBatch("query 1", number)
+    held = [handle_of(table).staging.held() for table in tables]
+    _Apply(changes, batch).add(tables, held, rows.sort_by([("k", "ascending"), (_SEQUENCE, "ascending")]).to_batches())
+    together = [(handle_of(table).staging, [part]) for table, part in zip(tables, held, strict=True)]
+    publish_together(batch, together, lasting=True)
+
+
+@pytest.mark.parametrize("t", [pa.float32(), pa.float64()])
+@pytest.mark.parametrize("nothing", [NAN, None])
+def test_a_change_without_a_sequence_is_applied_by_no_split_into_micro_batches(
+    con: lh.Connection, t: pa.DataType, nothing: float | None
+) -> None:
+    changes = feed(1)
+    for order in itertools.permutations([1.0, 2.0, nothing]):
+        for cuts in itertools.product([False, True], repeat=2):
+            parts: list[list[float | None]] = [[]]
+            for value, cut in zip(order, (False, *cuts), strict=True):
+                parts = [*parts, [value]] if cut else [*parts[:-1], [*parts[-1], value]]
+            changes.require_tables(con, schema(t))
+            applied, refused = list[float](), 0
+            for number, part in enumerate(parts):
+                rows = [{"k": 1, "v": int(s) if s in (1.0, 2.0) else -1, _SEQUENCE: s, _DELETED: False} for s in part]
+                try:
+                    apply(con, changes, number, pa.Table.from_pylist(rows, schema(t)))
+                    applied += [s for s in part if s is not None]
+                except InvalidRequestError as e:
+                    assert "sequence_by is " + ("null" if nothing is None else "NaN") in str(e)
+                    refused += 1
+            assert refused == 1
+            expected = [{"k": 1, "v": int(max(applied))}] if applied else []
+            assert con.table("a.t").scan().to_arrow().to_pylist() == expected
+            con.drop_table("a.t")
+            con.drop_table("a.t__sequences")
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+@pytest.mark.parametrize(
+    "t",
+    [
+        pa.null(),
+        pa.duration("us"),
+        pa.list_(pa.int64()),
+        pa.struct([("a", pa.int64())]),
+        pa.month_day_nano_interval(),
+    ],
+)
+def test_what_orders_nothing_leaves_no_table(con: lh.Connection, scd_type: ScdType, t: pa.DataType) -> None:
+    with pytest.raises(InvalidRequestError, match="sequence_by is of type"):
+        feed(scd_type).require_tables(con, schema(t))
+    assert con.tables() == []
+
+
+@pytest.mark.parametrize("t", [pa.float32(), pa.float64(), pa.bool_()])
+def test_versions_are_not_known_by_floats_and_booleans(con: lh.Connection, t: pa.DataType) -> None:
+    with pytest.raises(InvalidRequestError, match="sequence_by is of type"):
+        feed(2).require_tables(con, schema(t))
+    assert con.tables() == []
+    feed(1).require_tables(con, schema(t))
+    assert con.tables() == ["a.t", "a.t__sequences"]
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+@pytest.mark.parametrize("key", ["sequence", "SEQUENCE", "Sequence"])
+def test_a_key_with_the_name_of_a_column_beside_leaves_no_table(
+    con: lh.Connection, scd_type: ScdType, key: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=f"a key cannot be called '{key}'.*rename it"):
+        feed(scd_type, key=key).require_tables(con, schema(pa.int64(), key=key))
+    assert con.tables() == []
+    feed(scd_type, value=key).require_tables(con, schema(pa.int64(), value=key))
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+@pytest.mark.parametrize("there", ["log", "other key", "other type"])
+def test_a_table_beside_that_does_not_fit_leaves_no_table(con: lh.Connection, scd_type: ScdType, there: str) -> None:
+    sequence = pa.string() if there == "other type" else pa.int64()
+    how: dict[str, Any] = {"primary_key": ["k", "sequence"] if scd_type == 2 else ["k"], "bucket_key": ["k"]}
+    how = {"log": {}, "other key": {"primary_key": ["sequence"]}, "other type": how}[there]
+    beside = feed(scd_type).beside
+    con.create_table(beside, pa.schema([("k", pa.int64()), ("sequence", sequence)]), **how)
+    with pytest.raises(InvalidRequestError, match=beside):
+        feed(scd_type).require_tables(con, schema(pa.int64()))
+    assert con.tables() == [beside]
