@@ -443,3 +443,18 @@ def test_workers_have_spark_as_it_is_installed(spark: SparkSession) -> None:
     found = {r.path for r in spark.range(1).mapInArrow(where, "path string").collect()}
     home = os.path.dirname(pyspark.__file__)
     assert found == {f"{home}/__init__.py", f"{home}/sql/streaming/__init__.py"}
+
+
+@pytest.mark.parametrize("suffix", ["$changelog", "$lake$files", "$lake$snapshots"])
+def test_columns_of_what_stands_beside_a_table(spark: SparkSession, con: lh.Connection, name: str, suffix: str) -> None:
+    table = con.create_table(name, pa.schema([("id", pa.int64()), ("f.x", pa.int64())]), lake="iceberg")
+    table.append([{"id": 1, "f.x": 2}])
+    con.tier(name)
+    names = lhs.table(spark, name + suffix).columns
+    last = names[1]
+    assert lhs.table(spark, name + suffix, columns=[last, names[0]]).columns == [last, names[0]]
+    assert lhs.table(spark, name + suffix, columns=last).columns == [last]
+    with pytest.raises(lh.ColumnNotFoundError, match="nowhere"):
+        lhs.table(spark, name + suffix, columns=["nowhere"])
+    with pytest.raises(lh.InvalidRequestError, match="twice"):
+        lhs.table(spark, name + suffix, columns=[last, last])

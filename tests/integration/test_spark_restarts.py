@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -17,6 +18,9 @@ import lakehead.spark as lhs
 from lakehead.env import credentials
 from lakehead.env.address import TcpAddress
 from lakehead.env.credentials import FoundToken
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 pytestmark = pytest.mark.spark
 
@@ -94,3 +98,31 @@ def test_workers_reach_a_socket_and_find_the_next_server_there(tmp_path: Path) -
         lhs.tiering_service(spark, con, on_round=reports.append).run(lambda: bool(reports))
         assert con.table("t.t").scan(tier="lake").count() == source.load().count() == 2
     server.stop()
+
+
+def test_a_query_that_begins_waits_for_its_server(server: ServerProcess, tmp_path: Path) -> None:
+    with server.connect() as con:
+        con.create_table("t.t", SCHEMA).append([{"id": n} for n in range(5)])
+        con.create_table("t.copy", SCHEMA)
+        spark = lhs.session(con)
+        source = spark.readStream.format("lakehead").options(uri=con.uri, table="t.t", start="earliest").load()
+        to = {"uri": con.uri, "table": "t.copy"}
+
+        def copy(rows: DataFrame, number: int) -> None:
+            rows.write.format("lakehead").options(**to, job="copy", batch=number).mode("append").save()
+
+        query = source.writeStream.foreachBatch(copy).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        server.kill()
+        with socket.create_server(("127.0.0.1", server.port)) as nobody:
+            nobody.settimeout(60)
+            running = query.trigger(availableNow=True).start()
+            nobody.accept()[0].close()  # the process that reads the stream has come
+        server.start()
+        running.awaitTermination()
+        assert sorted(con.table("t.copy").scan().to_arrow()["id"].to_pylist()) == [*range(5)]
+
+
+def test_nobody_answers_at_an_address_that_was_never_reached(con: lh.Connection) -> None:
+    spark = lhs.session(con)
+    with pytest.raises(Exception, match="no Lakehead server answers at 127"):
+        spark.read.format("lakehead").options(uri="lakehead://127.0.0.1:9", table="t.t").load()

@@ -108,13 +108,18 @@ def changelog_schema(desc: TableDescriptor) -> pa.Schema:
     return pa.schema([*desc.schema, pa.field(CHANGE_TYPE_COLUMN, pa.string()), *SYSTEM_FIELDS])
 
 
-def chosen_columns(desc: TableDescriptor, columns: Sequence[str] | None) -> list[str]:
-    """The user columns asked for, checked; a name alone is one column.
+def chosen_columns(
+    desc: TableDescriptor, columns: Sequence[str] | None, there: Sequence[str] | None = None
+) -> list[str]:
+    """The columns asked for, checked; a name alone is one column.
+
+    Args:
+        there: those that can be chosen; None for the user's.
 
     Raises:
         ColumnNotFoundError: one does not exist; the message names the nearest.
     """
-    names: list[str] = desc.schema.names
+    names: list[str] = desc.schema.names if there is None else list(there)
     if not isinstance(columns, str | Iterable | None):
         raise InvalidRequestError(f"columns={columns!r} names no columns: give a list of names")
     columns = [columns] if isinstance(columns, str) else None if columns is None else list(columns)

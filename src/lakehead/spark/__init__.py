@@ -225,7 +225,7 @@ def apply_changes(
         stream: a streaming DataFrame of changes, whole rows each, whose session knows the connection.
         table: the name of the keyed table. Its primary key is ``keys``; for type 2 ``keys`` and ``start_at``.
         keys: the columns that say which row is meant, by name or as such (``col("id")``).
-        sequence_by: a column or SQL expression, never null or NaN: of two changes of a key the greater one is the later.
+        sequence_by: a column or SQL expression, never null or NaN: the greater of two changes of a key is the later.
             Changes of the same key and sequence are the same change.
         apply_as_deletes: a condition, as in ``"op = 'd'"``: such a change deletes the row.
         column_list, except_column_list: the columns that the table gets, or does not; None for all of the stream.

@@ -177,7 +177,7 @@ class _Apply:
     batch: JobBatch
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        tables = [worker_table(self.feed.uri, name) for name in (self.feed.table, self.feed.beside)]
+        tables = [worker_table(self.feed.uri, name, planned=True) for name in (self.feed.table, self.feed.beside)]
         staged = [handle_of(table).staging.rows(self.batch, share=task_number()) for table in tables]
         self.add(tables, staged, batches)
         yield described([rows.done() for rows in staged])

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lakehead.api.connection import Connection, connect, open_server
 from lakehead.api.table import Table, handle_of
+from lakehead.client.patience import Patience
 from lakehead.client.table import TableHandle
 from lakehead.config import names_principal
 from lakehead.env.address import SocketAddress, parse_uri
+from lakehead.env.clock import SystemClock
 from lakehead.env.forks import keep
 from lakehead.env.tls import Tls
 from lakehead.errors import (
@@ -125,9 +127,14 @@ def connection_of(spark: SparkSession) -> Connection:
     return con
 
 
-def in_worker(uri: str, use: Callable[[Connection], T]) -> T:
+def in_worker(uri: str, use: Callable[[Connection], T], *, planned: bool = False) -> T:
     """Use this process's connection to an address, which is made when it is first needed, and anew when it broke: then
-    ``use`` is called again, also when what it did the first time was done."""
+    ``use`` is called again, also when what it did the first time was done.
+
+    Args:
+        planned: another process has reached the server, for the same work: while it is away it is waited for, as calls
+            wait. An address that nobody has reached may be wrong, and fails at once.
+    """
     key = (os.getpid(), uri)
     with _lock:
         con = _of_process.get(key)
@@ -137,13 +144,13 @@ def in_worker(uri: str, use: Callable[[Connection], T]) -> T:
             except (UnavailableError, AuthenticationError, ClosedError):
                 con.close()
                 del _of_process[key]
-        con = _of_process[key] = _connected(uri)
+        con = _of_process[key] = _waited_for(uri) if planned else _connected(uri)
         return use(con)
 
 
-def worker_table(uri: str, name: str) -> Table:
-    """A table through this process's connection to an address."""
-    return in_worker(uri, lambda con: con.table(name))
+def worker_table(uri: str, name: str, *, planned: bool = False) -> Table:
+    """A table through this process's connection to an address; ``planned`` as of `in_worker`."""
+    return in_worker(uri, lambda con: con.table(name), planned=planned)
 
 
 def planned_handle(uri: str, name: str, table_id: str, schema_id: int) -> TableHandle:
@@ -153,13 +160,22 @@ def planned_handle(uri: str, name: str, table_id: str, schema_id: int) -> TableH
         TableNotFoundError: it was dropped, or another one has its name.
         SchemaChangedError: it was altered since: read now, rows would have other columns than was planned.
     """
-    handle = handle_of(worker_table(uri, name))
+    handle = handle_of(worker_table(uri, name, planned=True))
     if handle.desc.table_id != table_id:
         raise TableNotFoundError(
             f"table {name} was dropped and created again while it was read: read it again", table=name
         )
     handle.desc.require_schema(schema_id)
     return handle
+
+
+def _waited_for(uri: str) -> Connection:
+    patience = Patience.bounded(SystemClock(), f"connecting to {uri}")
+    while True:
+        try:
+            return _connected(uri)
+        except UnavailableError as e:
+            patience.wait(e)
 
 
 def _connected(uri: str) -> Connection:

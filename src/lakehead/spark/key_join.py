@@ -122,7 +122,7 @@ class LookupJoin:
 
     def _opened(self) -> Table:
         try:
-            table = worker_table(self.uri, self.table)
+            table = worker_table(self.uri, self.table, planned=True)
         except TableNotFoundError as e:
             raise TableNotFoundError(
                 f"table {self.table}, in which a join looks up keys, is gone ({e.message}): {_AGAIN}", table=self.table

@@ -163,7 +163,7 @@ class Overwriter(BatchWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         super().commit(messages)
-        in_worker(self._options.target.uri, self._swap)
+        in_worker(self._options.target.uri, self._swap, planned=True)
 
     def _swap(self, con: Connection) -> None:
         """Give the new table the name, and drop the one that had it. Whoever does this again, as its answer was lost,
@@ -202,7 +202,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def _make(self, number: int) -> None:
         if number == 0:
-            in_worker(self._target.uri, lambda con: self._target.opened(con, self._schema))
+            in_worker(self._target.uri, lambda con: self._target.opened(con, self._schema), planned=True)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._make(batchId)  # no task has, if there are no rows

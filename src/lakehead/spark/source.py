@@ -53,7 +53,7 @@ class LakeheadDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> LakeheadStreamReader:
         options = ReadOptions.parse(self.options)
-        require_columns(worker_table(options.uri, options.table), options, schema.names)
+        require_columns(worker_table(options.uri, options.table, planned=True), options, schema.names)
         return LakeheadStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

@@ -101,7 +101,7 @@ class Target:
 
     @property
     def handle(self) -> TableHandle:
-        return handle_of(worker_table(self.uri, self.table))
+        return handle_of(worker_table(self.uri, self.table, planned=True))
 
     def kind(self, handle: TableHandle) -> WriteKind:
         """What is done with rows.

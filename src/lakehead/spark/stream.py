@@ -188,7 +188,7 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if self._opened is None:
             self._options.require_stream(limited=LIMITED)
-            table = worker_table(self._options.uri, self._options.table)
+            table = worker_table(self._options.uri, self._options.table, planned=True)
             wanted = spark_schema(wanted_columns(table, self._options))
             if [(f.name, f.dataType) for f in wanted] != [(f.name, f.dataType) for f in self._schema]:
                 raise _altered(handle_of(table))

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 
 from lakehead.api.connection import Connection
-from lakehead.api.subscription import changelog_schema
+from lakehead.api.subscription import changelog_schema, chosen_columns
 from lakehead.api.table import Table, handle_of, pinned_together
 from lakehead.api.table_names import Suffix, TableName, find_names, find_tables, replace_names, spelt, suffix_of
 from lakehead.env.randomness import SystemRandomness
@@ -89,7 +89,11 @@ def read_name(
     if tier != "union" or snapshot is not None or system_columns:
         raise InvalidRequestError(f"{name}: tier, snapshot and system_columns are for tables and their $lake")
     frame = _pinned_name(spark, table, suffix, pin(handle_of(table)))
-    return frame.select(*columns) if columns is not None else frame
+    return (
+        frame
+        if columns is None
+        else frame.select(*map(quoted, chosen_columns(handle_of(table).desc, columns, frame.columns)))
+    )
 
 
 def _pinned_name(
