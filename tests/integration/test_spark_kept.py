@@ -37,9 +37,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def counted(name: str) -> None:
         found = getattr(UnionRead, name)
 
-        def read(self: UnionRead) -> Any:
+        def read(self: UnionRead, *columns: Any) -> Any:
             seen.append(name)
-            return found(self)
+            return found(self, *columns)
 
         monkeypatch.setattr(UnionRead, name, read)
 
