@@ -288,7 +288,7 @@ def _wrap_storage(points: Points, storage: ModuleType) -> None:
     def torn_append(self: Any, parts: Sequence[Any]) -> None:
         kind = _point_of(self.path)
         points.reach(f"{kind}.append.before")
-        points.reach(f"{kind}.append.torn", lambda: _write(self.path, b"".join(map(bytes, parts)), "ab"))
+        points.reach(f"{kind}.append.torn", lambda: _append_torn(self.path, list(map(bytes, parts))))
         append(self, parts)
         points.reach(f"{kind}.append.after")
 
@@ -335,6 +335,12 @@ def _around_path(points: Points, owner: Any, method: str, path_of: Callable[...,
         return result
 
     setattr(owner, method, wrapped)
+
+
+def _append_torn(path: str, parts: list[bytes]) -> None:
+    """All but the second half of the last part: half of all may be whole frames, after which nothing is torn."""
+    with open(path, "ab") as f:
+        f.write(b"".join(parts[:-1]) + parts[-1][: len(parts[-1]) // 2])
 
 
 def _write(path: str, data: bytes, mode: str) -> None:
