@@ -182,24 +182,6 @@ def test_frames_are_filtered_as_duckdb_means_it(con: lh.Connection) -> None:
     assert con.sql("select count(*) from frame", frames={"frame": rows}).fetchone() == (4,)
 
 
-def test_years_far_away_are_the_same_in_scans_and_in_sql(tmp_path: Path) -> None:
-    days = [0, 11_248_737, 11_248_738, 20_000_000, -13_000_000, 2 - (1 << 31), (1 << 31) - 2, (1 << 31) - 1, None]
-    rows = pa.table({"id": range(len(days)), "d": pa.array(days, pa.date32())})
-    with lh.connect(tmp_path) as con:
-        for name, key in (("default.k", "id"), ("default.l", None)):
-            table = con.create_table(name, rows.schema, primary_key=key, lake="iceberg")
-            (table.upsert if key else table.append)(rows.slice(0, 5))
-            con.tier(name)
-            (table.upsert if key else table.append)(rows.slice(5))
-            for where in ("year(d) > 10000", "year(d) < 0", "month(d) = 7", "day(d) <> 22", "year(d) is null"):
-                wanted = sorted(k for (k,) in con.sql(f"select id from {name} where {where}").fetchall())
-                assert sorted(table.scan(where=where).to_arrow()["id"].to_pylist()) == wanted, where
-                lake = [k for k in wanted if k < 5]
-                assert sorted(table.scan(where=where, tier="lake").to_arrow()["id"].to_pylist()) == lake, where
-            with table.subscribe("earliest", where="year(d) = 56728", stop="now") as found:
-                assert sum(b.rows.num_rows for b in found) == 1
-
-
 class Stream:
     """Arrow data that another library has, which it gives away once or again and again."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import itertools
 import threading
 import weakref
 from collections import deque
@@ -328,11 +329,12 @@ def _register(
 
 def _table_of(name: str, rows: list[Any]) -> pa.Table:
     """Dicts as a table with the columns that any of them has; null where one lacks it."""
-    columns: dict[str, None] = {}
     for i, row in enumerate(rows):
-        if not isinstance(row, dict) or not all(isinstance(column, str) for column in row):
+        if not isinstance(row, Mapping):
             raise InvalidRequestError(f"frames: row {i} of {name!r} is no dict of column name to value")
-        columns.update(dict.fromkeys(row))
+    columns = dict.fromkeys(itertools.chain.from_iterable(rows))
+    if odd := [column for column in columns if not isinstance(column, str)]:
+        raise InvalidRequestError(f"frames: the rows of {name!r} have {odd[0]!r}, which is no name of a column")
     try:
         return pa.table({column: pa.array([row.get(column) for row in rows]) for column in columns})
     except (pa.ArrowException, AttributeError, TypeError, ValueError, OverflowError) as e:
@@ -342,7 +344,7 @@ def _table_of(name: str, rows: list[Any]) -> pa.Table:
 def _may_be_a_stream(rows: object) -> bool:
     """Whether what has Arrow data may have them once: pandas' and our own have them again."""
     has = hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__") or isinstance(rows, ds.Scanner)
-    return has and type(rows).__module__.split(".")[0] != "pandas"
+    return has and not any(cls.__module__.split(".")[0] == "pandas" for cls in type(rows).__mro__)
 
 
 def _read_whole(name: str, rows: Any) -> pa.Table:

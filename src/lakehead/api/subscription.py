@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -181,11 +182,12 @@ def _stops(handle: TableHandle, stop: Any) -> dict[TabletKey, int] | None:
 
 def _by_key(desc: TableDescriptor, offsets: Mapping[Any, Any], name: str) -> dict[TabletKey, int]:
     try:
-        found = {desc.tablet_key(tablet): int(offset) for tablet, offset in offsets.items()}
+        keys = {desc.tablet_key(tablet): int(offset) for tablet, offset in offsets.items()}
+        found = {TabletKey(key.partition, operator.index(key.bucket)): offset for key, offset in keys.items()}
     except (AttributeError, TypeError, ValueError, OverflowError) as e:
         raise InvalidRequestError(f"{name}= must map TabletId(partition, bucket) to offsets: {e}") from e
     for tablet, offset in found.items():
-        if not isinstance(tablet.bucket, int) or abs(offset) > _OFFSET_MAX or abs(tablet.bucket) > _OFFSET_MAX:
+        if abs(offset) > _OFFSET_MAX or abs(tablet.bucket) > _OFFSET_MAX:
             raise InvalidRequestError(
                 f"{name}= maps bucket {tablet.bucket!r} to {offset}: give numbers of tablets there are"
             )

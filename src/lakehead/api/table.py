@@ -221,13 +221,13 @@ class Table(Displayed):
         """
         self._require(keyed=True, verb="look up", use="scan")
         what = f"keys of {self.name}"
+        asked = to_key_table(keys, self._desc.key_columns, what=what)
 
         def found(handle: TableHandle) -> pa.Table:
-            asked = in_partitions(handle.desc, to_key_table(keys, handle.desc.key_columns, what=what), what)
-            parts = [handle.lookups.by_key(batch) for batch in slices(asked)]
+            parts = [handle.lookups.by_key(batch) for batch in slices(in_partitions(handle.desc, asked, what))]
             return parts[0] if len(parts) == 1 else pa.concat_tables(parts)
 
-        return self._current(found, keys)
+        return self._current(found)
 
     def get(self, key: object) -> dict[str, Any] | None:
         """One row as a dict, or None. ``key``: a value, a tuple in key order, or a dict."""

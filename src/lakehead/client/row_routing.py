@@ -104,7 +104,9 @@ def partition_codes(desc: TableDescriptor, batch: pa.RecordBatch) -> tuple[list[
         indices = to_numbers(encoded.indices)
         code, codes_end = code * len(dictionary) + indices, codes_end * len(dictionary)
         parts.append((dictionary, indices))
-    _, rows, codes = np.unique(code, return_index=True, return_inverse=True)
+    used, codes = np.unique(code, return_inverse=True)
+    rows = np.empty(len(used), np.int64)
+    rows[codes] = np.arange(len(codes))  # any row of each: to find the first, a sort would have to be stable
     names = [
         partition_name(desc.partition_by, tuple(dictionary[at[row]].as_py() for dictionary, at in parts))
         for row in rows.tolist()

@@ -23,6 +23,8 @@ _ROWS_MAX = 64
 # Not so many that a batch is cut for several buckets: what one call appends to a table without a bucket key has one.
 _CALLS_MAX = SHARE_ROWS // _ROWS_MAX
 _BYTES_MAX = 16 << 10
+_COLUMN_BYTES = 128
+"""What a message takes for a column beside its values."""
 
 Ranges = list[tuple[TabletKey, tuple[int, int]]]
 
@@ -76,7 +78,8 @@ class SmallAppends:
         if rows.num_rows > _ROWS_MAX or interrupts_land() or self._leader == this_thread():
             return False
         # What a message of them takes: what rows of larger batches take themselves is told a tenth as fast.
-        return sum(map(pa.ipc.get_record_batch_size, rows.to_batches())) <= _BYTES_MAX
+        size = sum(map(pa.ipc.get_record_batch_size, rows.to_batches()))
+        return size <= _BYTES_MAX + _COLUMN_BYTES * rows.num_columns
 
     def append(self, rows: pa.Table) -> Ranges:
         """Returns where the rows are once they are durable as the table promises.

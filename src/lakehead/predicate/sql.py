@@ -408,7 +408,7 @@ class _Translator:
             return _Value(pc.abs_checked(x.cast(t)), t)
         if name in ("Year", "Month", "Day") and (pa.types.is_date(t) or pa.types.is_timestamp(t)):
             part: Callable[..., pc.Expression] = getattr(pc, name.lower())
-            return _Value(types.calendar_part(part, x, t), pa.int64())
+            return _Value(part(types.in_utc(x, t)), pa.int64())
         raise _refuse(node, f"{name.upper()} does not take a value of type {t}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from decimal import Decimal
 
 import pyarrow as pa
@@ -29,74 +28,10 @@ CAST_TYPES = {
     "VARCHAR": pa.string(),
     "VARBINARY": pa.binary(),
 }
-_CALENDAR_DAYS = 146_097
-"""In 400 years, after which the calendar repeats itself."""
-_TEXT_DAYS = (-719_162, 11_248_737)
-"""Years 1 to 32767."""
 
 
 def in_utc(x: pc.Expression, t: pa.DataType) -> pc.Expression:
     return x.cast(pa.timestamp(t.unit, "UTC")) if pa.types.is_timestamp(t) and t.tz else x
-
-
-def calendar_part(part: Callable[..., pc.Expression], x: pc.Expression, t: pa.DataType) -> pc.Expression:
-    """The year, month or day of a date or timestamp, as int64; null of an infinite one.
-
-    Args:
-        part: Arrow's function for it, which goes wrong some thirty thousand years from now: it is asked of the day's
-            like within 400 years of 1970, as the calendar repeats itself after so many.
-    """
-    number = x.cast(_integer_of(t))
-    number = number if pa.types.is_timestamp(t) else number.cast(pa.int64())
-    if pa.types.is_timestamp(t) and t.unit == "ns":  # in which there are not so many years
-        found = part(number.cast(pa.timestamp("ns"))).cast(pa.int64())
-    else:
-        span = pc.scalar(_CALENDAR_DAYS * _per_day(t))
-        spans = pc.divide(number, span)
-        like = pc.subtract(number, pc.multiply(spans, span)).cast(_integer_of(t))
-        found = part(like.cast(pa.timestamp(t.unit) if pa.types.is_timestamp(t) else t)).cast(pa.int64())
-        found = pc.add(found, pc.multiply(spans, pc.scalar(400))) if part is pc.year else found
-    return pc.if_else(_is_infinite(number, t), pc.scalar(pa.scalar(None, pa.int64())), found)
-
-
-def _integer_of(t: pa.DataType) -> pa.DataType:
-    return pa.int32() if pa.types.is_date32(t) else pa.int64()
-
-
-def _per_day(t: pa.DataType) -> int:
-    return 1 if pa.types.is_date(t) else {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}[t.unit]
-
-
-def _infinity(t: pa.DataType) -> int:
-    """What DuckDB reads as the infinite date or timestamp; negated, as the one before all others."""
-    return (1 << _integer_of(t).bit_width - 1) - 1
-
-
-def _is_infinite(number: pc.Expression, t: pa.DataType) -> pc.Expression:
-    end = _infinity(t)
-    return pc.or_kleene(pc.equal(number, pc.scalar(end)), pc.equal(number, pc.scalar(-end)))
-
-
-def _date_of(x: pc.Expression, t: pa.DataType) -> pc.Expression:
-    """The day of a timestamp, in UTC; that of an infinite one is infinite.
-
-    Arrow's own cast of seconds and milliseconds goes on from the other end where there is no such date.
-    """
-    number, days = x.cast(pa.int64()), pa.date32()
-    finite = pc.if_else(_is_infinite(number, t), pc.scalar(pa.scalar(None, pa.int64())), number)
-    stamp = finite.cast(pa.timestamp(t.unit))
-    ends = [pc.scalar(pa.scalar(sign * _infinity(days), pa.int32())) for sign in (1, -1)]
-    infinite = pc.if_else(pc.equal(number, pc.scalar(_infinity(t))), *ends)
-    day = (stamp.cast(pa.timestamp("us")) if t.unit in ("s", "ms") else stamp).cast(days).cast(pa.int32())
-    return pc.if_else(_is_infinite(number, t), infinite, day).cast(days)
-
-
-def _date_text(x: pc.Expression) -> pc.Expression:
-    """A date as text; fails for one that SQL writes otherwise than Arrow: before year 1, after 32767."""
-    number = x.cast(pa.int32()).cast(pa.int64())
-    first, last = map(pc.scalar, _TEXT_DAYS)
-    inside = pc.and_kleene(pc.greater_equal(number, first), pc.less_equal(number, last))
-    return pc.if_else(inside, number, pc.scalar(1 << 62)).cast(pa.int32()).cast(pa.date32()).cast(pa.string())
 
 
 def as_decimal(t: pa.DataType) -> pa.DataType:
@@ -221,14 +156,12 @@ def cast_expression(x: pc.Expression, s: pa.DataType, target: pa.DataType) -> pc
         if types.is_decimal(target) and types.is_integer(s):
             return x.cast(as_decimal(s)).cast(target)
         return x.cast(target, safe=not types.is_floating(target))
-    if lit.is_text(target) and types.is_date32(s):
-        return _date_text(x)
-    if lit.is_text(target) and (types.is_integer(s) or types.is_boolean(s) or lit.is_text(s)):
+    if lit.is_text(target) and (types.is_integer(s) or types.is_boolean(s) or types.is_date(s) or lit.is_text(s)):
         return x.cast(target)
     if lit.is_text(s) and (types.is_integer(target) or types.is_floating(target) or types.is_date(target)):
         return x.cast(target)
     if types.is_timestamp(s) and types.is_date(target):
-        return _date_of(x, s)
+        return in_utc(x, s).cast(target)
     if types.is_date(s) and types.is_timestamp(target):
         return convert(x, s, target)
     if types.is_timestamp(s) and types.is_timestamp(target):

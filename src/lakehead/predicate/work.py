@@ -119,9 +119,6 @@ def _size(node: Node, known: Mapping[int, Size], schema: pa.Schema, wide: set[st
     name = node.function
     each, times = sum(s.each for s in sizes), sum(s.times for s in sizes)
     row, byte = _pace(name)
-    fixed = name == "cast" and each <= _VALUE_BYTES and not times and _is_cast_to_few_bytes(node)
-    if fixed:
-        row, byte = 100, 0
     if name in PATTERNS:
         row, byte = _search(node)
         total.batch_ns += 1e3 * len(_pattern(node))
@@ -132,17 +129,13 @@ def _size(node: Node, known: Mapping[int, Size], schema: pa.Schema, wide: set[st
     total.byte_ns += byte * times
     if name in _CHOOSES:
         made = Size(max(s.each for s in sizes), max(s.times for s in sizes))
-    elif name in _TEXT_OF and not fixed:
+    elif name in _TEXT_OF:
         made = Size(64 + 2 * each, 2 * times)  # the upper case of a letter may have more bytes; numbers become texts
     else:
         made = Size(_VALUE_BYTES, 0)
     total.row_bytes += made.each
     total.byte_bytes += made.times
     return made
-
-
-def _is_cast_to_few_bytes(call: Call) -> bool:
-    return call.options is not None and pa.types.is_primitive(call.options["to_type"].type)
 
 
 def _pace(function: str) -> tuple[float, float]:

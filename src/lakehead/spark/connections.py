@@ -141,7 +141,8 @@ def in_worker(uri: str, use: Callable[[Connection], T], *, planned: bool = False
         if con is not None:
             try:
                 return use(con)
-            except (UnavailableError, AuthenticationError, ClosedError):
+            except (UnavailableError, AuthenticationError, ClosedError) as e:
+                planned = planned and not isinstance(e, UnavailableError)  # which the call has waited for
                 con.close()
                 del _of_process[key]
         con = _of_process[key] = _waited_for(uri) if planned else _connected(uri)

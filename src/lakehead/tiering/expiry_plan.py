@@ -30,7 +30,7 @@ class Retention:
 
     def __post_init__(self) -> None:
         """Raises: InvalidRequestError: the current snapshot would go, or it is no number."""
-        if not isinstance(self.keep, int):
+        if not hasattr(self.keep, "__index__"):
             raise InvalidRequestError(f"keep={self.keep!r}: give the number of snapshots to keep, such as 20")
         if self.keep < 1:
             raise InvalidRequestError(f"keep={self.keep}: the current snapshot stays, so keep at least 1")

@@ -7,7 +7,6 @@ from decimal import Decimal
 
 import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 
 from lakehead.errors import InvalidPredicateError
@@ -409,50 +408,6 @@ def test_long_chains_and_lists_do_not_nest_deeply() -> None:
     chain = parse_predicate(" or ".join(f"a = {k}" for k in range(0, 4000, 2)), schema)
     assert chain.filter(table).num_rows == 2000
     assert parse_predicate(f"a in ({', '.join(map(str, range(5000)))})", schema).filter(table).num_rows == 5000
-
-
-INFINITE = {"d": (1 << 31) - 1, "us": (1 << 63) - 1, "z": (1 << 63) - 1, "ms": (1 << 63) - 1, "s": (1 << 63) - 1}
-FAR_DAYS = (0, -1, 59, -719_529, -719_163, 11_248_737, 11_248_738, -12_687_795, 20_000_000, 106_751_990, -106_751_991)
-ONLY_DATES = (-(1 << 31), 2 - (1 << 31), (1 << 31) - 2)
-
-
-def far(name: str) -> pa.Table:
-    """Dates or timestamps of years that nobody lives in, infinite ones and null among them."""
-    t = {"d": pa.date32(), "z": pa.timestamp("us", "UTC")}.get(name) or pa.timestamp(name)
-    each = 1 if name == "d" else {"us": 10**6, "z": 10**6, "ms": 1000, "s": 1}[name] * 86_400
-    numbers = [day * each for day in FAR_DAYS] + [INFINITE[name], -INFINITE[name], None]
-    numbers += ONLY_DATES if name == "d" else [n + each - 1 for n in numbers[:3]]
-    values = pa.array(numbers, pa.int32() if name == "d" else pa.int64()).cast(t)
-    return pa.table({"id": pa.array(range(len(values)), pa.int64()), "x": values})
-
-
-@pytest.mark.parametrize("name", INFINITE)
-@pytest.mark.parametrize("value", ["year(x)", "month(x)", "day(x)", "cast(x as date)"])
-def test_moments_of_any_year_are_as_in_duckdb(name: str, value: str, duck: duckdb.DuckDBPyConnection) -> None:
-    rows = far(name)
-    if name == "z":
-        rows = rows.filter(pc.field("x").cast(pa.int64()) > 0)  # DuckDB tells -44 as 44 there
-    if name == "ms" and "cast" in value:
-        rows = rows.filter(pc.abs(pc.field("x").cast(pa.int64())) < INFINITE[name])  # DuckDB fails there
-    duck.register("far", rows)
-    limits = ["date '1970-01-01'", "date '9999-12-31'"] if "cast" in value else [-290307, -32769, 1, 6, 28, 32767]
-    for limit in ["null", *limits]:
-        for text in (f"{value} = {limit}", f"{value} > {limit}", f"not ({value} >= {limit})", f"{value} is null"):
-            wanted = [k for (k,) in duck.sql(f"select id from far where {text} order by id").fetchall()]
-            assert parse_predicate(text, rows.schema).filter(rows)["id"].to_pylist() == wanted, text
-
-
-def test_a_date_that_cannot_be_told_is_an_error_and_not_a_wrong_answer() -> None:
-    seconds = pa.table({"s": pa.array([1 << 62], pa.timestamp("s"))})
-    with pytest.raises(InvalidPredicateError, match="out of bounds"):
-        parse_predicate("cast(s as date) > date '2020-01-01'", seconds.schema).filter(seconds)
-    days = pa.table({"d": pa.array([0, 2_932_897, 11_248_737, -719_162, None], pa.date32())})
-    for text, found in {"1970-01-01": 1, "10000-01-01": 1, "32767-12-31": 1, "0001-01-01": 1, "x": 0}.items():
-        assert parse_predicate(f"cast(d as varchar) = '{text}'", days.schema).filter(days).num_rows == found
-    for day in (11_248_738, -719_163, (1 << 31) - 1):
-        alone = pa.table({"d": pa.array([day], pa.date32())})
-        with pytest.raises(InvalidPredicateError, match="failed on the rows"):
-            parse_predicate("cast(d as varchar) = ''", alone.schema).filter(alone)
 
 
 def test_an_overflow_is_an_error_and_not_a_wrong_answer() -> None:
