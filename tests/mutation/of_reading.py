@@ -89,4 +89,18 @@ OF_READING = (
         "own.name == bare",
         "tests/unit/spark/test_table_names.py",
     ),
+    Mutant(
+        "note the time at which a turn of maintenance began",
+        "server/tablet.py",
+        "self._log.observe(self._clock.now_us(), self._steady_us())",
+        "self._log.observe(now_us, self._steady_us())",
+        "tests/properties/test_clock_leaps.py",
+    ),
+    Mutant(
+        "wait twice for a server",
+        "spark/connections.py",
+        "planned = planned and not isinstance(e, UnavailableError)",
+        "planned = planned",
+        "tests/unit/spark/test_connections.py",
+    ),
 )

@@ -163,3 +163,19 @@ def test_rows_leave_and_are_found_whatever_the_clock_did(seed: int) -> None:
     assert machine.truly_since(RETENTION + 650) <= machine.tablet.log_start_offset <= machine.truly_since(RETENTION)
     machine.pass_time(RETENTION + 700, writes=False)
     assert machine.tablet.log_start_offset == machine.tablet.high_watermark == len(machine.written)
+
+
+@pytest.mark.parametrize("kind", ["rows came meanwhile", "none did"])
+def test_a_turn_that_began_before_rows_came_says_nothing_of_them(kind: str) -> None:
+    """What a lake's catalog takes to answer lies between a turn's beginning and what it does to a tablet."""
+    machine = Machine()
+    machine.pass_time(60)
+    began = machine.steady.now_us()
+    machine.clock.true += 5
+    if kind == "rows came meanwhile":
+        machine.write()
+    machine.tablet.maintain(began, RETENTION * SECOND, None)
+    machine.clock.true += 5
+    machine.write()
+    assert machine.found_since(9) == machine.truly_since(9)
+    assert machine.found_since(4) == machine.truly_since(4)

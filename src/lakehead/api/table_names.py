@@ -85,7 +85,7 @@ def find_names(sql: str) -> Iterator[TableName]:
         if text is None:
             continue
         parts = _PART.findall(text)
-        plain = [_unquoted(p) for p in parts]
+        plain = [unquoted(p) for p in parts]
         dollars = _outer_dollar(text)
         if dollars is not None:
             count = text[dollars:].count("$")
@@ -111,7 +111,8 @@ def _outer_dollar(text: str) -> int | None:
     return None
 
 
-def _unquoted(part: str) -> str:
+def unquoted(part: str) -> str:
+    """What a part of a name, which may stand in quotes of either kind, is called."""
     if part[0] in '"`':
         return part[1:-1].replace(part[0] * 2, part[0])
     return part

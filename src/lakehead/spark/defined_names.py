@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from lakehead.api.table_names import unquoted
+
 NAME = r"(?P<name>`(?:[^`]|``)+`|[^\W\d]\w*)"
 _WITH = re.compile(r"\bwith\b(?P<recursive>\s+recursive\b)?", re.IGNORECASE)
 _DEFINES = re.compile(rf"\s*{NAME}\s*(?:\([^()]*\)\s*)?(?:as\s*)?\(", re.IGNORECASE)
@@ -20,10 +22,6 @@ class DefinedName(NamedTuple):
     name: str
     start: int
     end: int
-
-
-def unquoted(name: str) -> str:
-    return name[1:-1].replace("``", "`") if name.startswith("`") else name
 
 
 def defined_names(text: str) -> list[DefinedName]:

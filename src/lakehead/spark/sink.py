@@ -78,9 +78,6 @@ class WriteOptions:
             InvalidPropertyError: one is missing, unknown or cannot be read.
         """
         given = given_options(options, (*_OPTIONS, *DEFINITION, *_SPARKS), "sink", internal=_SPARKS)
-        operation = given.get("operation")
-        if operation not in (None, "append", "upsert", "delete"):
-            raise InvalidPropertyError(f"option operation={operation!r} must be append, upsert or delete")
         batch = given.get("batch")
         if (batch is None) != ("job" not in given) or not (batch or "0").isdigit():
             raise InvalidPropertyError(
@@ -92,7 +89,7 @@ class WriteOptions:
         target = Target(
             given["uri"],
             given["table"],
-            cast("WriteKind | None", operation),
+            cast("WriteKind | None", given.get("operation")),
             names_of(given, "columns"),
             {n: _definition(given, n) for n in given if n in DEFINITION},
         )

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from lakehead.api.table_names import TableName, find_names
+from lakehead.api.table_names import TableName, find_names, unquoted
 from lakehead.errors import SqlError
-from lakehead.spark.defined_names import NAME, inserts, main_start, unquoted
+from lakehead.spark.defined_names import NAME, inserts, main_start
 
 _FLAGS = re.IGNORECASE | re.DOTALL
 _VIEW = re.compile(
