@@ -118,6 +118,16 @@ def test_chosen_columns_of_changes_are_of_all_changes(con: lh.Connection, spark:
     assert seen.direct[-1]
 
 
+def test_rows_that_are_wanted_are_those_of_spark(con: lh.Connection, spark: SparkSession) -> None:
+    table = con.create_table("m.wanted", SCHEMA, primary_key=["id"])
+    seen = Seen(stream_of(con, spark, "m.wanted", where="small = 3 and text is not null", columns="id")).wait()
+    for text in "ab":
+        table.upsert(rows(range(30), text))
+        seen.wait()
+    assert sorted(row["id"] for row in seen.stop()) == [10, 10, 17, 17]
+    assert seen.direct[-1]
+
+
 def test_what_is_more_than_a_table_is_left_to_spark(con: lh.Connection, spark: SparkSession) -> None:
     table = con.create_table("m.left", SCHEMA)
     table.append(rows(range(4)))

@@ -224,6 +224,45 @@ def test_source(spark: SparkSession, con: lh.Connection, log: lh.Table, keyed: l
         read("shop.missing")
 
 
+@pytest.mark.parametrize("where", ["id % 7 = 3 and price < 900", "id = 5", "id in (2, 7000, 99999)", "kind = 'nope'"])
+def test_rows_that_the_source_is_asked_for(spark: SparkSession, con: lh.Connection, log: lh.Table, where: str) -> None:
+    """They are those of a scan, and of all statements over the frame, whatever those filter by themselves."""
+    source = spark.read.format("lakehead").options(uri=con.uri, table="shop.events", where=where)
+    for tier in ("union", "hot", "lake"):
+        same(source.option("tier", tier).load(), log.scan(where=where, tier=tier).to_arrow(), "id")  # type: ignore[arg-type]
+    frame = source.option("tier", "union").load()
+    assert frame.where("kind = 'buy'").count() == log.scan(where=f"{where} and kind = 'buy'").count()
+    assert frame.select("qty").count() == frame.count() == log.scan(where=where).count()
+    changes = spark.read.format("lakehead").options(uri=con.uri, table="shop.events$changelog", where=where).load()
+    assert changes.count() == log.scan(where=where).count()
+
+
+def test_keys_that_the_source_is_asked_for(spark: SparkSession, con: lh.Connection, keyed: lh.Table) -> None:
+    """The index answers for a whole key: of rows that lake and log both have, and none of the lake's files is read."""
+
+    def read(where: str, table: str = "shop.orders", **options: str) -> DataFrame:
+        return spark.read.format("lakehead").options(uri=con.uri, table=table, where=where, **options).load()
+
+    for where in (
+        "id = 5 and day = '2026-01-03'",
+        "id in (1, 2, 2999, 99999) and day in ('2026-01-02', '2026-01-03')",
+        "id = 5 and day = '2026-01-03' and status is null",
+        "id = 5",
+        "day = '2026-01-02' and amount > 100",
+    ):
+        same(read(where), keyed.scan(where=where).to_arrow(), "id")
+        same(read(where, columns="amount, id"), keyed.scan(["amount", "id"], where=where).to_arrow(), "id")
+        same(read(where, "shop.orders$lake"), keyed.scan(where=where, tier="lake").to_arrow(), "id")
+    point = read("id = 5 and day = '2026-01-03'")
+    assert [f.name for f in point.schema] == KEYED.names and point.rdd.getNumPartitions() == 1
+    assert read("day = '2026-01-03'").rdd.getNumPartitions() > 1
+    for bad, words in (("nope = 1", "names 'nope'"), ("id +", "where|parse|filter"), ("id", "condition|bool")):
+        with pytest.raises(Exception, match=words):
+            read(bad)
+    with pytest.raises(Exception, match="option where is for the rows of tables"):
+        read("rows > 1", "shop.orders$lake$files")
+
+
 def test_what_else_the_source_reads(spark: SparkSession, con: lh.Connection, log: lh.Table, keyed: lh.Table) -> None:
     def read(table: str, **options: object) -> DataFrame:
         return spark.read.format("lakehead").options(uri=con.uri, table=table, **options).load()

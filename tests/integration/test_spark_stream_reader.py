@@ -293,6 +293,37 @@ def test_what_a_keyed_table_gives(con: lh.Connection) -> None:
     assert [r["__change_type"] for r in changes] == ["+I", "+I", "+I", "-U", "+U", "-D"]
 
 
+@pytest.mark.parametrize("kind", ["log", "keyed"])
+def test_rows_that_are_wanted(con: lh.Connection, kind: str) -> None:
+    """A filter leaves of a stream what it leaves of a subscription: of live rows, of the log and of the lake."""
+    where = "id % 3 = 0 and (text <> 'a' or id > 20)"  # asks for a column that is not read, too
+    name, key = f"wanted.{kind}", None if kind == "log" else ["id"]
+    table = con.create_table(name, KEYED, primary_key=key, buckets=2, lake="iceberg", hot_retention="0s")
+    write = table.append if key is None else table.upsert
+
+    def told(rows: list[dict[str, Any]]) -> list[tuple[int, str]]:
+        return sorted((r["id"], r.get("__change_type", "+A")) for r in rows)
+
+    write([{"id": i, "text": "a"} for i in range(60)])
+    write([{"id": i, "text": "b"} for i in range(40)])
+    query = Query(con, name, start="full", where=where, changelog="true", columns="id")
+    expected = told(pushed(table, start="full", where=where, columns=["id"]))
+    assert told(query.drain()) == expected and (0, expected[0][1]) in expected
+    con.tier(name)
+    trim(con)
+    assert table.status()["start_offset"].to_pylist()[0] > 0
+    assert told(Query(con, name, start="full", where=where, changelog="true", columns="id").drain()) == expected
+    write([{"id": i, "text": "c"} for i in range(9)])
+    if key is not None:
+        table.delete([{"id": 30}, {"id": 31}])
+    changes = [(0, "+A"), (3, "+A"), (6, "+A")]
+    if key is not None:
+        changes = [(i, c) for i in (0, 3, 6) for c in ("+U", "-U")] + [(30, "-D")]
+    assert told(query.drain()) == sorted(changes)
+    with pytest.raises(lh.InvalidPredicateError, match="names 'nope'"):
+        Query(con, name, where="nope = 1")
+
+
 def test_values_of_every_kind_and_the_time_of_commit(con: lh.Connection) -> None:
     schema = pa.schema(
         [

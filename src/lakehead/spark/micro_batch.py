@@ -23,7 +23,7 @@ from lakehead.api.table import handle_of
 from lakehead.client.table import TableHandle
 from lakehead.errors import LakeheadError
 from lakehead.format.read_as import cast_to
-from lakehead.spark.options import ReadOptions
+from lakehead.spark.options import ReadOptions, wanted_rows
 from lakehead.spark.parts import read_changes, record_parts
 from lakehead.spark.plain_columns import PlainRows, kind_of, rows_of
 from lakehead.spark.stream_offsets import StreamOffset, records_between, rows_between
@@ -120,7 +120,8 @@ class Span:
 
     def _read(self, handle: TableHandle) -> pa.Table | None:
         held, size = [], 0
-        for part in record_parts(handle.desc, records_between(self.start, self.end)):
+        wanted = wanted_rows(handle.desc, self.of.options)
+        for part in record_parts(handle.desc, records_between(self.start, self.end), wanted):
             for batch in read_changes(handle, part, self.of.read):
                 held.append(self.of.made_of(batch))
                 size += batch.nbytes

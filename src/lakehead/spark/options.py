@@ -18,16 +18,17 @@ from lakehead.config import unknown_name
 from lakehead.env.address import parse_uri
 from lakehead.errors import ColumnNotFoundError, InvalidPropertyError, InvalidRequestError, InvalidUriError
 from lakehead.format.schema import nearest_name
+from lakehead.predicate import Predicate, parse_predicate
 from lakehead.spark.parts import Ranges
-from lakehead.types import CHANGE_TYPE_COLUMN, SYSTEM_FIELDS, TabletKey, Tier, require_tier
+from lakehead.types import CHANGE_TYPE_COLUMN, SYSTEM_FIELDS, TableDescriptor, TabletKey, Tier, require_tier
 
 _NamedStart = Literal["latest", "earliest", "full"]
 StreamStart: TypeAlias = _NamedStart | dt.datetime | Mapping[TabletKey, int]
-_INTERNAL = ("ranges", "lease", "schema_id", "where", "overwritten")
+_INTERNAL = ("ranges", "lease", "schema_id", "predicate", "overwritten")
 _OF_BATCHES = ("tier", "snapshot", "timestamp")
 _LIMITS = ("max_rows_per_trigger", "max_bytes_per_trigger")
 _OF_STREAMS = ("start", *_LIMITS)
-OPTIONS = ("uri", "table", "columns", "changelog", *_OF_BATCHES, *_OF_STREAMS, *_INTERNAL)
+OPTIONS = ("uri", "table", "columns", "where", "changelog", *_OF_BATCHES, *_OF_STREAMS, *_INTERNAL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,7 @@ class ReadOptions:
         table: the table's name.
         suffix: what the name said after a ``$``; ``changelog`` as an option says the same.
         columns: the columns wanted, in order; None for all of the user's.
+        where: the rows wanted, as `lakehead.Table.scan` takes it; None for all.
         tier: see `lakehead.Table.scan`.
         snapshot: read the lake alone, at this lake snapshot, or at the one that was current at a time.
         start: where a stream starts; see `lakehead.Table.subscribe`.
@@ -47,7 +49,7 @@ class ReadOptions:
             pin, with its ``lease``.
         overwritten: what that lake snapshot has from below these offsets is gone.
         schema_id: the definition under which that was pinned; -1 for what is pinned with the plan.
-        where: of these log offsets the rows that meet this filter, in the form in which it goes to a server.
+        predicate: of these log offsets the rows that meet this filter, in the form in which it goes to a server.
         given: the names of all that were given.
     """
 
@@ -55,6 +57,7 @@ class ReadOptions:
     table: str
     suffix: Suffix | None = None
     columns: tuple[str, ...] | None = None
+    where: str | None = None
     tier: Tier = "union"
     snapshot: int | dt.datetime | None = None
     start: StreamStart = "latest"
@@ -64,7 +67,7 @@ class ReadOptions:
     overwritten: Mapping[TabletKey, int] = field(default_factory=dict)
     lease: str | None = None
     schema_id: int = -1
-    where: bytes | None = None
+    predicate: bytes | None = None
     given: frozenset[str] = frozenset()
 
     @classmethod
@@ -77,12 +80,16 @@ class ReadOptions:
         """
         given = given_options(options, OPTIONS, "source", internal=_INTERNAL)
         table, _, suffix = given["table"].partition("$")
+        kind = _suffix(table, suffix, given)
+        if kind in (Suffix.SNAPSHOTS, Suffix.FILES) and "where" in given:
+            raise InvalidPropertyError(f"option where is for the rows of tables, not for ${kind}", name="where")
         ranges = given.get("ranges")
         return cls(
             uri=given["uri"],
             table=table,
-            suffix=_suffix(table, suffix, given),
+            suffix=kind,
             columns=names_of(given, "columns"),
+            where=given.get("where"),
             tier=_tier(given, suffix),
             snapshot=_snapshot(given),
             start=_start(given.get("start", "latest")),
@@ -92,7 +99,7 @@ class ReadOptions:
             overwritten={TabletKey.parse(k): int(o) for k, o in json.loads(given.get("overwritten", "{}")).items()},
             lease=given.get("lease"),
             schema_id=int(given.get("schema_id", -1)),
-            where=base64.b64decode(given["where"]) if "where" in given else None,
+            predicate=base64.b64decode(given["predicate"]) if "predicate" in given else None,
             given=frozenset(given),
         )
 
@@ -219,6 +226,17 @@ def wanted_columns(table: Table, options: ReadOptions) -> pa.Schema:
     if options.changelog:
         names += [c for c in (CHANGE_TYPE_COLUMN, *(f.name for f in SYSTEM_FIELDS)) if c not in names]
     return pa.schema([there.field(c) for c in names])
+
+
+def wanted_rows(desc: TableDescriptor, options: ReadOptions) -> Predicate | None:
+    """The condition that the rows of a read meet; None for all rows.
+
+    Raises:
+        InvalidPredicateError: it cannot be read, or is no condition on the table's columns.
+    """
+    if options.predicate is not None:
+        return Predicate.from_bytes(options.predicate, desc.schema)
+    return None if options.where is None else parse_predicate(options.where, desc.schema)
 
 
 def require_columns(table: Table, options: ReadOptions, names: Sequence[str]) -> None:

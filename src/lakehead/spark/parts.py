@@ -46,13 +46,18 @@ _NEW_ROWS = to_arrow(np.array([ChangeType.APPEND, ChangeType.INSERT, ChangeType.
 
 @dataclass(frozen=True, eq=False)
 class LakePart:
-    """Lake files to read, and offsets of rows to leave out, under the lease and the definition of the plan."""
+    """Lake files to read, and offsets of rows to leave out, under the lease and the definition of the plan.
+
+    Attributes:
+        where: the rows wanted, as a `Predicate` in bytes; None for all.
+    """
 
     table_id: str
     schema_id: int
     files: tuple[LakeFile, ...]
     superseded: Mapping[TabletKey, Offsets]
     lease: str | None = None
+    where: bytes | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,42 +77,67 @@ class HotPart:
 
 @dataclass(frozen=True, eq=False)
 class RecordsPart:
-    """Records of the log to read as they were written, from the lake where the log has trimmed them."""
+    """Records of the log to read as they were written, from the lake where the log has trimmed them.
+
+    Attributes:
+        where: those wanted, as a `Predicate` in bytes; None for all.
+    """
 
     table_id: str
     schema_id: int
     ranges: Ranges
+    where: bytes | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class RowsPart:
+    """The few rows that a key index had when the read was planned."""
+
+    table_id: str
+    schema_id: int
+    rows: tuple[pa.RecordBatch, ...]
 
 
 # ---- planning -------------------------------------------------------------------------------------------------------
 
 
-def union_parts(handle: TableHandle, pinned: Pin, where: bytes | None = None) -> list[LakePart | HotPart]:
-    """All of a pinned read; of a keyed table, the tablets that it has ranges of, or the lake alone.
-
-    Args:
-        where: the hot rows wanted, as a `Predicate` in bytes; None for all.
-    """
+def union_parts(handle: TableHandle, pinned: Pin, wanted: Predicate | None = None) -> list[LakePart | HotPart]:
+    """All rows of a pinned read that meet a condition; of a keyed table, those of the tablets that it has ranges of, or
+    of the lake alone."""
     parts: list[LakePart | HotPart] = []
-    view = pinned.lake
+    view, where = pinned.lake, None if wanted is None else wanted.to_bytes()
     if view is not None and view.snapshot_id is not None:
-        files = view.plan()
+        files = view.plan(() if wanted is None else wanted.bounds)
         superseded: Mapping[TabletKey, Offsets] = {}
         if handle.desc.keyed and pinned.ranges:
             superseded = UnionRead(handle, pinned, ReadSpec(())).superseded()
             files = [f for f in files if f.tablet is None or f.tablet in pinned.ranges]
-        parts += lake_parts(handle.desc, files, superseded, pinned.lease)
+        parts += lake_parts(handle.desc, files, superseded, pinned.lease, where)
     return [*parts, *hot_parts(handle.desc, pinned.ranges, pinned.lease, where)]
 
 
+def rows_by_key(handle: TableHandle, pinned: Pin, wanted: Predicate, names: Sequence[str]) -> RowsPart | None:
+    """The rows of a pinned read, where a condition says which keys they have, as the key index has them now; None where
+    it does not, or the index cannot tell."""
+    user = tuple(n for n in names if n not in _SYSTEM)
+    found = UnionRead(handle, pinned, ReadSpec(user, wanted, system_columns=len(user) < len(names))).rows_by_key()
+    if found is None:
+        return None
+    return RowsPart(handle.desc.table_id, handle.desc.schema_id, tuple(batch.select(names) for batch in found))
+
+
 def lake_parts(
-    desc: TableDescriptor, files: Iterable[LakeFile], superseded: Mapping[TabletKey, Offsets], lease: str | None = None
+    desc: TableDescriptor,
+    files: Iterable[LakeFile],
+    superseded: Mapping[TabletKey, Offsets],
+    lease: str | None = None,
+    where: bytes | None = None,
 ) -> Iterator[LakePart]:
     """Files in order, cut where `LAKE_BYTES` are reached; each part with the superseded offsets of its tablets."""
     for group in _grouped(files, lambda f: f.size, LAKE_BYTES):
         tablets = {f.tablet for f in group if f.tablet is not None}
         mine = {k: _within(superseded[k], [f for f in group if f.tablet == k]) for k in tablets if k in superseded}
-        yield LakePart(desc.table_id, desc.schema_id, tuple(group), mine, lease)
+        yield LakePart(desc.table_id, desc.schema_id, tuple(group), mine, lease, where)
 
 
 def _within(offsets: Offsets, files: Sequence[LakeFile]) -> Offsets:
@@ -125,10 +155,12 @@ def hot_parts(
         yield HotPart(desc.table_id, desc.schema_id, some, lease, where)
 
 
-def record_parts(desc: TableDescriptor, ranges: Ranges) -> Iterator[RecordsPart]:
-    """The same of records: changes of one key stay in order, because a keyed tablet is never cut."""
+def record_parts(desc: TableDescriptor, ranges: Ranges, wanted: Predicate | None = None) -> Iterator[RecordsPart]:
+    """The same of records that meet a condition: changes of one key stay in order, because a keyed tablet is never
+    cut."""
+    where = None if wanted is None else wanted.to_bytes()
     for some in _cut(desc, ranges):
-        yield RecordsPart(desc.table_id, desc.schema_id, some)
+        yield RecordsPart(desc.table_id, desc.schema_id, some, where)
 
 
 def _cut(desc: TableDescriptor, ranges: Ranges) -> Iterator[Ranges]:
@@ -162,14 +194,13 @@ def _grouped(items: Iterable[Any], size: Callable[[Any], int], limit: int) -> It
 
 def read_rows(handle: TableHandle, part: LakePart | HotPart, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Rows of a pinned read with these columns, perhaps among others; ``__change_type`` is +I of each."""
-    wanted = [n for n in names if n != CHANGE_TYPE_COLUMN]
+    wanted, where = [n for n in names if n != CHANGE_TYPE_COLUMN], _where(handle, part)
     batches: Iterator[pa.RecordBatch]
     if isinstance(part, LakePart):
         lake = PinnedLake.current(handle.desc, handle.lake())
-        batches = lake.read(part.files, ReadSpec(tuple(wanted)), part.superseded)
+        batches = lake.read(part.files, ReadSpec(tuple(wanted), where), part.superseded)
     else:
         user = [n for n in wanted if n not in _SYSTEM]
-        where = None if part.where is None else Predicate.from_bytes(part.where, handle.desc.schema)
         spec = ReadSpec(tuple(user), where, system_columns=len(user) < len(wanted))
         batches = UnionRead(handle, Pin(None, part.ranges, part.lease), spec).batches()
     with handle.leases.used(part.lease):
@@ -185,7 +216,7 @@ def read_changes(handle: TableHandle, part: RecordsPart, names: Sequence[str]) -
     keyed, told = handle.desc.keyed, CHANGE_TYPE_COLUMN in names
     wanted = [n for n in names if n != CHANGE_TYPE_COLUMN]
     needed = [*([CHANGE_TYPE_COLUMN] if keyed else []), *([] if OFFSET_COLUMN in wanted else [OFFSET_COLUMN])]
-    spec = ReadSpec((*wanted, *needed))
+    spec = ReadSpec((*wanted, *needed), _where(handle, part))
     for batch in read_all_records(handle, part.ranges, spec):
         if not keyed:
             yield _all_of(ChangeType.APPEND, batch) if told else batch
@@ -193,6 +224,10 @@ def read_changes(handle: TableHandle, part: RecordsPart, names: Sequence[str]) -
             yield named_changes(batch)
         else:
             yield batch.filter(pc.is_in(batch.column(CHANGE_TYPE_COLUMN), _NEW_ROWS))
+
+
+def _where(handle: TableHandle, part: LakePart | HotPart | RecordsPart) -> Predicate | None:
+    return None if part.where is None else Predicate.from_bytes(part.where, handle.desc.schema)
 
 
 def _all_of(change: ChangeType, batch: pa.RecordBatch) -> pa.RecordBatch:

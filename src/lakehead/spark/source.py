@@ -1,9 +1,9 @@
 """The data source ``lakehead``: a table read in partitions, each an Arrow stream from a worker's own connection.
 
 A read is pinned once, while it is planned; partitions carry plain values (files, offset ranges, superseded offsets), so
-all of them see the same lake snapshot and watermarks. Filters are Spark's to apply: it plans a relation of a Python
-source once for all its scans, and a filter taken for one of them would hold for the others
-([RFC 0014](../../../docs/rfcs/0014-spark-filters.md)).
+all of them see the same lake snapshot and watermarks. Filters of a DataFrame are Spark's to apply: it plans a relation
+of a Python source once for all its scans, and a filter taken for one of them would hold for the others
+([RFC 0014](../../../docs/rfcs/0014-spark-filters.md)). The option ``where`` holds for all scans of its relation.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.lake.records import first_record
 from lakehead.lake.union_read import Pin, pin
 from lakehead.spark.connections import planned_handle, worker_table
-from lakehead.spark.options import ReadOptions, listing, require_columns, wanted_columns
-from lakehead.spark.parts import RecordsPart, read_changes, read_rows, record_parts, union_parts
+from lakehead.spark.options import ReadOptions, listing, require_columns, wanted_columns, wanted_rows
+from lakehead.spark.parts import RecordsPart, RowsPart, read_changes, read_rows, record_parts, rows_by_key, union_parts
 from lakehead.spark.sink import batch_writer, stream_writer
 from lakehead.spark.stream import LakeheadStreamReader
 from lakehead.spark.types import arrow_schema, spark_schema
@@ -44,7 +44,9 @@ class LakeheadDataSource(DataSource):
 
     def schema(self) -> StructType:
         options = ReadOptions.parse(self.options)
-        return spark_schema(wanted_columns(worker_table(options.uri, options.table), options))
+        table = worker_table(options.uri, options.table)
+        wanted_rows(handle_of(table).desc, options)  # which is told here, or hidden
+        return spark_schema(wanted_columns(table, options))
 
     def reader(self, schema: StructType) -> LakeheadReader:
         options = ReadOptions.parse(self.options)
@@ -79,16 +81,21 @@ class LakeheadReader(DataSourceReader):
         handle.desc.require_schema(options.schema_id)
         if options.suffix in (Suffix.SNAPSHOTS, Suffix.FILES):
             return [InputPartition(options.suffix)]
+        wanted = wanted_rows(handle.desc, options)
         if options.changelog:
             ranges = {t.key: (first_record(handle.desc, t), t.high_watermark) for t in handle.log.tablets()}
-            return [InputPartition(p) for p in record_parts(handle.desc, ranges)]
+            return [InputPartition(p) for p in record_parts(handle.desc, ranges, wanted)]
         if options.ranges is not None:
             at = options.snapshot
             lake = None if at is None else PinnedLake.at(handle.desc, handle.lake(), at).without(options.overwritten)
             pinned = Pin(lake, options.ranges, options.lease)
         else:
             pinned = pin(handle, tier=options.tier, snapshot=options.snapshot, planned=True)
-        return [InputPartition(p) for p in union_parts(handle, pinned, options.where)]
+        if wanted is not None and (found := rows_by_key(handle, pinned, wanted, self._schema.names)) is not None:
+            if pinned.lease is not None:
+                handle.leases.release(pinned.lease)
+            return [InputPartition(found)]
+        return [InputPartition(p) for p in union_parts(handle, pinned, wanted)]
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
@@ -99,6 +106,8 @@ class LakeheadReader(DataSourceReader):
             return
         if isinstance(part, Suffix):
             batches = iter(listing(self._table(), part).to_batches())
+        elif isinstance(part, RowsPart):
+            batches = iter(part.rows)
         else:
             handle = planned_handle(self._options.uri, self._options.table, part.table_id, part.schema_id)
             batches = (read_changes if isinstance(part, RecordsPart) else read_rows)(handle, part, names)

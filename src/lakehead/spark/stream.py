@@ -30,10 +30,11 @@ from lakehead.format.read_as import cast_to
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.lake.records import first_record, outlives_log, read_records, records_lake
 from lakehead.lake.union_read import Pin, pin
+from lakehead.predicate import Predicate
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.protocol.messages import TabletState
 from lakehead.spark.connections import planned_handle, worker_table
-from lakehead.spark.options import ReadOptions, wanted_columns
+from lakehead.spark.options import ReadOptions, wanted_columns, wanted_rows
 from lakehead.spark.parts import (
     HotPart,
     LakePart,
@@ -142,10 +143,11 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reached = until
         parts: list[LakePart | HotPart | RecordsPart] = []
         self._hold(begin)
+        wanted = wanted_rows(handle.desc, self._options)
         live = live_between(begin, until)
         if live is not None:
-            parts += _live_parts(handle, live)
-        parts += record_parts(handle.desc, records_between(begin, until))
+            parts += _live_parts(handle, live, wanted)
+        parts += record_parts(handle.desc, records_between(begin, until), wanted)
         return [InputPartition(p) for p in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -355,10 +357,10 @@ def _offset_at(handle: TableHandle, tablet: TabletState, since_us: int) -> int:
 # ---- live rows ------------------------------------------------------------------------------------------------------
 
 
-def _live_parts(handle: TableHandle, live: LiveRows) -> list[LakePart | HotPart]:
+def _live_parts(handle: TableHandle, live: LiveRows, wanted: Predicate | None) -> list[LakePart | HotPart]:
     try:
         lake = None if live.snapshot is None else PinnedLake.at(handle.desc, handle.lake(), live.snapshot)
-        return union_parts(handle, Pin(lake, live.ranges, live.lease))
+        return union_parts(handle, Pin(lake, live.ranges, live.lease), wanted)
     except (SnapshotNotFoundError, UnavailableError) as e:
         raise _translated(handle, e) from e
 

@@ -209,7 +209,7 @@ def _source_frame(
     source = source.option("schema_id", handle_of(table).desc.schema_id)
     source = source.option("lease", pinned.lease or "").option("columns", json.dumps(read.schema.names))
     if read.predicate is not None:
-        source = source.option("where", base64.b64encode(read.predicate.to_bytes()).decode())
+        source = source.option("predicate", base64.b64encode(read.predicate.to_bytes()).decode())
     if lake is None:
         return source.load()
     if lake.gone:

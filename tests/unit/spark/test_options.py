@@ -22,6 +22,7 @@ def test_options() -> None:
     got = ReadOptions.parse({"URI": "lakehead://h:1", "Table": "a.b", "columns": "x, y", "snapshot": "7"})
     assert (got.columns, got.tier, got.snapshot, got.ranges) == (("x", "y"), "union", 7, None)
     assert ReadOptions.parse({"uri": "lakehead://u:1", "table": "t", "columns": '["a, b"]'}).columns == ("a, b",)
+    assert (parsed(where="x = 1").where, parsed().where) == ("x = 1", None)
     assert ReadOptions.parse({"uri": "lakehead://u:1", "table": "t", "ranges": '{"/1": [3, 5]}'}).ranges == {B: (3, 5)}
 
 
