@@ -121,7 +121,14 @@ def test_names_are_found_whatever_their_case(spark: SparkSession, con: lh.Connec
     ):
         assert lhs.sql(spark, text).collect() == [(2, "v2")]
     assert con.sql("select * from Q.CLICKS where ID = 2").fetchall() == [(2, "v2")]
+    assert lhs.sql(spark, "select Clicks.* from identifier(:t) where id = 2", {"t": "Q.clicks"}).collect() == [
+        (2, "v2")
+    ]
+    with pytest.raises(SqlError, match=r"lhs\.sql reads q\.clicks"):
+        lhs.sql(spark, "insert into identifier('Q.Clicks') select 1, 'x'")
     assert lhs.sql(spark, "describe extended Q.Clicks").where("col_name = 'v'").count() == 1
+    for text in ("show columns in q.clicks", "show columns from Q.Clicks"):
+        assert [row[0] for row in lhs.sql(spark, text).collect()] == ["id", "v"]
     assert ("q", "clicks", False) in lhs.sql(spark, "show tables in Q").collect()
     assert lhs.sql(spark, "show tables in default").columns == ["namespace", "tableName", "isTemporary"]
     with pytest.raises(SqlError, match=r"lhs\.sql reads q\.clicks"):

@@ -45,6 +45,8 @@ _AS_OF = re.compile(r"\s+(?:for\s+)?(?:system_)?(version|timestamp|time)\s+as\s+
 _VERSION = re.compile(r"\s*(\d+|'\d+'|\"\d+\")(?![\w.])")
 _TIME = re.compile(r"\s*(?:timestamp\s*)?('[^']*'|\"[^\"]*\")", re.IGNORECASE)
 _PARAMETER = re.compile(r"\s*:([^\W\d]\w*)")
+_IDENTIFIER = re.compile(r"\bidentifier\s*\(", re.IGNORECASE)
+_NAMED = re.compile(r"\s*(?:'([^'\\]*)'|\"([^\"\\]*)\"|:([^\W\d]\w*))\s*\)")
 _ALIAS = re.compile(r"\s+(as\s+)?([^\W\d]\w*|`)", re.IGNORECASE)
 _ALL_OF = re.compile(r"\s*\.\s*\*")
 _NO_ALIAS = frozenset(
@@ -52,6 +54,7 @@ _NO_ALIAS = frozenset(
     minus window qualify semi anti lateral tablesample pivot unpivot select cluster distribute sort version timestamp
     for fetch set values partition from""".split()  # noqa: SIM905
 )
+_SHOW = re.compile(r"\s*show\b", re.IGNORECASE)
 _WHERE = re.compile(r"\bwhere\b", re.IGNORECASE)
 _EQUALS = r"(?:==?|<=>|\bin\b)"
 _VALUES = frozenset(["date", "timestamp", "timestamp_ntz", "cast", "true", "false", "x"])
@@ -130,8 +133,10 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
     """See `lakehead.spark.sql`."""
     if not isinstance(query, str) or not query.strip():
         raise SqlError("the statement is empty: write for example 'select count(*) from shop.orders'")
-    con, text = connection_of(spark), masked(query)
+    con = connection_of(spark)
     tables = con.tables()
+    query = with_identifiers(query, tables, args)
+    text = masked(query)
     require_read(
         text,
         lambda name: None if _is_view(spark, name) else spelt(name, tables),
@@ -300,6 +305,23 @@ def find_spark_tables(query: str, tables: Sequence[str]) -> list[tuple[TableName
     return out
 
 
+def with_identifiers(query: str, tables: Sequence[str], args: Mapping[str, Any] | Sequence[Any] | None = None) -> str:
+    """The statement with each of ``tables`` that it names by ``identifier('shop.orders')``, or by a parameter in that,
+    named plainly; what else it says so is left to Spark."""
+    out, at = [], 0
+    for clause in _IDENTIFIER.finditer(masked(query)):
+        given = _NAMED.match(query, clause.end())
+        if given is None:
+            continue
+        known = args.get(given[3]) if isinstance(args, Mapping) else None
+        text = known if given[3] is not None else given[1] or given[2]
+        names = list(find_names(text)) if isinstance(text, str) else []
+        if len(names) == 1 and names[0].text == text and spelt(names[0], tables) is not None:
+            out += [query[at : clause.start()], text, " "]
+            at = given.end()
+    return "".join([*out, query[at:]])
+
+
 def as_of(
     query: str, name: TableName, zone: Callable[[], str], args: Mapping[str, Any] | Sequence[Any] | None = None
 ) -> tuple[TableName, Moment | None]:
@@ -346,7 +368,7 @@ def alias_for(query: str, name: TableName) -> str:
     """What follows a replaced name, so that ``orders.price`` still means its column."""
     text = masked(query)
     before = [n.text.lower() for n in find_names(text[: name.start])][-1:]
-    if before and before[0] in _TAKES_NO_ALIAS:
+    if (before and before[0] in _TAKES_NO_ALIAS) or _SHOW.match(text) is not None:
         return ""
     after = _ALIAS.match(text, name.end)
     if after is not None and (after[1] is not None or after[2].lower() not in _NO_ALIAS or after[2].lower() == _SAMPLE):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lakehead.errors import SqlError
-from lakehead.spark.table_names import alias_for, as_of, find_spark_tables
+from lakehead.spark.table_names import alias_for, as_of, find_spark_tables, with_identifiers
 
 TABLES = ["shop.orders", "shop.users", "default.bare"]
 
@@ -48,6 +48,23 @@ def test_find(query: str, names: list[str]) -> None:
     found = find_spark_tables(query, TABLES)
     assert [full for _, full in found] == names
     assert all(query[n.start : n.end] == n.text for n, _ in found)
+
+
+@pytest.mark.parametrize(
+    ("query", "plain"),
+    [
+        ("select * from identifier('shop.orders') o", "select * from shop.orders  o"),
+        ('select * from IDENTIFIER ( "Shop.Orders$lake" )o', "select * from Shop.Orders$lake o"),
+        ("select identifier('id') from identifier(:t)", "select identifier('id') from shop.users "),
+        ("select * from identifier(:unknown)", None),
+        ("select * from identifier(:other) where x = 'identifier(''bare'')'", None),
+        ("select * from identifier('shop.' || :t), identifier(?), identifier('other.t')", None),
+        ("select * from identifier('shop.orders o, x') -- identifier('shop.orders')", None),
+    ],
+)
+def test_tables_that_are_named_by_text(query: str, plain: str | None) -> None:
+    args = {"t": "shop.users", "other": 7}
+    assert with_identifiers(query, TABLES, args) == (query if plain is None else plain)
 
 
 def test_names_that_differ_but_for_case_are_said_exactly() -> None:
