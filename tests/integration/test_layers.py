@@ -188,7 +188,9 @@ def leave(con: lh.Connection) -> None:
 def test_tables_that_stay_open_are_as_if_opened_by_each_micro_batch(
     con: lh.Connection, happens: Callable[[lh.Connection], None], given_more: bool
 ) -> None:
-    def write(number: int, tables: OpenTables | None) -> tuple[object, dict[str, list[tuple[Any, ...]]]]:
+    def write(number: int, tables: OpenTables, *, anew: bool) -> tuple[object, dict[str, list[tuple[Any, ...]]]]:
+        if anew:
+            tables.forget()
         out = Layers(con, JobBatch("query 1", number), tables=tables)
         rows = sales(("x", number, 0), ("y", 1, number))
         more = {"more": pa.array([number, None], pa.int64())} if given_more and number else {}
@@ -201,15 +203,18 @@ def test_tables_that_stay_open_are_as_if_opened_by_each_micro_batch(
         return found, {name: rows_of(con, name) for name in con.tables("a")}
 
     answers = []
-    for tables in (OpenTables(con), None):
-        answers.append([write(0, tables)])
+    for anew in (False, True):
+        tables = OpenTables(con)
+        answers.append([write(0, tables, anew=anew)])
         happens(con)
-        answers[-1] += [write(number, tables) for number in (1, 1, 2)]
+        answers[-1] += [write(number, tables, anew=anew) for number in (1, 1, 2)]
         for name in con.tables("a"):
             con.drop_table(name)
     kept, opened = answers
     assert kept == opened
     assert happens is not leave or given_more or [rows for rows, _ in kept] == [4, 4, 0, 4]
+    if happens in (drop, rename_away) and not given_more:
+        assert [found for found, _ in kept] == [4, *[lh.TableNotFoundError] * 3]
 
 
 def test_tables_that_stay_open_are_asked_for_once(con: lh.Connection, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from pyspark.util import inheritable_thread_target
 from lakehead.api.connection import Connection
 from lakehead.api.table import Table, handle_of
 from lakehead.client.staging import JobBatch, Part, publish_together
-from lakehead.errors import InvalidPropertyError, InvalidRequestError
+from lakehead.errors import InvalidPropertyError, InvalidRequestError, TableNotFoundError
 from lakehead.spark.combine import Combine, plain, require_combinable
 from lakehead.spark.connections import connection_of
 from lakehead.spark.foreach_batch import started
@@ -45,7 +45,8 @@ class Layers:
     ``batch.toArrow()``, needs no further Spark job.
 
     Tables that do not exist are made, with the columns of the rows; keyword arguments are those of
-    `lakehead.Connection.create_table`, and mean nothing for a table that is there.
+    `lakehead.Connection.create_table`, and mean nothing for a table that is there. One that is dropped while the query
+    runs ends it, with `TableNotFoundError`.
     """
 
     def __init__(
@@ -165,7 +166,8 @@ class Layers:
 
 class OpenTables:
     """Tables that stay open from one micro-batch to the next, which says when it publishes what it knows of them. One
-    thread at a time.
+    thread at a time. A table that is gone after a micro-batch opened it was dropped: made anew, it would have a part of
+    the rows, or sums of a part.
 
     Attributes:
         known: whether some were opened before, and may have been altered, renamed, or made anew since.
@@ -174,6 +176,7 @@ class OpenTables:
     def __init__(self, con: Connection) -> None:
         self._con = con
         self._tables: dict[str, Table] = {}
+        self._opened: set[str] = set()
         self._taken: set[tuple[str, WriteKind | None, tuple[str, ...] | None, pa.Schema]] = set()
 
     @property
@@ -186,11 +189,22 @@ class OpenTables:
         self._taken.clear()
 
     def open(self, target: Target, schema: pa.Schema) -> Table:
-        """See `Target.opened`, of a table that may be open."""
+        """See `Target.opened`, of a table that may be open.
+
+        Raises:
+            TableNotFoundError: it was dropped, or renamed, since a micro-batch opened it.
+        """
         taken = (target.table, target.operation, target.columns, schema)
         table = self._tables.get(target.table)
+        if table is None and target.table in self._opened and target.checked(self._con, schema) is None:
+            raise TableNotFoundError(
+                f"table {target.table}, which this query writes, was dropped or renamed: started again from its"
+                " checkpoint, the query makes another one for what comes from then on",
+                table=target.table,
+            )
         if table is None:
             table = self._tables[target.table] = target.opened(self._con, schema)
+            self._opened.add(target.table)
         elif taken not in self._taken:
             target.require_taken(handle_of(table), schema)
         self._taken.add(taken)
