@@ -123,7 +123,7 @@ class TableProperties:
                 values[inner] = str(value).lower() == "true"
             else:
                 allowed = ("sync", "os") if inner == "durability" else ("none", "lz4", "zstd")
-                if value not in allowed:
+                if not isinstance(value, str) or value not in allowed:
                     raise InvalidPropertyError(f"{name}={value!r} must be one of {', '.join(allowed)}")
                 values[inner] = value
         return cls(**values)

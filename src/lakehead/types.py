@@ -61,7 +61,7 @@ def require_tier(tier: object) -> Tier:
         InvalidRequestError: there is no such tier.
     """
     for known in get_args(Tier):
-        if tier == known:
+        if isinstance(tier, str) and tier == known:
             return known
     raise InvalidRequestError(f"tier={tier!r}: use 'union', 'hot' or 'lake'")
 

@@ -29,7 +29,7 @@ def definition_of(
 ) -> TableDescriptor:
     """A table that nobody has made; arguments and errors as of `lakehead.Connection.create_table`."""
     path = TablePath.parse(name)
-    if not isinstance(lake, str | None):
+    if not (lake is None or is_text(lake)):
         raise InvalidPropertyError(f"lake={lake!r} is no lake format: use 'iceberg', or None")
     plain, key, partitions, bucketing = validate_definition(
         normalize_schema(schema),
@@ -60,4 +60,5 @@ def is_text(value: object) -> bool:
 def _names(value: Names) -> tuple[str, ...]:
     if not isinstance(value, str | Iterable | None):
         raise InvalidSchemaError(f"{value!r} names no columns: give a list of names")
-    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
+    names = () if value is None else (value,) if isinstance(value, str) else tuple(value)
+    return tuple(str(name) if isinstance(name, str) else name for name in names)  # numpy's texts are no plain ones

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
-from lakehead.errors import ColumnNotFoundError, SchemaMismatchError
+from lakehead.errors import ColumnNotFoundError, InvalidRequestError, SchemaMismatchError
 from lakehead.format.defaults import filled, plain_defaults
 from lakehead.format.nulls import required_columns
 from lakehead.format.rows import conform, to_arrow_table, to_key_table
@@ -27,6 +27,8 @@ def rows_for_upsert(desc: TableDescriptor, data: object, columns: Sequence[str] 
     """User's rows as all or some of the table's columns, the non-null ones among them; see `Table.upsert`."""
     what = f"rows for {desc.path}"
     table = to_arrow_table(data, desc.schema, what=what)
+    if not isinstance(columns, str | Iterable | None):
+        raise InvalidRequestError(f"columns={columns!r} names no columns: give a list of names")
     if columns is not None:
         columns = [columns] if isinstance(columns, str) else list(columns)
         missing = [c for c in columns if c not in table.column_names]

@@ -15,6 +15,7 @@ from typing import Any
 
 import duckdb
 
+from lakehead.api.definition import is_text
 from lakehead.api.table_names import TableName, find_names
 from lakehead.errors import SqlError
 
@@ -111,6 +112,8 @@ def read_statement(cursor: duckdb.DuckDBPyConnection, query: object, *, unrestri
     """
     if not isinstance(query, str):
         raise SqlError(f"a statement is text, such as 'select count(*) from shop.orders', not a {type(query).__name__}")
+    if not is_text(query):
+        raise SqlError(f"a statement is text that UTF-8 can write, not {query[:100]!r}")
     if not query.strip():
         raise SqlError("the statement is empty: write for example 'select count(*) from shop.orders'")
     text, parsed = _parsed(cursor, query)

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,6 +32,7 @@ from lakehead.types import (
     TabletKey,
 )
 
+NamedStart = Literal["latest", "earliest", "full"]
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _OFFSET_MAX = (1 << 63) - 1
 
@@ -131,13 +132,13 @@ def chosen_columns(
     for c in columns or ():
         if c not in names:
             raise ColumnNotFoundError(f"{desc.path} has no column {c!r}; {nearest_name(str(c), names)}", column=str(c))
-    return names if columns is None else columns
+    return names if columns is None else [str(c) for c in columns]  # numpy's texts are no plain ones
 
 
 def subscribe(
     handle: TableHandle,
     *,
-    start: Literal["latest", "earliest", "full"] | dt.datetime | Mapping[TabletId, int],
+    start: NamedStart | dt.datetime | Mapping[TabletId, int],
     columns: Sequence[str] | None,
     where: str | pc.Expression | None,
     stop: Literal["now"] | Mapping[TabletId, int] | None,
@@ -157,10 +158,9 @@ def subscribe(
 
 
 def _start(desc: TableDescriptor, start: Any) -> FeedStart:
-    if start in ("latest", "earliest"):
-        return start
-    if start == "full":
-        return "full" if desc.keyed else "earliest"
+    for known in get_args(NamedStart):
+        if isinstance(start, str) and start == known:
+            return "earliest" if known == "full" and not desc.keyed else known
     if isinstance(start, dt.datetime):
         if start.tzinfo is None:
             raise InvalidRequestError("start= needs a datetime with a time zone: datetime(..., tzinfo=timezone.utc)")
@@ -173,7 +173,7 @@ def _start(desc: TableDescriptor, start: Any) -> FeedStart:
 def _stops(handle: TableHandle, stop: Any) -> dict[TabletKey, int] | None:
     if stop is None:
         return None
-    if stop == "now":
+    if isinstance(stop, str) and stop == "now":
         return {t.key: t.high_watermark for t in handle.log.tablets()}
     if isinstance(stop, Mapping):
         return _by_key(handle.desc, stop, "stop")

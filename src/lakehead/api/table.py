@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakehead.api.alteration import TableAlteration
+from lakehead.api.definition import is_text
 from lakehead.api.display import Displayed
 from lakehead.api.input import in_partitions, rows_for_append, rows_for_delete, rows_for_upsert
 from lakehead.api.lake import TableLake, TieringResult, empty_table
@@ -204,7 +205,7 @@ class Table(Displayed):
 
     def writer(self, writer_id: str | None = None) -> Writer:
         """A pipelined writer with back-pressure; with ``writer_id`` it resumes (and fences) its predecessor."""
-        if writer_id is not None and (not isinstance(writer_id, str) or not writer_id):
+        if writer_id is not None and (not is_text(writer_id) or not writer_id):
             raise InvalidRequestError(f"writer_id={writer_id!r} must be a name, such as 'etl-7'")
         handle = self._handle
         named = handle.writers.named(writer_id) if writer_id is not None else handle.writers.anonymous()

@@ -7,11 +7,11 @@ import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, get_args
+from typing import TypeAlias, get_args
 
 import pyarrow as pa
 
-from lakehead.api.subscription import changelog_schema
+from lakehead.api.subscription import NamedStart, changelog_schema
 from lakehead.api.table import Table, handle_of
 from lakehead.api.table_names import Suffix, suffix_of
 from lakehead.config import unknown_name
@@ -22,8 +22,7 @@ from lakehead.predicate import Predicate, parse_predicate
 from lakehead.spark.parts import Ranges
 from lakehead.types import CHANGE_TYPE_COLUMN, SYSTEM_FIELDS, TableDescriptor, TabletKey, Tier, require_tier
 
-_NamedStart = Literal["latest", "earliest", "full"]
-StreamStart: TypeAlias = _NamedStart | dt.datetime | Mapping[TabletKey, int]
+StreamStart: TypeAlias = NamedStart | dt.datetime | Mapping[TabletKey, int]
 _INTERNAL = ("ranges", "lease", "schema_id", "predicate", "overwritten")
 _OF_BATCHES = ("tier", "snapshot", "timestamp")
 _LIMITS = ("max_rows_per_trigger", "max_bytes_per_trigger")
@@ -293,7 +292,7 @@ def _count(given: Mapping[str, str], name: str) -> int | None:
 
 
 def _start(text: str) -> StreamStart:
-    for known in get_args(_NamedStart):
+    for known in get_args(NamedStart):
         if text.strip().lower() == known:
             return known
     if text.lstrip().startswith("{"):
