@@ -6,6 +6,7 @@ noisy: compare figures of one run.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -36,7 +37,7 @@ from lakehead.benchmarks.spark import on_spark
 from lakehead.benchmarks.tiering import tiering
 from lakehead.benchmarks.tiering_service import Sizes
 from lakehead.benchmarks.tiering_spark import tiering_on_spark
-from lakehead.server.flight_limit import noop_put_seconds
+from lakehead.server.flight_limit import bare_flight
 
 PARTS = (
     "embedded",
@@ -158,16 +159,19 @@ def _each(call: Callable[[pa.RecordBatch], object], batches: Sequence[pa.RecordB
     return work
 
 
-def _engine(con: lh.Connection, batches: Sequence[pa.RecordBatch], where: str, noop: float) -> Iterator[Figure]:
+def _engine(con: lh.Connection, batches: Sequence[pa.RecordBatch], where: str) -> Iterator[Figure]:
     schema = batches[0].schema
     rows = sum(b.num_rows for b in batches)
-    for durability in ("sync", "os"):
-        log = con.create_table(f"bench.log_{where}_{durability}", schema, durability=durability)
+    with bare_flight(batches) as bare:
+        noop = seconds(bare.put)
+    beside = f"no-op Flight put {rate(batches, noop)}"
+    for buckets, durability in itertools.product((4, 1), ("sync", "os")):
+        name = f"bench.log_{where}_{durability}_{buckets}"
+        log = con.create_table(name, schema, durability=durability, buckets=buckets)
         took = seconds(_each(log.append, batches))
-        beside = f"no-op Flight put {rate(batches, noop)}"
-        yield Figure(f"append, {where}, durability={durability}", rate(batches, took), beside, noop / took)
-    took = seconds(lambda: log.scan().to_arrow())
-    yield Figure(f"scan the log, all columns, {where}", rate(batches, took))
+        what = f"append, {where}, durability={durability}{', 4 buckets' if buckets > 1 else ''}"
+        yield Figure(what, rate(batches, took), beside, noop / took)
+    yield from _reads(log, batches, where)
     one = batches[0].slice(0, 1)  # before there are keys, whose checkpoint would be written meanwhile
     yield Figure(f"append one row, p50 / p99, {where}", _percentiles(lambda _: log.append(one), 1000))
     keyed = con.create_table(f"bench.keyed_{where}", schema, primary_key=["event_id"])
@@ -178,6 +182,27 @@ def _engine(con: lh.Connection, batches: Sequence[pa.RecordBatch], where: str, n
     took = seconds(lambda: [keyed.lookup(k) for k in asked])
     yield Figure(f"lookup, {asked[0].num_rows:,} keys a call, {where}", f"{rows / took / 1e6:.2f} M keys/s")
     yield Figure(f"get, one key, p50 / p99, {where}", _percentiles(lambda i: keyed.get(int(order[i % rows]))))
+
+
+def _reads(log: lh.Table, batches: Sequence[pa.RecordBatch], where: str) -> Iterator[Figure]:
+    """Of all that was appended: a scan, and a subscription that reads it from the beginning."""
+    for what, columns in (("all columns", batches[0].schema.names), ("one column", ["price"])):
+        some = [batch.select(columns) for batch in batches]
+
+        def scan(columns: list[str] = columns) -> object:
+            return log.scan(columns).to_arrow()
+
+        def follow(columns: list[str] = columns) -> object:
+            return [batch.rows for batch in log.subscribe("earliest", columns=columns, stop="now")]
+
+        with bare_flight(some) as bare:
+            # In turns, a first time to open what stays open.
+            works = (scan, follow, bare.get)
+            taken = [[seconds(work) for work in works] for _ in range(_READS + 1)][1:]
+        scanned, followed, got = np.median(taken, axis=0).tolist()
+        beside = f"bare Flight get {rate(some, got)}"
+        yield Figure(f"scan the log, {what}, {where}", rate(some, scanned), beside, got / scanned)
+        yield Figure(f"subscription to its history, {what}, {where}", rate(some, followed), beside, got / followed)
 
 
 def warm_up(con: lh.Connection, batches: Sequence[pa.RecordBatch]) -> None:
@@ -194,7 +219,7 @@ def warm_up(con: lh.Connection, batches: Sequence[pa.RecordBatch]) -> None:
 def _embedded(base: str, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:
     with lh.connect(f"{base}/embedded") as con:
         warm_up(con, batches)
-        yield from _engine(con, batches, "embedded", noop_put_seconds(batches))
+        yield from _engine(con, batches, "embedded")
 
 
 @contextmanager
@@ -218,7 +243,7 @@ def _fanout(base: str, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:
 def _loopback(base: str, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:
     with _server(f"{base}/server") as uri, lh.connect(uri) as con:
         warm_up(con, batches)
-        yield from _engine(con, batches, "loopback", noop_put_seconds(batches))
+        yield from _engine(con, batches, "loopback")
 
 
 def _push(base: str, batches: Sequence[pa.RecordBatch], rows: int = 500) -> Iterator[Figure]:

@@ -3,33 +3,54 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
 
-class _Sink(fl.FlightServerBase):
+class _Bare(fl.FlightServerBase):
+    def __init__(self, batches: Sequence[pa.RecordBatch]) -> None:
+        super().__init__("grpc://127.0.0.1:0")
+        self._batches = batches
+
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         for _ in reader:
             continue
 
+    def do_get(self, context: Any, ticket: Any) -> fl.FlightDataStream:
+        return fl.RecordBatchStream(pa.RecordBatchReader.from_batches(self._batches[0].schema, self._batches))
 
-def noop_put_seconds(batches: Sequence[pa.RecordBatch]) -> float:
-    """Seconds to put the batches, one after the other in one stream, to a server on loopback that ignores them."""
-    server = _Sink("grpc://127.0.0.1:0")
+
+@contextmanager
+def bare_flight(batches: Sequence[pa.RecordBatch]) -> Iterator[BareFlight]:
+    """A server on loopback that ignores what is put, and has these batches for who gets."""
+    server = _Bare(batches)
     threading.Thread(target=server.serve, daemon=True).start()
     with fl.connect(f"grpc://127.0.0.1:{server.port}") as client:
-        start = time.perf_counter()
-        writer, _ = client.do_put(fl.FlightDescriptor.for_path("sink"), batches[0].schema)
-        for batch in batches:
+        yield BareFlight(client, batches)
+    server.shutdown()
+
+
+class BareFlight:
+    """Moves batches one after the other in one stream."""
+
+    def __init__(self, client: fl.FlightClient, batches: Sequence[pa.RecordBatch]) -> None:
+        self._client = client
+        self._batches = batches
+
+    def put(self) -> None:
+        """To the server."""
+        writer, _ = self._client.do_put(fl.FlightDescriptor.for_path("sink"), self._batches[0].schema)
+        for batch in self._batches:
             writer.write_batch(batch)
         writer.close()
-        seconds = time.perf_counter() - start
-    server.shutdown()
-    return seconds
+
+    def get(self) -> pa.Table:
+        """From the server."""
+        return self._client.do_get(fl.Ticket(b"all")).read_all()
 
 
 class FanoutServer(fl.FlightServerBase):
