@@ -103,4 +103,25 @@ OF_READING = (
         "planned = planned",
         "tests/unit/spark/test_connections.py",
     ),
+    Mutant(
+        "all records whatever is wanted of a stream",
+        "spark/parts.py",
+        "spec = ReadSpec((*wanted, *needed), _where(handle, part))",
+        "spec = ReadSpec((*wanted, *needed))",
+        "tests/integration/test_spark_stream_reader.py",
+    ),
+    Mutant(
+        "all lake rows whatever is wanted of them",
+        "spark/parts.py",
+        "batches = lake.read(part.files, ReadSpec(tuple(wanted), where), part.superseded)",
+        "batches = lake.read(part.files, ReadSpec(tuple(wanted)), part.superseded)",
+        "tests/integration/test_spark_read.py",
+    ),
+    Mutant(
+        "make a table anew that a pipeline has lost",
+        "spark/layers.py",
+        "if table is None and target.table in self._opened and",
+        "if False and",
+        "tests/integration/test_layers.py",
+    ),
 )
