@@ -582,7 +582,10 @@ def _parse_value(text: str, t: pa.DataType) -> PartitionValue:
     if pa.types.is_integer(t):
         return int(text)
     if pa.types.is_decimal(t):
-        return decimal.Decimal(text)
+        value = decimal.Decimal(text)
+        if value.as_tuple().exponent != -t.scale:
+            raise ValueError(f"{text} is no value of {t}")
+        return value
     if pa.types.is_binary(t) or pa.types.is_large_binary(t) or pa.types.is_fixed_size_binary(t):
         return bytes.fromhex(text)
     if pa.types.is_date(t):

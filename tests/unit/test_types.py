@@ -61,6 +61,12 @@ def test_partition_names_of_several_columns_and_of_none() -> None:
     assert TabletKey.parse(str(TabletKey("", 0))) == TabletKey("", 0)
 
 
+@pytest.mark.parametrize("text", ["1.5", "1E-999999999", "1.500", "NaN"])
+def test_a_partition_is_called_by_a_decimal_of_its_column(text: str) -> None:
+    with pytest.raises(ValueError, match="no value of decimal128"):
+        parse_partition_name(f"p={text}", (pa.decimal128(9, 2),))
+
+
 def test_one_moment_in_two_zones_is_one_partition() -> None:
     east = dt.timezone(dt.timedelta(hours=9))
     assert partition_name(("t",), (dt.datetime(2024, 1, 1, 9, tzinfo=east),)) == partition_name(

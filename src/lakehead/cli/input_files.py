@@ -27,12 +27,14 @@ from typing import Any, BinaryIO
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
 from lakehead.cli.csv_quotes import Quotes
 from lakehead.cli.literals import from_json, passes_through
 from lakehead.errors import InvalidFileError, SchemaMismatchError
+from lakehead.format.decimals import near
 
 BATCH_ROWS = 65_536
 JSON_BATCH_ROWS = 10_000
@@ -50,6 +52,8 @@ _EXTENSIONS = {
     ".feather": "arrow",
 }
 FORMATS = ("parquet", "csv", "jsonl", "arrow")
+_PLAIN_DECIMAL = r"^[+-]?\d*\.?\d{0,38}$"
+_DECIMAL = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,9})?$"
 _UNREADABLE = (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, ValueError)
 
 
@@ -199,7 +203,7 @@ def _arrow(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) 
 
 def _csv(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) -> Iterator[pa.RecordBatch]:
     nested = [f.name for f in schema if pa.types.is_nested(f.type)]
-    types = {f.name: pa.string() if _is_binary(f.type) else f.type for f in schema if f.name not in nested}
+    types = {f.name: pa.string() if _is_text(f.type) else f.type for f in schema if f.name not in nested}
     options = csv.ConvertOptions(
         column_types=types,
         null_values=["", *([null] if null is not None else [])],
@@ -218,12 +222,12 @@ def _csv(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) ->
     last = None
     for batch in _or_none(reader, reader.schema):
         if last is not None:
-            yield _with_binary(last, schema)
+            yield _from_texts(last, schema)
         last = batch
     if quotes.open:  # which Arrow takes for the end of the value
         raise InvalidFileError("it ends inside a quoted field, as a file does that was cut off: get it again, whole")
     assert last is not None
-    yield _with_binary(last, schema)
+    yield _from_texts(last, schema)
 
 
 def _or_none(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -236,18 +240,34 @@ def _or_none(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[p
         yield pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema)
 
 
-def _is_binary(t: pa.DataType) -> bool:
+def _is_text(t: pa.DataType) -> bool:
+    """Whether a column of this type is read as texts, which are looked at here."""
     types = pa.types
-    return bool(types.is_binary(t) or types.is_large_binary(t) or types.is_fixed_size_binary(t))
+    is_binary = types.is_binary(t) or types.is_large_binary(t) or types.is_fixed_size_binary(t)
+    return bool(is_binary or types.is_decimal(t))
 
 
-def _with_binary(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Hexadecimal texts of binary columns as bytes."""
+def _from_texts(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Hexadecimal texts of binary columns as bytes, and decimals."""
     for i, name in enumerate(batch.schema.names):
-        if name in schema.names and _is_binary(schema.field(name).type):
-            values = [None if v is None else bytes.fromhex(v) for v in batch.column(i).to_pylist()]
-            batch = batch.set_column(i, name, pa.array(values, schema.field(name).type))
+        if name in schema.names and _is_text(t := schema.field(name).type):
+            texts = batch.column(i)
+            if pa.types.is_decimal(t):
+                values = _decimals(pc.utf8_trim_whitespace(texts), t)
+            else:
+                values = pa.array([None if v is None else bytes.fromhex(v) for v in texts.to_pylist()], t)
+            batch = batch.set_column(i, name, values)
     return batch
+
+
+def _decimals(texts: pa.Array, t: pa.DataType) -> pa.Array:
+    """Arrow reads plain digits, but not exponents: see `lakehead.format.decimals`."""
+    if pc.all(pc.match_substring_regex(texts, _PLAIN_DECIMAL)).as_py() is not False:
+        return texts.cast(t)
+    wrong = texts.filter(pc.invert(pc.match_substring_regex(texts, _DECIMAL)))
+    if len(wrong):
+        raise ValueError(f"{wrong[0].as_py()!r} is no {t}")
+    return pa.array([None if v is None else near(decimal.Decimal(v)) for v in texts.to_pylist()], t)
 
 
 def _jsonl(

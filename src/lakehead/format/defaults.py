@@ -24,6 +24,7 @@ from typing import Any
 import pyarrow as pa
 
 from lakehead.errors import InvalidSchemaError, SchemaMismatchError
+from lakehead.format.decimals import near
 from lakehead.format.per_schema import once_per_schema
 from lakehead.format.rows import conform, to_arrow_table
 from lakehead.format.statistics import encode_statistics, may_match
@@ -43,7 +44,14 @@ def default_text(value: object, f: pa.Field) -> bytes | None:
     Raises:
         InvalidSchemaError: it is no value of the column's type, or too long, or columns of this type have none.
     """
-    given = value.as_py() if isinstance(value, pa.Scalar) else value
+    try:
+        given = value.as_py() if isinstance(value, pa.Scalar) else value
+    except (ValueError, OverflowError) as e:
+        raise InvalidSchemaError(
+            f"column {f.name!r} cannot have a default that is no value of Python's, such as dates beyond the years 1 to"
+            f" 9999: {e}",
+            column=f.name,
+        ) from e
     if given is None:
         return None
     if pa.types.is_nested(f.type):
@@ -189,7 +197,7 @@ def _value(t: pa.DataType, text: bytes) -> pa.Scalar:
     elif types.is_floating(t):
         plain = float
     elif types.is_decimal(t):
-        plain = Decimal
+        return pa.scalar(near(Decimal(text.decode())), t)
     return pa.scalar(plain(text.decode()), t)
 
 

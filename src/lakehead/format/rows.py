@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import decimal
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ import pyarrow.compute as pc
 
 from lakehead.errors import ColumnNotFoundError, SchemaMismatchError
 from lakehead.format.arrays import to_arrow
+from lakehead.format.decimals import near
 from lakehead.format.nulls import check_nulls, requires_inside
 from lakehead.format.per_schema import once_per_schema
 from lakehead.format.schema import map_children, nearest_name
@@ -38,6 +40,7 @@ from lakehead.format.storable import check_storable
 from lakehead.types import RESERVED_PREFIX
 
 _CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
+_ZERO = dt.timedelta()
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -335,7 +338,7 @@ def _in_microseconds(t: pa.DataType) -> pa.DataType:
 def _is_loose(t: pa.DataType) -> bool:
     """True when Arrow would take a Python value for the type, or for one inside it, and lose part of it."""
     types = pa.types
-    if types.is_temporal(t) or types.is_integer(t) or types.is_float32(t) or types.is_struct(t):
+    if types.is_temporal(t) or types.is_integer(t) or types.is_float32(t) or types.is_decimal(t) or types.is_struct(t):
         return True
     return pa.types.is_nested(t) and any(_is_loose(t.field(i).type) for i in range(t.num_fields))
 
@@ -353,16 +356,27 @@ def _check_value(value: Any, t: pa.DataType) -> None:
     if pa.types.is_temporal(t):
         if isinstance(value, int | float):
             raise ValueError("a number is not a point in time; give a date, time or datetime")
+        if value != value:  # as NaT
+            raise ValueError("it is no point in time: give None where there is none")
         if pa.types.is_date(t) and isinstance(value, dt.datetime):
             raise ValueError("a datetime has a time of day; give a date")
         if pa.types.is_timestamp(t) and isinstance(value, dt.datetime) and (value.tzinfo is None) != (t.tz is None):
             raise ValueError("the column has a zone, give the datetime one" if t.tz else "the column has no zone")
+        if isinstance(value, dt.time) and value.tzinfo is not None:
+            raise ValueError("the column has no zone: give the time of day without one")
+        if getattr(value, "nanosecond", 0):  # of pandas
+            raise ValueError("it has nanoseconds, and the column microseconds at most: round it")
+        if isinstance(value, dt.datetime) and value.tzinfo is not None and (value.utcoffset() or _ZERO).microseconds:
+            raise ValueError("its zone is off UTC by a part of a second: give it in UTC")
     elif pa.types.is_integer(t):
         if not isinstance(value, int) and int(value) != value:
             raise ValueError("it is not a whole number")
     elif pa.types.is_float32(t):
         if isinstance(value, float) and math.isfinite(value) and abs(value) > _FLOAT32_MAX:
             raise ValueError("the value is out of the range of float32")
+    elif pa.types.is_decimal(t):
+        if isinstance(value, decimal.Decimal):
+            near(value)
     elif pa.types.is_struct(t):
         if isinstance(value, dict):
             names = [t.field(i).name for i in range(t.num_fields)]

@@ -95,6 +95,9 @@ def test_widening_keeps_the_text() -> None:
         (pa.string(), "\ud800", "cannot have default"),
         (pa.list_(pa.int8()), [1], "of which there are no defaults"),
         (pa.struct([("x", pa.int8())]), {"x": 1}, "of which there are no defaults"),
+        (pa.decimal128(5, 2), Decimal("1E-999999999"), "places behind the point"),
+        pytest.param(pa.date32(), pa.scalar(10**8, pa.int32()).cast(pa.date32()), "the years 1 to 9999", id="date"),
+        pytest.param(pa.timestamp("us"), pa.scalar(1 << 62, pa.timestamp("us")), "the years 1 to 9999", id="time"),
     ],
     ids=str,
 )
@@ -115,6 +118,7 @@ def test_null_is_no_default() -> None:
     [
         (pa.int8(), b"300"), (pa.int8(), b" 5"), (pa.int8(), b"five"), (pa.int8(), b"\xff"), (pa.bool_(), b"yes"),
         (pa.string(), b"\xff"), (pa.string(), b"x" * 1025), (pa.decimal128(5, 2), b"1.5"), (pa.date32(), b"99999999"),
+        (pa.decimal128(5, 2), b"1e-999999999"), (pa.decimal128(5, 2), b"1e-41"), (pa.decimal128(5, 2), b"1E+99999999"),
         (pa.timestamp("s"), b"1"), (pa.timestamp("us"), b"999999999999999999"), (pa.float32(), b"0.1"),
         (pa.binary(3), b"ab"), (pa.list_(pa.int8()), b"1"), (pa.struct([("x", pa.int8())]), b"1"),
     ],

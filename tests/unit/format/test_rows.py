@@ -254,6 +254,20 @@ def test_arrow_data_that_would_change(array: pa.Array, t: pa.DataType) -> None:
         one(array, t)
 
 
+@pytest.mark.parametrize("places", [*range(1, 90, 3), 1000, 10**6, 10**7, 999_999_999])
+@pytest.mark.parametrize("digits", ["1", "-9", "0", "9" * 38, "1" + "0" * 20])
+@pytest.mark.parametrize("t", [pa.decimal128(38, 2), pa.decimal128(38, 38), pa.decimal128(1, 0)], ids=str)
+def test_decimals_are_themselves_or_refused(digits: str, places: int, t: pa.DataType) -> None:
+    """Arrow takes some for others, or ends the process."""
+    for value in (decimal.Decimal(f"{digits}E-{places}"), decimal.Decimal(f"{digits}E+{places}")):
+        for given, of in ((value, t), ([value], pa.list_(t)), ({"a": value}, pa.struct([("a", t)]))):
+            try:
+                found = one([given], of)
+            except SchemaMismatchError:
+                continue
+            assert found == [given]
+
+
 @pytest.mark.parametrize(
     ("value", "t"),
     [
@@ -269,6 +283,11 @@ def test_arrow_data_that_would_change(array: pa.Array, t: pa.DataType) -> None:
         (1e300, pa.float32()),
         (1.5, pa.decimal128(5, 2)),
         (decimal.Decimal("1.234"), pa.decimal128(5, 2)),
+        (pd.Timestamp("2020-01-01 00:00:00.123456789"), pa.timestamp("us")),
+        ([pd.Timestamp("2020-01-01 00:00:00.000000001", tz="UTC")], pa.list_(pa.timestamp("us", "UTC"))),
+        (pd.NaT, pa.timestamp("us")),
+        (dt.time(1, tzinfo=UTC), pa.time64("us")),
+        (dt.datetime(2020, 1, 1, tzinfo=dt.timezone(dt.timedelta(microseconds=1))), pa.timestamp("us", "UTC")),
         (5, pa.timestamp("us")),
         (5, pa.date32()),
         (5, pa.time64("us")),
