@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -310,6 +310,27 @@ def test_changes_in_any_order(
     wanted = ["k", "v", "start_at", "end_at"] if scd_type == 2 else ["k", "v"]
     there = [tuple(r.values()) for r in con.table(target).scan(columns=wanted).to_arrow().to_pylist()]
     assert sorted(there, key=str) == sorted(model(changes, scd_type), key=str)
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_keys_and_sequences_are_told_apart_whatever_their_collation(
+    con: lh.Connection, spark: SparkSession, tmp_path: Path, scd_type: Literal[1, 2]
+) -> None:
+    schema = pa.schema([("op", pa.string()), ("s", pa.string()), ("k", pa.string()), ("v", pa.int64())])
+    source = con.create_table(f"p.collated{scd_type}", schema)
+    names = [("u", "1", "A"), ("u", "2", "a"), ("d", "b", "A"), ("u", "B", "a"), ("u", "5", "b"), ("u", "6", "B")]
+    source.append([{"op": op, "s": s, "k": k, "v": n} for n, (op, s, k) in enumerate(names)])
+    told = stream_of(con, spark, source.name).selectExpr("op", "s collate UTF8_LCASE s", "k collate UTF8_LCASE k", "v")
+    for how in ("v", "v + 0"):  # by the driver, and by tasks
+        table = f"p.collated{scd_type}_{len(how)}"
+        lhs.apply_changes(
+            told.selectExpr("op", "s", "k", f"{how} as v"), table, keys="k", sequence_by="s",
+            apply_as_deletes="op = 'd'", column_list=["k", "v"], stored_as_scd_type=scd_type,
+            checkpoint=str(tmp_path / table), trigger="available now",
+        ).awaitTermination()  # fmt: skip
+        found = con.table(table).scan().to_arrow().to_pylist()
+        live = {r["k"]: r["v"] for r in found if r.get("end_at") is None}
+        assert live == {"a": 3, "b": 4, "B": 5} and (scd_type == 2 or len(found) == 3)
 
 
 def test_changes_that_cannot_be_applied(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:

@@ -122,3 +122,22 @@ def test_a_query_that_begins_waits_for_its_server(server: ServerProcess, tmp_pat
         assert sorted(con.table("t.copy").scan().to_arrow()["id"].to_pylist()) == [*range(5)]
         with pytest.raises(Exception, match="no Lakehead server answers at 127"):  # where nobody was, nobody waits
             spark.read.format("lakehead").options(uri="lakehead://127.0.0.1:9", table="t.t").load()
+
+
+def test_a_sink_waits_for_its_server(server: ServerProcess, tmp_path: Path) -> None:
+    """Each micro-batch is planned anew, perhaps by a process that has not reached the server before."""
+    with server.connect() as con:
+        con.create_table("t.sunk", SCHEMA)
+        spark = lhs.session(con)
+        (tmp_path / "in").mkdir()
+        (tmp_path / "in" / "1.json").write_text('{"id": 1}')
+        source = spark.readStream.schema("id bigint").json(str(tmp_path / "in"))
+        options = {"uri": con.uri, "table": "t.sunk", "checkpointLocation": str(tmp_path / "checkpoint")}
+        server.kill()
+        with socket.create_server(("127.0.0.1", server.port)) as nobody:
+            nobody.settimeout(60)
+            query = source.writeStream.format("lakehead").options(**options).trigger(availableNow=True).start()
+            nobody.accept()[0].close()  # the process that plans the micro-batch has come
+        server.start()
+        query.awaitTermination()
+        assert con.table("t.sunk").scan().to_arrow()["id"].to_pylist() == [1]

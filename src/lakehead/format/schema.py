@@ -28,6 +28,7 @@ from lakehead.errors import CorruptionError, InvalidSchemaError
 from lakehead.format.bucketing import can_hash
 from lakehead.types import RESERVED_PREFIX
 
+_INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 NESTING_MAX = 20
 """Levels of lists, maps and structs in a column; Arrow's own messages and Parquet files end at some thirty maps."""
 _NOT_IN_PARTITION_NAMES = "=&/%"
@@ -147,6 +148,15 @@ def _full_names(fields: Iterable[pa.Field], path: str = "") -> Iterator[str]:
             yield from _full_names([t.value_field.with_name("element")], f"{name}.")
         elif pa.types.is_map(t):
             yield from _full_names([t.key_field.with_name("key"), t.item_field.with_name("value")], f"{name}.")
+
+
+def is_wider(wide: pa.DataType, narrow: pa.DataType) -> bool:
+    """Whether a type is another one than ``narrow`` and has every value of it, as Iceberg widens types."""
+    if narrow in _INTEGERS and wide in _INTEGERS:
+        return _INTEGERS.index(wide) > _INTEGERS.index(narrow)
+    if pa.types.is_decimal128(narrow) and pa.types.is_decimal128(wide):
+        return bool(wide.scale == narrow.scale and wide.precision > narrow.precision)
+    return bool(narrow == pa.float32() and wide == pa.float64())
 
 
 def lake_type(t: pa.DataType) -> pa.DataType:

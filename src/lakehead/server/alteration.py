@@ -15,7 +15,13 @@ import pyarrow as pa
 from lakehead.config import Limits, TableProperties, unknown_name
 from lakehead.errors import ColumnNotFoundError, InvalidRequestError, InvalidSchemaError
 from lakehead.format.defaults import with_default
-from lakehead.format.schema import nearest_name, normalize_schema, require_small_schema, validate_definition
+from lakehead.format.schema import (
+    is_wider,
+    nearest_name,
+    normalize_schema,
+    require_small_schema,
+    validate_definition,
+)
 from lakehead.protocol.alterations import (
     AddColumn,
     Alteration,
@@ -32,7 +38,6 @@ from lakehead.server.field_paths import Path, edited, field_at, full_names, in_m
 from lakehead.types import Schemas, TableDescriptor, TableSchema, children, field_id, numbered_fields
 
 _COMMENT_MAX = 4096
-_INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
 
 def altered(desc: TableDescriptor, changes: Sequence[Alteration], limits: Limits) -> TableDescriptor:
@@ -196,7 +201,7 @@ class _Columns:
     def widen(self, name: str, to: pa.DataType) -> None:
         path = self._find(name, "widened")
         now = field_at(self._fields, path).type
-        if now != to and not _holds(to, now):
+        if now != to and not is_wider(to, now):
             raise InvalidSchemaError(
                 f"column {name!r} of {self._desc.path} is {now} and cannot become {to}: integers may become wider ones,"
                 " float double, decimals may get more digits before the point; for all else add a column",
@@ -254,12 +259,3 @@ class _Columns:
         if checked != schema.columns:
             raise InvalidRequestError(f"{desc.path} would not have the columns {schema.columns}, but {checked}")
         return Schemas((*known.known, schema))
-
-
-def _holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
-    """Whether the type has every value of the other, as Iceberg widens types."""
-    if narrow in _INTEGERS and wide in _INTEGERS:
-        return _INTEGERS.index(wide) > _INTEGERS.index(narrow)
-    if pa.types.is_decimal128(narrow) and pa.types.is_decimal128(wide):
-        return bool(wide.scale == narrow.scale and wide.precision > narrow.precision)
-    return bool(narrow == pa.float32() and wide == pa.float64())

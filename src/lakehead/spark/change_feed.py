@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column
 from pyspark.sql import functions as F
+from pyspark.sql import types as st
 
 from lakehead.api.connection import Connection
 from lakehead.api.definition import definition_of
@@ -31,7 +32,7 @@ from lakehead.errors import (
     WrongTableKindError,
 )
 from lakehead.format.rows import to_key_table
-from lakehead.format.schema import nearest_name
+from lakehead.format.schema import is_wider, nearest_name
 from lakehead.spark.connections import connection_of, worker_table
 from lakehead.spark.floats import quoted
 from lakehead.spark.foreach_batch import started
@@ -107,14 +108,15 @@ class ChangeFeed:
             self._require_fits(beside, remembered, sequences)
         if target is None:
             target = con.create_table(self.table, columns, primary_key=expected, bucket_key=bucket_key)
-        con.create_table(
-            self.beside,
-            sequences,
-            primary_key=remembered,
-            bucket_key=bucket_key,
-            buckets=target.buckets,
-            if_not_exists=True,
-        )
+        if beside is None:
+            con.create_table(
+                self.beside,
+                sequences,
+                primary_key=remembered,
+                bucket_key=bucket_key,
+                buckets=target.buckets,
+                if_not_exists=True,
+            )
 
     def _require_sequence(self, t: pa.DataType) -> None:
         """Refuse what does not order changes, or what no table has or has as a key."""
@@ -139,6 +141,14 @@ class ChangeFeed:
                 f"{self.scd_type} with keys={list(self.keys)} needs {list(key)}"
             )
         rows_for_upsert(handle_of(table).desc, columns.empty_table(), None)
+        for name in (_REMEMBERED, START_AT, END_AT):
+            if name in columns.names and is_wider(wide := columns.field(name).type, table.schema.field(name).type):
+                remedy = f"widen it, con.sql('alter table {table.name} alter {name} type ...'), or "
+                raise SchemaMismatchError(
+                    f"column {name!r} of {table.name} is {table.schema.field(name).type}, and sequence_by {wide}:"
+                    f" {'' if name in table.primary_key else remedy}cast sequence_by to the type of the column",
+                    column=name,
+                )
         if self.scd_type == 2:
             table.prefix_lookup(_keys(table, columns.empty_table(), list(self.keys)))
 
@@ -147,7 +157,13 @@ class ChangeFeed:
         sequence = F.expr(sequence_by) if isinstance(sequence_by, str) else sequence_by
         deleted = F.lit(False) if deletes is None else F.expr(deletes) if isinstance(deletes, str) else deletes
         deleted = F.coalesce(deleted.cast("boolean"), F.lit(False))
-        return df.select(*map(quoted, self.columns), sequence.alias(_SEQUENCE), deleted.alias(_DELETED))
+        given = {**{c: F.col(quoted(c)) for c in self.columns}, _SEQUENCE: sequence}
+        types = df.select(*(c.alias(name) for name, c in given.items())).schema
+        for name in (*self.keys, _SEQUENCE):
+            # Keys are told apart, and changes ordered, by bytes: a collation has Spark sort them by something else.
+            if isinstance(t := types[name].dataType, st.StringType) and t.collation != "UTF8_BINARY":
+                given[name] = given[name].cast("string")
+        return df.select(*(c.alias(name) for name, c in given.items()), deleted.alias(_DELETED))
 
     def apply(self, con: Connection, changes: DataFrame, batch: JobBatch, *, small: bool) -> None:
         """Apply `prepared` changes, once for a batch; ``small`` has rows pass through the driver, without a shuffle."""
@@ -230,7 +246,7 @@ def _newest(feed: ChangeFeed, target: Table, beside: Table, chunk: pa.Table) -> 
     last = chunk.filter(pa.array(np.append(_differs_from_next(chunk, keys), True)))
     at, known = places_of(beside, _keys(beside, last, keys))
     before = known[_REMEMBERED].take(pa.array(at, mask=at < 0))
-    sequence = last[_SEQUENCE].cast(before.type)
+    sequence = _sequences(beside, last, before.type)
     kept = last.filter(pc.fill_null(pc.greater_equal(sequence, before), True))
     deleted = kept[_DELETED]
     return _Made(
@@ -254,7 +270,7 @@ def _versions(feed: ChangeFeed, target: Table, beside: Table, chunk: pa.Table) -
         [
             _events(deletes.select(keys), deletes[_REMEMBERED], pa.array([_DELETE] * len(deletes), pa.int32())),
             _events(versions.select(keys), versions[START_AT], pa.array([_VERSION] * len(versions)), versions[END_AT]),
-            _events(given, chunk[_SEQUENCE].cast(versions[START_AT].type), kinds),
+            _events(given, _sequences(target, chunk, versions[START_AT].type), kinds),
         ]
     )
     new = history.filter(pc.equal(history["kind"], _CHANGE))
@@ -270,6 +286,18 @@ def _versions(feed: ChangeFeed, target: Table, beside: Table, chunk: pa.Table) -
     gone = chunk.filter(chunk[_DELETED]).select([*keys, _SEQUENCE])
     removed, remembered = gone.rename_columns([*keys, START_AT]), gone.rename_columns([*keys, _REMEMBERED])
     return _Made(pa.concat_tables(rows), removed, remembered)
+
+
+def _sequences(table: Table, changes: pa.Table, t: pa.DataType) -> pa.ChunkedArray:
+    """Those of changes, as a table has them.
+
+    Raises:
+        SchemaMismatchError: it does not hold one.
+    """
+    try:
+        return changes[_SEQUENCE].cast(t)
+    except pa.ArrowException as e:
+        raise SchemaMismatchError(f"sequence_by does not fit into {t}, as {table.name} has it: {e}") from e
 
 
 def _events(keys: pa.Table, sequence: Any, kind: Any, until: Any = None) -> pa.Table:

@@ -28,7 +28,7 @@ from lakehead.api.copying import unfinished_like
 from lakehead.api.definition import DEFINITION
 from lakehead.api.table import handle_of
 from lakehead.client.staging import JobBatch
-from lakehead.errors import InvalidPropertyError, InvalidRequestError, TableNotFoundError
+from lakehead.errors import InvalidPropertyError, InvalidRequestError, LakeheadError, TableNotFoundError
 from lakehead.protocol.staging import StagedPart
 from lakehead.spark.connections import in_worker
 from lakehead.spark.options import given_options, names_of
@@ -124,6 +124,12 @@ def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
     return [m for m in messages if isinstance(m, Staged)]
 
 
+def _discard(target: Target, batch: JobBatch) -> None:
+    """Forget what was staged, if the server can be asked to: what has failed is told, not this."""
+    with contextlib.suppress(LakeheadError):
+        target.handle.staging.discard(batch)
+
+
 class BatchWriter(DataSourceArrowWriter):
     """One ``df.write``."""
 
@@ -142,7 +148,7 @@ class BatchWriter(DataSourceArrowWriter):
             staging.publish(self._batch, parts, lasting=options.job is not None, overwrite=over)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._options.target.handle.staging.discard(self._batch)
+        _discard(self._options.target, self._batch)
 
 
 class Overwriter(BatchWriter):
@@ -208,7 +214,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         for batch in {m.batch for m in _staged(messages)}:
-            self._target.handle.staging.discard(batch)
+            _discard(self._target, batch)
 
 
 def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
@@ -274,5 +280,6 @@ def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool)
             " with options job and batch"
         )
     columns = written_schema(schema)
-    in_worker(options.target.uri, lambda con: options.target.checked(con, columns))
+    # A micro-batch of many may be planned by a process that has not reached the server before.
+    in_worker(options.target.uri, lambda con: options.target.checked(con, columns), planned=True)
     return StreamWriter(options.target, columns)

@@ -144,6 +144,12 @@ def written_schema(schema: st.StructType) -> pa.Schema:
             struct that nothing reads back as what it was.
     """
     for column in schema:
+        if not isinstance(column.dataType, st.NullType) and _holds(column.dataType, (st.NullType,)):
+            raise InvalidSchemaError(
+                f"column {column.name!r} has the type {column.dataType.simpleString()}, of values that are all null:"
+                f" cast it to one, such as cast({quoted(column.name)} as array<string>)",
+                column=column.name,
+            )
         for kind, instead in _STRUCTS_IN_ARROW.items():
             if _holds(column.dataType, (kind,)):
                 raise InvalidSchemaError(

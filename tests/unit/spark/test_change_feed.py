@@ -13,7 +13,7 @@ import pytest
 import lakehead as lh
 from lakehead.api.table import handle_of
 from lakehead.client.staging import JobBatch, publish_together
-from lakehead.errors import InvalidRequestError
+from lakehead.errors import InvalidRequestError, SchemaMismatchError
 from lakehead.spark.change_feed import _DELETED, _SEQUENCE, ChangeFeed, ScdType, _Apply
 
 NAN = float("nan")
@@ -119,3 +119,28 @@ def test_a_table_beside_that_does_not_fit_leaves_no_table(con: lh.Connection, sc
     with pytest.raises(InvalidRequestError, match=beside):
         feed(scd_type).require_tables(con, schema(pa.int64()))
     assert con.tables() == [beside]
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_a_table_beside_goes_on_with_a_wider_sequence(con: lh.Connection, scd_type: ScdType) -> None:
+    changes = feed(scd_type)
+    changes.require_tables(con, schema(pa.int32()))
+    with con.table(changes.beside).alter() as alteration:
+        alteration.add_column("note", pa.string())
+    changes.require_tables(con, schema(pa.int32()))
+    changes.require_tables(con, schema(pa.int16()))
+    remedy = "widen it" if scd_type == 1 else "cast"  # keys cannot be widened
+    with pytest.raises(SchemaMismatchError, match=f"is int32, and sequence_by int64: {remedy}"):
+        changes.require_tables(con, schema(pa.int64()))
+    if scd_type == 1:
+        with con.table(changes.beside).alter() as alteration:
+            alteration.widen_column("sequence", pa.int64())
+        changes.require_tables(con, schema(pa.int64()))
+
+
+def test_a_sequence_that_a_table_does_not_hold_is_refused(con: lh.Connection) -> None:
+    changes = feed(1)
+    changes.require_tables(con, schema(pa.int8()))
+    rows = {"k": pa.array([1]), "v": pa.array([1]), _SEQUENCE: pa.array([300]), _DELETED: pa.array([False])}
+    with pytest.raises(SchemaMismatchError, match=r"sequence_by does not fit into int8, as a\.t__sequences has it"):
+        apply(con, changes, 0, pa.table(rows))

@@ -70,3 +70,11 @@ def test_what_tables_do_not_have_is_said_of_the_column(
         rows = st.StructType([st.StructField("id", st.LongType()), st.StructField("odd", t)])
         with pytest.raises(InvalidSchemaError, match=r"column 'odd' has the type .* not supported: write"):
             written_schema(rows)
+
+
+@pytest.mark.parametrize(
+    "t", [st.ArrayType(st.NullType(), False), st.MapType(st.NullType(), st.NullType(), False)], ids=["array", "map"]
+)
+def test_values_that_are_all_null_are_of_no_type(t: st.DataType) -> None:
+    with pytest.raises(InvalidSchemaError, match=r"column 'odd' has the type .*void.*: cast it"):
+        written_schema(st.StructType([st.StructField("odd", t)]))
