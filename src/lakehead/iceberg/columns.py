@@ -3,6 +3,9 @@
 Writers spell names that they take for odd in their own way, and files keep the names of their time. Most files use the
 table's own names, and are read as they are; of the others each column is found by its id, inside structs too. One that
 lacks a column with a default is one of the others for who wants that column: Parquet readers would take it for null.
+
+Files without field ids, which other engines add, are read by the table's name mapping, as Iceberg's specification says
+(Column Projection, Name Mapping Serialization): what a name means there stays what it meant.
 """
 
 from __future__ import annotations
@@ -10,13 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lakehead.errors import LakeStateError
 from lakehead.format.defaults import default_of
 from lakehead.format.read_as import Binding, same_inside
+from lakehead.iceberg.contract import NAME_MAPPING
 from lakehead.iceberg.file_io import LOOKS_AT_ONCE, lake_files, locate_file
 from lakehead.iceberg.recently_used import RecentlyUsed
 from lakehead.lake.lake_table import LakeFile
@@ -25,8 +30,11 @@ from lakehead.types import DEFAULT, TableDescriptor, children, field_id, with_ch
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
+    from pyiceberg.table import Table
+    from pyiceberg.table.name_mapping import MappedField, NameMapping
 
-_lacking: RecentlyUsed[tuple[str, tuple[int, int]], frozenset[str] | None] = RecentlyUsed(1 << 16)
+_Key: TypeAlias = tuple[int, int, "str | None"]
+_lacking: RecentlyUsed[tuple[str, _Key], frozenset[str] | None] = RecentlyUsed(1 << 16)
 """`FileColumns.lacking` of files, by path and what the columns are by."""
 
 
@@ -40,9 +48,25 @@ def with_defaults(lake: pa.Schema, desc: TableDescriptor) -> pa.Schema:
 
 def column_name(physical: pa.Schema, number: int, name: str) -> str | None:
     """What a file calls the column with this field id; a file without ids calls it by its name."""
-    if not _has_ids(physical):
+    if not has_ids(physical):
         return name if name in physical.names else None
     return next((f.name for f in physical if field_id(f) == number), None)
+
+
+def name_mapping(table: Table) -> NameMapping | None:
+    """What fields are called in files without ids; None where the lake table does not say.
+
+    Raises:
+        LakeStateError: it says it in a way that cannot be read.
+    """
+    try:
+        return table.name_mapping()
+    except ValueError as e:
+        raise LakeStateError(
+            f"property {NAME_MAPPING} of lake table {'.'.join(table.name())} is no name mapping of Iceberg's: correct"
+            f" or remove it ({str(e).splitlines()[0]})",
+            property=NAME_MAPPING,
+        ) from e
 
 
 class FileColumns:
@@ -53,11 +77,19 @@ class FileColumns:
             it, which takes a while.
         schema_id: of that Iceberg schema.
         definition: id of the table's schema that the defaults are of.
+        mapping: what fields are called in files without ids; None for what they are called now.
     """
 
-    def __init__(self, lake: pa.Schema | Callable[[], pa.Schema], schema_id: int, definition: int = 0) -> None:
+    def __init__(
+        self,
+        lake: pa.Schema | Callable[[], pa.Schema],
+        schema_id: int,
+        definition: int = 0,
+        mapping: NameMapping | None = None,
+    ) -> None:
         self._given = lake
-        self.key = (schema_id, definition)
+        self._mapping = mapping
+        self.key = (schema_id, definition, None if mapping is None else mapping.model_dump_json())
 
     @cached_property
     def _lake(self) -> pa.Schema:
@@ -66,36 +98,53 @@ class FileColumns:
     def lacking(self, physical: pa.Schema) -> frozenset[str] | None:
         """Of a file in which all columns are called as in the table, inside structs too, those with a default that it
         lacks; None of another file."""
-        if _has_ids(physical) and not _same(physical, self._lake):
+        if self._mapping is not None and not has_ids(physical):
+            return None
+        if has_ids(physical) and not _same(physical, self._lake):
             return None
         there = {field_id(f) for f in self.written(physical)}
         return frozenset(f.name for f in self._lake if default_of(f) is not None and field_id(f) not in there)
 
     def written(self, physical: pa.Schema) -> list[pa.Field]:
         """The columns of a file with their field ids, which it may lack."""
-        return list(physical) if _has_ids(physical) else _named_like(physical, self._lake)
+        if has_ids(physical):
+            return list(physical)
+        return _named_like(physical, self._lake, None if self._mapping is None else self._mapping.root)
 
     def binding(self, physical: pa.Schema, names: Sequence[str]) -> Binding:
         """Where a file has these columns; it gives them their own names and the lake's types."""
         return Binding.of(self.written(physical), [self._lake.field(n) for n in names])
 
 
-def _has_ids(physical: Iterable[pa.Field]) -> bool:
+def has_ids(physical: Iterable[pa.Field]) -> bool:
+    """Whether a file says which fields its columns are."""
     return any(field_id(f) is not None for f in physical)
 
 
-def _named_like(fields: Iterable[pa.Field], lake: Iterable[pa.Field]) -> list[pa.Field]:
-    """The fields of a file without ids, with those of the same names."""
-    there = {f.name: f for f in lake}
-    return [_like(f, there[f.name]) if f.name in there else f for f in fields]
+_Mapped: TypeAlias = "Sequence[MappedField] | None"
 
 
-def _like(f: pa.Field, lake: pa.Field) -> pa.Field:
+def _named_like(fields: Iterable[pa.Field], lake: Iterable[pa.Field], mapped: _Mapped) -> list[pa.Field]:
+    """The fields of a file without ids, with those of the fields that their names are mapped to, or that have them."""
+    there: dict[str, tuple[pa.Field, _Mapped]]
+    if mapped is None:
+        there = {f.name: (f, None) for f in lake}
+    else:
+        ids = {field_id(f): f for f in lake}
+        there = {name: (ids[m.field_id], m.fields) for m in mapped if m.field_id in ids for name in m.names}
+    return [_like(f, *there[f.name]) if f.name in there else f for f in fields]
+
+
+def _like(f: pa.Field, lake: pa.Field, mapped: _Mapped) -> pa.Field:
     within, wanted = children(f.type), children(lake.type)
     if pa.types.is_struct(f.type):
-        within = _named_like(within, wanted)
+        within = _named_like(within, wanted, mapped)
     elif len(within) == len(wanted):  # writers call items, keys and values as they like
-        within = [_like(a, b) for a, b in zip(within, wanted, strict=True)]
+        parts = {m.field_id: m.fields for m in mapped or ()}
+        within = [
+            _like(a, b, None if mapped is None else parts.get(field_id(b), []))
+            for a, b in zip(within, wanted, strict=True)
+        ]
     return pa.field(f.name, with_children(f.type, within), f.nullable, lake.metadata)
 
 

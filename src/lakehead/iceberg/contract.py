@@ -40,6 +40,8 @@ DEFINITION = "lakehead.schema"
 """Table property: id of the definition of its table that the lake table has; without it, the table's first."""
 COMMENTS = "lakehead.comments"
 """Table property: what the table's comments were when the lake table got them, as JSON, by field id of the table."""
+NAME_MAPPING = "schema.name-mapping.default"
+"""Table property of Iceberg's: what fields are called in files without field ids, as JSON."""
 FORMAT_VERSION = 2
 _WIDER = {(IntegerType, LongType), (FloatType, DoubleType)}
 
@@ -130,7 +132,10 @@ def definition_of(table: Table, desc: TableDescriptor) -> int:
 
 
 def names_are_lasting(table: Table) -> bool:
-    """Whether every name in the table, inside structs too, has meant the same field since its creation, surely."""
+    """Whether every name in the table, inside structs too, has meant the same field since its creation, surely; also
+    in files of others, which may have no ids where there is a name mapping."""
+    if NAME_MAPPING in table.properties:
+        return False
     schemas = table.metadata.schemas
     if sorted(s.schema_id for s in schemas) != list(range(len(schemas))):
         return False

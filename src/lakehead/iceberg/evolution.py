@@ -8,19 +8,29 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.table import Table
+from pyiceberg.table.name_mapping import MappedField, NameMapping
 from pyiceberg.table.update import AddSchemaUpdate, AssertCurrentSchemaId, SetCurrentSchemaUpdate
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
-from lakehead.errors import LakeStateError
+from lakehead.errors import InvalidSchemaError, LakeStateError
 from lakehead.format.defaults import default_of
 from lakehead.format.schema import lake_schema
-from lakehead.iceberg.contract import COMMENTS, DEFINITION, LakeContract, check_contract, definition_of, holds
+from lakehead.iceberg.columns import name_mapping
+from lakehead.iceberg.contract import (
+    COMMENTS,
+    DEFINITION,
+    NAME_MAPPING,
+    LakeContract,
+    check_contract,
+    definition_of,
+    holds,
+)
 from lakehead.types import SYSTEM_FIELDS, TableDescriptor, TableSchema, children, field_id, without_ids
 
 _TABLE_COMMENT = "comment"
@@ -59,8 +69,37 @@ def evolve(table: Table, desc: TableDescriptor) -> bool:
         elif 0 in said:
             change.remove_properties(_TABLE_COMMENT)
         comments = {COMMENTS: json.dumps(desc.comments)} if desc.comments or said else {}
-        change.set_properties({**pinned.to_properties(), DEFINITION: str(desc.schema_id), **comments})
+        mapping = name_mapping(table)
+        names = {} if mapping is None else {NAME_MAPPING: _mapped(mapping, schema).model_dump_json()}
+        change.set_properties({**pinned.to_properties(), DEFINITION: str(desc.schema_id), **comments, **names})
     return True
+
+
+def _mapped(mapping: NameMapping, schema: Schema) -> NameMapping:
+    """What fields are called in files without ids: as before, and by the names that they have now. A name that means
+    another field in such files, also one that is gone, goes on to mean that."""
+    return NameMapping(_mapped_within(mapping.root, schema.fields))
+
+
+def _mapped_within(mapped: Sequence[MappedField], fields: Iterable[NestedField]) -> list[MappedField]:
+    known = {m.field_id: m for m in mapped}
+    taken = {name for m in mapped for name in m.names}
+    now: dict[int, MappedField] = {}
+    for f in fields:
+        there = known.get(f.field_id)
+        names = [*(there.names if there is not None else ()), *([] if f.name in taken else [f.name])]
+        inner = _mapped_within([] if there is None else there.fields, _within(f.field_type))
+        now[f.field_id] = MappedField.model_validate({"field-id": f.field_id, "names": names, "fields": inner})
+    gone = [m for m in mapped if m.field_id not in now]
+    return [*now.values(), *gone]
+
+
+def _within(t: IcebergType) -> Sequence[NestedField]:
+    if isinstance(t, StructType):
+        return t.fields
+    if isinstance(t, MapType):
+        return t.key_field, t.value_field
+    return (t.element_field,) if isinstance(t, ListType) else ()
 
 
 def _documented(schema: Schema, desc: TableDescriptor, said: Mapping[int, str]) -> Schema:
@@ -83,9 +122,11 @@ def evolved(table: Table, desc: TableDescriptor, written: TableSchema) -> Schema
     Raises:
         LakeStateError: another engine has added a column of a name that is to be the table's own, of another type, or
             changed what tiering relies on.
+        InvalidSchemaError: a column gets the name of a partition field.
     """
     check_contract(table, desc.as_of(written.id))
     now = table.schema()
+    _require_no_partition_field(table, desc, written)
     theirs = {f.name: f for f in now.fields}
     held = {field_id(f): (f, theirs.pop(f.name)) for f in written.fields}
     system = [theirs.pop(f.name) for f in SYSTEM_FIELDS]
@@ -96,14 +137,13 @@ def evolved(table: Table, desc: TableDescriptor, written: TableSchema) -> Schema
         if found is not None:
             fields.append(_followed(found[1], found[0], f, lake, ids))
             continue
-        own_type = _own(lake, itertools.count(1)).field_type
         adopted = next((t for t in theirs.values() if t.name.casefold() == f.name.casefold()), None)
         if adopted is None:
             fields.append(_own(lake, ids))
         elif (
             adopted.name == f.name
             and not adopted.required
-            and own_type == adopted.field_type
+            and _own(lake, itertools.count(1)).field_type == _renumbered(adopted).field_type
             and default_of(f) is None  # it is null in files that were written since it is there
         ):
             fields.append(theirs.pop(f.name))
@@ -117,6 +157,25 @@ def evolved(table: Table, desc: TableDescriptor, written: TableSchema) -> Schema
     number = max(s.schema_id for s in table.metadata.schemas) + 1
     every = [*fields, *system, *theirs.values()]
     return Schema(*every, schema_id=number, identifier_field_ids=now.identifier_field_ids)
+
+
+def _require_no_partition_field(table: Table, desc: TableDescriptor, written: TableSchema) -> None:
+    """Refuse a new name of a column that a partition field of the lake has: Iceberg has both in one table only where
+    the field is that column itself."""
+    before = {field_id(f): f.name for f in written.fields}
+    lake = table.schema()
+    for f in desc.schemas.current.fields:
+        if before.get(field_id(f)) == f.name:
+            continue
+        for spec in table.specs().values():
+            for part in spec.fields:
+                source = lake.find_column_name(part.source_id)
+                if part.name == f.name and source != before.get(field_id(f)):
+                    raise InvalidSchemaError(
+                        f"a column of {desc.path} cannot be called {f.name!r}: a partition field of its lake table is,"
+                        f" {part.transform} of {source!r}; choose another name",
+                        column=f.name,
+                    )
 
 
 def _followed(
@@ -153,6 +212,11 @@ def _followed_type(
         return MapType(found.key_id, found.key_type, found.value_id, value.field_type, value_required=value.required)
     own_type = _own(lake, itertools.count(1)).field_type
     return found if holds(own_type, found) else own_type  # another engine may have widened it already
+
+
+def _renumbered(f: NestedField) -> NestedField:
+    """The field with ids from 1 on, as one alone."""
+    return assign_fresh_schema_ids(Schema(f)).fields[0]
 
 
 def _own(f: pa.Field, ids: itertools.count[int]) -> NestedField:

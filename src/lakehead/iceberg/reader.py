@@ -25,7 +25,7 @@ from pyiceberg.table import Table
 from lakehead.errors import CorruptionError, LakeStateError
 from lakehead.format.read_as import cast_to
 from lakehead.format.schema import lake_schema
-from lakehead.iceberg.columns import FileColumns, plain_files, with_defaults
+from lakehead.iceberg.columns import FileColumns, name_mapping, plain_files, with_defaults
 from lakehead.iceberg.data_files import lake_arrow_schema
 from lakehead.iceberg.file_io import (
     FILES_AT_ONCE,
@@ -84,7 +84,9 @@ def read_lake(
     if system_columns:
         names += [f.name for f in SYSTEM_FIELDS if f.name not in names]
     lake = table.schema()
-    in_files = FileColumns(lambda: with_defaults(lake_arrow_schema(lake), desc), lake.schema_id, desc.schema_id)
+    in_files = FileColumns(
+        lambda: with_defaults(lake_arrow_schema(lake), desc), lake.schema_id, desc.schema_id, name_mapping(table)
+    )
     reader = _Reader(table.io, own, names, predicate, in_files, _offset_id(table))
     whole, partial = _split(table, files, superseded or {})
     try:

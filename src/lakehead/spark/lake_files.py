@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
 from lakehead.format.defaults import defaults_of
-from lakehead.iceberg.columns import FileColumns, plain_files, with_defaults
+from lakehead.iceberg.columns import FileColumns, has_ids, name_mapping, plain_files, with_defaults
 from lakehead.iceberg.contract import names_are_lasting
 from lakehead.iceberg.data_files import lake_arrow_schema
 from lakehead.iceberg.file_io import lake_files, locate_file
@@ -74,7 +74,7 @@ class LakeScan:
         self._defaults = defaults_of(lake)
         self._columns: FileColumns | None = None
         if self._defaults or not names_are_lasting(table):
-            self._columns = FileColumns(lake, table.schema().schema_id, view.desc.schema_id)
+            self._columns = FileColumns(lake, table.schema().schema_id, view.desc.schema_id, name_mapping(table))
         self._schema = spark_schema(pa.schema([*view.desc.schema, *SYSTEM_FIELDS]), lake)
 
     def __call__(
@@ -133,7 +133,20 @@ class LakeScan:
         assert self._columns is not None
         fs, path = locate_file(self._io, file.path)
         with lake_files(file.path):
-            return _named_as(self._schema, self._columns.written(pq.read_schema(path, filesystem=fs)))
+            physical = pq.read_schema(path, filesystem=fs)
+        named = _named_as(self._schema, self._columns.written(physical))
+        return named if has_ids(physical) else _without_ids(named)
+
+
+def _without_ids(t: Any) -> Any:
+    """The type as Spark reads it from a file without field ids, by name."""
+    if isinstance(t, st.StructType):
+        return st.StructType([st.StructField(f.name, _without_ids(f.dataType), f.nullable) for f in t.fields])
+    if isinstance(t, st.ArrayType):
+        return st.ArrayType(_without_ids(t.elementType), t.containsNull)
+    if isinstance(t, st.MapType):
+        return st.MapType(_without_ids(t.keyType), _without_ids(t.valueType), t.valueContainsNull)
+    return t
 
 
 def _named_as(schema: st.StructType, physical: Iterable[pa.Field]) -> st.StructType:
