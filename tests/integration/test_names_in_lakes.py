@@ -96,7 +96,7 @@ def test_no_column_has_the_name_of_a_partition_field(con: lh.Connection, change:
     table = con.create_table("a.p", schema, bucket_key="id", buckets=2, lake="iceberg")
     table.append([{"id": 1, "v": "a"}])
     con.tier("a.p")
-    with pytest.raises(lh.InvalidSchemaError, match="cannot be called 'id_bucket'.*choose another name"):
+    with pytest.raises(lh.InvalidSchemaError, match=r"cannot be called 'id_bucket'.*choose another name"):
         con.sql(f"alter table a.p {change}")
     table.append([{"id": 2, "v": "b"}])
     con.tier("a.p")
