@@ -284,3 +284,20 @@ def test_what_crashes_left_is_removed_through_a_connection(con: lh.Connection, n
     plain = con.create_table(f"{name}_plain", pa.schema([("id", pa.int64())]))
     with pytest.raises(lh.NoLakeError):
         plain.lake.remove_orphans()
+
+
+def test_texts_at_the_ends_of_the_characters_are_tiered_compacted_and_found(con: lh.Connection, name: str) -> None:
+    ends = "x\ud7ff\ue000\uffff\U0010ffff"
+    texts = [lead * n + tail for lead in ends for n in (15, 16, 17) for tail in ("", "\ud7ff!")]
+    table = con.create_table(name, {"s": "string", "b": "binary", "p": "string"}, primary_key="s", lake="iceberg")
+    for n, text in enumerate(texts):
+        table.upsert([{"s": text, "b": text.encode(), "p": text}])
+        if n % 5 == 4:
+            table.lake.tier()
+    table.lake.tier()
+    table.delete([texts[0]])
+    table.lake.tier()
+    table.lake.compact()
+    for text in texts:
+        found = table.scan(tier="lake", where=f"p = '{text}'").to_arrow()["s"].to_pylist()
+        assert found == ([text] if text != texts[0] else [])

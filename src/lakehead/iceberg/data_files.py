@@ -43,6 +43,7 @@ from lakehead.iceberg.file_io import storage_properties
 from lakehead.iceberg.tablets import partition_values
 from lakehead.lake.lake_table import WrittenFile
 from lakehead.log.netchange import Offsets
+from lakehead.predicate.bounds import after_prefix
 from lakehead.types import OFFSET_COLUMN, TIMESTAMP_COLUMN, TabletKey
 
 if TYPE_CHECKING:
@@ -447,9 +448,19 @@ def _statistics(metadata: pq.FileMetaData, tools: _Tools) -> dict[str, Any]:
     for field_id in _unbounded_columns(metadata, ids):
         if plan[field_id].mode.type is not MetricModeTypes.NONE:
             plan[field_id] = dataclasses.replace(plan[field_id], mode=MetricsMode(MetricModeTypes.COUNTS))
-    found: dict[str, Any] = data_file_statistics_from_parquet_metadata(metadata, plan, ids).to_serialized_dict()
+    statistics = data_file_statistics_from_parquet_metadata(metadata, plan, ids)
+    for column in statistics.column_aggregates.values():
+        if isinstance(column.current_max, str):
+            column.current_max = _text_at_least(column.current_max, column.trunc_length)
+    found: dict[str, Any] = statistics.to_serialized_dict()
     del found["record_count"]
     return found
+
+
+def _text_at_least(value: str, characters_max: int | None) -> str | None:
+    """The text, or a shorter one above it; None when no text is. PyIceberg's own may end in half of a character."""
+    fits = characters_max is None or len(value) <= characters_max
+    return value if fits else after_prefix(value[:characters_max])
 
 
 def _unbounded_columns(metadata: pq.FileMetaData, ids: Mapping[str, int]) -> set[int]:

@@ -145,7 +145,7 @@ def _bounds_of(node: Node, schema: pa.Schema) -> Iterator[Bound]:
         prefix = _prefix(node)
         if prefix and is_text(_column_type(first, schema)):
             yield from _bound(first, ">=", prefix, schema)
-            yield from _bound(first, "<", _after_prefix(prefix), schema)
+            yield from _bound(first, "<", after_prefix(prefix), schema)
 
 
 def _bound(field: Field, op: BoundOp, value: object, schema: pa.Schema) -> Iterator[Bound]:
@@ -214,7 +214,7 @@ def _prefix(call: Call) -> str | None:
     return pattern
 
 
-def _after_prefix(prefix: str) -> str | None:
+def after_prefix(prefix: str) -> str | None:
     """The least text, in code point order, above everything that starts with the prefix."""
     while prefix:
         following = ord(prefix[-1]) + 1

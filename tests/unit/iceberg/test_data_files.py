@@ -12,6 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lakehead.config import LakeConfig
 from lakehead.env import Env
@@ -155,6 +157,44 @@ def test_bounds_of_one_row_group_are_not_taken_for_the_file(tmp_path: Path, monk
     (written,) = write_data_files(spec, batches, (0,))
     # Parquet keeps no bounds of the long string and of NaN: the file must not seem to end at "a" and 1.0.
     assert 1 not in written.statistics["upper_bounds"] and 2 not in written.statistics["upper_bounds"]
+
+
+@pytest.fixture(scope="module")
+def of_texts(tmp_path_factory: pytest.TempPathFactory) -> LakeWriteSpec:
+    desc = describe(pa.schema([("s", pa.string()), ("b", pa.binary())]))
+    table = LakeCatalog(LakeConfig(), str(tmp_path_factory.mktemp("texts"))).create_table(desc)
+    return LakeWriteSpec.of(table, target_file_bytes=1 << 20)
+
+
+# What is at the ends of the characters, of their encodings and of the gap between them, around the 16 that are kept.
+EXTREME = st.sampled_from("\0a\x7f\x80\u07ff\u0800\ud7ff\ue000\uffff\U00010000\U0010fffe\U0010ffff")
+TEXTS = st.builds(
+    lambda head, c, n, tail: head + c * n + tail,
+    st.text(EXTREME, max_size=3),
+    EXTREME,
+    st.integers(10, 18),
+    st.text(EXTREME, max_size=3),
+)
+BYTES = st.builds(
+    lambda c, n, tail: c * n + tail,
+    st.sampled_from([b"\0", b"\x7f", b"\xff"]),
+    st.integers(13, 18),
+    st.binary(max_size=3),
+)
+
+
+@given(st.lists(st.tuples(TEXTS, BYTES), min_size=1, max_size=4))
+def test_bounds_of_text_are_text_and_enclose_it(of_texts: LakeWriteSpec, rows: list[tuple[str, bytes]]) -> None:
+    columns = {"s": pa.array([s for s, _ in rows]), "b": pa.array([b for _, b in rows])}
+    (written,) = write_data_files(of_texts, [pa.record_batch(columns)], (0,))
+    lower, upper = written.statistics["lower_bounds"], written.statistics["upper_bounds"]
+    texts, raw = [s.encode() for s, _ in rows], [b for _, b in rows]
+    for field, values, last in ((1, texts, chr(0x10FFFF).encode()), (2, raw, b"\xff")):
+        assert lower[field] <= min(values)
+        # None where what is kept of the greatest has nothing above it.
+        kept = max(values).decode()[:16].encode() if field == 1 else max(values)[:16]
+        assert upper[field] >= max(values) if field in upper else kept == last * 16
+    assert len(upper.get(1, b"").decode()) <= 16 and len(upper.get(2, b"")) <= 16
 
 
 def test_a_file_counts_its_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
