@@ -38,8 +38,7 @@ def expire_snapshots(
     named = _files_of(table, going)
     _commit(table, [s.snapshot_id for s in going], load_table)
     reached = Reached(table.io)
-    left = load_table()
-    reached.add_metadata(left.metadata_location, left.metadata, may_lack=False)
+    left = reached.add_current(load_table)
     for use in in_use():
         reached.add_use(use, left.metadata)
     gone = [path for path in named if path.rpartition("/")[2] not in reached.names]

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
 _ANNOUNCEMENTS_MAX = 5
+_LOOKS_MAX = 5
 _METADATA = (".metadata.json", ".metadata.json.gz")
 _KINDS = (".parquet", ".orc", ".avro", ".puffin", ".stats", *_METADATA)
 
@@ -96,9 +97,8 @@ def remove_orphans(
     oldest = dt.datetime.fromtimestamp((clock.now_us() // 1000 - older_than_ms) / 1000, dt.UTC)
     # Files first: what is committed after this look is reachable in the next.
     listed = list(_list_files(fs, folder))
-    table = load_table()
     reached = Reached(table.io)
-    reached.add_metadata(table.metadata_location, table.metadata, may_lack=False)
+    table = reached.add_current(load_table)
     for use in also_reachable:
         reached.add_use(use, table.metadata)
     others = list(_folders_of_others(table, fs, listed, reached))
@@ -110,8 +110,7 @@ def remove_orphans(
     if orphans and not dry_run:
         # A round that was planned before cannot commit any more; what landed until now is reached.
         _announce(load_table)
-        table = load_table()
-        reached.add_metadata(table.metadata_location, table.metadata, may_lack=False)
+        table = reached.add_current(load_table)
         orphans = [i for i in orphans if i.base_name not in reached.names]
         for info in orphans:
             with storage_errors(info.path, "remove"):
@@ -186,6 +185,23 @@ class Reached:
         self._add([location, *(entry.metadata_file for entry in metadata.metadata_log)])
         self._add(s.statistics_path for s in (*metadata.statistics, *metadata.partition_statistics))
         self.add_snapshots(metadata.snapshots, may_lack=may_lack)
+
+    def add_current(self, load_table: Callable[[], Table]) -> Table:
+        """All that a table leads to now, and that version of it: what is gone because others expired it meanwhile, the
+        next version does not name.
+
+        Raises:
+            LakeStateError: a file that it names is gone.
+        """
+        for left in reversed(range(_LOOKS_MAX)):
+            table = load_table()
+            try:
+                self.add_metadata(table.metadata_location, table.metadata, may_lack=False)
+                break
+            except LakeStateError:
+                if not left or load_table().metadata_location == table.metadata_location:
+                    raise
+        return table
 
     def add_use(self, use: LakeUse, now: TableMetadata) -> None:
         """What somebody reads, of a table of which all that it lists now is reached."""
@@ -269,9 +285,13 @@ def _folders_of_others(table: Table, fs: FileSystem, listed: Iterable[FileInfo],
 
 
 def _read_json(fs: FileSystem, info: FileInfo) -> object:
-    """What a metadata file says; None when its writer was stopped half-way, so that nobody can have committed it."""
-    with fs.open_input_stream(info.path, compression=None) as stream:
-        data = stream.read()
+    """What a metadata file says; None when its writer was stopped half-way, so that nobody can have committed it, and
+    when it is gone: tables that go on remove their oldest."""
+    try:
+        with fs.open_input_stream(info.path, compression=None) as stream:
+            data = stream.read()
+    except FileNotFoundError:
+        return None
     try:
         return json.loads(gzip.decompress(data) if ".gz" in info.base_name else data)
     except (ValueError, EOFError, gzip.BadGzipFile, zlib.error):

@@ -299,8 +299,9 @@ def test_a_folder_that_is_missing_has_no_orphans(keyed: Any) -> None:
     assert remove_orphans(lambda: table, older_than_ms=0, clock=SystemClock()) == []
 
 
-def test_a_file_that_goes_by_itself_is_no_error(keyed: Any) -> None:
-    path = stray(keyed)
+@pytest.mark.parametrize("name", ["data/0123456789abcdef.parquet", "metadata/9.metadata.json"])
+def test_a_file_that_goes_by_itself_is_no_error(keyed: Any, name: str) -> None:
+    path = stray(keyed, name)
     looks: list[Any] = []
 
     def load() -> Any:
@@ -311,6 +312,47 @@ def test_a_file_that_goes_by_itself_is_no_error(keyed: Any) -> None:
 
     remove_orphans(load, older_than_ms=0, clock=LaterClock(1))
     assert not path.exists()
+
+
+@pytest.mark.parametrize("look", [2, 4])
+def test_what_others_expire_while_orphans_are_sought_is_no_damage(keyed: Any, look: int) -> None:
+    keyed.write(1, 2)
+    keyed.round()
+    keyed.rewrite_foreign()
+    path, looks = stray(keyed), 0
+
+    def load() -> Any:
+        nonlocal looks
+        looks += 1
+        table = keyed.load()
+        if looks == look:
+            *old, _ = keyed.snapshot_ids()
+            keyed.expire(*old)
+        return table
+
+    removed = remove_orphans(load, older_than_ms=0, clock=LaterClock(1))
+    assert f"file://{path}" in {o.path for o in removed} and keyed.ids() == [1, 2] and keyed.stray_files() == set()
+
+
+def test_snapshots_expire_beside_another_expiry(keyed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    keyed.write(1, 2)
+    keyed.round()
+    keyed.rewrite_foreign()
+    keyed.rewrite_foreign()
+    first, second, _ = keyed.snapshot_ids()
+    loads, load = 0, keyed.table._load
+
+    def load_late() -> Any:
+        nonlocal loads
+        loads += 1
+        table = load()
+        if loads == 2:
+            keyed.expire(second)
+        return table
+
+    monkeypatch.setattr(keyed.table, "_load", load_late)
+    assert keyed.table.expire(keyed.table.load(), [first], list).snapshots == 1
+    assert loads > 2 and keyed.ids() == [1, 2] and keyed.stray_files() == set()
 
 
 @pytest.mark.parametrize("fault", [None, Fault.ANSWER_LOST, Fault.DELAYED])
