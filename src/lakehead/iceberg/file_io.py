@@ -1,4 +1,4 @@
-"""Lake files that survive a power cut once their writer has closed them.
+"""Lake files that survive a power cut once their writer has closed them, and are gone again when the disk refused them.
 
 A commit may name a file only when its bytes are safe: otherwise a power cut right after it leaves a table that points
 at nothing. Object stores promise that by themselves; on local file systems this FileIO syncs the file and its folder.
@@ -13,7 +13,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -25,8 +25,8 @@ from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
 from lakehead.config import STORAGE_EXPIRES
 from lakehead.env.clock import Clock
-from lakehead.env.storage import LocalStorage, open_private, sync_file
-from lakehead.errors import CorruptionError, UnavailableError
+from lakehead.env.storage import LocalStorage, open_private, storage_errors, sync_file
+from lakehead.errors import CorruptionError, StorageError, UnavailableError
 from lakehead.lake.lake_table import missing_file
 
 PY_IO_IMPL = "py-io-impl"
@@ -50,7 +50,8 @@ class SyncedFileIO(PyArrowFileIO):
     """PyIceberg's Arrow FileIO, with every local file synced when it is closed."""
 
     def new_output(self, location: str) -> PyArrowFile:
-        """A file to write; it is durable once its stream was closed without an error."""
+        """A file to write; it is durable once its stream was closed without an error. Of what is refused by a local
+        disk, the streams of such files raise StorageError, which names them, and nothing is left."""
         file = super().new_output(location)
         if not isinstance(file._filesystem, LocalFileSystem):
             return file
@@ -62,21 +63,51 @@ class _SyncedFile(PyArrowFile):
         if not overwrite and os.path.exists(self._path):
             raise FileExistsError(f"Cannot create file, already exists: {self.location}")
         _STORAGE.make_folder(os.path.dirname(self._path))
-        open_private(self._path).close()
-        return _SyncedStream(self._path, mode="w")
+        with storage_errors(self._path, "create"):
+            open_private(self._path).close()
+            return _SyncedStream(self._path, mode="w")
 
 
 class _SyncedStream(pa.OSFile):  # type: ignore[misc, name-defined, unused-ignore]
-    """An Arrow output stream over a local file that syncs on close."""
+    """An Arrow output stream over a local file that syncs on close. Arrow's own writers go past `write`: what they are
+    refused is for their callers to tell."""
 
     def __init__(self, path: str, mode: str) -> None:
         self._synced_path = path
+        self._refused = False
+
+    def write(self, data: Any) -> int:
+        """Write all of some bytes, or nothing more: the file is removed when the disk refuses.
+
+        Raises:
+            StorageError: it did.
+        """
+        with self._removed_if_refused():
+            written: int = super().write(data)
+            return written
 
     def close(self) -> None:
-        """Close and sync; a second call does nothing."""
+        """Close and sync; a second call does nothing.
+
+        Raises:
+            StorageError: the disk refused, and the file is removed.
+        """
         if not self.closed:
-            super().close()
-            sync_file(self._synced_path)
+            with self._removed_if_refused():
+                super().close()
+                if not self._refused:
+                    sync_file(self._synced_path)
+
+    @contextmanager
+    def _removed_if_refused(self) -> Iterator[None]:
+        try:
+            with storage_errors(self._synced_path, "write"):
+                yield
+        except StorageError:
+            self._refused = True
+            with suppress(OSError):
+                os.unlink(self._synced_path)
+            raise
 
 
 class RenewedFileIO(SyncedFileIO):

@@ -129,7 +129,7 @@ def write_metadata(io: FileIO, location: str, metadata: TableMetadata) -> None:
     """Write a metadata file that was not there; it is known, too.
 
     Raises:
-        OSError: it cannot be written, or there is one.
+        StorageError, OSError: it cannot be written, or there is one.
     """
     pieces = metadata_json(metadata)
     if (compressor := Compressor.get_compressor(location)) is not NOOP_COMPRESSOR:

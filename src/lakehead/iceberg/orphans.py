@@ -90,7 +90,7 @@ def remove_orphans(
         UnavailableError: what a running read needs cannot be known, or the catalog does not answer; nothing was
             removed. Try again later.
         CommitConflictError: others keep changing the table; nothing was removed.
-        StorageError, OSError: the storage refused; some may be removed.
+        StorageError: the storage refused; some may be removed.
     """
     table = load_table()
     fs, folder = locate_file(table.io, table.location())
@@ -130,16 +130,21 @@ def _announce(load_table: Callable[[], Table]) -> None:
     Raises:
         CommitConflictError: others keep changing the table.
         UnavailableError: the catalog does not answer; it may be announced.
+        StorageError: the disk refused; it is not announced.
     """
     for _ in range(_ANNOUNCEMENTS_MAX):
         table = load_table()
         transaction = StagingTransaction(table)
         values = {CLEANUP: SystemRandomness().uuid_hex()}
         delta = RowDelta(transaction, values)
-        with lake_files():
-            delta.commit()
-        transaction.set_properties(values)
-        staged = transaction.staged()
+        try:
+            with lake_files():
+                delta.commit()
+            transaction.set_properties(values)
+            staged = transaction.staged()
+        except BaseException:
+            delta.discard()
+            raise
         try:
             staged.publish()
             return

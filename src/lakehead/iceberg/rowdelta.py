@@ -33,7 +33,7 @@ from pyiceberg.table.update import AddSnapshotUpdate, TableUpdate, UpdatesAndReq
 from pyiceberg.table.update.snapshot import _SnapshotProducer
 from pyiceberg.typedef import Record
 
-from lakehead.iceberg.data_files import IcebergFile
+from lakehead.iceberg.data_files import IcebergFile, discard_files
 from lakehead.iceberg.manifests import manifests_of
 
 MANIFESTS_MAX = 10
@@ -69,7 +69,7 @@ class RowDelta(_SnapshotProducer["RowDelta"]):
 
     def discard(self) -> None:
         """Remove the manifests of a delta that certainly did not land."""
-        self._clean_all_uncommitted()
+        discard_files(self._io, self.written_paths)
 
     def _validate_concurrency(self) -> None:
         # PyIceberg asks before it builds the snapshot again on newer metadata.

@@ -29,6 +29,7 @@ from lakehead.errors import (
     CommitUnknownError,
     LakeFileMissingError,
     LakeStateError,
+    StorageError,
     TieringFencedError,
     UnavailableError,
 )
@@ -105,7 +106,7 @@ def commit_round(lake: LakeTable, plan: RoundPlan, files: Sequence[WrittenFile],
 
     Raises:
         CommitConflictError, CommitUnknownError, TieringFencedError, LakeStateError: as `run_round`.
-        UnavailableError: the catalog cannot be reached or refuses; nothing landed.
+        UnavailableError: the catalog cannot be reached or refuses; nothing landed. `StorageError` where it was a disk.
     """
     if plan.changes_nothing:
         return CommitResult(None, 0, 0, 0, plan.offsets, overwritten=plan.overwritten)
@@ -293,6 +294,8 @@ class _Commit:
                 table=name,
                 round_id=round_id,
             ) from cause
+        if isinstance(cause, StorageError):
+            raise cause
         if self._sent and self._sent[-1].answer.outcome is Outcome.REFUSED:
             raise CommitConflictError(
                 f"other engines kept changing lake table {name} while a round committed: run the round again",
