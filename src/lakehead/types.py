@@ -438,8 +438,11 @@ class TableDescriptor:
             raise self._altered(self.schema_id)
 
     def _altered(self, schema_id: int) -> SchemaChangedError:
+        lies = (
+            "; if it stays so, someone has set lakehead.schema of its lake table" if schema_id > self.schema_id else ""
+        )
         return SchemaChangedError(
-            f"table {self.path} was altered since it was opened: open it again",
+            f"table {self.path} was altered since it was opened: open it again{lies}",
             table=str(self.path),
             schema_id=schema_id,
         )

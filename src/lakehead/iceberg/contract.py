@@ -29,6 +29,7 @@ from pyiceberg.types import (
 )
 
 from lakehead.errors import LakeStateError
+from lakehead.lake.marks import UNREADABLE, unreadable_property
 from lakehead.types import SYSTEM_FIELDS, TableDescriptor
 
 if TYPE_CHECKING:
@@ -60,10 +61,17 @@ class LakeContract:
 
     @classmethod
     def of(cls, table: Table, desc: TableDescriptor) -> LakeContract:
-        """What is pinned in the table's properties; before the first round, what it was created with."""
+        """What is pinned in the table's properties; before the first round, what it was created with.
+
+        Raises:
+            LakeStateError: that cannot be read.
+        """
         text = table.properties.get(CONTRACT)
         if text is not None:
-            return _read_contract(text)
+            try:
+                return _read_contract(text)
+            except UNREADABLE as e:
+                raise unreadable_property(str(desc.path), CONTRACT, e) from e
         metadata = table.metadata
         first = min(metadata.schemas, key=lambda s: s.schema_id)
         own = {*desc.schema.names, *(f.name for f in SYSTEM_FIELDS)}
@@ -101,9 +109,9 @@ def check_contract(table: Table, desc: TableDescriptor) -> LakeContract:
         LakeStateError: someone changed it; the message says what to undo. Or it has columns of an older schema only.
         SchemaChangedError: it has a newer one than ``desc``.
     """
-    definition = table.properties.get(DEFINITION)
+    definition = _definition(table, desc)
     if definition is not None:
-        desc.require_newest(int(definition))
+        desc.require_newest(definition)
     contract = LakeContract.of(table, desc)
     pinned = {f.name for f in contract.columns.fields}
     if newer := [c for c in desc.schema.names if c not in pinned]:
@@ -126,9 +134,24 @@ def definition_of(table: Table, desc: TableDescriptor) -> int:
 
     Args:
         desc: with all schemas that the table ever had.
+
+    Raises:
+        LakeStateError: what says it cannot be read, or names one that the table never had.
     """
-    found = table.properties.get(DEFINITION)
-    return desc.schemas.oldest_id if found is None else int(found)
+    found = _definition(table, desc)
+    if found is None:
+        return desc.schemas.oldest_id
+    if found < desc.schema_id and all(schema.id != found for schema in desc.schemas.known):
+        raise unreadable_property(str(desc.path), DEFINITION, ValueError(f"there is no definition {found}"))
+    return found
+
+
+def _definition(table: Table, desc: TableDescriptor) -> int | None:
+    text = table.properties.get(DEFINITION)
+    try:
+        return None if text is None else int(text)
+    except UNREADABLE as e:
+        raise unreadable_property(str(desc.path), DEFINITION, e) from e
 
 
 def names_are_lasting(table: Table) -> bool:

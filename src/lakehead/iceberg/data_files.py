@@ -40,6 +40,7 @@ from lakehead.errors import LakeStateError, SchemaMismatchError
 from lakehead.format.schema import lake_type
 from lakehead.format.storable import check_storable, is_coarse
 from lakehead.iceberg.file_io import storage_properties
+from lakehead.iceberg.settings import require_settings
 from lakehead.iceberg.tablets import partition_values
 from lakehead.lake.lake_table import WrittenFile
 from lakehead.log.netchange import Offsets
@@ -96,7 +97,12 @@ class LakeWriteSpec:
 
     @classmethod
     def of(cls, table: Table, *, target_file_bytes: int) -> LakeWriteSpec:
-        """The spec for new files of a table as it is now."""
+        """The spec for new files of a table as it is now.
+
+        Raises:
+            LakeStateError: it says in ways that cannot be read how they are written.
+        """
+        require_settings(table)
         return cls(
             table.location(),
             table.schema().model_dump_json(),

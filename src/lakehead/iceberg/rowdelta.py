@@ -35,6 +35,7 @@ from pyiceberg.typedef import Record
 
 from lakehead.iceberg.data_files import IcebergFile, discard_files
 from lakehead.iceberg.manifests import manifests_of
+from lakehead.iceberg.settings import avro_codec
 
 MANIFESTS_MAX = 10
 """Small manifests of one kind that may stand beside each other before a commit writes them as one."""
@@ -51,6 +52,7 @@ class RowDelta(_SnapshotProducer["RowDelta"]):
 
     def __init__(self, transaction: Transaction, summary: Mapping[str, str]) -> None:
         super().__init__(Operation.OVERWRITE, transaction, transaction._table.io, None, dict(summary))
+        self._compression = avro_codec(transaction._table.metadata.properties)
         self._added_deletes: list[DataFile] = []
         self._removed_deletes: set[DataFile] = set()
 

@@ -32,6 +32,7 @@ from sqlalchemy import bindparam, update
 from lakehead.iceberg.data_files import IcebergFile, LakeWriteSpec, discard_files, is_small, write_position_deletes
 from lakehead.iceberg.file_io import FILES_AT_ONCE
 from lakehead.iceberg.known_metadata import COLUMNS, ROW, row_of, updated, write_metadata
+from lakehead.iceberg.settings import require_settings
 from lakehead.lake.deleted_rows import Hit
 from lakehead.log.netchange import Offsets
 
@@ -43,9 +44,14 @@ _SWAP = (
 
 
 class StagingTransaction(Transaction):
-    """Gathers updates, and looks at the metadata it is built on, where PyIceberg copies all of it at each look."""
+    """Gathers updates, and looks at the metadata it is built on, where PyIceberg copies all of it at each look.
+
+    Raises:
+        LakeStateError: the table says in ways that cannot be read how it is written.
+    """
 
     def __init__(self, table: Table) -> None:
+        require_settings(table)
         # A table of its own, because a commit moves it.
         super().__init__(Table(table.name(), table.metadata, table.metadata_location, table.io, table.catalog))
 

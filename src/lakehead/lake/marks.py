@@ -34,6 +34,9 @@ INCARNATION = "lakehead.incarnation"
 CLEANUP = "lakehead.cleanup"
 """Of the newest orphan clean-up: table property, and summary entry of the snapshot that announced it."""
 
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What reading such a text raises that others have written."""
+
 
 @dataclass(frozen=True)
 class LakeMark:
@@ -109,10 +112,21 @@ class LakeSnapshot:
 
     @property
     def mark(self) -> LakeMark | None:
-        """The mark that tiering left; None in snapshots of others."""
+        """The mark that tiering left; None in snapshots of others.
+
+        Raises:
+            LakeStateError: it cannot be read.
+        """
         if OFFSETS not in self.summary:
             return None
-        return _mark(self.snapshot_id, self.sequence_number, self.summary)
+        try:
+            return _mark(self.snapshot_id, self.sequence_number, self.summary)
+        except UNREADABLE as e:
+            raise LakeStateError(
+                f"what lake snapshot {self.snapshot_id} says of tiering cannot be read ({e!r}): roll the lake table"
+                " back to its parent, or restore its metadata",
+                snapshot=self.snapshot_id,
+            ) from e
 
 
 @dataclass(frozen=True)
@@ -139,12 +153,20 @@ class LakeVersion:
 
     @property
     def stored_mark(self) -> LakeMark | None:
-        """The newest mark, as the table property tells it."""
+        """The newest mark, as the table property tells it.
+
+        Raises:
+            LakeStateError: that cannot be read.
+        """
         text = self.properties.get(MARK)
         if text is None:
             return None
-        values: dict[str, Any] = json.loads(text)
-        return _mark(int(values["snapshot-id"]), values.get("sequence-number"), values)
+        try:
+            values: dict[str, Any] = json.loads(text)
+            number = values.get("sequence-number")
+            return _mark(int(values["snapshot-id"]), None if number is None else int(number), values)
+        except UNREADABLE as e:
+            raise unreadable_property(self.name, MARK, e) from e
 
     def lineage(self, snapshot_id: int | None = None) -> Iterator[LakeSnapshot]:
         """A snapshot, None for the current one, and its listed ancestors, newest first."""
@@ -152,6 +174,16 @@ class LakeVersion:
         while at is not None and (snapshot := self.snapshots.get(at)) is not None:
             yield snapshot
             at = snapshot.parent_id
+
+
+def unreadable_property(table: str, key: str, e: BaseException) -> LakeStateError:
+    """The error for a property that Lakehead keeps in a lake table, which someone else has written."""
+    return LakeStateError(
+        f"property {key!r} of lake table {table} cannot be read ({e!r}), so someone else has set it: set it to what"
+        " it is in the newest metadata file of the table in which it can be",
+        table=table,
+        name=key,
+    )
 
 
 def mark_of(version: LakeVersion, snapshot_id: int | None = None) -> LakeMark | None:
