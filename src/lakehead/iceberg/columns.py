@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lakehead.errors import LakeStateError
 from lakehead.format.defaults import default_of
 from lakehead.format.read_as import Binding, same_inside
 from lakehead.iceberg.contract import NAME_MAPPING
 from lakehead.iceberg.file_io import LOOKS_AT_ONCE, lake_files, locate_file
 from lakehead.iceberg.recently_used import RecentlyUsed
 from lakehead.lake.lake_table import LakeFile
+from lakehead.lake.marks import unreadable_property
 from lakehead.predicate.literals import is_number
 from lakehead.types import DEFAULT, TableDescriptor, children, field_id, with_children
 
@@ -62,11 +62,7 @@ def name_mapping(table: Table) -> NameMapping | None:
     try:
         return table.name_mapping()
     except ValueError as e:
-        raise LakeStateError(
-            f"property {NAME_MAPPING} of lake table {'.'.join(table.name())} is no name mapping of Iceberg's: correct"
-            f" or remove it ({str(e).splitlines()[0]})",
-            property=NAME_MAPPING,
-        ) from e
+        raise unreadable_property(".".join(table.name()), NAME_MAPPING, e) from e
 
 
 class FileColumns:
