@@ -77,6 +77,8 @@ class InterruptAt:
     def _line(self, frame: FrameType, event: str, arg: object) -> Any:
         if event != "line" or self.left <= 0:
             return self._line
+        if frame.f_code is threading.Condition.wait.__code__:
+            return self._line  # Python itself loses its lock where it is interrupted in there
         # Leaving a with-block is a line again, before the lock is given back; no signal is looked at there.
         if frame.f_lineno in _withs(frame.f_code) and frame.f_lasti != _entry(frame.f_code, frame.f_lineno):
             return self._line
