@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 
 import lakehead as lh
 from lakehead.client import patience
+from lakehead.client.batch_writer import BatchWriter, PreparedWrite
 
 KV = pa.schema([("k", pa.int64()), ("a", pa.string()), ("b", pa.int64())])
 
@@ -194,6 +197,59 @@ def test_a_folder_whose_owner_was_killed_opens_again(server: Any) -> None:
         assert mine.table("t").scan().count() == 1
 
 
+@contextlib.contextmanager
+def held_elsewhere(lock: Any) -> Iterator[None]:
+    """Another thread holds a lock that is reentrant."""
+    taken, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            taken.set()
+            over.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    taken.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def all_refused_in_a_child(
+    calls: Sequence[Callable[[], object]], then: Callable[[], object], wait_until: Callable[..., None]
+) -> None:
+    """In a forked child each of the calls is `ClosedError`, and the child ends after a last one."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            refused = 0
+            for call in calls:
+                try:
+                    call()
+                except lh.ClosedError as e:
+                    refused += "forked" in str(e)
+            then()
+            status = 0 if refused == len(calls) else 2
+        finally:
+            os._exit(status)
+    ended: list[int] = []
+
+    def has_ended() -> bool:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        ended.append(status)
+        return pid == child
+
+    try:
+        wait_until(has_ended)
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        raise
+    assert os.waitstatus_to_exitcode(ended[-1]) == 0
+
+
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_has_no_connection(tmp_path: Path, wait_until: Callable[..., None]) -> None:
     with lh.connect(tmp_path) as con, lh.connect(con.uri) as remote:
@@ -209,29 +265,7 @@ def test_a_forked_child_has_no_connection(tmp_path: Path, wait_until: Callable[.
             remote.tables,
             lambda: far.append([{"k": 2, "a": None, "b": None}]),
         ]
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                refused = 0
-                for call in calls:
-                    try:
-                        call()
-                    except lh.ClosedError:
-                        refused += 1
-                con.close()
-                status = 0 if refused == len(calls) else 2
-            finally:
-                os._exit(status)
-        ended: list[int] = []
-
-        def has_ended() -> bool:
-            pid, status = os.waitpid(child, os.WNOHANG)
-            ended.append(status)
-            return pid == child
-
-        wait_until(has_ended)
-        assert os.waitstatus_to_exitcode(ended[-1]) == 0
+        all_refused_in_a_child(calls, con.close, wait_until)
         table.append([{"k": 3, "a": None, "b": None}])
         assert table.scan().to_arrow()["k"].to_pylist() == [1, 3]
         assert next(feed).rows.num_rows >= 1
@@ -243,3 +277,39 @@ def test_a_forked_child_has_no_connection(tmp_path: Path, wait_until: Callable[.
         )
         assert out.stdout.strip() == "None", "the parent still holds the folder"
         feed.close()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("pending", [False, True])
+@pytest.mark.parametrize("held", [False, True])
+def test_a_forked_child_has_no_writer(
+    tmp_path: Path, wait_until: Callable[..., None], monkeypatch: pytest.MonkeyPatch, *, pending: bool, held: bool
+) -> None:
+    send, may_send = BatchWriter.send, threading.Event()
+
+    def send_later(self: BatchWriter, write: PreparedWrite) -> object:
+        may_send.wait()
+        return send(self, write)
+
+    monkeypatch.setattr(BatchWriter, "send", send_later)
+    row = [{"k": 1, "a": None, "b": None}]
+    with lh.connect(tmp_path) as con:
+        table = con.create_table("t", KV)
+        writer = table.writer()
+        if pending:
+            writer.append(row)
+
+        def block() -> None:
+            with writer:
+                pass
+
+        calls = [lambda: writer.append(row), writer.flush, block, writer.close]
+        # Another thread may hold the writer's lock at the moment of the fork: nobody gives it back in the child.
+        with contextlib.ExitStack() as fork:
+            if held:
+                fork.enter_context(held_elsewhere(writer._sender._changed._lock))
+            all_refused_in_a_child(calls, writer._sender.close, wait_until)
+        may_send.set()
+        writer.append(row)
+        writer.close()
+        assert table.scan().count() == 1 + pending

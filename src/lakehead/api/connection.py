@@ -432,8 +432,8 @@ class Connection(Displayed, Granting):
     # ---- end --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close: calls through this connection and its tables are refused, its subscriptions end with `ClosedError`.
-        The last connection to an embedded folder stops serving it.
+        """Close: calls through this connection and its tables are refused, its subscriptions and writers end with
+        `ClosedError`. The last connection to an embedded folder stops serving it.
 
         Raises:
             StorageError: a last sync failed (``durability="os"``); all is closed.

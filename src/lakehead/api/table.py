@@ -209,7 +209,7 @@ class Table(Displayed):
             raise InvalidRequestError(f"writer_id={writer_id!r} must be a name, such as 'etl-7'")
         handle = self._handle
         named = handle.writers.named(writer_id) if writer_id is not None else handle.writers.anonymous()
-        return Writer(handle.desc, named, named=writer_id is not None)
+        return Writer(handle, named, named=writer_id is not None)
 
     # ---- look up ----------------------------------------------------------------------------------------------
 

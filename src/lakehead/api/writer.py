@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -12,27 +14,27 @@ import pyarrow as pa
 from lakehead.api.display import Displayed
 from lakehead.api.input import rows_for_append, rows_for_delete, rows_for_upsert
 from lakehead.client.batch_writer import BatchWriter
+from lakehead.client.table import TableHandle
 from lakehead.config import Limits
 from lakehead.env.interrupts import Changes, shielded
 from lakehead.errors import ClosedError, LakeheadError, WrongTableKindError
 from lakehead.format.joins import join
-from lakehead.types import TableDescriptor, WriteKind
+from lakehead.types import WriteKind
 
 _REQUEST_ROWS_MAX = 1 << 16
 _LOOK_AGAIN_SECONDS = 1.0
+_CONNECTION_CLOSED = "the connection of this writer is closed: connect again, and open another writer"
 
 
-class Writer(Displayed):
-    """Writes batches to one table in the background, in the order given. One thread at a time; a context manager.
+class _Sender:
+    """The thread of a writer, and what it is to send. It does not keep the writer: once that one is let go of, the
+    thread sends what was accepted, and ends soon. One thread gives; `close` is for any.
 
-    A call returns once the batch is checked and queued, and waits while the writer holds `Limits.writer_batches_max`
-    batches or `Limits.writer_bytes_max` bytes that are not acknowledged. While one request is under way, what queues up
-    becomes the next one. A named writer sends each batch on its own, numbered, so that its successor can tell what
-    landed. Errors of the server are raised by the next call or by `flush`; nothing after the failed batch is written.
+    It looks itself whether the writer is there, as no code runs when that one goes: an interrupt there would be lost.
     """
 
-    def __init__(self, desc: TableDescriptor, batches: BatchWriter, *, named: bool) -> None:
-        self._desc = desc
+    def __init__(self, writer: weakref.ref[Writer], batches: BatchWriter, *, named: bool) -> None:
+        self._writer = writer
         self._batches = batches
         self._named = named
         self._limits = Limits()
@@ -42,16 +44,147 @@ class Writer(Displayed):
         self._taken_bytes = 0
         self._sent_bytes = 0
         self._changed = Changes()
-        self._error: BaseException | None = None
+        self._pid = os.getpid()
+        self._closing = self._over = False
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, name="lakehead-writer", daemon=True)
+
+    @property
+    def unacknowledged(self) -> int:
+        """Batches that were given and are not known to have landed."""
+        return len(self._pending) + self._under_way
+
+    def require_own(self) -> None:
+        """Raises: ClosedError: this is a forked child, without the thread, and perhaps with a lock that is held."""
+        if self._pid != os.getpid():
+            raise ClosedError(
+                "this writer was opened before the process was forked: start children by multiprocessing's 'spawn', and"
+                " connect there"
+            )
+
+    def put(self, kind: WriteKind, batch: pa.RecordBatch) -> None:
+        """Queue a batch; waits for room.
+
+        Raises:
+            LakeheadError: the thread has ended; nothing is queued.
+        """
+        size = batch.nbytes
+        self._changed.wait_for(lambda: self._has_room(size) or self._ended)
+        self.check()
+        if self._over:
+            raise ClosedError(_CONNECTION_CLOSED)
+        if self.idle:
+            self._taken_bytes = self._sent_bytes
+        # One step: whatever interrupts this call, the batch is queued whole or not at all.
+        self._taken_bytes += size
+        self._pending.append((kind, batch))
+        self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Until everything given is acknowledged. Raises as `check` does."""
+        self._changed.notify_all()
+        self._changed.wait_for(lambda: self.idle or self._ended)
+        self.check()
+
+    def check(self) -> None:
+        """Raises: LakeheadError: a batch failed."""
+        if self.error is not None:
+            raise self.error
+        if self._over and not self.idle:  # it was given at the moment at which the connection was closed
+            raise ClosedError(_CONNECTION_CLOSED)
+
+    def close(self) -> None:
+        """The thread ends when it has sent what it holds; waits for nothing. A forked child has none to end."""
+        if self._pid == os.getpid():
+            self._closing = True
+            self._changed.notify_all()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is unacknowledged."""
+        # In this order: the thread says that it is busy before it takes what is pending.
+        return not (self._pending or self._under_way)
+
+    @property
+    def _ended(self) -> bool:
+        return self._over or self.error is not None
+
+    def _has_room(self, size: int) -> bool:
+        if self.idle:
+            return True
+        room = self._taken_bytes - self._sent_bytes + size <= self._limits.writer_bytes_max
+        return room and self.unacknowledged < self._limits.writer_batches_max
+
+    def _run(self) -> None:
+        while self._send_next():
+            continue
+        self._over = True
+        self._changed.notify_all()
+
+    def _send_next(self) -> bool:
+        """Wait for the next request and send it; False when it was the last one."""
+        # An interrupt may keep a caller from waking this thread.
+        self._changed.wait_for(lambda: bool(self._pending) or self._last(), _LOOK_AGAIN_SECONDS)
+        if not self._pending:
+            return False
+        self._under_way = 1
+        kind, group = self._take()
+        self._under_way = len(group)
+        try:
+            batch = join(group)
+            self._batches.send(self._batches.prepare(kind, batch))
+        except BaseException as e:
+            self.error = e
+            self._pending.clear()
+            return False
+        self._sent_bytes += sum(b.nbytes for b in group)
+        self._under_way = 0
+        self._changed.notify_all()
+        return True
+
+    def _last(self) -> bool:
+        return self._closing or self._writer() is None
+
+    def _take(self) -> tuple[WriteKind, list[pa.RecordBatch]]:
+        """The next request: one batch, or for unnamed writers the following ones of the same kind and columns too."""
+        kind, batch = self._pending.popleft()
+        group, rows = [batch], batch.num_rows
+        while self._pending and not self._named:
+            next_kind, following = self._pending[0]
+            rows += following.num_rows
+            if next_kind != kind or following.schema != batch.schema or rows > _REQUEST_ROWS_MAX:
+                break
+            group.append(self._pending.popleft()[1])
+        return kind, group
+
+
+class Writer(Displayed):
+    """Writes batches to one table in the background, in the order given. One thread at a time; a context manager.
+
+    A call returns once the batch is checked and queued, and waits while the writer holds `Limits.writer_batches_max`
+    batches or `Limits.writer_bytes_max` bytes that are not acknowledged. While one request is under way, what queues up
+    becomes the next one. A named writer sends each batch on its own, numbered, so that its successor can tell what
+    landed. Errors of the server are raised by the next call or by `flush`; nothing after the failed batch is written.
+
+    A writer that is let go of without `close` still sends what it accepted, as long as its connection is open and the
+    process lives, and nobody is told whether that succeeded. The connection's `close` ends its writers: what is not
+    acknowledged by then is lost, with `ClosedError`. So do `flush` and `close` in a forked child.
+    """
+
+    def __init__(self, handle: TableHandle, batches: BatchWriter, *, named: bool) -> None:
+        self._desc = handle.desc
+        self._batches = batches
+        self._named = named
         self._closed = self._ended = False
-        self._thread = threading.Thread(target=self._run, name="lakehead-writer", daemon=True)
-        shielded(self._thread.start, undo=lambda _: self._stop())
+        self._sender = _Sender(weakref.ref(self), batches, named=named)
+        shielded(self._sender.thread.start)
+        handle.ends(self._sender)
 
     def _facts(self) -> Mapping[str, object]:
         return {
             "table": repr(str(self._desc.path)),
             "named": self._named,
-            "unacknowledged": len(self._pending) + self._under_way,
+            "unacknowledged": self._sender.unacknowledged,
             "state": "closed" if self._closed else None,
         }
 
@@ -75,10 +208,10 @@ class Writer(Displayed):
 
         Raises:
             LakeheadError: a batch failed; it and all after it were not written.
+            ClosedError: the connection was closed before, or this is a forked child.
         """
-        self._changed.notify_all()
-        self._changed.wait_for(lambda: self._idle() or self._error is not None)
-        self._raise()
+        self._sender.require_own()
+        self._sender.wait()
 
     @property
     def last_sequence(self) -> int:
@@ -91,15 +224,13 @@ class Writer(Displayed):
         """Flush and stop. Raises as `flush` does."""
         if self._ended:
             return
-        self._stop()
-        self._thread.join()
-        self._ended = True
-        self._raise()
-        self._batches.close()
-
-    def _stop(self) -> None:
+        self._sender.require_own()
         self._closed = True
-        self._changed.notify_all()
+        self._sender.close()
+        self._sender.thread.join()
+        self._ended = True
+        self._sender.check()
+        self._batches.close()
 
     def __enter__(self) -> Writer:
         return self
@@ -123,66 +254,11 @@ class Writer(Displayed):
     def _put(self, kind: WriteKind, rows: pa.Table) -> None:
         if self._closed:
             raise ClosedError("the writer is closed: open another one")
-        self._raise()
+        self._sender.require_own()
+        self._sender.check()
         self._batches.require_small(rows)
         chunks = rows.to_batches()
-        batch = join(chunks) if chunks else _empty(rows.schema)
-        size = batch.nbytes
-        self._changed.wait_for(lambda: self._has_room(size) or self._error is not None)
-        self._raise()
-        if self._idle():
-            self._taken_bytes = self._sent_bytes
-        # One step: whatever interrupts this call, the batch is queued whole or not at all.
-        self._taken_bytes += size
-        self._pending.append((kind, batch))
-        self._changed.notify_all()
-
-    def _idle(self) -> bool:
-        # In this order: the thread says that it is busy before it takes what is pending.
-        return not (self._pending or self._under_way)
-
-    def _has_room(self, size: int) -> bool:
-        if self._idle():
-            return True
-        room = self._taken_bytes - self._sent_bytes + size <= self._limits.writer_bytes_max
-        return room and len(self._pending) + self._under_way < self._limits.writer_batches_max
-
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        while True:
-            # An interrupt may keep a caller from waking this thread.
-            self._changed.wait_for(lambda: bool(self._pending or self._closed), _LOOK_AGAIN_SECONDS)
-            if not self._pending:
-                return
-            self._under_way = 1
-            kind, group = self._take()
-            self._under_way = len(group)
-            try:
-                batch = join(group)
-                self._batches.send(self._batches.prepare(kind, batch))
-            except BaseException as e:
-                self._error = e
-                self._pending.clear()
-                self._changed.notify_all()
-                return
-            self._sent_bytes += sum(b.nbytes for b in group)
-            self._under_way = 0
-            self._changed.notify_all()
-
-    def _take(self) -> tuple[WriteKind, list[pa.RecordBatch]]:
-        """The next request: one batch, or for unnamed writers the following ones of the same kind and columns too."""
-        kind, batch = self._pending.popleft()
-        group, rows = [batch], batch.num_rows
-        while self._pending and not self._named:
-            next_kind, following = self._pending[0]
-            rows += following.num_rows
-            if next_kind != kind or following.schema != batch.schema or rows > _REQUEST_ROWS_MAX:
-                break
-            group.append(self._pending.popleft()[1])
-        return kind, group
+        self._sender.put(kind, join(chunks) if chunks else _empty(rows.schema))
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -12,12 +13,18 @@ from lakehead.errors import ClosedError, LakeheadError
 from lakehead.protocol.messages import Endpoint, R, Request, Stream, StreamHeader
 
 
+class Ending(Protocol):
+    """What lives no longer than its connection. `close` waits for nothing, and may come again."""
+
+    def close(self) -> None: ...
+
+
 class ClosableEndpoint:
     """An `Endpoint` in front of another one, which connections of one process may share. Thread-safe."""
 
     def __init__(self, inner: Endpoint) -> None:
         self._inner = inner
-        self._streams: weakref.WeakSet[ClosableStream] = weakref.WeakSet()
+        self._ending: weakref.WeakSet[Ending] = weakref.WeakSet()
         self._lock = threading.Lock()
         self.closed = False
         self._reason = "the connection is closed: connect again"
@@ -29,11 +36,15 @@ class ClosableEndpoint:
     def stream(self, request: Request[Stream]) -> ClosableStream:
         self.require_open()
         stream = ClosableStream(self, self._inner.stream(request))
-        with self._lock:
-            self._streams.add(stream)
-        if self.closed:
-            stream.close()
+        self.ends(stream)
         return stream
+
+    def ends(self, what: Ending) -> None:
+        """Close it when this is closed, or now; it is not kept alive."""
+        with self._lock:
+            self._ending.add(what)
+        if self.closed:
+            what.close()
 
     def require_open(self) -> None:
         """Raises: ClosedError."""
@@ -41,12 +52,12 @@ class ClosableEndpoint:
             raise ClosedError(self._reason)
 
     def close(self) -> None:
-        """Refuse further calls and end all streams with `ClosedError`; what stands behind stays open."""
+        """Refuse further calls and end all streams and writers with `ClosedError`; what stands behind stays open."""
         self.closed = True
         with self._lock:
-            streams = list(self._streams)
-        for stream in streams:
-            stream.close()
+            ending = list(self._ending)
+        for what in ending:
+            what.close()
 
     def forget(self) -> None:
         """In a forked child: refuse everything, touch nothing that the parent uses."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from lakehead.client.closable import ClosableEndpoint, Ending
 from lakehead.client.leases import Leases
 from lakehead.client.lookups import Lookups
 from lakehead.client.patience import ask
@@ -62,6 +63,12 @@ class TableHandle:
     def open(self) -> bool:
         """Whether calls may succeed: its connection is not closed."""
         return not getattr(self._server, "closed", False)
+
+    def ends(self, what: Ending) -> None:
+        """Close it when the connection is closed."""
+        for server in self._routes.servers(self.desc.table_id):
+            if isinstance(server, ClosableEndpoint):
+                server.ends(what)
 
     # ---- lake -------------------------------------------------------------------------------------------------
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.waiting import wait_until
 
 import lakehead as lh
+from lakehead.api import writer as writers
+from lakehead.client.batch_writer import BatchWriter, PreparedWrite
+from lakehead.config import Limits
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 
@@ -109,6 +116,70 @@ def test_a_fenced_writer_leaves_no_word(tmp_path: Path) -> None:
         new.append([{"k": 1, "v": None}])
         new.close()
         assert sorted(table.scan(["k"]).to_arrow()["k"].to_pylist()) == [0, 1]
+
+
+def threads() -> int:
+    return sum(t.name == "lakehead-writer" for t in threading.enumerate())
+
+
+@pytest.mark.parametrize("writer_id", [None, "etl"])
+def test_a_writer_that_is_let_go_of_sends_what_it_accepted_and_ends(tmp_path: Path, writer_id: str | None) -> None:
+    with lh.connect(tmp_path) as con:
+        table = con.create_table("t", SCHEMA)
+        before = threads()
+        for i in range(20):
+            table.writer(writer_id and f"{writer_id}-{i}").append([{"k": i, "v": None}])
+        idle = table.writer(writer_id)
+        idle.append([{"k": 20, "v": None}])
+        idle.flush()
+        del idle
+        gc.collect()
+        wait_until(lambda: threads() == before)
+        assert sorted(table.scan(["k"]).to_arrow()["k"].to_pylist()) == list(range(21))
+
+
+def test_a_closed_connection_ends_its_writers(tmp_path: Path) -> None:
+    before = threads()
+    con = lh.connect(tmp_path)
+    table = con.create_table("t", SCHEMA)
+    idle, late, named = table.writer(), table.writer(), table.writer("etl")
+    idle.append([{"k": 0, "v": None}])
+    idle.flush()
+    con.close()
+    wait_until(lambda: threads() == before)
+    idle.flush()
+    idle.close()
+    for refused in (lambda: late.append([{"k": 1, "v": None}]), named.close):
+        with pytest.raises(lh.ClosedError, match="connection"):
+            refused()
+    with pytest.raises(lh.ClosedError, match="closed"):
+        late.append([{"k": 1, "v": None}])
+
+
+@pytest.mark.parametrize("waits", ["flush", "close", "append"])
+def test_a_call_that_waits_ends_with_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: str
+) -> None:
+    monkeypatch.setattr(writers, "Limits", lambda: Limits(writer_batches_max=1))
+    closed, send, asked = threading.Event(), BatchWriter.send, threading.Event()
+
+    def send_then(self: BatchWriter, write: PreparedWrite) -> object:
+        asked.set()
+        closed.wait()
+        return send(self, write)
+
+    monkeypatch.setattr(BatchWriter, "send", send_then)
+    con = lh.connect(tmp_path)
+    writer = con.create_table("t", SCHEMA).writer()
+    row = [{"k": 0, "v": None}]
+    writer.append(row)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(getattr(writer, waits), *([row] if waits == "append" else []))
+        asked.wait()
+        con.close()
+        closed.set()
+        with pytest.raises(lh.ClosedError):
+            call.result(timeout=60)
 
 
 _DIES = """
