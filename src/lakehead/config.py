@@ -446,7 +446,8 @@ def _require_insecure(why: str, token: str | None, values: Mapping[tuple[str, st
         )
 
 
-_REFERENCE = re.compile(r"\$\{(\w*):([^}]*)\}")
+_REFERENCE = re.compile(r"\$\{(?:(\w*):([^}]*)\})?")
+"""One reference; of what begins as one and is none, its beginning."""
 
 
 _SECRET = re.compile(r"(?i)passw|secret|token$|credential|authorization|(^|[-_.])key$|connection[-_.]string")
@@ -463,14 +464,16 @@ def _variables(environ: Mapping[str, str]) -> Callable[[str], str]:
     return value
 
 
-def _resolved(text: str, secrets: Mapping[str, Callable[[str], str]]) -> str:
+def _resolved(place: str, text: str, secrets: Mapping[str, Callable[[str], str]]) -> str:
     """The text with what its references stand for."""
 
     def value(reference: re.Match[str]) -> str:
         kind, name = reference.groups()
         if kind not in secrets:
+            # What follows an open reference may be a secret, and is not said.
+            what = f"{reference[0]} in {place} is no reference" if kind else f"a ${{ in {place} begins no reference"
             raise InvalidPropertyError(
-                f"{reference[0]} is no reference: write ${{env:NAME}}, ${{file:/path}} or ${{keyring:service/name}}"
+                f"{what}: write ${{env:NAME}}, ${{file:/path}} or ${{keyring:service/name}}, with all braces"
             )
         return secrets[kind](name)
 
@@ -507,8 +510,11 @@ def _from_toml(
     values: dict[tuple[str, str], Any] = {}
     plain: dict[tuple[str, str], dict[str, str]] = {}
     for section, settings in sections.items():
-        if section not in _SETTINGS or not isinstance(settings, dict):
+        if section not in _SETTINGS:
             raise unknown_name("configuration section", section, list(_SETTINGS))
+        if not isinstance(settings, dict):
+            names = ", ".join(_SETTINGS[section])
+            raise InvalidPropertyError(f"{section} must be a table: write a line [{section}], and below it {names}")
         for name, value in settings.items():
             if name not in _SETTINGS[section]:
                 raise unknown_name(f"setting in [{section}]", name, list(_SETTINGS[section]))
@@ -525,7 +531,8 @@ def _from_toml(
         texts = [(s, k, v) for (s, name), found in plain.items() if name not in _TLS for k, v in found.items()]
         _require_none_open([f"[{s}] {k}" for s, k, v in texts if _is_secret(k, v)], source)
     for (section, name), found in plain.items():
-        resolved = {k: _resolved(v, secrets) for k, v in found.items()}
+        place = f"[{section}] {name}"
+        resolved = {k: _resolved(f"{place}.{k}" if k != name else place, v, secrets) for k, v in found.items()}
         values[section, name] = resolved if name in _TABLES else resolved[name]
     return values
 

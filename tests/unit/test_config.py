@@ -161,6 +161,36 @@ def test_secrets_are_named_and_not_written(tmp_path: Path) -> None:
             load(f'[server]\ntoken = "{text}"', {}, {}, secrets=SECRETS)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["${env:TOKEN", "${TOKEN}", "${", "a${env:TOKEN}b${", "$${x", "${env:TOKEN}${TOKEN}", "${:TOKEN}", "${file:/x"],
+)
+@pytest.mark.parametrize(
+    ("place", "toml"),
+    [
+        (r"\[server\] token", "[server]\ntoken = '{}'"),
+        (r"\[server\] listen", "[server]\nlisten = '{}'"),
+        (r"\[lake\] catalog.uri", "[lake]\ncatalog = {{type = 'sql', uri = '{}'}}"),
+    ],
+)
+def test_what_begins_as_a_reference_is_one(place: str, toml: str, text: str) -> None:
+    with pytest.raises(InvalidPropertyError, match=rf"\$\{{ in {place} begins no reference") as refused:
+        load(toml.format(text), {"TOKEN": "s3cret"}, {}, secrets=SECRETS)
+    assert "TOKEN" not in str(refused.value) and "s3cret" not in str(refused.value)
+
+
+def test_what_a_reference_stands_for_is_taken_as_it_is() -> None:
+    assert load("[server]\ntoken = '${env:TOKEN}'", {"TOKEN": "a${b"}, {}).token == "a${b"
+
+
+@pytest.mark.parametrize("section", ["server", "oidc", "lake"])
+def test_a_section_is_a_table(section: str) -> None:
+    with pytest.raises(InvalidPropertyError, match=rf"{section} must be a table.*\[{section}\]"):
+        load(f"{section} = 1", {}, {})
+    with pytest.raises(InvalidPropertyError, match=f"did you mean '{section}'"):
+        load(f"{section}s = 1", {}, {})
+
+
 def test_readers_of_a_lake_get_a_role() -> None:
     reading = 'reading = {role = "arn:aws:iam::1:role/r", sts = "https://sts.example.org", seconds = 900}'
     found = load(f"[lake]\n{reading}", {}, {}).lake.reading
