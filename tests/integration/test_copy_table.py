@@ -78,8 +78,9 @@ def test_what_is_refused_changes_nothing(con: lh.Connection) -> None:
         con.copy_table("shop.t", "shop.u")
     with pytest.raises(TableNotFoundError):
         con.copy_table("shop.x", "shop.y")
-    with pytest.raises(InvalidSchemaError, match="buckets"):
-        con.copy_table("shop.t", "shop.y", buckets=-1)
+    for buckets in (0, -1, False, True, 1.5, "2", 1 << 70):
+        with pytest.raises(InvalidSchemaError, match="buckets"):
+            con.copy_table("shop.t", "shop.y", buckets=buckets)  # type: ignore[arg-type]
     assert con.tables() == ["shop.t", "shop.u"]
 
 

@@ -107,8 +107,14 @@ def test_names_that_lead_nowhere_or_elsewhere(con: lh.Connection) -> None:
     for name in ("shop.x", "shop.aa"):
         with pytest.raises(TableNotFoundError):
             con.rename_table(name, "shop.c")
-    with pytest.raises(TableExistsError, match="swap=True"):
-        con.rename_table("shop.a", "shop.b")
+    make(con, "shop.c", lake=None)
+    make(con, "shop.d")
+    for old in "abcd":
+        for new in sorted({*"abcd"} - {old}):
+            with pytest.raises(TableExistsError, match="swap=True"):
+                con.rename_table(f"shop.{old}", f"shop.{new}")
+    for name in "cd":
+        con.drop_table(f"shop.{name}", purge=True)
     with pytest.raises(TableNotFoundError, match=r"no table shop\.y"):
         con.rename_table("shop.a", "shop.y", swap=True)
     with pytest.raises(lh.InvalidRequestError, match="not a table name"):

@@ -10,7 +10,9 @@ from typing import Protocol
 
 from lakehead.api.display import Displayed
 from lakehead.api.table import Table
+from lakehead.config import Limits
 from lakehead.errors import LakeheadError, PermissionDeniedError, TableExistsError, TableNotFoundError
+from lakehead.format.schema import validate_definition
 from lakehead.types import TableDescriptor, TablePath, TabletId
 
 _NAME_MAX = 100
@@ -55,6 +57,8 @@ def copy_table(con: Tables, source: str, target: str, buckets: int | None) -> Ta
         raise TableExistsError(f"table {path} exists already: drop it first, or choose another name", table=str(path))
     scan = con.table(source).scan()
     desc = scan._handle.desc
+    if buckets is not None:
+        _require_possible(desc, buckets)
     made = unfinished_like(con, desc, path, "copy", buckets)
     unfinished = made.name
     try:
@@ -72,6 +76,18 @@ def copy_table(con: Tables, source: str, target: str, buckets: int | None) -> Ta
     return TableCopy(table, rows, {desc.tablet_id(key): end for key, (_, end) in ends.items()})
 
 
+def _require_possible(desc: TableDescriptor, buckets: int) -> None:
+    """Raises: InvalidSchemaError: a table like this cannot have so many buckets."""
+    validate_definition(
+        desc.schema,
+        primary_key=desc.primary_key,
+        partition_by=desc.partition_by,
+        buckets=buckets,
+        bucket_key=desc.bucket_key,
+        limits=Limits(),
+    )
+
+
 def unfinished_like(
     con: Tables, desc: TableDescriptor, path: TablePath, becoming: str, buckets: int | None = None
 ) -> Table:
@@ -84,7 +100,9 @@ def unfinished_like(
     unfinished = TablePath(path.database, f"{path.table[:_NAME_MAX]}__{becoming}_of_{desc.table_id[:8]}")
     with contextlib.suppress(TableNotFoundError, PermissionDeniedError):
         con.drop_table(str(unfinished), purge=True)
-    made = con._created(dataclasses.replace(desc, path=unfinished, buckets=buckets or desc.buckets))
+    made = con._created(
+        dataclasses.replace(desc, path=unfinished, buckets=desc.buckets if buckets is None else buckets)
+    )
     try:
         _comment(made, desc)
     except BaseException:

@@ -178,6 +178,8 @@ class Definitions:
             tables = [desc.renamed(to)]
             if request.swap:
                 tables.append(self._named(to, caller, Privilege.MANAGE).renamed(desc.path))
+            # Before the lake is asked, where a table of ours that has the name would look like someone else's.
+            self._tables.require_renamable(tables)
             with_lake = [t for t in tables if t.lake is not None]
             for table in with_lake:
                 self._vacate(table.path)

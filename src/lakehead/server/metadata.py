@@ -360,6 +360,14 @@ class MetadataStore:
             for command in commands:
                 self._note_access(command)
 
+    def require_possible(self, command: catalog.Command) -> None:
+        """Return where `submit` would take the command now; changes nothing. Errors as of `submit`."""
+        with self._lock:
+            try:
+                catalog.plan(self._db, command)
+            except sqlite3.Error as e:
+                raise self._error(e, "read") from e
+
     def _note_access(self, command: catalog.Command) -> None:
         if isinstance(command, catalog.CHANGES_ACCESS):
             with self._lock:

@@ -495,6 +495,10 @@ class LiveTables:
             self._metadata.submit(catalog.AlterTable.of(desc))
             self._put_in_force(desc)
 
+    def require_renamable(self, tables: Sequence[TableDescriptor]) -> None:
+        """Raises: TableExistsError: another one has such a name."""
+        self._metadata.require_possible(_renaming(tables))
+
     def rename(self, tables: Sequence[TableDescriptor]) -> None:
         """Give tables other names, for good and all at once.
 
@@ -505,7 +509,7 @@ class LiveTables:
         with contextlib.ExitStack() as opening:
             for desc in tables:
                 opening.enter_context(self._opening_lock(desc.table_id))
-            self._metadata.submit(catalog.RenameTables([TableInfo.of(desc) for desc in tables]))
+            self._metadata.submit(_renaming(tables))
             for desc in tables:
                 self._put_in_force(desc)
 
@@ -585,3 +589,7 @@ def _close_all(closes: Iterable[Callable[[], None]]) -> None:
     with contextlib.ExitStack() as stack:
         for close in closes:
             stack.callback(close)
+
+
+def _renaming(tables: Sequence[TableDescriptor]) -> catalog.RenameTables:
+    return catalog.RenameTables([TableInfo.of(desc) for desc in tables])
