@@ -338,6 +338,11 @@ class ServerConfig:
     lake: LakeConfig = dataclasses.field(default_factory=LakeConfig)
     limits: Limits = dataclasses.field(default_factory=Limits)
 
+    def __post_init__(self) -> None:
+        """Raises: InvalidPropertyError: the token cannot be one."""
+        if self.token is not None:
+            require_token(self.token)
+
 
 _TLS = ("tls_cert", "tls_key", "tls_client_ca")
 _SETTINGS: dict[str, tuple[str, ...]] = {
@@ -355,6 +360,36 @@ ENVIRONMENT = frozenset(_ENVIRONMENT.values())
 DEFAULT_LISTEN = "127.0.0.1:9123"
 TOKEN_PREFIX = "lh_"
 """With which a principal's token begins, ``lh_<id>_<secret>``, and a server's own never."""
+
+
+TOKEN_LENGTH_MAX = 7 << 10
+"""Headers of 8 KiB, all together, gRPC refuses at random."""
+
+
+def require_token(token: object) -> None:
+    """Return if this can be a token, which travels in a header.
+
+    Raises:
+        InvalidPropertyError: it cannot; the message says why, and no more of it.
+    """
+    if not isinstance(token, str):
+        raise InvalidPropertyError(f"a token is a text, and no {type(token).__name__}")
+    if not token:
+        raise InvalidPropertyError("the token is empty: give one, or none at all (unset LAKEHEAD_TOKEN)")
+    if token != token.strip():
+        raise InvalidPropertyError(
+            "the token begins or ends with a space or a newline, as what is read from a file does: strip() it"
+        )
+    wrong = next((i for i, c in enumerate(token) if not " " <= c <= "~"), None)
+    if wrong is not None:
+        raise InvalidPropertyError(
+            f"character {wrong + 1} of the token is no printable letter of ASCII, as all of a token's are: look whether"
+            " it was copied whole, and alone"
+        )
+    if len(token) > TOKEN_LENGTH_MAX:
+        raise InvalidPropertyError(
+            f"the token has {len(token):,} characters, more than the {TOKEN_LENGTH_MAX:,} that it may have"
+        )
 
 
 def is_signed(token: str) -> bool:

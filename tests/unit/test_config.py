@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from lakehead.config import LakeConfig, ServerConfig, TableProperties, load, parse_duration_ms, parse_size_bytes
+from lakehead.api.connection import connect
+from lakehead.config import (
+    TOKEN_LENGTH_MAX,
+    LakeConfig,
+    ServerConfig,
+    TableProperties,
+    load,
+    parse_duration_ms,
+    parse_size_bytes,
+    require_token,
+)
 from lakehead.env.secret_files import SECRETS
 from lakehead.errors import InvalidPropertyError
 
@@ -125,6 +135,40 @@ def test_table_properties_as_users_write_them() -> None:
 def test_the_token_of_a_principal_is_not_taken_for_the_servers() -> None:
     with pytest.raises(InvalidPropertyError, match="is a principal's"):
         load(None, {"LAKEHEAD_TOKEN": "lh_0123456789abcdef_secret"}, {})
+
+
+WRONG_TOKENS = {
+    "": "is empty",
+    "t0ken\n": r"strip\(\)",
+    "t0ken\r\n": r"strip\(\)",
+    " t0ken": r"strip\(\)",
+    "t0k\nen": "character 4",
+    "tøken": "character 2",
+    "t0ken\x00": "character 6",
+    "t0ken\ud800": "character 6",
+    "t0ken\x7f": "character 6",
+    "t0ken" * 5000: "25,000 characters",
+}
+
+
+@pytest.mark.parametrize("token", WRONG_TOKENS)
+def test_what_can_be_no_token(token: str) -> None:
+    for take in (
+        lambda: ServerConfig(token=token),
+        lambda: connect("lakehead://127.0.0.1:1", token=token),
+        lambda: load(None, {"LAKEHEAD_TOKEN": token}, {}) if token else require_token(token),
+        lambda: load("[server]\ntoken = '${env:T}'", {"T": token}, {}) if token else require_token(token),
+    ):
+        with pytest.raises(InvalidPropertyError, match=WRONG_TOKENS[token]) as refused:
+            take()
+        assert not refused.value.retryable and "t0k" not in str(refused.value)
+
+
+def test_what_can_be_a_token() -> None:
+    for token in ("t", "a token of the tests", "~!", "x" * TOKEN_LENGTH_MAX):
+        require_token(token)
+    with pytest.raises(InvalidPropertyError, match="no bytes"):
+        require_token(b"token")
 
 
 def test_audit() -> None:

@@ -26,7 +26,7 @@ from lakehead.client.patience import ask
 from lakehead.client.received import told_table
 from lakehead.client.routes import OneServer
 from lakehead.client.table import TableHandle
-from lakehead.config import LakeConfig, names_principal
+from lakehead.config import LakeConfig, names_principal, require_token
 from lakehead.env import Env
 from lakehead.env.address import Address, SocketAddress, TcpAddress, parse_uri
 from lakehead.env.credentials import FoundToken, local_host
@@ -82,7 +82,7 @@ def connect(
 
     Raises:
         InvalidUriError: the target is neither a path nor such a URI.
-        InvalidPropertyError: ``lake`` is no `LakeConfig`, or a certificate or key cannot be read.
+        InvalidPropertyError: ``lake`` is no `LakeConfig`, a certificate or key cannot be read, or the token is none.
         StorageError: the folder cannot be created or written.
         UnsupportedFormatError: a newer version wrote the folder.
         UnavailableError: no server answers.
@@ -123,6 +123,8 @@ def _tls(
 
 def open_server(uri: str, *, token: str | None, tls: Tls | None = None) -> Connection:
     """See `connect`; ``tls`` is what the PEM files hold."""
+    if token is not None:
+        require_token(token)
     address = parse_uri(uri)
     if isinstance(address, SocketAddress):
         if tls is not None:
@@ -132,7 +134,7 @@ def open_server(uri: str, *, token: str | None, tls: Tls | None = None) -> Conne
         address = TcpAddress(local_host(address.host), address.port)
     # Who shows a certificate is who that says, unless they say otherwise.
     found = None if tls is not None and tls.chain is not None else FoundToken(address)
-    endpoint = _flight(address, token=token or found, tls=tls)
+    endpoint = _flight(address, token=found if token is None else token, tls=tls)
     try:
         endpoint.call(m.Hello())
     except LakeheadError:
