@@ -31,6 +31,7 @@ from lakehead.errors import (
     InvalidRequestError,
     LakeheadError,
     OffsetOutOfRangeError,
+    StorageError,
     TableNotFoundError,
     UnsupportedFormatError,
 )
@@ -273,11 +274,30 @@ def manifest(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], Non
     return apply
 
 
+def written(text: bytes) -> Callable[[Path], None]:
+    def apply(backup: Path) -> None:
+        (backup / "backup.json").write_bytes(text)
+
+    return apply
+
+
+WHOLE = b'{"format": %s, "tables": %s, "lakes_outside": %s, "files": %s}'
+NONSENSE = [
+    b"", b"{", b"[]", b"1", b"null", b"\xff\xfe{", b"\xff", b"[" * 200_000, b'{"a":' * 200_000, b"9" * 5000,
+    *(WHOLE % (wrong, b"[]", b"[]", b"{}") for wrong in (b"1e999", b"-1e999", b"NaN", b"null", b"[]", b"{}", b'"x"')),
+    *(WHOLE % (b"1", wrong, b"[]", b"{}") for wrong in (b"1", b"null", b"[" * 200_000)),
+    *(WHOLE % (b"1", b"[]", b"[]", b'{"f": %s}' % wrong) for wrong in (b"1", b"[1]", b'[1e999, ""]', b'[null, ""]')),
+    *(WHOLE % (b"1", b"[]", b"[]", b"{%s: [0, %s]}" % (n, b'""')) for n in (b'"\\u0000"', b'"\\ud800"', b'"."', b'""')),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("damage", "error"),
     [
         (lambda b: (b / "backup.json").unlink(), InvalidRequestError),
-        (lambda b: (b / "backup.json").write_text("{"), CorruptionError),
+        *((written(text), CorruptionError) for text in NONSENSE),
+        (lambda b: shutil.rmtree(b / "data"), CorruptionError),
+        (lambda b: ((b / "backup.json").unlink(), (b / "backup.json").mkdir()), StorageError),
         (manifest(lambda v: v.pop("files")), CorruptionError),
         (manifest(lambda v: v.update(format=2)), UnsupportedFormatError),
         (manifest(lambda v: v["files"].update({"../outside": [0, ""]})), CorruptionError),
@@ -314,6 +334,32 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequestError, match="in the way"):
             restore(str(tmp_path / "backup"), str(tmp_path / "r"))
     assert (tmp_path / "used" / "mine").read_text() == "mine"
+
+
+def test_what_is_in_the_way_is_told_and_stays(tmp_path: Path) -> None:
+    with lh.connect(tmp_path / "a") as con:
+        Model("log").fill(con)
+        back_up(con, str(tmp_path / "a"), str(tmp_path / "backup"))
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "empty").mkdir()
+    staging = tmp_path / "r.restoring"
+    for target in ("file", "empty", "nothing"):
+        staging.symlink_to(tmp_path / target)
+        with pytest.raises(InvalidRequestError, match="in the way"):
+            restore(str(tmp_path / "backup"), str(tmp_path / "r"))
+        staging.unlink()
+    staging.write_text("mine")
+    with pytest.raises(InvalidRequestError, match="in the way"):
+        restore(str(tmp_path / "backup"), str(tmp_path / "r"))
+    assert staging.read_text() == "mine"
+    staging.unlink()
+    for place in (tmp_path / "file" / "r", tmp_path / "file" / "r" / "r"):
+        with pytest.raises(StorageError):
+            restore(str(tmp_path / "backup"), str(place))
+    (tmp_path / "empty" / "data").write_text("")
+    with pytest.raises(InvalidRequestError, match="in use"):
+        restore(str(tmp_path / "backup"), str(tmp_path / "empty"))
+    restore(str(tmp_path / "backup"), str(tmp_path / "r"))
 
 
 def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

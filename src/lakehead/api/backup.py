@@ -148,10 +148,10 @@ def restore(backup: str, folder: str) -> Backup:
     """
     backup, folder = os.path.realpath(backup), os.path.realpath(folder)
     made, checksums = _read_manifest(backup)
-    if os.path.lexists(folder) and (not os.path.isdir(folder) or os.listdir(folder)):
+    if _holds_else(folder, set()):
         raise InvalidRequestError(f"{folder} is in use: restore to a folder that is new or empty", path=folder)
     staging = f"{folder}.restoring"
-    if os.path.lexists(staging) and set(os.listdir(staging)) - {_DATA}:
+    if os.path.islink(staging) or _holds_else(staging, {_DATA}):
         raise InvalidRequestError(f"{staging} is in the way: move it", path=staging)
     LocalStorage().remove_tree(staging)
     LocalStorage().make_folder(os.path.join(staging, _DATA))
@@ -159,12 +159,20 @@ def restore(backup: str, folder: str) -> Backup:
         source, target = os.path.join(backup, _DATA, name), os.path.join(staging, _DATA, name)
         if not os.path.isfile(source):
             raise CorruptionError(f"the backup lacks {source}: use another one", path=source)
-        if copy_file(source, target) != (size, checksums[name]):
+        with storage_errors(source, "copy"):
+            copied = copy_file(source, target)
+        if copied != (size, checksums[name]):
             raise ChecksumError(f"{source} of the backup is not what was written: use another one", path=source)
         sync_file(target)
     LocalStorage().rename(os.path.join(staging, _DATA), folder)
     LocalStorage().remove_tree(staging)
     return made
+
+
+def _holds_else(folder: str, known: set[str]) -> bool:
+    """Whether there is something else at a path than nothing, or a folder with no more than what is known."""
+    with storage_errors(folder, "look at"):
+        return os.path.lexists(folder) and (not os.path.isdir(folder) or bool(set(os.listdir(folder)) - known))
 
 
 # ---- the steps of a backup ----------------------------------------------------------------------------------------
@@ -540,7 +548,7 @@ def _read_manifest(backup: str) -> tuple[Backup, dict[str, str]]:
             )
         files = {str(name): (int(size), str(checksum)) for name, (size, checksum) in values["files"].items()}
         tables, outside = tuple(map(str, values["tables"])), tuple(map(str, values["lakes_outside"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
         raise CorruptionError(f"{path} cannot be read ({e}): use another backup", path=path) from e
     if any(os.path.isabs(name) or ".." in name.split(os.sep) for name in files):
         raise CorruptionError(f"{path} names files outside the backup: use another one", path=path)
