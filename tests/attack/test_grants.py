@@ -145,6 +145,33 @@ def test_what_one_may_not_know_of_is_as_what_is_not_there(known: Any, owner: lh.
     assert describer.tables() == ["shop.orders"]
 
 
+def test_a_table_is_named_to_those_alone_who_may_know_its_name(known: Any, owner: lh.Connection) -> None:
+    table = owner.table("shop.orders")
+    table_id = table._handle.desc.table_id
+    told = {"describer": "", "nobody": "", "other": ""}
+    grants = {"describer": [("describe", "shop.orders")], "other": [("read", "pay")]}
+    for name in told:
+        con = known(name, *grants.get(name, []))
+        for request in requests(table_id):
+            call = con._server.stream if isinstance(request, get_args(AnyStream)) else con._server.call
+            try:
+                call(request)
+            except lh.PermissionDeniedError as e:
+                told[name] += f"{e.message} {e.context}\n"
+            except lh.LakeheadError:
+                pass  # it may ask
+    assert table_id not in told["describer"] and "write table shop.orders" in told["describer"]
+    assert "orders" not in told["nobody"] + told["other"] and table_id in told["nobody"]
+    con = known("former", ("describe", "shop.orders"))
+    opened = con.table("shop.orders")
+    owner.rename_table("shop.orders", "shop.renamed")
+    with pytest.raises(lh.PermissionDeniedError, match=r"write table shop\.renamed"):
+        opened.append(ROWS)
+    owner.revoke("describe", "shop.renamed", from_="former")
+    with pytest.raises(lh.PermissionDeniedError, match=table_id):
+        opened.append(ROWS)
+
+
 def test_a_writer_writes_and_does_not_read(known: Any, owner: lh.Connection) -> None:
     table = known("writer", ("write", "shop")).table("shop.orders")
     table.append(ROWS)

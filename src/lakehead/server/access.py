@@ -20,6 +20,10 @@ class Rights(Protocol):
         """
         ...
 
+    def table_name(self, table: str) -> str:
+        """What the table of an id is called now, whether or not they may know; what is no id is given back."""
+        ...
+
 
 class Share(NamedTuple):
     """Who has one share of the server.
@@ -86,10 +90,13 @@ def authorize(caller: Caller, privilege: Privilege, target: Target) -> None:
     """Return if the caller may do this; see `may`.
 
     Raises:
-        PermissionDeniedError: they may not; what is not there is as what they may not know of.
+        PermissionDeniedError: they may not; what is not there is as what they may not know of. Who knows a table by its
+            id is told its name only if they may describe it.
         AuthenticationError: they are nobody any more.
     """
     if not may(caller, privilege, target):
+        if isinstance(target, str) and caller.rights is not None and may(caller, Privilege.DESCRIBE, target):
+            target = caller.rights.table_name(target)
         what = "this" if target is None else f"{'in' if isinstance(target, Database) else 'table'} {target}"
         raise PermissionDeniedError(
             f"{caller.name} has no privilege to {privilege.value} {what}: ask who runs the server for it",

@@ -172,3 +172,6 @@ class _OfPrincipal:
         if self._until_us is not None:
             self._principals.require_before(self._until_us)
         return self._principals.rights(self._name).allow(privilege, target)
+
+    def table_name(self, table: str) -> str:
+        return self._principals.table_name(table)
