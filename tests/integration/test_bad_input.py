@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -91,6 +92,17 @@ CASES: dict[str, tuple[Callable[[Tables], object], type[lh.LakeheadError], str]]
     "wrong type": (lambda t: t.keyed.upsert(pa.table({"k": ["a"], "v": ["b"]})), lh.SchemaMismatchError, "'k'"),
     "value too large": (lambda t: t.log.append([{"x": 2**40}]), lh.SchemaMismatchError, "row 0"),
     "good and bad rows": (lambda t: t.log.append([{"x": 2}, {"x": "no"}]), lh.SchemaMismatchError, "row 1"),
+    **{
+        f"columns in a dict for {call}, as {type(values).__name__}": (
+            lambda t, call=call, values=values: getattr(t.log if call == "append" else t.keyed, call)(
+                {"x" if call == "append" else "k": values}
+            ),
+            lh.SchemaMismatchError,
+            "A dict is one row: give a list of dicts",
+        )
+        for call in ("append", "upsert", "delete", "lookup")
+        for values in ([1, 2], (1, 2), range(2), np.arange(2))
+    },
     "no table at all": (lambda t: t.log.append(7), lh.SchemaMismatchError, "list of dicts"),
     "column given twice": (lambda t: t.keyed.upsert(TWICE), lh.SchemaMismatchError, "twice"),
     "system column": (lambda t: t.log.append([{"x": 1, "__offset": 3}]), lh.SchemaMismatchError, "reserved"),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import duckdb
+import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
@@ -248,6 +249,16 @@ def test_dicts_of_a_frame_have_the_columns_that_any_has(con: lh.Connection) -> N
 def test_frames_that_are_no_rows_are_refused(con: lh.Connection, rows: object) -> None:
     with pytest.raises(lh.InvalidRequestError, match="'z'"):
         con.sql("select * from z", frames={"z": rows})
+
+
+@pytest.mark.parametrize(
+    "rows", [[], [{}, {}], pa.table({}), pa.record_batch({}), pa.table({}).to_reader(), ds.dataset(pa.table({})),
+             pd.DataFrame(), pd.DataFrame(index=[1])],
+)  # fmt: skip
+def test_frames_without_columns_are_told_so(con: lh.Connection, rows: object) -> None:
+    with pytest.raises(lh.InvalidRequestError, match="'z' has no columns"):
+        con.sql("select * from z", frames={"z": rows})
+    assert con.sql("select * from z", frames={"z": pa.schema([("a", pa.int64())]).empty_table()}).fetchall() == []
 
 
 def test_two_frames_of_one_name_in_sql_are_refused(con: lh.Connection) -> None:

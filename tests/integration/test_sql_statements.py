@@ -78,6 +78,15 @@ def test_what_does_not_only_read_is_refused_without_an_effect(
     assert standing.sql("show tables").fetchall() == [("shop.orders",), ("shop.users",)]
 
 
+@pytest.mark.parametrize("query", ["truncate shop.users", "TRUNCATE TABLE shop.users", "-- delete\n/**/ Truncate x"])
+def test_who_would_truncate_is_told_how(standing: lh.Connection, query: str) -> None:
+    with pytest.raises(lh.SqlError, match=r"TRUNCATE does not: .*table\.truncate\(\)"):
+        standing.sql(query)
+    for other in ("delete from shop.users where city = 'truncate'", "/* truncate */ delete from truncate"):
+        with pytest.raises(lh.SqlError, match=r"table\.delete"):
+            standing.sql(other)
+
+
 def test_a_name_that_is_nearly_right_is_told(con: lh.Connection) -> None:
     with pytest.raises(lh.TableNotFoundError, match=r"did you mean shop\.orders"):
         con.sql("from shop.order")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager
 
 import pyarrow as pa
 
@@ -18,7 +19,8 @@ def rows_for_append(desc: TableDescriptor, data: object) -> pa.Table:
     """User's rows as the table's columns; see `Table.append` for errors."""
     what = f"rows for {desc.path}"
     required = required_columns(desc.schema)
-    given = to_arrow_table(data, desc.schema, what=what, fill=plain_defaults(desc.schemas.current.fields))
+    with a_dict_is_a_row(data):
+        given = to_arrow_table(data, desc.schema, what=what, fill=plain_defaults(desc.schemas.current.fields))
     table = filled(conform(given, desc.schema, columns_required=required, what=what), desc.schemas.current)
     return in_partitions(desc, table, what)
 
@@ -26,7 +28,8 @@ def rows_for_append(desc: TableDescriptor, data: object) -> pa.Table:
 def rows_for_upsert(desc: TableDescriptor, data: object, columns: Sequence[str] | None) -> pa.Table:
     """User's rows as all or some of the table's columns, the non-null ones among them; see `Table.upsert`."""
     what = f"rows for {desc.path}"
-    table = to_arrow_table(data, desc.schema, what=what)
+    with a_dict_is_a_row(data):
+        table = to_arrow_table(data, desc.schema, what=what)
     if not isinstance(columns, str | Iterable | None):
         raise InvalidRequestError(f"columns={columns!r} names no columns: give a list of names")
     if columns is not None:
@@ -47,7 +50,23 @@ def rows_for_upsert(desc: TableDescriptor, data: object, columns: Sequence[str] 
 def rows_for_delete(desc: TableDescriptor, keys: object) -> pa.Table:
     """User's keys as the table's key columns; see `Table.delete`."""
     what = f"keys of {desc.path}"
-    return in_partitions(desc, to_key_table(keys, desc.key_columns, what=what, allow_extra=True), what)
+    with a_dict_is_a_row(keys):
+        table = to_key_table(keys, desc.key_columns, what=what, allow_extra=True)
+    return in_partitions(desc, table, what)
+
+
+@contextmanager
+def a_dict_is_a_row(data: object) -> Iterator[None]:
+    """Say so where a value of the only dict that was given did not fit and has values in it, as a column would."""
+    try:
+        yield
+    except SchemaMismatchError as e:
+        value = data.get(e.context.get("column")) if isinstance(data, dict) else None
+        if not isinstance(value, Sized) or isinstance(value, str | bytes | bytearray | dict):
+            raise
+        raise SchemaMismatchError(
+            f"{e.message}. A dict is one row: give a list of dicts, or columns as pa.table(...)", **e.context
+        ) from e
 
 
 def in_partitions(desc: TableDescriptor, table: pa.Table, what: str) -> pa.Table:

@@ -14,7 +14,7 @@ import itertools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -321,10 +321,21 @@ def _register(
     try:
         cursor.register(name, FrameDataset(rows, reading.noted) if isinstance(rows, FRAMES) else rows)
     except (duckdb.Error, TypeError) as e:
+        if _lacks_columns(rows):
+            raise InvalidRequestError(
+                f"frames: {name!r} has no columns, of which an empty list of dicts tells nothing: give Arrow data or a"
+                " data frame that has them, such as schema.empty_table()"
+            ) from e
         raise InvalidRequestError(
             f"frames: {name!r} is a {type(rows).__name__}, which has no rows that DuckDB can read: give Arrow data,"
             " pandas, Polars or a list of dicts",
         ) from e
+
+
+def _lacks_columns(rows: object) -> bool:
+    schema = getattr(rows, "schema", None)
+    names = schema.names if isinstance(schema, pa.Schema) else getattr(rows, "columns", None)  # pandas'
+    return isinstance(names, Sized) and not len(names)
 
 
 def _table_of(name: str, rows: list[Any]) -> pa.Table:

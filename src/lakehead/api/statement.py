@@ -23,6 +23,7 @@ _INSTEAD = {
     "INSERT": "write with table.append(rows) or table.upsert(rows)",
     "UPDATE": "change columns by key with table.upsert(rows, columns=[...])",
     "DELETE": "delete by key with table.delete(keys)",
+    "TRUNCATE": "take all rows away with table.truncate()",
     "MERGE_INTO": "write with table.upsert(rows) and table.delete(keys)",
     "CREATE": "make tables with con.create_table(name, schema); keep the text of what would be a view, or pass in a"
     " relation: frames={'name': relation}",
@@ -138,7 +139,7 @@ def read_statement(cursor: duckdb.DuckDBPyConnection, query: object, *, unrestri
         return Statement(text, frozenset(_names_in(text)), parameters=parameters, acts=True)
     inner = _explained(cursor, text) if kinds[0] == "EXPLAIN" else text
     if kinds[0] not in ("SELECT", "EXPLAIN"):
-        raise _refused(kinds[0])
+        raise _refused("TRUNCATE" if _begins(text, "truncate") else kinds[0])  # to DuckDB a DELETE
     tree = _tree(cursor, inner)
     nodes = list(_nodes(tree))
     tables = frozenset(
@@ -216,6 +217,11 @@ def _keywords(text: str) -> set[str]:
     data = text.encode()
     found = (re.match(rb"\w+", data[at:]) for at, kind in _tokens(text) if kind == "keyword")
     return {word[0].decode().lower() for word in found if word is not None}
+
+
+def _begins(text: str, keyword: str) -> bool:
+    (at, kind), *_ = _tokens(text)
+    return kind == "keyword" and text.encode()[at : at + len(keyword)].lower() == keyword.encode()
 
 
 def _refused(kind: str) -> SqlError:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from lakehead.api.alteration import TableAlteration
 from lakehead.api.definition import is_text
 from lakehead.api.display import Displayed
-from lakehead.api.input import in_partitions, rows_for_append, rows_for_delete, rows_for_upsert
+from lakehead.api.input import a_dict_is_a_row, in_partitions, rows_for_append, rows_for_delete, rows_for_upsert
 from lakehead.api.lake import TableLake, TieringResult, empty_table
 from lakehead.api.scan import Scan
 from lakehead.api.status import status_table
@@ -222,7 +222,8 @@ class Table(Displayed):
         """
         self._require(keyed=True, verb="look up", use="scan")
         what = f"keys of {self.name}"
-        asked = to_key_table(keys, self._desc.key_columns, what=what)
+        with a_dict_is_a_row(keys):
+            asked = to_key_table(keys, self._desc.key_columns, what=what)
 
         def found(handle: TableHandle) -> pa.Table:
             parts = [handle.lookups.by_key(batch) for batch in slices(in_partitions(handle.desc, asked, what))]
