@@ -12,7 +12,11 @@ import pytest
 import lakehead as lh
 from lakehead.api import table as api_table
 from lakehead.api.table import handle_of
+from lakehead.api.tiering import ConnectionTables
+from lakehead.client.remote_log import RemoteLog
 from lakehead.client.table import TableHandle
+from lakehead.errors import SchemaChangedError
+from lakehead.tiering import round as tiering_round
 
 CHANGES: dict[str, Callable[[Any], object]] = {
     "add": lambda a: a.add_column("n", pa.int64(), default=9),
@@ -161,3 +165,101 @@ def test_sql_reads_a_table_that_is_altered_as_it_is_pinned(
         monkeypatch.setattr(api_table, "pin_together", pinned)
         assert con.sql(f"select * from {name}").fetchall() == [(1, 5, 6)]
         assert con.sql(f"select y from {name}").fetchall() == [(5,)]
+
+
+MOMENTS: dict[str, tuple[object, str]] = {
+    "before the lake is opened": (TableHandle, "lake"),
+    "before it is planned": (RemoteLog, "watermarks"),
+    "before the log is read": (RemoteLog, "read"),
+    "before the commit": (tiering_round, "commit_round"),
+}
+
+
+def altered_at(
+    monkeypatch: pytest.MonkeyPatch, moment: tuple[object, str], table: lh.Table, con: lh.Connection, *, times: int = 1
+) -> list[str]:
+    """Have a table altered whenever that moment comes, so often at most; returns the columns that it got."""
+    whose, what = moment
+    call, added = getattr(whose, what), list[str]()
+
+    def then(*given: Any, **more: Any) -> Any:
+        if len(added) < times:
+            added.append(f"n{len(added)}")
+            with con.table(table.name).alter() as altering:
+                altering.add_column(added[-1], pa.int64())
+        return call(*given, **more)
+
+    monkeypatch.setattr(whose, what, then)
+    return added
+
+
+def lake_table(con: lh.Connection, name: str) -> lh.Table:
+    return con.create_table(
+        name, SCHEMA, primary_key="id", lake="iceberg", lake_changelog=True, freshness="1h", auto_maintenance=False
+    )
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_round_of_the_service_goes_on(
+    con: lh.Connection, name: str, moment: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lh.connect(con.uri) as other:
+        table = lake_table(con, name)
+        tables = ConnectionTables(con, [name])
+        tables.look(frozenset(), frozenset())
+        table.upsert([{"id": 1, "x": 5, "w": 6}])
+        added = altered_at(monkeypatch, MOMENTS[moment], table, other, times=times)
+        result = tables.run_round(handle_of(table).desc.table_id, 1000)
+        assert len(added) == times and (result.rows, list(result.offsets.values())) == (1, [1])
+        assert con.table(name).scan(tier="lake").to_arrow().to_pylist() == [
+            {"id": 1, "x": 5, "w": 6, **dict.fromkeys(added)}
+        ]
+
+
+def test_maintenance_by_the_service_goes_on(con: lh.Connection, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with lh.connect(con.uri) as other:
+        table = lake_table(con, name)
+        tables = ConnectionTables(con, [name])
+        tables.look(frozenset(), frozenset())
+        added = altered_at(monkeypatch, (TableHandle, "lake"), table, other, times=3)
+        assert tables.maintain(handle_of(table).desc.table_id) is False
+        assert len(added) == 3
+
+
+def test_a_round_that_is_always_altered_ends(con: lh.Connection, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with lh.connect(con.uri) as other:
+        table = lake_table(con, name)
+        tables = ConnectionTables(con, [name])
+        tables.look(frozenset(), frozenset())
+        altered_at(monkeypatch, (TableHandle, "lake"), table, other, times=1000)
+        with pytest.raises(SchemaChangedError):
+            tables.run_round(handle_of(table).desc.table_id, 1000)
+
+
+LAKE_CALLS: dict[str, Callable[[Any], object]] = {
+    "metadata_location": lambda lake: lake.metadata_location,
+    "iceberg": lambda lake: lake.iceberg(),
+    "offsets": lambda lake: lake.offsets(),
+    "snapshots": lambda lake: lake.snapshots(),
+    "files": lambda lake: lake.files(),
+    "tier": lambda lake: lake.tier(),
+    "compact": lambda lake: lake.compact(),
+    "expire": lambda lake: lake.expire(),
+    "remove_orphans": lambda lake: lake.remove_orphans(),
+}
+
+
+@pytest.mark.parametrize("changelog", [False, True], ids=["table", "changelog"])
+@pytest.mark.parametrize("call", LAKE_CALLS)
+def test_calls_of_the_lake_go_on(
+    con: lh.Connection, name: str, call: str, changelog: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lh.connect(con.uri) as other:
+        table = lake_table(con, name)
+        table.upsert([{"id": 1, "x": 5, "w": 6}])
+        con.tier(name)
+        lake = table.lake.changelog if changelog else table.lake
+        added = altered_at(monkeypatch, (TableHandle, "lake"), table, other, times=2)
+        LAKE_CALLS[call](lake)
+        assert len(added) == 2

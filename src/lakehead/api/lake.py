@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from lakehead.tiering.expiry import ExpiryResult
     from lakehead.tiering.round_plan import HotSource
 
+T = TypeVar("T")
 _ORPHANS_SCHEMA = pa.schema(
     [
         pa.field("path", pa.string(), False),
@@ -69,11 +70,13 @@ class TableLake(Displayed):
         self._opened = handle
         self._changelog = changelog
 
-    @property
-    def _handle(self) -> TableHandle:
-        """The table under the definition in force: each call is of the lake as it is then."""
-        self._opened = self._opened.now()
-        return self._opened
+    def _current(self, call: Callable[[TableHandle], T]) -> T:
+        """Call with the table under the definition in force: each call is of the lake as it is then."""
+        self._know(self._opened.now())
+        return self._opened.current(call, self._know)
+
+    def _know(self, now: TableHandle) -> None:
+        self._opened = now
 
     def _facts(self) -> Mapping[str, object]:
         desc = _side(self._opened, changelog=self._changelog)
@@ -82,7 +85,7 @@ class TableLake(Displayed):
     @property
     def metadata_location(self) -> str:
         """URI of the current Iceberg metadata file, which any Iceberg reader opens."""
-        return self._info(self._handle).metadata_location
+        return self._current(self._info).metadata_location
 
     @property
     def changelog(self) -> TableLake:
@@ -99,7 +102,7 @@ class TableLake(Displayed):
         """The table in PyIceberg, opened through its catalog."""
         from lakehead.iceberg.iceberg_table import native_table
 
-        return native_table(self._lake(self._handle))
+        return native_table(self._current(self._lake))
 
     def _info(self, handle: TableHandle) -> LakeReply:
         return handle.lake(changelog=self._changelog)
@@ -112,25 +115,27 @@ class TableLake(Displayed):
 
     def offsets(self) -> dict[TabletId, int]:
         """Exclusive end of what the lake holds, per tablet."""
-        handle = self._handle
-        view = PinnedLake.current(self._desc(handle), self._info(handle))
-        return {handle.desc.tablet_id(k): o for k, o in view.offsets.items()}
+
+        def found(handle: TableHandle) -> dict[TabletId, int]:
+            view = PinnedLake.current(self._desc(handle), self._info(handle))
+            return {handle.desc.tablet_id(k): o for k, o in view.offsets.items()}
+
+        return self._current(found)
 
     def snapshots(self) -> pa.Table:
         """Lake snapshots, oldest first."""
-        handle = self._handle
-        return format_of(handle.desc).at(self._desc(handle), self._info(handle)).snapshots()
+        return self._current(lambda h: format_of(h.desc).at(self._desc(h), self._info(h)).snapshots())
 
     def files(self) -> pa.Table:
         """Data and delete files of the current lake snapshot."""
-        handle = self._handle
-        return files_table(PinnedLake.current(self._desc(handle), self._info(handle)).as_committed().plan())
+        return self._current(
+            lambda h: files_table(PinnedLake.current(self._desc(h), self._info(h)).as_committed().plan())
+        )
 
     def tier(self) -> TieringResult:
         """One tiering round of the table in this process; see `Connection.tier`."""
-        handle = self._handle
-        result = tier_table(handle, _lake_of(handle), handle.log)
-        offsets = {handle.desc.tablet_id(k): o for k, o in result.offsets.items()}
+        result = self._current(lambda h: tier_table(h, _lake_of(h), h.log))
+        offsets = {self._opened.desc.tablet_id(k): o for k, o in result.offsets.items()}
         return TieringResult(result.snapshot_id, result.rows, result.deletes, result.files, offsets)
 
     def adopt(self) -> bool:
@@ -145,7 +150,7 @@ class TableLake(Displayed):
             FolderCopiedError: another copy has committed since the copy was made; its rows are not of this log.
             LakeStateError: the lake holds more than this log.
         """
-        return self._handle.adopt_lake()
+        return self._opened.adopt_lake()
 
     def compact(self) -> CompactionResult:
         """Write live rows of small files, and of files with many deleted rows, to new ones, until nothing is left to
@@ -161,11 +166,9 @@ class TableLake(Displayed):
         """
         from lakehead.tiering.compaction import CompactionResult, compact
 
-        handle = self._handle
-        lake, desc = self._lake(handle), self._desc(handle)
         done = CompactionResult(None, 0, 0, 0, True)
         while done.more:
-            new = compact(lake, desc, handle.env)
+            new = self._current(lambda h: compact(self._lake(h), self._desc(h), h.env))
             done = CompactionResult(
                 new.snapshot_id or done.snapshot_id,
                 done.rows + new.rows,
@@ -174,7 +177,7 @@ class TableLake(Displayed):
                 new.more,
             )
         if done.snapshot_id is not None:
-            _report(handle)
+            _report(self._opened)
         return done
 
     def expire(self, older_than: str | float = "7d", *, keep: int = 20) -> ExpiryResult:
@@ -196,10 +199,9 @@ class TableLake(Displayed):
         from lakehead.tiering.expiry_plan import Retention
 
         retention = Retention(keep, parse_duration_ms(older_than, "older_than") * 1000)
-        handle = self._handle
-        found = expire(self._lake(handle), retention, clock=handle.env.clock, in_use=lambda: _in_use(handle))
+        found = self._current(lambda h: expire(self._lake(h), retention, clock=h.env.clock, in_use=lambda: _in_use(h)))
         if found.snapshots:
-            _report(handle)
+            _report(self._opened)
         return found
 
     def remove_orphans(self, older_than: str | float = "1d", *, dry_run: bool = False) -> pa.Table:
@@ -222,12 +224,11 @@ class TableLake(Displayed):
         from lakehead.iceberg.orphans import remove_orphans
 
         age = parse_duration_ms(older_than, "older_than")
-        handle = self._handle
         found = remove_orphans(
             self.iceberg,
             older_than_ms=age,
-            clock=handle.env.clock,
-            also_reachable=_in_use(handle),
+            clock=self._opened.env.clock,
+            also_reachable=_in_use(self._opened),
             dry_run=dry_run,
         )
         return pa.Table.from_pylist([vars(o) for o in found], _ORPHANS_SCHEMA)

@@ -22,10 +22,7 @@ from lakehead.api.writer import Writer
 from lakehead.client.row_routing import slices
 from lakehead.client.table import TableHandle
 from lakehead.errors import (
-    ColumnNotFoundError,
-    InvalidPredicateError,
     InvalidRequestError,
-    LakeStateError,
     SchemaChangedError,
     SchemaMismatchError,
     WrongTableKindError,
@@ -70,18 +67,12 @@ class Table(Displayed):
             call: what it does is all by the definition that it is given: other threads may find out another one.
             data: what the call reads; nothing that was read is there to be read again.
         """
-        while True:
-            handle = self._handle
-            try:
-                return call(handle)
-            except (
-                SchemaChangedError, SchemaMismatchError, ColumnNotFoundError, InvalidPredicateError, LakeStateError,
-            ):  # fmt: skip
-                now = handle.now()
-                if now.desc.schema_id >= self._handle.desc.schema_id:  # else another thread has a newer one
-                    self._handle = now
-                if now is handle or any(isinstance(d, Iterator | pa.RecordBatchReader) for d in data):
-                    raise
+        once = any(isinstance(d, Iterator | pa.RecordBatchReader) for d in data)
+        return self._handle.current(call, self._know, repeat=not once)
+
+    def _know(self, now: TableHandle) -> None:
+        if now.desc.schema_id >= self._handle.desc.schema_id:  # else another thread has a newer one
+            self._handle = now
 
     def _facts(self) -> Mapping[str, object]:
         desc = self._desc
@@ -348,7 +339,7 @@ class Table(Displayed):
 
     def _tier(self) -> TieringResult:
         self._desc.require_lake()
-        return self._current(lambda handle: TableLake(handle).tier())
+        return TableLake(self._handle).tier()
 
     # ---- definition -------------------------------------------------------------------------------------------
 

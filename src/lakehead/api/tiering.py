@@ -48,6 +48,7 @@ class TieredConnection(Protocol):
 
 _TURNS_AT_ONCE_MAX = 4
 C = TypeVar("C", bound=TieredConnection)
+T = TypeVar("T")
 
 
 class ConnectionTables(Generic[C]):
@@ -198,31 +199,49 @@ class ConnectionTables(Generic[C]):
 
     def run_round(self, table_id: str, records_max: int) -> CommitResult:
         """See `TieredTables.run_round`."""
-        handle, lake, epoch = self._opened(table_id)
-        source = self.log(self._connected(), handle)
-        return tier_table(
-            handle, lake, source, executor_of=self.executor_of, epoch=epoch, records_max=records_max, job=job_name()
-        )
+
+        def round(handle: TableHandle) -> CommitResult:
+            lake, epoch = self._opened(handle)
+            source = self.log(self._connected(), handle)
+            return tier_table(
+                handle, lake, source, executor_of=self.executor_of, epoch=epoch, records_max=records_max, job=job_name()
+            )
+
+        return self._current(table_id, round)
 
     def maintain(self, table_id: str) -> bool:
         """See `TieredTables.maintain`."""
-        handle, lake, epoch = self._opened(table_id)
-        con = self._connected()
-        return maintain_table(
-            handle,
-            lake,
-            epoch=epoch,
-            executor_of=self.executor_of,
-            source_of=lambda changelog: self.lake(con, handle, changelog=changelog),
-        )
 
-    def _opened(self, table_id: str) -> tuple[TableHandle, LakeTable, Epoch]:
-        handle = self._handles[table_id] = self._handle(table_id)
+        def turn(handle: TableHandle) -> bool:
+            lake, epoch = self._opened(handle)
+            con = self._connected()
+            return maintain_table(
+                handle,
+                lake,
+                epoch=epoch,
+                executor_of=self.executor_of,
+                source_of=lambda changelog: self.lake(con, handle, changelog=changelog),
+            )
+
+        return self._current(table_id, turn)
+
+    def _current(self, table_id: str, turn: Callable[[TableHandle], T]) -> T:
+        """Take a turn of a table as it is now; one that is altered meanwhile has begun for nothing, not failed."""
+
+        def know(now: TableHandle) -> None:
+            self._handles[table_id] = now
+
+        handle = self._handle(table_id)
+        know(handle)
+        return handle.current(turn, know)
+
+    def _opened(self, handle: TableHandle) -> tuple[LakeTable, Epoch]:
+        table_id = handle.desc.table_id
         lake = format_of(handle.desc).open(handle.desc, handle.lake())
         if table_id not in self._epochs:
             # The first one counts: two turns of the table may ask at once, and one have committed.
             self._epochs.setdefault(table_id, next_epoch(lake.load()))
-        return handle, lake, self._epochs[table_id]
+        return lake, self._epochs[table_id]
 
 
 def job_name() -> str:

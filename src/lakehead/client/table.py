@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from lakehead.client.closable import ClosableEndpoint, Ending
 from lakehead.client.leases import Leases
@@ -16,10 +17,28 @@ from lakehead.client.writers import Writers
 from lakehead.config import STORAGE_EXPIRES
 from lakehead.env import Env
 from lakehead.env.clock import Clock
+from lakehead.errors import (
+    ColumnNotFoundError,
+    InvalidPredicateError,
+    LakeStateError,
+    SchemaChangedError,
+    SchemaMismatchError,
+)
 from lakehead.protocol import messages as m
 from lakehead.protocol.alterations import Alteration
 from lakehead.protocol.tiering import ReportTiered, RoundInfo
 from lakehead.types import Offset, TableDescriptor, TabletKey
+
+T = TypeVar("T")
+_CALLS_MAX = 20
+_OF_ANOTHER_DEFINITION = (
+    SchemaChangedError,
+    SchemaMismatchError,
+    ColumnNotFoundError,
+    InvalidPredicateError,
+    LakeStateError,
+)
+"""What a call may end with because the table was altered since it was opened."""
 
 
 class RenewableLake(m.LakeReply, frozen=True, kw_only=True):
@@ -105,6 +124,29 @@ class TableHandle:
             TableNotFoundError: it was dropped.
         """
         return self._of(ask(self._server, self.env.clock, m.TableNow(table_id=self.desc.table_id))[0])
+
+    def current(
+        self, call: Callable[[TableHandle], T], know: Callable[[TableHandle], object], *, repeat: bool = True
+    ) -> T:
+        """Call with this, and at once again with the table under the definition in force where it was altered since
+        and that is what the call failed of; so often at most that only one who is altered without end still fails.
+
+        Args:
+            call: what it does is all by the definition that it is given, and does no harm when it is done again.
+            know: told of each definition that was found to be in force.
+            repeat: False when the call cannot be made again: what was found out is only told then.
+        """
+        handle = self
+        for left in reversed(range(_CALLS_MAX)):
+            try:
+                return call(handle)
+            except _OF_ANOTHER_DEFINITION:
+                now = handle.now()
+                know(now)
+                if now is handle or not repeat or not left:
+                    raise
+                handle = now
+        raise AssertionError
 
     def altered(self, changes: Sequence[Alteration]) -> TableHandle:
         """The same table once it has these changes.
