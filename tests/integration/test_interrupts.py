@@ -22,6 +22,8 @@ import pyarrow as pa
 import pytest
 
 import lakehead as lh
+from lakehead.api.relation import Reading
+from lakehead.env.interrupts import Latch
 
 pytestmark = pytest.mark.timeout(method="thread")
 """A time limit by SIGALRM would itself be a signal whose handler raises."""
@@ -232,3 +234,71 @@ def test_real_signals(con: lh.Connection, keyed: bool) -> None:
     bounded(lambda: write([{"k": -1, "v": 0}]))
     found = Counter(table.scan(["k"]).to_arrow()["k"].to_pylist())
     assert set(found.values()) == {1} and {*acked, -1} <= set(found)
+
+
+LONG = "select sum(a.range * b.range) as s from t, range(10000000) a, range(1000000) b"
+"""Takes hours."""
+FETCHES: dict[str, Callable[[Any], object]] = {
+    "fetchone": lambda r: r.fetchone(),
+    "fetchmany": lambda r: r.fetchmany(10),
+    "fetchall": lambda r: r.fetchall(),
+    "df": lambda r: r.df(),
+    "pl": lambda r: r.pl(),
+    "to_arrow_table": lambda r: r.to_arrow_table(),
+    "to_arrow_reader": lambda r: r.to_arrow_reader().read_all(),
+    "the C interface": lambda r: pa.table(r),
+    "shape": lambda r: r.shape,
+    "len": lambda r: len(r),
+    "execute": lambda r: r.execute(),
+}
+
+
+def interrupted_in_duckdb(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a call, and interrupt it once it is in DuckDB."""
+    begun, usual = Latch(), Reading._pushing_less
+
+    def run(*given: Any) -> Any:
+        begun.open()
+        return usual(*given)
+
+    def interrupt() -> None:
+        assert begun.wait(60)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    monkeypatch.setattr(Reading, "_pushing_less", run)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    thread.join()
+    monkeypatch.undo()
+
+
+def statement_with_others(con: lh.Connection) -> tuple[Any, Callable[[], None]]:
+    """A long statement, and what sees that it alone was ended."""
+    con.create_table("t", KV, durability="os").append([{"k": k, "v": k} for k in range(5000)])
+    other, long = con.sql("select k from t order by k"), con.sql(LONG)
+    assert other.fetchone() == (0,)
+
+    def after() -> None:
+        assert other.fetchall() == [(k,) for k in range(1, 5000)]
+        assert con.sql("select count(*) from t").fetchall() == [(5000,)]
+        assert long.columns == ["s"]
+
+    return long, after
+
+
+@pytest.mark.parametrize("fetch", FETCHES)
+def test_long_statements_end_and_nothing_else_does(
+    con: lh.Connection, fetch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long, after = statement_with_others(con)
+    for _ in range(2):
+        interrupted_in_duckdb(lambda: FETCHES[fetch](long), monkeypatch)
+    after()
+
+
+def test_long_statements_with_parameters_end(con: lh.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, after = statement_with_others(con)
+    interrupted_in_duckdb(lambda: con.sql(LONG + " where k >= $k", params={"k": 0}), monkeypatch)
+    after()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import threading
@@ -14,6 +15,7 @@ import pyarrow as pa
 
 from lakehead.api.pushdown import AT_MOST_NAN
 from lakehead.api.sandbox import OTHERWISE
+from lakehead.env.interrupts import stoppable
 from lakehead.errors import LakeheadError, SqlError
 
 T = TypeVar("T")
@@ -22,6 +24,9 @@ _WRITES = ("write_parquet", "to_parquet", "write_csv", "to_csv")
 
 _PIECEWISE = ("fetchone", "fetchmany", "fetch_df_chunk")
 """Each call of these answers with the next rows of one run."""
+
+_HERE = ("show",)
+"""What writes to the caller's output, which notebooks tell apart by thread; DuckDB itself looks for interrupts then."""
 
 INTERRUPTED = "Query interrupted"
 """DuckDB's words for Ctrl-C."""
@@ -74,20 +79,26 @@ class Reading:
 
         return reading
 
-    def run(self, call: Callable[[], T], again: Callable[[], T] | None = None) -> T:
-        """Call into DuckDB.
+    def run(self, call: Callable[[], T], again: Callable[[], T] | None = None, *, here: bool = False) -> T:
+        """Call into DuckDB, where Ctrl-C ends it: in most calls it looks at no signals.
 
         Args:
             again: what to call when the call cannot be answered with conditions pushed down; None: nothing, as the
                 caller has rows of this run already.
+            here: in the thread of the caller, whatever it is.
 
         Raises:
             LakeheadError: what a read of a table raised; else, for DuckDB's own errors:
             SqlError: in DuckDB's words.
-            KeyboardInterrupt: DuckDB met one, and calls it an error of its own.
+            KeyboardInterrupt: the call was ended by it; or DuckDB met one, and calls it an error of its own.
         """
         try:
-            return self._pushing_less(call, again)
+            if here:
+                return self._pushing_less(call, again)
+            return stoppable(lambda: self._pushing_less(call, again), self._interrupt)
+        except KeyboardInterrupt:
+            self._failures.clear()  # of reads that were ended with the call
+            raise
         except (duckdb.Error, pa.ArrowException) as e:
             if self._failures:
                 raise self._failures.pop() from e
@@ -97,6 +108,10 @@ class Reading:
         except RuntimeError as e:
             require_uninterrupted(e)
             raise
+
+    def _interrupt(self) -> None:
+        with contextlib.suppress(duckdb.Error):  # it was closed meanwhile
+            self.held.interrupt()
 
     def _pushing_less(self, call: Callable[[], T], again: Callable[[], T] | None) -> T:
         """Call; once more without push-down where DuckDB pushes a condition down that means something else there."""
@@ -169,25 +184,25 @@ class Relation:
             raise AttributeError(name)
         if name in _WRITES:
             return functools.partial(self._write, name)
-        found = self._run(lambda: getattr(self._inner, name))
-        if not callable(found):
-            return found
+        if not callable(getattr(duckdb.DuckDBPyRelation, name, None)):
+            return self._run(lambda: getattr(self._inner, name))
+        found = getattr(self._inner, name)
 
         @functools.wraps(found)
         def call(*args: Any, **options: Any) -> Any:
             plain = [_plain(a) for a in args]
             named = {k: _plain(v) for k, v in options.items()}
-            return self._run(lambda: found(*plain, **named), piecewise=name in _PIECEWISE)
+            return self._run(lambda: found(*plain, **named), piecewise=name in _PIECEWISE, here=name in _HERE)
 
         return call
 
-    def _run(self, call: Callable[[], Any], *, piecewise: bool = False) -> Any:
+    def _run(self, call: Callable[[], Any], *, piecewise: bool = False, here: bool = False) -> Any:
         def again() -> Any:
             if piecewise:
                 self._inner.execute()  # what failed is its result still
             return call()
 
-        value = self._reading.run(call, None if self._begun else again)
+        value = self._reading.run(call, None if self._begun else again, here=here)
         self._begun |= piecewise
         if type(value) is duckdb.DuckDBPyRelation:
             return Relation(value, self._reading)

@@ -152,7 +152,7 @@ def _run(
     if statement.catalog:
         unread = {_View(path, None) for path in tables} - views
         shown |= {view: con.table(view.path).schema.empty_table() for view in unread}
-    reading.run(functools.partial(_make_views, cursor, catalog, shown))
+    reading.run(functools.partial(_make_views, cursor, catalog, shown), here=True)
     if frames is not None and not isinstance(frames, Mapping):
         raise InvalidRequestError('frames= takes tables by name: {"name": data}')
     seen: set[str] = set()

@@ -2,9 +2,9 @@
 
 What must not end half done runs `shielded`: in another thread, while the main thread waits. What also ends soon by
 itself runs `uninterrupted`, in the main thread, and the interrupt waits: to wake another thread and to be woken by it
-takes as long as a small write. What the main thread waits for it waits for with plain locks, which are taken and given
-back in one step: `threading.Event` and `Condition` are written in Python, and an interrupt inside of them leaves a lock
-behind that nobody gives back.
+takes as long as a small write. What may take long inside a library that looks at no signals is `stoppable`. What the
+main thread waits for it waits for with plain locks, which are taken and given back in one step: `threading.Event` and
+`Condition` are written in Python, and an interrupt inside of them leaves a lock behind that nobody gives back.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from lakehead.env.forks import keep
 T = TypeVar("T")
 _IDLE_WORKERS_MAX = 2
 _NOTICE_SECONDS = 1.0
+_STOP_EVERY_SECONDS = 0.05
+_STOPS_MAX = 60
 _INTERRUPT = int(signal.SIGINT)
 _OTHER_SIGNALS = [
     int(signal.Signals[name])
@@ -91,12 +93,16 @@ class _Task(Generic[T]):
         self._work = work
         self._undo = undo
         self._lock = threading.Lock()
-        self._left = self._ended = False
+        self._begun = self._left = self._ended = self._withdrawn = False
         self.latch = Latch()
         self.result: T | None = None
         self.error: BaseException | None = None
 
     def run(self) -> None:
+        with self._lock:
+            if self._withdrawn:
+                return
+            self._begun = True
         try:
             self.result = self._work()
         except BaseException as e:
@@ -107,11 +113,26 @@ class _Task(Generic[T]):
         if left:
             self.clean_up()
 
+    def withdraw(self) -> bool:
+        """Work that has not begun is not to begin; False when it has."""
+        with self._lock:
+            self._withdrawn = not self._begun
+            return self._withdrawn
+
     def leave(self) -> bool:
         """Nobody takes the result; True when `clean_up` is left to the caller."""
         with self._lock:
             self._left = True
             return self._ended
+
+    def outcome(self) -> T:
+        """Return or raise what the work did, which has ended."""
+        if self.error is not None:
+            try:
+                raise self.error
+            finally:
+                self.error = None
+        return self.result  # type: ignore[return-value]
 
     def clean_up(self) -> None:
         if self._undo is not None and self.error is None:
@@ -178,12 +199,33 @@ def shielded(work: Callable[[], T], *, undo: Callable[[T], object] | None = None
         if task.leave():
             _workers.give(task.clean_up, None)
         raise
-    if task.error is not None:
-        try:
-            raise task.error
-        finally:
-            task.error = None
-    return task.result  # type: ignore[return-value]
+    return task.outcome()
+
+
+def stoppable(work: Callable[[], T], stop: Callable[[], object]) -> T:
+    """Call ``work``, which takes as long as it takes, and return or raise what it does.
+
+    The main thread has another one do it. An interrupt of its waiting has the work stopped, and comes when that has
+    ended; work that does not end within some seconds is left to itself, and so it is by a second interrupt.
+
+    Args:
+        stop: makes the work end soon; called until it has ended, as what is said to work that is about to begin may be
+            lost. Any thread may call it, at any time.
+    """
+    if not interrupts_land():
+        return work()
+    task = _Task(work, None)
+    try:
+        _workers.give(task.run, task.latch)
+        task.latch.wait()
+    except BaseException:
+        stops = 0 if task.withdraw() else _STOPS_MAX
+        for _ in range(stops):
+            stop()
+            if task.latch.wait(_STOP_EVERY_SECONDS):
+                break
+        raise
+    return task.outcome()
 
 
 def uninterrupted(work: Callable[[], T]) -> T:

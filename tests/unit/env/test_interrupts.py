@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lakehead.env.interrupts import Changes, Latch, _Workers, shielded, uninterrupted
+from lakehead.env.interrupts import Changes, Latch, _Workers, shielded, stoppable, uninterrupted
 
 pytestmark = pytest.mark.timeout(method="thread")
 """A time limit by SIGALRM would itself be a signal whose handler raises."""
@@ -207,3 +207,63 @@ def test_a_forked_child_gets_threads_of_its_own() -> None:
     """In a process of its own: what other threads of a process hold when it forks stays held in the child."""
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS]
     assert subprocess.run(command, timeout=60, check=False).returncode == 7
+
+
+def test_what_may_take_long_is_stopped_however_often_it_must_be_told() -> None:
+    begun, told, ended = Latch(), list[int](), list[int]()
+    enough = Latch()
+
+    def work() -> None:
+        begun.open()
+        assert enough.wait(30)
+        ended.append(1)
+
+    def stop() -> None:
+        told.append(1)
+        if len(told) == 3:  # the first ones came before it could hear
+            enough.open()
+
+    interrupted(lambda: stoppable(work, stop), begun)
+    assert ended == [1] and len(told) == 3
+
+
+def test_what_does_not_stop_is_left_by_a_second_interrupt() -> None:
+    begun, told, end, gone = Latch(), Latch(), Latch(), Latch()
+
+    def work() -> None:
+        begun.open()
+        assert end.wait(30)
+        gone.open()
+
+    def stop() -> None:
+        told.open()
+        signal.raise_signal(signal.SIGINT)
+
+    interrupted(lambda: stoppable(work, stop), begun)
+    assert told.wait(0)
+    end.open()
+    assert gone.wait(30)
+
+
+def test_what_never_began_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Callable[[], None]] = []
+
+    def give(self: _Workers, work: Callable[[], None], done: Latch | None) -> None:
+        given.append(work)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_Workers, "give", give)
+    calls: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        stoppable(lambda: calls.append("work"), lambda: calls.append("stop"))
+    given[0]()
+    assert not calls
+
+
+def test_what_may_take_long_answers_and_fails_as_it_does() -> None:
+    assert stoppable(here, lambda: None) is not here()
+    with pytest.raises(ZeroDivisionError):
+        stoppable(lambda: 1 / 0, lambda: None)
+    with ThreadPoolExecutor(1) as pool:
+        there, done_in = pool.submit(lambda: (here(), stoppable(here, lambda: None))).result(30)
+        assert there is done_in
