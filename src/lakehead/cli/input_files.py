@@ -12,6 +12,7 @@ them); CSV and JSON values are read as the table's types:
 
 from __future__ import annotations
 
+import codecs
 import decimal
 import functools
 import glob
@@ -171,7 +172,7 @@ def _naming(read: Callable[[], Iterator[Any]], name: str, kind: str) -> Iterator
 def _kind(name: str, stream: Any) -> str:
     if (extension := _extension(name)) in _EXTENSIONS:
         return _EXTENSIONS[extension]
-    start = bytes(stream.peek(8)[:8])
+    start = bytes(stream.peek(8)[:8]).removeprefix(codecs.BOM_UTF8)
     if start.startswith(b"PAR1"):
         return "parquet"
     if start.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
@@ -274,7 +275,7 @@ def _jsonl(
     stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool, same_keys: bool = True
 ) -> Iterator[list[dict[str, Any]]]:
     read = _line_reader(schema)
-    lines = ((number, line) for number, line in enumerate(stream, 1) if not line.isspace())
+    lines = ((number, line) for number, line in enumerate(_unmarked(stream), 1) if line and not line.isspace())
     first: Mapping[str, Any] | None = None
     while chunk := list(itertools.islice(lines, JSON_BATCH_ROWS)):
         rows = [read(number, line) for number, line in chunk]
@@ -290,6 +291,13 @@ def _jsonl(
         yield rows
 
 
+def _unmarked(lines: Iterator[bytes]) -> Iterator[bytes]:
+    """The lines without the mark of UTF-8 before the first one, which some programs write."""
+    for line in itertools.islice(lines, 1):
+        yield line.removeprefix(codecs.BOM_UTF8)
+    yield from lines
+
+
 def _line_reader(schema: pa.Schema) -> Callable[[int, bytes], dict[str, Any]]:
     """A function from (line number, line) to a row of values that Arrow takes for the schema."""
     # Decimals that are written as numbers keep their digits only when they are never floats.
@@ -303,10 +311,15 @@ def _line_reader(schema: pa.Schema) -> Callable[[int, bytes], dict[str, Any]]:
         name = ""
         try:
             row = decoder.decode(line)
-            for name in changes.keys() & row.keys():
-                row[name] = changes[name](row[name])
+        except UnicodeDecodeError as e:
+            raise InvalidFileError(f"line {number} is not UTF-8: convert it first", line=number) from e
+        except RecursionError as e:
+            raise InvalidFileError(f"line {number} is nested too deep to be read", line=number) from e
         except msgspec.DecodeError as e:
             raise InvalidFileError(f"line {number} is not a JSON object: {e}", line=number) from e
+        try:
+            for name in changes.keys() & row.keys():
+                row[name] = changes[name](row[name])
         except (ValueError, TypeError, ArithmeticError, AttributeError) as e:
             field = schema.field(name)
             raise SchemaMismatchError(

@@ -16,7 +16,7 @@ import pyarrow as pa
 from lakehead.errors import InvalidRequestError, SchemaMismatchError
 
 _INFINITE = re.compile("inf|nan", re.IGNORECASE)
-_FAILURES = (ValueError, ArithmeticError, TypeError, AttributeError)
+_FAILURES = (ValueError, ArithmeticError, TypeError, AttributeError, RecursionError)
 
 
 def parse_text(text: str, field: pa.Field) -> Any:

@@ -104,6 +104,22 @@ def test_standard_input_is_told_by_its_first_bytes(
     assert read(path).equals(TABLE)
 
 
+@pytest.mark.parametrize("data", [CSV, JSONL], ids=["csv", "jsonl"])
+def test_the_mark_of_utf_8_is_no_text(data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / ("t.csv" if data is CSV else "t.jsonl")
+    path.write_bytes(b"\xef\xbb\xbf" + data)
+    assert read(str(path)).equals(TABLE)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(path.read_bytes()))))  # type: ignore[arg-type]
+    assert read(None).equals(TABLE)
+
+
+def test_only_the_mark_of_utf_8_is_no_row(tmp_path: Path) -> None:
+    for data in (b"\xef\xbb\xbf", b"\xef\xbb\xbf\n", b"\xef\xbb\xbf\n\n"):
+        (tmp_path / "t.jsonl").write_bytes(data)
+        with open_source(str(tmp_path / "t.jsonl"), SCHEMA) as source:
+            assert list(source.batches) == []
+
+
 def test_format_without_extension(tmp_path: Path) -> None:
     write(tmp_path / "t.csv")
     path = (tmp_path / "t.csv").rename(tmp_path / "export")
@@ -167,6 +183,11 @@ def test_nested_columns_come_in_json_but_not_in_csv(tmp_path: Path) -> None:
         ("t.csv.gz", b"id\n1\n", InvalidFileError, "gzip"),
         ("t.jsonl", b'{"id": 1}\n{"id": 2\n', InvalidFileError, "line 2 is not a JSON object"),
         ("t.jsonl", b"[1]\n", InvalidFileError, "line 1 is not a JSON object"),
+        ("t.jsonl", b'{"id": 1}\n{"name": "Troms\xf8"}\n', InvalidFileError, "line 2 is not UTF-8"),
+        ("t.jsonl", b'{"Troms\xf8": 1}\n', InvalidFileError, "line 1 is not UTF-8"),
+        ("t.jsonl", '{"id": 1}\n'.encode("utf-16"), InvalidFileError, "line 1 is not a JSON object"),
+        ("t.jsonl", b'{"name":' + b"[" * 5000 + b"]" * 5000 + b"}\n", InvalidFileError, "line 1 is nested too deep"),
+        ("t.jsonl", b'{"day":' + b'{"a":' * 5000 + b"}" * 5001 + b"\n", InvalidFileError, "line 1 is nested too deep"),
         ("t.jsonl", b'{"id": 1}\n\n{"name": "x"}\n', InvalidFileError, "line 3 and the first line differ in id, name"),
         ("t.jsonl", b'{"day": "someday"}\n', SchemaMismatchError, "line 1 holds 'someday' for column 'day'"),
         ("t.jsonl", b'{"day": 5}\n', SchemaMismatchError, "line 1 holds 5 for column 'day'"),
