@@ -69,13 +69,8 @@ def write_rows_json(table: pa.Table | pa.RecordBatch) -> None:
 
 
 def rows_of(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """Rows as dicts; moments that Python's times lack become texts; a repeated name gets a number."""
-    import pyarrow as pa
-
-    names, columns = _different(table.schema.names), []
-    for column in table.columns:
-        t = column.type
-        columns.append(_values(column.cast(pa.string()) if pa.types.is_timestamp(t) and t.unit == "ns" else column))
+    """Rows as dicts; moments that Python's times lack become texts, at any depth; a repeated name gets a number."""
+    names, columns = _different(table.schema.names), [_values(column) for column in table.columns]
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
@@ -91,20 +86,44 @@ def _different(names: Sequence[str]) -> list[str]:
 def _values(column: Any) -> list[Any]:
     import pyarrow as pa
 
-    try:
-        values: list[Any] = column.to_pylist()
-    except (OverflowError, ValueError):
-        if not pa.types.is_nested(column.type):
-            column = column.cast(pa.string())
-        values = [_value(v) for v in column]
-    return values
+    values: list[Any]
+    if _finer(column.type):
+        values = column.cast(pa.string()).to_pylist()
+        return values
+    if "[ns" not in str(column.type):
+        try:
+            values = column.to_pylist()
+            return values
+        except (OverflowError, ValueError):
+            pass
+    return [_value(v) for v in column]
+
+
+def _finer(t: pa.DataType) -> bool:
+    """Whether it is of times that Python's own would cut short."""
+    import pyarrow as pa
+
+    return (pa.types.is_timestamp(t) or pa.types.is_time64(t)) and t.unit == "ns"
 
 
 def _value(scalar: Any) -> Any:
+    import pyarrow as pa
+
+    if not scalar.is_valid:
+        return None
+    if isinstance(scalar, pa.StructScalar):
+        names = _different([f.name for f in scalar.type])
+        return {name: _value(scalar[i]) for i, name in enumerate(names)}
+    if isinstance(scalar, pa.MapScalar):
+        return [(_value(entry[0]), _value(entry[1])) for entry in scalar.values]
+    if isinstance(scalar, pa.ListScalar | pa.LargeListScalar | pa.ListViewScalar | pa.LargeListViewScalar):
+        return [_value(v) for v in scalar.values]
+    if isinstance(scalar, pa.UnionScalar | pa.DictionaryScalar | pa.ExtensionScalar | pa.RunEndEncodedScalar):
+        return _value(scalar.value)
     try:
-        return scalar.as_py()
+        return (scalar.cast(pa.string()) if _finer(scalar.type) else scalar).as_py()
     except (OverflowError, ValueError):
-        return "(holds a year that is not 1 to 9999)"
+        return scalar.cast(pa.string()).as_py()
 
 
 def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
