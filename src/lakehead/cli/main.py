@@ -7,10 +7,13 @@ newer owner exists; 5 stored data is not what was written; 6 a lake commit faile
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
 import os
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
@@ -79,11 +82,18 @@ def options(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one command; its exit code. Errors are one line on standard error, or with ``-o json`` one JSON object."""
+    """Run one command; its exit code. Errors are one line on standard error, or with ``-o json`` one JSON object; what
+    is logged meanwhile stands there in the same form."""
     arguments = list(arguments)
     if "--debug" in arguments:
         # May stand anywhere, as people add it to the end of the call that failed.
         arguments = ["--debug", *(a for a in arguments if a != "--debug")]
+    json = "json" in _outputs(arguments)
+    with _logging_json() if json else contextlib.nullcontext():
+        return _run(arguments, json=json)
+
+
+def _run(arguments: Sequence[str], *, json: bool) -> int:
     try:
         code = typer.main.get_command(app).main(arguments, prog_name="lakehead", standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -94,7 +104,30 @@ def main(arguments: Sequence[str]) -> int:
     except SystemExit as e:  # the pipe broke while help was printed
         return EXIT_BROKEN_PIPE if e.code == 1 else int(e.code or 0)
     except Exception as e:
-        return _report(e, json="json" in _outputs(arguments), debug=arguments[:1] == ["--debug"])
+        return _report(e, json=json, debug=arguments[:1] == ["--debug"])
+
+
+class _JsonLines(logging.Handler):
+    """Writes records to standard error as JSON objects, one a line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        from lakehead.cli.output import json_text
+
+        print(json_text({"warning": {"message": record.getMessage()}}), file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _logging_json() -> Iterator[None]:
+    """While this lasts, warnings and worse that anybody logs are lines of JSON, as standard error promises."""
+    root, handler = logging.getLogger(), _JsonLines(logging.WARNING)
+    root.addHandler(handler)
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.removeHandler(handler)
 
 
 def _outputs(arguments: Sequence[str]) -> set[str]:
@@ -119,16 +152,16 @@ def _report(error: Exception, *, json: bool, debug: bool) -> int:
         text = str(error).strip()
         code, exit_code = LakeheadError.code, 1
         message = f"unexpected {kind}{': ' + text.splitlines()[0] if text else ''} (--debug shows where)"
-    if debug:
-        import traceback
-
-        print("\n".join(map(printable, "".join(traceback.format_exception(error)).splitlines())), file=sys.stderr)
+    trace = "".join(traceback.format_exception(error)).splitlines() if debug else []
     if json:
         from lakehead.cli.output import json_text
 
         plain = {k: v if isinstance(v, str | int | float | bool | None) else str(v) for k, v in context.items()}
-        shown = json_text({"error": {"code": code, "kind": kind, "message": message, "context": plain}})
+        told = {"code": code, "kind": kind, "message": message, "context": plain}
+        shown = json_text({"error": {**told, "traceback": trace} if debug else told})
     else:
+        for line in trace:
+            print(printable(line), file=sys.stderr)
         hint = context.get("hint")
         shown = printable(f"error: {' '.join(message.split())}") + (f"\nhint: {printable(str(hint))}" if hint else "")
     print(shown, file=sys.stderr)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,6 +119,31 @@ def test_unexpected_errors_are_short_and_debug_shows_where(run: Run, monkeypatch
     assert code == 1 and err == "error: unexpected RuntimeError: boom (--debug shows where)\n"
     code, _, err = run("--uri", "lakehead://h:1", "table", "list", "--debug")
     assert code == 1 and "Traceback" in err
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("debug", [False, True])
+def test_with_json_both_streams_have_json_alone(
+    fails: bool, debug: bool, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    connect = lh.connect
+
+    def noisy(*given: Any, **more: Any) -> Any:
+        logging.getLogger("lakehead.env").warning("others can look into %s\n", "it")
+        logging.getLogger("another.library").error("\x1b[31mred")
+        warnings.showwarning(UserWarning("old"), UserWarning, "a.py", 1)
+        if fails:
+            raise RuntimeError("boom")
+        return connect(*given, **more)
+
+    monkeypatch.setattr(lh, "connect", noisy, raising=False)
+    arguments = ["--uri", str(tmp_path), "table", "list", "-o", "json", *(["--debug"] if debug else [])]
+    code, out, err = run(*arguments)
+    told = [json.loads(line) for line in err.splitlines()]
+    assert code == int(fails) and [json.loads(line) for line in out.splitlines()] == ([] if fails else [[]])
+    assert [next(iter(t)) for t in told] == ["warning"] * 3 + [*(["error"] if fails else [])]
+    assert told[0] == {"warning": {"message": "others can look into it\n"}} and "\x1b" not in err
+    assert not fails or ("boom" in str(told[-1]["error"].get("traceback"))) == debug
 
 
 def test_interrupt_is_quiet(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
