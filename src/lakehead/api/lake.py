@@ -72,11 +72,11 @@ class TableLake(Displayed):
 
     def _current(self, call: Callable[[TableHandle], T]) -> T:
         """Call with the table under the definition in force: each call is of the lake as it is then."""
-        self._know(self._opened.now())
-        return self._opened.current(call, self._know)
+        return self._know(self._opened.now()).current(call, self._know)
 
-    def _know(self, now: TableHandle) -> None:
+    def _know(self, now: TableHandle) -> TableHandle:
         self._opened = now
+        return now
 
     def _facts(self) -> Mapping[str, object]:
         desc = _side(self._opened, changelog=self._changelog)

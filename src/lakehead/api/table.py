@@ -70,9 +70,10 @@ class Table(Displayed):
         once = any(isinstance(d, Iterator | pa.RecordBatchReader) for d in data)
         return self._handle.current(call, self._know, repeat=not once)
 
-    def _know(self, now: TableHandle) -> None:
+    def _know(self, now: TableHandle) -> TableHandle:
         if now.desc.schema_id >= self._handle.desc.schema_id:  # else another thread has a newer one
             self._handle = now
+        return self._handle
 
     def _facts(self) -> Mapping[str, object]:
         desc = self._desc

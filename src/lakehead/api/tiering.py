@@ -228,12 +228,11 @@ class ConnectionTables(Generic[C]):
     def _current(self, table_id: str, turn: Callable[[TableHandle], T]) -> T:
         """Take a turn of a table as it is now; one that is altered meanwhile has begun for nothing, not failed."""
 
-        def know(now: TableHandle) -> None:
+        def know(now: TableHandle) -> TableHandle:
             self._handles[table_id] = now
+            return now
 
-        handle = self._handle(table_id)
-        know(handle)
-        return handle.current(turn, know)
+        return know(self._handle(table_id)).current(turn, know)
 
     def _opened(self, handle: TableHandle) -> tuple[LakeTable, Epoch]:
         table_id = handle.desc.table_id

@@ -126,14 +126,15 @@ class TableHandle:
         return self._of(ask(self._server, self.env.clock, m.TableNow(table_id=self.desc.table_id))[0])
 
     def current(
-        self, call: Callable[[TableHandle], T], know: Callable[[TableHandle], object], *, repeat: bool = True
+        self, call: Callable[[TableHandle], T], know: Callable[[TableHandle], TableHandle], *, repeat: bool = True
     ) -> T:
         """Call with this, and at once again with the table under the definition in force where it was altered since
         and that is what the call failed of; so often at most that only one who is altered without end still fails.
 
         Args:
             call: what it does is all by the definition that it is given, and does no harm when it is done again.
-            know: told of each definition that was found to be in force.
+            know: told of each definition that was found to be in force; gives the one to go on with, which other
+                threads may have found meanwhile.
             repeat: False when the call cannot be made again: what was found out is only told then.
         """
         handle = self
@@ -141,8 +142,7 @@ class TableHandle:
             try:
                 return call(handle)
             except _OF_ANOTHER_DEFINITION:
-                now = handle.now()
-                know(now)
+                now = know(handle.now())
                 if now is handle or not repeat or not left:
                     raise
                 handle = now

@@ -146,6 +146,18 @@ def definition_of(table: Table, desc: TableDescriptor) -> int:
     return found
 
 
+def comments_of(table: Table, desc: TableDescriptor) -> dict[int, str]:
+    """What the table's comments were when the lake table got them, by field id of the table.
+
+    Raises:
+        LakeStateError: what says them cannot be read.
+    """
+    try:
+        return {int(i): str(about) for i, about in json.loads(table.properties.get(COMMENTS, "[]"))}
+    except UNREADABLE as e:
+        raise unreadable_property(str(desc.path), COMMENTS, e) from e
+
+
 def _definition(table: Table, desc: TableDescriptor) -> int | None:
     text = table.properties.get(DEFINITION)
     try:

@@ -28,6 +28,7 @@ from lakehead.iceberg.contract import (
     NAME_MAPPING,
     LakeContract,
     check_contract,
+    comments_of,
     definition_of,
     holds,
 )
@@ -52,7 +53,7 @@ def evolve(table: Table, desc: TableDescriptor) -> bool:
     definition = definition_of(table, desc)
     desc.require_newest(definition)
     written = desc.schemas.of(definition)
-    said = dict(json.loads(table.properties.get(COMMENTS, "[]")))
+    said = comments_of(table, desc)
     if written.id == desc.schema_id and said == dict(desc.comments):
         return False
     schema = _documented(evolved(table, desc, written), desc, said)

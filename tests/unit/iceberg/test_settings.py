@@ -8,7 +8,8 @@ import pytest
 from tests.lakes import Lake
 
 from lakehead.errors import LakeStateError, MissingDependencyError, SchemaChangedError
-from lakehead.iceberg.contract import CONTRACT, DEFINITION, definition_of
+from lakehead.iceberg.contract import COMMENTS, CONTRACT, DEFINITION, definition_of
+from lakehead.iceberg.evolution import evolve
 from lakehead.lake.marks import MARK
 
 CODEC = "write.avro.compression-codec"
@@ -134,6 +135,13 @@ def test_what_lakehead_keeps_in_properties_is_read_or_named(keyed: Lake, key: st
     set_property(keyed, key, held)
     keyed.round()
     assert keyed.values() == keyed.model_values()
+
+
+@pytest.mark.parametrize("value", ["", "x", "7", "[1]", '[["x", "y"]]', "[[1, 2, 3]]", "null", "[" * 100_000])
+def test_comments_that_cannot_be_read_are_named(keyed: Lake, value: str) -> None:
+    set_property(tiered(keyed), COMMENTS, value)
+    with pytest.raises(LakeStateError, match=COMMENTS):
+        evolve(keyed.load(), keyed.desc)
 
 
 def test_a_definition_that_the_table_never_had_is_named(keyed: Lake) -> None:
