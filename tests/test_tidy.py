@@ -293,6 +293,14 @@ def test_unit_tests_mirror_the_source() -> None:
         assert subject.with_suffix(".py").exists() or (subject / "__init__.py").exists(), f"{path}: no {subject}.py"
 
 
+@each(MODULES)
+def test_destructors_do_nothing_while_the_interpreter_ends(path: Path) -> None:
+    """What they call may be gone by then. What only calls C has nothing to lose."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef) and node.name == "__del__" and layer_of(path) != "testing":
+            assert [ast.unparse(d) for d in node.args.defaults] == ["sys.is_finalizing"], f"{path}:{node.lineno}"
+
+
 def test_nothing_is_left_for_later() -> None:
     marker = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
     found = [

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 import lakehead as lh
 
@@ -43,3 +44,41 @@ def test_while_a_client_still_holds_on_to_a_stopped_server(tmp_path: Path) -> No
     start_another_program()
     remote.close()
     start_another_program()
+
+
+_CHILD_EXITS = """
+import os, sys, lakehead as lh
+from lakehead.api.feed import Feed
+
+with lh.connect(sys.argv[1]) as serving, lh.connect(serving.uri) as remote:
+    con = remote if sys.argv[2] == "remote" else serving
+    table = con.create_table("t", [("k", "int64")], primary_key="k")
+    followed, named = table.subscribe("latest"), table.writer("w")
+    named.upsert([{"k": 1}])
+    named.flush()
+    next(followed)
+    class Cycle: pass
+    cycle = Cycle()
+    cycle.itself, cycle.followed = cycle, table.subscribe("earliest")
+    next(cycle.followed)
+    child = os.fork()
+    if child == 0:
+        if sys.argv[3] == "closes":
+            followed.close()
+            del followed
+        sys.exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    Feed._forget_stream = lambda self: print("the parent's stream broke", file=sys.stderr)
+    table.upsert([{"k": 2}])
+    assert next(followed).rows["k"].to_pylist() == [2] and next(cycle.followed).rows["k"].to_pylist() == [2]
+    named.upsert([{"k": 3}])
+    named.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["exits", "closes"])
+@pytest.mark.parametrize("where", ["serving", "remote"])
+def test_a_child_that_ends_takes_nothing_from_its_parent_and_says_nothing(tmp_path: Path, where: str, how: str) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", _CHILD_EXITS, str(tmp_path), where, how]
+    done = subprocess.run(command, timeout=100, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, get_args
@@ -15,6 +16,7 @@ import pyarrow.compute as pc
 from lakehead.api.display import Displayed
 from lakehead.api.feed import Feed, FeedStart
 from lakehead.client.table import TableHandle
+from lakehead.env.forks import keep_in_children
 from lakehead.errors import ColumnNotFoundError, InvalidRequestError
 from lakehead.format.changes import named_changes
 from lakehead.format.schema import nearest_name
@@ -65,6 +67,7 @@ class Subscription(Displayed):
         self._stream = stream
         self._items: Iterator[tuple[StreamHeader, pa.RecordBatch]] = iter(stream)
         self._tablets: dict[TabletKey, TabletId] = {}
+        keep_in_children(self)
 
     def _facts(self) -> Mapping[str, object]:
         return {"table": repr(str(self._desc.path)), "columns": self._stream.schema.names}
@@ -99,7 +102,9 @@ class Subscription(Displayed):
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if ends():  # the process gives all back, and what this would call may be gone
+            return
         stream: Stream | None = getattr(self, "_stream", None)
         if stream is not None:
             stream.close()

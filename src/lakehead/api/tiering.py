@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
@@ -13,7 +14,7 @@ from lakehead.api.lake import maintain_table, tier_table
 from lakehead.api.table import Table, handle_of
 from lakehead.client.table import TableHandle
 from lakehead.env import Env
-from lakehead.env.threads import Started
+from lakehead.env.threads import Started, before_exit
 from lakehead.env.usage import memory_bytes
 from lakehead.errors import AuthenticationError, ClosedError, LakeheadError, TableNotFoundError, UnavailableError
 from lakehead.lake.formats import format_of
@@ -261,7 +262,8 @@ def cores_for_turns() -> int:
 
 
 class BackgroundTiering:
-    """Keeps lake tables fresh in the background of a program, without Spark, between ``with`` and its end.
+    """Keeps lake tables fresh in the background of a program, without Spark, between ``with`` and its end, or the
+    program's. A forked child has none.
 
     Attributes:
         service: what runs.
@@ -272,10 +274,12 @@ class BackgroundTiering:
         self._threads = env.threads
         self._running: Started | None = None
         self._error: BaseException | None = None
+        self._pid = os.getpid()
 
     def __enter__(self) -> BackgroundTiering:
         """Begin."""
         if self._running is None:
+            _begun.add(self)
             self._running = self._threads.start(self._run, "lakehead-tiering")
         return self
 
@@ -293,9 +297,24 @@ class BackgroundTiering:
         Raises:
             NoLakeError: a table was named that has no lake; nothing was tiered.
         """
-        if self._running is not None:
+        self.end()
+        if self._error is not None and not isinstance(self._error, ClosedError) and error is None:
+            raise self._error
+
+    def end(self) -> None:
+        """End once the round under way is committed; nothing happens when it has ended, or in a forked child."""
+        if self._running is not None and self._pid == os.getpid():
             self.service.stop()
             self._running.join()
             self._running = None
-        if self._error is not None and not isinstance(self._error, ClosedError) and error is None:
-            raise self._error
+
+
+_begun: weakref.WeakSet[BackgroundTiering] = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    for tiering in list(_begun):
+        tiering.end()
+
+
+before_exit(_end_all)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from lakehead.env.forks import keep
 from lakehead.errors import ClosedError, LakeheadError
 from lakehead.protocol.messages import Endpoint, R, Request, Stream, StreamHeader
 
@@ -26,7 +27,7 @@ class ClosableEndpoint:
         self._inner = inner
         self._ending: weakref.WeakSet[Ending] = weakref.WeakSet()
         self._lock = threading.Lock()
-        self.closed = False
+        self.closed = self._forgotten = False
         self._reason = "the connection is closed: connect again"
 
     def call(self, request: Request[R], attachments: Sequence[pa.Buffer] = ()) -> tuple[R, list[pa.Buffer]]:
@@ -61,6 +62,8 @@ class ClosableEndpoint:
 
     def forget(self) -> None:
         """In a forked child: refuse everything, touch nothing that the parent uses."""
+        self._forgotten = True
+        keep(*self._ending)
         self._reason = (
             "this connection was opened before the process was forked: start children by multiprocessing's 'spawn', and"
             " connect there"
@@ -88,4 +91,5 @@ class ClosableStream:
         self._endpoint.require_open()
 
     def close(self) -> None:
-        self._inner.close()
+        if not self._endpoint._forgotten:
+            self._inner.close()

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -346,7 +347,9 @@ class FlightStream:
             self._closed = True
             self._inflow.cancel()
 
-    def __del__(self) -> None:
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if ends():  # the process gives all back, and what this would call may be gone
+            return
         inflow: ch.Inflow | None = getattr(self, "_inflow", None)
         if inflow is not None:
             inflow.cancel()

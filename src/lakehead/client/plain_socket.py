@@ -6,13 +6,15 @@ See `lakehead.protocol.socket_messages`.
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import select
 import socket
 import struct
+import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -56,6 +58,7 @@ class PlainSocket:
             OSError: no such socket is listened on.
         """
         self._channel = channel
+        self._pid = os.getpid()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         # Reentrant, as the garbage collector may end a forgotten stream at any point of any thread.
         self._lock = threading.RLock()
@@ -105,7 +108,11 @@ class PlainSocket:
                     self._close()
 
     def cancel(self) -> None:
-        """End it at once, at both ends; whoever waits for what comes gets an `OSError`. Never waits."""
+        """End it at once, at both ends; whoever waits for what comes gets an `OSError`. Never waits. In a forked child
+        this end alone: the parent goes on with it."""
+        if self._pid != os.getpid():
+            self._close()
+            return
         with self._lock:
             if self.cancelled:
                 return
@@ -120,7 +127,9 @@ class PlainSocket:
             self._closed = True
             self._socket.close()
 
-    def __del__(self) -> None:
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if ends():  # the process gives all back, and what this would call may be gone
+            return
         if hasattr(self, "_outgoing"):
             self.cancel()
 

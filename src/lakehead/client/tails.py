@@ -9,10 +9,11 @@ grows large, and goes on where it is with a tail of its own, whose sender waits 
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -341,7 +342,9 @@ class SharedStream:
             self._closed = True
             self._tails.leave(self._seat)
 
-    def __del__(self) -> None:
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if ends():  # the process gives all back, and what this would call may be gone
+            return
         # Nobody refers to this but its reader; what is made of it before it was interrupted has nothing to close.
         if getattr(self, "_seat", None) is not None and hasattr(self._seat, "tail"):
             self.close()

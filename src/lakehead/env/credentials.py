@@ -13,7 +13,9 @@ import json
 import os
 import re
 import stat
+import sys
 import threading
+from collections.abc import Callable
 
 from lakehead.env.address import Address, SocketAddress, TcpAddress
 from lakehead.env.own_folders import OwnFolder, own_folders
@@ -153,7 +155,9 @@ class FoundToken:
         if fd >= 0:
             os.close(fd)
 
-    def __del__(self) -> None:
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if ends():  # the process gives all back, and what this would call may be gone
+            return
         self._let_go()
 
 

@@ -10,8 +10,12 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import weakref
 
 _kept: list[object] = []
+# In a child it is frozen, and so lasts to the end, when what destructors and generators call is gone.
+_kept.append(_kept)
+_to_keep: weakref.WeakSet[object] = weakref.WeakSet()
 _lock = threading.Lock()
 _forking = 0
 _collected = False
@@ -20,6 +24,11 @@ _collected = False
 def keep(*inherited: object) -> None:
     """In a forked child: never let go of these."""
     _kept.extend(inherited)
+
+
+def keep_in_children(what: object) -> None:
+    """Have children that are forked keep this, as far as it is there then."""
+    _to_keep.add(what)
 
 
 def _before() -> None:
@@ -42,6 +51,7 @@ def _in_parent() -> None:
 def _in_child() -> None:
     global _lock, _forking
     _lock, _forking = threading.Lock(), 0
+    keep(*_to_keep)
     gc.freeze()
     if _collected:
         gc.enable()

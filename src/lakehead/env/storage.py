@@ -11,8 +11,9 @@ import mmap
 import os
 import shutil
 import sqlite3
+import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import BinaryIO, Protocol
 
@@ -252,7 +253,9 @@ class LocalLogFile:
                 self._fd = -1
                 self._map = self._mapped = None
 
-    def __del__(self) -> None:
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if ends():  # the process gives all back, and what this would call may be gone
+            return
         # A file that was trimmed while readers held it is closed when the last of them lets go.
         fd = getattr(self, "_fd", -1)
         if fd >= 0:

@@ -21,6 +21,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def before_exit(call: Callable[[], object]) -> None:
+    """Have this called when the main thread has come to its end, while other threads can still do all: `atexit` comes
+    later, when pools take no more work. What is given last is called first; a forked child calls it, too."""
+    threading._register_atexit(call)  # type: ignore[attr-defined]
+
+
 def this_thread() -> int:
     """Tells the threads that run apart."""
     return threading.get_ident()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -99,7 +100,9 @@ class ServerStream:
             with contextlib.suppress(ValueError):
                 self._on_close.remove(call)
 
-    def __del__(self) -> None:
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if ends():  # the process gives all back, and what this would call may be gone
+            return
         # A client that goes before its first batch leaves an iterator that never ran, and so never closes this. What
         # was interrupted while it was made has nothing to close.
         if hasattr(self, "_on_close"):

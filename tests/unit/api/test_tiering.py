@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -212,3 +214,28 @@ def test_an_error_of_one_table_hides_no_other(con: lh.Connection, tmp_path: Path
         with pytest.raises(lh.CorruptionError):
             tables.run_round(found["t.a"].table_id, RECORDS)
         tables.run_round(found["t.b"].table_id, RECORDS)
+
+
+_ENDS = """
+import os, sys, threading, lakehead as lh
+
+con = lh.connect(sys.argv[1])
+table = con.create_table("t", [("id", "int64")], lake="iceberg", freshness="10ms")
+table.append([{"id": 1}])
+moved = threading.Event()
+tiering = con.tiering(on_round=lambda _: moved.set())
+tiering.__enter__()
+if sys.argv[2] == "after a round":
+    moved.wait()
+if sys.argv[2] == "in a child":
+    child = os.fork()
+    if child:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+@pytest.mark.parametrize("when", ["at once", "after a round", "in a child"])
+def test_a_program_that_ends_ends_its_tiering_in_good_order(tmp_path: Path, when: str) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", _ENDS, str(tmp_path), when]
+    done = subprocess.run(command, timeout=100, check=False, capture_output=True, text=True)
+    assert done.returncode == 0 and "round failed" not in done.stderr and "NoneType" not in done.stderr, done.stderr
