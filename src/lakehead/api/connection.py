@@ -32,6 +32,7 @@ from lakehead.env.address import Address, SocketAddress, TcpAddress, parse_uri
 from lakehead.env.credentials import FoundToken, local_host
 from lakehead.env.interrupts import shielded
 from lakehead.env.own_sockets import require_own
+from lakehead.env.storage import storage_errors
 from lakehead.env.tls import Tls, read_tls
 from lakehead.errors import (
     InvalidPropertyError,
@@ -424,7 +425,8 @@ class Connection(Displayed, Granting):
             TableNotFoundError: it names a Lakehead table that does not exist.
             InvalidRequestError: a frame has no rows, or the name of a table or of another frame.
         """
-        from lakehead.api.sql import SqlEngine, run_sql
+        with storage_errors("lakehead.api.sql", "load"):
+            from lakehead.api.sql import SqlEngine, run_sql
 
         with self._lock:
             if unrestricted not in self._sql:

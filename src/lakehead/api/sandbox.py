@@ -12,6 +12,7 @@ import duckdb
 
 from lakehead.api.statement import Statement
 from lakehead.env.scratch_folders import ScratchFolder
+from lakehead.env.storage import require_files
 from lakehead.errors import SqlError
 
 _CLOSED = {
@@ -54,6 +55,10 @@ OTHERWISE = (
 )
 
 
+_FILES = 8
+"""What DuckDB may open while it starts, and more."""
+
+
 def catalog_name(number: int) -> str:
     """The catalog of the statement with this number."""
     return f"{_INTERNAL_CATALOG}{number}"
@@ -65,6 +70,7 @@ def make_duckdb(spill: ScratchFolder, *, unrestricted: bool) -> duckdb.DuckDBPyC
     Statements see no Python variables; a timestamp without a zone is UTC when compared with one that has a zone.
     """
     config: dict[str, Any] = {"python_enable_replacements": False, "temp_directory": spill.path}
+    require_files(_FILES, "DuckDB")
     made = duckdb.connect(":memory:", config=config if unrestricted else {**config, **_CLOSED})
     made.execute("set global TimeZone = 'UTC'")
     if not unrestricted:

@@ -45,6 +45,25 @@ def storage_errors(path: str, action: str) -> Iterator[None]:
         raise _refused(path, action, e) from e
 
 
+def require_files(count: int, name: str) -> None:
+    """Return when so many more files can be opened now, for a library that ends the process when they cannot.
+
+    Args:
+        name: of the library.
+
+    Raises:
+        StorageError: they cannot.
+    """
+    held: list[int] = []
+    try:
+        with storage_errors(name, "start"):
+            while len(held) < count:
+                held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    finally:
+        for fd in held:
+            os.close(fd)
+
+
 def _refused(path: str, action: str, e: OSError) -> StorageError:
     hint = _HINTS.get(e.errno or 0, e.strerror or str(e))
     return StorageError(f"cannot {action} {path}: {hint}", path=path, errno=e.errno)

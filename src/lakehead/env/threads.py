@@ -6,6 +6,7 @@ module. So a simulation can run the same code one step at a time.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections.abc import Callable
@@ -24,7 +25,8 @@ def cores() -> int:
 def before_exit(call: Callable[[], object]) -> None:
     """Have this called when the main thread has come to its end, while other threads can still do all: `atexit` comes
     later, when pools take no more work. What is given last is called first; a forked child calls it, too."""
-    threading._register_atexit(call)  # type: ignore[attr-defined]
+    # No public name has it. A Python without it calls it later, and at worst what runs then fails.
+    getattr(threading, "_register_atexit", atexit.register)(call)
 
 
 def this_thread() -> int:

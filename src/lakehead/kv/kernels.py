@@ -26,6 +26,8 @@ from numba import njit
 from numba.core.caching import FunctionCache
 from numba.core.runtime.nrt import rtsys
 
+from lakehead.env.storage import storage_errors
+
 _TOUCHED = 64
 
 
@@ -35,7 +37,7 @@ class _Compiled(FunctionCache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         rtsys.initialize(target_context)
-        with self._guard_against_spurious_io_errors():
+        with storage_errors(str(self.cache_path), "read what was compiled in"):
             return self._load_overload(sig, target_context)
 
 

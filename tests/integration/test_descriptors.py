@@ -1,0 +1,54 @@
+"""A process that may open no more files: what a call needs to read first, code too, is refused with a typed error."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import os, resource, sys
+import lakehead as lh
+
+con = lh.connect(sys.argv[1])
+table = con.create_table("a.k", [("id", "int64")], primary_key="id")
+table.upsert([{"id": i} for i in range(100)])
+calls = {
+    "get": lambda: table.get(1) == {"id": 1},
+    "sql": lambda: con.sql("select count(*) from a.k").fetchall() == [(100,)],
+    "count": lambda: table.scan().count() == 100,
+}
+
+def ends(call):
+    try:
+        return call() is True
+    except lh.StorageError as e:
+        return "ulimit -n" in str(e)
+
+most = len(os.listdir("/proc/self/fd")) + 50
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+held = []
+try:
+    while True:
+        held.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+for _ in range(int(sys.argv[2])):
+    os.close(held.pop())
+ended = {name: ends(call) for _ in range(2) for name, call in calls.items()}
+for fd in held:
+    os.close(fd)
+print(all(ended.values()) and all(call() is True for call in calls.values()), ended)
+con.close()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files as Linux shows them")
+@pytest.mark.parametrize("left", [0, 1, 2, 5, 20])
+def test_calls_end_and_go_on_once_there_is_room(left: int, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path), str(left)], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.startswith("True "), (done.stdout, done.returncode, done.stderr[-2000:])
