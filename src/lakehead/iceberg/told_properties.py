@@ -7,14 +7,17 @@ some of its own when it is opened.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyiceberg.catalog import Catalog, CatalogType, infer_catalog_type
+from pyiceberg.catalog import Catalog, CatalogType, MetastoreCatalog, infer_catalog_type
 from pyiceberg.catalog.rest import AUTH, SSL, RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table, TableProperties
+from pyiceberg.table.update import SetPropertiesUpdate, TableUpdate
+from pyiceberg.typedef import Identifier
 
-from lakehead.errors import InvalidPropertyError
+from lakehead.errors import InvalidPropertyError, LakeStateError
 from lakehead.iceberg.file_io import PY_IO_IMPL, STORAGE_PREFIXES, SYNCED_FILE_IO
 
 FILE_IOS = (SYNCED_FILE_IO, "pyiceberg.io.pyarrow.PyArrowFileIO")
@@ -26,6 +29,7 @@ _OF_CATALOGS = frozenset(
         "snapshot-loading-mode", "view-endpoints-supported", "init_catalog_tables", "pool_pre_ping", "echo",
     }
 )  # fmt: skip
+_PLACES = TableProperties.WRITE_PY_LOCATION_PROVIDER_IMPL
 _CATALOG_PREFIXES = ("header.", "rest.")
 
 
@@ -83,6 +87,21 @@ class _ToldRestCatalog(RestCatalog):
             self.properties.pop(key, None)
 
 
+def require_no_code(name: Identifier, properties: Mapping[str, str]) -> None:
+    """That a table's properties do not say which class finds places for its files: PyIceberg runs it when it writes.
+
+    Raises:
+        LakeStateError: they do.
+    """
+    if (named := properties.get(_PLACES)) is not None:
+        raise LakeStateError(
+            f"property {_PLACES!r} of lake table {'.'.join(name)} names {named!r}, which Lakehead does not run: remove"
+            " the property",
+            table=".".join(name),
+            name=_PLACES,
+        )
+
+
 _KINDS: Mapping[str, type[Catalog]] = {
     CatalogType.SQL.value: SqlCatalog,
     CatalogType.REST.value: _ToldRestCatalog,
@@ -90,11 +109,23 @@ _KINDS: Mapping[str, type[Catalog]] = {
 
 
 def read_with(io: str, catalog: Catalog) -> Catalog:
-    """The same catalog, whose files this class reads and writes, whatever its tables and it itself say."""
+    """The same catalog, whose files this class reads and writes, whatever its tables and it itself say; it commits to
+    none that names a class (`require_no_code`)."""
     load = catalog._load_file_io
 
     def ours(properties: Mapping[str, str] = {}, location: str | None = None) -> Any:
         return load({**properties, PY_IO_IMPL: io}, location)
 
     catalog._load_file_io = ours  # type: ignore[method-assign]
+    if isinstance(catalog, MetastoreCatalog):  # others write no metadata here
+        stage = catalog._update_and_stage_table
+
+        def checked(table: Table | None, name: Identifier, requirements: Any, updates: Sequence[TableUpdate]) -> Any:
+            said = {} if table is None else dict(table.metadata.properties)
+            for update in updates:
+                said |= update.updates if isinstance(update, SetPropertiesUpdate) else {}
+            require_no_code(name, said)
+            return stage(table, name, requirements, tuple(updates))
+
+        catalog._update_and_stage_table = checked  # type: ignore[assignment, method-assign]
     return catalog

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,14 +13,19 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyiceberg.catalog
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table.update import SetPropertiesUpdate
 
 import lakehead as lh
 from lakehead.config import LakeConfig
 from lakehead.errors import InvalidPropertyError
 from lakehead.iceberg.file_io import SyncedFileIO
+from lakehead.iceberg.known_metadata import updated, write_metadata
 from lakehead.iceberg.lake_catalog import LakeCatalog, open_metadata
+from lakehead.iceberg.staging import swap_metadata
 from lakehead.iceberg.told_properties import FILE_IOS
 
+PLACES = "write.py-location-provider.impl"
 LOCAL = {"type": "sql", "uri": "sqlite:///:memory:", "warehouse": "file:///w"}
 
 
@@ -103,6 +109,31 @@ def test_a_table_does_not_choose_what_reads_it(tmp_path: Path) -> None:
         assert con.tier("a.t").rows == 1
         assert table.scan(tier="lake").count() == 2 and con.sql("select count(*) from a.t").fetchall() == [(2,)]
         assert type(table.lake.iceberg().io) is SyncedFileIO
+
+
+def test_a_table_does_not_choose_what_finds_places_for_its_files(tmp_path: Path) -> None:
+    with lh.connect(tmp_path / "data") as con:
+        table = con.create_table("a.t", pa.schema([("id", pa.int64())]), lake="iceberg")
+        for n in range(3):
+            table.append([{"id": n}])
+            con.tier("a.t")
+        with pytest.raises(lh.LakeStateError, match="does not run"), table.lake.iceberg().transaction() as change:
+            change.set_properties({PLACES: TRAP})
+        lake = table.lake.iceberg()
+        said = updated(lake.metadata, (SetPropertiesUpdate(updates={PLACES: TRAP}),), lake.metadata_location)
+        path = f"{lake.location()}/metadata/00099-of-another.metadata.json"
+        write_metadata(lake.io, path, said)
+        assert isinstance(lake.catalog, SqlCatalog)
+        swap_metadata(lake.catalog, lake.name(), lake.metadata_location, path)
+        table.append([{"id": 3}])
+        writes: list[Callable[[], object]] = [
+            lambda: con.tier("a.t"),
+            lambda: con.sql("alter table a.t add column v varchar"),
+        ]
+        for write in writes:
+            with pytest.raises(lh.LakeStateError, match="does not run"):
+                write()
+        assert table.scan().count() == 4
 
 
 class Config(BaseHTTPRequestHandler):
