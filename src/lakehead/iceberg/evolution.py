@@ -32,6 +32,7 @@ from lakehead.iceberg.contract import (
     definition_of,
     holds,
 )
+from lakehead.iceberg.settings import require_settings
 from lakehead.types import SYSTEM_FIELDS, TableDescriptor, TableSchema, children, field_id, without_ids
 
 _TABLE_COMMENT = "comment"
@@ -122,10 +123,11 @@ def evolved(table: Table, desc: TableDescriptor, written: TableSchema) -> Schema
 
     Raises:
         LakeStateError: another engine has added a column of a name that is to be the table's own, of another type, or
-            changed what tiering relies on.
+            changed what tiering relies on, or says in ways that cannot be read how the lake is written.
         InvalidSchemaError: a column gets the name of a partition field.
     """
     check_contract(table, desc.as_of(written.id))
+    require_settings(table)
     now = table.schema()
     _require_no_partition_field(table, desc, written)
     theirs = {f.name: f for f in now.fields}
