@@ -15,10 +15,16 @@ from typing import Protocol
 import pyarrow as pa
 
 from lakehead.env import Env
-from lakehead.errors import CommitConflictError, LakeStateError, TieringFencedError
+from lakehead.errors import (
+    CommitConflictError,
+    LakeFileMissingError,
+    LakeheadError,
+    LakeStateError,
+    TieringFencedError,
+)
 from lakehead.lake.census import check_rows
 from lakehead.lake.lake_table import DataWriter, LakeFile, LakeTable
-from lakehead.lake.marks import CLEANUP, mark_of
+from lakehead.lake.marks import CLEANUP, LakeVersion, mark_of
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.tiering.commit import commit_round
 from lakehead.tiering.compaction_plan import TURN_BYTES, Rewrite, plan_rewrites
@@ -74,13 +80,35 @@ def compact(
         bytes_max: of files that are read, at most, unless one group is larger.
 
     Raises:
-        CommitConflictError: another engine changed the files meanwhile, or others kept committing; run again.
+        CommitConflictError: others changed or expired the files meanwhile, or kept committing; run again.
         CommitUnknownError: whether it landed cannot be known; running again is safe.
         TieringFencedError: a newer job tiers this table; stop. Without an ``epoch`` it is a conflict like any other.
         LakeStateError: the lake is damaged, or was changed as only tiering may.
         UnavailableError: the catalog cannot be reached; nothing landed.
     """
     version = lake.load()
+    try:
+        return _compacted(lake, version, desc, env, source or lake, executor_of, epoch, bytes_max)
+    except LakeFileMissingError as e:
+        if lake.load() == version:
+            raise
+        raise CommitConflictError(
+            f"files of the lake of {desc.path} were expired while it was compacted: try again ({e})",
+            table=str(desc.path),
+        ) from e
+
+
+def _compacted(
+    lake: LakeTable,
+    version: LakeVersion,
+    desc: TableDescriptor,
+    env: Env,
+    source: LakeSource,
+    executor_of: Callable[[int], Executor],
+    epoch: Epoch | None,
+    bytes_max: int,
+) -> CompactionResult:
+    """`compact` of this version."""
     mark = mark_of(version)
     if mark is None or lake.foreign_columns(version):
         return CompactionResult(None, 0, 0, 0, False)
@@ -93,10 +121,14 @@ def compact(
         return CompactionResult(None, 0, 0, 0, False)
     spec = ReadSpec(tuple(desc.schema.names), system_columns=True)
     writer = lake.writer(version, target_file_bytes=target)
-    task = functools.partial(rewrite_files, source=source or lake, writer=writer, spec=spec)
+    task = functools.partial(rewrite_files, source=source, writer=writer, spec=spec)
     executor = executor_of(sum(f.record_count for r in rewrites for f in r.files))
     results = executor.run(task, rewrites, name=f"compaction of {desc.path}", undo=functools.partial(discard, lake))
-    _require_all(lake, rewrites, results)
+    try:
+        _require_all(lake, rewrites, results)
+    except LakeheadError:
+        discard(lake, results)
+        raise
     plan = RoundPlan(
         desc.table_id,
         epoch if epoch is not None else mark.epoch,
@@ -131,7 +163,6 @@ def _require_all(lake: LakeTable, rewrites: Sequence[Rewrite], results: Sequence
     for rewrite, result in zip(rewrites, results, strict=True):
         expected = lake.count(rewrite.files)
         if result.rows != expected:
-            discard(lake, results)
             raise LakeStateError(
                 f"lake files of tablet {rewrite.tablet} hold {expected} rows, but {result.rows} were read: they stay",
                 tablet=str(rewrite.tablet),

@@ -181,6 +181,26 @@ def test_a_lake_that_is_rolled_back_meanwhile_is_left(any_keyed: Any, step: str)
     assert any_keyed.table.load().current_id == before
 
 
+@pytest.mark.parametrize("step", ["write data", "commit"])
+def test_files_that_are_expired_meanwhile_are_a_conflict(any_keyed: Any, step: str) -> None:
+    """Another service has written them anew, and expired what had them before."""
+    history(any_keyed)
+
+    def expired() -> None:
+        run(any_keyed)
+        version = any_keyed.table.load()
+        any_keyed.table.expire(version, [i for i in version.snapshots if i != version.current_id], list)
+
+    at_step(any_keyed, step, expired)
+    with pytest.raises(CommitConflictError):
+        run(any_keyed)
+    assert is_exact(any_keyed) and (step == "commit" or any_keyed.stray_files() == set())
+    any_keyed.write(1, v=9)
+    any_keyed.round()
+    run(any_keyed)
+    assert is_exact(any_keyed)
+
+
 @pytest.mark.parametrize("step", ["write data", "write deletes", "commit"])
 def test_a_compaction_in_between_keeps_no_round_from_landing(any_keyed: Any, step: str) -> None:
     history(any_keyed)
