@@ -93,8 +93,6 @@ class RecordsPart:
 class RowsPart:
     """The few rows that a key index had when the read was planned."""
 
-    table_id: str
-    schema_id: int
     rows: tuple[pa.RecordBatch, ...]
 
 
@@ -123,7 +121,7 @@ def rows_by_key(handle: TableHandle, pinned: Pin, wanted: Predicate, names: Sequ
     found = UnionRead(handle, pinned, ReadSpec(user, wanted, system_columns=len(user) < len(names))).rows_by_key()
     if found is None:
         return None
-    return RowsPart(handle.desc.table_id, handle.desc.schema_id, tuple(batch.select(names) for batch in found))
+    return RowsPart(tuple(batch.select(names) for batch in found))
 
 
 def lake_parts(
