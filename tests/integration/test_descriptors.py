@@ -15,10 +15,18 @@ import lakehead as lh
 con = lh.connect(sys.argv[1])
 table = con.create_table("a.k", [("id", "int64")], primary_key="id")
 table.upsert([{"id": i} for i in range(100)])
+in_lake = con.create_table("a.l", [("id", "int64")], primary_key="id", lake="iceberg")
+in_lake.upsert([{"id": i} for i in range(100)])
+in_lake.lake.tier()
+in_lake.upsert([{"id": i} for i in range(10)])
 calls = {
     "get": lambda: table.get(1) == {"id": 1},
     "sql": lambda: con.sql("select count(*) from a.k").fetchall() == [(100,)],
     "count": lambda: table.scan().count() == 100,
+    "filter": lambda: table.scan(where="id < 5").to_arrow().num_rows == 5,
+    "lake": lambda: in_lake.scan().to_arrow().num_rows == 100,
+    "lake count": lambda: in_lake.scan().count() == 100,
+    "snapshots": lambda: in_lake.lake.snapshots().num_rows >= 1,
 }
 
 def ends(call):
@@ -26,6 +34,8 @@ def ends(call):
         return call() is True
     except lh.StorageError as e:
         return "ulimit -n" in str(e)
+    except lh.UnavailableError as e:  # of SQLite, which does not say why it cannot open a catalog
+        return "unable to open database file" in str(e)
 
 most = len(os.listdir("/proc/self/fd")) + 50
 resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
@@ -46,7 +56,7 @@ con.close()
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files as Linux shows them")
-@pytest.mark.parametrize("left", [0, 1, 2, 5, 20])
+@pytest.mark.parametrize("left", [0, 1, 2, 20])
 def test_calls_end_and_go_on_once_there_is_room(left: int, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path), str(left)], capture_output=True, text=True, timeout=60

@@ -216,6 +216,7 @@ def lake_files(path: str | None = None) -> Iterator[None]:
     Raises:
         LakeFileMissingError: what is done inside did not find a file.
         CorruptionError: what it read is damaged.
+        StorageError: the disk did not do it, or this process may open no more files.
         UnavailableError: an object store did not answer, or refused.
     """
     try:
@@ -231,7 +232,8 @@ def lake_files(path: str | None = None) -> Iterator[None]:
             raise UnavailableError(f"the lake's storage cannot be reached: {e}") from e
         if is_damage(e):
             raise damaged_file(path, e) from e
-        raise
+        with storage_errors(path or _named_file(e), "use"):
+            raise
 
 
 def is_damage(e: BaseException) -> bool:
@@ -263,7 +265,7 @@ def open_parquet(path: str, fs: FileSystem, **options: Any) -> pq.ParquetFile:
     return pq.ParquetFile(path, filesystem=fs, page_checksum_verification=True, **options)
 
 
-def _named_file(e: FileNotFoundError) -> str:
+def _named_file(e: OSError) -> str:
     if e.filename:
         return str(e.filename)
     named = re.search(r"'([^']+)'|not found: (.+)", str(e))  # Arrow's words, and PyIceberg's

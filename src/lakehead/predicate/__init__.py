@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakehead.env.storage import storage_errors
 from lakehead.errors import InvalidPredicateError
 from lakehead.predicate.bounds import Bound, bounds_of
 from lakehead.predicate.in_turn import InTurn, computed
@@ -123,9 +124,11 @@ def parse_predicate(where: str | pc.Expression, schema: pa.Schema) -> Predicate:
     Raises:
         InvalidPredicateError: it cannot be parsed, uses something unsupported, does not fit the schema or is no
             condition.
+        StorageError: this process may open no more files, and it is the first that is parsed.
     """
     if isinstance(where, str):
-        from lakehead.predicate.sql import translate
+        with storage_errors("lakehead.predicate.sql", "load"):
+            from lakehead.predicate.sql import translate
 
         arrow = translate(where, schema)
     elif isinstance(where, pc.Expression):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 
 from lakehead.errors import StorageError, UnavailableError
 from lakehead.iceberg import file_io
-from lakehead.iceberg.file_io import SyncedFileIO, locate_file
+from lakehead.iceberg.file_io import SyncedFileIO, lake_files, locate_file
 
 
 def test_every_lake_file_is_synced_before_the_catalog_names_it(keyed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,3 +127,11 @@ def test_what_a_disk_refuses_of_a_commit_is_an_error_of_the_storage(keyed: Any, 
     act()
     keyed.round()
     assert keyed.values() == keyed.model_values()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.EACCES, errno.ENOSPC, errno.ESTALE])
+@pytest.mark.parametrize("named", ["/lake/a.parquet", None])
+def test_what_the_system_refuses_is_an_error_of_storage(number: int, named: str | None) -> None:
+    with pytest.raises(StorageError, match=r"a\.parquet") as refused, lake_files(None if named else "/lake/a.parquet"):
+        raise OSError(number, os.strerror(number), named)
+    assert refused.value.context["errno"] == number
