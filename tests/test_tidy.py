@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -82,9 +83,29 @@ DRAWERS = {"common", "helper", "helpers", "manager", "managers", "misc", "util",
 TEXT_SUFFIXES = {"", ".in", ".json", ".lock", ".md", ".py", ".sh", ".sql", ".toml", ".txt", ".yaml", ".yml"}
 
 
-def each(paths: list[Path]) -> pytest.MarkDecorator:
-    """One test case per file, named by its path."""
-    return pytest.mark.parametrize("path", paths, ids=lambda p: p.relative_to(ROOT).as_posix())
+def each(paths: list[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
+    """One test of a rule for all these files, which names each that breaks it."""
+
+    def of(rule: Callable[[Path], None]) -> Callable[[], None]:
+        def test() -> None:
+            broken = []
+            for path in paths:
+                try:
+                    rule(path)
+                except AssertionError as e:
+                    broken.append(f"{path.relative_to(ROOT)}: {e}")
+            assert not broken, "\n".join(broken)
+
+        test.__name__, test.__doc__ = rule.__name__, rule.__doc__
+        return test
+
+    return of
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """The module, parsed."""
+    return ast.parse(path.read_text())
 
 
 def layer_of(path: Path) -> str:
@@ -104,7 +125,7 @@ def imports(path: Path, within: ast.AST | None = None) -> Iterator[tuple[int, st
     ``from a import b`` yields both ``a`` and ``a.b``, as only the importer knows whether b is a module.
     """
     here = ("lakehead", *path.relative_to(PACKAGE).with_suffix("").parts)
-    for node in ast.walk(within or ast.parse(path.read_text())):
+    for node in ast.walk(within or tree_of(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -183,7 +204,7 @@ def test_engines_have_one_owner(path: Path) -> None:
 
 @each(MODULES)
 def test_engines_are_imported_at_the_top(path: Path) -> None:
-    for function in ast.walk(ast.parse(path.read_text())):
+    for function in ast.walk(tree_of(path)):
         if isinstance(function, ast.FunctionDef):
             for line, name in imports(path, function):
                 assert name.split(".")[0] not in AT_THE_TOP, f"{path}:{line}: import {name} at the top"
@@ -202,7 +223,7 @@ def test_pure_cores_are_pure(path: Path) -> None:
         return
     for line, name in imports(path):
         assert name.split(".")[0] not in IMPURE, f"{path}:{line}: {relative} is pure and imports {name}"
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id != "open", f"{path}:{node.lineno}: {relative} is pure: take a Storage"
 
@@ -241,7 +262,7 @@ DOORS = {
 def test_imports_stand_at_the_top_but_for_a_few_doors(path: Path) -> None:
     """The command line loads what a command needs when it runs; `lakehead` itself, what a name means."""
     inside: set[str] = set()
-    for function in ast.walk(ast.parse(path.read_text())):
+    for function in ast.walk(tree_of(path)):
         if isinstance(function, ast.FunctionDef):
             for node in ast.walk(function):
                 if isinstance(node, ast.ImportFrom):
@@ -261,7 +282,7 @@ def test_what_knows_no_lake_format_loads_none() -> None:
 
 @each([p for p in MODULES if layer_of(p) not in ("testing", "cli", "format", "predicate")])
 def test_what_guards_data_is_alive_without_assertions(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Assert):
             test = node.test
             narrows = isinstance(test, ast.Call) and isinstance(test.func, ast.Name) and test.func.id == "isinstance"
@@ -271,7 +292,7 @@ def test_what_guards_data_is_alive_without_assertions(path: Path) -> None:
 
 @each(MODULES + OUTSIDE)
 def test_module_says_what_it_is(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
+    assert ast.get_docstring(tree_of(path)), f"{path} has no docstring"
 
 
 @each(MODULES + OUTSIDE + TESTS)
@@ -296,7 +317,7 @@ def test_unit_tests_mirror_the_source() -> None:
 @each(MODULES)
 def test_destructors_do_nothing_while_the_interpreter_ends(path: Path) -> None:
     """What they call may be gone by then. What only calls C has nothing to lose."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef) and node.name == "__del__" and layer_of(path) != "testing":
             assert [ast.unparse(d) for d in node.args.defaults] == ["sys.is_finalizing"], f"{path}:{node.lineno}"
 
@@ -364,7 +385,7 @@ def test_error_code_tells_its_kind(cls: type[LakeheadError]) -> None:
 
 @each([m for m in MODULES if m.name != "errors.py"])
 def test_errors_live_in_one_file(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             bases = [ast.unparse(base) for base in node.bases]
             assert not any(b.endswith(("Error", "Exception")) for b in bases), f"{path}:{node.lineno}: {node.name}"
