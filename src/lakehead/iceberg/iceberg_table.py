@@ -121,8 +121,17 @@ class IcebergLakeTable:
 
     def snapshot_at(self, version: LakeVersion, time_us: int) -> int | None:
         """See `LakeTable.snapshot_at`."""
-        found = _table(version).snapshot_as_of_timestamp(time_us // 1000)
-        return None if found is None or found.snapshot_id not in version.snapshots else found.snapshot_id
+        listed, after = version.snapshots, None
+        for entry in reversed(_table(version).metadata.snapshot_log):
+            found = listed.get(entry.snapshot_id)
+            if entry.timestamp_ms <= time_us // 1000:
+                # One whose parent has expired came after others, at times that nobody remembers.
+                gap = (
+                    found and after and found.sequence_number < after.sequence_number and after.parent_id not in listed
+                )
+                return None if found is None or gap else found.snapshot_id
+            after = found
+        return None
 
     def snapshots(self) -> pa.Table:
         """See `LakeTable.snapshots`."""

@@ -141,7 +141,8 @@ def _as_of(desc: TableDescriptor, table: LakeTable, version: LakeVersion, time: 
     found = table.snapshot_at(version, int(time.timestamp() * 1_000_000))
     if found is None:
         raise SnapshotNotFoundError(
-            f"the lake of {desc.path} has no snapshot of {time.isoformat()}: it began later, or that one has expired",
+            f"the lake of {desc.path} has no snapshot of {time.isoformat()}: it began later, or that one has expired;"
+            " lake.snapshots() lists those that are there, whose ids snapshot= takes, too",
             table=str(desc.path),
         )
     return found

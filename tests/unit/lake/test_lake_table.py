@@ -493,6 +493,19 @@ def test_older_snapshots_are_read_as_they_were(any_log: Any) -> None:
     assert any_log.table.snapshot_at(version, times[0] - 1000) is None
 
 
+def test_an_older_snapshot_does_not_stand_in_for_one_that_expired(any_log: Any) -> None:
+    for n in range(5):
+        commit(any_log, f"r{n}", n, n + 1)
+    ids, version = any_log.snapshot_ids(), any_log.table.load()
+    times = [version.snapshots[i].committed_us for i in ids]
+    assert [any_log.table.snapshot_at(version, t) for t in times] == ids
+    any_log.expire(ids[2])
+    version = any_log.table.load()
+    found = [any_log.table.snapshot_at(version, t) for t in times]
+    # Until when the second was current, nobody knows any more.
+    assert found[1:] == [None, None, *ids[3:]]
+
+
 def test_a_file_that_is_gone_cannot_be_read(any_log: Any) -> None:
     commit(any_log, "r1", 0, 2)
     files = any_log.table.plan(any_log.table.load())
