@@ -21,7 +21,7 @@ from tests.golden.test_golden import ARCHIVES, rows_of
 import lakehead as lh
 from lakehead.env.storage import LocalStorage
 from lakehead.errors import FolderCopiedError, LakeStateError, UnavailableError
-from lakehead.iceberg import relocation
+from lakehead.iceberg import catalog_state, relocation
 from lakehead.server.endpoint import LocalEndpoint
 
 SCHEMA = pa.schema([("k", pa.int64()), ("p", pa.string()), ("v", pa.string())])
@@ -343,6 +343,30 @@ def test_adopt_takes_the_lake_over(tmp_path: Path, outside: lh.LakeConfig, kind:
             con.table("shop.t").lake.adopt()
     with lh.connect(tmp_path / "b", lake=outside) as con:
         copied.check(con)
+
+
+def test_adopt_lands_on_the_lake_that_was_looked_at(
+    tmp_path: Path, outside: lh.LakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = filled(tmp_path / "a", "log", outside)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    copied, looked = model.fork(), catalog_state.checked_mark
+    with lh.connect(tmp_path / "a", lake=outside) as first, lh.connect(tmp_path / "b", lake=outside) as con:
+        copied.put(con, range(300, 310), "hot")
+        model.put(first, range(400, 410), "theirs")
+
+        def overtaken(*args: Any) -> Any:
+            monkeypatch.undo()
+            mark = looked(*args)
+            first.tier("shop.t")
+            return mark
+
+        monkeypatch.setattr(catalog_state, "checked_mark", overtaken)
+        with pytest.raises(lh.CommitConflictError):
+            con.table("shop.t").lake.adopt()
+        with pytest.raises(FolderCopiedError, match="two histories"):
+            con.table("shop.t").lake.adopt()
+        model.check(first)
 
 
 def test_adopt_may_be_taken_back_while_nothing_was_committed(tmp_path: Path, outside: lh.LakeConfig) -> None:

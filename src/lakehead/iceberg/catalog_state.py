@@ -13,17 +13,20 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table.update import AssertRefSnapshotId
 
 from lakehead.config import LakeConfig
 from lakehead.env.clock import Clock
-from lakehead.errors import FolderCopiedError, LakeStateError, UnavailableError
+from lakehead.errors import CommitConflictError, FolderCopiedError, LakeStateError, UnavailableError
 from lakehead.iceberg.contract import definition_of
+from lakehead.iceberg.data_files import discard_files
 from lakehead.iceberg.evolution import evolve, evolved
 from lakehead.iceberg.iceberg_table import IcebergLakeTable
 from lakehead.iceberg.lake_catalog import LakeCatalog, catalog_errors
 from lakehead.iceberg.proof import manifest_paths, missing_files
 from lakehead.iceberg.reader_sessions import ReaderSessions
 from lakehead.iceberg.relocation import relocate_table
+from lakehead.iceberg.staging import StagingTransaction
 from lakehead.iceberg.version import read_mark
 from lakehead.lake.lake_table import missing_file
 from lakehead.lake.marks import INCARNATION, OWNER
@@ -192,9 +195,26 @@ class CatalogLakeState:
                         table=str(desc.path),
                         tablet=str(key),
                     )
-            with table.transaction() as change:
-                change.set_properties({OWNER: str(me.incarnation)})
+            self._claim(table, desc)
         return True
+
+    def _claim(self, table: Table, desc: TableDescriptor) -> None:
+        """Have the lake table belong to this folder, if it is still as it was looked at: whoever it belonged to until
+        now may have committed since, and its rows are not of this log."""
+        transaction = StagingTransaction(table)
+        current = table.metadata.current_snapshot_id
+        as_it_was = AssertRefSnapshotId.model_validate({"ref": "main", "snapshot-id": current})
+        transaction._apply((), (as_it_was,))
+        transaction.set_properties({OWNER: str(self._me.incarnation)})
+        staged = transaction.staged()
+        try:
+            with catalog_errors(self._config.name):
+                staged.publish()
+        except CommitFailedException as e:
+            discard_files(table.io, staged.written)
+            raise CommitConflictError(
+                f"others changed the lake table of {desc.path} while it was adopted: try again", table=str(desc.path)
+            ) from e
 
     # ---- whose it is --------------------------------------------------------------------------------------------
 
