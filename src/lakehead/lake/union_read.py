@@ -171,7 +171,8 @@ def _pinned(
 
 
 def _use(info: LakeReply | None, view: PinnedLake | None) -> LakeUse | None:
-    if info is None or view is None:
+    # Of a lake that was empty a read needs no file: its metadata goes some commits later, and who cleans up would wait.
+    if info is None or view is None or view.snapshot_id is None:
         return None
     return LakeUse(metadata=info.metadata_location, snapshot=view.snapshot_id)
 

@@ -40,6 +40,7 @@ class Client:
     logs: list[tuple[int, int]]
     desc: TableDescriptor = DESC
     asked: int = 0
+    uses: list[LakeUse | None] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
 
@@ -57,6 +58,7 @@ class Client:
     def open(self, tables: list[LakeUse | None], *, planned: bool) -> list[Lease]:
         start, end = self.logs[min(self.asked, len(self.logs) - 1)]
         self.asked += 1
+        self.uses += tables
         state = TabletState(partition="", bucket=0, log_start=start, high_watermark=end, rows=0)
         return [Lease(lease=f"lease {self.asked}", tablets=[state])]
 
@@ -89,6 +91,12 @@ def test_a_log_that_does_not_reach_back_to_the_lake_is_named(lake: View) -> None
     with pytest.raises(LakeStateError, match="begins at 9"):
         pin(client)
     assert client.released == ["lease 1", "lease 2"]
+
+
+def test_a_read_uses_nothing_of_a_lake_that_is_empty() -> None:
+    empty, later = Client([View(None, {})], [(0, 3)]), Client([View(7, {TABLET: 2})], [(0, 3)])
+    assert pin(empty).ranges == {TABLET: (0, 3)} and pin(later).ranges == {TABLET: (2, 3)}
+    assert empty.uses == [None] and later.uses == [LakeUse(metadata="0", snapshot=7)]
 
 
 # ---- reads, of any format -------------------------------------------------------------------------------------------
