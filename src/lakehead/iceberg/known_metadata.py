@@ -152,4 +152,14 @@ def updated(base: TableMetadata, updates: Sequence[TableUpdate], location: str) 
         metadata = metadata.model_copy(update={"last_updated_ms": SystemClock().now_us() // 1000})
     metadata.spec().check_compatible(metadata.schema())
     metadata.sort_order().check_compatible(metadata.schema())
-    return metadata
+    return in_order(metadata)
+
+
+def in_order(metadata: TableMetadata) -> TableMetadata:
+    """Metadata that was not updated before the last of what it says was: other libraries than PyIceberg refuse to read
+    a table that went back in time by more than a minute, with the clock, for as long as its log of versions says so."""
+    said = [e.timestamp_ms for e in metadata.snapshot_log[-1:]] + [e.timestamp_ms for e in metadata.metadata_log[-1:]]
+    newest = max(said, default=0)
+    if metadata.last_updated_ms >= newest:
+        return metadata
+    return metadata.model_copy(update={"last_updated_ms": newest})

@@ -33,6 +33,7 @@ from pyiceberg.table.update import AddSnapshotUpdate, TableUpdate, UpdatesAndReq
 from pyiceberg.table.update.snapshot import _SnapshotProducer
 from pyiceberg.typedef import Record
 
+from lakehead.env.clock import SteadyClock, SystemClock
 from lakehead.iceberg.data_files import IcebergFile, discard_files
 from lakehead.iceberg.manifests import manifests_of
 from lakehead.iceberg.settings import avro_codec
@@ -40,6 +41,7 @@ from lakehead.iceberg.settings import avro_codec
 MANIFESTS_MAX = 10
 """Small manifests of one kind that may stand beside each other before a commit writes them as one."""
 SMALL_MANIFEST_BYTES = 1 << 20
+_CLOCK = SteadyClock(SystemClock())
 
 
 class RowDelta(_SnapshotProducer["RowDelta"]):
@@ -79,11 +81,12 @@ class RowDelta(_SnapshotProducer["RowDelta"]):
 
     def _commit(self) -> UpdatesAndRequirements:
         """As PyIceberg does, but that the table's history does not go back with the clock: the Java library refuses to
-        read a table whose snapshots are more than a minute out of order."""
+        read a table whose snapshots are more than a minute out of order. Nor does it leap ahead with the clock at once:
+        what is committed after a leap that was taken back would have its time until that comes."""
         updates, requirements = super()._commit()
-        log = self._base.snapshot_log
+        log, now = self._base.snapshot_log, _CLOCK.now_us() // 1000
         newest = log[-1].timestamp_ms if log else 0
-        return tuple(_not_before(update, newest) for update in updates), requirements
+        return tuple(_timed(update, newest, max(newest, now)) for update in updates), requirements
 
     def _manifests(self) -> list[ManifestFile]:
         out = self._write(ManifestContent.DATA, map(self._added, self._added_data_files))
@@ -197,10 +200,12 @@ class RowDelta(_SnapshotProducer["RowDelta"]):
         return []
 
 
-def _not_before(update: TableUpdate, newest_ms: int) -> TableUpdate:
-    if not isinstance(update, AddSnapshotUpdate) or update.snapshot.timestamp_ms >= newest_ms:
+def _timed(update: TableUpdate, first_ms: int, last_ms: int) -> TableUpdate:
+    """A snapshot with a time that is neither before the first nor after the last."""
+    if not isinstance(update, AddSnapshotUpdate):
         return update
-    return AddSnapshotUpdate(snapshot=update.snapshot.model_copy(update={"timestamp_ms": newest_ms}))
+    time = min(max(update.snapshot.timestamp_ms, first_ms), last_ms)
+    return AddSnapshotUpdate(snapshot=update.snapshot.model_copy(update={"timestamp_ms": time}))
 
 
 class _DeleteManifestWriter(ManifestWriterV2):

@@ -19,6 +19,7 @@ from pyiceberg.typedef import Identifier
 
 from lakehead.errors import InvalidPropertyError, LakeStateError
 from lakehead.iceberg.file_io import PY_IO_IMPL, STORAGE_PREFIXES, SYNCED_FILE_IO
+from lakehead.iceberg.known_metadata import in_order
 
 FILE_IOS = (SYNCED_FILE_IO, "pyiceberg.io.pyarrow.PyArrowFileIO")
 """Classes that ``py-io-impl`` may name."""
@@ -125,7 +126,9 @@ def read_with(io: str, catalog: Catalog) -> Catalog:
             for update in updates:
                 said |= update.updates if isinstance(update, SetPropertiesUpdate) else {}
             require_no_code(name, said)
-            return stage(table, name, requirements, tuple(updates))
+            staged = stage(table, name, requirements, tuple(updates))
+            staged.metadata = in_order(staged.metadata)
+            return staged
 
         catalog._update_and_stage_table = checked  # type: ignore[assignment, method-assign]
     return catalog

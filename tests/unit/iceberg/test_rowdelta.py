@@ -12,6 +12,8 @@ from pyiceberg.table import snapshots
 from pyiceberg.table.sorting import NullOrder
 from pyiceberg.transforms import IdentityTransform
 
+from lakehead.env.clock import SystemClock
+from lakehead.iceberg import rowdelta
 from lakehead.iceberg.planner import plan_files
 from lakehead.iceberg.rowdelta import MANIFESTS_MAX
 
@@ -57,20 +59,55 @@ def test_a_rewrite_of_files_that_are_gone_is_refused(keyed: Any) -> None:
     assert keyed.ids() == [1, 2]
 
 
+AHEAD_S = 365 * 86_400
+
+
+class Ahead(SystemClock):
+    """A year ahead."""
+
+    def now_us(self) -> int:
+        return super().now_us() + AHEAD_S * 1_000_000
+
+
 def test_a_clock_that_goes_back_does_not_take_the_history_with_it(keyed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, ahead = time.time, 365 * 86_400
+    real = time.time
+
+    def check() -> list[int]:
+        """What Java asks of it."""
+        metadata = keyed.load().metadata
+        times = [entry.timestamp_ms for entry in metadata.snapshot_log]
+        files = [*(entry.timestamp_ms for entry in metadata.metadata_log), metadata.last_updated_ms]
+        assert times == sorted(times) and files == sorted(files) and times[-1] <= files[-1]
+        return times
+
     with monkeypatch.context() as patch:
-        patch.setattr(snapshots.time, "time", lambda: real() + ahead)
+        patch.setattr(snapshots.time, "time", lambda: real() + AHEAD_S)
+        patch.setattr(rowdelta, "_CLOCK", Ahead())
         keyed.write(1)
         keyed.round()
     for key in (2, 3):
         keyed.write(key)
         keyed.round()
-    metadata = keyed.load().metadata
-    times = [entry.timestamp_ms for entry in metadata.snapshot_log]
-    assert len(times) == 3 and times[0] > (real() + ahead - 3600) * 1000
-    assert times == sorted(times) and metadata.last_updated_ms >= times[-1], "what Java asks of it"
+        assert check()[0] > (real() + AHEAD_S - 3600) * 1000
+    keyed.load().transaction().set_properties(a="b").commit_transaction()
+    check()
+    keyed.table.expire(keyed.table.load(), keyed.snapshot_ids()[:1], lambda: [])
+    check()
     assert keyed.ids() == [1, 2, 3]
+
+
+def test_a_clock_that_leaps_ahead_for_a_moment_does_not_take_the_history_with_it(
+    keyed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = time.time
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshots.time, "time", lambda: real() + AHEAD_S)
+        keyed.write(1)
+        keyed.round()
+    keyed.write(2)
+    keyed.round()
+    times = [entry.timestamp_ms for entry in keyed.load().metadata.snapshot_log]
+    assert times == sorted(times) and times[-1] <= real() * 1000 + 1
 
 
 def test_small_manifests_are_folded(keyed: Any) -> None:
