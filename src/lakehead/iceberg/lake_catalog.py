@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pydantic import ValidationError
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import (
@@ -110,6 +111,8 @@ class LakeCatalog:
                 lacks = getattr(e.__cause__, "name", None)
                 why = f"the Python package {lacks!r} is not installed" if lacks else str(e)
                 raise MissingDependencyError(f"lake catalog {self.name!r} cannot be opened: {why}") from e
+            except ValidationError:  # it is reached, and does not answer as catalogs do
+                raise
             except (ValueError, NoSuchPropertyException) as e:
                 # PyIceberg names the address, in which a password may stand.
                 why = str(e).replace(uri, "its uri") if uri else "it has no 'uri'" if "URI" in str(e) else str(e)
@@ -361,3 +364,10 @@ def catalog_errors(name: str) -> Iterator[None]:
             yield
     except (SQLAlchemyError, RequestException, RESTError, OSError) as e:
         raise UnavailableError(f"lake catalog {name!r} cannot be reached: {e}", catalog=name) from e
+    except ValidationError as e:
+        # Without what it says, in which there may be credentials.
+        raise UnavailableError(
+            f"lake catalog {name!r} answers what is no {e.title}: perhaps something else, such as a proxy, answers at"
+            " its address",
+            catalog=name,
+        ) from None

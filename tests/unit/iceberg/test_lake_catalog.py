@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,41 @@ def test_a_catalog_out_of_reach_is_said_to_be(tmp_path: Path) -> None:
     config = LakeConfig(catalog={"type": "sql", "uri": f"sqlite:///{file}", "warehouse": f"file://{tmp_path}"})
     with pytest.raises(UnavailableError, match="cannot be reached"):
         LakeCatalog(config, "").iceberg.list_namespaces()
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Answers as what stands before a catalog does, once its first answers were the catalog's own."""
+
+    own = 0
+
+    def do_GET(self) -> None:
+        """One answer, and the end of the connection."""
+        page = b'{"defaults": {}, "overrides": {}}' if Proxy.own > 0 else b"<html>password</html>"
+        Proxy.own -= 1
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(page)
+
+    def log_message(self, *given: Any) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize("own", [0, 1], ids=["from the start", "later"])
+def test_what_answers_as_no_catalog_does_is_out_of_reach(own: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Proxy, "own", own)
+    schemas = Schemas.only(pa.schema([("k", pa.int64())]))
+    desc = TableDescriptor("t1", TablePath("db", "t"), schemas, (), (), (), 1, "iceberg")
+    with HTTPServer(("127.0.0.1", 0), Proxy) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        config = LakeConfig(catalog={"type": "rest", "uri": f"http://127.0.0.1:{server.server_port}"})
+        try:
+            with pytest.raises(UnavailableError, match="such as a proxy") as e:
+                LakeCatalog(config, "").load(desc)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert "password" not in str(e.value) and e.value.__cause__ is None
 
 
 @pytest.mark.parametrize(
