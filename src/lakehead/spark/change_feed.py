@@ -246,7 +246,7 @@ def _newest(feed: ChangeFeed, target: Table, beside: Table, chunk: pa.Table) -> 
     last = chunk.filter(pa.array(np.append(_differs_from_next(chunk, keys), True)))
     at, known = places_of(beside, _keys(beside, last, keys))
     before = known[_REMEMBERED].take(pa.array(at, mask=at < 0))
-    sequence = _sequences(beside, last, before.type)
+    sequence = _sequences(beside, last[_SEQUENCE], before.type)
     kept = last.filter(pc.fill_null(pc.greater_equal(sequence, before), True))
     deleted = kept[_DELETED]
     return _Made(
@@ -266,21 +266,25 @@ def _versions(feed: ChangeFeed, target: Table, beside: Table, chunk: pa.Table) -
     asked = given.group_by(keys, use_threads=False).aggregate([])
     versions, deletes = target.prefix_lookup(asked), beside.prefix_lookup(asked)
     kinds = pc.if_else(chunk[_DELETED], _DELETE, _CHANGE)
+    # A target that was there before may have wider types than the changes, and so than the table beside it.
+    starts = versions[START_AT]
+    forgotten, until, sequence = (
+        _sequences(target, c, starts.type) for c in (deletes[_REMEMBERED], versions[END_AT], chunk[_SEQUENCE])
+    )
     history = _history(
         [
-            _events(deletes.select(keys), deletes[_REMEMBERED], pa.array([_DELETE] * len(deletes), pa.int32())),
-            _events(versions.select(keys), versions[START_AT], pa.array([_VERSION] * len(versions)), versions[END_AT]),
-            _events(given, _sequences(target, chunk, versions[START_AT].type), kinds),
+            _events(_keys(target, deletes, keys), forgotten, pa.array([_DELETE] * len(deletes), pa.int32())),
+            _events(_keys(target, versions, keys), starts, pa.array([_VERSION] * len(versions)), until),
+            _events(given, sequence, kinds),
         ]
     )
     new = history.filter(pc.equal(history["kind"], _CHANGE))
     old = history.filter(pc.equal(history["kind"], _VERSION))
     old = old.filter(pa.array(_unlike(old["until"], old["ends"])))
-    schema = pa.schema([target.schema.field(c).with_nullable(True) for c in (*columns, START_AT, END_AT)])
     added = chunk.take(new["place"]).select([*columns, _SEQUENCE])
     ended = versions.take(old["place"]).select([*columns, START_AT])
     rows = [
-        pa.table([*part.columns, ends], schema.names).cast(schema)
+        rows_for_upsert(handle_of(target).desc, pa.table([*part.columns, ends], [*columns, START_AT, END_AT]), None)
         for part, ends in ((added, new["ends"]), (ended, old["ends"]))
     ]
     gone = chunk.filter(chunk[_DELETED]).select([*keys, _SEQUENCE])
@@ -288,14 +292,14 @@ def _versions(feed: ChangeFeed, target: Table, beside: Table, chunk: pa.Table) -
     return _Made(pa.concat_tables(rows), removed, remembered)
 
 
-def _sequences(table: Table, changes: pa.Table, t: pa.DataType) -> pa.ChunkedArray:
-    """Those of changes, as a table has them.
+def _sequences(table: Table, given: pa.ChunkedArray, t: pa.DataType) -> pa.ChunkedArray:
+    """Sequences as a table has them.
 
     Raises:
         SchemaMismatchError: it does not hold one.
     """
     try:
-        return changes[_SEQUENCE].cast(t)
+        return given.cast(t)
     except pa.ArrowException as e:
         raise SchemaMismatchError(f"sequence_by does not fit into {t}, as {table.name} has it: {e}") from e
 

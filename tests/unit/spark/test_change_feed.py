@@ -144,3 +144,54 @@ def test_a_sequence_that_a_table_does_not_hold_is_refused(con: lh.Connection) ->
     rows = {"k": pa.array([1]), "v": pa.array([1]), _SEQUENCE: pa.array([300]), _DELETED: pa.array([False])}
     with pytest.raises(SchemaMismatchError, match=r"sequence_by does not fit into int8, as a\.t__sequences has it"):
         apply(con, changes, 0, pa.table(rows))
+
+
+@pytest.mark.parametrize(
+    ("key", "start", "end", "sequence"),
+    [
+        (pa.int64(), pa.int64(), pa.int64(), pa.int32()),
+        (pa.int64(), pa.int32(), pa.int64(), pa.int32()),
+        (pa.int32(), pa.int64(), pa.int64(), pa.int64()),
+        (pa.int16(), pa.timestamp("us"), pa.timestamp("us"), pa.timestamp("ms")),
+        (pa.int64(), pa.decimal128(20, 0), pa.decimal128(20, 0), pa.decimal128(10, 0)),
+        (pa.int64(), pa.large_string(), pa.large_string(), pa.string()),
+    ],
+)
+def test_versions_go_into_a_table_of_other_types(
+    con: lh.Connection, key: pa.DataType, start: pa.DataType, end: pa.DataType, sequence: pa.DataType
+) -> None:
+    """One that was made before, as the database has it or other readers want it."""
+    fields = [pa.field("k", key, False), ("v", pa.int32()), pa.field("start_at", start, False), ("end_at", end)]
+    con.create_table("a.t", pa.schema(fields), primary_key=["k", "start_at"], bucket_key=["k"])
+    changes, of_changes = feed(2), schema(sequence)
+    changes.require_tables(con, of_changes)
+
+    def at(numbers: list[int | None], t: pa.DataType) -> list[Any]:
+        return pa.array(numbers, pa.int32()).cast(pa.int64() if pa.types.is_temporal(sequence) else sequence).cast(
+            sequence
+        ).cast(t).to_pylist()  # fmt: skip
+
+    for number, given in enumerate(([(1, 1), (3, 3), (4, None)], [(2, 2)], [(5, 5), (3, 3)])):
+        sequences = at([s for s, _ in given], sequence)
+        rows = [{"k": 1, "v": v, _SEQUENCE: s, _DELETED: v is None} for s, (_, v) in zip(sequences, given, strict=True)]
+        apply(con, changes, number, pa.Table.from_pylist(rows, of_changes))
+    found = con.table("a.t").scan().to_arrow().sort_by("start_at")
+    assert found["v"].to_pylist() == [1, 2, 3, 5]
+    assert found["start_at"].to_pylist() == at([1, 2, 3, 5], start)
+    assert found["end_at"].to_pylist() == at([2, 3, 4, None], end)
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_a_value_that_a_table_does_not_hold_is_told_by_its_column(con: lh.Connection, scd_type: ScdType) -> None:
+    fields = [pa.field("k", pa.int64(), False), ("v", pa.int32())]
+    versions = [pa.field("start_at", pa.int64(), False), ("end_at", pa.int64())]
+    key = ["k", "start_at"] if scd_type == 2 else ["k"]
+    con.create_table(
+        "a.t", pa.schema([*fields, *(versions if scd_type == 2 else [])]), primary_key=key, bucket_key=["k"]
+    )
+    changes = feed(scd_type)
+    changes.require_tables(con, schema(pa.int64()))
+    rows = pa.Table.from_pylist([{"k": 1, "v": 2**40, _SEQUENCE: 1, _DELETED: False}], schema(pa.int64()))
+    with pytest.raises(SchemaMismatchError, match=r"rows for a\.t: column 'v' is int32"):
+        apply(con, changes, 0, rows)
+    assert con.table("a.t").scan().count() == con.table(changes.beside).scan().count() == 0
