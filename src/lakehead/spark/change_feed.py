@@ -23,6 +23,7 @@ from lakehead.api.definition import definition_of
 from lakehead.api.input import rows_for_delete, rows_for_upsert
 from lakehead.api.table import Table, handle_of
 from lakehead.client.staging import HeldRows, JobBatch, Part, StagedRows, publish_together
+from lakehead.client.table import TableHandle
 from lakehead.errors import (
     ColumnNotFoundError,
     InvalidRequestError,
@@ -38,6 +39,7 @@ from lakehead.spark.floats import quoted
 from lakehead.spark.foreach_batch import started
 from lakehead.spark.key_join import places_of
 from lakehead.spark.staged_rows import described, discarded_on_failure, staged_by, task_number
+from lakehead.spark.turns import alone
 from lakehead.spark.types import written_schema
 from lakehead.types import RESERVED_PREFIX
 
@@ -169,6 +171,18 @@ class ChangeFeed:
         """Apply `prepared` changes, once for a batch; ``small`` has rows pass through the driver, without a shuffle."""
         tables = [con.table(name) for name in (self.table, self.beside)]
         handles = [handle_of(table) for table in tables]
+        with alone(handles):
+            self._apply(tables, handles, changes, batch, small=small)
+
+    def _apply(
+        self,
+        tables: Sequence[Table],
+        handles: Sequence[TableHandle],
+        changes: DataFrame,
+        batch: JobBatch,
+        *,
+        small: bool,
+    ) -> None:
         apply = _Apply(self, batch)
         with discarded_on_failure(batch, handles):
             if small:

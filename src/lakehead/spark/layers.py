@@ -19,6 +19,7 @@ from lakehead.spark.combine import Combine, plain, require_combinable
 from lakehead.spark.connections import connection_of
 from lakehead.spark.foreach_batch import started
 from lakehead.spark.staged_rows import Target, discarded_on_failure, of_run, stage_frame
+from lakehead.spark.turns import alone
 from lakehead.spark.types import written_schema
 from lakehead.types import WriteKind
 
@@ -142,11 +143,12 @@ class Layers:
     def _write(self, *, as_opened: bool) -> int:
         parts: dict[str, list[Part]] = {}
         tables = {write.target.table: self._tables.open(write.target, write.schema) for write in self._writes}
-        with discarded_on_failure(self._batch, map(handle_of, tables.values())):
-            for write, staged in zip(self._writes, self._staged(tables), strict=True):
-                parts.setdefault(write.target.table, []).extend(staged)
-        together = [(handle_of(tables[name]).staging, of_table) for name, of_table in parts.items()]
-        return publish_together(self._batch, together, lasting=True, as_opened=as_opened).rows
+        with alone(handle_of(tables[write.target.table]) for write in self._writes if write.how is not None):
+            with discarded_on_failure(self._batch, map(handle_of, tables.values())):
+                for write, staged in zip(self._writes, self._staged(tables), strict=True):
+                    parts.setdefault(write.target.table, []).extend(staged)
+            together = [(handle_of(tables[name]).staging, of_table) for name, of_table in parts.items()]
+            return publish_together(self._batch, together, lasting=True, as_opened=as_opened).rows
 
     def _staged(self, tables: Mapping[str, Table]) -> list[Sequence[Part]]:
         """What each write has. Spark's jobs go side by side, as most of a small one is waiting; what is in Arrow is
