@@ -151,7 +151,8 @@ def lookup_join(
         df: its session knows the connection (`session`, `attach`).
         table: the name of a keyed table.
         on: the columns that are the table's primary key, all of it; ``{"its name": "name in the key"}`` where they are
-            called something else. A row with a null among them has no match.
+            called something else. A row with a null among them, or a value that the key's type does not hold, has no
+            match.
         columns: the columns to add, in this order; None for all but the key.
         how: ``left`` keeps rows without a match, with nulls; ``inner`` drops them.
         max_staleness: how old the values may be, as in ``"5s"``: each executor process remembers that long what it has

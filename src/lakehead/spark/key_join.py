@@ -18,6 +18,7 @@ from lakehead.errors import (
     ColumnNotFoundError,
     InvalidRequestError,
     SchemaChangedError,
+    SchemaMismatchError,
     TableNotFoundError,
     WrongTableKindError,
 )
@@ -140,19 +141,29 @@ class LookupJoin:
         return cast_to(self.schema, pa.RecordBatch.from_arrays([*batch.columns, *added.columns], self.schema.names))
 
     def _found(self, table: Table, keys: pa.RecordBatch) -> tuple[pa.Array, pa.RecordBatch]:
-        """For each key the position of its row, null for none, and the rows. A key with a null has none."""
+        """For each key the position of its row, null for none, and the rows. A key with a null has none, and one that
+        the table could not have."""
         whole = np.ones(keys.num_rows, bool)
         for column in keys.columns:
             whole &= ~np.asarray(pc.is_null(column))
-        asked = to_key_table(
-            pa.Table.from_batches([keys.filter(pa.array(whole))]),
-            handle_of(table).desc.key_columns,
-            what=f"keys for {self.table} from {', '.join(self.on)}",
-        )
-        found, rows = self._places(table, asked)
+        asked = self._fitting(table, pa.Table.from_batches([keys]), np.flatnonzero(whole))
+        places = np.concatenate([of for of, _ in asked])
+        found, rows = self._places(table, pa.concat_tables([fitting for _, fitting in asked]))
         at = np.full(keys.num_rows, -1)
-        at[whole] = found
+        at[places] = found
         return pa.array(at, mask=at < 0), rows
+
+    def _fitting(self, table: Table, keys: pa.Table, places: Positions) -> list[tuple[Positions, pa.Table]]:
+        """The keys at these places as the table has them, without those that it cannot hold, found by halving."""
+        of_key, what = handle_of(table).desc.key_columns, f"keys for {self.table} from {', '.join(self.on)}"
+        try:
+            return [(places, to_key_table(keys.take(pa.array(places)), of_key, what=what))]
+        except SchemaMismatchError:
+            if not len(places):  # not a value, but the type
+                raise
+        half = len(places) // 2
+        parts = (places[:half], places[half:]) if half else (places[:0],)
+        return [found for part in parts for found in self._fitting(table, keys, part)]
 
     def _places(self, table: Table, keys: pa.Table) -> tuple[Positions, pa.RecordBatch]:
         columns = self.planned.columns.names

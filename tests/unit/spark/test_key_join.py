@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -87,3 +88,31 @@ def test_a_table_that_is_made_anew(con: lh.Connection) -> None:
 def test_a_log_table_instead(con: lh.Connection) -> None:
     with pytest.raises(lh.WrongTableKindError, match="make the join again"):
         joined(con, 0, lambda: made_anew(con, SCHEMA, None))
+
+
+@pytest.mark.parametrize("stale_ms", [0, 3_600_000])
+@pytest.mark.parametrize(
+    ("of_table", "given", "keys", "found"),
+    [
+        (pa.int32(), pa.int64(), [1, 2**40, None, -(2**40), 2, 3], [1, None, None, None, 2, None]),
+        (pa.int32(), pa.int64(), [2**40], [None]),
+        (pa.timestamp("ms"), pa.timestamp("us"), [1000, 1001, 2000], [1, None, 2]),
+        (pa.decimal128(5, 2), pa.decimal128(10, 3), ["1.000", "1.001", "2.000", "1234567.000"], [1, None, 2, None]),
+    ],
+)
+def test_a_key_that_the_table_cannot_have_has_no_match(
+    con: lh.Connection, stale_ms: int, of_table: pa.DataType, given: pa.DataType, keys: list[Any], found: list[Any]
+) -> None:
+    """One such row would end a stream, and again each time it goes on."""
+    from lakehead.spark.key_join import LookupJoin, Planned
+
+    there = ["1.000", "2.000"] if pa.types.is_decimal(given) else [1000, 2000] if keys[0] == 1000 else [1, 2]
+    table = con.create_table("a.c", pa.schema([("k", of_table), ("v", pa.int64())]), primary_key="k")
+    table.upsert(pa.table({"k": pa.array(there).cast(given).cast(of_table), "v": [1, 2]}))
+    planned = Planned.of(handle_of(table).desc, ["v"])
+    out = pa.schema([("k", given), ("v", pa.int64())])
+    rows = pa.RecordBatch.from_arrays([pa.array(keys).cast(given)], ["k"])
+    for how, expected in (("left", found), ("inner", [v for v in found if v is not None])):
+        join = LookupJoin(con.uri, "a.c", ("k",), planned, how, stale_ms, out)  # type: ignore[arg-type]
+        for _ in range(2):
+            assert [v for part in join([rows]) for v in part["v"].to_pylist()] == expected
