@@ -19,6 +19,7 @@ import lakehead as lh
 import lakehead.spark as lhs
 from lakehead.iceberg.data_files import LakeWriteSpec, write_data_files, write_position_deletes
 from lakehead.iceberg.rowdelta import RowDelta, to_data_file
+from lakehead.spark import checks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -110,6 +111,36 @@ def test_a_session_that_nobody_prepared_knows_the_format(
     plain.sql(f"create temporary view prepared_by_nobody using lakehead options ({pairs})")
     (found,) = plain.sql("select count(*) n from prepared_by_nobody where status is not null").collect()
     assert found.n == keyed.scan(where="status is not null").count()
+
+
+def test_a_session_means_the_connection_that_it_was_given(
+    spark: SparkSession, con: lh.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where another of its application was given another one since, or was refused one."""
+    con.create_table("mine.t", [("here", "int64")])
+    other, third = spark.newSession(), spark.newSession()
+    with lh.connect(tmp_path / "other") as elsewhere:
+        elsewhere.create_table("mine.t", [("there", "int64")])
+        lhs.attach(other, elsewhere)
+        copy = type(other)(spark.sparkContext, other._jsparkSession.cloneSession())  # as a stream works with
+        columns = [lhs.table(s, "mine.t").columns for s in (spark, other, copy, third)]
+        assert columns == [["here"], ["there"], ["there"], ["there"]]
+
+        def refused(*_: object) -> None:
+            raise lh.MissingDependencyError("nothing is installed there")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(checks, "require_planner", refused)
+            for session, asked in ((spark, elsewhere), (third, con)):
+                with pytest.raises(lh.MissingDependencyError):
+                    lhs.attach(session, asked)
+        columns = [lhs.sql(s, "select * from mine.t").columns for s in (spark, other, copy, third)]
+        assert columns == [["here"], ["there"], ["there"], ["there"]]
+    lhs.attach(spark, con)
+    with pytest.raises(lh.InvalidRequestError, match="no Spark session"):
+        lhs.table(con, "mine.t")  # type: ignore[arg-type]
+    with pytest.raises(lh.InvalidRequestError, match="no Spark session"):
+        lhs.attach(None, con)  # type: ignore[arg-type]
 
 
 def test_time_travel(spark: SparkSession, keyed: lh.Table) -> None:

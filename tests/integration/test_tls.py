@@ -151,14 +151,13 @@ def test_sparks_workers_get_what_the_driver_was_given(
     cert, key = authority.signed("spark", "URI:spiffe://lake.test/spark")
     with served(tmp_path / "data", certificate, client_ca=authority.ca) as host:
         with lh.connect(named(host), token="t", tls_ca=authority.ca, tls_cert=cert, tls_key=key) as con:
-            connections.bind_session(Session(), con)  # type: ignore[arg-type]
+            connections.tell_workers(Session(), con)  # type: ignore[arg-type]
             con.create_table("a.t", [("k", "int64")]).append(ROWS)
         for name, value in Context.environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("HOME", str(tmp_path))  # where no token is found
         with connections._connected(named(host)) as worker:
             assert worker.table("a.t").scan().count() == 2
-    connections._of_sessions.pop("an application")
 
 
 def test_the_command_line_speaks_tls(

@@ -22,6 +22,7 @@ from lakehead.config import names_principal
 from lakehead.env.address import SocketAddress, parse_uri
 from lakehead.env.clock import SystemClock
 from lakehead.env.forks import keep
+from lakehead.env.randomness import SystemRandomness
 from lakehead.env.tls import Tls
 from lakehead.errors import (
     AuthenticationError,
@@ -40,11 +41,16 @@ T = TypeVar("T")
 _GIVEN = "LAKEHEAD_SPARK_CREDENTIALS"
 """Environment variable of Python workers: per address, the token and the certificates that the driver was given."""
 
+_NAME = "spark.lakehead.session"
+"""The setting by which a session has a name: the copies that Spark makes of it for streams have it, too."""
+
 # A worker that finds its master on loopback is on the machine of both.
 _ON_THIS_MACHINE = re.compile(r"local$|local\[|local-cluster\[|spark://(localhost|127(\.\d+){3}):\d+$")
 
 _lock = threading.Lock()
 _of_sessions: dict[str, Connection] = {}
+"""By the name of a session, and for those that nobody attached by the id of their application."""
+_names: weakref.WeakKeyDictionary[SparkSession, str] = weakref.WeakKeyDictionary()
 _of_process: dict[tuple[int, str], Connection] = {}
 
 
@@ -54,9 +60,22 @@ def opened(con_or_uri: Connection | str | os.PathLike[str]) -> Connection:
 
 
 def bind_session(spark: SparkSession, con: Connection) -> None:
-    """Make a connection the one that names in this session's application mean, and one that its workers can make.
+    """Make a connection the one that names in this session mean, and in those of its application that nobody attached;
+    and one that its workers can make.
 
-    Python functions that are registered or shipped after this reach workers with what the connection was given.
+    Raises:
+        InvalidRequestError: workers on other machines could not make it.
+    """
+    tell_workers(spark, con)
+    name = _name_of(spark)
+    if name is None:
+        name = _names[spark] = SystemRandomness().uuid_hex()
+        spark.conf.set(_NAME, name)
+    _of_sessions[name] = _of_sessions[application_of(spark)] = con
+
+
+def tell_workers(spark: SparkSession, con: Connection) -> None:
+    """Have Python functions that are registered or shipped after this reach workers with what a connection was given.
 
     Raises:
         InvalidRequestError: workers on other machines could not make it.
@@ -68,7 +87,16 @@ def bind_session(spark: SparkSession, con: Connection) -> None:
         known = json.loads(environment.get(_GIVEN, "{}"))
         known[con.uri] = [token, None if tls is None else [_text(x) for x in (tls.authorities, tls.chain, tls.key)]]
         environment[_GIVEN] = json.dumps(known, sort_keys=True)
-    _of_sessions[application_of(spark)] = con
+
+
+def _name_of(spark: SparkSession) -> str | None:
+    """The name of a session, which it keeps; None before it has one."""
+    if (known := _names.get(spark)) is not None:
+        return known
+    found: str | None = spark.conf.get(_NAME, None)  # asked of the JVM once
+    if found is not None:
+        _names[spark] = found
+    return found
 
 
 def require_reachable(con: Connection, master: str) -> None:
@@ -90,12 +118,16 @@ def require_classic(spark: SparkSession) -> None:
     """Return if a session holds the JVM that it works with.
 
     Raises:
-        InvalidRequestError: it is one of Spark Connect, whose JVM is elsewhere.
+        InvalidRequestError: it is one of Spark Connect, whose JVM is elsewhere, or no session at all.
     """
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise InvalidRequestError(
             "lakehead.spark works with sessions that hold a sparkContext, and this is one of Spark Connect: there"
             " spark.read, readStream, df.write and writeStream have format('lakehead'), with options uri and table"
+        )
+    if not hasattr(spark, "sparkContext"):
+        raise InvalidRequestError(
+            f"a {type(spark).__name__} is no Spark session: give what lakehead.spark.session made"
         )
 
 
@@ -118,7 +150,7 @@ def connection_of(spark: SparkSession) -> Connection:
         InvalidRequestError: it has none.
     """
     require_classic(spark)
-    con = _of_sessions.get(application_of(spark))
+    con = _of_sessions.get(_name_of(spark) or application_of(spark)) or _of_sessions.get(application_of(spark))
     if con is None:
         raise InvalidRequestError(
             "this Spark session knows no Lakehead connection: make it with lakehead.spark.session(con), or call"

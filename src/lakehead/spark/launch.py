@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lakehead.api.connection import Connection
 from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import LakeheadError, MissingDependencyError
-from lakehead.spark.connections import bind_session, opened, require_classic, require_reachable
+from lakehead.spark.connections import bind_session, opened, require_classic, require_reachable, tell_workers
 from lakehead.spark.java import Java, find_java
 from lakehead.spark.own_python import is_own_python, quick_python
 from lakehead.spark.privacy import (
@@ -223,11 +223,12 @@ def attach_session(
     for name, value in (runtime or {}).items():
         spark.conf.set(name, value)
     # Before the source is registered, which takes along what workers are given.
-    bind_session(spark, con)
+    tell_workers(spark, con)
     spark.dataSource.register(LakeheadDataSource)
     if plans:
         require_planner(spark)
     require_executors(spark, con)
+    bind_session(spark, con)  # names mean what they meant when any of this was refused
     return spark
 
 
