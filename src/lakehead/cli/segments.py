@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lakehead.cli.checkpoints import snapshot
+from lakehead.cli.lake_tables import lake
 from lakehead.cli.offline import mapped, time_text
 from lakehead.cli.output import count_text, write_json, write_line, write_table
 from lakehead.cli.session import Session, command
@@ -26,6 +27,7 @@ def register(app: typer.Typer) -> None:
     nouns = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Explain files, offline and read-only.")
     command(nouns, "segment")(segment)
     command(nouns, "snapshot")(snapshot)
+    command(nouns, "lake")(lake)
     app.add_typer(nouns, name="inspect")
 
 
