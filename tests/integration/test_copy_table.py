@@ -55,7 +55,7 @@ def test_definition_and_rows(con: lh.Connection, key: list[str] | None, lake: st
         a.set_comment("text", "said").set_comment(None, "all")
     write(rows_of := [{"k": 99, "more": 1, "text": "y", "day": "we", "t": None}])
     before = of(table)
-    done = con.copy_table("shop.t", "new.copy", buckets=buckets)
+    done = con.copy_table(old="shop.t", new="new.copy", buckets=buckets)
     write([{**rows_of[0], "k": 100}])
     assert (of(done.table), done.rows) == (before, len(before))
     assert named(done.table.describe()) == named(table.describe(), buckets=buckets or 2)

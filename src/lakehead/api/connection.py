@@ -324,22 +324,22 @@ class Connection(Displayed, Granting):
         except TableNotFoundError as e:
             raise self._with_near_name(e, TablePath.parse(str(e.context.get("table", path)))) from None
 
-    def copy_table(self, source: str, target: str, *, buckets: int | None = None) -> TableCopy:
+    def copy_table(self, old: str, new: str, *, buckets: int | None = None) -> TableCopy:
         """Make a table of another one's definition and rows, as of one moment; what is written later is not in it.
 
         The rows pass through this process. The copy gets its name when it is complete, in one step; what is left of one
         that died is removed when it is made again. Offsets, writers and lake snapshots are its own.
 
         Args:
-            target: as for `create_table`; there is no such table.
-            buckets: of the copy; None for as many as the source has.
+            new: as for `create_table`; there is no such table.
+            buckets: of the copy; None for as many as the old one has.
 
         Raises:
-            TableNotFoundError: there is no table ``source``.
-            TableExistsError: there is a table ``target``.
+            TableNotFoundError: there is no table ``old``.
+            TableExistsError: there is a table ``new``.
             InvalidSchemaError: it cannot have so many buckets.
         """
-        return copy_table(self, source, target, buckets)
+        return copy_table(self, old, new, buckets)
 
     def drop_table(self, name: str, *, purge: bool = False) -> None:
         """Drop a table: its log, and its lake table from the catalog; with ``purge`` the lake's files too.
