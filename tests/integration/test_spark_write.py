@@ -246,6 +246,13 @@ def test_lhs_write_says_what_it_does_not_do(con: lh.Connection, spark: SparkSess
     assert con.table("w.there").scan().count() == 0
 
 
+@pytest.mark.parametrize("trigger", ["", "once", "5", "1 secnd", 5, {"availableNow": True}])
+def test_triggers_that_there_are_not(con: lh.Connection, spark: SparkSession, tmp_path: Path, trigger: Any) -> None:
+    stream = spark.readStream.format("rate").load()
+    with pytest.raises(lh.InvalidPropertyError, match="'available now' or a time such as '1 second'"):
+        lhs.pipeline(stream, lambda rows, out: None, checkpoint=str(tmp_path / "checkpoint"), trigger=trigger)
+
+
 @pytest.mark.parametrize("key", [None, "id"])
 @pytest.mark.parametrize("there", [False, True])
 @pytest.mark.parametrize("operation", ["insert", "Append", "", "overwrite"])

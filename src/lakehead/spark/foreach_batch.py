@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pyspark.errors import IllegalArgumentException, PySparkTypeError, PySparkValueError
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql.classic.dataframe import DataFrame
 from pyspark.sql.session import SparkSession
@@ -105,10 +106,13 @@ def started(
     if name is not None:
         writer = writer.queryName(name)
     if trigger is not None:
-        if not trigger.strip():
-            raise InvalidPropertyError("trigger='' must be 'available now' or a time such as '1 second'")
-        now = trigger.replace(" ", "").lower() == "availablenow"
-        writer = writer.trigger(availableNow=True) if now else writer.trigger(processingTime=trigger)
+        now = isinstance(trigger, str) and trigger.replace(" ", "").lower() == "availablenow"
+        try:
+            writer = writer.trigger(availableNow=True) if now else writer.trigger(processingTime=trigger)
+        except (IllegalArgumentException, PySparkTypeError, PySparkValueError) as e:
+            raise InvalidPropertyError(
+                f"trigger={trigger!r} must be 'available now' or a time such as '1 second'"
+            ) from e
     called = MicroBatches(stream, con, work)
     gateway = stream.sparkSession.sparkContext._gateway
     sources = gateway.jvm.org.apache.spark.sql.execution.streaming.sources
