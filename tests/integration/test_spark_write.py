@@ -147,6 +147,10 @@ def test_a_batch_of_a_job_is_written_once(con: lh.Connection, spark: SparkSessio
     assert len(written(con, "w.once")) == 200
     into(con, frame, "w.once", job="nightly", batch="7").save()
     assert len(written(con, "w.once")) == 200
+    assert [lhs.write(frame, "w.once", job="nightly", batch=n) for n in (8, 9, 9, 7)] == [0, 100, 0, 0]
+    assert len(written(con, "w.once")) == 300
+    into(con, frame, "w.once", job="nightly", batch="9").save()
+    assert len(written(con, "w.once")) == 300
 
 
 def test_a_job_that_fails_leaves_nothing(con: lh.Connection, spark: SparkSession) -> None:
@@ -239,6 +243,7 @@ def test_lhs_write_says_what_it_does_not_do(con: lh.Connection, spark: SparkSess
     con.create_table("w.there", pa.schema([("id", pa.int64())]))
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"mode": "overwrite"}, r"df\.write"), ({"bukets": 4}, "buckets"), ({"partitionBy": "id"}, "no table"),
+        ({"job": "j"}, "together"), ({"batch": 0}, "together"), ({"job": "j", "batch": -1}, "together"),
     ]  # fmt: skip
     for given, words in wrong:
         with pytest.raises(lh.InvalidPropertyError, match=words):

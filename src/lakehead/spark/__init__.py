@@ -262,6 +262,8 @@ def write(
     *,
     columns: Sequence[str] | None = None,
     operation: Literal["append", "upsert", "delete"] | None = None,
+    job: str | None = None,
+    batch: int | None = None,
     **definition: Any,
 ) -> int:
     """Write the rows of a DataFrame, once, straight from its executors; returns how many, once they are there.
@@ -273,18 +275,21 @@ def write(
         table: its name. A table that does not exist is made, with the DataFrame's columns and ``definition``.
         columns: of an upsert, the columns to take; the others stay as they are.
         operation: ``append``, ``upsert`` or ``delete``; None for what the kind of the table takes, append or upsert.
+        job, batch: as in ``foreachBatch``: a name of yours, and a number that grows with each batch of the job, which
+            is then in the table once; 0 rows are written of one that is there already.
         **definition: as of `lakehead.Connection.create_table`, without the schema.
 
     Raises:
         InvalidRequestError: ``df`` is a stream; `pipeline` and ``df.writeStream.format("lakehead")`` write those.
-        InvalidPropertyError: there is no such operation, or the definition says what no table has; nothing was made.
+        InvalidPropertyError: there is no such operation, one of ``job`` and ``batch`` lacks the other, or the
+            definition says what no table has; nothing was made.
         WrongTableKindError, SchemaMismatchError: the table does not take such rows.
         LakeheadError: what a task raised.
     """
     _require()
     from lakehead.spark.layers import write_once
 
-    return write_once(df, table, columns=columns, operation=operation, definition=definition)
+    return write_once(df, table, columns=columns, operation=operation, job=job, batch=batch, definition=definition)
 
 
 def tiering_service(

@@ -18,7 +18,7 @@ from lakehead.errors import InvalidPropertyError, InvalidRequestError, TableNotF
 from lakehead.spark.combine import Combine, plain, require_combinable
 from lakehead.spark.connections import connection_of
 from lakehead.spark.foreach_batch import started
-from lakehead.spark.staged_rows import Target, discarded_on_failure, of_run, stage_frame
+from lakehead.spark.staged_rows import Target, discarded_on_failure, of_job, of_run, stage_frame
 from lakehead.spark.turns import alone
 from lakehead.spark.types import written_schema
 from lakehead.types import WriteKind
@@ -246,6 +246,8 @@ def write_once(
     *,
     columns: Sequence[str] | None,
     operation: WriteKind | None,
+    job: str | None,
+    batch: int | None,
     definition: Mapping[str, Any],
 ) -> int:
     """See `lakehead.spark.write`."""
@@ -259,11 +261,13 @@ def write_once(
         raise InvalidPropertyError(
             "lhs.write appends, upserts or deletes: to overwrite, df.write.format('lakehead').mode('overwrite')"
         )
+    written = of_run() if job is None and batch is None else of_job(job, batch)
     target = Target(con.uri, table, operation, _listed(columns), definition)
-    handle, batch = handle_of(target.opened(con, written_schema(df.schema))), of_run()
-    with discarded_on_failure(batch, [handle]):
-        parts = stage_frame(target, df, batch)
-    return handle.staging.publish(batch, parts, lasting=False).rows
+    handle = handle_of(target.opened(con, written_schema(df.schema)))
+    with discarded_on_failure(written, [handle]):
+        parts = stage_frame(target, df, written)
+    done = handle.staging.publish(written, parts, lasting=job is not None)
+    return 0 if done.before else done.rows
 
 
 def _listed(columns: str | Sequence[str] | None) -> tuple[str, ...] | None:

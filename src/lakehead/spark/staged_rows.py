@@ -171,6 +171,21 @@ def of_run() -> JobBatch:
     return JobBatch(f"run {SystemRandomness().uuid_hex()}")
 
 
+def of_job(job: object, batch: object) -> JobBatch:
+    """A batch of a job of the user's, which is written once; a number may be a text.
+
+    Raises:
+        InvalidPropertyError: one of the two is missing, or the number is none.
+    """
+    number = batch if type(batch) is int else int(batch) if isinstance(batch, str) and batch.isdecimal() else -1
+    if not isinstance(job, str) or not job or number < 0:
+        raise InvalidPropertyError(
+            "job and batch go together: a name of your own for the job, and a number that grows with each of its"
+            " batches, as foreachBatch has one"
+        )
+    return JobBatch(f"job {job}", number)
+
+
 @contextlib.contextmanager
 def discarded_on_failure(batch: JobBatch, handles: Iterable[TableHandle]) -> Iterator[None]:
     """Forget what was staged for tables if staging the rest fails: the server need not keep it for a day."""
