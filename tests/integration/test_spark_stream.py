@@ -111,6 +111,24 @@ def test_a_query_follows_a_table_until_it_is_altered(
     assert [r["n"] for r in sink.rows] == list(range(1, 5)) and sink.rows[-1]["price"] == 7
 
 
+def test_the_first_micro_batch_comes_again_as_it_was(spark: SparkSession, con: lh.Connection, tmp_path: Path) -> None:
+    """Spark asks a source anew where the first micro-batch begins."""
+    table = con.create_table("q.first", KEYED, primary_key=["id"])
+    table.upsert([{"id": i, "text": "a"} for i in range(3)])
+    sink = Sink(spark, con, tmp_path)
+    sink.run("q.first", start="full", changelog="true")
+    first = sink.batches.pop(0)
+    for lost in tmp_path.glob("commits/*0*"):
+        lost.unlink()
+    table.delete([1])
+    table.upsert([{"id": 3, "text": "b"}])
+    for _ in range(1 if LIMITED else 2):
+        sink.run("q.first", start="full", changelog="true")
+    assert sink.batches[0] == first
+    changes = [(r["__change_type"], r["id"]) for r in sink.rows]
+    assert changes == [("+I", 0), ("+I", 1), ("+I", 2), ("-D", 1), ("+I", 3)]
+
+
 def test_where_a_query_began_may_be_gone(spark: SparkSession, con: lh.Connection, tmp_path: Path) -> None:
     """One that goes on from its checkpoint is where that says, whatever its options ask for."""
     table = con.create_table("q.gone", KEYED, primary_key=["id"], lake="iceberg", hot_retention="0s")

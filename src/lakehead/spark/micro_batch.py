@@ -169,7 +169,7 @@ class Spans:
             start, end = (_offset(o.get().json()) for o in (leaf.startOffset(), leaf.endOffset()))
         except (Py4JError, TypeError, LakeheadError):
             return None
-        return Span(self._stream, start, end)
+        return Span(self._stream, end.beginning(start), end)
 
 
 class MicroBatch(DataFrame):

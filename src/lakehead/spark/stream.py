@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -100,17 +101,22 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             TableNotFoundError: the table was dropped.
             SchemaChangedError: it was altered while the query runs.
         """
-        begin = StreamOffset.from_json(self._where() if start is None else start)
+        told = StreamOffset.from_json(self._where() if start is None else start)
         ends = self._look()
         handle = self._handle()
-        self._require_same_table(handle, begin)
-        self._hold(begin)
-        begin.require_within(ends)
+        self._require_same_table(handle, told)
+        self._hold(told)
+        told.require_within(ends)
         if self._target is not None:
             ends = {k: min(e, self._target.get(k, 0)) for k, e in ends.items()}
-        begin = _offset(handle, begin.at, begin.live)
+        begin = _offset(handle, told.at, told.live)
         rows = {t.key: t.rows for t in self._seen}
-        self._reached = begin.advanced(ends, self._rows_max(handle, begin, ends, limit), rows)
+        reached = begin.advanced(ends, self._rows_max(handle, begin, ends, limit), rows)
+        if reached is begin:
+            reached = replace(reached, began=told.began)  # the same text: nothing is new
+        elif self._initial is not None and told.to_json() == self._initial.to_json():
+            reached = replace(reached, began=told)
+        self._reached = reached
         return self._reached.to_json()
 
     def _where(self) -> dict[str, Any]:
@@ -137,7 +143,8 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """What lies between two offsets."""
-        handle, begin, until = self._handle(), StreamOffset.from_json(start), StreamOffset.from_json(end)
+        handle, until = self._handle(), StreamOffset.from_json(end)
+        begin = until.beginning(StreamOffset.from_json(start))
         self._require_same_table(handle, begin)
         self._require_same_table(handle, until)
         self._reached = until
@@ -168,12 +175,8 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """What was delivered is not read again: the server need not hold it."""
-        if self._lease is not None and "live" not in end:
-            leases = self._handle().leases
-            self._held.close()
-            leases.release(self._lease)
-            leases.renew()
-            self._lease = None
+        if "live" not in end:
+            self._release()
 
     def stop(self) -> None:
         """The query ends, and may go on in another process: what it waits for is held a while longer."""
@@ -220,9 +223,19 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _hold(self, offset: StreamOffset) -> None:
         """Renew what rows as of the start are held by, while they wait and this process lives."""
-        if offset.live is not None and offset.live.lease is not None and self._lease is None:
-            self._lease = offset.live.lease
-            self._held.enter_context(self._handle().leases.used(self._lease))
+        lease = None if offset.live is None else offset.live.lease
+        if lease is not None and lease != self._lease:
+            self._release()  # of a beginning that was found anew, and is not this query's
+            self._lease = lease
+            self._held.enter_context(self._handle().leases.used(lease))
+
+    def _release(self) -> None:
+        if self._lease is not None:
+            leases = self._handle().leases
+            self._held.close()
+            leases.release(self._lease)
+            leases.renew()
+            self._lease = None
 
     def _require_same_table(self, handle: TableHandle, offset: StreamOffset) -> None:
         if offset.table_id != handle.desc.table_id:

@@ -36,6 +36,8 @@ class StreamOffset:
         schema_id: the definition in force when it was found.
         at: offset of the next record, of tablets of which no live rows are to come.
         live: tablets whose live rows come first.
+        began: of the end of a query's first micro-batch, where that began: Spark keeps only where it ended, and asks
+            anew for the beginning when it is repeated, which may be another one by then.
     """
 
     table: str
@@ -43,6 +45,7 @@ class StreamOffset:
     schema_id: int
     at: Mapping[TabletKey, int]
     live: LiveRows | None = None
+    began: StreamOffset | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As a checkpoint has it; equal offsets are equal texts."""
@@ -51,6 +54,8 @@ class StreamOffset:
         if self.live is not None:
             ranges = {str(k): list(self.live.ranges[k]) for k in sorted(self.live.ranges)}
             out["live"] = {"snapshot": self.live.snapshot, "lease": self.live.lease, "ranges": ranges}
+        if self.began is not None:
+            out["began"] = self.began.to_json()
         return out
 
     @classmethod
@@ -67,12 +72,17 @@ class StreamOffset:
                 found = value["live"]
                 ranges = {TabletKey.parse(k): (int(s), int(e)) for k, (s, e) in found["ranges"].items()}
                 live = LiveRows(found["snapshot"], found["lease"], ranges)
-            return cls(value["table"], value["table_id"], int(value["schema_id"]), at, live)
+            began = cls.from_json(value["began"]) if "began" in value else None
+            return cls(value["table"], value["table_id"], int(value["schema_id"]), at, live, began)
         except (KeyError, TypeError, ValueError, AttributeError) as e:
             raise InvalidRequestError(
                 f"the checkpoint's offset {value!r} is not one of a Lakehead table: start the query with another"
                 " checkpointLocation"
             ) from e
+
+    def beginning(self, told: StreamOffset) -> StreamOffset:
+        """Where the micro-batch that ends here begins, of which Spark has told a beginning."""
+        return told if self.began is None or told.began is not None else self.began
 
     def next_of(self, tablet: TabletKey) -> int:
         """Offset of the first record after what was delivered, live rows to come included."""
