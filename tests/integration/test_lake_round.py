@@ -16,12 +16,15 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 import lakehead as lh
 from lakehead.config import LakeConfig
 from lakehead.env import Env
-from lakehead.errors import CommitConflictError, LakeStateError
+from lakehead.errors import CommitConflictError, LakeStateError, UnavailableError
 from lakehead.iceberg.iceberg_table import IcebergLakeTable
 from lakehead.iceberg.lake_catalog import LakeCatalog, open_metadata
 from lakehead.iceberg.planner import plan_files
@@ -284,6 +287,32 @@ def test_what_crashes_left_is_removed_through_a_connection(con: lh.Connection, n
     plain = con.create_table(f"{name}_plain", pa.schema([("id", pa.int64())]))
     with pytest.raises(lh.NoLakeError):
         plain.lake.remove_orphans()
+
+
+@pytest.mark.parametrize("error", [UnavailableError("its answer was lost"), NoSuchTableError("dropped meanwhile")])
+def test_a_table_whose_lake_was_made_and_not_heard_of_can_be_made_again(
+    tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = SqlCatalog.create_table
+
+    def unheard(*args: Any, **given: Any) -> Any:
+        made(*args, **given)
+        raise error
+
+    how: dict[str, Any] = {"primary_key": ["id", "region"], "lake": "iceberg"}
+    with lh.connect(tmp_path / "data") as con:
+        with monkeypatch.context() as patch:
+            patch.setattr(SqlCatalog, "create_table", unheard)
+            with pytest.raises(UnavailableError):
+                con.create_table("db.t", SCHEMA, **how)
+        assert con.create_table("db.t", SCHEMA, **how).lake.offsets() == {}
+        # Nor does the one that was made first keep its name when there is no second.
+        load_catalog("lakehead", **LakeCatalog(LakeConfig(), str(tmp_path / "data")).properties).create_table(
+            ("db", "u$changelog"), pa.schema([("theirs", pa.int64())])
+        )
+        with pytest.raises(LakeStateError):
+            con.create_table("db.u", SCHEMA, lake_changelog=True, **how)
+        assert con.create_table("db.u", SCHEMA, **how).lake.offsets() == {}
 
 
 def test_texts_at_the_ends_of_the_characters_are_tiered_compacted_and_found(con: lh.Connection, name: str) -> None:

@@ -20,6 +20,7 @@ from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import (
     BadRequestError,
+    NoSuchNamespaceError,
     NoSuchPropertyException,
     NoSuchTableError,
     NotInstalledError,
@@ -175,10 +176,11 @@ class LakeCatalog:
                 return
             identifier = table.name()
             own, served = table.location() == self._location(desc), isinstance(self.iceberg, RestCatalog)
-            if purge and (served or not own):
-                self.iceberg.purge_table(identifier)
-            else:
-                self.iceberg.drop_table(identifier)
+            with contextlib.suppress(NoSuchTableError):  # others dropped it meanwhile
+                if purge and (served or not own):
+                    self.iceberg.purge_table(identifier)
+                else:
+                    self.iceberg.drop_table(identifier)
             if purge and own:
                 # The folder is this table's alone: what failed commits left there goes too. A server may have removed
                 # it, or let nobody there any more.
@@ -364,6 +366,8 @@ def catalog_errors(name: str) -> Iterator[None]:
             yield
     except (SQLAlchemyError, RequestException, RESTError, OSError) as e:
         raise UnavailableError(f"lake catalog {name!r} cannot be reached: {e}", catalog=name) from e
+    except (NoSuchTableError, NoSuchNamespaceError, TableAlreadyExistsError) as e:
+        raise UnavailableError(f"others changed lake catalog {name!r} meanwhile, try again: {e}", catalog=name) from e
     except ValidationError as e:
         # Without what it says, in which there may be credentials.
         raise UnavailableError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Collection
@@ -135,6 +136,9 @@ class Definitions:
                 try:
                     lake.create(desc)
                 except BaseException:
+                    # Its answer may have been lost: what was made would have the name of a table that never was.
+                    with contextlib.suppress(LakeheadError):
+                        lake.drop(desc, purge=True)
                     self._tables.drop(desc)
                     raise
         return self._reply(desc)
