@@ -121,16 +121,18 @@ class IcebergLakeTable:
 
     def snapshot_at(self, version: LakeVersion, time_us: int) -> int | None:
         """See `LakeTable.snapshot_at`."""
-        listed, after = version.snapshots, None
+        listed, after, time_ms = version.snapshots, None, time_us // 1000
         for entry in reversed(_table(version).metadata.snapshot_log):
             found = listed.get(entry.snapshot_id)
-            if entry.timestamp_ms <= time_us // 1000:
-                # One whose parent has expired came after others, at times that nobody remembers.
-                gap = (
-                    found and after and found.sequence_number < after.sequence_number and after.parent_id not in listed
-                )
-                return None if found is None or gap else found.snapshot_id
-            after = found
+            if entry.timestamp_ms > time_ms:
+                after = found
+                continue
+            if found is None:
+                return None
+            # One whose parent has expired came after others, at times that nobody remembers.
+            later = after is not None and found.sequence_number < after.sequence_number
+            gap = after is not None and later and after.parent_id not in listed
+            return None if gap and entry.timestamp_ms < time_ms else found.snapshot_id
         return None
 
     def snapshots(self) -> pa.Table:

@@ -208,7 +208,9 @@ class MemoryLake:
 
     def snapshot_at(self, version: LakeVersion, time_us: int) -> int | None:
         """See `LakeTable.snapshot_at`; the n-th commit is made at n microseconds."""
-        return next((s.snapshot_id for s in version.lineage() if s.sequence_number <= time_us), None)
+        then = [s for s in version.snapshots.values() if s.sequence_number == time_us]
+        known = [s for s in version.lineage() if s.sequence_number <= time_us]
+        return next((s.snapshot_id for s in (*then, *known)), None)
 
     def snapshots(self) -> pa.Table:
         """See `LakeTable.snapshots`."""
