@@ -53,6 +53,17 @@ def test_upsert_some_columns_delete(con: lh.Connection, spark: SparkSession) -> 
     assert written(con, "w.keyed") == expected
 
 
+def test_names_are_sparks_without_regard_to_case(con: lh.Connection, spark: SparkSession) -> None:
+    con.create_table("w.case", pa.schema([*SCHEMA, ("N", pa.int32())]), primary_key="id")
+    rows = rows_of(spark, range(4))
+    into(con, rows.selectExpr("cast(id as int) n", "V", "id ID"), "w.case").save()
+    into(con, rows.selectExpr("ID", "'new' V", "9 n"), "w.case", columns="Id, V").save()
+    lhs.write(rows.where("id = 3").selectExpr("ID"), "w.case", operation="delete")
+    assert written(con, "w.case") == [(n, "new", n) for n in range(3)]
+    with pytest.raises(Exception, match="ID2"):
+        into(con, spark.sql("select 1L id, 2L ID2, 'x' V"), "w.case").save()
+
+
 def test_every_type(con: lh.Connection, spark: SparkSession) -> None:
     con.create_table("w.from", pa.schema([
         ("b", pa.bool_()), ("i", pa.int32()), ("l", pa.int64()), ("f", pa.float32()), ("d", pa.float64()),

@@ -123,12 +123,16 @@ class Target:
         return kind
 
     def rows(self, handle: TableHandle, kind: WriteKind, given: pa.Table) -> pa.Table:
-        """Rows of a DataFrame as the table takes them; errors as of `lakehead.Table.append`, `upsert` and `delete`."""
+        """Rows of a DataFrame as the table takes them, which calls columns as Spark does: without regard to case; errors
+        as of `lakehead.Table.append`, `upsert` and `delete`."""
+        known = handle.desc.schema.names
+        given = given.rename_columns(_named_as(known, given.schema.names))
         match kind:
             case "append":
                 return rows_for_append(handle.desc, given)
             case "upsert":
-                return rows_for_upsert(handle.desc, given, self.columns)
+                columns = None if self.columns is None else _named_as(known, self.columns)
+                return rows_for_upsert(handle.desc, given, columns)
             case "delete":
                 return rows_for_delete(handle.desc, given)
 
@@ -159,6 +163,13 @@ class Target:
                 held, rows, size = [], 0, 0
         if rows:
             staged.add(kind, self.rows(handle, kind, pa.Table.from_batches(held)))
+
+
+def _named_as(known: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Names of columns as a table has them; those that it does not have, or that would be one twice, as they are."""
+    folded = {name.lower(): name for name in known}
+    found = [name if name in known else folded.get(name.lower(), name) for name in names]
+    return [new if found.count(new) == 1 else name for name, new in zip(names, found, strict=True)]
 
 
 def of_query(query_id: str, number: int) -> JobBatch:
