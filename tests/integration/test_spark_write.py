@@ -64,6 +64,16 @@ def test_names_are_sparks_without_regard_to_case(con: lh.Connection, spark: Spar
         into(con, spark.sql("select 1L id, 2L ID2, 'x' V"), "w.case").save()
 
 
+def test_decimals_are_floats_where_a_table_has_those(con: lh.Connection, spark: SparkSession) -> None:
+    con.create_table("w.floats", [("id", "int64"), ("d", "double"), ("f", "float")])
+    numbers = ["1.5", "0.1", "123456789012345678.123456789", "-99999999999999999999.9", None]
+    shown = ", ".join(f"({n}L, {number or 'null'})" for n, number in enumerate(numbers))
+    # A decimal of 38 digits, as the second column has it, is a common one in Spark.
+    into(con, spark.sql(f"select id, d, d f from values {shown} t(id, d)"), "w.floats").save()
+    expected = [(n, None if d is None else float(d)) for n, d in enumerate(numbers)]
+    assert [row[:2] for row in written(con, "w.floats")] == expected
+
+
 def test_every_type(con: lh.Connection, spark: SparkSession) -> None:
     con.create_table("w.from", pa.schema([
         ("b", pa.bool_()), ("i", pa.int32()), ("l", pa.int64()), ("f", pa.float32()), ("d", pa.float64()),

@@ -123,10 +123,10 @@ class Target:
         return kind
 
     def rows(self, handle: TableHandle, kind: WriteKind, given: pa.Table) -> pa.Table:
-        """Rows of a DataFrame as the table takes them, which calls columns as Spark does: without regard to case; errors
-        as of `lakehead.Table.append`, `upsert` and `delete`."""
+        """Rows of a DataFrame as the table takes them, under Spark's own rules: names without regard to case, and
+        decimals for floats; errors as of `lakehead.Table.append`, `upsert` and `delete`."""
         known = handle.desc.schema.names
-        given = given.rename_columns(_named_as(known, given.schema.names))
+        given = _with_floats(handle.desc.schema, given.rename_columns(_named_as(known, given.schema.names)))
         match kind:
             case "append":
                 return rows_for_append(handle.desc, given)
@@ -170,6 +170,17 @@ def _named_as(known: Sequence[str], names: Sequence[str]) -> list[str]:
     folded = {name.lower(): name for name in known}
     found = [name if name in known else folded.get(name.lower(), name) for name in names]
     return [new if found.count(new) == 1 else name for name, new in zip(names, found, strict=True)]
+
+
+def _with_floats(schema: pa.Schema, rows: pa.Table) -> pa.Table:
+    """Decimals as the nearest floats where a table has those: 1.5 is a decimal in Spark's SQL."""
+    for at, given in enumerate(rows.schema):
+        wanted = schema.field(given.name).type if schema.get_field_index(given.name) >= 0 else given.type
+        if pa.types.is_decimal(given.type) and pa.types.is_floating(wanted):
+            # By their digits: Arrow's own cast may miss the nearest by one.
+            floats = rows.column(at).cast(pa.string()).cast(wanted)
+            rows = rows.set_column(at, given.with_type(wanted), floats)
+    return rows
 
 
 def of_query(query_id: str, number: int) -> JobBatch:
