@@ -8,6 +8,7 @@ import os
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -307,9 +308,9 @@ def test_a_table_whose_lake_was_made_and_not_heard_of_can_be_made_again(
                 con.create_table("db.t", SCHEMA, **how)
         assert con.create_table("db.t", SCHEMA, **how).lake.offsets() == {}
         # Nor does the one that was made first keep its name when there is no second.
-        load_catalog("lakehead", **LakeCatalog(LakeConfig(), str(tmp_path / "data")).properties).create_table(
-            ("db", "u$changelog"), pa.schema([("theirs", pa.int64())])
-        )
+        properties = LakeCatalog(LakeConfig(), str(tmp_path / "data")).properties
+        with closing(load_catalog("lakehead", **properties)) as catalog:
+            catalog.create_table(("db", "u$changelog"), pa.schema([("theirs", pa.int64())]))
         with pytest.raises(LakeStateError):
             con.create_table("db.u", SCHEMA, lake_changelog=True, **how)
         assert con.create_table("db.u", SCHEMA, **how).lake.offsets() == {}

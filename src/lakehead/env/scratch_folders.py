@@ -4,6 +4,7 @@ removes those whose process is gone."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -37,7 +38,9 @@ class ScratchFolder:
             self.path = os.path.join(os.path.dirname(made), os.path.basename(made)[1:])
             os.rename(made, self.path)  # found by others only now, as it is locked
         except OSError as e:
-            raise StorageError(f"cannot make a folder for temporary files: {e.strerror}: set TMPDIR") from e
+            # No other place helps where no file can be opened.
+            how = "raise the limit (ulimit -n)" if e.errno in (errno.EMFILE, errno.ENFILE) else "set TMPDIR"
+            raise StorageError(f"cannot make a folder for temporary files: {e.strerror}: {how}") from e
         self.remove = weakref.finalize(self, _remove, self.path, fd, os.getpid())
 
 
