@@ -173,4 +173,33 @@ OF_READING = (
         "return self._closing",
         "tests/unit/api/test_writer.py",
     ),
+    Mutant(
+        "an older snapshot stands in for one that expired",
+        "iceberg/iceberg_table.py",
+        "            return None if gap and entry.timestamp_ms < time_ms else found.snapshot_id\n",
+        "            return found.snapshot_id\n",
+        "tests/unit/lake/test_lake_table.py",
+    ),
+    Mutant(
+        "repeat a first micro-batch from where Spark says",
+        "spark/stream_offsets.py",
+        "        return told if self.began is None or told.began is not None else self.began\n",
+        "        return told\n",
+        "tests/integration/test_spark_stream_reader.py",
+    ),
+    Mutant(
+        "accumulate beside one another",
+        "spark/turns.py",
+        "            held.enter_context(turn.lock)\n",
+        "            pass\n",
+        "tests/unit/spark/test_turns.py",
+    ),
+    Mutant(
+        "adopt a lake that came after the one looked at",
+        "iceberg/catalog_state.py",
+        "            self._claim(table, desc)\n",
+        "            with table.transaction() as change:\n"
+        "                change.set_properties({OWNER: str(me.incarnation)})\n",
+        "tests/integration/test_copies.py",
+    ),
 )
