@@ -267,3 +267,15 @@ def test_a_stream_ends_when_the_table_is_altered_and_goes_on_with_the_join_made_
     query.stop()
     found = [(r["id"], r["url"]) for r in con.table("c.seen").scan().to_arrow().to_pylist()]
     assert sorted(found, key=str) == [(1, "u"), (1, "u"), (2, None)]
+
+
+@pytest.mark.parametrize("collation", ["UTF8_LCASE", "UNICODE_CI"])
+def test_keys_that_a_collation_takes_for_one_are_refused(spark: SparkSession, collation: str) -> None:
+    days = spark.sql(f"select date'2026-01-01' day, 'X' collate {collation} item, 1 n")
+    on = ["day", "item"]
+    with pytest.raises(lh.SchemaMismatchError, match=f"column 'item' has the collation {collation}") as e:
+        lhs.lookup_join(days, "j.prices", on=on)
+    assert e.value.context["column"] == "item"
+    plain = days.selectExpr("day", "collate(lower(`item`), 'UTF8_BINARY') item", f"'N' collate {collation} as note")
+    (row,) = lhs.lookup_join(plain, "j.prices", on=on).collect()
+    assert row.price == 1 and row.note == "N"

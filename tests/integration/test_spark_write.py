@@ -13,6 +13,8 @@ from tests.integration.conftest import embedded_only
 
 import lakehead as lh
 import lakehead.spark as lhs
+from lakehead.client.staging import JobBatch
+from lakehead.spark.layers import Layers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
@@ -300,6 +302,40 @@ def test_no_table_is_made_that_would_not_take_the_rows(
     with pytest.raises(lh.WrongTableKindError, match=f"operation='{operation}'"):
         lhs.write(rows_of(spark, range(3)), "w.unmade", operation=operation, primary_key=key)
     assert "w.unmade" not in con.tables("w")
+
+
+@pytest.mark.parametrize(
+    "definition", [{"primary_key": "k"}, {"partition_by": "k"}, {"primary_key": ["id", "k"], "bucket_key": "id"}]
+)
+def test_keys_that_a_collation_takes_for_one_are_refused(
+    con: lh.Connection, spark: SparkSession, definition: dict[str, Any]
+) -> None:
+    rows = spark.sql("select 1L as id, 'A' collate UTF8_LCASE as k")
+    told = {n: c if isinstance(c, str) else ", ".join(c) for n, c in definition.items()}
+    kind = "upsert" if "primary_key" in definition else "append"
+
+    def refused(table: str) -> None:
+        with pytest.raises(lh.SchemaMismatchError, match="column 'k' has the collation UTF8_LCASE"):
+            lhs.write(rows, table, **definition)
+        with pytest.raises(Exception, match="column 'k' has the collation UTF8_LCASE"):
+            into(con, rows, table, **told).save()
+        layers = Layers(con, JobBatch(f"collated {table}"))
+        getattr(layers, kind)(table, rows, **definition)
+        with pytest.raises(lh.SchemaMismatchError, match="column 'k' has the collation UTF8_LCASE"):
+            layers.write()
+
+    refused("w.collated")
+    assert "w.collated" not in con.tables("w")
+    table = con.create_table("w.collated", pa.schema([("id", pa.int64()), ("k", pa.string())]), **definition)
+    refused("w.collated")
+    assert table.scan().count() == 0
+    assert lhs.write(rows.selectExpr("id", "collate(k, 'UTF8_BINARY') k"), "w.collated") == 1
+    con.drop_table("w.collated")
+
+
+def test_a_column_beside_the_key_may_be_collated(con: lh.Connection, spark: SparkSession) -> None:
+    lhs.write(spark.sql("select 1L as id, 'A' collate UTF8_LCASE as v"), "w.note", primary_key="id")
+    assert con.table("w.note").get(1) == {"id": 1, "v": "A"}
 
 
 def test_lhs_write_takes_no_stream(con: lh.Connection, spark: SparkSession) -> None:

@@ -163,7 +163,8 @@ def lookup_join(
         TableNotFoundError, WrongTableKindError: there is no keyed table of that name.
         ColumnNotFoundError, InvalidRequestError: a column is not there, or there twice, as Spark tells names apart;
             ``on`` is not the key.
-        SchemaMismatchError: a column of ``on`` is of another type than the key.
+        SchemaMismatchError: a column of ``on`` is of another type than the key, or has a collation: keys are compared
+            by their bytes.
     """
     _require()
     from lakehead.spark.key_join import lookup_join as joined

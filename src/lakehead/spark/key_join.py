@@ -29,7 +29,7 @@ from lakehead.format.schema import nearest_name
 from lakehead.spark.connections import connection_of, worker_table
 from lakehead.spark.map_in_arrow import map_in_arrow
 from lakehead.spark.remembered import Positions, RememberedJoins
-from lakehead.spark.types import arrow_schema, spark_schema
+from lakehead.spark.types import arrow_schema, collations, require_bytewise, spark_schema
 from lakehead.types import TableDescriptor, children, without_ids
 
 if TYPE_CHECKING:
@@ -220,6 +220,7 @@ def lookup_join(
     desc, of_frame, alike = handle_of(table).desc, arrow_schema(df.schema), _alike(df)
     _require_once(of_frame, alike)
     given = _on(table, of_frame.names, on)
+    require_bytewise(given, collations(df.schema), f"keys for {name}")
     of_key = of_frame.empty_table().select(list(given)).rename_columns(list(table.primary_key))
     to_key_table(of_key, desc.key_columns, what=f"keys for {name} from {', '.join(given)}")
     planned = Planned.of(desc, _columns(table, of_frame.names, columns, alike))

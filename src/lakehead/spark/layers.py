@@ -20,7 +20,7 @@ from lakehead.spark.connections import connection_of
 from lakehead.spark.foreach_batch import started
 from lakehead.spark.staged_rows import Target, discarded_on_failure, of_job, of_run, stage_frame
 from lakehead.spark.turns import alone
-from lakehead.spark.types import written_schema
+from lakehead.spark.types import collations, written_schema
 from lakehead.types import WriteKind
 
 if TYPE_CHECKING:
@@ -113,7 +113,8 @@ class Layers:
         definition: Mapping[str, Any],
         how: Mapping[str, str] | None = None,
     ) -> None:
-        target = Target(self._con.uri, table, kind, columns, definition)
+        collated = collations(rows.schema) if isinstance(rows, DataFrame) else {}
+        target = Target(self._con.uri, table, kind, columns, definition, collated)
         given = rows if isinstance(rows, DataFrame) else pa.table(rows)
         write = _Write(target, given, how)
         if how is not None:
@@ -179,7 +180,7 @@ class OpenTables:
         self._con = con
         self._tables: dict[str, Table] = {}
         self._opened: set[str] = set()
-        self._taken: set[tuple[str, WriteKind | None, tuple[str, ...] | None, pa.Schema]] = set()
+        self._taken: set[tuple[object, ...]] = set()
 
     @property
     def known(self) -> bool:
@@ -196,7 +197,7 @@ class OpenTables:
         Raises:
             TableNotFoundError: it was dropped, or renamed, since a micro-batch opened it.
         """
-        taken = (target.table, target.operation, target.columns, schema)
+        taken = (target.table, target.operation, target.columns, tuple(target.collated.items()), schema)
         table = self._tables.get(target.table)
         if table is None and target.table in self._opened and target.checked(self._con, schema) is None:
             raise TableNotFoundError(
@@ -262,7 +263,7 @@ def write_once(
             "lhs.write appends, upserts or deletes: to overwrite, df.write.format('lakehead').mode('overwrite')"
         )
     written = of_run() if job is None and batch is None else of_job(job, batch)
-    target = Target(con.uri, table, operation, _listed(columns), definition)
+    target = Target(con.uri, table, operation, _listed(columns), definition, collations(df.schema))
     handle = handle_of(target.opened(con, written_schema(df.schema)))
     with discarded_on_failure(written, [handle]):
         parts = stage_frame(target, df, written)

@@ -33,7 +33,7 @@ from lakehead.protocol.staging import StagedPart
 from lakehead.spark.connections import in_worker
 from lakehead.spark.options import given_options, names_of
 from lakehead.spark.staged_rows import QUERY, Target, of_query, of_run
-from lakehead.spark.types import written_schema
+from lakehead.spark.types import collations, written_schema
 from lakehead.types import TableDescriptor, TabletKey, WriteKind
 
 _NAMES = ("primary_key", "bucket_key", "partition_by")
@@ -225,7 +225,7 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
         WrongTableKindError, SchemaMismatchError: the table does not take such rows.
     """
     options = WriteOptions.parse(given)
-    target = options.target
+    target = dataclasses.replace(options.target, collated=collations(schema))
     table = in_worker(target.uri, lambda con: target.opened(con, written_schema(schema)))
     if not overwrite or options.dynamic:
         if options.dynamic:
@@ -280,6 +280,7 @@ def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool)
             " with options job and batch"
         )
     columns = written_schema(schema)
+    target = dataclasses.replace(options.target, collated=collations(schema))
     # A micro-batch of many may be planned by a process that has not reached the server before.
-    in_worker(options.target.uri, lambda con: options.target.checked(con, columns), planned=True)
-    return StreamWriter(options.target, columns)
+    in_worker(target.uri, lambda con: target.checked(con, columns), planned=True)
+    return StreamWriter(target, columns)

@@ -25,7 +25,7 @@ from lakehead.protocol.staging import GIVEN_BYTES_MAX, StagedPart
 from lakehead.spark.connections import worker_table
 from lakehead.spark.failures import as_lakeheads
 from lakehead.spark.map_in_arrow import Task, map_in_arrow
-from lakehead.spark.types import columns_made_of
+from lakehead.spark.types import columns_made_of, require_bytewise
 from lakehead.types import TableDescriptor, WriteKind
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class Target:
         operation: ``append``, ``upsert`` or ``delete``; None for what the kind of the table takes, append or upsert.
         columns: of an upsert, the columns to take; the others stay as they are.
         definition: arguments of `lakehead.Connection.create_table`, for the table that is made.
+        collated: columns of the rows that Spark compares by a collation, and by which.
     """
 
     uri: str
@@ -57,6 +58,7 @@ class Target:
     operation: WriteKind | None = None
     columns: tuple[str, ...] | None = None
     definition: Mapping[str, Any] = field(default_factory=dict)
+    collated: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raises: InvalidPropertyError: there is no such operation, or the definition says what no table has."""
@@ -73,7 +75,9 @@ class Target:
         except TableNotFoundError:
             if self.operation == "delete" or self.columns is not None:
                 raise
-            self._kind(definition_of(self.table, columns_made_of(schema), **self.definition), "would be made as")
+            made = definition_of(self.table, columns_made_of(schema), **self.definition)
+            self._kind(made, "would be made as")
+            self._require_bytewise(made)
             return None
         self.require_taken(handle_of(table), schema)
         return table
@@ -97,7 +101,13 @@ class Target:
         Raises:
             WrongTableKindError, SchemaMismatchError: it does not take such rows.
         """
+        self._require_bytewise(handle.desc)
         self.rows(handle, self.kind(handle), schema.empty_table())
+
+    def _require_bytewise(self, desc: TableDescriptor) -> None:
+        """Refuse rows of which Spark may take several for one of the table's, or spread them otherwise."""
+        columns = (*desc.primary_key, *desc.partition_by, *desc.bucket_key)
+        require_bytewise(columns, self.collated, f"rows for {self.table}")
 
     @property
     def handle(self) -> TableHandle:

@@ -11,11 +11,13 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from lakehead.errors import InvalidSchemaError
+from lakehead.errors import InvalidSchemaError, SchemaMismatchError
 from lakehead.spark.floats import quoted
 from lakehead.types import field_id
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from pyspark.sql import Column
 
 SPARK_ID = "parquet.field.id"
@@ -158,6 +160,28 @@ def written_schema(schema: st.StructType) -> pa.Schema:
                     column=column.name,
                 )
     return arrow_schema(schema)
+
+
+def collations(schema: st.StructType) -> dict[str, str]:
+    """The columns of text that Spark compares by a collation, and by which: Arrow's types say nothing of it."""
+    texts = {f.name: f.dataType for f in schema if isinstance(f.dataType, st.StringType)}
+    return {name: t.collation for name, t in texts.items() if t.collation != "UTF8_BINARY"}
+
+
+def require_bytewise(columns: Iterable[str], collated: Mapping[str, str], what: str) -> None:
+    """That Spark tells values of these columns apart as tables do.
+
+    Raises:
+        SchemaMismatchError: it takes some for one that are two in a table.
+    """
+    for name in columns:
+        if name in collated:
+            raise SchemaMismatchError(
+                f"{what}: column {name!r} has the collation {collated[name]}, by which Spark takes texts for one that"
+                f" are two to a table, which compares bytes: give collate({quoted(name)}, 'UTF8_BINARY'), of lower(...)"
+                " where case is not to matter",
+                column=name,
+            )
 
 
 _STRUCTS_IN_ARROW = {
