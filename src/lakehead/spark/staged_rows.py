@@ -107,7 +107,9 @@ class Target:
     def _require_bytewise(self, desc: TableDescriptor) -> None:
         """Refuse rows of which Spark may take several for one of the table's, or spread them otherwise."""
         columns = (*desc.primary_key, *desc.partition_by, *desc.bucket_key)
-        require_bytewise(columns, self.collated, f"rows for {self.table}")
+        named = _named_as(desc.schema.names, list(self.collated))
+        collated = dict(zip(named, self.collated.values(), strict=True))
+        require_bytewise(columns, collated, f"rows for {self.table}")
 
     @property
     def handle(self) -> TableHandle:
