@@ -17,6 +17,7 @@ import pytest
 
 import lakehead as lh
 from lakehead import TabletId
+from lakehead.api.copying import unfinished_like
 from lakehead.api.table import handle_of
 from lakehead.env import credentials
 from lakehead.env.address import TcpAddress
@@ -514,6 +515,36 @@ def test_other_definitions_and_other_tables_stop_it(con: lh.Connection) -> None:
     recreated.offsets = ['{"topic": 3}']
     with pytest.raises(lh.InvalidRequestError, match="not one of a Lakehead table"):
         recreated.plan()
+
+
+@since_spark_42
+@pytest.mark.parametrize("moment", ["before the old table is dropped", "after", "without another one", "swapped"])
+def test_a_table_that_is_overwritten_under_a_query(con: lh.Connection, moment: str) -> None:
+    name = f"over.{moment.replace(' ', '_')}"
+    con.create_table(name, KEYED).append([{"id": 1, "text": "a"}])
+    query = Query(con, name, start="earliest")
+    query.step()
+    query.plan()
+    if moment != "without another one":
+        desc = handle_of(con.table(name)).desc
+        new = unfinished_like(con, desc, desc.path, "copy" if moment == "swapped" else "overwrite")
+        con.rename_table(new.name, name, swap=True)
+        if moment == "after":
+            con.drop_table(new.name)
+        ends = "was dropped or overwritten, .* is now is another table: start the query with another checkpointLocation"
+        words = (
+            rf"is called {new.name} now" if moment == "swapped" else rf"table {name}, which this query reads, {ends}"
+        )
+    else:
+        con.drop_table(name)
+        words = rf"table {name}, which this query reads, was dropped: the query ends with it"
+    with pytest.raises(lh.TableNotFoundError, match=words) as e:
+        query.plan()
+    assert "__overwrite_of_" not in str(e.value)
+    if moment != "without another one":
+        query.restart()
+        with pytest.raises(lh.TableNotFoundError, match=r"was dropped, overwritten or renamed, and the .* is another"):
+            query.plan()
 
 
 @pytest.mark.parametrize("token", ["a token of the tests", "another token"], ids=["same token", "another token"])

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import types as st
 from tests.integration.conftest import embedded_only
 
 import lakehead as lh
 import lakehead.spark as lhs
 from lakehead.client.staging import JobBatch
 from lakehead.spark.layers import Layers
+from lakehead.spark.sink import BatchWriter, Overwriter, Staged, StreamWriter, batch_writer
+from lakehead.spark.staged_rows import Target
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
@@ -131,6 +135,81 @@ def test_columns_that_do_not_fit(con: lh.Connection, spark: SparkSession) -> Non
         with pytest.raises(Exception, match=r"rows for w\.fit"):
             into(con, rows_of(spark, range(3)).selectExpr(*wrong.split(", ")), "w.fit").save()
     assert written(con, "w.fit") == []
+
+
+FRAME = st.StructType([st.StructField("id", st.LongType()), st.StructField("v", st.StringType())])
+
+
+def overwrite_of(con: lh.Connection, table: str) -> Overwriter:
+    begun = batch_writer({"uri": con.uri, "table": table}, FRAME, True)
+    assert isinstance(begun, Overwriter)
+    return begun
+
+
+def one(id: int) -> Iterator[pa.RecordBatch]:
+    return iter([pa.RecordBatch.from_pylist([{"id": id, "v": "x"}], SCHEMA)])
+
+
+def test_of_two_overwrites_at_once_the_later_is_there(con: lh.Connection) -> None:
+    con.create_table("w.twice", SCHEMA).append([{"id": 0, "v": "old"}])
+    tables = con.tables("w")
+    first, second = overwrite_of(con, "w.twice"), overwrite_of(con, "w.twice")
+    of_first, of_second = first.write(one(1)), second.write(one(2))
+    with pytest.raises(lh.TableNotFoundError, match=r"another overwrite of w\.twice began"):
+        first.commit([of_first])
+    with pytest.raises(lh.TableNotFoundError, match=r"another overwrite of w\.twice began"):
+        first.commit([])
+    first.abort([of_first])
+    assert written(con, "w.twice") == [(0, "old")]
+    second.commit([of_second])
+    assert written(con, "w.twice") == [(2, "x")] and con.tables("w") == tables
+
+
+def test_an_overwrite_whose_answer_was_lost_leaves_a_later_one(con: lh.Connection) -> None:
+    con.create_table("w.lost", SCHEMA).append([{"id": 0, "v": "old"}])
+    tables = con.tables("w")
+    first = overwrite_of(con, "w.lost")
+    first.commit([first.write(one(1))])
+    second = overwrite_of(con, "w.lost")
+    second.commit([second.write(one(2))])
+    first._swap(con)  # as `in_worker` does where the connection broke after the first time
+    assert written(con, "w.lost") == [(2, "x")] and con.tables("w") == tables
+
+
+def test_an_overwrite_that_is_done_again_before_the_old_table_is_dropped(con: lh.Connection) -> None:
+    con.create_table("w.again", SCHEMA).append([{"id": 0, "v": "old"}])
+    tables = con.tables("w")
+    first = overwrite_of(con, "w.again")
+    of_first = first.write(one(1))
+    drop = con.drop_table
+    BatchWriter.commit(first, [of_first])
+    with pytest.MonkeyPatch.context() as unanswered:
+        unanswered.setattr(con, "drop_table", lambda *_, **__: drop("w.nowhere"))
+        first._swap(con)
+    second = overwrite_of(con, "w.again")
+    second.commit([second.write(one(2))])
+    first._swap(con)
+    assert written(con, "w.again") == [(2, "x")] and con.tables("w") == tables
+
+
+def test_a_table_that_is_replaced_while_it_is_written(con: lh.Connection) -> None:
+    con.create_table("w.gone", SCHEMA)
+    target, batch = Target(con.uri, "w.gone"), JobBatch("query of the tests", 3)
+
+    def of_dropped() -> Iterator[pa.RecordBatch]:
+        con.drop_table("w.gone")
+        yield from one(1)
+
+    with pytest.raises(lh.TableNotFoundError, match=r"table w\.gone was dropped, or overwritten, while rows"):
+        target.stage(batch, of_dropped())
+    con.create_table("w.gone", SCHEMA)
+    con.create_table("w.instead", SCHEMA)
+    staged = Staged(batch, target.stage(batch, one(1)))
+    con.rename_table("w.instead", "w.gone", swap=True)
+    with pytest.raises(lh.InvalidRequestError, match="the table was overwritten, or another one got its name"):
+        StreamWriter(target, SCHEMA).commit([staged], 3)
+    assert written(con, "w.gone") == written(con, "w.instead") == []
+    con.drop_table("w.instead")
 
 
 @pytest.mark.parametrize("key", [None, "id"])

@@ -112,6 +112,12 @@ def unfinished_like(
     return made
 
 
+def was_overwritten(desc: TableDescriptor) -> bool:
+    """Whether a table has been replaced by one that `unfinished_like` made for ``overwrite``, and waits to be dropped
+    under the name that this had."""
+    return desc.path.table.endswith(f"__overwrite_of_{desc.table_id[:8]}")
+
+
 def _comment(made: Table, desc: TableDescriptor) -> None:
     said = {column: desc.comment(column) for column in (None, *desc.schema.names)}
     with made.alter() as a:

@@ -490,8 +490,9 @@ class Staging:
         """
         if self._env.storage.version(path) is None:
             raise InvalidRequestError(
-                f"{path} is not there, which a task said it has staged: it was removed by hand, or waited for more than"
-                f" {KEPT_SECONDS / 3600:.0f} hours. Run the job again",
+                f"rows are not there that a task said it has staged: the table was overwritten, or another one got its"
+                f" name, while the job ran; or they waited for more than {KEPT_SECONDS / 3600:.0f} hours, or were"
+                f" removed by hand. Run the job again, or start the query again from its checkpoint ({path})",
                 path=path,
             )
         file = self._env.storage.open_log(path)

@@ -18,7 +18,7 @@ from lakehead.errors import InvalidPropertyError, InvalidRequestError, TableNotF
 from lakehead.spark.combine import Combine, plain, require_combinable
 from lakehead.spark.connections import connection_of
 from lakehead.spark.foreach_batch import started
-from lakehead.spark.staged_rows import Target, discarded_on_failure, of_job, of_run, stage_frame
+from lakehead.spark.staged_rows import Target, discarded_on_failure, gone_is_told, of_job, of_run, stage_frame
 from lakehead.spark.turns import alone
 from lakehead.spark.types import collations, written_schema
 from lakehead.types import WriteKind
@@ -267,7 +267,8 @@ def write_once(
     handle = handle_of(target.opened(con, written_schema(df.schema)))
     with discarded_on_failure(written, [handle]):
         parts = stage_frame(target, df, written)
-    done = handle.staging.publish(written, parts, lasting=job is not None)
+    with gone_is_told(table):
+        done = handle.staging.publish(written, parts, lasting=job is not None)
     return 0 if done.before else done.rows
 
 

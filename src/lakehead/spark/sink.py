@@ -28,11 +28,12 @@ from lakehead.api.copying import unfinished_like
 from lakehead.api.definition import DEFINITION
 from lakehead.api.table import handle_of
 from lakehead.client.staging import JobBatch
+from lakehead.client.table import TableHandle
 from lakehead.errors import InvalidPropertyError, InvalidRequestError, LakeheadError, TableNotFoundError
 from lakehead.protocol.staging import StagedPart
 from lakehead.spark.connections import in_worker
 from lakehead.spark.options import given_options, names_of
-from lakehead.spark.staged_rows import QUERY, Target, of_query, of_run
+from lakehead.spark.staged_rows import QUERY, Target, gone_is_told, of_query, of_run
 from lakehead.spark.types import collations, written_schema
 from lakehead.types import TableDescriptor, TabletKey, WriteKind
 
@@ -144,8 +145,12 @@ class BatchWriter(DataSourceArrowWriter):
         options, parts = self._options, [m.part for m in _staged(messages)]
         if parts or options.partitions:
             over = options.partitions if options.dynamic else None
-            staging = options.target.handle.staging
-            staging.publish(self._batch, parts, lasting=options.job is not None, overwrite=over)
+            with gone_is_told(options.target.table):
+                staging = self._handle().staging
+                staging.publish(self._batch, parts, lasting=options.job is not None, overwrite=over)
+
+    def _handle(self) -> TableHandle:
+        return self._options.target.handle
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         _discard(self._options.target, self._batch)
@@ -163,23 +168,59 @@ class Overwriter(BatchWriter):
         super().__init__(options, of_run())
         self._table = table
         self._new_id = new_id
+        self._swapped = False
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         super().commit(messages)
         in_worker(self._options.target.uri, self._swap, planned=True)
 
+    def _handle(self) -> TableHandle:
+        """The table that gets the rows.
+
+        Raises:
+            TableNotFoundError: another overwrite has removed it, as it does with what is left of one that died; what
+                has its name now is that one's.
+        """
+        return in_worker(self._options.target.uri, self._required, planned=True)
+
+    def _required(self, con: Connection) -> TableHandle:
+        handle = self._unfinished(con)
+        if handle is None:
+            raise TableNotFoundError(
+                f"another overwrite of {self._table} began while this one ran, and takes its place: nothing of this one"
+                " is there; run it again if its rows are to be",
+                table=self._table,
+            )
+        return handle
+
+    def _unfinished(self, con: Connection) -> TableHandle | None:
+        """The table that gets the rows, as long as it has not got the name."""
+        try:
+            handle = handle_of(con.table(self._options.target.table))
+        except TableNotFoundError:
+            return None
+        return handle if handle.desc.table_id == self._new_id else None
+
     def _swap(self, con: Connection) -> None:
         """Give the new table the name, and drop the one that had it. Whoever does this again, as its answer was lost,
-        finds that it was done: names that are swapped twice are as they were."""
+        finds that it was done, also where others have overwritten the table since: names that are swapped twice are as
+        they were."""
         aside = self._options.target.table
-        if handle_of(con.table(self._table)).desc.table_id != self._new_id:
+        if not self._swapped:
+            self._required(con)
+        if not self._swapped or self._unfinished(con) is not None:
+            self._swapped = True
             con.rename_table(aside, self._table, swap=True)
         with contextlib.suppress(TableNotFoundError):
             con.drop_table(aside, purge=True)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         with contextlib.suppress(TableNotFoundError):
-            in_worker(self._options.target.uri, lambda con: con.drop_table(self._options.target.table, purge=True))
+            in_worker(self._options.target.uri, self._drop)
+
+    def _drop(self, con: Connection) -> None:
+        if self._unfinished(con) is not None:
+            con.drop_table(self._options.target.table, purge=True)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -210,7 +251,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._make(batchId)  # no task has, if there are no rows
         if staged := _staged(messages):
-            self._target.handle.staging.publish(staged[0].batch, [m.part for m in staged], lasting=True)
+            with gone_is_told(self._target.table):
+                self._target.handle.staging.publish(staged[0].batch, [m.part for m in staged], lasting=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         for batch in {m.batch for m in _staged(messages)}:

@@ -152,7 +152,8 @@ class Target:
         """Stage what this task writes, some batches at a time."""
         handle = self.handle
         staged = handle.staging.rows(batch, share=task_number())
-        self._add(staged, batches, handle)
+        with gone_is_told(self.table):
+            self._add(staged, batches, handle)
         return staged.done()
 
     def given(self, batch: JobBatch, rows: pa.Table, handle: TableHandle) -> Part:
@@ -218,6 +219,25 @@ def of_job(job: object, batch: object) -> JobBatch:
             " batches, as foreachBatch has one"
         )
     return JobBatch(f"job {job}", number)
+
+
+@contextlib.contextmanager
+def gone_is_told(table: str) -> Iterator[None]:
+    """Say which table is gone: the server knows it by its id alone.
+
+    Raises:
+        TableNotFoundError: it was.
+    """
+    try:
+        yield
+    except TableNotFoundError as e:
+        if "table" in e.context:
+            raise
+        raise TableNotFoundError(
+            f"table {table} was dropped, or overwritten, while rows were written to it: run the job again, or start the"
+            " query again from its checkpoint",
+            table=table,
+        ) from e
 
 
 @contextlib.contextmanager

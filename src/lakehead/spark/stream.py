@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from lakehead.api.copying import was_overwritten
 from lakehead.api.table import handle_of
 from lakehead.client.table import TableHandle
 from lakehead.errors import (
@@ -98,7 +99,7 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the next micro-batch ends: ``start`` itself when there is nothing new.
 
         Raises:
-            TableNotFoundError: the table was dropped.
+            TableNotFoundError: the table was dropped, overwritten or renamed.
             SchemaChangedError: it was altered while the query runs.
         """
         told = StreamOffset.from_json(self._where() if start is None else start)
@@ -210,6 +211,10 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._opened = None
             handle = self._handle()
             now = handle.now()
+        except TableNotFoundError as e:
+            raise self._gone(handle) from e
+        if was_overwritten(now.desc):
+            raise self._gone(handle)
         if now.desc.schema_id != handle.desc.schema_id:
             raise _altered(now)
         if now.desc.path != handle.desc.path:
@@ -218,8 +223,25 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 " query from its checkpoint, it goes on where it was",
                 table=str(handle.desc.path),
             )
-        self._seen = handle.log.tablets(sync=True)
+        try:
+            self._seen = handle.log.tablets(sync=True)
+        except TableNotFoundError as e:
+            raise self._gone(handle) from e
         return _ends(self._seen)
+
+    def _gone(self, handle: TableHandle) -> TableNotFoundError:
+        """What ends a query whose table was dropped, as one is that was overwritten."""
+        was = f"table {handle.desc.path}, which this query reads, was dropped"
+        try:
+            worker_table(self._options.uri, self._options.table)
+        except TableNotFoundError:
+            told = f"{was}: the query ends with it"
+        else:
+            told = (
+                f"{was} or overwritten, and the {handle.desc.path} there is now is another table: start the query with"
+                " another checkpointLocation to read that"
+            )
+        return TableNotFoundError(told, table=str(handle.desc.path))
 
     def _hold(self, offset: StreamOffset) -> None:
         """Renew what rows as of the start are held by, while they wait and this process lives."""
@@ -240,8 +262,9 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _require_same_table(self, handle: TableHandle, offset: StreamOffset) -> None:
         if offset.table_id != handle.desc.table_id:
             raise TableNotFoundError(
-                f"table {offset.table}, which this query's checkpoint is of, was dropped; the {handle.desc.path} there"
-                " is now is another table: start the query with another checkpointLocation",
+                f"table {offset.table}, which this query's checkpoint is of, was dropped, overwritten or renamed, and"
+                f" the {handle.desc.path} there is now is another table: start the query with another"
+                " checkpointLocation, or load the stream by the name that the first one has now",
                 table=offset.table,
             )
 
