@@ -36,7 +36,7 @@ def test_partitions_are_overwritten_or_as_they_were_wherever_it_fails(
     stays = [] if named else [(k, "a") for k in range(8)]
     after = sorted(stays + [(k, v) for v in "bd" for k in range(5, 9)] + [(2, "c")])
     ended = False
-    for cut in range(0, 300, 1 if power_cut else 3):  # less is lost without a power cut
+    for cut in range(300):
         deployment = Deployment(Limits())
         table = deployment.table(keyed=keyed, partitioned=True, buckets=2)
         first = JobBatch("query", 3)
