@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lakehead.cli.offline import mapped, time_text
+from lakehead.cli.offline import mapped, require_whole, time_text
 from lakehead.cli.output import count_text, write_json, write_line, write_table
 from lakehead.cli.session import Session
 from lakehead.errors import CorruptionError, UnsupportedFormatError
@@ -127,10 +127,7 @@ def snapshot(
         write_json(asdict(report))
     else:
         _write_text(report, limit)
-    if report.problems:
-        raise CorruptionError(
-            f"{path} is damaged: {report.problems[0]}", path=path, position=0, problems=len(report.problems)
-        )
+    require_whole(path, report.problems, position=0)
 
 
 def _write_text(report: SnapshotReport, limit: int) -> None:

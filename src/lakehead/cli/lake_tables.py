@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lakehead.cli.offline import mapped
+from lakehead.cli.offline import mapped, require_whole
 from lakehead.cli.output import count_text, write_json, write_line, write_table
 from lakehead.cli.session import Session
-from lakehead.errors import CorruptionError
 
 if TYPE_CHECKING:
-    from lakehead.iceberg.offline import LakeTableReport
+    from lakehead.iceberg.table_report import LakeTableReport
 
 
 def lake(
@@ -28,7 +27,7 @@ def lake(
     Of a folder the newest metadata file is read; the catalog may name an older one.
     Changes nothing and needs no catalog. Exit code 5 when a file is gone or damaged.
     """
-    from lakehead.iceberg.offline import metadata_file, read_lake_table
+    from lakehead.iceberg.table_report import metadata_file, read_lake_table
 
     file = metadata_file(path)
     mapped(file, ".metadata.json")  # or the error of a file that cannot be read
@@ -37,13 +36,7 @@ def lake(
         write_json(asdict(report))
     else:
         _write_text(report, limit)
-    if report.problems:
-        n = len(report.problems)
-        raise CorruptionError(
-            f"{path} is damaged: {report.problems[0]}" + (f" (and {n - 1} more)" if n > 1 else ""),
-            path=path,
-            problems=n,
-        )
+    require_whole(path, report.problems)
 
 
 def _write_text(report: LakeTableReport, limit: int) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from lakehead.errors import InvalidFileError
+from lakehead.errors import CorruptionError, InvalidFileError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,6 +31,17 @@ def mapped(path: str, kind: str) -> pa.Buffer:
         reason = os.strerror(number) if number else str(e).splitlines()[0]
         reason = f"it is a folder: name a {kind} file in it" if os.path.isdir(path) else reason
         raise InvalidFileError(f"cannot read {path}: {reason}", path=path) from e
+
+
+def require_whole(path: str, problems: Sequence[str], **context: Any) -> None:
+    """Return if nothing was found to be wrong with what lies at a path.
+
+    Raises:
+        CorruptionError: something is; the message tells the first of the problems.
+    """
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise CorruptionError(f"{path} is damaged: {problems[0]}{more}", path=path, problems=len(problems), **context)
 
 
 def time_text(microseconds: int) -> str:

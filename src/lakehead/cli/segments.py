@@ -11,7 +11,7 @@ import typer
 
 from lakehead.cli.checkpoints import snapshot
 from lakehead.cli.lake_tables import lake
-from lakehead.cli.offline import mapped, time_text
+from lakehead.cli.offline import mapped, require_whole, time_text
 from lakehead.cli.output import count_text, write_json, write_line, write_table
 from lakehead.cli.session import Session, command
 from lakehead.errors import CorruptionError, UnsupportedFormatError
@@ -200,13 +200,7 @@ def segment(
         write_json(asdict(report))
     else:
         _write_text(report, limit)
-    if report.problems:
-        n = len(report.problems)
-        raise CorruptionError(
-            f"{path} is damaged: {report.problems[0]}" + (f" (and {n - 1} more)" if n > 1 else ""),
-            path=path,
-            problems=n,
-        )
+    require_whole(path, report.problems)
 
 
 def _write_text(report: SegmentReport, limit: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import lakehead as lh
 from lakehead.cli import main as cli
-from lakehead.iceberg.offline import metadata_file, read_lake_table
+from lakehead.iceberg.table_report import metadata_file, read_lake_table
 
 
 @pytest.fixture
