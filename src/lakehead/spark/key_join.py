@@ -3,12 +3,14 @@ of keys at a time, so that there is no shuffle, no state, and no copy of the tab
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
@@ -91,6 +93,16 @@ class Planned:
             )
 
 
+def _given_back(keys: pa.Table, of_key: pa.Schema) -> npt.NDArray[np.bool_]:
+    """Which keys the types of a table's key give back as they were, as far as Arrow tells."""
+    same = np.ones(keys.num_rows, bool)
+    for given, field in zip(keys.columns, of_key, strict=True):
+        with contextlib.suppress(pa.ArrowException):
+            back = given.cast(field.type, safe=False).cast(given.type, safe=False)
+            same &= np.asarray(pc.fill_null(pc.equal(back, given), False))
+    return same
+
+
 @dataclass(frozen=True)
 class LookupJoin:
     """A join as tasks carry it out.
@@ -154,13 +166,18 @@ class LookupJoin:
         return pa.array(at, mask=at < 0), rows
 
     def _fitting(self, table: Table, keys: pa.Table, places: Positions) -> list[tuple[Positions, pa.Table]]:
-        """The keys at these places as the table has them, without those that it cannot hold, found by halving."""
+        """The keys at these places as the table has them, without those that it cannot hold: what another type gives
+        back as something else, and then, as decimals may have too many digits, what is found by halving."""
         of_key, what = handle_of(table).desc.key_columns, f"keys for {self.table} from {', '.join(self.on)}"
+        asked = keys.take(pa.array(places))
         try:
-            return [(places, to_key_table(keys.take(pa.array(places)), of_key, what=what))]
+            return [(places, to_key_table(asked, of_key, what=what))]
         except SchemaMismatchError:
             if not len(places):  # not a value, but the type
                 raise
+        kept = places[_given_back(asked, of_key)]
+        if len(kept) < len(places):
+            return self._fitting(table, keys, kept)
         half = len(places) // 2
         parts = (places[:half], places[half:]) if half else (places[:0],)
         return [found for part in parts for found in self._fitting(table, keys, part)]

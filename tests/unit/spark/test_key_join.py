@@ -116,3 +116,28 @@ def test_a_key_that_the_table_cannot_have_has_no_match(
         join = LookupJoin(con.uri, "a.c", ("k",), planned, how, stale_ms, out)  # type: ignore[arg-type]
         for _ in range(2):
             assert [v for part in join([rows]) for v in part["v"].to_pylist()] == expected
+
+
+def test_keys_that_the_table_cannot_have_are_found_together(
+    con: lh.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one by one: a micro-batch may be full of them."""
+    from lakehead.spark import key_join
+    from lakehead.spark.key_join import LookupJoin, Planned
+
+    table = con.create_table("a.many", pa.schema([("k", pa.int32()), ("v", pa.int64())]), primary_key="k")
+    table.upsert([{"k": k, "v": k} for k in range(10)])
+    asked = 0
+    real = key_join.to_key_table
+
+    def counted(*args: Any, **options: Any) -> pa.Table:
+        nonlocal asked
+        asked += 1
+        return real(*args, **options)
+
+    monkeypatch.setattr(key_join, "to_key_table", counted)
+    planned, out = Planned.of(handle_of(table).desc, ["v"]), pa.schema([("k", pa.int64()), ("v", pa.int64())])
+    keys = [k if k < 10 else k + 2**40 for k in range(5000)]
+    join = LookupJoin(con.uri, "a.many", ("k",), planned, "inner", 0, out)
+    (rows,) = join([pa.RecordBatch.from_arrays([pa.array(keys)], ["k"])])
+    assert rows["v"].to_pylist() == list(range(10)) and asked == 2
