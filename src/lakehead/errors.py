@@ -193,6 +193,13 @@ class SchemaChangedError(InvalidRequestError):
     code = 1023
 
 
+class TurnLostError(InvalidRequestError):
+    """Rows were to be published that follow from what a table had, and somebody else has published such rows since it
+    was read. `lakehead.spark` reads again by itself."""
+
+    code = 1024
+
+
 class UnavailableError(LakeheadError):
     """The service cannot be reached or cannot serve now; retry with back-off."""
 

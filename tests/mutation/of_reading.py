@@ -195,6 +195,27 @@ OF_READING = (
         "tests/unit/spark/test_turns.py",
     ),
     Mutant(
+        "accumulate beside another process",
+        "server/turns.py",
+        "        if now != number:\n",
+        "        if False:\n",
+        "tests/unit/spark/test_turns.py",
+    ),
+    Mutant(
+        "a turn as long as what was published under it is written",
+        "server/turns.py",
+        "                self._numbers[table_id] += 1\n",
+        "                pass\n",
+        "tests/unit/server/test_turns.py",
+    ),
+    Mutant(
+        "add to what is there in part",
+        "server/turns.py",
+        "        if left := [job for job in begun if unfinished(job)]:\n",
+        "        if left := []:\n",
+        "tests/unit/server/test_turns.py",
+    ),
+    Mutant(
         "adopt a lake that came after the one looked at",
         "iceberg/catalog_state.py",
         "            self._claim(table, desc)\n",

@@ -28,7 +28,7 @@ from lakehead.protocol.grants import CreateToken, Grant, ListGrants, ListTokens,
 from lakehead.protocol.privileges import Privilege
 from lakehead.protocol.quotas import ListQuotas, Quota, SetQuota
 from lakehead.protocol.schemas import field_to_text
-from lakehead.protocol.staging import Publish, Stage, StagedPart, StagedTable, Unstage
+from lakehead.protocol.staging import AskTurn, Publish, Stage, StagedPart, StagedTable, Unstage
 from lakehead.protocol.tiering import (
     AskTieringStatus,
     AskTieringWork,
@@ -137,6 +137,7 @@ def requests(log: str, keyed: str, plain: str) -> list[tuple[AnyRequest, list[pa
         (ListQuotas(), []),
         (Grant(to="etl", on="f", privileges=[Privilege.READ]), []),
         (Revoke(to="role:r", on="*", privileges=[Privilege.ADMIN]), []),
+        (AskTurn(table_id=log), []),
         (Unstage(**staged), []),
         (m.Hello(), []),
         (m.CreateTable(info=info, if_not_exists=True), []),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,11 +14,20 @@ from lakehead.client.patience import ask
 from lakehead.client.routes import Routes
 from lakehead.client.row_routing import clustered, halves, route, slices
 from lakehead.env import Env
-from lakehead.errors import InvalidRequestError, LimitExceededError, SchemaChangedError
+from lakehead.errors import InvalidRequestError, LimitExceededError, SchemaChangedError, TurnLostError
 from lakehead.format.frame import WRITER_ID_BYTES, WriterStamp
 from lakehead.format.storable import check_valid
 from lakehead.protocol import messages as m
-from lakehead.protocol.staging import GIVEN_BYTES_MAX, Publish, Published, Stage, StagedPart, StagedTable, Unstage
+from lakehead.protocol.staging import (
+    GIVEN_BYTES_MAX,
+    AskTurn,
+    Publish,
+    Published,
+    Stage,
+    StagedPart,
+    StagedTable,
+    Unstage,
+)
 from lakehead.types import TableDescriptor, WriteKind
 
 _NOBODY = WriterStamp(bytes(WRITER_ID_BYTES), 0)
@@ -177,6 +186,11 @@ class Staging:
         """
         return publish_together(batch, [(self, parts)], lasting=lasting, overwrite=overwrite)
 
+    def turn(self) -> int:
+        """The turn under which rows may be published that follow from what is read after this; see `AskTurn`."""
+        request = AskTurn(table_id=self.desc.table_id, folder_id=self._folder_id)
+        return ask(self._server, self._env.clock, request)[0].number
+
     def _as_opened(self, table: StagedTable) -> StagedTable:
         return msgspec.structs.replace(table, name=str(self.desc.path), schema_id=self.desc.schema_id)
 
@@ -193,14 +207,17 @@ def publish_together(
     lasting: bool,
     overwrite: Sequence[str] | None = None,
     as_opened: bool = False,
+    turns: Mapping[str, int] | None = None,
 ) -> Published:
     """Make a batch part of several tables, of all or of none; errors as of `Staging.publish`. What no task has staged
     goes along with that request, if all of it is little.
 
     Args:
         as_opened: refuse it if one of the tables was altered or renamed since it was opened.
+        turns: by the ids of tables, of rows that follow from what these tables had; see `Staging.turn`.
 
     Raises:
+        TurnLostError: somebody else has published such rows since then; nothing was decided.
         SchemaChangedError: one was; nothing was decided.
         InvalidRequestError: the tables live on several servers.
     """
@@ -214,6 +231,8 @@ def publish_together(
     def published(tables: Sequence[StagedTable], bodies: Sequence[pa.Buffer]) -> Published:
         if as_opened:
             tables = [staging._as_opened(table) for (staging, _), table in zip(parts, tables, strict=True)]
+        if turns:
+            tables = [msgspec.structs.replace(table, turn=turns.get(table.table_id)) for table in tables]
         request = Publish(
             folder_id=first._folder_id, job=batch.job, batch=batch.number, tables=list(tables), lasting=lasting
         )
@@ -223,7 +242,7 @@ def publish_together(
     if given := _given(parts, overwrite=over):
         try:
             return published(*given)
-        except SchemaChangedError:
+        except (SchemaChangedError, TurnLostError):
             raise
         except (InvalidRequestError, LimitExceededError):
             pass  # staging them says what is wrong with which row, and cuts what is too large for a write

@@ -11,14 +11,14 @@ from lakehead.protocol import messages as m
 from lakehead.protocol.grants import CreateToken, Grant, ListGrants, ListTokens, Revoke, RevokeToken, WhoAmI
 from lakehead.protocol.messages import ErrorReply, Message, R, Request, StreamHeader
 from lakehead.protocol.quotas import ListQuotas, SetQuota
-from lakehead.protocol.staging import Publish, Stage, Unstage
+from lakehead.protocol.staging import AskTurn, Publish, Stage, Unstage
 from lakehead.protocol.tiering import AskTieringStatus, AskTieringWork, ReportTiered
 
 AnyCall = (
     m.Hello | m.CreateTable | m.GetTable | m.ListTables | m.ListDatabases | m.DropTable | m.AlterTable | m.RenameTable
     | m.TableNow | m.Write | m.OpenWriter | m.CloseWriter | m.Lookup | m.Get | m.Watermarks | m.TimestampsAt
     | m.OpenLeases | m.RenewLeases | m.LeasedLake | m.LakeInfo | m.AdoptLake | AskTieringWork | ReportTiered
-    | AskTieringStatus | m.Truncate | Stage | Publish | Unstage
+    | AskTieringStatus | m.Truncate | Stage | Publish | AskTurn | Unstage
     | WhoAmI | CreateToken | ListTokens | RevokeToken | Grant | Revoke | ListGrants | SetQuota | ListQuotas
 )  # fmt: skip
 AnyStream = m.Read | m.ReadLive | m.Subscribe

@@ -50,6 +50,9 @@ class StagedTable(Message, frozen=True, kw_only=True):
     their tablets change at once, and of a lake of a log table what it held of them; it follows later. A table without
     partitions has no such thing.
 
+    ``turn`` says that the rows follow from what the table had: they were made after it was asked for (`AskTurn`), and
+    are refused if somebody else has published such rows, or overwritten partitions, since then (`TurnLostError`).
+
     With ``name`` nothing is published unless this table is called so (``database.table``), and ``schema_id`` is the
     definition in force: a job that keeps its tables open learns there that one was altered or renamed since."""
 
@@ -59,6 +62,7 @@ class StagedTable(Message, frozen=True, kw_only=True):
     overwrite: tuple[str, ...] | None = None
     name: str = ""
     schema_id: Int64 = -1
+    turn: Int64 | None = None
 
 
 class Published(Reply, frozen=True, kw_only=True):
@@ -93,6 +97,16 @@ class Publish(Request[Published], frozen=True, kw_only=True):
     def needs(self) -> Sequence[tuple[Privilege, Target]]:
         over = [(Privilege.MANAGE, t.table_id) for t in self.tables if t.overwrite is not None]
         return [*super().needs, *over]
+
+
+class Turn(Reply, frozen=True, kw_only=True):
+    number: Int64
+
+
+class AskTurn(TableRequest[Turn], frozen=True, kw_only=True):
+    """The number under which rows may be published that follow from what the table has from now on."""
+
+    privilege = Privilege.WRITE
 
 
 class Unstage(TableRequest[Done], frozen=True, kw_only=True):

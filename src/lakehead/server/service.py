@@ -23,7 +23,7 @@ from lakehead.protocol.codec import encode
 from lakehead.protocol.grants import CreateToken, Grant, ListGrants, ListTokens, Revoke, RevokeToken, WhoAmI
 from lakehead.protocol.privileges import Privilege
 from lakehead.protocol.quotas import ListQuotas, SetQuota
-from lakehead.protocol.staging import Publish, Stage, Unstage
+from lakehead.protocol.staging import AskTurn, Publish, Stage, Unstage
 from lakehead.protocol.tiering import AskTieringStatus, AskTieringWork, ReportTiered
 from lakehead.server.access import Caller, authorize, may
 from lakehead.server.committer import Committers, local_committer
@@ -156,6 +156,7 @@ class Service:
         self._answer_to(AskTieringStatus, definitions.tiering_status)
         self._answer_to(m.OpenWriter, writes.open_writer)
         self._answer_to(m.CloseWriter, writes.close_writer)
+        self._answer(AskTurn, staging.turn)
         self._answer(Unstage, staging.unstage)
         self._answer(m.Get, reads.get)
         self._answer(m.Watermarks, reads.watermarks)

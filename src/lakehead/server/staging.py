@@ -10,6 +10,7 @@ a row of it twice.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,11 +31,21 @@ from lakehead.errors import (
 from lakehead.format.frame import FrameBody, WriterStamp, decode_body
 from lakehead.format.joins import ROWS_MAX, gathered, join
 from lakehead.protocol.messages import Done, TabletRef
-from lakehead.protocol.staging import GIVEN_BYTES_MAX, Publish, Published, Stage, StagedTable, Unstage
+from lakehead.protocol.staging import (
+    GIVEN_BYTES_MAX,
+    AskTurn,
+    Publish,
+    Published,
+    Stage,
+    StagedTable,
+    Turn,
+    Unstage,
+)
 from lakehead.server.catalog import BeginPublication, EndPublication, Part
 from lakehead.server.metadata import MetadataStore, Publication
 from lakehead.server.pieces import STAGED, decoded, encoded, job_writer, staged_folder
 from lakehead.server.tables import LiveTable, LiveTables
+from lakehead.server.turns import Turns
 from lakehead.server.writes import CheckedBatch, Writes, body_schema
 from lakehead.types import Offset, TableDescriptor, TabletKey, WriteKind
 
@@ -46,6 +57,8 @@ _TOGETHER_ROWS = 4 << 20
 """Pieces of so many rows, or of as many bytes as are joined, are looked at together."""
 _TABLETS_AT_ONCE = 4
 """Batches of so many tablets, if they are full, are written side by side."""
+_IN_TURN = ""
+"""Whoever publishes what follows from a table's rows, or takes some away, is alone as this job, too."""
 
 
 class _Piece(NamedTuple):
@@ -128,7 +141,7 @@ class _Waiting:
 
 
 class Staging:
-    """Answers `Stage`, `Publish` and `Unstage`. Thread-safe."""
+    """Answers `Stage`, `Publish`, `AskTurn` and `Unstage`. Thread-safe."""
 
     def __init__(self, metadata: MetadataStore, tables: LiveTables, writes: Writes, env: Env, limits: Limits) -> None:
         self._metadata = metadata
@@ -140,6 +153,7 @@ class Staging:
         self._ended = env.threads.condition()
         self._busy: set[tuple[str, str]] = set()
         self._waiting: dict[str, _Waiting] = {}
+        self._turns = Turns(metadata.incarnation.number, env.threads)
 
     # ---- pieces -----------------------------------------------------------------------------------------------
 
@@ -229,6 +243,7 @@ class Staging:
         Raises:
             OutcomeUnknownError: it was decided, and is there in part; the rest comes.
             SchemaChangedError, TableNotFoundError: a table is not the one that was opened; nothing was decided.
+            TurnLostError: the rows follow from what a table has no more; nothing was decided.
             InvalidRequestError: some of the pieces are not here; nothing was decided.
             LakeheadError: it could not be decided.
         """
@@ -241,15 +256,20 @@ class Staging:
             t.table_id: [*((part.attempt, part.pieces) for part in t.parts), *given[t.table_id]] for t in request.tables
         }
         tables = [self._tables.get(table_id) for table_id in parts]
+        over = {t.table_id: t.overwrite for t in request.tables if t.overwrite is not None}
+        turns = {t.table_id: t.turn for t in request.tables if t.turn is not None}
+        in_turn = sorted({*over, *turns})
         with contextlib.ExitStack() as alone:
-            for table_id in sorted(parts):  # always in one order: nobody waits for who waits for him
-                alone.enter_context(self._alone(table_id, job))
+            # Always in one order: nobody waits for who waits for him.
+            for mine in [*((table_id, job) for table_id in sorted(parts)), *((t, _IN_TURN) for t in in_turn)]:
+                alone.enter_context(self._alone(*mine))
             self._finish(tables, job)
             if any(batch <= self._metadata.publication(table_id, job).batch for table_id in parts):
                 for table in tables:
                     self._forget(staged_folder(table.folder, job, batch))
                 return Published(rows=0, before=True)
-            over = {t.table_id: t.overwrite for t in request.tables if t.overwrite is not None}
+            for table_id, turn in turns.items():
+                self._turns.require(table_id, turn, functools.partial(self._is_unfinished, table_id))
             truncates: dict[str, dict[str, int]] = {}
             overwrites: dict[str, dict[str, int]] = {}
             for table in tables:
@@ -263,10 +283,21 @@ class Staging:
                     (truncates if table.desc.log_decides else overwrites)[table_id] = ends
             forget_before = self._env.clock.now_us() - int(KEPT_SECONDS * 1e6)
             jobs_max = self._limits.named_writers_max
+            for table_id in in_turn:
+                self._turns.begin(table_id, job)
             self._metadata.submit(
                 BeginPublication(job, batch, parts, request.lasting, jobs_max, forget_before, truncates, overwrites)
             )
             return Published(rows=self._finish(tables, job), before=False)
+
+    def turn(self, request: AskTurn) -> Turn:
+        """See `AskTurn`."""
+        table_id = self._tables.get(request.table_id).desc.table_id
+        with self._alone(table_id, _IN_TURN):  # after what is under way, under whose turn nothing else is published
+            return Turn(number=self._turns.number(table_id))
+
+    def _is_unfinished(self, table_id: str, job: str) -> bool:
+        return self._metadata.publication(table_id, job).begun is not None
 
     def _require_as_opened(self, tables: Iterable[StagedTable]) -> None:
         for t in tables:
@@ -318,6 +349,7 @@ class Staging:
         """Carry out what was decided before a crash, and find what waits; for who opens the table, before it is used.
         What fails is tried again by `maintain`."""
         for publication in self._metadata.unfinished_publications(table.desc.table_id):
+            self._turns.begin(table.desc.table_id, publication.job)
             self._try_to_finish(table, publication)
         storage, base = self._env.storage, f"{table.folder}/{STAGED}"
         for folder in (f"{base}/{name}" for name in storage.list_files(base)):
@@ -432,6 +464,8 @@ class Staging:
                 if waits or not all(isinstance(part, bytes) for part in of.publication.parts):
                     folders.append(folder)
             self._metadata.submit_all(ends, synced=bool(folders))
+            for of in done:
+                self._turns.end(of.table.desc.table_id, of.publication.job)
             for folder in folders:
                 self._forget(folder)
         except LakeheadError as e:

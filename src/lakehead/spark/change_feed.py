@@ -7,7 +7,7 @@ rows were deleted. Both are written in one go, once for each micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -39,7 +39,7 @@ from lakehead.spark.floats import quoted
 from lakehead.spark.foreach_batch import started
 from lakehead.spark.key_join import places_of
 from lakehead.spark.staged_rows import described, discarded_on_failure, staged_by, task_number
-from lakehead.spark.turns import alone
+from lakehead.spark.turns import in_turn
 from lakehead.spark.types import written_schema
 from lakehead.types import RESERVED_PREFIX
 
@@ -171,10 +171,15 @@ class ChangeFeed:
         """Apply `prepared` changes, once for a batch; ``small`` has rows pass through the driver, without a shuffle."""
         tables = [con.table(name) for name in (self.table, self.beside)]
         handles = [handle_of(table) for table in tables]
-        with alone(handles):
-            self._apply(tables, handles, changes, batch, small=small)
 
-    def _apply(
+        def applied(turns: Mapping[str, int]) -> None:
+            parts = self._staged(tables, handles, changes, batch, small=small)
+            together = [(h.staging, p) for h, p in zip(handles, parts, strict=True)]
+            publish_together(batch, together, lasting=True, turns=turns)
+
+        in_turn(handles, batch, applied)
+
+    def _staged(
         self,
         tables: Sequence[Table],
         handles: Sequence[TableHandle],
@@ -182,7 +187,7 @@ class ChangeFeed:
         batch: JobBatch,
         *,
         small: bool,
-    ) -> None:
+    ) -> Sequence[Sequence[Part]]:
         apply = _Apply(self, batch)
         with discarded_on_failure(batch, handles):
             if small:
@@ -190,13 +195,9 @@ class ChangeFeed:
                 rows = rows.take(pc.sort_indices(rows, [(c, "ascending") for c in (*self.keys, _SEQUENCE)]))
                 held = [h.staging.held() for h in handles]
                 apply.add(tables, held, rows.to_batches())
-                parts: Sequence[Sequence[Part]] = [[rows_of] for rows_of in held]
-            else:
-                ordered = changes.repartition(*map(quoted, self.keys)).sortWithinPartitions(
-                    *map(quoted, self.keys), _SEQUENCE
-                )
-                parts = staged_by(ordered, apply, tables=2)
-        publish_together(batch, [(h.staging, p) for h, p in zip(handles, parts, strict=True)], lasting=True)
+                return [[rows_of] for rows_of in held]
+            ordered = changes.repartition(*map(quoted, self.keys))
+            return staged_by(ordered.sortWithinPartitions(*map(quoted, self.keys), _SEQUENCE), apply, tables=2)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from lakehead.spark.combine import Combine, plain, require_combinable
 from lakehead.spark.connections import connection_of
 from lakehead.spark.foreach_batch import started
 from lakehead.spark.staged_rows import Target, discarded_on_failure, gone_is_told, of_job, of_run, stage_frame
-from lakehead.spark.turns import alone
+from lakehead.spark.turns import in_turn
 from lakehead.spark.types import collations, written_schema
 from lakehead.types import WriteKind
 
@@ -142,29 +143,35 @@ class Layers:
         return self._write(as_opened=False)
 
     def _write(self, *, as_opened: bool) -> int:
-        parts: dict[str, list[Part]] = {}
         tables = {write.target.table: self._tables.open(write.target, write.schema) for write in self._writes}
-        with alone(handle_of(tables[write.target.table]) for write in self._writes if write.how is not None):
+        # What is added to the table is the same rows whatever it has by then.
+        stages = [write.stager(tables[write.target.table], self._batch, small=self._small) for write in self._writes]
+
+        def published(turns: Mapping[str, int]) -> int:
+            parts: dict[str, list[Part]] = {}
             with discarded_on_failure(self._batch, map(handle_of, tables.values())):
-                for write, staged in zip(self._writes, self._staged(tables), strict=True):
+                for write, staged in zip(self._writes, self._staged(stages), strict=True):
                     parts.setdefault(write.target.table, []).extend(staged)
             together = [(handle_of(tables[name]).staging, of_table) for name, of_table in parts.items()]
-            return publish_together(self._batch, together, lasting=True, as_opened=as_opened).rows
+            return publish_together(self._batch, together, lasting=True, as_opened=as_opened, turns=turns).rows
 
-    def _staged(self, tables: Mapping[str, Table]) -> list[Sequence[Part]]:
+        added_to = [handle_of(tables[write.target.table]) for write in self._writes if write.how is not None]
+        return in_turn(added_to, self._batch, published)
+
+    def _staged(self, stages: Sequence[Stage]) -> list[Sequence[Part]]:
         """What each write has. Spark's jobs go side by side, as most of a small one is waiting; what is in Arrow is
         requests of less than a millisecond, which threads would only make dearer."""
 
-        def stage(write: _Write) -> Sequence[Part]:
-            return write.stage(tables[write.target.table], self._batch, small=self._small)
+        def staged(stage: Stage) -> Sequence[Part]:
+            return stage()
 
         frame = next((w.rows for w in self._writes if isinstance(w.rows, DataFrame)), None)
-        if frame is None or len(self._writes) < 2:
-            return [stage(write) for write in self._writes]
+        if frame is None or len(stages) < 2:
+            return [stage() for stage in stages]
         # A thread that has ended lets go of its connection to the JVM, and stops with the query.
-        stage = inheritable_thread_target(frame.sparkSession)(stage)
-        with ThreadPoolExecutor(len(self._writes), "lakehead-pipeline") as pool:
-            return list(pool.map(stage, self._writes))
+        staged = inheritable_thread_target(frame.sparkSession)(staged)
+        with ThreadPoolExecutor(len(stages), "lakehead-pipeline") as pool:
+            return list(pool.map(staged, stages))
 
 
 class OpenTables:
@@ -214,6 +221,10 @@ class OpenTables:
         return table
 
 
+Stage: TypeAlias = "Callable[[], Sequence[Part]]"
+"""Stages what one call of a step writes, and says what that is."""
+
+
 @dataclass(frozen=True)
 class _Write:
     target: Target
@@ -228,17 +239,20 @@ class _Write:
         """Whether it adds to a column that the other one writes."""
         return self.how is not None and (other.how is None or not self.how.keys().isdisjoint(other.how))
 
-    def stage(self, table: Table, batch: JobBatch, *, small: bool) -> Sequence[Part]:
+    def stager(self, table: Table, batch: JobBatch, *, small: bool) -> Stage:
+        """What stages it, any number of times; rows that are added to the table are combined once."""
         handle = handle_of(table)
         if self.how is not None:
             combine = Combine.of(table, self.schema.names, self.how)
             rows = self.rows if isinstance(self.rows, DataFrame) else plain(table, self.rows)
-            added = combine.added(table, combine.collected(rows, small))
-            return [self.target.given(batch, added, handle)]
+            combined = functools.cache(lambda: combine.collected(rows, small))
+            return lambda: [self.target.given(batch, combine.added(table, combined()), handle)]
         if isinstance(self.rows, DataFrame) and not small:
-            return stage_frame(self.target, self.rows, batch)
-        rows = self.rows.toArrow() if isinstance(self.rows, DataFrame) else self.rows
-        return [self.target.given(batch, rows, handle)]
+            return functools.partial(stage_frame, self.target, self.rows, batch)
+        return lambda: [self.target.given(batch, self._arrow(), handle)]
+
+    def _arrow(self) -> pa.Table:
+        return self.rows.toArrow() if isinstance(self.rows, DataFrame) else self.rows
 
 
 def write_once(

@@ -1,14 +1,21 @@
-"""Whoever writes what follows from what a table has goes alone: of two queries of one process that both read a sum
-before either has written the new one, one would have added nothing."""
+"""Whoever writes what follows from what a table has takes turns with others that do: of two queries that both read a
+sum before either has written the new one, one would have added nothing.
+
+Those of one process wait for each other. Of several processes one is first, and the others read again."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
+from lakehead.client.staging import JobBatch
 from lakehead.client.table import TableHandle
+from lakehead.errors import LakeheadError, TurnLostError
+
+_R = TypeVar("_R")
 
 
 class _Turn:
@@ -22,12 +29,30 @@ _turns: WeakValueDictionary[str, _Turn] = WeakValueDictionary()
 _guard = threading.Lock()
 
 
+def in_turn(tables: Sequence[TableHandle], batch: JobBatch, work: Callable[[Mapping[str, int]], _R]) -> _R:
+    """Do what reads these tables and then publishes a batch that follows from what they had.
+
+    Args:
+        tables: none, if the batch follows from nothing.
+        work: is given the turns that it publishes under (`publish_together`), and called again, after what it has
+            staged is discarded, when somebody else was first.
+    """
+    by_id = {table.desc.table_id: table for table in tables}
+    with _alone(sorted(by_id)):
+        while True:
+            try:
+                return work({table_id: table.staging.turn() for table_id, table in by_id.items()})
+            except TurnLostError:
+                for table in by_id.values():
+                    with contextlib.suppress(LakeheadError):
+                        table.staging.discard(batch)
+
+
 @contextlib.contextmanager
-def alone(tables: Iterable[TableHandle]) -> Iterator[None]:
-    """From before these tables are read until what follows is published."""
+def _alone(table_ids: Sequence[str]) -> Iterator[None]:
+    """In this process; ids in their order: nobody waits for who waits for him."""
     with _guard:
-        # Always in one order: nobody waits for who waits for him.
-        turns = [_turns.setdefault(table_id, _Turn()) for table_id in sorted({t.desc.table_id for t in tables})]
+        turns = [_turns.setdefault(table_id, _Turn()) for table_id in table_ids]
     with contextlib.ExitStack() as held:
         for turn in turns:
             held.enter_context(turn.lock)

@@ -41,7 +41,7 @@ from lakehead.protocol.grants import (
 )
 from lakehead.protocol.privileges import EVERYTHING, Database, Privilege
 from lakehead.protocol.quotas import ListQuotas, Quota, QuotaInfo, QuotasReply, SetQuota, Used
-from lakehead.protocol.staging import Publish, Published, Stage, StagedPart, StagedTable, Unstage
+from lakehead.protocol.staging import AskTurn, Publish, Published, Stage, StagedPart, StagedTable, Turn, Unstage
 from lakehead.protocol.tiering import (
     AskTieringStatus,
     AskTieringWork,
@@ -94,10 +94,11 @@ CALLS: list[m.Request[Any]] = [
         batch=3,
         tables=[
             StagedTable(table_id="t1", parts=[StagedPart(attempt="a" * 32, pieces=1)]),
-            StagedTable(table_id="t2", parts=[], writes=(WRITE,)),
+            StagedTable(table_id="t2", parts=[], writes=(WRITE,), turn=7),
         ],
         lasting=True,
     ),
+    AskTurn(table_id="t1"),
     Unstage(table_id="t1", job="j", batch=3),
     m.OpenWriter(table_id="t1", writer_id=bytes(range(16))),
     m.CloseWriter(table_id="t1", writer_id=bytes(range(16)), epoch=3, acked_through=7),
@@ -148,6 +149,7 @@ REPLIES: list[m.Reply] = [
     m.TruncateReply(ends=[m.TabletRange(partition="", bucket=0, start=0, end=3)]),
     m.Done(),
     Published(rows=3, before=False),
+    Turn(number=1 << 40),
     m.WriteReply(offsets=[(0, 1), (5, 5)]),
     m.WriterReply(epoch=2, last_sequence=-1, tablets=[REF], sequences=[4]),
     m.LookupReply(),
@@ -226,7 +228,7 @@ def test_every_request_says_what_it_needs() -> None:
             "Get", "LakeInfo", "Lookup", "OpenLeases", "Read", "ReadLive", "RenewLeases", "Subscribe", "TimestampsAt",
             "Watermarks",
         ],
-        Privilege.WRITE: ["CloseWriter", "OpenWriter", "Publish", "Stage", "Unstage", "Write"],
+        Privilege.WRITE: ["AskTurn", "CloseWriter", "OpenWriter", "Publish", "Stage", "Unstage", "Write"],
         Privilege.TIER: ["AskTieringWork", "LeasedLake", "ReportTiered"],
         Privilege.CREATE: ["CreateTable"],
         Privilege.MANAGE: ["AlterTable", "DropTable", "RenameTable", "Truncate"],
