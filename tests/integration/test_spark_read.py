@@ -317,6 +317,19 @@ def test_what_else_the_source_reads(spark: SparkSession, con: lh.Connection, log
     assert (before, after) == tuple(
         lhs.table(spark, "shop.orders", snapshot=at).where("id >= 2990").count() for at in (ids[0], times[1])
     )
+    expressions = (
+        f"timestamp '{times[0].isoformat()}' + interval 1 microsecond",
+        "to_timestamp(:at) - interval 0 seconds",
+        f"timestamp_micros({int(times[0].timestamp() * 1e6)}) as o where o.id >= 0",
+    )
+    for expression in expressions:
+        found = lhs.sql(spark, f"select * from shop.orders timestamp as of {expression}", {"at": times[0]})
+        same(found, first, "id")
+    found = lhs.sql(spark, "select count(*) n from shop.orders timestamp as of now() + interval 1 second")
+    assert found.first().n == keyed.scan(tier="lake").count()
+    for wrong in ("now() - interval 1", "cast(null as timestamp)", "nothing(1)", "interval 1 day"):
+        with pytest.raises(lh.SqlError, match="timestamp as of"):
+            lhs.sql(spark, f"select * from shop.orders timestamp as of {wrong}")
     with pytest.raises(lh.SnapshotNotFoundError):
         lhs.sql(spark, "select * from shop.orders version as of 5")
     same(read("shop.events$lake$files", columns="path,rows"), log.lake.files().select(["path", "rows"]), "path")

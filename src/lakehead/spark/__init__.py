@@ -96,8 +96,8 @@ def sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[Any]
     """Run Spark SQL; Lakehead's tables may be named, also ``t$lake``, ``t$changelog``, ``t$lake$snapshots``.
 
     All are read as of one moment, that of this call, or the lake alone ``version as of`` a snapshot's id or ``timestamp
-    as of`` a time, in the session's zone where it names none. Names that are not Lakehead's are left to Spark, which
-    looks for temporary views of the session first.
+    as of`` a time or an expression of one, in the session's zone where it names none. Names that are not Lakehead's are
+    left to Spark, which looks for temporary views of the session first.
 
     ``create temp view v as select ...`` and ``cache table c as select ...`` give a query a name that lasts as long as
     the session; it reads what it reads now. Statements that change a Lakehead table are refused, and say what does it.

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -23,6 +20,7 @@ from lakehead.lake.listing import files_table
 from lakehead.lake.records import read_log
 from lakehead.lake.union_read import Moment, Pin, pin
 from lakehead.predicate.read_spec import ReadSpec
+from lakehead.spark.as_of import NO_ALIAS, Times, as_of, masked
 from lakehead.spark.connections import connection_of
 from lakehead.spark.defined_names import defined_names, inserts
 from lakehead.spark.floats import quoted
@@ -37,23 +35,10 @@ from lakehead.types import Tier
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_SPARK_LITERAL = re.compile(
-    r"""(?P<name>`(?:[^`]|``)*`) | r?'(?:[^'\\]|\\.)*' | r?"(?:[^"\\]|\\.)*" | --[^\n]* | /\*.*?\*/""",
-    re.VERBOSE | re.DOTALL | re.IGNORECASE,
-)
-_AS_OF = re.compile(r"\s+(?:for\s+)?(?:system_)?(version|timestamp|time)\s+as\s+of\b", re.IGNORECASE)
-_VERSION = re.compile(r"\s*(\d+|'\d+'|\"\d+\")(?![\w.])")
-_TIME = re.compile(r"\s*(?:timestamp\s*)?('[^']*'|\"[^\"]*\")", re.IGNORECASE)
-_PARAMETER = re.compile(r"\s*:([^\W\d]\w*)")
 _IDENTIFIER = re.compile(r"\bidentifier\s*\(", re.IGNORECASE)
 _NAMED = re.compile(r"\s*(?:'([^'\\]*)'|\"([^\"\\]*)\"|:([^\W\d]\w*))\s*\)")
 _ALIAS = re.compile(r"\s+(as\s+)?([^\W\d]\w*|`)", re.IGNORECASE)
 _ALL_OF = re.compile(r"\s*\.\s*\*")
-_NO_ALIAS = frozenset(
-    """where group order having limit offset join inner left right full cross natural on using union except intersect
-    minus window qualify semi anti lateral tablesample pivot unpivot select cluster distribute sort version timestamp
-    for fetch set values partition from""".split()  # noqa: SIM905
-)
 _SHOW = re.compile(r"\s*show\b", re.IGNORECASE)
 _WHERE = re.compile(r"\bwhere\b", re.IGNORECASE)
 _EQUALS = r"(?:==?|<=>|\bin\b)"
@@ -66,7 +51,7 @@ _SAMPLE = "tablesample"
 _Read: TypeAlias = tuple[str, Moment | None]
 """A full name with its suffix, and the moment of the lake that it is read at, None for now."""
 _Ask: TypeAlias = Callable[[Mapping[_Read, pa.Schema]], Mapping[_Read, Needs]]
-_TAKES_NO_ALIAS = frozenset(["describe", "desc", "extended", "formatted", "table", "into", "cache", "refresh", "in"])
+_TAKESNO_ALIAS = frozenset(["describe", "desc", "extended", "formatted", "table", "into", "cache", "refresh", "in"])
 
 
 def read_name(
@@ -155,7 +140,7 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
         for name, full in find_spark_tables(query, tables):
             if _is_view(spark, name):
                 continue
-            whole, moment = as_of(query, name, lambda: str(spark.conf.get("spark.sql.session.timeZone")), args)
+            whole, moment = as_of(query, name, Times(spark, _plain(args)), args)
             view = views.setdefault((full, moment), f"{prefix}_{len(views)}")
             alias = alias_for(query, whole)
             mapping[whole] = view + alias
@@ -322,56 +307,14 @@ def with_identifiers(query: str, tables: Sequence[str], args: Mapping[str, Any] 
     return "".join([*out, query[at:]])
 
 
-def as_of(
-    query: str, name: TableName, zone: Callable[[], str], args: Mapping[str, Any] | Sequence[Any] | None = None
-) -> tuple[TableName, Moment | None]:
-    """What is read of a table that a statement names: the lake snapshot, if it says one, and the name with that clause.
-
-    Args:
-        zone: tells in which times stand that say none.
-        args: the values of parameters, by name.
-
-    Raises:
-        SqlError: what follows ``as of`` is no literal, nor the name of such a parameter.
-    """
-    clause = _AS_OF.match(masked(query), name.end)
-    if clause is None:
-        return name, None
-    by_version = clause[1].lower() == "version"
-    value = (_VERSION if by_version else _TIME).match(query, clause.end())
-    marker = _PARAMETER.match(query, clause.end()) if value is None else None
-    try:
-        if marker is not None and isinstance(args, Mapping) and marker[1] in args:
-            value, given = marker, args[marker[1]]
-        elif value is not None:
-            given = value[1].strip("'\"")
-        else:
-            raise ValueError
-        moment = int(str(given)) if by_version else _time(given, zone)
-        return replace(name, end=value.end()), moment
-    except (ValueError, ZoneInfoNotFoundError) as e:
-        what = "the id of a lake snapshot" if by_version else "a time in quotes, such as '2026-05-01 12:00:00'"
-        raise SqlError(f"{name.text}{clause[0]} needs {what}, or a parameter by name that args has one for") from e
-
-
-def _time(given: object, zone: Callable[[], str]) -> dt.datetime:
-    time = given if isinstance(given, dt.datetime) else dt.datetime.fromisoformat(str(given).strip())
-    return time if time.tzinfo is not None else time.replace(tzinfo=ZoneInfo(zone()))
-
-
-def masked(query: str) -> str:
-    """The statement with its strings and comments blanked, all else where it was."""
-    return _SPARK_LITERAL.sub(lambda m: m["name"] or " " * len(m[0]), query)
-
-
 def alias_for(query: str, name: TableName) -> str:
     """What follows a replaced name, so that ``orders.price`` still means its column."""
     text = masked(query)
     before = [n.text.lower() for n in find_names(text[: name.start])][-1:]
-    if (before and before[0] in _TAKES_NO_ALIAS) or _SHOW.match(text) is not None:
+    if (before and before[0] in _TAKESNO_ALIAS) or _SHOW.match(text) is not None:
         return ""
     after = _ALIAS.match(text, name.end)
-    if after is not None and (after[1] is not None or after[2].lower() not in _NO_ALIAS or after[2].lower() == _SAMPLE):
+    if after is not None and (after[1] is not None or after[2].lower() not in NO_ALIAS or after[2].lower() == _SAMPLE):
         return ""
     last = name.path[-1] + (f"${name.suffix}" if name.suffix else "")
     return " as `" + last.replace("`", "``") + "`"

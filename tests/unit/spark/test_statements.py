@@ -6,8 +6,8 @@ import pytest
 
 from lakehead.api.table_names import spelt
 from lakehead.errors import SqlError
+from lakehead.spark.as_of import masked
 from lakehead.spark.statements import NamedQuery, require_read
-from lakehead.spark.table_names import masked
 
 
 def check(query: str) -> None:

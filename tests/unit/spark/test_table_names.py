@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import datetime as dt
-from typing import Any
-
 import pytest
 
-from lakehead.errors import SqlError
-from lakehead.spark.table_names import alias_for, as_of, find_spark_tables, with_identifiers
+from lakehead.spark.table_names import alias_for, find_spark_tables, with_identifiers
 
 TABLES = ["shop.orders", "shop.users", "default.bare"]
 
@@ -89,47 +85,3 @@ def test_names_that_differ_but_for_case_are_said_exactly() -> None:
 def test_alias(query: str, alias: str) -> None:
     ((name, _),) = find_spark_tables(query, TABLES)
     assert alias_for(query, name) == alias
-
-
-NOON = dt.datetime(2026, 5, 1, 12, tzinfo=dt.UTC)
-
-
-@pytest.mark.parametrize(
-    ("clause", "moment", "rest"),
-    [
-        ("", None, ""),
-        (" o where version = 3", None, " o where version = 3"),
-        (" version as of 17", 17, ""),
-        (" for\n SYSTEM_VERSION as of '17' o", 17, " o"),
-        (" timestamp as of '2026-05-01 14:00:00' where x", NOON, " where x"),
-        (" timestamp as of timestamp'2026-05-01T12:00:00Z'", NOON, ""),
-        (' for system_time as of "2026-05-01 14:00"', NOON, ""),
-        (" version as of :id where x = :v", 17, " where x = :v"),
-        (" timestamp as of :at", NOON, ""),
-        (" timestamp as of :text", NOON, ""),
-        (" timestamp as of :here o", NOON, " o"),
-    ],
-)
-def test_as_of(clause: str, moment: object, rest: str) -> None:
-    query = f"select * from shop.orders{clause}"
-    ((name, _),) = find_spark_tables(query, TABLES)
-    here = NOON.replace(hour=14, tzinfo=None)
-    given = {"id": 17, "at": NOON, "text": "2026-05-01 14:00", "here": here, "v": 1}
-    whole, found = as_of(query, name, lambda: "Europe/Berlin", given)
-    assert (found, query[whole.end :]) == (moment, rest)
-    assert alias_for(query, whole) == ("" if rest.startswith(" o") else " as `orders`")
-
-
-@pytest.mark.parametrize(
-    "clause",
-    [
-        "version as of :other", "version as of ?", "version as of :text", "version as of 1.5", "timestamp as of now()",
-        "timestamp as of 'noon'", "timestamp as of :v",
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("args", [None, [17], {"v": 17.5, "text": "x"}])
-def test_as_of_takes_literals_and_parameters(clause: str, args: Any) -> None:
-    query = f"select * from shop.orders {clause}"
-    ((name, _),) = find_spark_tables(query, TABLES)
-    with pytest.raises(SqlError, match=r"shop\.orders (version|timestamp) as of needs"):
-        as_of(query, name, lambda: "UTC", args)
