@@ -23,17 +23,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SAMPLE = [
-    Step("server", "log-start.create.after"),
     Step("server", "segment.append.torn"),
     Step("server", "answer.Write"),
     Step("server", "checkpoint.append.torn"),
-    Step("server", "segment.remove.before"),
     Step("recovery", "recovery.segment.truncate.before", "segment.append.torn"),
     Step("round", "lake.deletes.closed"),
     Step("round", "catalog.commit.after"),
     Step("asleep", "catalog.commit.before"),
     Step("maintenance", "compact.catalog.commit.before"),
-    Step("maintenance", "expire.lake.remove.after"),
     Step("stop", "stop-record.write.torn"),
     Step("churn", "folder.remove.half"),
     Step("alter", "tablet.alter.after"),
