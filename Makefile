@@ -8,7 +8,7 @@ STAMP := .venv/.lakehead-$(shell cat requirements/dev.lock pyproject.toml | cksu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java postgres proxy browser demo test check bench lock clean crash soak sim sim-long fuzz mutants mutants-auto
+.PHONY: help setup java class-archive postgres proxy browser demo test check bench lock clean crash soak sim sim-long fuzz mutants mutants-auto
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -33,7 +33,10 @@ demo: $(STAMP) java  ## run the demo on real data (about two minutes)
 shop: $(STAMP) java  ## run the example shop: Spark through all layers, a live page (a minute or two; ARGS="--page 8080")
 	$(BIN)/python -m examples.shop $(ARGS)
 
-test: $(STAMP) java postgres proxy browser  ## run every test
+# The tests start a hundred JVMs; without it they take some minutes longer.
+class-archive: $(STAMP) java ; @$(BIN)/lakehead warm-spark .venv || true
+
+test: $(STAMP) class-archive postgres proxy browser  ## run every test
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=60 $(ARGS)
 
 crash: $(STAMP) java  ## kill real processes at every named point, check the data (SEED=n; the better part of an hour)

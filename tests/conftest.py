@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -9,6 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.lake_servers import database, lake_on, store
+
+from lakehead.errors import LakeheadError
+from lakehead.spark import class_archive
+from lakehead.spark.java import find_java
 
 __all__ = ["database", "lake_on", "store"]
 
@@ -22,9 +27,14 @@ settings.load_profile("lakehead")
 _PATHS = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
 os.environ["PYTHONPATH"] = os.pathsep.join(p for p in _PATHS if p)
 
-# JVMs of tests live for seconds: what the second compiler makes of their code costs more than it saves.
+# JVMs of tests live for seconds: what the second compiler makes of their code costs more than it saves, and to load
+# classes anew is what `make test` keeps them for.
 _QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-for _options in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", _QUICK_JVM)
+with contextlib.suppress(LakeheadError):
+    if _archive := class_archive.find(str(Path(__file__).parent.parent / ".venv"), find_java()):
+        _QUICK_JVM += f' "-XX:SharedArchiveFile={_archive}" -Xlog:cds=off'
+for _options in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
     os.environ.setdefault(_options, _QUICK_JVM)
 
 NO_SKIP = os.environ.get("CI", "").lower() in ("1", "true")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lakehead.api.connection import Connection
 from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import LakeheadError, MissingDependencyError
+from lakehead.spark import class_archive
 from lakehead.spark.connections import bind_session, opened, require_classic, require_reachable, tell_workers
 from lakehead.spark.java import Java, find_java
 from lakehead.spark.own_python import is_own_python, quick_python
@@ -274,7 +275,7 @@ def _launch_environment(java: Java, scratch: str, master: str | None) -> Iterato
         logging.write(_LOGGING)
         logging.flush()
         # Options that the user configured come after these, and so win.
-        options = " ".join([*java.options, os.environ.get("SPARK_SUBMIT_OPTS", "")])
+        options = " ".join([*java.options, *class_archive.options(java), os.environ.get("SPARK_SUBMIT_OPTS", "")])
         options = f"{options} -Dlog4j2.configurationFile={logging.name}"
         wanted = {
             "JAVA_HOME": java.home,
