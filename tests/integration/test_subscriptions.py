@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import threading
 from collections.abc import Callable
@@ -14,9 +15,14 @@ import pytest
 
 import lakehead as lh
 from lakehead import TabletId
+from lakehead.api.embedded import serve
 from lakehead.client import patience
+from lakehead.config import ServerConfig
 from lakehead.env import SystemThreads
+from lakehead.server import streams
 from lakehead.server.admission import Bounded
+from lakehead.server.deliveries import Resting
+from lakehead.server.progress import Progress
 
 KV = pa.schema([("k", pa.int64()), ("a", pa.string())])
 ONE = TabletId((), 0)
@@ -130,6 +136,28 @@ def test_columns_and_filters(con: lh.Connection, name: str) -> None:
     assert [(r["a"], r["__change_type"]) for r in found] == [("row 3", "+I"), ("row 3", "-U"), ("row 3", "+U")]
     assert set(found[0]) == {"a", "__change_type", "__bucket", "__offset", "__timestamp"}
     assert list(table.subscribe("earliest", where="k = 77", stop="now")) == []
+
+
+@pytest.mark.parametrize("by", ["embedded", "own", "server"])
+def test_history_of_which_no_row_is_wanted_is_read_without_waiting(
+    tmp_path: Path, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In turns, after each of which it waited for progress, though there was more to read: 4 seconds each."""
+    waits: list[object] = []
+    monkeypatch.setattr(streams, "_TURN_ROWS", 8)
+    monkeypatch.setattr(streams, "ROWS_MAX", 4)
+    for waiting in ((Progress, "wait"), (Resting, "rest")):
+        original = getattr(*waiting)
+        monkeypatch.setattr(*waiting, lambda *args, of=original: (waits.append(of), of(*args))[1])
+    host = serve(tmp_path, ServerConfig(token="a token of the tests"))
+    at = {"embedded": (tmp_path, None), "own": (host.uri, None), "server": (host.uri, "a token of the tests")}[by]
+    with contextlib.closing(host), lh.connect(at[0], token=at[1]) as con:
+        table = con.create_table("t", KV, buckets=2, bucket_key="k")
+        put(table, *range(100))
+        for where, wanted in (("k < 0", []), ("k = 99", [99])):
+            found = [r for b in table.subscribe("earliest", where=where, stop="now") for r in b.rows.to_pylist()]
+            assert numbers(found) == wanted
+    assert not waits
 
 
 def test_partitions_made_later_are_read_from_their_start(con: lh.Connection, name: str) -> None:

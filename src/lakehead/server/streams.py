@@ -315,10 +315,12 @@ class _Subscription:
         while not closed():
             version = progress.version
             self._table.desc.require_schema(self._projection.schemas.current.id)
-            sent = False
+            sent = more = False
             for key, tablet in self._table.tablets.items():
                 if pauses and self._is_long(key, tablet):
                     yield Pause.LONG
+                start, end = self._range(key, tablet)
+                more = more or end - start == _TURN_ROWS
                 for item in self._turn(key, tablet):
                     sent = True
                     yield item
@@ -332,6 +334,8 @@ class _Subscription:
             elif now >= spoke + HEARTBEAT_SECONDS:
                 yield from self._heartbeat()
                 spoke = now
+            elif more:  # of which no row was wanted so far: there is no progress to wait for
+                continue
             elif pauses:
                 progress.require_going()
                 yield Pause.NOTHING_NEW
