@@ -24,12 +24,13 @@ beyond 64 bits and for nested types. Text and binary cost 11 ns a row, so they h
 
 from __future__ import annotations
 
+import bisect
 import datetime as dt
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -281,8 +282,7 @@ class BatchStatistics:
             return True
         t = self._schema.field(position).type
         if bound.op == "in":
-            members = bound.value if isinstance(bound.value, tuple) else (bound.value,)
-            return any(_possible("==", column, _stored(value, t)) for value in members)
+            return _some_possible(column, bound.ordered, t)
         return _possible(bound.op, column, _stored(bound.value, t))
 
 
@@ -300,6 +300,18 @@ def _possible(op: str, column: ColumnStatistics, value: int | float | bytes | No
     if op in ("==", ">=") and upper < value:  # type: ignore[operator]
         return False
     return not (op == ">" and upper <= value)  # type: ignore[operator]
+
+
+def _some_possible(column: ColumnStatistics, members: Sequence[object] | None, t: pa.DataType) -> bool:
+    """Whether a value between lower and upper can be one of these, which are in order; True where that is not known."""
+    if members is None or column.lower is None:
+        return True
+    key: Callable[[object], Any] = lambda value: _stored(value, t)  # noqa: E731
+    try:
+        first = bisect.bisect_left(members, column.lower, key=key)
+    except TypeError:  # one has no stored form, or one of another kind
+        return True
+    return first < len(members) and _possible("==", column, _stored(members[first], t))
 
 
 def decode_statistics(data: Data, schema: pa.Schema) -> BatchStatistics:

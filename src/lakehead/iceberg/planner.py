@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pyiceberg.expressions import BooleanExpression
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.types import DoubleType, FloatType
 
@@ -15,7 +16,7 @@ from lakehead.iceberg.manifests import file_filter, manifests_of, scan_of
 from lakehead.iceberg.positions import offset_bounds, with_offsets
 from lakehead.iceberg.pruning import row_filter
 from lakehead.iceberg.recently_used import RecentlyUsed
-from lakehead.iceberg.tablets import partition_of, tablet_of
+from lakehead.iceberg.tablets import parted_by, partition_of, tablet_of
 from lakehead.lake.lake_table import LakeFile
 from lakehead.predicate import Bound
 from lakehead.types import OFFSET_COLUMN
@@ -59,7 +60,7 @@ def plan_files(table: Table, snapshot_id: int | None = None, bounds: Sequence[Bo
         return read_manifests(table, snapshot_id, bounds).files
     if not bounds:
         return whole.files
-    may_hold = file_filter(table, row_filter(bounds, table.schema()), {b.column for b in bounds})
+    may_hold = file_filter(table, _row_filter(table, bounds), {b.column for b in bounds})
     return [f for f in whole.files if may_hold(whole.tasks[f.path].file)]
 
 
@@ -91,6 +92,11 @@ def _all_of_few(table: Table, snapshot_id: int | None) -> FilePlan | None:
     return known.plan
 
 
+def _row_filter(table: Table, bounds: Sequence[Bound]) -> BooleanExpression:
+    schema = table.schema()
+    return row_filter(bounds, schema, parted=parted_by(table.spec(), schema))
+
+
 def read_manifests(table: Table, snapshot_id: int | None = None, bounds: Sequence[Bound] = ()) -> FilePlan:
     """Data files of a lake snapshot that can hold rows within the bounds, in tablet and offset order.
 
@@ -105,7 +111,7 @@ def read_manifests(table: Table, snapshot_id: int | None = None, bounds: Sequenc
     schema, spec, specs = table.schema(), table.spec(), table.specs()
     offset_id = schema.find_field(OFFSET_COLUMN).field_id
     floats = {f.field_id: f.name for f in schema.fields if isinstance(f.field_type, FloatType | DoubleType)}
-    scan = scan_of(table, row_filter=row_filter(bounds, schema), snapshot_id=snapshot_id)
+    scan = scan_of(table, row_filter=_row_filter(table, bounds), snapshot_id=snapshot_id)
     try:
         with lake_files():
             tasks = list(scan.plan_files())

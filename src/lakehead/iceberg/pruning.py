@@ -6,7 +6,7 @@ Skipping is all it is for: a bound that Iceberg cannot express, or would read ot
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -42,20 +42,34 @@ _COMPARE: dict[str, Any] = {
     ">=": ice.GreaterThanOrEqual,
 }
 _IN: Any = ice.In
+_MEMBERS_MAX = 200
+"""With more members of a list PyIceberg compares no bounds of files, but takes each of them into account, many times
+over: their ends tell more, and at once."""
 _IS_NAN: Any = ice.IsNaN
 _NULL_TESTS: dict[str, Any] = {"is_null": ice.IsNull, "not_null": ice.NotNull}
 _EPOCH = dt.datetime(1970, 1, 1)
 _MICROSECOND = dt.timedelta(microseconds=1)
 
 
-def row_filter(bounds: Sequence[Bound], schema: Schema) -> ice.BooleanExpression:
-    """A necessary condition for rows to satisfy all bounds, over the columns of an Iceberg schema."""
+def row_filter(bounds: Sequence[Bound], schema: Schema, *, parted: Collection[str] = ()) -> ice.BooleanExpression:
+    """A necessary condition for rows to satisfy all bounds, over the columns of an Iceberg schema.
+
+    Args:
+        parted: columns of which a file has one value: lists of them are compared with that, however long.
+    """
     whole: ice.BooleanExpression = ice.AlwaysTrue()
-    for bound in bounds:
+    for bound in (part for b in bounds for part in (_ends(b) if b.column not in parted else [b])):
         part = _condition(bound, schema)
         if part is not None:
             whole = ice.And(whole, part)
     return whole
+
+
+def _ends(bound: Bound) -> Sequence[Bound]:
+    """The bound; of a long list its least and its greatest member."""
+    if bound.op != "in" or not bound.ordered or len(bound.ordered) <= _MEMBERS_MAX:
+        return [bound]
+    return [Bound(bound.column, ">=", bound.ordered[0]), Bound(bound.column, "<=", bound.ordered[-1])]
 
 
 def _condition(bound: Bound, schema: Schema) -> ice.BooleanExpression | None:

@@ -43,6 +43,12 @@ def partition_spec(desc: TableDescriptor, schema: Schema) -> PartitionSpec:
     return PartitionSpec(*fields)
 
 
+def parted_by(spec: PartitionSpec, schema: Schema) -> frozenset[str]:
+    """The columns of which each file has one value."""
+    fields = (f for f in spec.fields if isinstance(f.transform, IdentityTransform))
+    return frozenset(name for f in fields if (name := schema.find_column_name(f.source_id)) is not None)
+
+
 def partition_values(types: Sequence[pa.DataType], tablet: TabletKey) -> tuple[object, ...]:
     """The partition values, as Iceberg holds them, of a tablet's files; the partition columns have these types."""
     values = parse_partition_name(tablet.partition, tuple(types))

@@ -7,9 +7,11 @@ from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from lakehead.errors import CorruptionError
+from lakehead.format import statistics
 from lakehead.format.statistics import TEXT_ROWS_MAX, decode_statistics, encode_statistics, may_match
 from lakehead.predicate import Bound, parse_predicate
 
@@ -136,6 +138,31 @@ def test_values_of_other_types_and_unknown_columns_never_skip() -> None:
         Bound("a", ">", float("nan")),
     ):
         assert may_match(data, wider, [bound])
+
+
+def test_of_a_long_list_few_members_are_looked_at_for_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them were, so that many batches and a long list took minutes."""
+    looked: list[object] = []
+    stored = statistics._stored
+
+    def noted(value: object, t: pa.DataType) -> object:
+        looked.append(value)
+        return stored(value, t)
+
+    monkeypatch.setattr(statistics, "_stored", noted)
+    batch = pa.record_batch([pa.array([20_001, 20_005])], names=["c"])
+    data = encode_statistics(batch)
+    for members, possible in (
+        (range(0, 40_000, 2), True),
+        (range(0, 20_001), False),
+        (range(20_006, 40_000), False),
+        ([*range(9_000), 20_003, *range(30_000, 40_000)], True),
+        ([*range(9_000), *range(30_000, 40_000)], False),
+    ):
+        where = pc.field("c").isin(pa.array(members)[::-1])
+        [bound] = parse_predicate(where, batch.schema).bounds
+        assert may_match(data, batch.schema, [bound]) is possible
+    assert len(looked) < 200
 
 
 def test_cut_off_bytes_are_corruption() -> None:

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.expressions import AlwaysTrue, In
 from pyiceberg.expressions.visitors import bind
 from pyiceberg.schema import Schema
 from pyiceberg.types import (
@@ -115,3 +115,12 @@ def test_a_double_that_a_float_cannot_hold_keeps_its_neighbours() -> None:
     # 16777217.0 rounds down to the float 16777216.0, which is less than it.
     condition = row_filter([Bound("f", "<", 16777217.0)], SCHEMA)
     assert "LessThanOrEqual" in repr(condition)
+
+
+def test_of_a_long_list_the_ends_are_compared() -> None:
+    """PyIceberg skips no file by bounds with one of more than 200 members, and takes each of them into account."""
+    numbers = Bound("i", "in", tuple(reversed(range(5, 1000))))
+    assert row_filter([numbers], SCHEMA) == row_filter([Bound("i", ">=", 5), Bound("i", "<=", 999)], SCHEMA)
+    few = Bound("i", "in", tuple(range(200)))
+    assert isinstance(row_filter([few], SCHEMA), In)
+    assert isinstance(row_filter([numbers], SCHEMA, parted=["i"]), In)
