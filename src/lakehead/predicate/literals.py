@@ -61,6 +61,7 @@ _UNIT_NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _CLOCK = r"(\d{1,2}):(\d{2})(?::(\d{2})(?:\.(\d{1,9}))?)?"
 _TIMESTAMP = re.compile(rf"(\d{{4}}-\d{{2}}-\d{{2}})(?:[ T]{_CLOCK})?\s*(Z|UTC|[+-]\d{{2}}(?::?\d{{2}})?)?", re.ASCII)
 _TIME = re.compile(_CLOCK, re.ASCII)
+_DECIMAL_DIGITS = 38
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
 _BLOB = re.compile(rb"\\x([0-9a-fA-F]{2})|([^\\])", re.DOTALL)
 
@@ -89,6 +90,17 @@ def parse_number(text: str) -> int | Decimal | float:
     if "e" in text.lower():
         return float(text)
     return Decimal(text) if "." in text else int(text)
+
+
+def number_of(text: str) -> int | Decimal | float:
+    """A number as a SQL text has it: with more digits than a decimal, or an integer of 128 bits, a double.
+
+    Raises:
+        InvalidPredicateError: as `parse_number`.
+    """
+    number = parse_number(text)
+    long = sum(map(str.isdigit, text)) > _DECIMAL_DIGITS if isinstance(number, Decimal) else abs(number) >= 1 << 128
+    return float(number) if long else number
 
 
 def parse_date(text: str) -> DateLiteral:

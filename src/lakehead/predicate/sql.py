@@ -246,7 +246,7 @@ class _Translator:
         self._check_args(node)
         match node:
             case exp.Literal():
-                return _Value(None, pa.null(), node.this if node.is_string else lit.parse_number(node.this))
+                return _Value(None, pa.null(), node.this if node.is_string else lit.number_of(node.this))
             case exp.Null():
                 return _Value(None, pa.null())
             case exp.Boolean():
