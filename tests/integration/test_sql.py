@@ -183,6 +183,37 @@ def test_frames_are_filtered_as_duckdb_means_it(con: lh.Connection) -> None:
     assert con.sql("select count(*) from frame", frames={"frame": rows}).fetchone() == (4,)
 
 
+ODD_COLUMNS: list[tuple[pa.Array, list[str]]] = [
+    (pa.array([1.5, float("nan"), None, -0.0, 0.0]).dictionary_encode(), ["1.5", "0", "'nan'::double"]),
+    (pa.array(["a", "b", None, "a", "c"]).dictionary_encode(), ["'a'"]),
+    (pa.array([0, 1, None, 1_500, -1_500], pa.timestamp("ns", "UTC")), ["'1970-01-01'::timestamptz"]),
+    (pa.array([0, 1, None, 10**9, -1], pa.timestamp("s", "UTC")), ["'1970-01-01 00:00:00.5+00'::timestamptz"]),
+    (pa.array([0, 1, None, 1_500, -1_500], pa.timestamp("ns")), ["'1970-01-01 00:00:00.000000001'::timestamp_ns"]),
+    (pa.array([{"x": 1.5}, {"x": float("nan")}, None, {"x": None}, {"x": -0.0}]), ["{'x':1.5}"]),
+    (pa.array(["a", "b", None, "é", "a"], pa.string_view()), ["'a'"]),
+    (pa.array([b"a", b"b", None, b"", b"a"], pa.binary_view()), ["'a'::blob"]),
+    (pa.RunEndEncodedArray.from_arrays([2, 3, 5], pa.array(["a", None, "b"])), ["'a'"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("column", "values"), ODD_COLUMNS, ids=lambda p: str(p.type) if isinstance(p, pa.Array) else ""
+)
+def test_frames_of_odd_types_are_filtered_as_duckdb_means_it(
+    con: lh.Connection, column: pa.Array, values: list[str]
+) -> None:
+    """As its own rows: what it pushed into a frame was compared exactly, by Arrow, or could not be."""
+    frame, native = pa.table({"k": range(5), "c": column}), duckdb.connect()
+    native.execute("set timezone = 'UTC'")
+    native.register("given", frame)
+    native.execute("create table frame as select * from given")
+    ways = ["c = {}", "c <> {}", "c > {}", "not (c > {})", "c in ({}, {})", "k in (select k from frame where c = {})"]
+    for where in [way.replace("{}", value) for way in ways for value in values]:
+        text = f"select k from frame where {where} order by k"
+        assert con.sql(text, frames={"frame": frame}).fetchall() == native.sql(text).fetchall(), where
+    assert len(con.sql("select c, k from frame", frames={"frame": frame}).fetchall()) == 5
+
+
 class Stream:
     """Arrow data that another library has, which it gives away once or again and again."""
 

@@ -14,6 +14,8 @@ from lakehead.api.scan import Scan
 from lakehead.errors import SqlError
 from lakehead.format.read_as import cast_to
 from lakehead.format.schema import map_children, twin_names
+from lakehead.predicate import tree_of
+from lakehead.predicate.nodes import Field, walk
 
 _ROW = "__row"
 SHOWN = f"* exclude ({_ROW})"
@@ -99,16 +101,54 @@ class FrameDataset(PushdownDataset):
     """
 
     def __init__(self, rows: Any, noted: Callable[[ReadRows], ReadRows]) -> None:
-        def read(names: list[str] | None, where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
-            meant = None if where is None else as_duckdb_means(where, rows.schema)
-            if isinstance(rows, ds.Dataset):
-                yield from rows.to_batches(columns=names, filter=meant)
-                return
-            for batch in _batches_of(rows):
-                yield (batch if meant is None else batch.filter(meant)).select(names or [])
+        given = rows.schema
+        shown = pa.schema([f.with_type(_as_plain(f.type)) for f in given])
 
-        self._all = rows.schema
+        def read(names: list[str] | None, where: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+            meant = None if where is None else as_duckdb_means(where, shown)
+            wanted = names or []
+            needed = set() if where is None else {n.path[0] for n in walk(tree_of(where)) if isinstance(n, Field)}
+            if isinstance(rows, ds.Dataset) and all(shown.field(n).type == given.field(n).type for n in needed):
+                yield from (_shown(shown, wanted, b) for b in rows.to_batches(columns=names, filter=meant))
+                return
+            both = list(dict.fromkeys((*wanted, *sorted(needed))))
+            batches = rows.to_batches(columns=both) if isinstance(rows, ds.Dataset) else _batches_of(rows)
+            for batch in batches:
+                made = _shown(shown, both, batch)
+                yield (made if meant is None else made.filter(meant)).select(wanted)
+
+        self._all = shown
         self._read = noted(read)
+
+
+def _as_plain(t: pa.DataType) -> pa.DataType:
+    """The type as which the engine sees a frame's column: it would read others alike, but compare them otherwise."""
+    if pa.types.is_string_view(t):
+        return pa.large_string()
+    if pa.types.is_binary_view(t):
+        return pa.large_binary()
+    if pa.types.is_run_end_encoded(t):
+        return _as_plain(t.value_type)
+    if pa.types.is_dictionary(t) and (pa.types.is_floating(t.value_type) or pa.types.is_temporal(t.value_type)):
+        return _as_plain(t.value_type)
+    return _in_microseconds(t)
+
+
+def _shown(schema: pa.Schema, names: list[str], batch: pa.RecordBatch) -> pa.RecordBatch:
+    """These columns of a frame, as the engine sees them: what it has no room for in an instant is cut off, as there."""
+    if not names or all(batch.schema.field(n).type == schema.field(n).type for n in names):
+        return batch.select(names)
+    columns = []
+    for name in names:
+        column, t = batch.column(name), schema.field(name).type
+        if pa.types.is_run_end_encoded(column.type):
+            column = pc.run_end_decode(column)
+        if pa.types.is_dictionary(column.type) and column.type != t:
+            column = column.dictionary_decode()
+        if column.type != t:
+            column = column.cast(options=pc.CastOptions(t, allow_time_truncate=True))
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, names=names)
 
 
 def _batches_of(rows: Any) -> Iterable[pa.RecordBatch]:

@@ -16,7 +16,7 @@ from functools import reduce
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakehead.errors import SqlError
+from lakehead.errors import InvalidPredicateError, SqlError
 from lakehead.predicate import tree_of
 from lakehead.predicate.literals import (
     COMPARE,
@@ -29,23 +29,29 @@ from lakehead.predicate.literals import (
 )
 from lakehead.predicate.nodes import COMPARISONS, Call, Field, Node, Scalar, walk
 
-AT_MOST_NAN = "at most NaN"
+MEANT_OTHERWISE = "meant otherwise"
+"""Of a filter that says something else than the statement, or nothing that can be read."""
 
 
 def as_duckdb_means(where: pc.Expression, schema: pa.Schema) -> pc.Expression:
     """The expression that is true for exactly the rows for which DuckDB finds its filter true.
 
     Raises:
-        SqlError: DuckDB pushed a filter of a form that is not known here; with ``pushed=AT_MOST_NAN``, one with a
-            condition ``f <= 'nan'``.
+        SqlError: DuckDB pushed a filter of a form that is not known here; with ``pushed=MEANT_OTHERWISE``, one
+            that the statement is better off without: a condition ``f <= 'nan'``, a list of nanoseconds or structs.
     """
-    tree = tree_of(where)
+    try:
+        tree = tree_of(where)
+    except InvalidPredicateError as e:  # a list of structs, say
+        raise SqlError(f"DuckDB pushed a filter that rows are not read by: {e}", pushed=MEANT_OTHERWISE) from e
     if any(_is_true(part) for part in _parts(tree)):
         raise SqlError(
             "DuckDB does not tell which column it compares with NaN: write that the column is not null instead of"
             " <= NaN, which is the same",
-            pushed=AT_MOST_NAN,
+            pushed=MEANT_OTHERWISE,
         )
+    if any(isinstance(n, Call) and n.function == "is_in" and _is_finer(n.arguments[0], schema) for n in walk(tree)):
+        raise SqlError("DuckDB rounds the instants of such a list: compare them one by one", pushed=MEANT_OTHERWISE)
     types = (_type(node, schema) for node in walk(tree) if isinstance(node, Field))
     return _build(tree, schema) if any(pa.types.is_floating(t) or _is_coarse(t) for t in types) else where
 
@@ -74,6 +80,11 @@ def _type(field: Node, schema: pa.Schema) -> pa.DataType:
 
 def _is_coarse(t: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(t) and t.tz is not None and t.unit != "us")
+
+
+def _is_finer(node: Node, schema: pa.Schema) -> bool:
+    t = _type(node, schema) if isinstance(node, Field) else None
+    return t is not None and pa.types.is_timestamp(t) and t.unit == "ns"
 
 
 def _build(node: Node, schema: pa.Schema) -> pc.Expression:

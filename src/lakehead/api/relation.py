@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import duckdb
 import pyarrow as pa
 
-from lakehead.api.pushdown import AT_MOST_NAN
+from lakehead.api.pushdown import MEANT_OTHERWISE
 from lakehead.api.sandbox import OTHERWISE
 from lakehead.env.interrupts import stoppable
 from lakehead.errors import LakeheadError, SqlError
@@ -120,7 +120,7 @@ class Reading:
                 return call()
             except (duckdb.Error, pa.ArrowException) as e:
                 unable = isinstance(e, duckdb.NotImplementedException) and "Pushdown Filter" in str(e)
-                lost = any(f.context.get("pushed") == AT_MOST_NAN for f in self._failures)
+                lost = any(f.context.get("pushed") == MEANT_OTHERWISE for f in self._failures)
                 if again is None or not (unable or lost):
                     raise
             self._failures.clear()
