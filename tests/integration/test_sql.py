@@ -214,6 +214,23 @@ def test_frames_of_odd_types_are_filtered_as_duckdb_means_it(
     assert len(con.sql("select c, k from frame", frames={"frame": frame}).fetchall()) == 5
 
 
+def test_lists_that_python_has_no_values_for_are_read_all_the_same(con: lh.Connection, name: str) -> None:
+    """DuckDB gave Arrow texts for such days, or an error that only spoke of bytes."""
+    days = pa.array([-800_000, 3_000_000, 0, 5], pa.int32()).view(pa.date32())
+    rows = pa.table({"k": range(4), "d": days, "ts": days.cast(pa.timestamp("us"))})
+    table = con.create_table(name, rows.schema)
+    table.append(rows)
+    large = pa.table({"k": [0, 1], "d": pa.array([2**64 - 1, 1], pa.uint64())})
+    for column in ("date '10183-09-21', date '0222-09-04 (BC)'", "date '10183-09-21', date '1970-01-01'"):
+        stamps = column.replace("date ", "timestamp ")
+        wanted = [(0,), (1,)] if "BC" in column else [(1,), (2,)]
+        for where in (f"d in ({column})", f"ts in ({stamps})"):
+            assert con.sql(f"select k from {name} where {where} order by k").fetchall() == wanted, where
+            assert con.sql(f"select k from z where {where} order by k", frames={"z": rows}).fetchall() == wanted, where
+    found = con.sql("select k from z where d in (18446744073709551615, 18446744073709551614)", frames={"z": large})
+    assert found.fetchall() == [(0,)]
+
+
 class Stream:
     """Arrow data that another library has, which it gives away once or again and again."""
 

@@ -50,8 +50,12 @@ def as_duckdb_means(where: pc.Expression, schema: pa.Schema) -> pc.Expression:
             " <= NaN, which is the same",
             pushed=MEANT_OTHERWISE,
         )
-    if any(isinstance(n, Call) and n.function == "is_in" and _is_finer(n.arguments[0], schema) for n in walk(tree)):
-        raise SqlError("DuckDB rounds the instants of such a list: compare them one by one", pushed=MEANT_OTHERWISE)
+    if any(isinstance(n, Call) and _is_list_of_others(n, schema) for n in walk(tree)):
+        raise SqlError(
+            "DuckDB rounds nanoseconds of a list, and has texts for days and instants that Python has none for: compare"
+            " them one by one",
+            pushed=MEANT_OTHERWISE,
+        )
     types = (_type(node, schema) for node in walk(tree) if isinstance(node, Field))
     return _build(tree, schema) if any(pa.types.is_floating(t) or _is_coarse(t) for t in types) else where
 
@@ -82,9 +86,12 @@ def _is_coarse(t: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(t) and t.tz is not None and t.unit != "us")
 
 
-def _is_finer(node: Node, schema: pa.Schema) -> bool:
-    t = _type(node, schema) if isinstance(node, Field) else None
-    return t is not None and pa.types.is_timestamp(t) and t.unit == "ns"
+def _is_list_of_others(call: Call, schema: pa.Schema) -> bool:
+    if call.function != "is_in" or call.options is None or not isinstance(call.arguments[0], Field):
+        return False
+    t, members = _type(call.arguments[0], schema), call.options["value_set"].values
+    finer = pa.types.is_timestamp(t) and t.unit == "ns"
+    return finer or (pa.types.is_temporal(t) and members is not None and pa.types.is_string(members.type))
 
 
 def _build(node: Node, schema: pa.Schema) -> pc.Expression:

@@ -25,6 +25,9 @@ _WRITES = ("write_parquet", "to_parquet", "write_csv", "to_csv")
 _PIECEWISE = ("fetchone", "fetchmany", "fetch_df_chunk")
 """Each call of these answers with the next rows of one run."""
 
+_UNMADE = "pyarrow.lib.check_status"
+"""What errors name that DuckDB met while it made a filter for Arrow: Python has no datetime for some of its values."""
+
 _HERE = ("show",)
 """What writes to the caller's output, which notebooks tell apart by thread; DuckDB itself looks for interrupts then."""
 
@@ -120,6 +123,7 @@ class Reading:
                 return call()
             except (duckdb.Error, pa.ArrowException) as e:
                 unable = isinstance(e, duckdb.NotImplementedException) and "Pushdown Filter" in str(e)
+                unable |= not self._failures and _UNMADE in str(e)
                 lost = any(f.context.get("pushed") == MEANT_OTHERWISE for f in self._failures)
                 if again is None or not (unable or lost):
                     raise
