@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import re
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -84,6 +85,18 @@ class _Index:
         return self._positions[at] if self._positions else 0
 
 
+def _check_of(segment: weakref.ref[Segment]) -> Callable[[], Iterator[int]]:
+    """What looks at a segment, and does not hold it: its file is to be closed with its last reader, and not when Python
+    finds the cycle, before which the place of what was trimmed is not free."""
+
+    def check() -> Iterator[int]:
+        looked_at = segment()
+        assert looked_at is not None, "its own watch asks"
+        return looked_at._check()
+
+    return check
+
+
 class Segment:
     """Frames of offsets ``[base_offset, end_offset)``. One appender; any number of readers at once."""
 
@@ -94,7 +107,7 @@ class Segment:
         self.path = f"{folder}/{id.name}"
         self._file: LogFile = storage.open_log(self.path)
         self._storage = storage
-        self._watch = Watch(storage, self.path, self._check)
+        self._watch = Watch(storage, self.path, _check_of(weakref.ref(self)))
         self._sealed_end = sealed_end
         self._first_us: int | None = None
         self._index = _Index(id.base_offset) if sealed_end is None else None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +29,7 @@ from lakehead.errors import (
 from lakehead.format import frame as frames
 from lakehead.format.frame import WriterStamp, encode_body
 from lakehead.server.group_commit import PendingWrite
-from lakehead.server.notes import MakeCheckpoint
+from lakehead.server.notes import MakeCheckpoint, Roll, Trim
 from lakehead.server.tablet import Tablet
 from lakehead.testing.storage import FaultyStorage, MemoryLogFile
 from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey, WriteKind
@@ -462,6 +464,36 @@ def test_a_checkpoint_gives_back_the_memory_of_what_it_read(monkeypatch: pytest.
     view = t.tablet.view()
     assert view.checkpoint is not None and view.checkpoint.offset == 1
     assert {segment.path for segment in view.segments} <= set(given_back)
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+@pytest.mark.parametrize("keyed", [False, True])
+def test_what_is_trimmed_is_let_go_of_with_its_last_reader(keyed: bool, reopened: bool) -> None:
+    """And not when the collector of reference cycles finds it: a server has that pass over what is in use for a while,
+    for an hour, and files that are open keep their place on the disk."""
+    t = Opened(keyed=keyed)
+    gc.disable()
+    try:
+        for n in range(2):
+            t.write((1, f"{n}"), (2, None))
+            t.tablet.apply_note(Roll())
+            t.write((3, f"{n}"))
+            t.tablet.apply_note(MakeCheckpoint())
+            if reopened:
+                t.crash()
+            held = t.tablet.view()
+            start, end = held.log_start_offset, t.tablet.high_watermark
+            list(t.tablet.scrub()), list(t.tablet.frames(start, end))
+            files = [weakref.ref(file) for file in (*held.segments, held.checkpoint)]
+            t.write((4, f"{n}"))
+            t.tablet.apply_note(MakeCheckpoint())
+            t.tablet.apply_note(Roll())
+            t.tablet.apply_note(Trim(t.tablet.high_watermark))
+            assert all(f() is not None for f in files) and list(held.records(start, end)), "who holds it reads it"
+            del held
+            assert [f() for f in files] == [None] * len(files)
+    finally:
+        gc.enable()
 
 
 class LooksAt:
