@@ -100,9 +100,13 @@ class KvTablet:
         self._key_at = [schema.get_field_index(c) for c in key]
         self._prefix_at = [schema.get_field_index(c) for c in prefix]
         self._seed = np.uint64(seed)
-        self._index = KeyIndex(self._seed)
-        self._columns: list[HeapColumn] = [heap_column(f.type) for f in schema]
         self._default_bytes = default_bytes(schemas.current.fields)
+        self.clear()
+
+    def clear(self) -> None:
+        """Hold no rows, and give their memory back: whoever still refers to this does not keep it."""
+        self._index = KeyIndex(self._seed)
+        self._columns: list[HeapColumn] = [heap_column(f.type) for f in self.schema]
         self._prefix_hashes = GrowingArray(np.int64)
         self._planned: _Planned | None = None
         self._resize()

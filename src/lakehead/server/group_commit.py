@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -19,6 +20,13 @@ from lakehead.types import WriteKind
 
 _GROUP_WRITES_MAX = 256
 _PLAN_BYTES_MAX = 64 << 20
+
+
+class End(NamedTuple):
+    """Why a tablet takes no more writes; a closed one serves no reads either."""
+
+    how: Literal["broken", "closed"]
+    reason: LakeheadError
 
 
 @dataclass(eq=False)

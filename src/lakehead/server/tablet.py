@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 # Before there are threads: one that comes to numba here while another opens a lake, and so comes to pandas, would meet
 # it in this package, whose parts import each other, and an import that Python gives up leaves numba broken for good.
@@ -40,7 +40,7 @@ from lakehead.log.tablet_state import TabletState
 from lakehead.log.writers import WriterTable
 from lakehead.server.changelog import changelog
 from lakehead.server.committer import Committers, local_committer
-from lakehead.server.group_commit import GroupCommit, PendingWrite, rows_if_small
+from lakehead.server.group_commit import End, GroupCommit, PendingWrite, rows_if_small
 from lakehead.server.incarnations import unfenced
 from lakehead.server.notes import ROLL_US, MakeCheckpoint, Note, Roll, Trim
 from lakehead.server.unseen import Unseen
@@ -50,13 +50,6 @@ if TYPE_CHECKING:
     from lakehead.kv import KvTablet
 
 T = TypeVar("T")
-
-
-class _End(NamedTuple):
-    """Why a tablet takes no more writes; a closed one serves no reads either."""
-
-    how: Literal["broken", "closed"]
-    reason: LakeheadError
 
 
 class Tablet:
@@ -104,7 +97,7 @@ class Tablet:
         self._group = GroupCommit(
             env.threads, f"tablet {key}", commit=self._commit_run, run_in_background=run_in_background
         )
-        self._end: _End | None = None
+        self._end: End | None = None
         self._kv: KvTablet | None = None
         if desc.keyed:
             from lakehead.kv import KvTablet  # the door to numba, which takes half a second
@@ -274,14 +267,14 @@ class Tablet:
         try:
             self._fence()
         except FencedError as e:
-            self._ends(_End("broken", e))
+            self._ends(End("broken", e))
             raise
 
     def _require_writable(self) -> None:
         if self._end is not None:
             raise self._end.reason
 
-    def _ends(self, end: _End) -> _End:
+    def _ends(self, end: End) -> End:
         """Take no more writes; whoever came first says why, but for the closer, who always does."""
         with self._state_lock:
             if self._end is None or end.how == "closed":
@@ -306,7 +299,7 @@ class Tablet:
             yield
         except BaseException as e:
             if isinstance(e, FencedError):
-                self._ends(_End("broken", e))
+                self._ends(End("broken", e))
                 raise
             unwritten = self._log.frames_written == written
             refused = unwritten and isinstance(e, StorageError)
@@ -314,7 +307,7 @@ class Tablet:
                 raise
             reason = f"tablet {self.key} takes no more writes after a failure; restart the server: {e}"
             broken = StorageError(reason, tablet=str(self.key))
-            self._ends(_End("broken", broken))
+            self._ends(End("broken", broken))
             if refused:
                 raise broken from e
             raise OutcomeUnknownError(
@@ -395,9 +388,13 @@ class Tablet:
         except ClosedError as e:
             raise (self._closed() or e) from e
 
+    def _require_readable(self, schema_id: int = -1) -> None:
+        if (reason := self._closed()) is not None:
+            raise reason  # its rows are gone
+        self._desc.require_schema(schema_id)
+
     def _closed(self) -> LakeheadError | None:
-        end = self._end
-        return end.reason if end is not None and end.how == "closed" else None
+        return self._end.reason if self._end is not None and self._end.how == "closed" else None
 
     def offset_at(self, timestamp_us: int) -> int | None:
         """See `LogTablet.offset_at`."""
@@ -437,10 +434,11 @@ class Tablet:
         Raises:
             LimitExceededError: they are too many bytes; see `KvTablet.require_answer`.
             SchemaChangedError: the schema is not in force any more.
+            LakeheadError: the tablet was closed, for this reason.
         """
         assert self._kv is not None
         with self._state_lock:
-            self._desc.require_schema(schema_id)
+            self._require_readable(schema_id)
             slots = self._kv.find(keys)
             if as_of is not None and self.high_watermark != as_of and not self._kv.is_older(slots, as_of):
                 return None
@@ -448,10 +446,10 @@ class Tablet:
             return self._kv.gather(slots[slots >= 0]), np.flatnonzero(slots >= 0)
 
     def row(self, key: Sequence[int | str | bytes], schema_id: int = -1) -> list[Any] | None:
-        """See `KvTablet.row`; raises `SchemaChangedError` as `lookup`."""
+        """See `KvTablet.row`; errors of closed tablets and schemas as of `lookup`."""
         assert self._kv is not None
         with self._state_lock:
-            self._desc.require_schema(schema_id)
+            self._require_readable(schema_id)
             return self._kv.row(key)
 
     def prefix_lookup(self, prefixes: pa.RecordBatch, schema_id: int = -1) -> pa.RecordBatch:
@@ -462,7 +460,7 @@ class Tablet:
         """
         assert self._kv is not None
         with self._state_lock:
-            self._desc.require_schema(schema_id)
+            self._require_readable(schema_id)
             slots = self._kv.prefix_find(prefixes)
             self._kv.require_answer(slots)
             return self._kv.gather(slots)
@@ -477,7 +475,7 @@ class Tablet:
         """
         assert self._kv is not None
         with self._state_lock:
-            self._desc.require_schema(schema_id)
+            self._require_readable(schema_id)
             return self._log.high_watermark, self._kv.live_rows(columns)
 
     # ---- maintenance ------------------------------------------------------------------------------------------
@@ -578,21 +576,23 @@ class Tablet:
 
     def _until_closed(self, items: Iterable[T]) -> Iterator[T]:
         for item in items:
-            if (reason := self._closed()) is not None:
-                raise reason
+            self._require_readable()
             yield item
 
     # ---- end --------------------------------------------------------------------------------------------------
 
     def close(self, reason: LakeheadError) -> None:
-        """Refuse further calls with ``reason``, finish the group under way, sync and release the files.
+        """Refuse further calls with ``reason``, finish the group under way, sync, release the files and the rows.
 
         Raises:
             StorageError: the last sync failed.
         """
         broken = self._end is not None
-        self._ends(_End("closed", reason))
+        self._ends(End("closed", reason))
         self._group.finish()
+        with self._state_lock:
+            if self._kv is not None:
+                self._kv.clear()
         with self._maintenance_lock, self._log_lock:
             if not broken and self._is_owned():
                 self._log.close()

@@ -28,6 +28,7 @@ from lakehead.errors import (
 )
 from lakehead.format import frame as frames
 from lakehead.format.frame import WriterStamp, encode_body
+from lakehead.kv.growing import GrowingArray
 from lakehead.server.group_commit import PendingWrite
 from lakehead.server.notes import MakeCheckpoint, Roll, Trim
 from lakehead.server.tablet import Tablet
@@ -400,6 +401,28 @@ def test_close_finishes_what_is_under_way_and_refuses_what_comes() -> None:
     t.pool = ThreadPoolExecutor(2)
     t.crash()
     assert t.rows() == [(1, "a")]
+
+
+def test_a_closed_tablet_keeps_no_rows_whoever_keeps_it() -> None:
+    """What refers to one that was dropped may go much later: subscriptions that ended, cycles that nobody looks at."""
+    t = Opened(keyed=True)
+    before = {id(o) for o in gc.get_objects()}
+    t.tablet = t.open()
+    t.write(*((n, f"{n}") for n in range(1000)))
+    arrays = [weakref.ref(o) for o in gc.get_objects() if type(o) is GrowingArray and id(o) not in before]
+    keys = pa.record_batch([pa.array([7])], names=["k"])
+    gc.disable()
+    try:
+        assert t.tablet.lookup(keys) is not None
+        t.tablet.close(DONE)
+        assert sum(array.nbytes for a in arrays if (array := a()) is not None) < 1000
+    finally:
+        gc.enable()
+    reads = (lambda: t.tablet.lookup(keys), lambda: t.tablet.row([7]), lambda: t.tablet.prefix_lookup(keys),
+             lambda: t.tablet.live_rows([0]))  # fmt: skip
+    for read in reads:
+        with pytest.raises(ClosedError, match="the test is over"):
+            read()
 
 
 def test_a_failed_last_sync_is_told_by_close() -> None:
