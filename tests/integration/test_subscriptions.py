@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import gc
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.waiting import wait_until
 
 import lakehead as lh
 from lakehead import TabletId
@@ -23,6 +25,7 @@ from lakehead.server import streams
 from lakehead.server.admission import Bounded
 from lakehead.server.deliveries import Resting
 from lakehead.server.progress import Progress
+from lakehead.server.streams import ServerStream
 
 KV = pa.schema([("k", pa.int64()), ("a", pa.string())])
 ONE = TabletId((), 0)
@@ -292,3 +295,30 @@ def test_the_last_close_ends_the_server_and_others_wait_for_the_next(
     attached.close()
     there.join(30)
     assert [type(e) for e in there_errors] == [lh.ClosedError]
+
+
+def test_a_stream_that_ended_holds_nothing(tmp_path: Path) -> None:
+    """Segments that were trimmed since, that is: a server has Python's collector pass over what was in use for a while,
+    for an hour, so what ended must go without it."""
+
+    def read(table: lh.Table) -> None:
+        assert table.scan().count() == table.scan(where="k > 0").to_arrow().num_rows == 3
+        assert sum(b.rows.num_rows for b in table.subscribe("earliest", stop="now")) >= 3
+        with table.subscribe("earliest", where="k > 1") as followed:
+            assert numbers(take(followed, 2))
+
+    def streams() -> int:
+        return sum(type(o) is ServerStream for o in gc.get_objects())
+
+    with lh.connect(tmp_path) as own, lh.connect(own.uri) as other:
+        for key in ("k", None):
+            put(own.create_table(f"a.{key}", KV, primary_key=key), 1, 2, 3)
+            for con in (own, other):
+                gc.collect()
+                before = streams()
+                gc.disable()
+                try:
+                    read(con.table(f"a.{key}"))
+                    wait_until(lambda at_most=before: streams() <= at_most)  # type: ignore[misc]
+                finally:
+                    gc.enable()

@@ -43,6 +43,18 @@ class Pause(enum.Enum):
     LONG = "the next item may take long to make"
 
 
+class _Closed:
+    """Whether a stream was closed. Who asks on its behalf holds this, and not the stream: it would be part of a cycle,
+    and what it reads, segments that were trimmed meanwhile too, would stay open until Python's collector looks."""
+
+    def __init__(self) -> None:
+        self.yet = False
+
+    def before(self, gone: Callable[[], bool]) -> Callable[[], bool]:
+        """What asks whether it was, or ``gone()``."""
+        return lambda: self.yet or gone()
+
+
 class ServerStream:
     """A stream being served in this process; see `lakehead.protocol.messages.Stream`.
 
@@ -55,7 +67,7 @@ class ServerStream:
     def __init__(self, schema: pa.Schema, open_items: Callable[..., Iterator[Any]]) -> None:
         """``open_items(closed)`` begins; with ``pauses=True``, too, where there is a ``progress``."""
         self._on_close: list[Callable[[], None]] = []  # first: one that is interrupted here is collected, too
-        self._closed = False
+        self._closed = _Closed()
         self._before_each: Callable[[int, Callable[[], bool]], None] | None = None
         self._open_items = open_items
         self.schema = schema
@@ -65,14 +77,14 @@ class ServerStream:
 
     def items(self, gone: Callable[[], bool]) -> Iterator[Item]:
         """Iterate until closed or until ``gone()``, which is asked now and then."""
-        ended = lambda: self._closed or gone()  # noqa: E731
+        ended = self._closed.before(gone)
         items: Iterator[Item] = until_gone(self._open_items(ended))
         return items if self._before_each is None else self._asking(items, self._before_each, ended)
 
     def pausing(self, gone: Callable[[], bool]) -> Iterator[Item | Pause]:
         """As `items`, but it never waits where it can say so instead: whoever iterates goes on when there is progress,
         and now and then. Of a stream with ``progress`` alone."""
-        return until_gone(self._open_items(lambda: self._closed or gone(), pauses=True))
+        return until_gone(self._open_items(self._closed.before(gone), pauses=True))
 
     @staticmethod
     def _asking(
@@ -93,7 +105,7 @@ class ServerStream:
         self._on_close.append(call)
 
     def close(self) -> None:
-        self._closed = True
+        self._closed.yet = True
         # Gone only when it is done: who is interrupted here closes again, at the latest when this is collected.
         for call in list(self._on_close):
             call()
