@@ -31,9 +31,16 @@ class _Definition(msgspec.Struct, frozen=True, tag=True):
 
 
 class CreateTable(_Definition, frozen=True, tag=True):
-    """Make a table, and its database where it is the first in it. ``maker`` is granted what `OF_MAKER` says."""
+    """Make a table, and its database where it is the first in it. ``maker`` is granted what `OF_MAKER` says. Its lake
+    table is to be made next."""
 
     maker: str = ""
+
+
+class LakeMade(msgspec.Struct, frozen=True, tag=True):
+    """The lake table of a new table is there."""
+
+    table_id: str
 
 
 class AlterTable(_Definition, frozen=True, tag=True):
@@ -197,6 +204,7 @@ class SetQuota(msgspec.Struct, frozen=True, tag=True):
 
 Command = (
     CreateTable
+    | LakeMade
     | AlterTable
     | RenameTables
     | TruncateTable
@@ -224,7 +232,7 @@ CHANGES_ACCESS = (
 C = TypeVar("C", bound=Command)
 _OF_TABLES = (
     "tables", "schemas", "partitions", "writers", "writer_owners", "truncations", "overwritten", "publications",
-    "grants", "makers",
+    "grants", "makers", "lakes_to_make",
 )  # fmt: skip
 
 
@@ -308,10 +316,14 @@ def apply(db: sqlite3.Connection, position: int, command: Command) -> None:
             row = (info.table_id, info.database, info.table, msgspec.msgpack.encode(info))
             db.execute("insert into tables values (?, ?, ?, ?)", row)
             db.executemany("insert into schemas values (?, ?, ?)", [(info.table_id, *s) for s in command.schemas])
+            if info.lake is not None:
+                db.execute("insert into lakes_to_make values (?)", (info.table_id,))
             if command.maker:
                 of_maker = [(command.maker, "", info.table_id, p.value) for p in OF_MAKER]
                 db.executemany("insert or ignore into grants values (?, ?, ?, ?)", of_maker)
                 db.execute("insert or ignore into makers values (?, ?)", (info.table_id, command.maker))
+        case LakeMade():
+            db.execute("delete from lakes_to_make where table_id = ?", (command.table_id,))
         case AlterTable(info=info):
             db.execute("update tables set info = ? where table_id = ?", (msgspec.msgpack.encode(info), info.table_id))
             schemas = [(info.table_id, *s) for s in command.schemas]

@@ -123,7 +123,7 @@ class Definitions:
                 self._require_same(existing, desc, if_not_exists=request.if_not_exists)
                 authorize(caller, Privilege.DESCRIBE, existing.table_id)
                 if existing.lake is not None:
-                    # A crash between the two steps below leaves a table without its lake table: made up for here.
+                    # Earlier versions left a table without its lake table, where they crashed between the two.
                     self._lake_state().create(existing)
                 return self._reply(existing)
             self._require_room(desc)
@@ -131,17 +131,24 @@ class Definitions:
             lake = self._lake_state() if desc.lake is not None else None
             if lake is not None:
                 self._vacate(desc.path)
-            self._metadata.submit(msgspec.structs.replace(CreateTable.of(desc), maker=caller.principal))
-            if lake is not None:
-                try:
-                    lake.create(desc)
-                except BaseException:
-                    # Its answer may have been lost: what was made would have the name of a table that never was.
-                    with contextlib.suppress(LakeheadError):
-                        lake.drop(desc, purge=True)
-                    self._tables.drop(desc)
-                    raise
+            with self._tables.leaving(desc.table_id):
+                self._create(desc, lake, caller)
         return self._reply(desc)
+
+    def _create(self, desc: TableDescriptor, lake: LakeState | None, caller: Caller) -> None:
+        """Make a table, then its lake table. What a crash leaves between the two, or a disk so full that nothing can be
+        taken back, is made up for when the table is opened."""
+        self._metadata.submit(msgspec.structs.replace(CreateTable.of(desc), maker=caller.principal))
+        if lake is not None:
+            try:
+                lake.create(desc)
+            except BaseException:
+                # Its answer may have been lost: what was made would have the name of a table that never was.
+                with contextlib.suppress(LakeheadError):
+                    lake.drop(desc, purge=True)
+                self._tables.drop(desc)
+                raise
+            self._metadata.lake_made(desc.table_id)
 
     def _require_room(self, desc: TableDescriptor) -> None:
         """Return if the server may have one table more."""

@@ -71,6 +71,7 @@ create table if not exists grants(
 create table if not exists roles(principal text not null, role text not null, primary key(principal, role));
 create table if not exists quotas(principal text primary key, bounds blob not null);
 create table if not exists makers(table_id text primary key, principal text not null);
+create table if not exists lakes_to_make(table_id text primary key);
 create table if not exists dropped(folder text primary key);
 create table if not exists incarnations(id text primary key, own integer not null);
 """
@@ -388,6 +389,17 @@ class MetadataStore:
                 )
             catalog.apply(db, position, command)
         self._note_access(command)
+
+    def make_up_lake(self, desc: TableDescriptor, make: Callable[[TableDescriptor], None]) -> None:
+        """Have a lake table made where it is not known that it was: who made the table did not come to that."""
+        if self._rows("select 1 from lakes_to_make where table_id = ?", desc.table_id):
+            make(desc)
+            self.lake_made(desc.table_id)
+
+    def lake_made(self, table_id: str) -> None:
+        """Note that the lake table of a table is there; without the note, it is only looked for again."""
+        with contextlib.suppress(StorageError):
+            self.submit_all([catalog.LakeMade(table_id)], synced=False)
 
     def dropped_folders(self) -> list[str]:
         """Folders of tables that were dropped, of which something may still be there."""

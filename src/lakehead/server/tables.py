@@ -436,6 +436,8 @@ class LiveTables:
             return [live for table_id, live in self._live.items() if table_id not in self._leaving]
 
     def _open(self, desc: TableDescriptor) -> LiveTable:
+        if self._lake is not None and desc.table_id not in self._leaving:
+            self._metadata.make_up_lake(desc, self._lake.create)
         return LiveTable(
             desc,
             metadata=self._metadata,

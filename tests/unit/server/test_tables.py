@@ -17,11 +17,12 @@ import lakehead as lh
 from lakehead.api.table import handle_of
 from lakehead.config import Limits, TableProperties
 from lakehead.env import Env
-from lakehead.errors import LakeStateError
+from lakehead.errors import LakeStateError, StorageError
 from lakehead.log import LogView
 from lakehead.protocol import messages as m
 from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.service import Service
+from lakehead.server.tables import LiveTables
 from lakehead.server.tablet import Tablet
 from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey
 
@@ -94,6 +95,52 @@ def test_a_log_that_ends_before_its_lake_is_not_served(tmp_path: Path) -> None:
         LocalEndpoint(service).call(m.Watermarks(table_id=other, sync=False))
     finally:
         service.close()
+
+
+class _ForgetfulLake(EmptyLake):
+    """Makes lake tables where it can, and knows none that it did not make."""
+
+    def __init__(self) -> None:
+        self.fails: type[BaseException] | None = None
+        self.made: list[str] = []
+
+    def create(self, desc: TableDescriptor) -> None:
+        if self.fails is not None:
+            raise self.fails("no room")
+        self.made.append(desc.table_id)
+
+    def drop(self, desc: TableDescriptor, *, purge: bool) -> None:
+        self.create(desc)
+
+    def tiered_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
+        assert desc.table_id in self.made, "someone dropped it"
+        return {}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_table_without_its_lake_table_gets_it_when_it_is_used(
+    restarted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk let nobody make the one nor take the other back, or the process died between the two."""
+    lake = _ForgetfulLake()
+    start = lambda: Service(f"{tmp_path}/data", env=Env.system(), limits=Limits(), lake=lake)  # noqa: E731
+    service = start()
+    lake.fails = StorageError
+    with monkeypatch.context() as patched:
+        patched.setattr(LiveTables, "drop", lambda tables, desc: lake.create(desc))
+        with pytest.raises(StorageError):
+            _create(service, "a.t", "iceberg")
+    lake.fails = None
+    if restarted:
+        service.close()
+        service = start()
+    reply, _ = LocalEndpoint(service).call(m.GetTable(database="a", table="t"))
+    for _ in range(2):
+        LocalEndpoint(service).call(m.Watermarks(table_id=reply.info.table_id, sync=False))
+        service.close()
+        service = start()
+    service.close()
+    assert lake.made == [reply.info.table_id], "and once"
 
 
 def test_what_leases_pin_is_looked_at_in_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
