@@ -95,6 +95,8 @@ class CatalogLakeState:
             except LakeStateError:  # missing, or another table's: the catalog decides
                 pass
             self._open().drop_table(desc, purge=purge)
+            self._in_place.discard(desc.table_id)
+            self._proven.pop(desc.table_id, None)
 
     def info(self, desc: TableDescriptor, *, reading: bool = False) -> LakeReply:
         """See `LakeState.info`."""

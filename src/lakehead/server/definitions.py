@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
@@ -67,7 +67,12 @@ class Definitions:
         limits: Limits,
         fence: Callable[[], None],
         quotas: Quotas,
+        forget: Sequence[Callable[[str], None]],
     ) -> None:
+        """
+        Args:
+            forget: are told the id of each table that is dropped.
+        """
         self._metadata = metadata
         self._tables = tables
         self._leases = leases
@@ -78,6 +83,7 @@ class Definitions:
         self._limits = limits
         self._fence = fence
         self._quotas = quotas
+        self._forget = (jobs.forget_rounds, maintenance.forget, *forget)
         self._create_lock = env.threads.lock()
 
     def create(self, request: m.CreateTable, caller: Caller) -> m.TableReply:
@@ -293,7 +299,8 @@ class Definitions:
                 self._lake_state().drop(desc, purge=request.purge)
             self._tables.drop(desc)
             self._leases.end_all(desc.table_id)
-            self._jobs.forget_rounds(desc.table_id)
+            for forget in self._forget:
+                forget(desc.table_id)
         return m.Done()
 
     # ---- lake -------------------------------------------------------------------------------------------------

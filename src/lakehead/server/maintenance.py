@@ -88,6 +88,11 @@ class Maintenance:
         self._reports[table_id] += 1
         self._wake.set()
 
+    def forget(self, table_id: str) -> None:
+        """Forget a table that is dropped."""
+        self._tiered.pop(table_id, None)
+        self._reports.pop(table_id, None)
+
     def run(self) -> None:
         """Do what is due of all open tables."""
         self._leases.end_unused()

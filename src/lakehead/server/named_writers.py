@@ -151,6 +151,12 @@ class NamedWriters:
         told = [t.writers.acked_through(writer_id) for t in table.tablets.values()]
         return max(*told, self._metadata.writer_acked_through(table.desc.table_id, writer_id), -1)
 
+    def forget(self, table_id: str) -> None:
+        """Forget the writers of a table that is dropped."""
+        with self._lock:
+            for key in [key for key in self._names if key[0] == table_id]:
+                del self._names[key]
+
     def close(self, request: CloseWriter, principal: str = "") -> None:
         """Note what a named writer had seen answered when it ended; nothing happens when it is fenced.
 

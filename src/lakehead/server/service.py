@@ -116,6 +116,7 @@ class Service:
             limits=limits,
             fence=fence,
             quotas=self._quotas,
+            forget=(self._writes.forget, self._staging.forget),
         )
         self.principals = Principals(self._metadata, env.clock)
         self._grants = Grants(self._metadata, env, limits, self._quotas)

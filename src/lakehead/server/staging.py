@@ -290,6 +290,10 @@ class Staging:
             )
             return Published(rows=self._finish(tables, job), before=False)
 
+    def forget(self, table_id: str) -> None:
+        """Forget the turns of a table that is dropped."""
+        self._turns.forget(table_id)
+
     def turn(self, request: AskTurn) -> Turn:
         """See `AskTurn`."""
         table_id = self._tables.get(request.table_id).desc.table_id

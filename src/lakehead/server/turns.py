@@ -44,6 +44,12 @@ class Turns:
                 self._numbers[table_id] += 1
                 begun.remove(job)
 
+    def forget(self, table_id: str) -> None:
+        """Forget a table that is dropped."""
+        with self._lock:
+            self._numbers.pop(table_id, None)
+            self._begun.pop(table_id, None)
+
     def require(self, table_id: str, number: int, unfinished: Callable[[str], bool]) -> None:
         """Refuse what follows from older rows than the table has.
 

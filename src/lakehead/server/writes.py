@@ -277,6 +277,10 @@ class Writes:
         if idle:
             idle[0].drive()
 
+    def forget(self, table_id: str) -> None:
+        """Forget the named writers of a table that is dropped."""
+        self._writers.forget(table_id)
+
     def open_writer(self, request: m.OpenWriter, caller: Caller) -> m.WriterReply:
         """See `OpenWriter`. Who may manage the table may take a name that is another's."""
         table = self._tables.get(request.table_id)
