@@ -18,6 +18,7 @@ import lakehead as lh
 from lakehead.api.embedded import serve
 from lakehead.client import patience
 from lakehead.config import ServerConfig
+from lakehead.protocol.grants import WhoAmI
 from lakehead.server.host import ServerHost
 from lakehead.spark import connections
 
@@ -35,9 +36,12 @@ def certificate(authority: Authority) -> tuple[Path, Path]:
 
 
 @contextmanager
-def served(folder: Path, certificate: tuple[Path, Path], client_ca: Path | None = None) -> Iterator[ServerHost]:
+def served(
+    folder: Path, certificate: tuple[Path, Path], client_ca: Path | None = None, port: int | None = 0
+) -> Iterator[ServerHost]:
     cert, key = map(str, certificate)
-    config = ServerConfig(token="t", tls_cert=cert, tls_key=key, tls_client_ca=client_ca and str(client_ca))
+    assert port is not None
+    config = ServerConfig(token="t", port=port, tls_cert=cert, tls_key=key, tls_client_ca=client_ca and str(client_ca))
     host = serve(folder, config)
     try:
         yield host
@@ -103,8 +107,56 @@ def test_clients_without_a_certificate_are_not_served(
             assert con.tables() == []
         with pytest.raises(lh.UnavailableError, match="tls_cert="):
             lh.connect(named(host), **trusted)
-        with pytest.raises(lh.UnavailableError):
+        with pytest.raises(lh.UnavailableError, match="is tls_cert= signed by an authority that it trusts"):
             lh.connect(named(host), **trusted, tls_cert=strangers[0], tls_key=strangers[1])
+
+
+def test_what_has_expired_is_told(tmp_path: Path, authority: Authority) -> None:
+    with (
+        served(tmp_path / "data", authority.signed("old", "DNS:localhost", days=-1)) as host,
+        pytest.raises(lh.UnavailableError, match=r"a certificate that has not expired\?.*certificate has expired\)"),
+    ):
+        lh.connect(named(host), token="t", tls_ca=authority.ca)
+
+
+def installed(folder: Path, authority: Authority) -> dict[str, Path]:
+    """Files that somebody renews: of an authority, and of a certificate that it signed for both sides, with its key."""
+    folder.mkdir(exist_ok=True)
+    made = (authority.ca, *authority.signed("both", "URI:spiffe://lake.test/me", "DNS:localhost"))
+    there = {name: folder / f"{name}.pem" for name in ("tls_ca", "tls_cert", "tls_key")}
+    for path, file in zip(there.values(), made, strict=True):
+        path.write_bytes(file.read_bytes())
+        path.chmod(0o600)
+    return there
+
+
+def test_clients_come_with_the_certificates_that_there_are_now(tmp_path: Path, authority: Authority) -> None:
+    """A stream and a writer go on when all certificates were renewed, by another authority, while the server was away;
+    also where the new files are not all there yet when it is back."""
+    mine = installed(tmp_path / "mine", authority)
+    with (
+        served(tmp_path / "data", (mine["tls_cert"], mine["tls_key"]), mine["tls_ca"]) as host,
+        lh.connect(host.local_uri) as owner,
+    ):
+        owner.create_table("a.t", [("k", "int64")])
+        owner.grant("read,write", "a", to="spiffe://lake.test/me")
+        port = host.port
+        con = lh.connect(named(host), **mine)
+        table = con.table("a.t")
+        table.append([{"k": 1}])
+        feed = iter(table.subscribe("earliest"))
+        assert next(feed).rows["k"].to_pylist() == [1]
+    renewed = installed(tmp_path / "renewed", Authority(tmp_path / "other", "other"))
+    mine["tls_key"].write_bytes(renewed["tls_key"].read_bytes())  # of another certificate than is there
+    with served(tmp_path / "data", (renewed["tls_cert"], renewed["tls_key"]), renewed["tls_ca"], port) as host:
+        with pytest.raises(lh.UnavailableError, match="tls_ca= signed"):
+            con._server.call(WhoAmI())
+        for name in ("tls_cert", "tls_ca"):
+            mine[name].write_bytes(renewed[name].read_bytes())
+        table.append([{"k": 2}])
+        assert next(feed).rows["k"].to_pylist() == [2]
+        feed.close()
+        con.close()
 
 
 def test_certificates_that_cannot_be_are_refused_before_anything_listens(

@@ -33,7 +33,7 @@ from lakehead.env.credentials import FoundToken, local_host
 from lakehead.env.interrupts import shielded
 from lakehead.env.own_sockets import require_own
 from lakehead.env.storage import storage_errors
-from lakehead.env.tls import Tls, read_tls
+from lakehead.env.tls import Tls, read_tls, renewed
 from lakehead.errors import (
     InvalidPropertyError,
     InvalidRequestError,
@@ -152,7 +152,7 @@ def reopened(con: Connection) -> Connection:
     A principal's token is worth as much as before, and nobody takes another for it: that may be one of who may do all.
     """
     token, tls = con._given
-    return open_server(con.uri, token=token if token and names_principal(token) else None, tls=tls)
+    return open_server(con.uri, token=token if token and names_principal(token) else None, tls=tls and renewed(tls))
 
 
 def _flight(address: Address, *, token: str | FoundToken | None, tls: Tls | None) -> m.Endpoint:

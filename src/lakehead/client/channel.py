@@ -70,6 +70,7 @@ class Channel:
 
     Attributes:
         is_own: whether nobody but this user can listen there.
+        tls: the certificates that it was made with.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Channel:
             plain: tells the plain socket at which the same server answers, as far as it has one.
         """
         self.is_own = is_own
+        self.tls = tls
         self._plain = plain
         self.process = process_name()
         options: dict[str, Any] = {} if tls is None else {"tls_root_certs": tls.authorities}

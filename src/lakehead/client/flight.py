@@ -26,7 +26,7 @@ from lakehead.client.received import require_answers, streamed
 from lakehead.client.tails import SharedStream, Tails, may_share
 from lakehead.env.address import Address, SocketAddress
 from lakehead.env.credentials import FoundToken
-from lakehead.env.tls import Tls
+from lakehead.env.tls import Tls, renewed
 from lakehead.errors import (
     AuthenticationError,
     ClosedError,
@@ -45,6 +45,7 @@ STREAM_BYTES_MAX = ch.STREAM_BYTES_MAX
 CALL_SECONDS = 120.0
 """How long one answer is waited for while the server lives."""
 
+_DETAIL_CHARS = 200
 _IDLE_STREAMS_MAX = 16
 _IDLE_SECONDS = 1.0
 _CLOSE_SECONDS = 0.5
@@ -264,7 +265,8 @@ class FlightEndpoint:
                 return error_from_code(reply.code, reply.message, reply.context)
         if self._closed:
             return ClosedError("the connection is closed: connect again")
-        detail = (str(e).splitlines() or [type(e).__name__])[0][:200]
+        self._renew(channel)
+        detail = _detail(e)
         return UnavailableError(
             f"no Lakehead server answers at {self._address}: is it running{self._hint(detail)}? ({detail})",
             address=self._address,
@@ -272,13 +274,26 @@ class FlightEndpoint:
             unsent="failed to connect" in detail,
         )
 
+    def _renew(self, channel: ch.Channel) -> None:
+        """Let whoever tries again after a connection broke come with the certificates that there are now, as far as
+        they are others: those of before may have expired, or be of an authority that the server has left."""
+        if channel.tls is not None and (now := renewed(channel.tls)) != channel.tls:
+            self._tls = now
+            self._leave(channel)
+
     def _hint(self, detail: str) -> str:
         """What else may be wrong where one side speaks TLS."""
         if self._tls is None:
             return ", and without TLS (else pass tls_ca=)" if "Socket closed" in detail else ""
+        if "has expired" in detail:
+            return ", with TLS and a certificate that has not expired"
         if "andshake failed" in detail or "Peer name" in detail:
             return ", with TLS and a certificate for this name that tls_ca= signed"
-        return ", and does it ask for a certificate (tls_cert=, tls_key=)" if "Socket closed" in detail else ""
+        if "Socket closed" not in detail:
+            return ""
+        if self._tls.chain is None:
+            return ", and does it ask for a certificate (tls_cert=, tls_key=)"
+        return ", and is tls_cert= signed by an authority that it trusts (tls_client_ca), and has not expired"
 
     def _refused(self, channel: ch.Channel) -> LakeheadError:
         if isinstance(self._token, FoundToken) and self._token() != channel.token:
@@ -305,6 +320,15 @@ class FlightEndpoint:
             channel.cancel()
         for channel in channels:
             channel.join(_CLOSE_SECONDS)
+
+
+def _detail(e: BaseException) -> str:
+    """What an error of a connection says, in short: of a handshake why it failed, which comes last."""
+    first = (str(e).splitlines() or [type(e).__name__])[0]
+    what, found, why = first.partition("SSL routines::")
+    if not found:
+        return first[:_DETAIL_CHARS]
+    return f"{what[:_DETAIL_CHARS].partition(': SSL_ERROR')[0]}: {why.partition('. gRPC')[0][:_DETAIL_CHARS]}"
 
 
 class FlightStream:

@@ -1,4 +1,4 @@
-"""What each side of a connection with TLS has: certificates and keys, from PEM files."""
+"""What each side of a connection with TLS has: certificates and keys, from PEM files, which others may renew."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ class Tls:
         authorities: who signs the certificates of the other side; None of a server that asks its clients for none.
         chain: own certificate, and those between it and its authority; None of a client that has none.
         key: of that certificate.
+        files: where the three were read, as far as they were.
     """
 
     authorities: bytes | None
     chain: bytes | None = None
     key: bytes | None = field(default=None, repr=False)
+    files: tuple[str | None, str | None, str | None] | None = field(default=None, compare=False, repr=False)
 
 
 def read_tls(
@@ -57,7 +59,21 @@ def read_tls(
                 f"{os.fspath(key)} is not the key of the certificate in {os.fspath(chain)}, both in PEM form and"
                 f" without a password: {e}"
             ) from e
-    return Tls(trusted, own, secret)
+    # The process may be elsewhere when it reads them again.
+    places = [None if path is None else os.path.abspath(path) for path in (authorities, chain, key)]
+    return Tls(trusted, own, secret, (places[0], places[1], places[2]))
+
+
+def renewed(tls: Tls) -> Tls:
+    """What the files hold now; what they held where they cannot be read, or one is not yet the other's: whoever renews
+    them does so one after the other."""
+    if tls.files is None:
+        return tls
+    authorities, chain, key = tls.files
+    try:
+        return read_tls(authorities=authorities, chain=chain, key=key)
+    except InvalidPropertyError:
+        return tls
 
 
 def _read(path: str | os.PathLike[str]) -> bytes:

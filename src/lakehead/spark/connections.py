@@ -23,7 +23,7 @@ from lakehead.env.address import SocketAddress, parse_uri
 from lakehead.env.clock import SystemClock
 from lakehead.env.forks import keep
 from lakehead.env.randomness import SystemRandomness
-from lakehead.env.tls import Tls
+from lakehead.env.tls import Tls, renewed
 from lakehead.errors import (
     AuthenticationError,
     ClosedError,
@@ -85,7 +85,8 @@ def tell_workers(spark: SparkSession, con: Connection) -> None:
     if token is not None or tls is not None:
         environment = spark.sparkContext.environment
         known = json.loads(environment.get(_GIVEN, "{}"))
-        known[con.uri] = [token, None if tls is None else [_text(x) for x in (tls.authorities, tls.chain, tls.key)]]
+        now = None if tls is None else renewed(tls)
+        known[con.uri] = [token, None if now is None else [_text(x) for x in (now.authorities, now.chain, now.key)]]
         environment[_GIVEN] = json.dumps(known, sort_keys=True)
 
 
