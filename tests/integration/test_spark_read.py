@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.table import Transaction
+from pyiceberg.types import DecimalType, DoubleType, LongType
 
 import lakehead as lh
 import lakehead.spark as lhs
@@ -444,6 +445,54 @@ def test_columns_of_lake_files_are_found_by_id(spark: SparkSession, con: lh.Conn
     with pytest.raises(lh.LakeFileMissingError) as e:
         lhs.table(spark, "foreign.odd")
     assert Path(str(e.value.context["path"])).name == second.name
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_types_that_another_engine_widened(spark: SparkSession, con: lh.Connection, keyed: bool) -> None:
+    """Files of before and after, and rows of the log, are read as the types of the table; what does not fit is told."""
+    inner = pa.struct([("a", pa.int32()), ("b", pa.float32())])
+    plain = [("k", pa.int32()), ("f", pa.float32()), ("d", pa.decimal128(5, 2)), ("t", pa.int16())]
+    schema = pa.schema([*plain, ("s", inner), ("l", pa.list_(pa.int32()))])
+
+    def rows(numbers: range) -> pa.Table:
+        listed = [
+            {"k": i, "f": i / 2, "d": Decimal(i), "t": i, "s": {"a": i, "b": i / 4}, "l": [i, None]} for i in numbers
+        ]
+        return pa.Table.from_pylist(listed, schema)
+
+    name = f"foreign.widened_{keyed}".lower()
+    if keyed:
+        table = con.create_table(name, schema, primary_key=["k"], lake="iceberg")
+        put = table.upsert
+    else:
+        table = con.create_table(name, schema, lake="iceberg")
+        put = table.append
+    put(rows(range(10)))
+    con.tier(name)
+    with table.lake.iceberg().update_schema() as update:
+        wide = {"k": LongType(), "f": DoubleType(), "d": DecimalType(9, 2), "t": LongType(), "l.element": LongType()}
+        for column, to in {**wide, "s.a": LongType(), "s.b": DoubleType()}.items():
+            update.update_column(column, to)
+    put(rows(range(10, 20)))
+    con.tier(name)
+    for start in (20, 30):  # the second read finds what is kept of the first
+        put(rows(range(start, start + 10)))
+        want = rows(range(start + 10)).cast(table.schema)
+        assert table.scan().to_arrow().sort_by("k") == want
+        same(lhs.table(spark, name), want, "k")
+        same(lhs.sql(spark, f"select * from {name}"), want, "k")
+        met = "k >= 8 and f < 11.5 and d <> 9 and t < 22 and s.a > 8"
+        assert lhs.table(spark, name).where(met).count() == table.scan(where=met).count() == 12
+    if not keyed:
+        wider = pa.schema([f.remove_metadata() for f in table.lake.iceberg().schema().as_arrow()])
+        table.lake.iceberg().append(pa.Table.from_pylist([{"k": 1 << 40}], wider))
+        for ansi in ("true", "false"):
+            spark.conf.set("spark.sql.ansi.enabled", ansi)
+            try:
+                with pytest.raises(Exception, match="do not fit a column of type int"):
+                    lhs.table(spark, name).collect()
+            finally:
+                spark.conf.unset("spark.sql.ansi.enabled")
 
 
 def renamed(rows: pa.Table, names: dict[str, str]) -> pa.Table:

@@ -24,12 +24,12 @@ from lakehead.lake.pinned_rows import PinnedRows
 from lakehead.lake.union_read import Pin, UnionRead
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.spark.dead_rows import Dead, dead_in_plan, dead_table, split_files, without_offsets
-from lakehead.spark.floats import quoted, unprunable_floats
-from lakehead.spark.frame_steps import broadcast, read_parquet, select, weak_files
+from lakehead.spark.floats import quoted
+from lakehead.spark.frame_steps import broadcast, select
 from lakehead.spark.held_pins import hold_pin
 from lakehead.spark.kept import Kept, kept_of
 from lakehead.spark.lake_files import LakeScan, lake_columns
-from lakehead.spark.scratch import ScratchFile, is_shared, scratch_file, scratch_frame
+from lakehead.spark.scratch import ScratchFile, is_shared, scratch_file, scratch_frame, scratch_rows
 from lakehead.spark.types import spark_schema
 from lakehead.types import SYSTEM_FIELDS
 
@@ -267,12 +267,7 @@ class _KeptRead:
         if self._lake is not None:
             scan = LakeScan(self._spark, self._lake)
             return scan(whole, beside=files), scan.reads if whole else []
-        schema = self._spark_schema(self._in_files.names)
-        rows = read_parquet(self._spark, schema, [file.address for file in files])
-        reader = weak_files(rows)
-        for file in files:
-            file.read_by(reader)
-        return unprunable_floats(rows, schema.fields), []
+        return scratch_rows(self._spark, files), []
 
     def _file(self, names: Sequence[str], rows: Iterable[pa.RecordBatch]) -> ScratchFile | None:
         schema = pa.schema([self._columns.field(name) for name in names])

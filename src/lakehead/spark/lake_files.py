@@ -29,7 +29,7 @@ from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.spark.floats import quoted, unprunable_floats
 from lakehead.spark.frame_steps import read_parquet, select, weak_files
 from lakehead.spark.scratch import ScratchFile, spark_path
-from lakehead.spark.types import SPARK_ID, literal, spark_schema
+from lakehead.spark.types import SPARK_ID, literal, narrowed, spark_schema
 from lakehead.types import SYSTEM_FIELDS, field_id
 
 if TYPE_CHECKING:
@@ -75,7 +75,9 @@ class LakeScan:
         self._columns: FileColumns | None = None
         if self._defaults or not names_are_lasting(table):
             self._columns = FileColumns(lake, table.schema().schema_id, view.desc.schema_id, name_mapping(table))
-        self._schema = spark_schema(pa.schema([*view.desc.schema, *SYSTEM_FIELDS]), lake)
+        columns = pa.schema([*view.desc.schema, *SYSTEM_FIELDS])
+        self._own = spark_schema(columns, lake)
+        self._schema = spark_schema(columns, lake, as_stored=True)
 
     def __call__(
         self, files: Iterable[LakeFile], extra: _Extra | None = None, beside: Sequence[ScratchFile] = ()
@@ -118,11 +120,14 @@ class LakeScan:
             file.read_by(self.reads[-1])
         if extra:
             rows = select(rows, ["*", *(f"{text} as {name}" for name, (text, _) in extra.items())])
-        if schema is not self._schema:
-            both = zip(self._schema, schema, strict=True)
-            own = [self._bound(f, there).cast(f.dataType).alias(f.name) for f, there in both]
+        if schema != self._own:
+            both = zip(self._own, self._schema, schema, strict=True)
+            own = [
+                narrowed(self._bound(f, there), as_stored.dataType, f.dataType).alias(f.name)
+                for f, as_stored, there in both
+            ]
             rows = rows.select(*own, *extra)
-        return unprunable_floats(rows, [*self._schema, *(st.StructField(n, t) for n, (_, t) in extra.items())])
+        return unprunable_floats(rows, [*self._own, *(st.StructField(n, t) for n, (_, t) in extra.items())])
 
     def _bound(self, f: st.StructField, there: st.StructField) -> Column:
         default = self._defaults.get(f.name)

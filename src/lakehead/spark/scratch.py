@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from py4j.protocol import Py4JError
+from pyspark.sql import functions as F
 
 from lakehead.env.randomness import SystemRandomness
 from lakehead.format.read_as import cast_to
 from lakehead.format.schema import lake_schema
-from lakehead.spark.floats import unprunable_floats
+from lakehead.spark.floats import quoted, unprunable_floats
 from lakehead.spark.frame_steps import read_parquet, weak_files
 from lakehead.spark.privacy import is_local
-from lakehead.spark.types import spark_schema
+from lakehead.spark.types import narrowed, spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,6 +47,7 @@ class ScratchFile:
 
     Attributes:
         schema: of the rows, in the table's own types.
+        stored: the columns as they stand in the file.
         kept: whether it stays when no DataFrame reads it.
         wanted: by how many it is going to be read: who makes it does, once.
         readers: weak references to what reads it in the JVM.
@@ -53,6 +55,7 @@ class ScratchFile:
 
     path: str
     schema: pa.Schema
+    stored: pa.Schema
     size: int
     kept: bool = False
     wanted: int = 1
@@ -74,10 +77,7 @@ class ScratchFile:
 
     def rows(self, spark: SparkSession) -> DataFrame:
         """Its rows, while it is wanted."""
-        schema = spark_schema(self.schema)
-        rows = read_parquet(spark, schema, [self.address])
-        self.read_by(weak_files(rows))
-        return unprunable_floats(rows, schema.fields)
+        return scratch_rows(spark, [self])
 
     @property
     def address(self) -> str:
@@ -101,6 +101,22 @@ class ScratchFile:
     def over(self) -> bool:
         """Whether nobody reads it, and nobody is going to."""
         return not self.kept and not self.wanted and self._unread
+
+
+def scratch_rows(spark: SparkSession, files: Sequence[ScratchFile]) -> DataFrame:
+    """The rows of files with the same columns, at least one, while they are wanted, in the types of their schema."""
+    own = spark_schema(files[0].schema)
+    stored = spark_schema(files[0].schema, files[0].stored, as_stored=True)
+    rows = read_parquet(spark, stored, [file.address for file in files])
+    reader = weak_files(rows)
+    for file in files:
+        file.read_by(reader)
+    both = list(zip(stored, own, strict=True))
+    if any(there.dataType != f.dataType for there, f in both):
+        rows = rows.select(
+            *(narrowed(F.col(quoted(f.name)), there.dataType, f.dataType).alias(f.name) for there, f in both)
+        )
+    return unprunable_floats(rows, own.fields)
 
 
 def spark_path(location: str) -> str:
@@ -164,7 +180,7 @@ def scratch_file(
         with suppress(FileNotFoundError):
             os.unlink(path)
         raise
-    file = ScratchFile(path, schema, os.path.getsize(path), kept)
+    file = ScratchFile(path, schema, stored, os.path.getsize(path), kept)
     with _lock:
         unread = [f for f in _files.values() if f.over]
         _files[path] = file

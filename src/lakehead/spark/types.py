@@ -12,6 +12,7 @@ from pyspark.sql import types as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from lakehead.errors import InvalidSchemaError, SchemaMismatchError
+from lakehead.format.schema import is_wider, lake_type
 from lakehead.spark.floats import quoted
 from lakehead.types import field_id
 
@@ -47,14 +48,16 @@ def _made_of(field: pa.Field) -> pa.Field:
     return field.with_type(t).with_nullable(True)
 
 
-def spark_schema(schema: pa.Schema, lake: pa.Schema | None = None) -> st.StructType:
+def spark_schema(schema: pa.Schema, lake: pa.Schema | None = None, *, as_stored: bool = False) -> st.StructType:
     """The Spark schema of a table's columns.
 
     Args:
         schema: columns in the table's own types. Spark narrows what the lake widened (int8, int16) while it reads.
         lake: Arrow form of the Iceberg schema, with field ids; columns are matched by name.
+        as_stored: what another engine widened has its type in the lake, which Spark does not narrow while it reads: see
+            `narrowed`.
     """
-    return st.StructType([_struct_field(f, _named(lake, f.name)) for f in schema])
+    return st.StructType([_struct_field(f, _named(lake, f.name), as_stored) for f in schema])
 
 
 def _named(fields: pa.Schema | pa.StructType | None, name: str) -> pa.Field | None:
@@ -63,24 +66,43 @@ def _named(fields: pa.Schema | pa.StructType | None, name: str) -> pa.Field | No
     return fields.field(name)
 
 
-def _struct_field(f: pa.Field, lake: pa.Field | None) -> st.StructField:
+def _struct_field(f: pa.Field, lake: pa.Field | None, as_stored: bool) -> st.StructField:
     number = None if lake is None else field_id(lake)
     metadata = None if number is None else {SPARK_ID: number}
-    return st.StructField(f.name, spark_type(f.type, lake.type if lake is not None else None), f.nullable, metadata)
+    t = spark_type(f.type, lake.type if lake is not None else None, as_stored=as_stored)
+    return st.StructField(f.name, t, f.nullable, metadata)
 
 
-def spark_type(t: pa.DataType, lake: pa.DataType | None = None) -> st.DataType:
-    """The Spark type of an Arrow type; ``lake`` is the same type with field ids inside."""
+def spark_type(t: pa.DataType, lake: pa.DataType | None = None, *, as_stored: bool = False) -> st.DataType:
+    """The Spark type of an Arrow type; ``lake`` is the same type with field ids inside, ``as_stored`` as there."""
+
+    def of(t: pa.DataType, lake: pa.DataType | None) -> st.DataType:
+        return spark_type(t, lake, as_stored=as_stored)
+
     if pa.types.is_struct(t):
         inner = lake if lake is not None and pa.types.is_struct(lake) else None
-        return st.StructType([_struct_field(t.field(i), _named(inner, t.field(i).name)) for i in range(t.num_fields)])
+        fields = [t.field(i) for i in range(t.num_fields)]
+        return st.StructType([_struct_field(f, _named(inner, f.name), as_stored) for f in fields])
     if pa.types.is_map(t):
         key, item = (lake.key_type, lake.item_type) if lake is not None and pa.types.is_map(lake) else (None, None)
-        return st.MapType(spark_type(t.key_type, key), spark_type(t.item_type, item), t.item_field.nullable)
+        return st.MapType(of(t.key_type, key), of(t.item_type, item), t.item_field.nullable)
     if pa.types.is_list(t) or pa.types.is_large_list(t):
         inner = lake.value_type if lake is not None and pa.types.is_list(lake) else None
-        return st.ArrayType(spark_type(t.value_type, inner), t.value_field.nullable)
-    return _plain_type(t)
+        return st.ArrayType(of(t.value_type, inner), t.value_field.nullable)
+    return _plain_type(lake if as_stored and lake is not None and is_wider(lake, lake_type(t)) else t)
+
+
+def narrowed(column: Column, stored: st.DataType, own: st.DataType) -> Column:
+    """A column as it stands in files, in the type of its table.
+
+    A number that does not fit ends the query, as it does any other read, whatever ``spark.sql.ansi.enabled`` says:
+    without that, a cast makes another number of it, or null.
+    """
+    if stored != own and isinstance(own, st.IntegralType | st.DecimalType):
+        fits = column.try_cast(own)
+        wrong = F.raise_error(F.lit(f"the lake holds values that do not fit a column of type {own.simpleString()}"))
+        return F.when(column.isNull() | fits.isNotNull(), fits).otherwise(wrong)
+    return column.cast(own)
 
 
 _PLAIN = {
