@@ -4,6 +4,7 @@ that says what to undo; once it is undone, all is right again."""
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.table import Table as IcebergTable
 from pyiceberg.table import Transaction
 from pyiceberg.transforms import BucketTransform, IdentityTransform
-from pyiceberg.types import LongType
+from pyiceberg.types import DoubleType, LongType
 
 import lakehead as lh
 from lakehead.iceberg.data_files import IcebergFile, LakeWriteSpec, write_data_files, write_position_deletes
@@ -404,3 +405,29 @@ def test_all_else_is_a_stop_until_it_is_undone(tmp_path: Path, name: str, keyed:
             undo(d)
             assert {k: o for k, o in d.outcomes().items() if o != "right"} == {}
         d.con.close()
+
+
+def test_floats_that_another_engine_widened_are_found_as_they_are_read(tmp_path: Path) -> None:
+    """It writes doubles that no float is: their rows match by what a read makes of them, not by what the files say."""
+    inner = pa.struct([("g", pa.float32())])
+    with lh.connect(tmp_path / "data") as con:
+        table = con.create_table("t", pa.schema([("k", pa.int32()), ("f", pa.float32()), ("s", inner)]), lake="iceberg")
+        table.append([{"k": 0, "f": 0.5, "s": {"g": 0.5}}])
+        con.tier("t")
+        with table.lake.iceberg().update_schema() as update:
+            update.update_column("f", DoubleType())
+            update.update_column("s.g", DoubleType())
+        wide = pa.schema([f.remove_metadata() for f in table.lake.iceberg().schema().as_arrow()])
+        for k, value in enumerate([0.1, 0.7, 16777217.0, 1e-50], start=1):
+            theirs = pa.Table.from_pylist([{"k": k, "f": value, "s": {"g": value}}], wide)
+            table.lake.iceberg().append(theirs)
+        rows = table.scan().to_arrow().to_pylist()
+        for row in rows:
+            value = row["f"]
+            assert row["s"]["g"] == value
+            for op, meets in (("=", operator.eq), ("<=", operator.le), (">=", operator.ge), ("<>", operator.ne)):
+                want = sorted(r["k"] for r in rows if meets(r["f"], value))
+                for column in ("f", "s.g"):
+                    for tier in ("union", "lake"):
+                        found = table.scan(["k"], where=f"{column} {op} {value!r}", tier=tier).to_arrow()
+                        assert sorted(found["k"].to_pylist()) == want, (column, op, value, tier)

@@ -27,6 +27,7 @@ from lakehead.iceberg.manifests import manifests_of
 from lakehead.iceberg.planner import FilePlan, all_files, plan_files
 from lakehead.iceberg.positions import find_offsets
 from lakehead.iceberg.proof import require_files
+from lakehead.iceberg.pruning import rounded_columns
 from lakehead.iceberg.reader import count_lake, read_lake
 from lakehead.iceberg.rowdelta import RowDelta, to_data_file
 from lakehead.iceberg.snapshots import snapshots_table
@@ -97,6 +98,9 @@ class IcebergLakeTable:
         self, version: LakeVersion, bounds: Sequence[Bound] = (), *, snapshot_id: int | None = None
     ) -> Sequence[LakeFile]:
         """See `LakeTable.plan`."""
+        if bounds:
+            rounded = rounded_columns(_table(version).schema(), self._desc.schema)
+            bounds = [bound for bound in bounds if bound.column not in rounded]
         return plan_files(_table(version), snapshot_id, bounds) if bounds else self._all(version, snapshot_id).files
 
     def _all(self, version: LakeVersion, snapshot_id: int | None = None) -> FilePlan:

@@ -11,6 +11,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+import pyarrow as pa
 import pyiceberg.expressions as ice
 from pyiceberg.expressions.literals import BinaryLiteral, DecimalLiteral, DoubleLiteral, LongLiteral, literal
 from pyiceberg.schema import Schema
@@ -24,14 +25,18 @@ from pyiceberg.types import (
     FloatType,
     IcebergType,
     IntegerType,
+    ListType,
     LongType,
+    MapType,
     StringType,
+    StructType,
     TimestampType,
     TimestamptzType,
     TimeType,
 )
 
 from lakehead.predicate import Bound
+from lakehead.types import children
 
 # PyIceberg's own type hints describe the models' fields, not their constructors.
 _COMPARE: dict[str, Any] = {
@@ -70,6 +75,31 @@ def _ends(bound: Bound) -> Sequence[Bound]:
     if bound.op != "in" or not bound.ordered or len(bound.ordered) <= _MEMBERS_MAX:
         return [bound]
     return [Bound(bound.column, ">=", bound.ordered[0]), Bound(bound.column, "<=", bound.ordered[-1])]
+
+
+def rounded_columns(schema: Schema, own: pa.Schema) -> frozenset[str]:
+    """Columns with floats that another engine has made doubles in the lake.
+
+    A double that it writes there is read as the float beside it, so neither bounds nor comparisons of what is stored
+    tell which rows match.
+    """
+    lake = {f.name: f.field_type for f in schema.fields}
+    floats = [f for f in own if f.name in lake and _count(f.type, pa.float32())]
+    return frozenset(f.name for f in floats if _doubles(lake[f.name]) > _count(f.type, pa.float64()))
+
+
+def _count(t: pa.DataType, wanted: pa.DataType) -> int:
+    return int(t == wanted) + sum(_count(f.type, wanted) for f in children(t))
+
+
+def _doubles(t: IcebergType) -> int:
+    if isinstance(t, StructType):
+        return sum(_doubles(f.field_type) for f in t.fields)
+    if isinstance(t, ListType):
+        return _doubles(t.element_type)
+    if isinstance(t, MapType):
+        return _doubles(t.key_type) + _doubles(t.value_type)
+    return int(isinstance(t, DoubleType))
 
 
 def _condition(bound: Bound, schema: Schema) -> ice.BooleanExpression | None:

@@ -37,6 +37,7 @@ from lakehead.iceberg.file_io import (
     open_parquet,
 )
 from lakehead.iceberg.positions import deleted_positions, find_offsets
+from lakehead.iceberg.pruning import rounded_columns
 from lakehead.iceberg.row_groups import row_group_filter
 from lakehead.lake.lake_table import LakeFile, Superseded
 from lakehead.lake.superseded import superseded_in
@@ -87,7 +88,8 @@ def read_lake(
     in_files = FileColumns(
         lambda: with_defaults(lake_arrow_schema(lake), desc), lake.schema_id, desc.schema_id, name_mapping(table)
     )
-    reader = _Reader(table.io, own, names, predicate, in_files, _offset_id(table))
+    rounded = frozenset() if predicate is None else rounded_columns(lake, desc.schema)
+    reader = _Reader(table.io, own, names, predicate, in_files, _offset_id(table), rounded)
     whole, partial = _split(table, files, superseded or {})
     try:
         with lake_files():
@@ -185,10 +187,12 @@ class _Reader:
         predicate: Predicate | None,
         columns: FileColumns,
         offset_id: int,
+        rounded: frozenset[str],
     ) -> None:
         self._io = io
         self._file_columns = columns
         self._offset_id = offset_id
+        self._rounded = rounded
         self._own = own
         self._names = list(names)
         self._out = pa.schema([own.field(n) for n in names])
@@ -224,8 +228,11 @@ class _Reader:
             for key, group in itertools.groupby(placed, key=lambda p: (id(p[1]), p[0].without_nan & self._columns)):
                 condition = None
                 if self._predicate is not None:
-                    condition = row_group_filter(self._predicate, self._own, without_nan=key[1])
+                    condition = self._necessary(self._predicate, key[1])
                 yield functools.partial(self._dataset, [f for f, _ in group]), condition
+
+    def _necessary(self, predicate: Predicate, without_nan: frozenset[str]) -> pc.Expression | None:
+        return row_group_filter(predicate, self._own, without_nan=without_nan, rounded=self._rounded)
 
     def _dataset(self, files: Sequence[LakeFile]) -> ds.Dataset:
         fs, paths = self._located(f.path for f in files)
@@ -296,7 +303,7 @@ class _Reader:
         fragment = kept = PARQUET.make_fragment(path, fs)
         if self._predicate is not None:
             without_nan = file.without_nan & self._columns
-            condition = row_group_filter(self._predicate, self._own, without_nan=without_nan)
+            condition = self._necessary(self._predicate, without_nan)
             if condition is not None:
                 kept = fragment.subset(condition, schema=self._lake)
         groups = {g.id for g in kept.row_groups}

@@ -26,22 +26,24 @@ _OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", "<=": ">", ">": "<=", ">=": "<"}
 
 
 def row_group_filter(
-    predicate: Predicate, schema: pa.Schema, *, without_nan: Collection[str] = ()
+    predicate: Predicate, schema: pa.Schema, *, without_nan: Collection[str] = (), rounded: Collection[str] = ()
 ) -> pc.Expression | None:
     """A condition over the lake's types that every matching row meets; None where there is none.
 
     Args:
         schema: the table's own types.
         without_nan: columns that hold no NaN in the files to read.
+        rounded: columns whose floats may be others in the files than are read.
     """
-    condition = _Necessary(schema, without_nan).of(predicate.tree, true=True)
+    condition = _Necessary(schema, without_nan, rounded).of(predicate.tree, true=True)
     return None if condition is True else pc.scalar(False) if condition is False else condition
 
 
 class _Necessary:
-    def __init__(self, schema: pa.Schema, without_nan: Collection[str]) -> None:
+    def __init__(self, schema: pa.Schema, without_nan: Collection[str], rounded: Collection[str]) -> None:
         self._schema = schema
         self._without_nan = without_nan
+        self._rounded = rounded
 
     def of(self, node: Node, *, true: bool) -> _Condition:
         """What holds wherever the node is true, or wherever it is false."""
@@ -85,6 +87,8 @@ class _Necessary:
         return self._compare(op if true else _OPPOSITE[op], left, value, t)
 
     def _compare(self, op: str, field: Field, value: object, t: pa.DataType) -> _Condition:
+        if field.path[0] in self._rounded and pa.types.is_floating(t):
+            return True
         try:
             scalar = pa.scalar(value, lake_type(t))
         except (pa.ArrowException, OverflowError):
