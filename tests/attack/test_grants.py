@@ -202,6 +202,12 @@ def test_who_makes_a_table_may_do_all_with_it_but_grant_it(known: Any, owner: lh
         lambda: con.table("shop.orders"),
         lambda: con.create_table("shop.orders", SCHEMA, if_not_exists=True),
     )
+    told = set()
+    for schema in (SCHEMA, pa.schema([("guess", pa.int64())])):  # nor whether a guess is right
+        with pytest.raises(lh.PermissionDeniedError) as hidden:
+            con.create_table("shop.orders", schema, if_not_exists=True)
+        told.add(hidden.value.message)
+    assert told == {"maker has no privilege to describe table shop.orders: ask who runs the server for it"}
     mine = con.create_table("shop.mine", SCHEMA, **KEYED)
     mine.upsert(ROWS)
     assert mine.get(1) == ROWS[0]

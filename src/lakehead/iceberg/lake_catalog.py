@@ -348,7 +348,7 @@ def _checked(table: Table, desc: TableDescriptor) -> Table:
     found = table.properties.get(TABLE_ID)
     if found != desc.table_id:
         raise LakeStateError(
-            f"lake table {desc.path} is not this table's: it belongs to "
+            f"lake table {'.'.join(table.name())} is not this table's: it belongs to "
             + (f"a table with id {found}" if found else "someone else")
             + "; rename or drop it in the lake, or use another name",
             table=str(desc.path),

@@ -126,8 +126,10 @@ class Definitions:
             except TableNotFoundError:
                 pass
             else:
+                if request.if_not_exists:
+                    # By the name that was asked for, and before it is said whether the columns are these.
+                    authorize(caller, Privilege.DESCRIBE, desc.path)
                 self._require_same(existing, desc, if_not_exists=request.if_not_exists)
-                authorize(caller, Privilege.DESCRIBE, existing.table_id)
                 if existing.lake is not None:
                     # Earlier versions left a table without its lake table, where they crashed between the two.
                     self._lake_state().create(existing)

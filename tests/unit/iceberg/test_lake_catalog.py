@@ -78,6 +78,9 @@ def test_a_table_belongs_to_one_table_id(keyed: Any, make_lake: Any) -> None:
     with pytest.raises(LakeStateError):
         keyed.catalog.drop_table(other, purge=True)
     keyed.load()
+    renamed = other.renamed(TablePath("db", "new"))
+    with pytest.raises(LakeStateError, match=r"lake table db\.t is not this table's"):  # which is what is in the way
+        keyed.catalog.load(renamed)
 
 
 @pytest.mark.parametrize("purge", [True, False])
