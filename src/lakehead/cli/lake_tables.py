@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 def lake(
     session: Session,
     path: Annotated[
-        str, typer.Argument(metavar="PATH", help="A lake table's folder, as in DATA/lake, or a .metadata.json file.")
+        str,
+        typer.Argument(
+            metavar="PATH", help="A lake table's folder, as in DATA/lake, or a .metadata.json file; file:// too."
+        ),
     ],
     limit: Annotated[int, typer.Option(help="In text: show so many of the newest snapshots.", min=0)] = 20,
 ) -> None:

@@ -52,11 +52,13 @@ class LakeTableReport:
 
 
 def metadata_file(path: str) -> str:
-    """The metadata file that a path means: itself, or the newest of a table's folder.
+    """The metadata file that a path means, or an address such as catalogs tell: itself, or the newest of a table's
+    folder.
 
     Raises:
         InvalidFileError: there is none.
     """
+    path = path.removeprefix("file://")
     if not os.path.isdir(path):
         return path
     for folder in (os.path.join(path, "metadata"), path):

@@ -39,6 +39,9 @@ def test_a_whole_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (report["rows"], report["deleted"], len(report["snapshots"]), report["problems"]) == (3, 1, 2, [])
     assert cli.main(["inspect", "lake", str(folder), "--limit", "1"]) == 0
     assert "1 older snapshots are not shown" in capsys.readouterr().out
+    for address in (f"file://{folder}", f"file://{metadata_file(str(folder))}"):  # as `metadata_location` tells it
+        assert cli.main(["inspect", "lake", address]) == 0
+        assert "all its files are there" in capsys.readouterr().out
     assert seen(folder) == before
 
 
