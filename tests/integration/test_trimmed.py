@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,27 @@ def test_a_slow_subscriber_is_overtaken_and_goes_on_from_the_lake(con: lh.Connec
         while len(seen) < 601:
             seen += next(feed).rows.column("k").to_pylist()
     assert seen == list(range(601)) and start(table) == 600
+
+
+@pytest.mark.parametrize("stop", [None, "now"])
+def test_what_is_trimmed_before_the_first_row_is_no_part_of_what_is_earliest(con: lh.Connection, stop: Any) -> None:
+    table = con.create_table("a.t", KV, primary_key="k", lake="iceberg", hot_retention="0s")
+    table.upsert(rows(1, 2))
+    table.upsert(rows(2, text="new"))
+    con.tier("a.t")
+    with table.subscribe("earliest", stop=stop) as feed:
+        trim(con)
+        assert start(table) == 4
+        table.upsert(rows(3))
+        found = [row["a"] for batch in itertools.islice(feed, 1) for row in batch.rows.to_pylist()]
+        assert sorted(found) in (["new 2", "row 1"], ["new 2", "row 1", "row 3"])
+        table.upsert(rows(4))
+        con.tier("a.t")
+        trim(con)
+        if stop is None:  # rows that come later are all there, or it ends
+            with pytest.raises(OffsetOutOfRangeError):
+                while True:
+                    found += next(feed).rows["a"].to_pylist()
 
 
 def test_latest_sees_nothing_old(con: lh.Connection) -> None:

@@ -74,6 +74,7 @@ class Feed:
         self._specify = specify
         self._spec = specify(handle.desc)
         self._since_us = start if isinstance(start, int) else None
+        self._begins_anew = _ATTEMPTS_MAX if start == "earliest" else 0
         self._default: Literal["earliest", "full"] = "full" if start == "full" else "earliest"
         self._positions: dict[TabletKey, int] = {}
         self._live_first: dict[TabletKey, _LiveRows | None] = {}
@@ -130,12 +131,15 @@ class Feed:
     # ---- what comes -------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Item]:
-        altered = False
+        altered = anew = False
         while not self._stopped:
             try:
                 if altered:
                     self._follow_definition()
                     altered = False
+                if anew:
+                    self._stream = self._first("earliest")
+                    anew = False
                 if self._stream is None:
                     yield from self._rest_of_live_rows()
                     self._stream = self._open(self._handle.log.tablets())
@@ -154,8 +158,13 @@ class Feed:
             except OffsetOutOfRangeError:
                 # Trimmed faster than it was read: the lake has it.
                 self._forget_stream()
-                if not self._over_lake or not self._behind(self._log_starts()):
+                if self._over_lake and self._behind(self._log_starts()):
+                    continue
+                if not self._begins_anew:
                     raise
+                # Nothing was handed out: what is earliest is what there is now.
+                self._begins_anew -= 1
+                anew = True
             except BaseException:
                 self._forget_stream()
                 raise
@@ -183,6 +192,8 @@ class Feed:
             key = TabletKey(header.partition, header.bucket)
             if batch.num_rows or header.end_offset is not None:  # others say that the server lives
                 require_tablet(self._handle.desc, key)
+            if batch.num_rows:
+                self._begins_anew = 0
             if header.live_at is not None:
                 self._took_live_rows(key, header, batch)
                 yield header, batch
