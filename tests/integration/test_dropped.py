@@ -10,7 +10,6 @@ import pyarrow as pa
 
 import lakehead as lh
 from lakehead.api.table import handle_of
-from lakehead.server.service import Service
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), ("v", pa.string())])
 _MEANT = {"MetadataStore._read", "LiveTables._dropped"}
@@ -40,7 +39,7 @@ def remembered(root: object, text: str) -> list[str]:
 
 def test_nothing_grows_with_each_table_that_is_dropped(tmp_path: Path) -> None:
     with lh.connect(tmp_path) as con:
-        (service,) = (o for o in gc.get_objects() if type(o) is Service)
+        service = con._server.service  # type: ignore[attr-defined]
         for name, key in (("a.log", None), ("a.keyed", "k")):
             table = con.create_table(name, SCHEMA, primary_key=key, lake="iceberg", hot_retention="0s")
             with table.writer(writer_id="etl") as writer:

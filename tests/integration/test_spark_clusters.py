@@ -37,7 +37,7 @@ SEEN = {"table": 70, "source": 120, "write": 1000, "stream": 170, "code": 0, "ti
 LEAN = {
     "executor.memory": "600m",
     "sql.codegen.wholeStage": "false",
-    **{f"{who}.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" for who in ("driver", "executor")},
+    **{f"{who}.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"] for who in ("driver", "executor")},
 }
 """What lives for half a minute compiles little."""
 ONE = {"cores.max": "1"}  # executor

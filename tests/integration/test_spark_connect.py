@@ -68,7 +68,7 @@ def events(con: lh.Connection, name: str, **how: object) -> Table:
 
 def spark_process(*command: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run in a process of its own: one with a classic session takes no other."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("SPARK_")}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("SPARK_") or k == "SPARK_SUBMIT_OPTS"}
     paths = os.pathsep.join([*sys.path, str(ROOT)])
     env = {**kept, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": paths, **environ}
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=WAIT_SECONDS)

@@ -450,7 +450,7 @@ def test_columns_of_lake_files_are_found_by_id(spark: SparkSession, con: lh.Conn
 @pytest.mark.parametrize("keyed", [False, True])
 def test_types_that_another_engine_widened(spark: SparkSession, con: lh.Connection, keyed: bool) -> None:
     """Files of before and after, and rows of the log, are read as the types of the table; what does not fit is told."""
-    inner = pa.struct([("a", pa.int32()), ("b", pa.float32())])
+    inner = pa.struct([pa.field("a", pa.int32(), nullable=False), ("b", pa.float32())])
     plain = [("k", pa.int32()), ("f", pa.float32()), ("d", pa.decimal128(5, 2)), ("t", pa.int16())]
     schema = pa.schema([*plain, ("s", inner), ("l", pa.list_(pa.int32()))])
 

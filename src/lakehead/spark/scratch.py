@@ -26,7 +26,7 @@ from lakehead.format.schema import lake_schema
 from lakehead.spark.floats import quoted, unprunable_floats
 from lakehead.spark.frame_steps import read_parquet, weak_files
 from lakehead.spark.privacy import is_local
-from lakehead.spark.types import narrowed, spark_schema
+from lakehead.spark.types import are_alike, narrowed, spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -112,7 +112,7 @@ def scratch_rows(spark: SparkSession, files: Sequence[ScratchFile]) -> DataFrame
     for file in files:
         file.read_by(reader)
     both = list(zip(stored, own, strict=True))
-    if any(there.dataType != f.dataType for there, f in both):
+    if not all(are_alike(there.dataType, f.dataType) for there, f in both):
         rows = rows.select(
             *(narrowed(F.col(quoted(f.name)), there.dataType, f.dataType).alias(f.name) for there, f in both)
         )

@@ -98,11 +98,27 @@ def narrowed(column: Column, stored: st.DataType, own: st.DataType) -> Column:
     A number that does not fit ends the query, as it does any other read, whatever ``spark.sql.ansi.enabled`` says:
     without that, a cast makes another number of it, or null.
     """
-    if stored != own and isinstance(own, st.IntegralType | st.DecimalType):
+    if isinstance(own, st.IntegralType | st.DecimalType) and not are_alike(stored, own):
         fits = column.try_cast(own)
         wrong = F.raise_error(F.lit(f"the lake holds values that do not fit a column of type {own.simpleString()}"))
         return F.when(column.isNull() | fits.isNotNull(), fits).otherwise(wrong)
-    return column.cast(own)
+    return column.cast(_nullable(own))
+
+
+def are_alike(a: st.DataType, b: st.DataType) -> bool:
+    """Whether types differ in field ids and nulls alone: Spark reads all that stands in files as nullable."""
+    return a.simpleString() == b.simpleString()
+
+
+def _nullable(t: st.DataType) -> st.DataType:
+    """The type with nulls everywhere in it: Spark casts what may be null to nothing else."""
+    if isinstance(t, st.StructType):
+        return st.StructType([st.StructField(f.name, _nullable(f.dataType), True, f.metadata) for f in t.fields])
+    if isinstance(t, st.ArrayType):
+        return st.ArrayType(_nullable(t.elementType), True)
+    if isinstance(t, st.MapType):
+        return st.MapType(_nullable(t.keyType), _nullable(t.valueType), True)
+    return t
 
 
 _PLAIN = {
