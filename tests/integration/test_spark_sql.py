@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import posixpath
 import threading
 from collections.abc import Iterable, Iterator
@@ -10,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from py4j.clientserver import JavaClient
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from tests.integration.conftest import embedded_only
 
@@ -70,6 +72,20 @@ def test_all_names_of_a_statement_are_of_one_moment(spark: SparkSession, con: lh
         stop.set()
         writer.join(60)
     con.drop_table("q.keyed")
+
+
+def test_an_error_is_told_once(spark: SparkSession, clicks: lh.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the exception. Of errors of other statements PySpark writes as ever."""
+    written: list[logging.LogRecord] = []
+    monkeypatch.setattr(logging.StreamHandler, "emit", lambda self, record: written.append(record))
+    at = "timestamp as of now() + interval 1 hour o"
+    for wrong in ("nothing from q.clicks", "v from q.clicks where id = = 1", f"nothing from q.clicks {at}"):
+        with pytest.raises(SqlError):
+            lhs.sql(spark, f"select {wrong}")
+    assert not written
+    with pytest.raises(AnalysisException):
+        spark.sql("select nothing from range(3)")
+    assert len(written) == 1
 
 
 def test_views_and_cached_queries_last(spark: SparkSession, clicks: lh.Table) -> None:

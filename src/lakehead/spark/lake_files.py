@@ -28,6 +28,7 @@ from lakehead.lake.lake_table import LakeFile, missing_file
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.spark.floats import quoted, unprunable_floats
 from lakehead.spark.frame_steps import read_parquet, select, weak_files
+from lakehead.spark.handled_errors import handled
 from lakehead.spark.scratch import ScratchFile, spark_path
 from lakehead.spark.types import SPARK_ID, literal, narrowed, spark_schema
 from lakehead.types import SYSTEM_FIELDS, field_id
@@ -109,7 +110,8 @@ class LakeScan:
     ) -> DataFrame:
         paths = [spark_path(f.path) for f in files]
         try:
-            rows = read_parquet(self._spark, schema, [*paths, *(file.address for file in beside)])
+            with handled():
+                rows = read_parquet(self._spark, schema, [*paths, *(file.address for file in beside)])
         except AnalysisException as e:
             if e.getCondition() != "PATH_NOT_FOUND":
                 raise

@@ -24,6 +24,7 @@ from lakehead.spark.as_of import NO_ALIAS, Times, as_of, masked
 from lakehead.spark.connections import connection_of
 from lakehead.spark.defined_names import defined_names, inserts
 from lakehead.spark.floats import quoted
+from lakehead.spark.handled_errors import handled
 from lakehead.spark.kept_frame import Seen, look
 from lakehead.spark.needs import Needs, needs_of
 from lakehead.spark.scratch import scratch_frame
@@ -114,6 +115,7 @@ def _frame(spark: SparkSession, schema: pa.Schema, batches: Iterable[pa.RecordBa
     return frame if frame is not None else spark.createDataFrame([], spark_schema(schema))
 
 
+@handled()
 def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[Any] | None = None) -> DataFrame:
     """See `lakehead.spark.sql`."""
     if not isinstance(query, str) or not query.strip():
