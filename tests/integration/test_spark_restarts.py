@@ -15,6 +15,7 @@ from tests.integration.conftest import ServerProcess
 
 import lakehead as lh
 import lakehead.spark as lhs
+from lakehead.client import patience
 from lakehead.env import credentials
 from lakehead.env.address import TcpAddress
 from lakehead.env.credentials import FoundToken
@@ -31,7 +32,9 @@ def test_a_service_goes_on_when_its_server_is_back(
     server: ServerProcess,
     wait_until: Callable[..., None],
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(patience, "PATIENCE_SECONDS", 1.0)
     with server.connect() as con:
         table = con.create_table("t.t", SCHEMA, lake="iceberg", freshness="200ms")
         table.append([{"id": 1}])

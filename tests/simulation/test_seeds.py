@@ -14,7 +14,7 @@ from tests.simulation.__main__ import main, report
 from tests.simulation.run import simulate
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 60
+SEEDS = 48
 SEEDS_PER_TEST = 12
 
 
