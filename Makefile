@@ -33,7 +33,7 @@ demo: $(STAMP) java  ## run the demo on real data (about two minutes)
 shop: $(STAMP) java  ## run the example shop: Spark through all layers, a live page (a minute or two; ARGS="--page 8080")
 	$(BIN)/python -m examples.shop $(ARGS)
 
-# The tests start a hundred JVMs; without it they take some minutes longer.
+# The tests start many JVMs, and go without where it cannot be made.
 class-archive: $(STAMP) java ; @$(BIN)/lakehead warm-spark .venv || true
 
 test: $(STAMP) class-archive postgres proxy browser  ## run every test

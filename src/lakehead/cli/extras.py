@@ -49,7 +49,7 @@ def warm_spark(
     from lakehead.spark.launch import require_pyspark
 
     require_pyspark()
-    with Console(stderr=True).status("Spark loads what it needs: half a minute"):
+    with Console(stderr=True).status("Spark loads what it needs: up to a minute"):
         kept = keep(folder)
     if session.json:
         write_json({"path": kept, "bytes": os.path.getsize(kept)})

@@ -1,5 +1,5 @@
-"""The classes that Spark's JVM loads, kept as they are in memory: to read and check some 15,000 of them anew is half of
-what a session's first answer costs.
+"""The classes that Spark's JVM loads, kept as they are in memory: to read and check them anew is two fifths of the
+JVM's work for a session's first answer.
 
 It is Java's class data sharing (JEP 350, "Dynamic CDS Archives"). A JVM takes no class from an archive of another Java
 or of other jars, and does without where it cannot map one; one that was cut short would end it, so the name of an
@@ -80,14 +80,14 @@ def find(folder: str, java: Java) -> str | None:
 
 def keep(folder: str | None = None) -> str:
     """Make the archive, in the place of older ones for the same Spark, unless it is there; returns where. That takes
-    half a minute, 200 MB, and a JVM that may listen on loopback, as each of Spark's does.
+    a minute, 200 MB, and a JVM that may listen on loopback, as each of Spark's does.
 
     Args:
         folder: where it goes; None: where `options` looks for it.
 
     Raises:
         MissingDependencyError: there is no Java that Spark takes, or it cannot make such archives.
-        StorageError: the user has no folder for it.
+        StorageError: there is no folder for it, or no room.
     """
     java = find_java()
     if folder is None:
@@ -97,43 +97,38 @@ def keep(folder: str | None = None) -> str:
     folder = os.path.abspath(folder)
     if (found := find(folder, java)) is not None:
         return found
-    with tempfile.TemporaryDirectory(prefix="lakehead-classes-") as work:
-        made = os.path.join(work, "made.jsa")
-        env = {k: v for k, v in os.environ.items() if k not in ("PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR")}
-        env["SPARK_SUBMIT_OPTS"] = f'"-XX:ArchiveClassesAtExit={made}" -Xlog:disable'
-        try:
-            command = [sys.executable, "-c", _TRAINING, work]
-            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_SECONDS_MAX, check=False)
-        except subprocess.TimeoutExpired as e:
-            raise StorageError(f"Spark's classes were not there after {_SECONDS_MAX} seconds: try again") from e
-        if done.returncode or not os.path.exists(made):
-            told = "; ".join(line for line in done.stderr.splitlines() if line.strip())[-500:]
-            raise MissingDependencyError(
-                f"{java.executable} (Java {java.version}) keeps no classes, and Spark goes on without:"
-                f" {told or 'it made no archive'}"
-            )
-        path = os.path.join(folder, f"{_of_spark()}-{_of(java)}-{os.path.getsize(made)}.jsa")
-        try:
+    try:
+        # Where the archive goes, which is looked at before a minute is spent.
+        with tempfile.TemporaryDirectory(prefix="making-", dir=folder) as work:
+            made = _made(java, work)
+            path = os.path.join(folder, f"{_of_spark()}-{_of(java)}-{os.path.getsize(made)}.jsa")
             os.chmod(made, 0o600)
-            _move(made, path)
-        except OSError as e:
-            raise StorageError(f"cannot keep Spark's classes in {folder}: {e.strerror}", path=folder) from e
+            os.replace(made, path)
+    except OSError as e:
+        raise StorageError(f"cannot keep Spark's classes in {folder}: {e.strerror}", path=folder) from e
     for older in glob.glob(f"{glob.escape(folder)}/{_of_spark()}-*.jsa"):
         if older != path:
             os.unlink(older)
     return path
 
 
-def _move(made: str, path: str) -> None:
-    """Have a file in another place at once, whichever disk that is on."""
-    with tempfile.NamedTemporaryFile(dir=os.path.dirname(path), delete=False) as there, open(made, "rb") as file:
-        try:
-            while part := file.read(1 << 22):
-                there.write(part)
-            os.replace(there.name, path)
-        except BaseException:
-            os.unlink(there.name)
-            raise
+def _made(java: Java, work: str) -> str:
+    """An archive in a folder for this alone."""
+    made = os.path.join(work, "made.jsa")
+    env = {k: v for k, v in os.environ.items() if k not in ("PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR")}
+    env["SPARK_SUBMIT_OPTS"] = f'"-XX:ArchiveClassesAtExit={made}" -Xlog:disable'
+    command = [sys.executable, "-c", _TRAINING, work]
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_SECONDS_MAX, check=False)
+    except subprocess.TimeoutExpired as e:
+        raise StorageError(f"Spark's classes were not there after {_SECONDS_MAX} seconds: try again") from e
+    if done.returncode or not os.path.exists(made):
+        told = "; ".join(line for line in done.stderr.splitlines() if line.strip())[-500:]
+        raise MissingDependencyError(
+            f"{java.executable} (Java {java.version}) keeps no classes, and Spark goes on without:"
+            f" {told or 'it made no archive'}"
+        )
+    return made
 
 
 def _jars() -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lakehead.errors import MissingDependencyError, StorageError
 from lakehead.spark import class_archive
 from lakehead.spark.java import Java, find_java
 
@@ -57,6 +58,21 @@ def test_a_link_is_not_taken(home: Path, tmp_path: Path) -> None:
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     assert class_archive.options(JAVA) == ()
+
+
+def test_there_is_a_folder_before_anything_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(class_archive, "find_java", lambda: JAVA)
+    monkeypatch.setattr(class_archive, "_made", lambda java, work: pytest.fail("it was begun"))
+    with pytest.raises(StorageError, match="No such file"):
+        class_archive.keep(str(tmp_path / "none"))
+
+
+def test_a_java_that_keeps_none_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(class_archive, "find_java", lambda: JAVA)
+    monkeypatch.setattr(class_archive, "_TRAINING", "raise SystemExit('no base archive is loaded')")
+    with pytest.raises(MissingDependencyError, match=r"\(Java 17\) keeps no classes.*: no base archive is loaded"):
+        class_archive.keep(str(tmp_path))
+    assert not list(tmp_path.iterdir())
 
 
 _TOLD = """
