@@ -450,7 +450,7 @@ class Connection(Displayed, Granting):
                 return
             self._door.close()
             self._leases.close()
-        for engine in self._sql.values():
+        for engine in list(self._sql.values()):  # others may still ask
             engine.copies.clear()
         if self._folder is None:
             self._server.close()

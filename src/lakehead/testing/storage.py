@@ -97,6 +97,7 @@ class MemoryStorage:
         self._synced: dict[str, _Bytes] = {}
         """What each name of a file leads to on the imagined disk."""
         self._synced_folders: set[str] = set()
+        self._names_lock = threading.Lock()  # nothing waits, and nothing else runs, while it is held
         self._handles: list[MemoryLogFile] = []
         self._database_locks: dict[str, Lock] = {}
         self._last_written: str | None = None
@@ -126,7 +127,7 @@ class MemoryStorage:
         return sorted(os.path.basename(path) for path in inside if path != folder)
 
     def folder_bytes(self, folder: str) -> int:
-        return sum(len(file.data) for path, file in list(self._files.items()) if path.startswith(f"{folder}/"))
+        return sum(len(file.data) for path, file in self._files.copy().items() if path.startswith(f"{folder}/"))
 
     def make_folder(self, path: str) -> None:
         chain = [path]
@@ -140,8 +141,9 @@ class MemoryStorage:
 
     def sync_folder(self, path: str) -> None:
         self._sync_names(path)
-        self._synced = {n: f for n, f in self._synced.items() if _folder(n) != path}
-        self._synced |= {n: f for n, f in list(self._files.items()) if _folder(n) == path}
+        with self._names_lock:
+            others = {n: f for n, f in self._synced.items() if _folder(n) != path}
+            self._synced = others | {n: f for n, f in self._files.copy().items() if _folder(n) == path}
 
     def _sync_names(self, folder: str) -> None:
         with storage_errors(folder, "sync"):
@@ -162,13 +164,14 @@ class MemoryStorage:
         self.sync_folder(os.path.dirname(to))
 
     def remove_tree(self, path: str) -> None:
-        for name in [n for n in self._files if n.startswith(f"{path}/")]:
-            del self._files[name]
-        gone = {f for f in self._folders if f == path or f.startswith(f"{path}/")}
-        self._folders -= gone
+        for name in [n for n in self._files.copy() if n.startswith(f"{path}/")]:
+            self._files.pop(name, None)
+        self._folders -= {f for f in self._folders.copy() if f == path or f.startswith(f"{path}/")}
         self._sync_names(os.path.dirname(path))
-        self._synced = {n: f for n, f in self._synced.items() if not n.startswith(f"{path}/")}
-        self._synced_folders = {f for f in self._synced_folders if f != path and not f.startswith(f"{path}/")}
+        with self._names_lock:
+            self._synced = {n: f for n, f in self._synced.items() if not n.startswith(f"{path}/")}
+            folders = self._synced_folders.copy()
+            self._synced_folders -= {f for f in folders if f == path or f.startswith(f"{path}/")}
 
     def write_atomic(self, path: str, data: bytes) -> None:
         with storage_errors(path, "write"):

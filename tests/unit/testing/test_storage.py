@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -30,6 +32,35 @@ def test_crash_takes_what_was_not_synced() -> None:
         last.append([b"from before"])
     assert (storage.read_file("/d/first"), storage.read_file("/d/last")) == (b"synced", b"torn")
     assert storage.unsynced_bytes() == 0
+
+
+def test_what_threads_sync_at_once_is_all_kept() -> None:
+    storage = FaultyStorage()
+    errors: list[BaseException] = []
+    switching = sys.getswitchinterval()
+
+    def fill(folder: str) -> None:
+        try:
+            storage.make_folder(folder)
+            for n in range(40):
+                storage.open_log(f"{folder}/{n}").close()
+            storage.make_folder(f"{folder}/gone")
+            storage.remove_tree(f"{folder}/gone")
+        except BaseException as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=fill, args=(f"/d/{n}",)) for n in range(12)]
+    try:
+        sys.setswitchinterval(1e-6)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(switching)
+    assert not errors
+    storage.crash()
+    assert [len(storage.list_files(f"/d/{n}")) for n in range(12)] == [40] * 12
 
 
 def test_a_folder_whose_removal_was_not_synced_comes_back_unless_it_is_removed_again() -> None:
