@@ -27,6 +27,13 @@ OF_READING = (
         "tests/unit/log/test_netchange.py tests/properties/test_netchange.py",
     ),
     Mutant(
+        "pass over row groups of which a row is left",
+        "iceberg/reader.py",
+        "len(of_group) < group.num_rows:",
+        "len(of_group) < group.num_rows - 1:",
+        "tests/unit/iceberg/test_reader.py",
+    ),
+    Mutant(
         "begin the log one row late",
         "lake/union_read.py",
         "return view.offsets.get(tablet.key, 0)",

@@ -157,6 +157,12 @@ def find_offsets(io: FileIO, path: str, wanted: Offsets, field_id: int) -> tuple
     return np.concatenate(positions), np.concatenate(values)
 
 
+def find_positions(io: FileIO, path: str, wanted: Offsets, field_id: int) -> Offsets:
+    """As `find_offsets`, the positions alone."""
+    groups = iterate_offsets(io, path, field_id, within=wanted)
+    return np.concatenate([NO_OFFSETS, *(group.positions_of(wanted) for group in groups)])
+
+
 _Key = tuple[str, int, int]
 """A file's address, its size, and the id of the field that is the offset's."""
 _Bounds = tuple[int, int] | None

@@ -23,6 +23,7 @@ from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 
 from lakehead.errors import CorruptionError, LakeStateError
+from lakehead.format.arrays import to_arrow
 from lakehead.format.read_as import cast_to
 from lakehead.format.schema import lake_schema
 from lakehead.iceberg.columns import FileColumns, name_mapping, plain_files, with_defaults
@@ -36,7 +37,7 @@ from lakehead.iceberg.file_io import (
     locate_file,
     open_parquet,
 )
-from lakehead.iceberg.positions import deleted_positions, find_offsets
+from lakehead.iceberg.positions import deleted_positions, find_positions
 from lakehead.iceberg.pruning import rounded_columns
 from lakehead.iceberg.row_groups import row_group_filter
 from lakehead.lake.lake_table import LakeFile, Superseded
@@ -48,6 +49,7 @@ from lakehead.types import OFFSET_COLUMN, SYSTEM_FIELDS, TableDescriptor
 _BATCH_ROWS = 128 << 10
 _AT_ONCE = 64
 _FEW = 8
+_MANY_GONE = 16
 _OpenDataset: TypeAlias = Callable[[], ds.Dataset]
 _Part = TypeVar("_Part")
 
@@ -128,8 +130,7 @@ def count_lake(
     def left(part: _Partial) -> int:
         positions = deleted_positions(table.io, part.file.path, part.file.delete_files)
         if len(part.superseded):
-            found = find_offsets(table.io, part.file.path, part.superseded, _offset_id(table))
-            positions = union(positions, found[0])
+            positions = union(positions, find_positions(table.io, part.file.path, part.superseded, _offset_id(table)))
         return part.file.record_count - len(positions)
 
     total = sum(f.record_count for f in whole)
@@ -294,10 +295,11 @@ class _Reader:
         deleted = deleted_positions(self._io, f.path, f.delete_files)
         if not len(part.superseded):
             return deleted
-        return union(deleted, find_offsets(self._io, f.path, part.superseded, self._offset_id)[0])
+        return union(deleted, find_positions(self._io, f.path, part.superseded, self._offset_id))
 
     def _kept(self, part: tuple[_Partial, Offsets]) -> _Kept:
-        """The row groups of a file that may hold rows of the filter, and which of their rows are gone."""
+        """The row groups of a file that may hold rows of the filter and are not gone as a whole, and which of their
+        rows are gone."""
         file, gone = part[0].file, part[1]
         fs, path = locate_file(self._io, file.path)
         fragment = kept = PARQUET.make_fragment(path, fs)
@@ -307,13 +309,18 @@ class _Reader:
             if condition is not None:
                 kept = fragment.subset(condition, schema=self._lake)
         groups = {g.id for g in kept.row_groups}
+        left: list[int] = []
         pieces = [NO_OFFSETS]
         position = rows = 0
         for group in fragment.row_groups:
-            if group.id in groups:
-                pieces.append(between(gone, position, position + group.num_rows) + (rows - position))
+            of_group = between(gone, position, position + group.num_rows)
+            if group.id in groups and len(of_group) < group.num_rows:
+                left.append(group.id)
+                pieces.append(of_group + (rows - position))
                 rows += group.num_rows
             position += group.num_rows
+        if left and len(left) < len(groups):
+            kept = fragment.subset(row_group_ids=left)
         return _Kept(file.path, fs, kept, rows, np.concatenate(pieces))
 
     def _scan_kept(self, parts: Sequence[_Kept], read: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -337,7 +344,11 @@ class _Reader:
             live[gone] = False
         if self._predicate is not None:
             return self._predicate.filter(batch, live)
-        return batch if live is None else batch.filter(pa.array(live))
+        if live is None:
+            return batch
+        if len(gone) * _MANY_GONE > batch.num_rows:  # then a filter, which looks for runs, takes longer
+            return batch.take(to_arrow(np.flatnonzero(live)))
+        return batch.filter(pa.array(live))
 
     def _kept_dataset(self, parts: Sequence[_Kept]) -> ds.Dataset:
         fs, paths = self._located(p.file for p in parts)

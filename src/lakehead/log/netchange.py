@@ -133,15 +133,18 @@ def contains(members: Offsets, values: Offsets) -> Mask:
 
 
 def union(*sets: Offsets) -> Offsets:
-    """All offsets of the sets; sorted, each once."""
+    """All offsets of the sets; sorted, each once. What is so already may be returned itself."""
     filled = [s for s in sets if len(s)]
     if not filled:
         return NO_OFFSETS
-    return _sorted_once(np.concatenate(filled))
+    return _sorted_once(filled[0] if len(filled) == 1 else np.concatenate(filled))
 
 
 def _sorted_once(offsets: Offsets) -> Offsets:
-    """Sorted, each once; some ten times faster than sorting where they lie close together, as offsets mostly do."""
+    """Sorted, each once, as they may be already; where they lie close together, as offsets mostly do, it takes less
+    than sorting."""
+    if bool((offsets[1:] > offsets[:-1]).all()):
+        return offsets
     if len(offsets):
         low, high = int(offsets.min()), int(offsets.max())
         if _is_dense(len(offsets), low, high):

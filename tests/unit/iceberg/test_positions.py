@@ -12,7 +12,7 @@ import pytest
 
 from lakehead.iceberg import positions
 from lakehead.iceberg.file_io import SyncedFileIO
-from lakehead.iceberg.positions import GroupOffsets, deleted_positions, find_offsets, offset_statistics
+from lakehead.iceberg.positions import GroupOffsets, deleted_positions, find_offsets, find_positions, offset_statistics
 from lakehead.iceberg.recently_used import RecentlyUsed
 
 IO = SyncedFileIO()
@@ -42,6 +42,7 @@ def test_every_position_of_an_offset_is_found(tmp_path: Path, kind: str, group_r
         positions, values = find_offsets(IO, f"file:{path}", np.array(wanted, np.int64), NO_ID)
         expected = [i for i, o in enumerate(offsets) if o in wanted]
         assert positions.tolist() == expected and values.tolist() == [offsets[i] for i in expected], wanted
+        assert find_positions(IO, f"file:{path}", np.array(wanted, np.int64), NO_ID).tolist() == expected
 
 
 @pytest.mark.parametrize("kind", FILES)
