@@ -63,6 +63,28 @@ def test_latest_gets_what_comes(con: lh.Connection, name: str) -> None:
         assert numbers(take(feed, 1)) == [4]
 
 
+def test_rows_say_where_they_are_whatever_was_left_out(con: lh.Connection, name: str) -> None:
+    table = con.create_table(name, KV, buckets=2, bucket_key="k")
+    for n in range(0, 100, 10):
+        put(table, *range(n, n + 10))
+    feeds = {where: table.subscribe("earliest", where=where, stop="now") for where in (None, "k % 3 = 1", "k > 95")}
+    places = {
+        where: {r["k"]: (r["__bucket"], r["__offset"]) for b in feed for r in b.rows.to_pylist()}
+        for where, feed in feeds.items()
+    }
+    of_all = places.pop(None)
+    assert len(of_all) == 100 and {bucket for bucket, _ in of_all.values()} == {0, 1}
+    assert places["k % 3 = 1"] == {k: at for k, at in of_all.items() if k % 3 == 1}
+    assert places["k > 95"] == {k: at for k, at in of_all.items() if k > 95}
+    scanned = table.scan(system_columns=True).to_arrow().to_pylist()
+    assert {r["k"]: (r["__bucket"], r["__offset"]) for r in scanned} == of_all
+    keyed = con.create_table(name + "_keyed", KV, primary_key="k")
+    put(keyed, *range(10))
+    put(keyed, *range(5))  # each logs what it replaces, too
+    live = keyed.scan(system_columns=True).to_arrow().to_pylist()
+    assert {r["k"]: r["__offset"] for r in live} == {k: 11 + 2 * k if k < 5 else k for k in range(10)}
+
+
 def test_earliest_joins_what_was_and_what_comes(con: lh.Connection, name: str) -> None:
     table = con.create_table(name, KV, buckets=2, bucket_key="k")
     put(table, *range(100))

@@ -193,8 +193,8 @@ MUTANTS = (
     Mutant(
         "count positions as if no row group was skipped",
         "iceberg/reader.py",
-        "position + group.num_rows) + (rows - position))",
-        "position + group.num_rows))",
+        "pieces.append(of_group + (rows - position))",
+        "pieces.append(of_group)",
         "tests/unit/iceberg/test_reader.py",
     ),
     Mutant(

@@ -34,6 +34,27 @@ OF_READING = (
         "tests/unit/iceberg/test_reader.py",
     ),
     Mutant(
+        "tell offsets one row late",
+        "client/told_columns.py",
+        "np.arange(end - rows, end)",
+        "np.arange(end - rows, end) + 1",
+        "tests/unit/client/test_told_columns.py",
+    ),
+    Mutant(
+        "tell the offsets of live rows as if they were dense",
+        "client/remote_log.py",
+        "dense=not live and spec.predicate is None",
+        "dense=spec.predicate is None",
+        "tests/integration/test_subscriptions.py tests/integration/test_old_definitions.py",
+    ),
+    Mutant(
+        "tell the offsets of a filter's rows as if they were dense",
+        "client/remote_log.py",
+        "dense=not self._desc.keyed and spec.predicate is None",
+        "dense=not self._desc.keyed",
+        "tests/integration/test_subscriptions.py",
+    ),
+    Mutant(
         "begin the log one row late",
         "lake/union_read.py",
         "return view.offsets.get(tablet.key, 0)",

@@ -12,6 +12,7 @@ from lakehead.client.merged_stream import MergedStream
 from lakehead.client.patience import Patience, ask
 from lakehead.client.received import require_columns, told_tablets
 from lakehead.client.routes import Routes, by_server
+from lakehead.client.told_columns import ToldColumns, sent_columns
 from lakehead.env import Env
 from lakehead.errors import CorruptionError, UnavailableError
 from lakehead.log.hot_range import HotRange
@@ -112,8 +113,10 @@ class RemoteLog:
             stream = None
             try:
                 behind = skip
-                stream = server.stream(self._read_request(left, spec, live=live, lease=lease))
-                require_columns(self._desc, spec.names, stream.schema)
+                sent = sent_columns(spec.names, dense=not live and spec.predicate is None)
+                stream = server.stream(self._read_request(left, spec, sent, live=live, lease=lease))
+                require_columns(self._desc, sent, stream.schema)
+                stream = ToldColumns(stream, spec.names)
                 for header, batch in stream:
                     patience.progress()
                     key = TabletKey(header.partition, header.bucket)
@@ -141,6 +144,7 @@ class RemoteLog:
         self,
         ranges: Mapping[TabletKey, tuple[int, int]],
         spec: ReadSpec,
+        columns: list[str],
         *,
         live: bool,
         lease: str | None,
@@ -148,7 +152,7 @@ class RemoteLog:
         return (m.ReadLive if live else m.Read)(
             table_id=self._desc.table_id,
             ranges=[_range(k, s, e) for k, (s, e) in ranges.items()],
-            columns=list(spec.names),
+            columns=columns,
             predicate=None if spec.predicate is None else spec.predicate.to_bytes(),
             folder_id=self._folder_id,
             schema_id=self._desc.schema_id,
@@ -164,6 +168,8 @@ class RemoteLog:
         spec: ReadSpec,
     ) -> m.Stream:
         """Open a push stream, of all servers in one; see `lakehead.protocol.messages.Subscribe`."""
+        # Live rows, which those of keyed tables may begin with, have other offsets.
+        sent = sent_columns(spec.names, dense=not self._desc.keyed and spec.predicate is None)
 
         def request(mine: Callable[[TabletKey], bool]) -> m.Subscribe:
             return m.Subscribe(
@@ -171,7 +177,7 @@ class RemoteLog:
                 starts=[_range(k, o, o) for k, o in starts.items() if mine(k)],
                 default=default,
                 stops=None if stops is None else [_range(k, o, o) for k, o in stops.items() if mine(k)],
-                columns=list(spec.names),
+                columns=sent,
                 folder_id=self._folder_id,
                 schema_id=self._desc.schema_id,
                 predicate=None if spec.predicate is None else spec.predicate.to_bytes(),
@@ -179,24 +185,24 @@ class RemoteLog:
 
         servers = self._routes.servers(self._desc.table_id)
         if len(servers) == 1:
-            return self._checked(servers[0].stream(request(lambda _: True)), spec)
+            return self._checked(servers[0].stream(request(lambda _: True)), spec, sent)
         streams: list[m.Stream] = []
         try:
             for server in servers:
-                streams.append(self._checked(server.stream(request(partial(self._lives_on, server))), spec))
+                streams.append(self._checked(server.stream(request(partial(self._lives_on, server))), spec, sent))
         except BaseException:
             for stream in streams:
                 stream.close()
             raise
         return MergedStream(streams, self._threads)
 
-    def _checked(self, stream: m.Stream, spec: ReadSpec) -> m.Stream:
+    def _checked(self, stream: m.Stream, spec: ReadSpec, sent: Sequence[str]) -> m.Stream:
         try:
-            require_columns(self._desc, spec.names, stream.schema)
+            require_columns(self._desc, sent, stream.schema)
         except BaseException:
             stream.close()
             raise
-        return stream
+        return ToldColumns(stream, spec.names)
 
     def _lives_on(self, server: m.Endpoint, tablet: TabletKey) -> bool:
         return self._routes.leader(self._desc.table_id, tablet) is server
