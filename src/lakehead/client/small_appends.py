@@ -77,7 +77,10 @@ class SmallAppends:
         middle of that, as a logging handler or a destructor may: it would wait for itself."""
         if rows.num_rows > _ROWS_MAX or interrupts_land() or self._leader == this_thread():
             return False
-        # What a message of them takes: what rows of larger batches take themselves is told a tenth as fast.
+        if rows.get_total_buffer_size() <= _BYTES_MAX:
+            return True
+        # What a message of them takes: what rows of larger batches take themselves is told a tenth as fast. It lets
+        # other threads go first, and each has its turn at the interpreter then.
         size = sum(map(pa.ipc.get_record_batch_size, rows.to_batches()))
         return size <= _BYTES_MAX + _COLUMN_BYTES * rows.num_columns
 
