@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -333,6 +334,45 @@ def test_keys_and_sequences_are_told_apart_whatever_their_collation(
         assert live == {"a": 3, "b": 4, "B": 5} and (scd_type == 2 or len(found) == 3)
 
 
+def test_changes_may_be_ordered_by_several_values(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:
+    """As Spark orders such structs, whatever their values; a null in one is none."""
+    import random
+
+    rng = random.Random(7)
+    edges = [-(1 << 63), -(1 << 62), -256, -1, 0, 1, 255, 1 << 40, (1 << 63) - 1]
+    times = [dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, dt.UTC), dt.datetime(2026, 10, 25, 0, 30, tzinfo=dt.UTC)]
+    texts = ["", "a", "B", "ä", "a\0", "ab"]
+    rows = [
+        {"k": n % 7, "b": rng.random() < 0.5, "n": rng.choice(edges), "at": rng.choice(times), "s": rng.choice(texts)}
+        for n in range(300)
+    ]
+    schema = pa.schema(
+        [("k", pa.int64()), ("b", pa.bool_()), ("n", pa.int64()), ("at", pa.timestamp("us", "UTC")), ("s", pa.string())]
+    )
+    con.create_table("p.several", schema).append(rows)
+    stream = stream_of(con, spark, "p.several")
+    by = {
+        "struct(b, n, at, s)": lambda r: (r["b"], r["n"], r["at"], r["s"].encode()),
+        "struct(at, cast(b as byte), to_date(at) as d, n, s)": lambda r: (r["at"], r["b"], r["n"], r["s"].encode()),
+        "struct(n, at, b, s)": lambda r: (r["n"], r["at"], r["b"], r["s"].encode()),
+    }
+    for number, (how, order) in enumerate(by.items()):
+        lhs.apply_changes(
+            stream, f"p.by_several{number}", keys="k", sequence_by=how, checkpoint=str(tmp_path / str(number)),
+            trigger="available now",
+        ).awaitTermination()  # fmt: skip
+        newest = {r["k"]: r for r in sorted(rows, key=order)}  # type: ignore[arg-type]
+        found = con.table(f"p.by_several{number}").scan().to_arrow().sort_by("k").to_pylist()
+        assert found == [newest[k] for k in range(7)]
+    con.table("p.several").append([{"k": 9, "b": True, "n": None, "at": times[0], "s": "a"}])
+    query = lhs.apply_changes(
+        stream, "p.by_several0", keys="k", sequence_by="struct(b, n, at, s)", checkpoint=str(tmp_path / "0"),
+        trigger="available now",
+    )  # fmt: skip
+    with pytest.raises(Exception, match="have no sequence"):
+        query.awaitTermination()
+
+
 def test_changes_that_cannot_be_applied(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:
     con.create_table("p.feed", pa.schema([("k", pa.int64()), ("seq", pa.int64())])).append([{"k": 1, "seq": None}])
     stream = stream_of(con, spark, "p.feed")
@@ -340,8 +380,15 @@ def test_changes_that_cannot_be_applied(con: lh.Connection, spark: SparkSession,
         lhs.apply_changes(stream, "p.fed", keys=["q"], sequence_by="seq")
     with pytest.raises(lh.InvalidRequestError, match="must be 1 or 2"):
         lhs.apply_changes(stream, "p.fed", keys="k", sequence_by="seq", stored_as_scd_type=3)  # type: ignore[arg-type]
-    with pytest.raises(lh.InvalidRequestError, match=r"sequence_by is of type struct.*format_string"):
-        lhs.apply_changes(stream, "p.fed", keys="k", sequence_by="struct(seq, k)")
+    for how, scd_type in (("struct(seq, k)", 2), ("struct(seq, seq / 2)", 1), ("struct('a', seq)", 1)):
+        with pytest.raises(lh.InvalidRequestError, match=r"sequence_by is of type struct.*format_string"):
+            lhs.apply_changes(
+                stream,
+                "p.fed",
+                keys="k",
+                sequence_by=how,
+                stored_as_scd_type=scd_type,  # type: ignore[arg-type]
+            )
     with pytest.raises(lh.InvalidRequestError, match="one of them"):
         lhs.apply_changes(stream, "p.fed", keys="k", sequence_by="seq", column_list="k", except_column_list=["seq"])
     with pytest.raises(lh.InvalidRequestError, match="must name columns"):

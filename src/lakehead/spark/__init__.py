@@ -228,7 +228,8 @@ def apply_changes(
         table: the name of the keyed table. Its primary key is ``keys``; for type 2 ``keys`` and ``start_at``.
         keys: the columns that say which row is meant, by name or as such (``col("id")``).
         sequence_by: a column or SQL expression, never null or NaN: the greater of two changes of a key is the later.
-            Changes of the same key and sequence are the same change.
+            Changes of the same key and sequence are the same change. Type 1 takes a struct of integers, booleans, dates
+            and timestamps, too, whose last field may be a string: the first field that differs decides.
         apply_as_deletes: a condition, as in ``"op = 'd'"``: such a change deletes the row.
         column_list, except_column_list: the columns that the table gets, or does not; None for all of the stream.
         stored_as_scd_type: 1 keeps the newest row of a key; 2 all, with ``start_at``, the sequence at which a row came

@@ -38,6 +38,7 @@ from lakehead.spark.connections import connection_of, worker_table
 from lakehead.spark.floats import quoted
 from lakehead.spark.foreach_batch import started
 from lakehead.spark.key_join import places_of
+from lakehead.spark.sequence import ordering_text
 from lakehead.spark.staged_rows import described, discarded_on_failure, staged_by, task_number
 from lakehead.spark.turns import in_turn
 from lakehead.spark.types import written_schema
@@ -131,7 +132,8 @@ class ChangeFeed:
             no_float = " that is no float" if pa.types.is_floating(t) else ""
             raise InvalidRequestError(
                 f"sequence_by is of type {t}: changes are ordered by one number{no_float}, string or time, such as"
-                " format_string('%019d-%019d', a, b) of two"
+                " format_string('%019d-%019d', a, b) of two; those of type 1 also by a struct of integers, booleans,"
+                " dates and timestamps, whose last field may be a string"
             )
 
     def _require_fits(self, table: Table, key: Sequence[str], columns: pa.Schema) -> None:
@@ -161,6 +163,10 @@ class ChangeFeed:
         deleted = F.coalesce(deleted.cast("boolean"), F.lit(False))
         given = {**{c: F.col(quoted(c)) for c in self.columns}, _SEQUENCE: sequence}
         types = df.select(*(c.alias(name) for name, c in given.items())).schema
+        of_several = types[_SEQUENCE].dataType
+        if self.scd_type == 1 and isinstance(of_several, st.StructType):
+            text = ordering_text(sequence, of_several)
+            given[_SEQUENCE] = sequence if text is None else text
         for name in (*self.keys, _SEQUENCE):
             # Keys are told apart, and changes ordered, by bytes: a collation has Spark sort them by something else.
             if isinstance(t := types[name].dataType, st.StringType) and t.collation != "UTF8_BINARY":
