@@ -15,9 +15,10 @@ class CutWire:
         port: where it listens.
         swallow: the answer to the next request that has these bytes never arrives: its connection ends instead.
         lose: the same, and the request does not arrive either.
+        mute: the next request that has these bytes does not arrive, and is never answered; its connection stays.
         closed: no request is passed on; connections end.
         stuck: no request is passed on; connections stay.
-        cuts: how many requests were swallowed or lost.
+        cuts: how many requests were swallowed, lost or muted.
     """
 
     def __init__(self, upstream: int) -> None:
@@ -26,6 +27,7 @@ class CutWire:
         self.port: int = self._door.getsockname()[1]
         self.swallow: bytes | None = None
         self.lose: bytes | None = None
+        self.mute: bytes | None = None
         self.closed = self.stuck = False
         self.cuts = 0
         self._held: list[socket.socket] = []
@@ -52,8 +54,8 @@ class CutWire:
             near.close()
             return
         with near, socket.create_connection(("127.0.0.1", self._upstream)) as far, contextlib.suppress(OSError):
-            mute = threading.Event()
-            answers = threading.Thread(target=self._answers, args=(near, far, mute), daemon=True)
+            mute, silent = threading.Event(), threading.Event()
+            answers = threading.Thread(target=self._answers, args=(near, far, mute, silent), daemon=True)
             answers.start()
             while data := near.recv(1 << 20):
                 if self.stuck:
@@ -62,6 +64,12 @@ class CutWire:
                     break
                 if self.lose is not None and self.lose in data:
                     self.lose, self.cuts = None, self.cuts + 1
+                    break
+                if self.mute is not None and self.mute in data:
+                    self.mute, self.cuts = None, self.cuts + 1
+                    silent.set()
+                    while near.recv(1 << 20):
+                        continue
                     break
                 if self.swallow is not None and self.swallow in data:
                     self.swallow, self.cuts = None, self.cuts + 1
@@ -74,10 +82,11 @@ class CutWire:
                 end.shutdown(socket.SHUT_RDWR)
 
     @staticmethod
-    def _answers(near: socket.socket, far: socket.socket, mute: threading.Event) -> None:
+    def _answers(near: socket.socket, far: socket.socket, mute: threading.Event, silent: threading.Event) -> None:
         with contextlib.suppress(OSError):
             while data := far.recv(1 << 20):
                 if mute.is_set():
                     break
                 near.sendall(data)
-            near.shutdown(socket.SHUT_RDWR)
+            if not silent.is_set():
+                near.shutdown(socket.SHUT_RDWR)

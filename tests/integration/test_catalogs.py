@@ -292,6 +292,24 @@ def test_a_catalog_that_never_answers_holds_nobody_for_ever(
         t.check()
 
 
+@pytest.mark.parametrize("cut", ["postgres"], indirect=True)
+def test_a_commit_that_is_never_answered_is_made_again(
+    cut: tuple[CutWire, lh.LakeConfig, bytes], tmp_path: Path, database_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a server, or a proxy before it, that takes bytes and stands still: to TCP that is a living connection."""
+    wire, lake, commit = cut
+    monkeypatch.setattr(open_catalog, "ANSWER_S", 1)
+    with lh.connect(tmp_path / "data", lake=lake) as con:
+        t = Model(con, f"{database_name}.t")
+        t.rounds(1)
+        t.put(range(10, 30), "b")
+        wire.mute = commit
+        con.tier(t.name)
+        assert wire.cuts == 1
+        assert t.table.lake.snapshots()["added_rows"].to_pylist() == [15, 20]
+        t.check()
+
+
 def test_a_commit_that_stands_still_delays_others_and_no_more(
     database: LakeServer, lake_on: LakeOn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

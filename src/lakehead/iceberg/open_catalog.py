@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.catalog import load_catalog
@@ -10,8 +10,9 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 from requests.adapters import HTTPAdapter
 from sqlalchemy import NullPool, create_engine, event
-from sqlalchemy.exc import IntegrityError, ProgrammingError
+from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 
+from lakehead.env.clock import SystemClock
 from lakehead.iceberg.file_io import PY_IO_IMPL
 from lakehead.iceberg.told_properties import read_with, told_catalog
 
@@ -74,7 +75,32 @@ def _engine(url: URL) -> Engine:
         connection.exec_driver_sql(f"set local lock_timeout = '{LOCK_S}s'")
         connection.exec_driver_sql(f"set local idle_in_transaction_session_timeout = '{ANSWER_S}s'")
 
+    if url.get_driver_name() == "psycopg":
+        event.listen(engine, "connect", _answers_or_ends, insert=True)
     return engine
+
+
+def _answers_or_ends(connection: Any, _: object) -> None:
+    """Have a connection of psycopg end when a statement is not answered in time. What TCP is told above ends one whose
+    other side takes no bytes; a server that stands still, or a proxy, takes them and says nothing for ever."""
+    wait = connection.wait
+    connection.wait = lambda gen, *args, **given: wait(_ending(connection, gen), *args, **given)
+
+
+def _ending(connection: Any, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """What psycopg waits for, with an end; now and then it says that nothing has come yet."""
+    clock = SystemClock()
+    end = clock.monotonic() + ANSWER_S
+    try:
+        wanted = next(gen)
+        while True:
+            come = yield wanted
+            if not come and clock.monotonic() >= end:
+                connection.pgconn.finish()  # nobody waits for a rollback on it either
+                raise OperationalError(f"no answer for {ANSWER_S} seconds", None, TimeoutError())
+            wanted = gen.send(come)
+    except StopIteration as e:
+        return e.value
 
 
 class _Bounded(HTTPAdapter):
