@@ -18,6 +18,7 @@ import pyarrow as pa
 from pydantic import ValidationError
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.rest.response import ErrorResponse
 from pyiceberg.exceptions import (
     BadRequestError,
     NoSuchNamespaceError,
@@ -176,11 +177,23 @@ class LakeCatalog:
                 return
             identifier = table.name()
             own, served = table.location() == self._location(desc), isinstance(self.iceberg, RestCatalog)
-            with contextlib.suppress(NoSuchTableError):  # others dropped it meanwhile
+            try:
                 if purge and (served or not own):
                     self.iceberg.purge_table(identifier)
                 else:
                     self.iceberg.drop_table(identifier)
+            except NoSuchTableError:  # others dropped it meanwhile
+                pass
+            except Exception:
+                # Its answer may have been lost. Who asks again finds no table, and cannot tell whose files these are.
+                if self._has(desc):
+                    raise
+            if served and self._has(desc):
+                raise UnavailableError(
+                    f"lake catalog {self.name!r} was told to drop {'.'.join(identifier)}, and has it still: perhaps"
+                    " something else, such as a proxy, answers at its address",
+                    catalog=self.name,
+                )
             if purge and own:
                 # The folder is this table's alone: what failed commits left there goes too. A server may have removed
                 # it, or let nobody there any more.
@@ -223,6 +236,12 @@ class LakeCatalog:
                     return table
                 others.append(table)
         return _checked(others[0], desc) if others else None
+
+    def _has(self, desc: TableDescriptor) -> bool:
+        try:
+            return self._find(desc) is not None
+        except LakeStateError:  # another has its name already
+            return False
 
     def require_free(self, desc: TableDescriptor, *, besides: Sequence[str]) -> None:
         """See `LakeState.require_free`."""
@@ -298,11 +317,30 @@ def _no_such_table(name: Identifier) -> Iterator[None]:
     """Go on where a catalog has no such table, or takes no such name."""
     try:
         yield
-    except NoSuchTableError:
-        return
+    except NoSuchTableError as e:
+        if not _is_answer(e):
+            # Without what it says, in which there may be credentials.
+            raise UnavailableError(
+                f"whether there is a lake table {'.'.join(name)} is not known: perhaps something else than its catalog,"
+                " such as a proxy, answers at its address",
+                table=".".join(name),
+            ) from None
     except BadRequestError:
         if "$" not in name[-1]:
             raise
+
+
+def _is_answer(e: NoSuchTableError) -> bool:
+    """Whether a catalog says that it has no such table, or what stands before a REST catalog that there is no such
+    page, as while the catalog is restarted: then who dropped the table would leave it there."""
+    response = getattr(e.__cause__, "response", None)
+    if response is None or not response.text:
+        return True
+    try:
+        ErrorResponse.model_validate_json(response.text)
+    except ValidationError:
+        return False
+    return True
 
 
 def iceberg_schema(desc: TableDescriptor) -> Schema:
@@ -362,9 +400,11 @@ def _checked(table: Table, desc: TableDescriptor) -> Table:
 def catalog_errors(name: str) -> Iterator[None]:
     """Turn what catalogs and storage raise when they cannot be reached, or lack a file, into one error."""
     try:
-        with lake_files():
+        with lake_files(), _no_requests(name):
             yield
-    except (SQLAlchemyError, RequestException, RESTError, OSError) as e:
+    except NotImplementedError as e:
+        raise UnavailableError(f"lake catalog {name!r} does not do what it was asked for: {e}", catalog=name) from e
+    except (SQLAlchemyError, RESTError, OSError) as e:
         raise UnavailableError(f"lake catalog {name!r} cannot be reached: {e}", catalog=name) from e
     except (NoSuchTableError, NoSuchNamespaceError, TableAlreadyExistsError) as e:
         raise UnavailableError(f"others changed lake catalog {name!r} meanwhile, try again: {e}", catalog=name) from e
@@ -375,3 +415,12 @@ def catalog_errors(name: str) -> Iterator[None]:
             " its address",
             catalog=name,
         ) from None
+
+
+@contextmanager
+def _no_requests(name: str) -> Iterator[None]:
+    """`catalog_errors` of requests, whose errors would pass for those of a disk."""
+    try:
+        yield
+    except RequestException as e:
+        raise UnavailableError(f"lake catalog {name!r} cannot be reached: {e}", catalog=name) from e

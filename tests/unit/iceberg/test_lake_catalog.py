@@ -12,11 +12,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog.rest import RestCatalog
+from requests import ReadTimeout
+from sqlalchemy.exc import OperationalError
 
 from lakehead.config import LakeConfig
 from lakehead.errors import InvalidPropertyError, InvalidUriError, LakeStateError, UnavailableError
 from lakehead.iceberg.data_files import lake_arrow_schema
-from lakehead.iceberg.lake_catalog import LakeCatalog, open_metadata
+from lakehead.iceberg.lake_catalog import LakeCatalog, catalog_errors, open_metadata
 from lakehead.types import SYSTEM_FIELDS, Schemas, TableDescriptor, TablePath, children, field_id
 
 
@@ -116,12 +119,13 @@ class Proxy(BaseHTTPRequestHandler):
     """Answers as what stands before a catalog does, once its first answers were the catalog's own."""
 
     own = 0
+    says = 200
 
     def do_GET(self) -> None:
         """One answer, and the end of the connection."""
         page = b'{"defaults": {}, "overrides": {}}' if Proxy.own > 0 else b"<html>password</html>"
+        self.send_response(200 if Proxy.own > 0 else Proxy.says)
         Proxy.own -= 1
-        self.send_response(200)
         self.end_headers()
         self.wfile.write(page)
 
@@ -129,9 +133,22 @@ class Proxy(BaseHTTPRequestHandler):
         """Nothing."""
 
 
-@pytest.mark.parametrize("own", [0, 1], ids=["from the start", "later"])
-def test_what_answers_as_no_catalog_does_is_out_of_reach(own: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("own", "says", "act"),
+    [
+        (0, 200, lambda c, desc: c.load(desc)),
+        (1, 200, lambda c, desc: c.load(desc)),
+        (1, 404, lambda c, desc: c.load(desc)),
+        (1, 404, lambda c, desc: c.drop_table(desc, purge=True)),
+        (1, 404, lambda c, desc: c.require_free(desc, besides=[])),
+    ],
+    ids=["from the start", "later", "has no such page", "drop", "free"],
+)
+def test_what_answers_as_no_catalog_does_is_out_of_reach(
+    own: int, says: int, act: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Proxy, "own", own)
+    monkeypatch.setattr(Proxy, "says", says)
     schemas = Schemas.only(pa.schema([("k", pa.int64())]))
     desc = TableDescriptor("t1", TablePath("db", "t"), schemas, (), (), (), 1, "iceberg")
     with HTTPServer(("127.0.0.1", 0), Proxy) as server:
@@ -140,11 +157,45 @@ def test_what_answers_as_no_catalog_does_is_out_of_reach(own: int, monkeypatch: 
         config = LakeConfig(catalog={"type": "rest", "uri": f"http://127.0.0.1:{server.server_port}"})
         try:
             with pytest.raises(UnavailableError, match="such as a proxy") as e:
-                LakeCatalog(config, "").load(desc)
+                act(LakeCatalog(config, ""), desc)
         finally:
             server.shutdown()
             thread.join()
     assert "password" not in str(e.value) and e.value.__cause__ is None
+
+
+def test_a_drop_whose_answer_is_lost_is_done_all_the_same(keyed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = keyed.catalog
+    folder = Path(keyed.load().location().removeprefix("file://"))
+    drop = catalog.iceberg.drop_table
+
+    def lost(name: Any) -> None:
+        drop(name)
+        raise OperationalError("commit", None, ConnectionError("cut off"))
+
+    monkeypatch.setattr(catalog.iceberg, "drop_table", lost)
+    assert folder.exists()
+    catalog.drop_table(keyed.desc, purge=True)
+    assert not folder.exists()
+
+
+def test_a_drop_that_a_proxy_has_answered_is_none(keyed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = object.__new__(RestCatalog)
+    monkeypatch.setattr(served, "load_table", keyed.catalog.iceberg.load_table, raising=False)
+    monkeypatch.setattr(served, "purge_table", lambda name: None, raising=False)
+    monkeypatch.setitem(vars(keyed.catalog), "iceberg", served)
+    with pytest.raises(UnavailableError, match="has it still"):
+        keyed.catalog.drop_table(keyed.desc, purge=True)
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [(NotImplementedError("no"), "does not do what it was asked for"), (ReadTimeout("late"), "'c' cannot be reached")],
+)
+def test_what_a_catalog_cannot_do_or_answer_is_its_error(failure: Exception, said: str) -> None:
+    with pytest.raises(UnavailableError, match=said) as e, catalog_errors("c"):
+        raise failure
+    assert type(e.value) is UnavailableError
 
 
 @pytest.mark.parametrize(
