@@ -7,6 +7,7 @@ copy of the folder is not that folder. What lies inside the copy was copied with
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -81,7 +82,26 @@ class CatalogLakeState:
         """See `LakeState.create`."""
         with self._lock:
             self._relocate(desc)
-            self._open().create_table(desc, owner=str(self._me.incarnation))
+            catalog, owner = self._open(), str(self._me.incarnation)
+            try:
+                catalog.create_table(desc, owner=owner)
+            except LakeStateError as e:
+                found = e.context.get("found")
+                if found is None or not self._removed_leftover(desc, str(found)):
+                    raise
+                catalog.create_table(desc, owner=owner)
+
+    def _removed_leftover(self, desc: TableDescriptor, found: str) -> bool:
+        """Drop what has a new table's name in the lake, if it is of a table of ours that never was: whoever made it was
+        not told so, and could not take it back, as the catalog was away."""
+        left = dataclasses.replace(desc, table_id=found)
+        if self._me.has_lake_table(found):
+            return False
+        table = self._open().load(left)
+        if table.metadata.snapshots or OWNER not in table.properties or not self._is_own(table):
+            return False
+        self._open().drop_table(left, purge=True)
+        return True
 
     def drop(self, desc: TableDescriptor, *, purge: bool) -> None:
         """See `LakeState.drop`."""

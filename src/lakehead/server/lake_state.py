@@ -30,6 +30,10 @@ class LakeOwner(Protocol):
         """Whether it names one of this folder, or of the one it is a copy of, before it was copied."""
         ...
 
+    def has_lake_table(self, table_id: str) -> bool:
+        """Whether one of its tables has a lake table of this id."""
+        ...
+
 
 class LakeState(Protocol):
     """The lakes of the tables of one server. Thread-safe.
@@ -48,7 +52,8 @@ class LakeState(Protocol):
         ...
 
     def create(self, desc: TableDescriptor) -> None:
-        """Create the lake table; nothing happens when it exists with this table id.
+        """Create the lake table; nothing happens when it exists with this table id. What has its name, and was left by
+        a creation whose answer was lost, makes room.
 
         Raises:
             LakeStateError: another table has that name in the lake.

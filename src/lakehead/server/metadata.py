@@ -290,6 +290,11 @@ class MetadataStore:
         rows = self._rows(f"select info from tables {where} order by database, name", *args)
         return [self._descriptor(r[0]) for r in rows]
 
+    def has_lake_table(self, table_id: str) -> bool:
+        """See `lakehead.server.lake_state.LakeOwner`."""
+        with_lake = (t for t in self.tables(None) if t.lake is not None)
+        return any(lake.table_id == table_id for t in with_lake for lake in t.lake_tables)
+
     def table_count(self) -> int:
         """How many tables there are."""
         return int(self._rows("select count(*) from tables")[0][0])

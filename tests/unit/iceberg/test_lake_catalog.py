@@ -16,6 +16,7 @@ from pyiceberg.catalog.rest import RestCatalog
 from requests import ReadTimeout
 from sqlalchemy.exc import OperationalError
 
+import lakehead as lh
 from lakehead.config import LakeConfig
 from lakehead.errors import InvalidPropertyError, InvalidUriError, LakeStateError, UnavailableError
 from lakehead.iceberg.data_files import lake_arrow_schema
@@ -177,6 +178,45 @@ def test_a_drop_whose_answer_is_lost_is_done_all_the_same(keyed: Any, monkeypatc
     assert folder.exists()
     catalog.drop_table(keyed.desc, purge=True)
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("changelog", [False, True])
+def test_what_a_lost_creation_left_in_the_lake_makes_room(
+    changelog: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalog made it, its answer was lost, and it was away when it was to be taken back."""
+    make, away = LakeCatalog.create_table, UnavailableError("away")
+
+    def lost(catalog: LakeCatalog, desc: TableDescriptor, *, owner: str = "") -> None:
+        make(catalog, desc, owner=owner)
+        if desc.path.table.endswith("$changelog") is changelog:
+            raise away
+
+    schema = pa.schema([("k", pa.int64())])
+    keyed: Any = {"primary_key": ["k"], "lake": "iceberg", "lake_changelog": True}
+    with lh.connect(tmp_path / "data") as con:
+        with monkeypatch.context() as patched:
+            patched.setattr(LakeCatalog, "create_table", lost)
+            patched.setattr(LakeCatalog, "drop_table", lambda *_, **__: (_ for _ in ()).throw(away))
+            with pytest.raises(UnavailableError):
+                con.create_table("db.t", schema, **keyed)
+        assert con.tables() == []
+        table = con.create_table("db.t", schema, **keyed)
+        table.upsert([{"k": 1}])
+        assert con.tier("db.t").rows == 1
+        assert len(list((tmp_path / "data/lake/db").iterdir())) == 2
+
+
+def test_a_lake_table_that_is_anybodys_makes_no_room(tmp_path: Path) -> None:
+    schema = pa.schema([("k", pa.int64())])
+    with lh.connect(tmp_path / "data") as con:
+        catalog = con.create_table("db.living", schema, lake="iceberg").lake.iceberg().catalog
+        catalog.rename_table(("db", "living"), ("db", "foreign"))
+        catalog.create_table(("db", "other"), schema)
+        for name in ("foreign", "other"):
+            with pytest.raises(LakeStateError, match="is not this table's"):
+                con.create_table(f"db.{name}", schema, lake="iceberg")
+        assert catalog.list_tables("db") == [("db", "foreign"), ("db", "other")]
 
 
 def test_a_drop_that_a_proxy_has_answered_is_none(keyed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
