@@ -350,6 +350,18 @@ def test_the_first_to_open_a_database_may_be_many(database: LakeServer, tmp_path
     assert found == [[]] * 8
 
 
+def test_a_name_that_the_catalog_does_not_take_is_to_be_changed(lake_on: LakeOn, tmp_path: Path) -> None:
+    with lh.connect(tmp_path / "data", lake=lake_on("rest")) as con:
+        for name in ("names._t", "Names.t"):
+            with pytest.raises(lh.InvalidRequestError, match="choose another name"):
+                con.create_table(name, SCHEMA, lake="iceberg")
+        con.create_table("names.t", SCHEMA, lake="iceberg")
+        with pytest.raises(lh.InvalidRequestError, match="choose another name"):
+            con.rename_table("names.t", "names._t")
+        assert con.tables() == ["names.t"]
+        con.drop_table("names.t", purge=True)
+
+
 def test_a_driver_that_is_not_installed_is_named(tmp_path: Path) -> None:
     lake = lh.LakeConfig(catalog={"type": "sql", "uri": f"mysql+pymysql://u:{SECRET}@h/d", "warehouse": "s3://b"})
     missing = pytest.raises(lh.MissingDependencyError, match="package 'pymysql' is not installed")

@@ -42,6 +42,7 @@ from lakehead.config import LakeConfig
 from lakehead.env.storage import LocalStorage, make_private, storage_errors
 from lakehead.errors import (
     InvalidPropertyError,
+    InvalidRequestError,
     InvalidUriError,
     LakeStateError,
     MissingDependencyError,
@@ -129,9 +130,10 @@ class LakeCatalog:
         Raises:
             LakeStateError: another table has that name in the lake.
             InvalidPropertyError: the catalog is not told where files go, or no such storage is known.
+            InvalidRequestError: the catalog takes no such table.
             UnavailableError: the catalog cannot be reached.
         """
-        with catalog_errors(self.name):
+        with catalog_errors(self.name), self._takes(desc.path):
             self.iceberg.create_namespace_if_not_exists(desc.path.database)
             if (found := self._find(desc)) is not None:
                 return found
@@ -151,6 +153,17 @@ class LakeCatalog:
                 with contextlib.suppress(BadRequestError):
                     return _made(create, self.iceberg, identifier, desc)
             return _made(create, self.iceberg, plain, desc)
+
+    @contextmanager
+    def _takes(self, path: TablePath) -> Iterator[None]:
+        """Tell of what a catalog refuses that it was asked for, rather than that it cannot be reached: names mostly,
+        as each catalog has rules of its own."""
+        try:
+            yield
+        except BadRequestError as e:
+            raise InvalidRequestError(
+                f"lake catalog {self.name!r} takes no table {path}: {e}: choose another name", table=str(path)
+            ) from e
 
     def _require_warehouse(self) -> None:
         warehouse = self.iceberg.properties.get("warehouse")
@@ -246,7 +259,7 @@ class LakeCatalog:
     def require_free(self, desc: TableDescriptor, *, besides: Sequence[str]) -> None:
         """See `LakeState.require_free`."""
         for identifier in _spellings(desc.path):
-            with catalog_errors(self.name), _no_such_table(identifier):
+            with catalog_errors(self.name), self._takes(desc.path), _no_such_table(identifier):
                 table = self.iceberg.load_table(identifier)
                 if table.properties.get(TABLE_ID) not in (desc.table_id, *besides):
                     _checked(table, desc)
