@@ -57,6 +57,8 @@ class CatalogLakeState:
         inside = os.path.realpath(self._lake) == os.path.join(os.path.realpath(folder), "lake")
         self._inside = inside and not config.catalog
         self._lock = threading.Lock()
+        self._locks: dict[str, threading.Lock] = {}
+        self._one_at_a_time = threading.Lock()
         self._catalog: LakeCatalog | None = None
         self._proven: dict[str, frozenset[str]] = {}
         self._owner: LakeOwner | None = None
@@ -74,13 +76,22 @@ class CatalogLakeState:
         return self._owner
 
     def _open(self) -> LakeCatalog:
-        if self._catalog is None:
-            self._catalog = LakeCatalog(self._config, self._folder)
-        return self._catalog
+        with self._lock:
+            if self._catalog is None:
+                self._catalog = LakeCatalog(self._config, self._folder)
+            return self._catalog
+
+    def _alone(self, desc: TableDescriptor) -> threading.Lock:
+        """Held while one lake table is looked at or changed. Where the catalog is a server, each table has its own: one
+        that is answered late would keep all others waiting. The file beside the data takes one at a time anyway."""
+        if not self._config.catalog:
+            return self._one_at_a_time
+        with self._lock:
+            return self._locks.setdefault(desc.table_id, threading.Lock())
 
     def create(self, desc: TableDescriptor) -> None:
         """See `LakeState.create`."""
-        with self._lock:
+        with self._alone(desc):
             self._relocate(desc)
             catalog, owner = self._open(), str(self._me.incarnation)
             try:
@@ -105,7 +116,7 @@ class CatalogLakeState:
 
     def drop(self, desc: TableDescriptor, *, purge: bool) -> None:
         """See `LakeState.drop`."""
-        with self._lock:
+        with self._alone(desc):
             try:
                 self._load_own(desc)
             except FolderCopiedError:
@@ -117,10 +128,12 @@ class CatalogLakeState:
             self._open().drop_table(desc, purge=purge)
             self._in_place.discard(desc.table_id)
             self._proven.pop(desc.table_id, None)
+        with self._lock:
+            self._locks.pop(desc.table_id, None)
 
     def info(self, desc: TableDescriptor, *, reading: bool = False) -> LakeReply:
         """See `LakeState.info`."""
-        with self._lock:
+        with self._alone(desc):
             table = self._follow(desc)
             catalog = self._open()
         storage = catalog.storage_properties(table)
@@ -136,13 +149,13 @@ class CatalogLakeState:
 
     def require_alterable(self, desc: TableDescriptor) -> None:
         """See `LakeState.require_alterable`."""
-        with self._lock:
+        with self._alone(desc):
             table = self._load_own(desc)
         evolved(table, desc, desc.schemas.of(definition_of(table, desc)))
 
     def require_free(self, desc: TableDescriptor, *, besides: Sequence[str]) -> None:
         """See `LakeState.require_free`."""
-        with self._lock:
+        with self._alone(desc):
             self._open().require_free(desc, besides=besides)
 
     def _follow(self, desc: TableDescriptor) -> Table:
@@ -159,7 +172,7 @@ class CatalogLakeState:
 
     def tiered_offsets(self, desc: TableDescriptor) -> Mapping[TabletKey, int]:
         """See `LakeState.tiered_offsets`."""
-        with self._lock:
+        with self._alone(desc):
             try:
                 mark = read_mark(self._load_own(desc))
             except FolderCopiedError:
@@ -175,7 +188,7 @@ class CatalogLakeState:
         self, desc: TableDescriptor, overwritten: Mapping[TabletKey, int] = {}
     ) -> Mapping[TabletKey, int]:
         """See `LakeState.proven_offsets`."""
-        with self._lock:
+        with self._alone(desc):
             try:
                 table = self._follow(desc)
             except FolderCopiedError:
@@ -192,7 +205,7 @@ class CatalogLakeState:
     def adopt(self, desc: TableDescriptor, ends: Mapping[TabletKey, int]) -> bool:
         """See `LakeState.adopt`."""
         me = self._me
-        with self._lock:
+        with self._alone(desc):
             self._relocate(desc, adopt=True)
             table = self._open().load(desc)
             if self._is_own(table):

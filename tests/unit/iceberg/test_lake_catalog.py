@@ -219,6 +219,36 @@ def test_a_lake_table_that_is_anybodys_makes_no_room(tmp_path: Path) -> None:
         assert catalog.list_tables("db") == [("db", "foreign"), ("db", "other")]
 
 
+def test_a_catalog_that_is_slow_about_one_table_keeps_no_other_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, asked, answered = LakeCatalog.load, threading.Event(), threading.Event()
+
+    def slow(catalog: LakeCatalog, desc: TableDescriptor, name: str = "") -> Any:
+        if desc.path.table == "slow":
+            asked.set()
+            assert answered.wait(30)
+        return load(catalog, desc, name)
+
+    elsewhere = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
+    with lh.connect(tmp_path / "data", lake=LakeConfig(catalog=elsewhere)) as con:
+        tables = [
+            con.create_table(f"db.{n}", pa.schema([("k", pa.int64())]), lake="iceberg") for n in ("slow", "other")
+        ]
+        monkeypatch.setattr(LakeCatalog, "load", slow)
+        counts: list[int] = []
+        threads = [threading.Thread(target=lambda t=t: counts.append(t.scan().count())) for t in tables]
+        threads[0].start()
+        assert asked.wait(30)
+        threads[1].start()
+        threads[1].join(5)
+        stood_still = threads[1].is_alive()
+        answered.set()
+        for thread in threads:
+            thread.join(30)
+        assert counts == [0, 0] and not stood_still
+
+
 def test_a_drop_that_a_proxy_has_answered_is_none(keyed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     served = object.__new__(RestCatalog)
     monkeypatch.setattr(served, "load_table", keyed.catalog.iceberg.load_table, raising=False)
