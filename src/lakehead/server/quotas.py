@@ -51,11 +51,16 @@ class _Debt:
 
 @dataclass
 class _Stored:
-    """What the tables of a principal took at a moment, and what was written to them since."""
+    """What the tables of a principal took when they were measured, and what was written to them by then and by now."""
 
     bytes: int = 0
     at: float = float("-inf")
-    since: int = 0
+    written_then: int = 0
+    written: int = 0
+
+    @property
+    def now(self) -> int:
+        return self.bytes + self.written - self.written_then
 
 
 @dataclass
@@ -286,7 +291,7 @@ class Quotas:
                 limit=limit,
             )
         with self._lock:
-            self._stored.setdefault(maker, _Stored()).since += size
+            self._stored.setdefault(maker, _Stored()).written += size
 
     def _measured(self, principal: str) -> int:
         """What the tables of a principal take: looked at every few seconds, and what was written since."""
@@ -296,16 +301,17 @@ class Quotas:
             stored = self._stored.setdefault(principal, _Stored())
             now = self._clock.monotonic()
             if now - stored.at < _MEASURED_SECONDS:
-                return stored.bytes + stored.since
+                return stored.now
             # What is written from here on is counted, whether the files have it already or not.
-            stored.at, first, before = now, stored.at == float("-inf"), stored.since
+            stored.at, first, written = now, stored.at == float("-inf"), stored.written
             if first:
-                stored.bytes = self._size(principal)
-                return stored.bytes
+                stored.bytes, stored.written_then = self._size(principal), written
+                return stored.now
         found = self._size(principal)
         with self._lock:
-            stored.bytes, stored.since = found, stored.since - before
-            return found + stored.since
+            if written >= stored.written_then:  # else who began later was done sooner
+                stored.bytes, stored.written_then = found, written
+            return stored.now
 
     def _size(self, principal: str) -> int:
         made = set(self._tables_of(principal))

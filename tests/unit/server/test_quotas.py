@@ -166,3 +166,25 @@ def test_who_may_do_all_has_none(quotas: Quotas, clock: Clock, service: Service)
     for _ in range(3):
         quotas.admit(WRITE, 100 * RATE, EMBEDDED_OWNER)
     assert quotas.open_stream(EMBEDDED_OWNER) is None and clock.slept == 0
+
+
+def test_what_was_written_counts_however_long_measuring_takes(
+    quotas: Quotas, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others begin to measure before the first is done with it, and are done before it."""
+    deep, told = 0, []
+
+    def size(_: str) -> int:
+        nonlocal deep
+        deep += 1
+        quotas._stored["etl"].written += 10  # on disk, maybe, before it is measured, or after
+        if deep in (2, 3):
+            clock.now += 60
+            told.append(quotas._measured("etl"))
+        return 1000
+
+    monkeypatch.setattr(quotas, "_size", size)
+    told.append(quotas._measured("etl"))
+    clock.now += 60
+    told.append(quotas._measured("etl"))
+    assert deep == 4 and told == [1010] * 4
