@@ -41,7 +41,7 @@ from lakehead.spark.key_join import places_of
 from lakehead.spark.sequence import ordering_text
 from lakehead.spark.staged_rows import described, discarded_on_failure, staged_by, task_number
 from lakehead.spark.turns import in_turn
-from lakehead.spark.types import written_schema
+from lakehead.spark.types import columns_made_of, written_schema
 from lakehead.types import RESERVED_PREFIX
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class ChangeFeed:
             WrongTableKindError, SchemaMismatchError, InvalidRequestError: the target has another key, other columns, or
                 cannot be looked up by these keys.
         """
+        schema = columns_made_of(schema)
         sequence = schema.field(_SEQUENCE).type
         self._require_sequence(sequence)
         fields = [schema.field(c) for c in self.columns]

@@ -43,6 +43,23 @@ def apply(con: lh.Connection, changes: ChangeFeed, number: int, rows: pa.Table) 
     publish_together(batch, together, lasting=True)
 
 
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_tables_are_made_as_other_writes_make_them(con: lh.Connection, scd_type: ScdType) -> None:
+    """What Spark says is never null is so of these rows, not of those to come; its times come as nanoseconds."""
+    time = pa.time64("ns")
+    fields = [pa.field(c, time, False) for c in ("k", "v", _SEQUENCE)]
+    given = pa.schema([*fields, pa.field(_DELETED, pa.bool_())])
+    changes = feed(scd_type)
+    for number, v in enumerate((5_000, None)):
+        given = given.set(1, pa.field("v", time, v is not None))
+        changes.require_tables(con, given)
+        row = {"k": [1_000], "v": [v], _SEQUENCE: [2_000 + 1_000 * number], _DELETED: [False]}
+        apply(con, changes, number, pa.table(row, given.set(1, pa.field("v", time))))
+    found = con.table("a.t").scan(columns=["k", "v"]).to_arrow()
+    assert found.schema.types == [pa.time64("us")] * 2
+    assert sorted(map(str, found["v"].to_pylist())) == ["00:00:00.000005", "None"][2 - scd_type :]
+
+
 @pytest.mark.parametrize("t", [pa.float32(), pa.float64()])
 @pytest.mark.parametrize("nothing", [NAN, None])
 def test_a_change_without_a_sequence_is_applied_by_no_split_into_micro_batches(
