@@ -251,19 +251,19 @@ def test_where_micro_batches_lie_stands_in_the_log_of_offsets(
 ) -> None:
     """Spark is asked where it is not known where the one before has ended, or the log cannot be read."""
     asked: list[int] = []
-    ask, folder_of = Spans._asked, micro_batch._local_folder
+    ask, folder_of = Spans._asked, micro_batch.local_folder
 
     def asks(self: Spans, number: int) -> Any:
         asked.append(number)
         return ask(self, number)
 
-    def folder(query: Any) -> str | None:
-        found = folder_of(query)
+    def folder(place: str) -> str | None:
+        found = folder_of(place)
         assert found is not None and found.endswith("a 50% b#c")
         return found if readable else f"{found}/elsewhere"
 
     monkeypatch.setattr(Spans, "_asked", asks)
-    monkeypatch.setattr(micro_batch, "_local_folder", folder)
+    monkeypatch.setattr(micro_batch, "local_folder", folder)
     name = f"m.log_{readable}".lower()
     table = con.create_table(name, SCHEMA, buckets=2)
     found = []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 from tests.integration.conftest import embedded_only
 from tests.properties.test_change_feed import model
 
@@ -16,6 +18,7 @@ import lakehead as lh
 import lakehead.spark as lhs
 from lakehead.client import staging as client_staging
 from lakehead.client.staging import Staging
+from lakehead.spark.checkpoint import by_spark, in_folder
 from lakehead.spark.foreach_batch import MicroBatches
 from lakehead.spark.stream import LIMITED
 
@@ -29,7 +32,7 @@ pytestmark = [pytest.mark.spark, embedded_only]
 EVENTS = pa.schema([("id", pa.int64()), ("shop", pa.string()), ("amount", pa.int64())])
 
 
-def events(ids: range) -> pa.Table:
+def events(ids: Iterable[int]) -> pa.Table:
     rows = [{"id": n, "shop": "ab"[n % 2], "amount": n} for n in ids]
     return pa.Table.from_pylist(rows, schema=EVENTS)
 
@@ -119,6 +122,31 @@ def test_a_small_micro_batch_is_one_request_and_a_large_one_is_staged(
     assert [con.table(f"p.few_{name}").scan().count() for name in ("all", "newest", "sum")] == [15_000, 15_000, 2]
     assert rows_of(con, "p.few_sum")[0] == ("a", sum(range(0, 15_000, 2)))
     assert list(tmp_path.rglob("offsets/*")) and not list(tmp_path.rglob("*.crc")), "a process for each file"
+
+
+def test_an_older_checkpoint_lets_no_new_rows_go(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:
+    """The query counts its micro-batches on from there, whatever is in them."""
+    source = con.create_table("p.older", EVENTS)
+    checkpoint = tmp_path / "now"
+
+    def run(*ids: int) -> None:
+        source.append(events(ids))
+        lhs.pipeline(
+            stream_of(con, spark, "p.older"), lambda rows, out: out.append("p.copied", rows),
+            checkpoint=str(checkpoint), trigger="available now",
+        ).awaitTermination()  # fmt: skip
+
+    run(0, 1)
+    shutil.copytree(checkpoint, tmp_path / "old")
+    run(2)
+    read, by = in_folder(str(checkpoint)), by_spark(spark.sparkContext, checkpoint.as_uri())
+    assert by("offsets/1") == read("offsets/1") is not None and by("offsets/2") is None
+    shutil.rmtree(checkpoint)
+    shutil.copytree(tmp_path / "old", checkpoint)
+    with pytest.raises(StreamingQueryException) as ended:
+        run(3)
+    assert isinstance(lhs.raised(ended.value), lh.SequenceConflictError)
+    assert [r[0] for r in rows_of(con, "p.copied")] == [0, 1, 2]
 
 
 def test_each_write_to_a_table_must_fit_it(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:

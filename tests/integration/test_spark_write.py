@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import types as st
 from tests.integration.conftest import embedded_only
 
@@ -303,6 +304,13 @@ def test_a_stream_writes_each_micro_batch_once(con: lh.Connection, spark: SparkS
         assert written(con, "w.stream") == [(n, "x") for n in range(20)]
     add(2)
     run()
+    assert written(con, "w.stream") == [(n, "x") for n in range(30)]
+    shutil.rmtree(checkpoint)
+    shutil.copytree(old, checkpoint)
+    (source / "1.json").write_text((source / "1.json").read_text() + '{"id": 30, "v": "x"}\n')
+    with pytest.raises(StreamingQueryException) as ended:  # another batch 1: what is new in it would be let go
+        run()
+    assert isinstance(lhs.raised(ended.value), lh.SequenceConflictError)
     assert written(con, "w.stream") == [(n, "x") for n in range(30)]
 
 

@@ -465,7 +465,9 @@ def _copy_metadata(
         stored = [msgspec.msgpack.decode(info, type=m.TableInfo) for (info,) in db.execute("select info from tables")]
         copied = [i for i in stored if any(i.table_id in copy.tables for copy in copies)]
         for gone in {i.table_id for i in stored} - {i.table_id for i in copied}:
-            for name in ("tables", "schemas", "partitions", "writers", "truncations", "overwritten", "publications"):
+            for name in (
+                "tables", "schemas", "partitions", "writers", "truncations", "overwritten", "publications", "planned",
+            ):  # fmt: skip
                 db.execute(f"delete from {name} where table_id = ?", (gone,))
         for table_id, writer_id in db.execute("select table_id, writer_id from writers").fetchall():
             db.execute(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import msgspec
@@ -14,7 +14,13 @@ from lakehead.client.patience import ask
 from lakehead.client.routes import Routes
 from lakehead.client.row_routing import clustered, halves, route, slices
 from lakehead.env import Env
-from lakehead.errors import InvalidRequestError, LimitExceededError, SchemaChangedError, TurnLostError
+from lakehead.errors import (
+    InvalidRequestError,
+    LimitExceededError,
+    SchemaChangedError,
+    SequenceConflictError,
+    TurnLostError,
+)
 from lakehead.format.frame import WRITER_ID_BYTES, WriterStamp
 from lakehead.format.storable import check_valid
 from lakehead.protocol import messages as m
@@ -35,10 +41,15 @@ _NOBODY = WriterStamp(bytes(WRITER_ID_BYTES), 0)
 
 @dataclass(frozen=True)
 class JobBatch:
-    """What is published at once: a batch of a job, which is a streaming query by its id or one run of a batch job."""
+    """What is published at once: a batch of a job, which is a streaming query by its id or one run of a batch job.
+
+    Attributes:
+        planned: what it is made of, as of `Publish`; nothing that tells it from others.
+    """
 
     job: str
     number: int = 0
+    planned: str = field(default="", compare=False)
 
 
 class StagedRows:
@@ -219,6 +230,7 @@ def publish_together(
     Raises:
         TurnLostError: somebody else has published such rows since then; nothing was decided.
         SchemaChangedError: one was; nothing was decided.
+        SequenceConflictError: the batch is there, and was planned otherwise.
         InvalidRequestError: the tables live on several servers.
     """
     first = parts[0][0]
@@ -234,7 +246,12 @@ def publish_together(
         if turns:
             tables = [msgspec.structs.replace(table, turn=turns.get(table.table_id)) for table in tables]
         request = Publish(
-            folder_id=first._folder_id, job=batch.job, batch=batch.number, tables=list(tables), lasting=lasting
+            folder_id=first._folder_id,
+            job=batch.job,
+            batch=batch.number,
+            tables=list(tables),
+            lasting=lasting,
+            planned=batch.planned if lasting else "",
         )
         return ask(first._server, first._env.clock, request, bodies)[0]
 
@@ -242,7 +259,7 @@ def publish_together(
     if given := _given(parts, overwrite=over):
         try:
             return published(*given)
-        except (SchemaChangedError, TurnLostError):
+        except (SchemaChangedError, SequenceConflictError, TurnLostError):
             raise
         except (InvalidRequestError, LimitExceededError):
             pass  # staging them says what is wrong with which row, and cuts what is too large for a write

@@ -18,6 +18,11 @@ Attempt: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 """One try of a task: 32 random hexadecimal digits."""
 GIVEN_BYTES_MAX = 1 << 20
 """Rows of so many bytes need not be staged: they come with the request that publishes them."""
+PLANNED_BYTES_MAX = 512
+Planned: TypeAlias = Annotated[str, msgspec.Meta(max_length=PLANNED_BYTES_MAX)]
+"""What a batch is made of, in its job's words; empty where nobody knows."""
+PLANNED_KEPT = 64
+"""Of so many batches of a job the server remembers what they were made of."""
 Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
@@ -80,6 +85,10 @@ class Publish(Request[Published], frozen=True, kw_only=True):
     Batches of a job are published in ascending order: one that is not above the last published one of each table is
     there already. Once this is decided it is carried out, also by a server that is started again; a batch that was
     decided stays as it was decided. ``lasting`` jobs are remembered for as long as the table lives, others for a day.
+
+    ``planned`` says what a batch of a ``lasting`` job is made of. One of the last `PLANNED_KEPT` that is there already,
+    and was made of something else, is `SequenceConflictError`: a query that goes on from an older copy of its
+    checkpoint gives the numbers that follow to whatever has come since, and none of that may be let go.
     """
 
     privilege = Privilege.WRITE
@@ -88,6 +97,7 @@ class Publish(Request[Published], frozen=True, kw_only=True):
     batch: Natural
     tables: Annotated[list[StagedTable], msgspec.Meta(min_length=1, max_length=64)]
     lasting: bool
+    planned: Planned = ""
 
     @property
     def about(self) -> Sequence[str | TablePath]:

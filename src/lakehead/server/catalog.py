@@ -15,6 +15,7 @@ import msgspec
 from lakehead.errors import LimitExceededError, PermissionDeniedError, TableExistsError
 from lakehead.protocol.privileges import OF_MAKER, Privilege
 from lakehead.protocol.schemas import schema_to_text
+from lakehead.protocol.staging import PLANNED_KEPT
 from lakehead.protocol.table_info import TableInfo
 from lakehead.types import TableDescriptor, TablePath
 
@@ -120,7 +121,7 @@ class BeginPublication(msgspec.Struct, frozen=True, tag=True):
     how many pieces each has staged, or the bytes of one piece that was not. Rows of tables below the offsets in
     ``truncates``, per tablet, are gone then; in ``overwrites`` are those of tables whose lake may hold such rows, where
     the offsets stay known. Jobs that were never ``lasting`` and ended before ``forget_before_us`` are
-    forgotten."""
+    forgotten. ``planned`` is what the batch is made of, as of `lakehead.protocol.staging.Publish`."""
 
     job: str
     batch: int
@@ -130,6 +131,7 @@ class BeginPublication(msgspec.Struct, frozen=True, tag=True):
     forget_before_us: int
     truncates: dict[str, dict[str, int]] = {}
     overwrites: dict[str, dict[str, int]] = {}
+    planned: str = ""
 
 
 class EndPublication(msgspec.Struct, frozen=True, tag=True):
@@ -232,7 +234,7 @@ CHANGES_ACCESS = (
 C = TypeVar("C", bound=Command)
 _OF_TABLES = (
     "tables", "schemas", "partitions", "writers", "writer_owners", "truncations", "overwritten", "publications",
-    "grants", "makers", "lakes_to_make",
+    "planned", "grants", "makers", "lakes_to_make",
 )  # fmt: skip
 
 
@@ -384,6 +386,11 @@ def apply(db: sqlite3.Connection, position: int, command: Command) -> None:
                     " lasting = max(lasting, excluded.lasting)",
                     (table_id, command.job, command.batch, msgspec.msgpack.encode(parts), command.lasting),
                 )
+                if command.lasting:
+                    of_batch = (table_id, command.job, command.batch)
+                    db.execute("insert or replace into planned values (?, ?, ?, ?)", (*of_batch, command.planned))
+                    old = "delete from planned where table_id = ? and job = ? and batch <= ? - ?"
+                    db.execute(old, (*of_batch, PLANNED_KEPT))
                 rows = [(table_id, *end) for end in command.truncates.get(table_id, {}).items()]
                 db.executemany("insert or replace into truncations values (?, ?, ?)", rows)
                 of = command.job, command.batch

@@ -60,6 +60,9 @@ create table if not exists publications(
     table_id text not null, job text not null, batch integer not null default -1, begun integer, parts blob,
     sequence integer not null default 0, lasting integer not null, at_us integer not null default 0,
     primary key(table_id, job));
+create table if not exists planned(
+    table_id text not null, job text not null, batch integer not null, planned text not null,
+    primary key(table_id, job, batch)) without rowid;
 create table if not exists writer_owners(
     table_id text not null, writer_id blob not null, owner text not null, primary key(table_id, writer_id));
 create table if not exists tokens(
@@ -438,6 +441,14 @@ class MetadataStore:
         """How far a job has come with a table."""
         found = self._publications("table_id = ? and job = ?", table_id, job)
         return found[0] if found else Publication(job)
+
+    def planned(self, table_id: str, job: str, batch: int) -> str:
+        """What one of the last batches of a job was made of; empty where that is not known, and ``no rows`` of one that
+        was left out."""
+        last = "where table_id = ? and job = ? and batch <= ? order by batch desc limit 1"
+        sql = f"select batch, planned from planned {last}"
+        found = self._rows(sql, table_id, job, batch)
+        return "" if not found else str(found[0][1]) if found[0][0] == batch else "no rows"
 
     def unfinished_publications(self, table_id: str) -> list[Publication]:
         """Those of a table that were decided, and are not known to be carried out."""

@@ -27,6 +27,7 @@ from lakehead.errors import (
     LakeheadError,
     LimitExceededError,
     OutcomeUnknownError,
+    SequenceConflictError,
 )
 from lakehead.format.frame import FrameBody, WriterStamp, decode_body
 from lakehead.format.joins import ROWS_MAX, gathered, join
@@ -244,6 +245,7 @@ class Staging:
             OutcomeUnknownError: it was decided, and is there in part; the rest comes.
             SchemaChangedError, TableNotFoundError: a table is not the one that was opened; nothing was decided.
             TurnLostError: the rows follow from what a table has no more; nothing was decided.
+            SequenceConflictError: it is there already, and was made of something else.
             InvalidRequestError: some of the pieces are not here; nothing was decided.
             LakeheadError: it could not be decided.
         """
@@ -267,6 +269,7 @@ class Staging:
             if any(batch <= self._metadata.publication(table_id, job).batch for table_id in parts):
                 for table in tables:
                     self._forget(staged_folder(table.folder, job, batch))
+                self._require_planned(request, tables)
                 return Published(rows=0, before=True)
             for table_id, turn in turns.items():
                 self._turns.require(table_id, turn, functools.partial(self._is_unfinished, table_id))
@@ -285,8 +288,11 @@ class Staging:
             jobs_max = self._limits.named_writers_max
             for table_id in in_turn:
                 self._turns.begin(table_id, job)
+            planned = request.planned if request.lasting else ""
             self._metadata.submit(
-                BeginPublication(job, batch, parts, request.lasting, jobs_max, forget_before, truncates, overwrites)
+                BeginPublication(
+                    job, batch, parts, request.lasting, jobs_max, forget_before, truncates, overwrites, planned
+                )
             )
             return Published(rows=self._finish(tables, job), before=False)
 
@@ -299,6 +305,22 @@ class Staging:
         table_id = self._tables.get(request.table_id).desc.table_id
         with self._alone(table_id, _IN_TURN):  # after what is under way, under whose turn nothing else is published
             return Turn(number=self._turns.number(table_id))
+
+    def _require_planned(self, request: Publish, tables: Iterable[LiveTable]) -> None:
+        """Refuse to let a batch go, as one that is there, that was made of something else."""
+        for table in tables:
+            last = self._metadata.publication(table.desc.table_id, request.job).batch
+            was, end = (self._metadata.planned(table.desc.table_id, request.job, n) for n in (request.batch, last))
+            if request.planned and was and request.planned != was:
+                raise SequenceConflictError(
+                    f"batch {request.batch} of {request.job} is part of {table.desc.path} already, made of other rows"
+                    f" (up to {was}, and now up to {request.planned}): it goes on from an older copy of its checkpoint,"
+                    " and has taken what came since under numbers that were used. Nothing was written. Go on from the"
+                    f" newest copy, or with a new checkpoint behind batch {last}, the last in the table, which is up to"
+                    f" {end}",
+                    table=str(table.desc.path),
+                    job=request.job,
+                )
 
     def _is_unfinished(self, table_id: str, job: str) -> bool:
         return self._metadata.publication(table_id, job).begun is not None

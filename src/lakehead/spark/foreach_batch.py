@@ -16,6 +16,7 @@ from pyspark.sql.session import SparkSession
 from lakehead.api.connection import Connection
 from lakehead.client.staging import JobBatch
 from lakehead.errors import InvalidPropertyError, InvalidRequestError
+from lakehead.spark.checkpoint import ReadText, checkpoint_of, planned_as
 from lakehead.spark.micro_batch import MicroBatch, PlainStream, Spans
 from lakehead.spark.staged_rows import QUERY, of_query
 
@@ -52,6 +53,8 @@ class MicroBatches:
         self._plain = PlainStream.of(stream)
         self._spans: Spans | None = None
         self._session: SparkSession | None = None
+        self._own = stream.sparkSession
+        self._checkpoint: ReadText | None = None
         self._query_id = ""
 
     def call(self, rows: Any, number: int) -> None:
@@ -61,7 +64,16 @@ class MicroBatches:
             self._query_id = query_id(session)
             self._session = session
         given, small = self._given(DataFrame(rows, self._session), number)
-        self._work(given, of_query(self._query_id, number), small=small)
+        self._work(given, of_query(self._query_id, number, self._planned(number)), small=small)
+
+    def _planned(self, number: int) -> str:
+        """What the micro-batch was planned as. The first one may come before the query is known here."""
+        if self._checkpoint is None:
+            query = self.query or self._own.streams.get(self._query_id)
+            if query is None:
+                return ""
+            self._checkpoint = checkpoint_of(query, self._context)
+        return planned_as(self._checkpoint, number)
 
     def _given(self, rows: DataFrame, number: int) -> tuple[DataFrame, bool]:
         """The micro-batch that is worked on, which fetches its rows without Spark where it can, and whether it is

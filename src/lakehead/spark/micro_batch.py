@@ -9,7 +9,6 @@ Spark.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,7 @@ from lakehead.api.table import handle_of
 from lakehead.client.table import TableHandle
 from lakehead.errors import LakeheadError
 from lakehead.format.read_as import cast_to
+from lakehead.spark.checkpoint import local_folder, root_of
 from lakehead.spark.options import ReadOptions, wanted_rows
 from lakehead.spark.parts import read_changes, record_parts
 from lakehead.spark.plain_columns import PlainRows, kind_of, rows_of
@@ -38,7 +38,6 @@ ROWS_MAX = 1 << 18
 BYTES_MAX = 128 << 20
 """What is larger is read by tasks, side by side."""
 _SOURCE = "lakehead"
-_FILE = "file:/"
 
 
 @dataclass
@@ -140,7 +139,7 @@ class Spans:
     def __init__(self, stream: PlainStream, query: StreamingQuery) -> None:
         self._stream = stream
         self._query = query
-        self._folder = _local_folder(query)
+        self._folder = local_folder(root_of(query))
         self._last: tuple[int, StreamOffset] | None = None
 
     def of(self, number: int) -> Span | None:
@@ -188,16 +187,6 @@ class MicroBatch(DataFrame):
         if self._rows is None:
             self._rows = self._span.read(self._con)
         return super().toArrow() if self._rows is None else self._rows
-
-
-def _local_folder(query: StreamingQuery) -> str | None:
-    """Where the checkpoint of a query is, if that is a folder here."""
-    try:
-        place = str(query._jsq.streamingQuery().resolvedCheckpointRoot())
-    except (Py4JError, TypeError):
-        return None
-    folder = f"/{place[len(_FILE) :].lstrip('/')}" if place.startswith(_FILE) else ""
-    return folder if os.path.isdir(folder) else None
 
 
 def _offset(text: str) -> StreamOffset:

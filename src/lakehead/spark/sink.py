@@ -31,6 +31,7 @@ from lakehead.client.staging import JobBatch
 from lakehead.client.table import TableHandle
 from lakehead.errors import InvalidPropertyError, InvalidRequestError, LakeheadError, TableNotFoundError
 from lakehead.protocol.staging import StagedPart
+from lakehead.spark.checkpoint import in_folder, local_folder, planned_as
 from lakehead.spark.connections import in_worker
 from lakehead.spark.options import given_options, names_of
 from lakehead.spark.staged_rows import QUERY, Target, gone_is_told, of_query, of_run
@@ -59,6 +60,7 @@ class WriteOptions:
         overwrites: what ``mode("overwrite")`` is of: partitions (``dynamic``), or the table (``static``); None where
             nothing is said.
         partitions: those, by their names; empty for those that rows are written to.
+        checkpoint: of a streaming query, as it was given.
     """
 
     target: Target
@@ -66,6 +68,7 @@ class WriteOptions:
     batch: int
     overwrites: str | None = None
     partitions: tuple[str, ...] = ()
+    checkpoint: str = ""
 
     @property
     def dynamic(self) -> bool:
@@ -104,7 +107,8 @@ class WriteOptions:
                 " day=2026-05-01, and leaves the others: name one, and leave out partitionOverwriteMode='static'"
             )
         mode = mode if named is None else "dynamic"
-        return cls(target, given.get("job"), int(batch or 0), mode, named or ())
+        checkpoint = given.get("checkpointlocation", "")
+        return cls(target, given.get("job"), int(batch or 0), mode, named or (), checkpoint)
 
 
 def _definition(given: Mapping[str, str], name: str) -> Any:
@@ -227,9 +231,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """The micro-batches of one ``df.writeStream``, of which the first makes a table that does not exist: one that is
     gone later was dropped, and ends the query."""
 
-    def __init__(self, target: Target, schema: pa.Schema) -> None:
+    def __init__(self, target: Target, schema: pa.Schema, checkpoint: str = "") -> None:
         self._target = target
         self._schema = schema
+        self._checkpoint = checkpoint
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         context = TaskContext.get()
@@ -252,7 +257,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._make(batchId)  # no task has, if there are no rows
         if staged := _staged(messages):
             with gone_is_told(self._target.table):
-                self._target.handle.staging.publish(staged[0].batch, [m.part for m in staged], lasting=True)
+                batch = dataclasses.replace(staged[0].batch, planned=self._planned(batchId))
+                self._target.handle.staging.publish(batch, [m.part for m in staged], lasting=True)
+
+    def _planned(self, number: int) -> str:
+        """What the micro-batch was planned as, if the checkpoint is on a disk of this machine, where Spark's driver is:
+        Spark has no driver for other places in Python."""
+        folder = local_folder(self._checkpoint)
+        return "" if folder is None else planned_as(in_folder(folder), number)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         for batch in {m.batch for m in _staged(messages)}:
@@ -325,4 +337,4 @@ def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool)
     target = dataclasses.replace(options.target, collated=collations(schema))
     # A micro-batch of many may be planned by a process that has not reached the server before.
     in_worker(target.uri, lambda con: target.checked(con, columns), planned=True)
-    return StreamWriter(target, columns)
+    return StreamWriter(target, columns, options.checkpoint)

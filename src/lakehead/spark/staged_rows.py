@@ -196,9 +196,9 @@ def _with_floats(schema: pa.Schema, rows: pa.Table) -> pa.Table:
     return rows
 
 
-def of_query(query_id: str, number: int) -> JobBatch:
-    """A micro-batch, which is known by these for as long as its tables live."""
-    return JobBatch(f"query {query_id}", number)
+def of_query(query_id: str, number: int, planned: str = "") -> JobBatch:
+    """A micro-batch, which is known by the first two for as long as its tables live; ``planned`` as of `planned_as`."""
+    return JobBatch(f"query {query_id}", number, planned)
 
 
 def of_run() -> JobBatch:

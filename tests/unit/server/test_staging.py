@@ -25,11 +25,13 @@ from lakehead.errors import (
     NullKeyError,
     OutcomeUnknownError,
     SchemaMismatchError,
+    SequenceConflictError,
     TableNotFoundError,
     WrongTableKindError,
 )
 from lakehead.format.frame import WriterStamp
 from lakehead.protocol import messages as m
+from lakehead.protocol.staging import PLANNED_KEPT
 from lakehead.server import staging
 from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.tablet import Tablet
@@ -147,6 +149,34 @@ def test_a_job_that_lasted_may_say_that_it_does_not(deployment: Deployment, rest
             table = deployment.handle(table.desc)
     assert deployment.rows(table) == [(n, "x") for n in range(5)]
     assert deployment.staged_files() == []
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["", "restart"])
+def test_a_batch_that_is_there_is_known_by_what_it_was_made_of(deployment: Deployment, again: bool) -> None:
+    """A query that goes on from an older checkpoint makes other batches under the same numbers."""
+
+    def publish(number: int, planned: str, *rows: pa.Table) -> bool:
+        table = deployment.table()
+        batch = JobBatch("query", number, planned)
+        return table.staging.publish(batch, staged(table, batch, list(rows)), lasting=True).before
+
+    for number, planned in ((0, "a"), (1, ""), (2, "c"), (4, "e")):
+        assert not publish(number, planned, table_of(number))
+    if again:
+        deployment.restart()
+    for number, planned in ((0, "a"), (1, "b"), (2, "c"), (4, "e"), (4, "")):
+        assert publish(number, planned, table_of(number))
+    for number, planned in ((0, "b"), (2, "e"), (3, "d"), (4, "f")):
+        with pytest.raises(SequenceConflictError, match=r"behind batch 4.* up to e$"):
+            publish(number, planned, table_of(number, 7))
+    assert not publish(5, "f", table_of(5))
+    for number in range(6, 6 + PLANNED_KEPT):
+        publish(number, "g")
+    assert publish(5, "nobody knows any more", table_of(7))
+    assert deployment.rows(deployment.table()) == [(k, "x") for k in (0, 1, 2, 4, 5)]
+    assert not deployment.staged_files()
+    kept = deployment.service._staging._metadata._rows("select count(*) from planned")
+    assert kept == [(PLANNED_KEPT,)]
 
 
 def test_jobs_are_apart(deployment: Deployment) -> None:
