@@ -40,7 +40,8 @@ write.trigger(availableNow=True).start().awaitTermination()
 found["copied"] = read("a.copy").count()
 import lakehead as lh, lakehead.spark as lhs
 refused = []
-for call in (lambda: lhs.attach(spark, uri), lambda: lhs.table(spark, "a.events"), lambda: lhs.sql(spark, "select 1")):
+calls = [lambda: lhs.attach(spark, uri), lambda: lhs.table(spark, "a.events"), lambda: lhs.sql(spark, "select 1")]
+for call in (*calls, lambda: lhs.session(uri)):
     try:
         call()
     except lh.InvalidRequestError as e:
@@ -82,7 +83,7 @@ def test_a_session_of_spark_connect_reads_writes_and_streams(con: lh.Connection,
     assert found["session"] == "pyspark.sql.connect.session"
     assert found["rows"] == [[n, "new" if n == 3 else "old"] for n in range(10)] and found["some"] == 1
     assert found["copied"] == table.scan().count() == 11
-    assert len(found["refused"]) == 3 and all("Spark Connect" in e for e in found["refused"])
+    assert len(found["refused"]) == 4 and all("Spark Connect" in e for e in found["refused"])
 
 
 def test_the_shop_has_a_declarative_pipeline(con: lh.Connection, tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ def files_of(files: Iterable[LakeFile], tablets: Collection[TabletKey]) -> Itera
 def missing_file(path: str) -> LakeFileMissingError:
     """The error for a file that is gone."""
     return LakeFileMissingError(
-        f"the lake file {path} is gone, though the lake table names it: restore it; if another engine expired the"
-        " snapshot while it was read, read again",
+        f"the lake file {path} is gone, though the lake table names it: restore it; if the table was dropped or"
+        " overwritten, or another engine expired the snapshot, while it was read, read again",
         path=path,
     )

@@ -108,6 +108,8 @@ def open_session(con_or_uri: Connection | str, conf: Mapping[str, Any], *, plans
     running = SparkSession.getActiveSession()
     if running is None and SparkContext._active_spark_context is not None:
         running = SparkSession.builder.getOrCreate()
+    if running is not None:
+        require_classic(running)
     if running is None or running.sparkContext._jsc is None:
         java = find_java()
     con = opened(con_or_uri)
