@@ -442,13 +442,13 @@ class MetadataStore:
         found = self._publications("table_id = ? and job = ?", table_id, job)
         return found[0] if found else Publication(job)
 
-    def planned(self, table_id: str, job: str, batch: int) -> str:
-        """What one of the last batches of a job was made of; empty where that is not known, and ``no rows`` of one that
-        was left out."""
+    def planned(self, table_id: str, job: str, batch: int) -> str | None:
+        """What one of the last batches of a job was made of; empty where that is not known, None of one that had no
+        rows for the table."""
         last = "where table_id = ? and job = ? and batch <= ? order by batch desc limit 1"
         sql = f"select batch, planned from planned {last}"
         found = self._rows(sql, table_id, job, batch)
-        return "" if not found else str(found[0][1]) if found[0][0] == batch else "no rows"
+        return "" if not found else str(found[0][1]) if found[0][0] == batch else None
 
     def unfinished_publications(self, table_id: str) -> list[Publication]:
         """Those of a table that were decided, and are not known to be carried out."""

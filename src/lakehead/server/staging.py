@@ -288,12 +288,8 @@ class Staging:
             jobs_max = self._limits.named_writers_max
             for table_id in in_turn:
                 self._turns.begin(table_id, job)
-            planned = request.planned if request.lasting else ""
-            self._metadata.submit(
-                BeginPublication(
-                    job, batch, parts, request.lasting, jobs_max, forget_before, truncates, overwrites, planned
-                )
-            )
+            how = truncates, overwrites, request.planned
+            self._metadata.submit(BeginPublication(job, batch, parts, request.lasting, jobs_max, forget_before, *how))
             return Published(rows=self._finish(tables, job), before=False)
 
     def forget(self, table_id: str) -> None:
@@ -307,20 +303,22 @@ class Staging:
             return Turn(number=self._turns.number(table_id))
 
     def _require_planned(self, request: Publish, tables: Iterable[LiveTable]) -> None:
-        """Refuse to let a batch go, as one that is there, that was made of something else."""
-        for table in tables:
-            last = self._metadata.publication(table.desc.table_id, request.job).batch
-            was, end = (self._metadata.planned(table.desc.table_id, request.job, n) for n in (request.batch, last))
-            if request.planned and was and request.planned != was:
-                raise SequenceConflictError(
-                    f"batch {request.batch} of {request.job} is part of {table.desc.path} already, made of other rows"
-                    f" (up to {was}, and now up to {request.planned}): it goes on from an older copy of its checkpoint,"
-                    " and has taken what came since under numbers that were used. Nothing was written. Go on from the"
-                    f" newest copy, or with a new checkpoint behind batch {last}, the last in the table, which is up to"
-                    f" {end}",
-                    table=str(table.desc.path),
-                    job=request.job,
-                )
+        """Refuse to let a batch go, as one that is there, that was made of something else. Tables that got it know it;
+        a step may come to rows for others the second time."""
+        job, batch, known = request.job, request.batch, self._metadata
+        ends = [(table.desc, known.publication(table.desc.table_id, job).batch) for table in tables]
+        got = [(desc, last, known.planned(desc.table_id, job, batch)) for desc, last in ends if batch <= last]
+        if not request.planned or any(was in ("", request.planned) for *_, was in got):
+            return
+        desc, last, was = got[0]
+        raise SequenceConflictError(
+            f"batch {batch} of {job} is part of {desc.path} already, {f'up to {was}' if was else 'without rows'}, and"
+            f" now up to {request.planned}: it goes on from an older copy of its checkpoint, and has taken what came"
+            " since under numbers that were used. Nothing was written. Go on from the newest copy, or with a new"
+            f" checkpoint behind batch {last}, the last one, which is up to {known.planned(desc.table_id, job, last)}",
+            table=str(desc.path),
+            job=job,
+        )
 
     def _is_unfinished(self, table_id: str, job: str) -> bool:
         return self._metadata.publication(table_id, job).begun is not None

@@ -74,9 +74,11 @@ def root_of(query: StreamingQuery) -> str:
 
 
 def local_folder(place: str) -> str | None:
-    """The folder that Spark means by a path, if that is one here. What it has of percent signs are no escapes."""
+    """The folder that Spark means by a path, if that is one here. What it has of percent signs are no escapes; one
+    without a scheme may be of Spark's default storage, where nothing is found here then."""
     if place.startswith(_FILE):
         place = f"/{place[len(_FILE) :].lstrip('/')}"
+    place = os.path.abspath(place) if place and ":" not in place else place
     return place if place.startswith("/") and os.path.isdir(place) else None
 
 

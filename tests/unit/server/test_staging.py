@@ -179,6 +179,27 @@ def test_a_batch_that_is_there_is_known_by_what_it_was_made_of(deployment: Deplo
     assert kept == [(PLANNED_KEPT,)]
 
 
+def test_a_batch_is_known_by_the_tables_that_got_it(deployment: Deployment) -> None:
+    """A step may come to rows for other tables too, the second time."""
+    one, two = deployment.table(name="one"), deployment.table(name="two")
+
+    def publish(number: int, planned: str, *tables: TableHandle) -> bool:
+        batch = JobBatch("query", number, planned)
+        parts = [(t.staging, staged(t, batch, [table_of(number)])) for t in tables]
+        return publish_together(batch, parts, lasting=True).before
+
+    assert not publish(0, "a", one) and not publish(0, "a", two)
+    assert not publish(1, "b", one)
+    for tables in ((one,), (one, two), (two, one)):
+        assert publish(1, "b", *tables)
+        with pytest.raises(SequenceConflictError, match=r"part of a\.one already, up to b, and"):
+            publish(1, "c", *tables)
+    assert not publish(2, "c", one, two) and publish(1, "b", two, one)
+    with pytest.raises(SequenceConflictError, match="already, without rows"):
+        publish(1, "b", two)
+    assert deployment.rows(two) == [(0, "x"), (2, "x")]
+
+
 def test_jobs_are_apart(deployment: Deployment) -> None:
     one, two = deployment.table(name="one"), deployment.table(name="two")
     for table in (one, two):

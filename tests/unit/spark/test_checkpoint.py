@@ -61,5 +61,5 @@ def test_folders_of_this_machine(tmp_path: Path) -> None:
     folder.mkdir()
     for place in (str(folder), f"file:{folder}", f"file://{folder}"):
         assert local_folder(place) == str(folder)
-    for place in ("", "relative", "hdfs://name/tmp", "s3a://bucket/tmp", f"{folder}/not there"):
+    for place in ("", "relative", "..:x", "hdfs://name/tmp", "s3a://bucket/tmp", f"{folder}/not there"):
         assert local_folder(place) is None
