@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ SparkSession: TypeAlias = Any
 _FILES = 4
 _WIDE_COLUMNS = 20
 _EVERY_SECONDS = 0.02
+_APART_SECONDS = 0.5
 _PATIENCE_SECONDS = 120.0
 
 
@@ -51,6 +53,7 @@ def on_spark(base: str, batches: Sequence[pa.RecordBatch], sent: int = 400, time
             yield from _reads_of_two(spark, plain_wide, times)
             yield from _moves(spark, con, plain, batches, times)
             yield from _latency(spark, con, base, sent)
+            yield from _chained(spark, con, base, max(5, sent // 20))
         finally:
             spark.stop()
 
@@ -220,6 +223,60 @@ def _latency(spark: SparkSession, con: lh.Connection, base: str, sent: int) -> I
         query.stop()
     value = "{:.0f} / {:.0f} ms".format(*np.percentile(taken[-sent:], [50, 99]))
     yield Figure("through a streaming query, append → subscriber, p50 / p99", value, f"{sent} single rows, synced")
+
+
+def _chained(spark: SparkSession, con: lh.Connection, base: str, sent: int) -> Iterator[Figure]:
+    """A few rows each half a second through three queries, each of which reads the table that the one before it writes;
+    how long their micro-batches take by Spark's own account, beside those of as many queries of Spark alone."""
+    schema = pa.schema([("n", pa.int64())])
+    tables = [con.create_table(f"bench.layer{n}", schema) for n in range(4)]
+    pause = threading.Event()
+
+    def begin(stream: DataFrame, name: str, sink: str, **options: Any) -> Any:
+        writer = stream.writeStream.format(sink).option("checkpointLocation", f"{base}/{name}").options(**options)
+        return writer.start()
+
+    def taken(query: Any) -> list[float]:
+        return [p.durationMs["triggerExecution"] for p in query.recentProgress if p.numInputRows]
+
+    def medians(queries: Sequence[Any]) -> str:
+        """Of each query's micro-batches that had rows, but for the first third, which warms Spark up."""
+        return " / ".join(f"{np.median(all_of[len(all_of) // 3 :]):.0f}" for all_of in map(taken, queries))
+
+    def stop(queries: Sequence[Any]) -> None:
+        for query in queries:
+            query.stop()
+
+    of_spark = spark.readStream.format("rate").option("rowsPerSecond", 5)
+    queries: list[Any] = []
+    try:
+        for n in range(3):
+            queries.append(begin(of_spark.load(), f"rate{n}", "noop"))
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while any(len(taken(query)) < sent for query in queries) and time.monotonic() < until:
+            pause.wait(_APART_SECONDS)
+        alone = medians(queries)
+    finally:
+        stop(queries)
+    queries = []
+    try:
+        for n, (table, following) in enumerate(itertools.pairwise(tables)):
+            read = spark.readStream.format("lakehead").options(uri=con.uri, table=table.name, start="earliest")
+            queries.append(begin(read.load(), f"layer{n}", "lakehead", uri=con.uri, table=following.name))
+        with tables[-1].subscribe("earliest") as last:
+            came = 0
+            for n in range(sent):
+                tables[0].append([{"n": n}] * 5)
+                pause.wait(_APART_SECONDS)
+            while came < 5 * sent:
+                came += next(last).rows.num_rows
+        for query in queries:
+            query.processAllAvailable()
+        found = medians(queries)
+    finally:
+        stop(queries)
+    beside = f"three queries of Spark alone, rate to noop {alone} ms"
+    yield Figure("micro-batch of 5 rows in each of three chained queries, p50", f"{found} ms", beside)
 
 
 def _wait(event: threading.Event, otherwise: str) -> None:
