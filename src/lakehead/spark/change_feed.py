@@ -155,6 +155,13 @@ class ChangeFeed:
                     column=name,
                 )
         if self.scd_type == 2:
+            desc = handle_of(table).desc
+            if {*desc.partition_by, *(desc.prefix_key or desc.bucket_key)} != set(self.keys):
+                whole = [c for c in self.keys if c not in desc.partition_by]
+                raise SchemaMismatchError(
+                    f"all versions of a key are looked up in {table.name}, which its bucket key"
+                    f" {list(desc.bucket_key)} does not allow: make the table with bucket_key={whole}"
+                )
             table.prefix_lookup(_keys(table, columns.empty_table(), list(self.keys)))
 
     def prepared(self, df: DataFrame, sequence_by: str | Column, deletes: str | Column | None) -> DataFrame:

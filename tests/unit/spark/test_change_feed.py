@@ -138,6 +138,28 @@ def test_a_table_beside_that_does_not_fit_leaves_no_table(con: lh.Connection, sc
     assert con.tables() == [beside]
 
 
+@pytest.mark.parametrize(
+    ("how", "fits"),
+    [
+        ({"bucket_key": ["k"]}, False),
+        ({"bucket_key": ["k", "v"]}, True),
+        ({"partition_by": ["k"], "bucket_key": ["v"]}, True),
+        ({"partition_by": ["k"]}, False),
+    ],
+    ids=str,
+)
+def test_versions_are_looked_up_by_all_keys(con: lh.Connection, how: dict[str, Any], fits: bool) -> None:
+    columns = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("start_at", pa.int64()), ("end_at", pa.int64())])
+    con.create_table("a.t", columns, primary_key=["k", "v", "start_at"], **how)
+    changes = ChangeFeed("", "a.t", "a.t__deletes", ("k", "v"), ("k", "v"), 2)
+    if fits:
+        changes.require_tables(con, schema(pa.int64()))
+        return
+    with pytest.raises(SchemaMismatchError, match=r"make the table with bucket_key=\[.*'v'\]"):
+        changes.require_tables(con, schema(pa.int64()))
+    assert con.tables() == ["a.t"]
+
+
 @pytest.mark.parametrize("scd_type", [1, 2])
 def test_a_table_beside_goes_on_with_a_wider_sequence(con: lh.Connection, scd_type: ScdType) -> None:
     changes = feed(scd_type)
