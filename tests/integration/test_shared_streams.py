@@ -119,7 +119,7 @@ def test_who_does_not_read_loses_its_seat_and_no_row(
         table.append(rows(n))
         assert take(quick, 1) == [n]
     held: Any = slow
-    assert held._stream._stream._inner._seat.items.qsize() <= 10, "what nobody takes is bounded"
+    assert held._stream._stream._stream._inner._seat.items.qsize() <= 10, "what nobody takes is bounded"
     assert take(slow, 200) == list(range(200))
     table.append(rows(200))
     assert take(quick, 1) == take(slow, 1) == [200]
