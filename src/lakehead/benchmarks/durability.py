@@ -17,7 +17,7 @@ from lakehead.benchmarks.child import child
 from lakehead.benchmarks.events import Figure
 
 WRITERS = (1, 8, 64)
-_WRITES = 2000
+_WRITES, _EACH_MIN = 2000, 100
 
 _LOAD = """
 import sys
@@ -62,7 +62,7 @@ def concurrent_writers(base: str, batches: Sequence[pa.RecordBatch]) -> Iterator
 
 def _writes_per_second(table: lh.Table, row: pa.RecordBatch, writers: int) -> float:
     gate = threading.Barrier(writers + 1)
-    each = _WRITES // writers
+    each = max(_WRITES // writers, _EACH_MIN)
 
     def write() -> None:
         gate.wait()

@@ -56,16 +56,59 @@ class _Append:
         return self.ranges
 
 
+class _Widths(NamedTuple):
+    """What tells how large rows of a schema are. Arrow's own ways let other threads go first, and each of many has its
+    turn at the interpreter then.
+
+    Attributes:
+        fixed: bytes of a row's values whose types are of fixed width, and bits that tell nulls.
+        texts: places of columns of texts and binaries, and the bytes of an offset of theirs.
+    """
+
+    fixed: int
+    texts: Sequence[tuple[int, int]]
+
+    @classmethod
+    def of(cls, schema: pa.Schema) -> _Widths | None:
+        """None where there are other types."""
+        fixed, texts = len(schema), []
+        for at, f in enumerate(schema):
+            if pa.types.is_string(f.type) or pa.types.is_binary(f.type):
+                texts.append((at, 4))
+            elif pa.types.is_large_string(f.type) or pa.types.is_large_binary(f.type):
+                texts.append((at, 8))
+            elif pa.types.is_primitive(f.type) or pa.types.is_decimal(f.type) or pa.types.is_fixed_size_binary(f.type):
+                fixed += -(-f.type.bit_width // 8)
+            else:
+                return None
+        return cls(fixed, texts)
+
+    def bytes_of(self, rows: pa.Table) -> int:
+        size = self.fixed * rows.num_rows
+        for at, width in self.texts:
+            for chunk in rows.column(at).iterchunks():
+                offsets = chunk.buffers()[1]
+                if len(chunk):
+                    ends = memoryview(offsets)[chunk.offset * width :][: (len(chunk) + 1) * width]
+                    first, last = (int.from_bytes(end, "little") for end in (ends[:width], ends[-width:]))
+                    size += width * len(chunk) + last - first
+        return size
+
+
 class SmallAppends:
     """The appends of few rows to one table. Thread-safe.
 
     Args:
         send: writes rows as one batch and tells where they are; raises what a write does.
+        schema: of all rows, where that is known.
     """
 
-    def __init__(self, threads: Threads, send: Callable[[pa.Table], Sequence[SentPart]]) -> None:
+    def __init__(
+        self, threads: Threads, send: Callable[[pa.Table], Sequence[SentPart]], schema: pa.Schema | None = None
+    ) -> None:
         self._threads = threads
         self._send = send
+        self._widths = None if schema is None else _Widths.of(schema)
         self._lock = threads.lock()
         self._queue: list[_Append] = []
         self._busy = False
@@ -77,8 +120,8 @@ class SmallAppends:
         middle of that, as a logging handler or a destructor may: it would wait for itself."""
         if rows.num_rows > _ROWS_MAX or interrupts_land() or self._leader == this_thread():
             return False
-        if rows.get_total_buffer_size() <= _BYTES_MAX:
-            return True
+        if self._widths is not None:
+            return self._widths.bytes_of(rows) <= _BYTES_MAX
         # What a message of them takes: what rows of larger batches take themselves is told a tenth as fast. It lets
         # other threads go first, and each has its turn at the interpreter then.
         size = sum(map(pa.ipc.get_record_batch_size, rows.to_batches()))

@@ -27,7 +27,7 @@ class Writers:
         self._randomness = env.randomness
         self._idle: list[BatchWriter] = []
         self._lock = env.threads.lock()
-        self._small = SmallAppends(env.threads, lambda rows: self._write("append", rows))
+        self._small = SmallAppends(env.threads, lambda rows: self._write("append", rows), desc.schema)
 
     def write(self, kind: WriteKind, rows: pa.Table) -> list[tuple[TabletKey, tuple[int, int]]]:
         """Write rows under an anonymous writer, in slices of at most 64 Ki rows; returns the offsets of each part.

@@ -16,7 +16,7 @@ import pytest
 import lakehead as lh
 from lakehead.api.embedded import serve
 from lakehead.api.table import handle_of
-from lakehead.client.small_appends import SentPart, SmallAppends
+from lakehead.client.small_appends import SentPart, SmallAppends, _Widths
 from lakehead.config import ServerConfig
 from lakehead.env.threads import Done, SystemThreads
 from lakehead.errors import ChecksumError, LakeheadError, LimitExceededError, OutcomeUnknownError, UnavailableError
@@ -185,6 +185,29 @@ def test_rows_of_the_main_thread_and_many_rows_go_alone(log: Log) -> None:
         assert not other.submit(appends.takes, rows(*range(1000))).result()
         large = pa.table({"v": ["x" * 100_000]})
         assert not other.submit(appends.takes, large).result()
+
+
+def test_small_is_what_has_few_bytes_wherever_they_lie() -> None:
+    """Slices of large batches, and several chunks; texts at both sides of the bound."""
+    types = [pa.bool_(), pa.int16(), pa.date32(), pa.timestamp("us", "UTC"), pa.decimal128(20, 3), pa.binary(5)]
+    fixed = pa.schema([(f"f{n}", t) for n, t in enumerate(types)])
+    schema = pa.schema([*fixed, ("s", pa.string()), ("b", pa.binary()), ("ls", pa.large_string())])
+    widths = _Widths.of(schema)
+    assert widths is not None and _Widths.of(pa.schema([*schema, ("nested", pa.list_(pa.int8()))])) is None
+    texts = [None if n % 7 == 0 else "ä" * (n % 50) for n in range(1000)]
+    blobs = [None if t is None else t.encode() for t in texts]
+    whole = pa.table({**{f.name: pa.nulls(1000, f.type) for f in fixed}, "s": texts, "b": blobs, "ls": texts})
+    whole = whole.cast(schema).combine_chunks()
+    for start, rows in ((0, 1), (7, 1), (333, 64), (999, 1), (1000, 0)):
+        some = whole.slice(start, rows)
+        held = sum(len(v) for v in blobs[start : start + rows] if v is not None)
+        assert widths.bytes_of(some) == rows * (len(schema) + 1 + 2 + 4 + 8 + 16 + 5 + 4 + 4 + 8) + 3 * held
+        assert widths.bytes_of(pa.concat_tables([some, some])) == 2 * widths.bytes_of(some)
+    appends = SmallAppends(SystemThreads(), lambda rows: [], pa.schema([("v", pa.string())]))
+    with ThreadPoolExecutor(1) as other:
+        for size, takes in ((16_000, True), (16_500, False)):
+            large = pa.table({"v": ["x", "y" * size, "z"]}).slice(1, 1)
+            assert other.submit(appends.takes, large).result() is takes
 
 
 def test_rows_that_are_appended_while_rows_are_sent_do_not_wait_for_them(tmp_path: Path) -> None:
