@@ -12,7 +12,7 @@ from lakehead.client.merged_stream import MergedStream
 from lakehead.client.patience import Patience, ask
 from lakehead.client.received import require_columns, told_tablets
 from lakehead.client.routes import Routes, by_server
-from lakehead.client.told_columns import ToldColumns, sent_columns
+from lakehead.client.told_columns import sent_columns, with_told_columns
 from lakehead.env import Env
 from lakehead.errors import CorruptionError, UnavailableError
 from lakehead.log.hot_range import HotRange
@@ -116,7 +116,7 @@ class RemoteLog:
                 sent = sent_columns(spec.names, dense=not live and spec.predicate is None)
                 stream = server.stream(self._read_request(left, spec, sent, live=live, lease=lease))
                 require_columns(self._desc, sent, stream.schema)
-                stream = ToldColumns(stream, spec.names)
+                stream = with_told_columns(stream, spec.names)
                 for header, batch in stream:
                     patience.progress()
                     key = TabletKey(header.partition, header.bucket)
@@ -202,7 +202,7 @@ class RemoteLog:
         except BaseException:
             stream.close()
             raise
-        return ToldColumns(stream, spec.names)
+        return with_told_columns(stream, spec.names)
 
     def _lives_on(self, server: m.Endpoint, tablet: TabletKey) -> bool:
         return self._routes.leader(self._desc.table_id, tablet) is server

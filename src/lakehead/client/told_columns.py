@@ -31,9 +31,12 @@ def sent_columns(names: Sequence[str], *, dense: bool) -> list[str]:
     return sent or list(names)
 
 
-class ToldColumns:
-    """A `Stream` of these columns, where another brings what `sent_columns` left of them."""
+def with_told_columns(stream: Stream, names: Sequence[str]) -> Stream:
+    """A stream of these columns, where the given one brings what `sent_columns` left of them."""
+    return stream if stream.schema.names == list(names) else _ToldColumns(stream, names)
 
+
+class _ToldColumns:
     def __init__(self, stream: Stream, names: Sequence[str]) -> None:
         sent = {f.name: f for f in stream.schema}
         self._stream = stream

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pytest
 
-from lakehead.client.told_columns import ToldColumns, sent_columns
+from lakehead.client.told_columns import sent_columns, with_told_columns
 from lakehead.errors import CorruptionError
 from lakehead.protocol.messages import StreamHeader
 
@@ -42,7 +42,7 @@ def test_what_has_to_be_sent() -> None:
 def test_the_others_come_from_headers_in_their_places() -> None:
     items = [item(3, 7, 1, 2), item(3, 10, 3, 4, 5), item(1, 1, 6), item(3, 11, 7), item(0, None), item(2, 40)]
     sent = Sent(SENT, items)
-    stream = ToldColumns(sent, NAMES)
+    stream = with_told_columns(sent, NAMES)
     assert stream.schema.names == NAMES and stream.schema.field("__offset").type == pa.int64()
     found = []
     for (header, rows), (same, _) in zip(stream, items, strict=True):
@@ -52,9 +52,10 @@ def test_the_others_come_from_headers_in_their_places() -> None:
     assert found == [(3, 5, 1), (3, 6, 2), (3, 7, 3), (3, 8, 4), (3, 9, 5), (1, 0, 6), (3, 10, 7)]
     stream.close()
     assert sent.closed
+    assert with_told_columns(sent, SENT.names) is sent
 
 
 @pytest.mark.parametrize("wrong", [item(0, None, 1), item(0, 1, 1, 2), item(-1, 9, 1), item(1 << 31, 9, 1)], ids=str)
 def test_headers_that_cannot_be_are_an_error(wrong: tuple[StreamHeader, pa.RecordBatch]) -> None:
     with pytest.raises(CorruptionError):
-        list(ToldColumns(Sent(SENT, [wrong]), NAMES))
+        list(with_told_columns(Sent(SENT, [wrong]), NAMES))
