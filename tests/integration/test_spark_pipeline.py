@@ -382,6 +382,12 @@ def test_changes_may_be_ordered_by_several_values(con: lh.Connection, spark: Spa
     by = {
         "struct(b, n, at, s)": lambda r: (r["b"], r["n"], r["at"], r["s"].encode()),
         "struct(at, cast(b as byte), to_date(at) as d, n, s)": lambda r: (r["at"], r["b"], r["n"], r["s"].encode()),
+        "struct(to_timestamp_ntz(date_format(at, 'yyyy-MM-dd HH:mm:ss.SSSSSS')) as l, n, b, s)": lambda r: (
+            r["at"],
+            r["n"],
+            r["b"],
+            r["s"].encode(),
+        ),
         "struct(n, at, b, s)": lambda r: (r["n"], r["at"], r["b"], r["s"].encode()),
     }
     for number, (how, order) in enumerate(by.items()):

@@ -208,6 +208,11 @@ def test_small_is_what_has_few_bytes_wherever_they_lie() -> None:
         for size, takes in ((16_000, True), (16_500, False)):
             large = pa.table({"v": ["x", "y" * size, "z"]}).slice(1, 1)
             assert other.submit(appends.takes, large).result() is takes
+            nested = pa.table({"v": [["x"], ["y" * size], ["z"]]}).slice(1, 1)
+            assert (
+                other.submit(SmallAppends(SystemThreads(), lambda rows: [], nested.schema).takes, nested).result()
+                is takes
+            )
 
 
 def test_rows_that_are_appended_while_rows_are_sent_do_not_wait_for_them(tmp_path: Path) -> None:
