@@ -193,7 +193,7 @@ MUTANTS = (
     Mutant(
         "count positions as if no row group was skipped",
         "iceberg/reader.py",
-        "pieces.append(of_group + (rows - position))",
+        "pieces.append(of_group + (rows - position) if rows < position else of_group)",
         "pieces.append(of_group)",
         "tests/unit/iceberg/test_reader.py",
     ),
@@ -228,7 +228,7 @@ MUTANTS = (
     Mutant(
         "ask a condition of rows that are gone",
         "predicate/__init__.py",
-        "if live is not None and not live.all():",
+        "if live is not None and live.false_count:",
         "if False:",
         "tests/properties/test_predicate.py",
     ),

@@ -22,15 +22,29 @@ OF_READING = (
     Mutant(
         "keep rows that the range itself replaces",
         "log/netchange.py",
-        "replaced_within[replaced[within] - start] = True",
-        "replaced_within[:0] = True",
+        "keep[replaced[within] - start] = False",
+        "keep[:0] = False",
         "tests/unit/log/test_netchange.py tests/properties/test_netchange.py",
+    ),
+    Mutant(
+        "take for the whole range what is known of a longer one",
+        "lake/known_changes.py",
+        "if at[2] + len(change.keep) <= many[at]}",
+        "if change}",
+        "tests/unit/lake/test_known_changes.py",
+    ),
+    Mutant(
+        "remember across incarnations",
+        "lake/union_read.py",
+        "KnownOf(self.pinned.incarnation, self._desc.table_id)",
+        'KnownOf("any", self._desc.table_id)',
+        "tests/unit/lake/test_known_changes.py",
     ),
     Mutant(
         "pass over row groups of which a row is left",
         "iceberg/reader.py",
-        "len(of_group) < group.num_rows:",
-        "len(of_group) < group.num_rows - 1:",
+        "len(of_group) < size:",
+        "len(of_group) < size - 1:",
         "tests/unit/iceberg/test_reader.py",
     ),
     Mutant(

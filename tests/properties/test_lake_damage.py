@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import lakehead as lh
+from lakehead.env.recently_used import RecentlyUsed
 from lakehead.iceberg import planner
 from lakehead.iceberg.avro_file import edit_avro
-from lakehead.iceberg.recently_used import RecentlyUsed
 
 KINDS = {"manifests": "*.avro", "metadata": "*.metadata.json", "data": "*.parquet"}
 WAYS = ("cut", "a bit", "bytes", "zeros")

@@ -8,10 +8,12 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pyarrow as pa
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import lakehead as lh
+from lakehead.lake import known_changes
 
 REGIONS = ("north", "süd", "a/b=c&d")
 KEYED = pa.schema(
@@ -43,6 +45,7 @@ class Deployment(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.mkdtemp(prefix="lakehead-model-")
+        self.patched = pytest.MonkeyPatch()
         self.rows: dict[tuple[str, int], dict[str, Any]] = {}
         self.log: list[dict[str, Any]] = []
         self.tiered_rows: list[dict[str, Any]] = []
@@ -53,8 +56,11 @@ class Deployment(RuleBasedStateMachine):
         durability=st.sampled_from(["sync", "os"]),
         compression=st.sampled_from(["none", "lz4", "zstd"]),
         forgets=st.booleans(),
+        remembers=st.booleans(),
     )
-    def create(self, durability: str, compression: str, forgets: bool) -> None:
+    def create(self, durability: str, compression: str, forgets: bool, remembers: bool) -> None:
+        # What the log does to the lake is remembered where it is much; here however little it is, or never.
+        self.patched.setattr(known_changes, "MANY_ROWS", 1 if remembers else 1 << 30)
         self.con = lh.connect(self.folder)
         # The lake keeps the changelog of the one whose log forgets it.
         log: dict[str, Any] = {"hot_retention": "0s", "segment_bytes": 512, "lake_changelog": True} if forgets else {}
@@ -178,6 +184,7 @@ class Deployment(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "con"):
             self.con.close()
+        self.patched.undo()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

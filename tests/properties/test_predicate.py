@@ -8,7 +8,6 @@ from collections.abc import Callable
 from decimal import Decimal
 
 import duckdb
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -110,8 +109,8 @@ def test_a_filter_keeps_the_rows_duckdb_keeps(table: pa.Table, text: str) -> Non
 def test_rows_that_are_gone_are_not_kept(table: pa.Table, text: str, data: st.DataObject) -> None:
     predicate = parse_predicate(text, SCHEMA)
     there = st.lists(st.booleans(), min_size=table.num_rows, max_size=table.num_rows)
-    live = np.array(data.draw(there), bool)
-    wanted = predicate.filter(table.filter(pa.array(live)))["id"].to_pylist()
+    live = pa.array(data.draw(there), pa.bool_())
+    wanted = predicate.filter(table.filter(live))["id"].to_pylist()
     assert predicate.filter(table, live)["id"].to_pylist() == wanted
     for batch in table.combine_chunks().to_batches():
         kept = predicate.filter(batch, live)
@@ -124,8 +123,8 @@ def test_a_condition_is_not_asked_of_rows_that_are_gone() -> None:
     with pytest.raises(InvalidPredicateError, match="overflow"):
         predicate.filter(batch)
     with pytest.raises(InvalidPredicateError, match="overflow"):
-        predicate.filter(batch, np.array([True, True, False, True]))
-    assert predicate.filter(batch, np.array([True, False, True, True]))["s"].to_pylist() == ["c"]
+        predicate.filter(batch, pa.array([True, True, False, True]))
+    assert predicate.filter(batch, pa.array([True, False, True, True]))["s"].to_pylist() == ["c"]
 
 
 def test_a_condition_without_columns() -> None:

@@ -190,7 +190,11 @@ def _joined(leases: Sequence[m.Lease]) -> m.Lease:
     if len(leases) == 1:
         return leases[0]
     tablets = sorted((t for lease in leases for t in lease.tablets), key=lambda t: t.key)
-    return m.Lease(lease=LEASE_JOINT.join(lease.lease for lease in leases), tablets=tablets)
+    return m.Lease(
+        lease=LEASE_JOINT.join(lease.lease for lease in leases),
+        tablets=tablets,
+        incarnation=LEASE_JOINT.join(lease.incarnation for lease in leases),
+    )
 
 
 def _parts(leases: Iterable[str]) -> list[str]:

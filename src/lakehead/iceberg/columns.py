@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lakehead.env.recently_used import RecentlyUsed
 from lakehead.format.defaults import default_of
 from lakehead.format.read_as import Binding, same_inside
 from lakehead.iceberg.contract import NAME_MAPPING
 from lakehead.iceberg.file_io import LOOKS_AT_ONCE, lake_files, locate_file
-from lakehead.iceberg.recently_used import RecentlyUsed
 from lakehead.lake.lake_table import LakeFile
 from lakehead.lake.marks import unreadable_property
 from lakehead.predicate.literals import is_number

@@ -29,9 +29,9 @@ from pyiceberg.typedef import Identifier
 from sqlalchemy import bindparam, select
 
 from lakehead.env.clock import SystemClock
+from lakehead.env.recently_used import RecentlyUsed
 from lakehead.iceberg.file_io import damaged_file
 from lakehead.iceberg.metadata_json import metadata_json
-from lakehead.iceberg.recently_used import RecentlyUsed
 
 _UNREADABLE = (ValidationError, ValueError, KeyError, TypeError, EOFError, zlib.error, gzip.BadGzipFile)
 """How PyIceberg says that a metadata file is none."""

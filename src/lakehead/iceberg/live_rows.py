@@ -10,10 +10,10 @@ import numpy as np
 from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 
+from lakehead.env.recently_used import RecentlyUsed
 from lakehead.iceberg.file_io import FILES_AT_ONCE
 from lakehead.iceberg.planner import plan_files
 from lakehead.iceberg.positions import deleted_positions, iterate_offsets
-from lakehead.iceberg.recently_used import RecentlyUsed
 from lakehead.lake.census import Census
 from lakehead.lake.lake_table import LakeFile
 from lakehead.log.netchange import between

@@ -9,7 +9,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import IcebergBaseModel
 from pyiceberg.utils.config import Config
 
-from lakehead.iceberg.recently_used import RecentlyUsed
+from lakehead.env.recently_used import RecentlyUsed
 
 _PIECE = 32
 """Entries whose JSON is one piece: that of the last, which is not full, is made anew."""

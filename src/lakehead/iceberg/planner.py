@@ -9,13 +9,13 @@ from pyiceberg.expressions import BooleanExpression
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.types import DoubleType, FloatType
 
+from lakehead.env.recently_used import RecentlyUsed
 from lakehead.errors import LakeStateError
 from lakehead.iceberg.contract import same_tablets
 from lakehead.iceberg.file_io import FileStamp, file_stamps, lake_files
 from lakehead.iceberg.manifests import file_filter, manifests_of, scan_of
 from lakehead.iceberg.positions import offset_bounds, with_offsets
 from lakehead.iceberg.pruning import row_filter
-from lakehead.iceberg.recently_used import RecentlyUsed
 from lakehead.iceberg.tablets import parted_by, partition_of, tablet_of
 from lakehead.lake.lake_table import LakeFile
 from lakehead.predicate import Bound

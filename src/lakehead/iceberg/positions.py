@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow.fs import FileType
 
+from lakehead.env.recently_used import RecentlyUsed
 from lakehead.iceberg.columns import column_name
 from lakehead.iceberg.file_io import FILES_AT_ONCE, damaged_file, lake_files, locate_file, open_parquet
-from lakehead.iceberg.recently_used import RecentlyUsed
 from lakehead.lake.lake_table import LakeFile, missing_file
 from lakehead.log.netchange import NO_OFFSETS, Mask, Offsets, between, contains, union
 from lakehead.types import OFFSET_COLUMN
@@ -208,6 +208,13 @@ def iterate_offsets(io: FileIO, path: str, field_id: int, *, within: Offsets | N
                     _groups.note((key, number), group)
                 yield group
             first += rows
+
+
+def known_group_sizes(path: str, size: int, field_id: int) -> list[int] | None:
+    """How many rows each row group of a data file has; None where that cannot be said without opening it, as it was
+    never asked for offsets."""
+    bounds = _bounds.get((path, size, field_id))
+    return [rows for rows, _ in bounds] if bounds else None
 
 
 def _bounds_of_groups(file: pq.ParquetFile, field_id: int) -> list[tuple[int, _Bounds]]:

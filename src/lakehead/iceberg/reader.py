@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -37,7 +37,7 @@ from lakehead.iceberg.file_io import (
     locate_file,
     open_parquet,
 )
-from lakehead.iceberg.positions import deleted_positions, find_positions
+from lakehead.iceberg.positions import deleted_positions, find_positions, known_group_sizes
 from lakehead.iceberg.pruning import rounded_columns
 from lakehead.iceberg.row_groups import row_group_filter
 from lakehead.lake.lake_table import LakeFile, Superseded
@@ -302,37 +302,47 @@ class _Reader:
         rows are gone."""
         file, gone = part[0].file, part[1]
         fs, path = locate_file(self._io, file.path)
-        fragment = kept = PARQUET.make_fragment(path, fs)
+        fragment = PARQUET.make_fragment(path, fs)
+        condition = None
         if self._predicate is not None:
-            without_nan = file.without_nan & self._columns
-            condition = self._necessary(self._predicate, without_nan)
-            if condition is not None:
-                kept = fragment.subset(condition, schema=self._lake)
-        groups = {g.id for g in kept.row_groups}
+            condition = self._necessary(self._predicate, file.without_nan & self._columns)
+        sizes = known_group_sizes(file.path, file.size, self._offset_id) if condition is None else None
+        opened = sizes is None
+        if sizes is None:
+            sizes = [group.num_rows for group in fragment.row_groups]
+        met: Collection[int] = range(len(sizes))
+        if condition is not None:
+            met = {group.id for group in fragment.subset(condition, schema=self._lake).row_groups}
         left: list[int] = []
         pieces = [NO_OFFSETS]
         position = rows = 0
-        for group in fragment.row_groups:
-            of_group = between(gone, position, position + group.num_rows)
-            if group.id in groups and len(of_group) < group.num_rows:
-                left.append(group.id)
-                pieces.append(of_group + (rows - position))
-                rows += group.num_rows
-            position += group.num_rows
-        if left and len(left) < len(groups):
-            kept = fragment.subset(row_group_ids=left)
-        return _Kept(file.path, fs, kept, rows, np.concatenate(pieces))
+        for number, size in enumerate(sizes):
+            of_group = between(gone, position, position + size)
+            if number in met and len(of_group) < size:
+                left.append(number)
+                pieces.append(of_group + (rows - position) if rows < position else of_group)
+                rows += size
+            position += size
+        if len(left) == len(sizes):
+            return _Kept(file.path, fs, fragment, rows, gone)
+        if opened:
+            fragment = fragment.subset(row_group_ids=left)
+        else:  # which the scan does, beside other things
+            fragment = PARQUET.make_fragment(path, fs, row_groups=left)
+        return _Kept(file.path, fs, fragment, rows, np.concatenate(pieces))
 
     def _scan_kept(self, parts: Sequence[_Kept], read: Sequence[str]) -> Iterator[pa.RecordBatch]:
         schema = pa.schema([self._own.field(n) for n in read])
         for _, group in itertools.groupby((p for p in parts if p.rows), key=lambda p: id(p.fs)):
             same = list(group)
-            firsts = np.cumsum([0, *(p.rows for p in same)])
-            gone = np.concatenate([p.gone + first for p, first in zip(same, firsts[:-1], strict=True)])
-            at = 0
+            left = iter(same)
+            part, at = next(left), 0
             for batch in self._resumed(functools.partial(self._kept_dataset, same), columns=read):
+                if at == part.rows:  # no batch is of two files
+                    part, at = next(left), 0
                 at += batch.num_rows
-                rows = self._left(cast_to(schema, batch), between(gone, at - batch.num_rows, at) + batch.num_rows - at)
+                gone = between(part.gone, at - batch.num_rows, at) + batch.num_rows - at
+                rows = self._left(cast_to(schema, batch), gone)
                 if rows.num_rows:
                     yield rows.select(self._names)
 
@@ -343,12 +353,12 @@ class _Reader:
             live = np.ones(batch.num_rows, np.bool_)
             live[gone] = False
         if self._predicate is not None:
-            return self._predicate.filter(batch, live)
+            return self._predicate.filter(batch, None if live is None else to_arrow(live, pa.bool_()))
         if live is None:
             return batch
         if len(gone) * _MANY_GONE > batch.num_rows:  # then a filter, which looks for runs, takes longer
             return batch.take(to_arrow(np.flatnonzero(live)))
-        return batch.filter(pa.array(live))
+        return batch.filter(to_arrow(live, pa.bool_()))
 
     def _kept_dataset(self, parts: Sequence[_Kept]) -> ds.Dataset:
         fs, paths = self._located(p.file for p in parts)

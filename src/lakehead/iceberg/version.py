@@ -8,7 +8,7 @@ from pyiceberg.table import Table
 from pyiceberg.table import Table as IcebergTable
 from pyiceberg.table.snapshots import Snapshot
 
-from lakehead.iceberg.recently_used import RecentlyUsed
+from lakehead.env.recently_used import RecentlyUsed
 from lakehead.lake.marks import LakeMark, LakeSnapshot, LakeVersion, mark_of
 
 __all__ = ["IcebergTable", "lake_version", "read_mark"]

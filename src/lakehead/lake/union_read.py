@@ -19,9 +19,10 @@ import pyarrow as pa
 from lakehead.client.received import told_tablets
 from lakehead.client.table import TableHandle
 from lakehead.errors import LakeStateError, OffsetOutOfRangeError, SchemaChangedError, UnavailableError
+from lakehead.lake.known_changes import KnownOf, known_changes, note_changes
 from lakehead.lake.lake_table import LakeFile, Superseded
 from lakehead.lake.pinned_lake import PinnedLake
-from lakehead.log.netchange import Offsets, net_rows
+from lakehead.log.netchange import NO_CHANGE, change_of, kept_rows
 from lakehead.predicate import Predicate
 from lakehead.predicate.bounds import keys_of, may_meet
 from lakehead.predicate.read_spec import ReadSpec
@@ -55,6 +56,7 @@ class Pin:
         log: all log offsets ``[start, end)`` that were readable, per tablet.
         of: the pin that this one is a part of, and whose lease it reads under.
         live_rows: how many rows the whole read of a keyed table has; None where that is not known.
+        incarnation: of the servers: what they have at these offsets stays the same while it does; empty: not known.
     """
 
     lake: PinnedLake | None
@@ -63,6 +65,7 @@ class Pin:
     log: Mapping[TabletKey, tuple[int, int]] = field(default_factory=dict)
     of: Pin | None = None
     live_rows: int | None = None
+    incarnation: str = ""
 
     def unheld(self) -> Pin:
         """What it covers, for who keeps that longer than its lease."""
@@ -151,7 +154,7 @@ def _pinned(
             ranges = {t.key: (_hot_start(desc, view, t), t.high_watermark) for t in lease.tablets} if with_log else {}
             # What is live at the end of the log is all of it, the lake's rows too.
             live_rows = sum(t.rows for t in lease.tablets) if desc.keyed and with_log else None
-            pins.append(Pin(view, ranges, lease.lease, log, live_rows=live_rows))
+            pins.append(Pin(view, ranges, lease.lease, log, live_rows=live_rows, incarnation=lease.incarnation))
             if view is not None and with_log:  # a partition was overwritten after we read the lake
                 behind |= any(t.overwritten > view.overwritten.get(t.key, 0) for t in lease.tablets)
             if not desc.keyed or view is not None:
@@ -253,11 +256,15 @@ class UnionRead:
         return None if found is None else [self.predicate.filter(batch) for batch in found.to_batches()]
 
     def _log_rows(
-        self, columns: Sequence[str], predicate: Predicate | None = None
+        self,
+        columns: Sequence[str],
+        predicate: Predicate | None = None,
+        ranges: Mapping[TabletKey, tuple[int, int]] | None = None,
     ) -> Iterator[tuple[TabletKey, pa.RecordBatch]]:
-        """What the server sends of the pinned ranges: records; of a keyed table without a lake, live rows."""
+        """What the server sends of the pinned ranges, or of parts of them: records; of a keyed table without a lake,
+        live rows."""
         live = self._desc.keyed and self._desc.lake is None
-        pinned, ranges = self.pinned, self._ranges
+        pinned, ranges = self.pinned, self._ranges if ranges is None else ranges
         try:
             yield from self.handle.log.read_ranges(
                 ranges, ReadSpec(tuple(columns), predicate), live=live, lease=pinned.lease
@@ -314,15 +321,33 @@ class UnionRead:
 
     def _hot_changes(self, columns: list[str]) -> tuple[Superseded, list[pa.RecordBatch]]:
         """Lake offsets that the hot range supersedes, and all hot rows to add, with these columns."""
+        ranges, of = self._ranges, KnownOf(self.pinned.incarnation, self._desc.table_id)
+        known = known_changes(of, ranges)
+        ends = {key: ranges[key][0] + len(change.keep) for key, change in known.items()}
         parts: dict[TabletKey, list[pa.RecordBatch]] = {}
-        for key, batch in self._log_rows(list(dict.fromkeys((*columns, *_CHANGE_COLUMNS)))):
+        for key, batch in self._known_rows(columns, {key: (ranges[key][0], end) for key, end in ends.items()}):
             parts.setdefault(key, []).append(batch)
-        superseded: dict[TabletKey, Offsets] = {}
-        hot: list[pa.RecordBatch] = []
-        for key, batches in parts.items():
-            superseded[key], kept = net_rows(batches, self.pinned.ranges[key][0], columns)
-            hot += kept
-        return superseded, hot
+        later: dict[TabletKey, list[pa.RecordBatch]] = {}
+        rest = {key: (ends.get(key, start), end) for key, (start, end) in ranges.items()}
+        for key, batch in self._log_rows(list(dict.fromkeys((*columns, *_CHANGE_COLUMNS))), ranges=rest):
+            later.setdefault(key, []).append(batch)
+        changes = dict(known)
+        for key, batches in later.items():
+            changes[key] = change_of(batches, ranges[key][0], known.get(key, NO_CHANGE))
+            parts[key] = [*parts.get(key, ()), *batches]
+        note_changes(of, {key: (ranges[key][0], changes[key]) for key in later})
+        superseded = {key: change.superseded for key, change in changes.items()}
+        return superseded, [b for key, batches in parts.items() for b in kept_rows(batches, changes[key].keep, columns)]
+
+    def _known_rows(
+        self, columns: list[str], ranges: Mapping[TabletKey, tuple[int, int]]
+    ) -> Iterator[tuple[TabletKey, pa.RecordBatch]]:
+        """Rows of ranges whose net change is known; without columns these are not asked for."""
+        if columns:
+            yield from self._log_rows(columns, ranges=ranges)
+            return
+        for key, (start, end) in ranges.items():
+            yield key, pa.record_batch({"": pa.nulls(end - start)}).select([])
 
     # ---- counts -----------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ Ranges compose: applying the net change of ``[a, b)`` and then of ``[b, c)`` equ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -44,57 +44,70 @@ class NetChange:
     """What a range of one tablet's log adds and takes away.
 
     Attributes:
-        keep: for each part of the range one flag per row; true for the rows to add.
+        keep: one flag per row of the range; true for the rows to add.
         superseded: offsets below the range's start whose rows are gone; sorted, each once.
     """
 
-    keep: Sequence[Mask]
+    keep: Mask
     superseded: Offsets
 
 
-def net_change(parts: Sequence[tuple[npt.NDArray[np.int8], Offsets]], start: int) -> NetChange:
+NO_CHANGE = NetChange(np.zeros(0, np.bool_), NO_OFFSETS)
+"""Of a range without rows."""
+
+
+def net_change(
+    parts: Sequence[tuple[npt.NDArray[np.int8], Offsets]], start: int, known: NetChange = NO_CHANGE
+) -> NetChange:
     """The net change of one tablet's whole range from ``start`` on.
 
     Args:
         parts: of the range, one after the other: the code of each row (`ChangeType`), and the offset of the row that a
             ``+U`` or ``-D`` replaces, ignored in other rows. The offsets of the rows themselves are dense.
         start: first offset of the range.
+        known: the net change of the range's first rows, which ``parts`` leave out.
 
     Raises:
         CorruptionError: a record replaces a row and does not say which, or one that comes after all of them.
     """
-    rows = sum(len(types) for types, _ in parts)
-    replaced_within, before = np.zeros(rows, np.bool_), []
+    keep = np.concatenate([known.keep, *(_ADDS.take(types) for types, _ in parts)])
+    before = [known.superseded]
     for types, prev in parts:
         replaced = prev[_REPLACES.take(types)]
-        _require_told(replaced, start + rows)
+        _require_told(replaced, start + len(keep))
         if len(replaced) and replaced.max() >= start:
             within = replaced >= start
-            replaced_within[replaced[within] - start] = True
+            keep[replaced[within] - start] = False
             replaced = replaced[~within]
         before.append(replaced)
-    keep, done = [], 0
-    for types, _ in parts:
-        keep.append(_ADDS.take(types) & ~replaced_within[done : done + len(types)])
-        done += len(types)
     return NetChange(keep, union(*before))
 
 
 def net_rows(
     batches: Sequence[pa.RecordBatch], start: int, columns: Sequence[str]
 ) -> tuple[Offsets, list[pa.RecordBatch]]:
-    """The net change of one tablet's whole range, at least one batch with the columns of changes among others: the
-    superseded offsets, and the rows to add, with these columns. Raises as `net_change`."""
-    net = net_change(
-        [(to_numbers(b.column(CHANGE_TYPE_COLUMN)), to_numbers(b.column(PREV_OFFSET_COLUMN))) for b in batches], start
-    )
-    kept = []
-    for batch, keep in zip(batches, net.keep, strict=True):
-        at = np.flatnonzero(keep)
+    """The net change of one tablet's whole range, in batches with the columns of changes among others: the superseded
+    offsets, and the rows to add, with these columns. Raises as `net_change`."""
+    net = change_of(batches, start)
+    return net.superseded, kept_rows(batches, net.keep, columns)
+
+
+def change_of(batches: Iterable[pa.RecordBatch], start: int, known: NetChange = NO_CHANGE) -> NetChange:
+    """As `net_change`, of batches with the columns of changes among others."""
+    parts = [(to_numbers(b.column(CHANGE_TYPE_COLUMN)), to_numbers(b.column(PREV_OFFSET_COLUMN))) for b in batches]
+    return net_change(parts, start, known)
+
+
+def kept_rows(batches: Iterable[pa.RecordBatch], keep: Mask, columns: Sequence[str]) -> list[pa.RecordBatch]:
+    """The rows of batches that are to be added, with these columns; ``keep`` has a flag for each row of them all."""
+    kept, end = [], 0
+    for batch in batches:
+        start, end = end, end + batch.num_rows
+        at = np.flatnonzero(keep[start:end])
         if len(at):
             rows = batch.select(columns)
-            kept.append(rows if len(at) == len(keep) else rows.take(to_arrow(at)))  # half of what a filter takes
-    return net.superseded, kept
+            kept.append(rows if len(at) == batch.num_rows else rows.take(to_arrow(at)))  # half of what a filter takes
+    return kept
 
 
 def superseded_offsets(change_types: npt.NDArray[np.int8], prev_offsets: Offsets) -> Offsets:

@@ -13,8 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -72,7 +70,7 @@ class Predicate:
             raise InvalidPredicateError(f"a filter's bytes cannot be read: {e}") from e
         return _bind(arrow, tree, schema)
 
-    def filter(self, table: _Rows, live: npt.NDArray[np.bool_] | None = None) -> _Rows:
+    def filter(self, table: _Rows, live: pa.BooleanArray | None = None) -> _Rows:
         """The rows for which the predicate is true, in order, with the input's schema.
 
         Args:
@@ -85,11 +83,11 @@ class Predicate:
         try:
             met = self._met(table)
         except (pa.ArrowException, KeyError) as e:
-            if live is not None and not live.all():  # it may have failed on one that is not there
-                return self.filter(table.filter(pa.array(live)))
+            if live is not None and live.false_count:  # it may have failed on one that is not there
+                return self.filter(table.filter(live))
             met = self._met_in_turn(table, e)
         if live is not None:
-            met = pc.and_(met, pa.array(live))
+            met = pc.and_(met, live)
         kept = pc.sum(met).as_py() or 0
         return table if kept == table.num_rows else table.filter(met) if kept else table.slice(0, 0)
 

@@ -424,8 +424,7 @@ class LakeUse(Message, frozen=True, kw_only=True):
 
 
 class LeasedTable(Message, frozen=True, kw_only=True):
-    """A table that a read will use. ``lake`` is what it will use of its lake table: files that must not be cleaned
-    up."""
+    """A table that a read will use, and what of its lake table: files that must not be cleaned up."""
 
     table_id: str
     lake: LakeUse | None
@@ -433,10 +432,11 @@ class LeasedTable(Message, frozen=True, kw_only=True):
 
 
 class Lease(Message, frozen=True, kw_only=True):
-    """A lease, and what it holds."""
+    """A lease, and what it holds; while ``incarnation``, the server, lasts, it has the same rows at these offsets."""
 
     lease: str
     tablets: list[TabletState]
+    incarnation: str = ""
 
 
 class LeasesReply(Reply, frozen=True, kw_only=True):

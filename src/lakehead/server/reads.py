@@ -185,6 +185,7 @@ class Reads:
         for asked, table in zip(request.tables, live, strict=True):
             table.desc.require_schema(asked.schema_id)
         opened: list[m.Lease] = []
+        me = str(self._metadata.incarnation)
         try:
             for asked, tablets, views in zip(request.tables, tables, seen, strict=True):
                 held = {key: view for key, (view, *_) in views.items()}
@@ -197,7 +198,7 @@ class Reads:
                     require=self._quotas.require_lease,
                 )
                 states = [self._tablet_state(k, t, held[k].log_start_offset, *views[k][1:]) for k, t in tablets]
-                opened.append(m.Lease(lease=lease, tablets=states))
+                opened.append(m.Lease(lease=lease, tablets=states, incarnation=me))
         except OverloadedError:
             self._leases.release([held.lease for held in opened], caller.principal)
             raise

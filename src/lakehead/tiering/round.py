@@ -25,6 +25,7 @@ from lakehead.errors import (
     OffsetOutOfRangeError,
     TieringFencedError,
 )
+from lakehead.format.arrays import to_arrow
 from lakehead.format.changes import named_changes
 from lakehead.lake.census import check_rows
 from lakehead.lake.lake_table import DataWriter, LakeTable, WrittenFile
@@ -246,7 +247,7 @@ def _live_batches(task: TieringTask, source: HotSource) -> Iterator[pa.RecordBat
         at += len(offsets)
         if task.keyed:
             live = live_rows(_numbers(batch, CHANGE_TYPE_COLUMN), offsets, task.superseded)
-            batch = batch if live.all() else batch.filter(pa.array(live))
+            batch = batch if live.all() else batch.filter(to_arrow(live, pa.bool_()))
         told = (PREV_OFFSET_COLUMN,) if task.changes else (CHANGE_TYPE_COLUMN, PREV_OFFSET_COLUMN)
         rows = named_changes(batch.drop_columns([c for c in told if c in batch.schema.names]))
         if BUCKET_COLUMN not in rows.schema.names:

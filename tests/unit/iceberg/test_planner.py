@@ -14,10 +14,10 @@ from pyiceberg.transforms import BucketTransform
 
 import lakehead as lh
 from lakehead.api.table import handle_of
+from lakehead.env.recently_used import RecentlyUsed
 from lakehead.iceberg import planner
 from lakehead.iceberg.iceberg_table import native_table
 from lakehead.iceberg.planner import all_files, plan_files, read_manifests
-from lakehead.iceberg.recently_used import RecentlyUsed
 from lakehead.lake.union_read import pin
 from lakehead.predicate import Bound
 

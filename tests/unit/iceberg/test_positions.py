@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from lakehead.env.recently_used import RecentlyUsed
 from lakehead.iceberg import positions
 from lakehead.iceberg.file_io import SyncedFileIO
 from lakehead.iceberg.positions import GroupOffsets, deleted_positions, find_offsets, find_positions, offset_statistics
-from lakehead.iceberg.recently_used import RecentlyUsed
 
 IO = SyncedFileIO()
 SORTED = [0, 1, 4, 5, 9, 12]

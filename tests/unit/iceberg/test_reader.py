@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from lakehead.env.recently_used import RecentlyUsed
 from lakehead.errors import LakeStateError
 from lakehead.iceberg import positions
 from lakehead.iceberg.file_io import locate_file
 from lakehead.iceberg.planner import plan_files
 from lakehead.iceberg.reader import count_lake, read_lake
-from lakehead.iceberg.recently_used import RecentlyUsed
 from lakehead.iceberg.snapshots import snapshots_table
 from lakehead.lake.listing import files_table
 from lakehead.predicate import parse_predicate

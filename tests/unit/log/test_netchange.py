@@ -15,7 +15,7 @@ def test_an_example() -> None:
     prev = np.array([-1, 2, 2, 5, -1, 0], np.int64)
     for cut in range(7):
         change = net_change([(types[:cut], prev[:cut]), (types[cut:], prev[cut:])], 5)
-        assert np.concatenate(change.keep).tolist() == [False, False, True, False, True, False]
+        assert change.keep.tolist() == [False, False, True, False, True, False]
         assert change.superseded.tolist() == [0, 2]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakehead.iceberg.recently_used import RecentlyUsed
+from lakehead.env.recently_used import RecentlyUsed
 
 SIZE_MAX = 10
 STEPS = st.lists(st.tuples(st.sampled_from("abcde"), st.none() | st.integers(0, SIZE_MAX + 2)), max_size=60)
