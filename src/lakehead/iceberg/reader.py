@@ -93,6 +93,8 @@ def read_lake(
     rounded = frozenset() if predicate is None else rounded_columns(lake, desc.schema)
     reader = _Reader(table.io, own, names, predicate, in_files, _offset_id(table), rounded)
     whole, partial = _split(table, files, superseded or {})
+    if predicate is None and partial:  # then one scan is enough
+        whole, partial = [], [*partial, *(_Partial(f, NO_OFFSETS) for f in whole)]
     try:
         with lake_files():
             yield from reader.scan(whole)
@@ -166,7 +168,7 @@ class _Kept:
     """Row groups of one file that are to be read.
 
     Attributes:
-        rows: in them.
+        rows: in them; of files of which none is gone, which come last, as the manifest says.
         gone: which of these are gone, counted through all of the groups.
     """
 
@@ -306,6 +308,8 @@ class _Reader:
         condition = None
         if self._predicate is not None:
             condition = self._necessary(self._predicate, file.without_nan & self._columns)
+        elif not len(gone):
+            return _Kept(file.path, fs, fragment, file.record_count, gone)
         sizes = known_group_sizes(file.path, file.size, self._offset_id) if condition is None else None
         opened = sizes is None
         if sizes is None:
@@ -339,7 +343,7 @@ class _Reader:
             part, at = next(left), 0
             for batch in self._resumed(functools.partial(self._kept_dataset, same), columns=read):
                 if at == part.rows:  # no batch is of two files
-                    part, at = next(left), 0
+                    part, at = next(left, part), 0
                 at += batch.num_rows
                 gone = between(part.gone, at - batch.num_rows, at) + batch.num_rows - at
                 rows = self._left(cast_to(schema, batch), gone)

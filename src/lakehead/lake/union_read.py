@@ -13,6 +13,8 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 
 import pyarrow as pa
 
@@ -233,8 +235,13 @@ class UnionRead:
             yield from (batch.select(self.schema.names) for batch in by_key)
             return
         superseded, rows = self.hot_rows()
-        yield from self._lake_rows(superseded)
-        yield from rows
+        lake = self._lake_rows(superseded)
+        begun = next(lake, None)  # the lake's files are read on while the hot rows are
+        hot = list(rows) if self._changes_lake else rows
+        if begun is not None:
+            yield begun
+            yield from lake
+        yield from hot
 
     @functools.cached_property
     def _keys(self) -> pa.RecordBatch | None:
@@ -303,7 +310,7 @@ class UnionRead:
 
     def hot_rows(self) -> tuple[Superseded, Iterator[pa.RecordBatch]]:
         """Lake offsets that the hot range supersedes, and the hot rows that meet the predicate, with the columns of
-        `schema`."""
+        `schema`; of what is known to change, the rows are read when they are asked for."""
         if not self._changes_lake:
             return {}, (b for _, b in self._log_rows(self.schema.names, self.predicate))
         needed = self.predicate.columns if self.predicate else ()
@@ -319,14 +326,11 @@ class UnionRead:
     def _changes_lake(self) -> bool:
         return self._desc.keyed and self._desc.lake is not None
 
-    def _hot_changes(self, columns: list[str]) -> tuple[Superseded, list[pa.RecordBatch]]:
+    def _hot_changes(self, columns: list[str]) -> tuple[Superseded, Iterator[pa.RecordBatch]]:
         """Lake offsets that the hot range supersedes, and all hot rows to add, with these columns."""
         ranges, of = self._ranges, KnownOf(self.pinned.incarnation, self._desc.table_id)
         known = known_changes(of, ranges)
         ends = {key: ranges[key][0] + len(change.keep) for key, change in known.items()}
-        parts: dict[TabletKey, list[pa.RecordBatch]] = {}
-        for key, batch in self._known_rows(columns, {key: (ranges[key][0], end) for key, end in ends.items()}):
-            parts.setdefault(key, []).append(batch)
         later: dict[TabletKey, list[pa.RecordBatch]] = {}
         rest = {key: (ends.get(key, start), end) for key, (start, end) in ranges.items()}
         for key, batch in self._log_rows(list(dict.fromkeys((*columns, *_CHANGE_COLUMNS))), ranges=rest):
@@ -334,10 +338,16 @@ class UnionRead:
         changes = dict(known)
         for key, batches in later.items():
             changes[key] = change_of(batches, ranges[key][0], known.get(key, NO_CHANGE))
-            parts[key] = [*parts.get(key, ()), *batches]
         note_changes(of, {key: (ranges[key][0], changes[key]) for key in later})
-        superseded = {key: change.superseded for key, change in changes.items()}
-        return superseded, [b for key, batches in parts.items() for b in kept_rows(batches, changes[key].keep, columns)]
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            before = {key: (ranges[key][0], end) for key, end in ends.items()}
+            for key, found in groupby(self._known_rows(columns, before), key=itemgetter(0)):
+                yield from kept_rows((batch for _, batch in found), changes[key].keep, columns)
+            for key, batches in later.items():
+                yield from kept_rows(batches, changes[key].keep[-sum(b.num_rows for b in batches) :], columns)
+
+        return {key: change.superseded for key, change in changes.items()}, rows()
 
     def _known_rows(
         self, columns: list[str], ranges: Mapping[TabletKey, tuple[int, int]]

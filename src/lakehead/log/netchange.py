@@ -12,7 +12,7 @@ Ranges compose: applying the net change of ``[a, b)`` and then of ``[b, c)`` equ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -89,7 +89,7 @@ def net_rows(
     """The net change of one tablet's whole range, in batches with the columns of changes among others: the superseded
     offsets, and the rows to add, with these columns. Raises as `net_change`."""
     net = change_of(batches, start)
-    return net.superseded, kept_rows(batches, net.keep, columns)
+    return net.superseded, list(kept_rows(batches, net.keep, columns))
 
 
 def change_of(batches: Iterable[pa.RecordBatch], start: int, known: NetChange = NO_CHANGE) -> NetChange:
@@ -98,16 +98,15 @@ def change_of(batches: Iterable[pa.RecordBatch], start: int, known: NetChange = 
     return net_change(parts, start, known)
 
 
-def kept_rows(batches: Iterable[pa.RecordBatch], keep: Mask, columns: Sequence[str]) -> list[pa.RecordBatch]:
-    """The rows of batches that are to be added, with these columns; ``keep`` has a flag for each row of them all."""
-    kept, end = [], 0
+def kept_rows(batches: Iterable[pa.RecordBatch], keep: Mask, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of batches that are to be added, with these columns; ``keep`` begins with a flag for each row."""
+    end = 0
     for batch in batches:
         start, end = end, end + batch.num_rows
         at = np.flatnonzero(keep[start:end])
         if len(at):
             rows = batch.select(columns)
-            kept.append(rows if len(at) == batch.num_rows else rows.take(to_arrow(at)))  # half of what a filter takes
-    return kept
+            yield rows if len(at) == batch.num_rows else rows.take(to_arrow(at))  # half of what a filter takes
 
 
 def superseded_offsets(change_types: npt.NDArray[np.int8], prev_offsets: Offsets) -> Offsets:

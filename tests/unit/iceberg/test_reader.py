@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,20 @@ def test_rows_are_left_out_by_position_whatever_row_groups_a_filter_skips(
         assert found == sorted(r["id"] for r in live if least <= r["id"] < least + 9)
         none = read_lake(keyed.load(), keyed.desc, plan_files(keyed.load()), columns=[], superseded=superseded)
         assert sum(b.num_rows for b in none) == len(live)
+
+
+def test_what_manifests_say_of_other_files_decides_nothing_about_superseded_rows(keyed: Any) -> None:
+    for first in (0, 4, 8):
+        keyed.write(*range(first, first + 4))
+        keyed.round()
+    table = keyed.load()
+    for wrong in (1, 3, 9):
+        files = [
+            replace(f, record_count=f.record_count if f.offsets and f.offsets[0] == 4 else wrong)
+            for f in plan_files(table)
+        ]
+        rows = read_lake(table, keyed.desc, files, columns=["id"], superseded=offsets(5, 6))
+        assert sorted(i for b in rows for i in b["id"].to_pylist()) == [0, 1, 2, 3, 4, 7, 8, 9, 10, 11]
 
 
 def test_rows_of_others_stay_and_may_be_deleted_by_position(log: Any) -> None:
