@@ -168,6 +168,7 @@ class _Kept:
     """Row groups of one file that are to be read.
 
     Attributes:
+        groups: their numbers; None: all.
         rows: in them; of files of which none is gone, which come last, as the manifest says.
         gone: which of these are gone, counted through all of the groups.
     """
@@ -175,6 +176,7 @@ class _Kept:
     file: str
     fs: FileSystem
     fragment: ds.Fragment
+    groups: Sequence[int] | None
     rows: int
     gone: Offsets
 
@@ -309,7 +311,7 @@ class _Reader:
         if self._predicate is not None:
             condition = self._necessary(self._predicate, file.without_nan & self._columns)
         elif not len(gone):
-            return _Kept(file.path, fs, fragment, file.record_count, gone)
+            return _Kept(file.path, fs, fragment, None, file.record_count, gone)
         sizes = known_group_sizes(file.path, file.size, self._offset_id) if condition is None else None
         opened = sizes is None
         if sizes is None:
@@ -328,12 +330,12 @@ class _Reader:
                 rows += size
             position += size
         if len(left) == len(sizes):
-            return _Kept(file.path, fs, fragment, rows, gone)
+            return _Kept(file.path, fs, fragment, None, rows, gone)
         if opened:
             fragment = fragment.subset(row_group_ids=left)
         else:  # which the scan does, beside other things
             fragment = PARQUET.make_fragment(path, fs, row_groups=left)
-        return _Kept(file.path, fs, fragment, rows, np.concatenate(pieces))
+        return _Kept(file.path, fs, fragment, left, rows, np.concatenate(pieces))
 
     def _scan_kept(self, parts: Sequence[_Kept], read: Sequence[str]) -> Iterator[pa.RecordBatch]:
         schema = pa.schema([self._own.field(n) for n in read])
@@ -367,9 +369,8 @@ class _Reader:
     def _kept_dataset(self, parts: Sequence[_Kept]) -> ds.Dataset:
         fs, paths = self._located(p.file for p in parts)
         fragments = [p.fragment for p in parts]
-        if fs is not parts[0].fs:
-            groups = [[g.id for g in f.row_groups] for f in fragments]
-            fragments = [PARQUET.make_fragment(p, fs, row_groups=g) for p, g in zip(paths, groups, strict=True)]
+        if fs is not parts[0].fs:  # with what ended, those that are not open yet do not tell their groups any more
+            fragments = [PARQUET.make_fragment(at, fs, row_groups=p.groups) for at, p in zip(paths, parts, strict=True)]
         return ds.FileSystemDataset(fragments, self._lake, PARQUET, fs)
 
     def _scan_without(self, file: LakeFile, gone: Offsets) -> Iterator[pa.RecordBatch]:
