@@ -77,17 +77,19 @@ class RemoteLog:
         *,
         live: bool = False,
         lease: str | None = None,
+        incarnation: str = "",
         skip: int = 0,
     ) -> Iterator[tuple[TabletKey, pa.RecordBatch]]:
         """Rows of several ranges, tablet by tablet, each in offset order; for columns see
         `lakehead.protocol.messages.Read`. Of a limit nothing is known here.
 
         When a server goes away meanwhile, the rest is read from the next one, which holds the same rows at the same
-        offsets unless they were trimmed.
+        offsets unless they were trimmed, or lost in a power cut.
 
         Args:
             live: instead, of a keyed table, the rows that are live at exactly the end of each range.
             lease: from `Leases.open`; over when its server is.
+            incarnation: of the server whose rows they must be; empty: any.
             skip: rows of the first range to leave out.
         """
         keys = [k for k, (start, end) in ranges.items() if start < end]
@@ -96,16 +98,17 @@ class RemoteLog:
         for server, places in by_server(self._routes, self._desc.table_id, keys):
             part = {keys[i]: ranges[keys[i]] for i in places}
             passed = skip if keys[0] in part else 0
-            yield from self._read_from(server, part, spec, live=live, lease=lease, skip=passed)
+            how = partial(self._read_request, live=live, lease=lease, incarnation=incarnation)
+            yield from self._read_from(server, part, spec, how, live=live, skip=passed)
 
     def _read_from(
         self,
         server: m.Endpoint,
         left: dict[TabletKey, tuple[int, int]],
         spec: ReadSpec,
+        request: Callable[[dict[TabletKey, tuple[int, int]], ReadSpec, list[str]], m.Request[m.Stream]],
         *,
         live: bool,
-        lease: str | None,
         skip: int,
     ) -> Iterator[tuple[TabletKey, pa.RecordBatch]]:
         patience = Patience.bounded(self._clock, f"reading {self._desc.path}")
@@ -114,7 +117,7 @@ class RemoteLog:
             try:
                 behind = skip
                 sent = sent_columns(spec.names, dense=not live and spec.predicate is None)
-                stream = server.stream(self._read_request(left, spec, sent, live=live, lease=lease))
+                stream = server.stream(request(left, spec, sent))
                 require_columns(self._desc, sent, stream.schema)
                 stream = with_told_columns(stream, spec.names)
                 for header, batch in stream:
@@ -148,6 +151,7 @@ class RemoteLog:
         *,
         live: bool,
         lease: str | None,
+        incarnation: str,
     ) -> m.Request[m.Stream]:
         return (m.ReadLive if live else m.Read)(
             table_id=self._desc.table_id,
@@ -157,6 +161,7 @@ class RemoteLog:
             folder_id=self._folder_id,
             schema_id=self._desc.schema_id,
             lease=lease,
+            incarnation=incarnation,
         )
 
     def subscribe(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -44,6 +45,7 @@ Moment = int | dt.datetime
 OpenLake = Callable[[TableDescriptor, LakeReply, Moment | None], PinnedLake]
 """A lake as the server saw it, at a moment or, for None, at its current snapshot; see `PinnedLake.at`."""
 _CHANGE_COLUMNS = (CHANGE_TYPE_COLUMN, PREV_OFFSET_COLUMN)
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
@@ -234,14 +236,23 @@ class UnionRead:
         if by_key is not None:
             yield from (batch.select(self.schema.names) for batch in by_key)
             return
-        superseded, rows = self.hot_rows()
-        lake = self._lake_rows(superseded)
-        begun = next(lake, None)  # the lake's files are read on while the hot rows are
-        hot = list(rows) if self._changes_lake else rows
+        if not self._changes_lake:
+            superseded, rows = self.hot_rows()
+            yield from self._lake_rows(superseded)
+            yield from rows
+            return
+        begun, lake, hot = self._of_one_server(self._begun)
         if begun is not None:
             yield begun
             yield from lake
         yield from hot
+
+    def _begun(self, of: KnownOf) -> tuple[pa.RecordBatch | None, Iterator[pa.RecordBatch], list[pa.RecordBatch]]:
+        """The first lake rows, all others, and the hot rows: while these are read, the lake's files are read on."""
+        superseded, rows = self._changes_of(of, self._read_columns)
+        lake = self._lake_rows(superseded)
+        begun = next(lake, None)
+        return begun, lake, list(self._met(rows))
 
     @functools.cached_property
     def _keys(self) -> pa.RecordBatch | None:
@@ -267,14 +278,15 @@ class UnionRead:
         columns: Sequence[str],
         predicate: Predicate | None = None,
         ranges: Mapping[TabletKey, tuple[int, int]] | None = None,
+        incarnation: str = "",
     ) -> Iterator[tuple[TabletKey, pa.RecordBatch]]:
         """What the server sends of the pinned ranges, or of parts of them: records; of a keyed table without a lake,
-        live rows."""
+        live rows. One that has another ``incarnation`` than the one that is asked for refuses."""
         live = self._desc.keyed and self._desc.lake is None
         pinned, ranges = self.pinned, self._ranges if ranges is None else ranges
         try:
             yield from self.handle.log.read_ranges(
-                ranges, ReadSpec(tuple(columns), predicate), live=live, lease=pinned.lease
+                ranges, ReadSpec(tuple(columns), predicate), live=live, lease=pinned.lease, incarnation=incarnation
             )
         except OffsetOutOfRangeError as e:
             raise UnavailableError(
@@ -310,17 +322,24 @@ class UnionRead:
 
     def hot_rows(self) -> tuple[Superseded, Iterator[pa.RecordBatch]]:
         """Lake offsets that the hot range supersedes, and the hot rows that meet the predicate, with the columns of
-        `schema`; of what is known to change, the rows are read when they are asked for."""
+        `schema`."""
         if not self._changes_lake:
             return {}, (b for _, b in self._log_rows(self.schema.names, self.predicate))
-        needed = self.predicate.columns if self.predicate else ()
-        superseded, hot = self._hot_changes(list(dict.fromkeys((*self.schema.names, *needed))))
-        met = (b if self.predicate is None else self.predicate.filter(b) for b in hot)
-        return superseded, (b.select(self.schema.names) for b in met)
+        superseded, hot = self._hot_changes(self._read_columns)
+        return superseded, self._met(hot)
+
+    @property
+    def _read_columns(self) -> list[str]:
+        return list(dict.fromkeys((*self.schema.names, *(self.predicate.columns if self.predicate else ()))))
+
+    def _met(self, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Those that meet the predicate, with the columns of `schema`."""
+        met = (b if self.predicate is None else self.predicate.filter(b) for b in rows)
+        return (b.select(self.schema.names) for b in met)
 
     def superseded(self) -> Superseded:
-        """Lake offsets that the hot range supersedes."""
-        return self._hot_changes([])[0] if self._changes_lake else {}
+        """Lake offsets that the hot range supersedes, as who reads its rows elsewhere has them now."""
+        return self._changes_of(KnownOf("", self._desc.table_id), [])[0] if self._changes_lake else {}
 
     @property
     def _changes_lake(self) -> bool:
@@ -328,12 +347,33 @@ class UnionRead:
 
     def _hot_changes(self, columns: list[str]) -> tuple[Superseded, Iterator[pa.RecordBatch]]:
         """Lake offsets that the hot range supersedes, and all hot rows to add, with these columns."""
-        ranges, of = self._ranges, KnownOf(self.pinned.incarnation, self._desc.table_id)
+
+        def read(of: KnownOf) -> tuple[Superseded, Iterator[pa.RecordBatch]]:
+            superseded, rows = self._changes_of(of, columns)
+            return superseded, iter(list(rows))
+
+        return self._of_one_server(read)
+
+    def _of_one_server(self, read: Callable[[KnownOf], _Read]) -> _Read:
+        """Read with what is known of the server that the read was pinned on, or, where it was started again since, all
+        as it is there: where it lost rows, others may be by now."""
+        of = KnownOf(self.pinned.incarnation, self._desc.table_id)
+        try:
+            return read(of)
+        except UnavailableError as e:
+            if not of.incarnation or not isinstance(e.__cause__, OffsetOutOfRangeError):
+                raise
+        return read(of._replace(incarnation=""))
+
+    def _changes_of(self, of: KnownOf, columns: list[str]) -> tuple[Superseded, Iterator[pa.RecordBatch]]:
+        """As `_hot_changes`; the rows of which it is known what they change are read when they are asked for."""
+        ranges = self._ranges
         known = known_changes(of, ranges)
         ends = {key: ranges[key][0] + len(change.keep) for key, change in known.items()}
         later: dict[TabletKey, list[pa.RecordBatch]] = {}
         rest = {key: (ends.get(key, start), end) for key, (start, end) in ranges.items()}
-        for key, batch in self._log_rows(list(dict.fromkeys((*columns, *_CHANGE_COLUMNS))), ranges=rest):
+        asked = list(dict.fromkeys((*columns, *_CHANGE_COLUMNS)))
+        for key, batch in self._log_rows(asked, ranges=rest, incarnation=of.incarnation):
             later.setdefault(key, []).append(batch)
         changes = dict(known)
         for key, batches in later.items():
@@ -342,7 +382,7 @@ class UnionRead:
 
         def rows() -> Iterator[pa.RecordBatch]:
             before = {key: (ranges[key][0], end) for key, end in ends.items()}
-            for key, found in groupby(self._known_rows(columns, before), key=itemgetter(0)):
+            for key, found in groupby(self._known_rows(of, columns, before), key=itemgetter(0)):
                 yield from kept_rows((batch for _, batch in found), changes[key].keep, columns)
             for key, batches in later.items():
                 yield from kept_rows(batches, changes[key].keep[-sum(b.num_rows for b in batches) :], columns)
@@ -350,11 +390,11 @@ class UnionRead:
         return {key: change.superseded for key, change in changes.items()}, rows()
 
     def _known_rows(
-        self, columns: list[str], ranges: Mapping[TabletKey, tuple[int, int]]
+        self, of: KnownOf, columns: list[str], ranges: Mapping[TabletKey, tuple[int, int]]
     ) -> Iterator[tuple[TabletKey, pa.RecordBatch]]:
         """Rows of ranges whose net change is known; without columns these are not asked for."""
-        if columns:
-            yield from self._log_rows(columns, ranges=ranges)
+        if columns and ranges:
+            yield from self._log_rows(columns, ranges=ranges, incarnation=of.incarnation)
             return
         for key, (start, end) in ranges.items():
             yield key, pa.record_batch({"": pa.nulls(end - start)}).select([])

@@ -415,9 +415,7 @@ LEASE_JOINT = "+"
 
 class LakeUse(Message, frozen=True, kw_only=True):
     """What a read needs of a lake table: one snapshot of a version, or, where ``snapshot`` is None, all of them.
-
-    ``metadata`` is the version's address, for Iceberg its metadata file.
-    """
+    ``metadata`` is the version's address, for Iceberg its metadata file."""
 
     metadata: str
     snapshot: int | None = None
@@ -484,7 +482,7 @@ class LeasedLake(TableRequest[LakeUsesReply], frozen=True, kw_only=True):
 
 class Read(TableRequest[Stream], frozen=True, kw_only=True):
     """Stream: rows of these ranges, each tablet's in offset order. Under a lease, of what the lease holds; one that is
-    over reads what there is now.
+    over reads what there is now. Where ``incarnation`` says which server's they are, another one refuses.
 
     ``columns`` may name user columns and ``__bucket``, ``__offset``, ``__timestamp``, ``__change_type`` (int8) and
     ``__prev_offset`` (int64, -1 for none). ``predicate`` is a serialised Arrow expression over user columns.
@@ -495,17 +493,19 @@ class Read(TableRequest[Stream], frozen=True, kw_only=True):
     columns: list[str]
     predicate: bytes | None
     lease: str | None = None
+    incarnation: str = ""
 
 
 class ReadLive(TableRequest[Stream], frozen=True, kw_only=True):
     """Stream: rows of a keyed table that are live at exactly the end of each range, in offset order per tablet; columns
-    and lease as in `Read`: as if each had just been inserted (+I), but for offset and commit time."""
+    and others as in `Read`: as if each had just been inserted (+I), but for offset and commit time."""
 
     privilege = Privilege.READ
     ranges: list[TabletRange]
     columns: list[str]
     predicate: bytes | None
     lease: str | None = None
+    incarnation: str = ""
 
 
 class Subscribe(TableRequest[Stream], frozen=True, kw_only=True):

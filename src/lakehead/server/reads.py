@@ -13,6 +13,7 @@ from lakehead.errors import (
     CorruptionError,
     InvalidRequestError,
     LimitExceededError,
+    OffsetOutOfRangeError,
     OverloadedError,
     SchemaMismatchError,
     WrongTableKindError,
@@ -231,6 +232,8 @@ class Reads:
         return self._counted(self._reads, share, lambda: self._read(request, caller.principal, filtering))
 
     def _read(self, request: m.Read | m.ReadLive, principal: str, filtering: Filtering) -> ServerStream:
+        if request.incarnation and str(self._metadata.incarnation) not in request.incarnation.split(m.LEASE_JOINT):
+            raise OffsetOutOfRangeError("the server was started again, and may have other rows at these offsets")
         leased = self._leases.views(request.table_id, request.lease, principal)
         table = self._tables.get(request.table_id)
         if isinstance(request, m.Read):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,33 @@ def test_a_read_looks_at_the_changes_that_came_since_the_one_before(
     with lh.connect(tmp_path) as con:  # a server that was started again may have lost rows, and have others there
         assert {r["id"] for r in rows(con.table("m.t"))} == set(expected) - {9}
         assert asked == [([(13, 14)], True)]
+
+
+def test_a_read_is_of_one_server_also_where_another_has_other_rows_at_its_offsets(
+    tmp_path: Path, asked: list[tuple[list[tuple[int, int]], bool]]
+) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.string())])
+    with lh.connect(tmp_path) as con:
+        table = con.create_table("m.t", schema, primary_key=["id"], lake="iceberg")
+        table.upsert([{"id": n, "v": "lake"} for n in range(6)])
+        con.tier("m.t")
+        table.upsert([{"id": 1, "v": "hot"}, {"id": 7, "v": "hot"}])
+        pinned = table.scan()
+        first = sorted(pinned.to_arrow().to_pylist(), key=lambda row: row["id"])
+        # Started again it may have lost the rows that were read, and have others by now: as if what is known were of
+        # such ones.
+        metadata = con._server.service._metadata  # type: ignore[union-attr]
+        metadata.incarnation = replace(metadata.incarnation, start_id="later")
+        (of,) = known_changes._known._values
+        known_changes._known.note(of, NetChange(np.array([True, False, False]), np.array([2])))
+        for _ in range(2):
+            asked.clear()
+            assert sorted(pinned.to_arrow().to_pylist(), key=lambda row: row["id"]) == first
+            assert asked == [([(6, 9)], False), ([(6, 9)], True)]
+        (still,) = known_changes._known._values.values()
+        assert still.superseded.tolist() == [2]  # what another has is not noted as if it were this one's
+        assert sorted(table.scan().to_arrow().to_pylist(), key=lambda row: row["id"]) == first
+        assert len(known_changes._known._values) == 2
 
 
 def test_what_is_shorter_or_of_nobody_is_not_remembered() -> None:
