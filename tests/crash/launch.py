@@ -3,8 +3,9 @@
 * ``launch.py server --data ...``: any `lakehead` command
 * ``launch.py rounds URI``: rounds and maintenance in this process: ``tier``, ``maintain``, ``clean`` or ``truncate``
   and a table's name a line in, a JSON line out for each
-* ``launch.py streams URI CHECKPOINTS KIND [staged]``: streaming queries (see `tests.crash.queries`) until they are
-  killed; one that ends is begun again from its checkpoint. ``staged`` has them stage whatever they write
+* ``launch.py streams URI CHECKPOINTS KIND [staged] [tasks]``: streaming queries (see `tests.crash.queries`) until they
+  are killed; one that ends is begun again from its checkpoint. ``staged`` has them stage whatever they write, ``tasks``
+  have tasks do that, however few rows there are
 * ``launch.py -m MODULE ARGS``: a module, as Spark starts its Python workers
 """
 
@@ -75,16 +76,20 @@ def rounds(uri: str) -> None:
         print(json.dumps(answer), flush=True)
 
 
-def streams(uri: str, checkpoints: str, kind: str, how: str = "") -> None:
+def streams(uri: str, checkpoints: str, kind: str, *how: str) -> None:
     """Run the queries of a kind."""
     from tests.crash.queries import queries_of
 
     import lakehead.client.staging as staging
 
-    if how == "staged":
+    if "staged" in how:
         staging.GIVEN_BYTES_MAX = -1
 
     import lakehead.spark as lhs
+    import lakehead.spark.foreach_batch as foreach_batch
+
+    if "tasks" in how:
+        foreach_batch.SMALL_ROWS = -1
 
     begins = queries_of(kind, lhs.session(_connect(uri)), uri, checkpoints)
     # In this thread: Spark looks for Python sources in the session that is the thread's.
@@ -121,7 +126,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "rounds":
         rounds(sys.argv[2])
     elif sys.argv[1] == "streams":
-        streams(*sys.argv[2:5])
+        streams(*sys.argv[2:])
     elif sys.argv[1] == "-m":
         module, sys.argv[:] = sys.argv[2], sys.argv[2:]
         runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -49,11 +49,12 @@ class Streams(SparkChild):
         super().__init__(work, f"{kind}-queries")
         self.kind = kind
         self.staged = staged
+        self.by_tasks = False
         self._checkpoints = work / "checkpoints"
 
     def start(self, uri: str) -> None:
         """Begin to start."""
-        how = ["staged"] if self.staged else []
+        how = ["staged"] * self.staged + ["tasks"] * self.by_tasks
         self.spawn_spark("streams", uri, str(self._checkpoints), self.kind, *how)
 
 
@@ -98,8 +99,10 @@ class StreamSteps(Tools):
                 self._count(str(step), hit)
             case ["worker", point]:
                 streams.arm_worker(point)
-                if step.kind == "pipeline":  # Its first micro-batch is staged by tasks, whatever its size.
+                if step.kind == "pipeline":  # Its small micro-batches pass through the driver.
+                    streams.by_tasks = True
                     self._driver_dies(deployment, streams)
+                    streams.by_tasks = False
                 self._count(str(step), wait_until(lambda: streams.worker_reached, STREAM_SECONDS))
             case ["server"]:
                 self._wait(0.0, 2.0)
