@@ -21,7 +21,7 @@ class KnownOf(NamedTuple):
     table_id: str
 
 
-MANY_ROWS = 1 << 15
+MANY_ROWS = 1 << 13
 """The net change of fewer takes less than to ask for what is known and what came since one after the other."""
 
 _known: RecentlyUsed[tuple[KnownOf, TabletKey, int], NetChange] = RecentlyUsed(
