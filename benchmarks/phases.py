@@ -102,7 +102,11 @@ _STAGED = Phase("manifests written", "lake", ("iceberg.iceberg_table:IcebergLake
 _METADATA = Phase("metadata file written", "lake", ("iceberg.staging:_write_metadata",))
 _PUBLISHED = Phase("catalog asked", "lake", ("iceberg.iceberg_table:IcebergLakeTable.publish",))
 _HOT = Phase("hot rows read", "server", ("lake.union_read:UnionRead._log_rows",))
-_NET = Phase("net change found", "caller", ("lake.union_read:UnionRead._hot_changes", "log.netchange:net_change"))
+_NET = Phase(
+    "net change found",
+    "caller",
+    ("lake.union_read:UnionRead._changes_of", "log.netchange:net_change", "lake.union_read:kept_rows"),
+)
 _FILES = Phase("lake files planned", "lake", ("lake.pinned_lake:PinnedLake.plan",))
 _LAKE_READ = Phase("lake files read without superseded rows", "lake", ("lake.union_read:UnionRead._lake_rows",))
 _PARSED = Phase("statement parsed and checked", "DuckDB", ("api.statement:read_statement", "api.sandbox:require_data"))
