@@ -1,4 +1,4 @@
-"""What is known of files and snapshots, which do not change: of those that were asked for last."""
+"""What is known of files, snapshots and parts of logs, which do not change: of those that were asked for last."""
 
 from __future__ import annotations
 

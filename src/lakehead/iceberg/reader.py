@@ -1,8 +1,9 @@
 """Reading lake rows without Spark: projected, filtered exactly, without what is deleted or superseded.
 
-Files that nothing was taken from are one parallel Arrow dataset scan, and so are the others: where in them the rows
-stand that are deleted or superseded is found first, and row groups that hold no row of the filter are left out before
-the scan, so that it counts positions. Rows come in the table's own types, which the lake may have widened.
+Files are a parallel Arrow dataset scan; with a filter those that nothing was taken from are one, and the rest another.
+Where in these the rows stand that are deleted or superseded is found first, and row groups that hold no row of the
+filter are left out before the scan, so that it counts positions. Rows come in the table's own types, which the lake may
+have widened.
 """
 
 from __future__ import annotations

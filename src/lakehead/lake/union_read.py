@@ -237,9 +237,8 @@ class UnionRead:
             yield from (batch.select(self.schema.names) for batch in by_key)
             return
         if not self._changes_lake:
-            superseded, rows = self.hot_rows()
-            yield from self._lake_rows(superseded)
-            yield from rows
+            yield from self._lake_rows({})
+            yield from self.hot_rows()[1]
             return
         begun, lake, hot = self._of_one_server(self._begun)
         if begun is not None:
