@@ -17,6 +17,7 @@ import duckdb
 
 from lakehead.api.definition import is_text
 from lakehead.api.table_names import TableName, find_names
+from lakehead.env.recently_used import RecentlyUsed
 from lakehead.errors import SqlError
 
 _INSTEAD = {
@@ -101,8 +102,11 @@ class Statement:
     valued: frozenset[str] = frozenset()
 
 
+_known: RecentlyUsed[tuple[str, bool], Statement] = RecentlyUsed(1 << 20, lambda statement: len(statement.text))
+
+
 def read_statement(cursor: duckdb.DuckDBPyConnection, query: object, *, unrestricted: bool = False) -> Statement:
-    """Understand a statement without running it.
+    """Understand a statement without running it; what texts that were asked last say is remembered.
 
     Args:
         unrestricted: take what acts on files, other databases and DuckDB itself, too.
@@ -117,6 +121,14 @@ def read_statement(cursor: duckdb.DuckDBPyConnection, query: object, *, unrestri
         raise SqlError(f"a statement is text that UTF-8 can write, not {query[:100]!r}")
     if not query.strip():
         raise SqlError("the statement is empty: write for example 'select count(*) from shop.orders'")
+    statement = _known.get((query, unrestricted))
+    if statement is None:
+        statement = _understood(cursor, query, unrestricted)
+        _known.note((query, unrestricted), statement)
+    return statement
+
+
+def _understood(cursor: duckdb.DuckDBPyConnection, query: str, unrestricted: bool) -> Statement:
     text, parsed = _parsed(cursor, query)
     kinds = [s.type.name for s in parsed]
     if not kinds:
