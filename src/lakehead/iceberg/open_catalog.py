@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -57,9 +58,11 @@ def _loaded(name: str, properties: Mapping[str, str], told: bool) -> Catalog:
         return load(name, properties)
 
 
+@functools.lru_cache(maxsize=64)
 def _engine(url: URL) -> Engine:
     """Connects for each operation: PyIceberg never closes the connections that it pools, a catalog is opened for many a
-    short life, in rounds, clients and Spark drivers, and no pooled connection survives a restart of the database."""
+    short life, in rounds, clients and Spark drivers, and no pooled connection survives a restart of the database. What
+    SQLAlchemy has compiled stays for the catalog that is opened next."""
     if url.get_driver_name() not in _LIBPQ:
         return create_engine(url, poolclass=NullPool)
     ours: dict[str, Any] = {
