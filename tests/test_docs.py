@@ -29,6 +29,7 @@ from typing import Any
 
 import pytest
 
+import lakehead
 from lakehead import config, errors
 
 ROOT = Path(__file__).parents[1]
@@ -303,6 +304,11 @@ def test_error_kinds_equal_the_code() -> None:
     listed = re.findall(r"^\| `(\w+)` \| (\d)xxx \| (\d+) \|", text, re.M)
     kinds = [(c.__name__, str(n // 1000), str(c.exit_code)) for n, c in errors.ERRORS_BY_CODE.items() if n % 1000 == 0]
     assert sorted(listed) == sorted(kinds)
+
+
+@pytest.mark.parametrize("cls", errors.ERRORS_BY_CODE.values())
+def test_every_error_that_is_told_can_be_caught(cls: type[errors.LakeheadError]) -> None:
+    assert getattr(lakehead, cls.__name__) is cls and cls.__name__ in lakehead.__all__
 
 
 # ---- RFCs -----------------------------------------------------------------------------------------------------------
