@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import pickle
 import re
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from tests.mutation.__main__ import MUTANTS, Mutant
 
+from lakehead.api.connection import Connection
 from lakehead.errors import ERRORS_BY_CODE, LakeheadError, OutcomeUnknownError, error_from_code
 
 ROOT = Path(__file__).parents[1]
@@ -417,6 +419,33 @@ def test_links_and_paths_in_prose_resolve(path: Path) -> None:
             assert anchor in slugs(linked), f"{path.relative_to(ROOT)} links to {target}, a heading that is not there"
     for named in PATH_IN_CODE.findall(prose):
         assert (ROOT / named).exists(), f"{path.relative_to(ROOT)} names {named}"
+
+
+MEMBER_IN_CODE = re.compile(r"`([A-Z]\w+)\.(\w+)[`(]")
+CALL_IN_CODE = re.compile(r"`con\.(\w+)\(([^`]*)\)`")
+
+
+@functools.cache
+def homes() -> dict[str, str]:
+    """Class -> the text of its module, or of all modules with a class of that name."""
+    found: dict[str, str] = {}
+    for text in (path.read_text() for path in MODULES):
+        for name in re.findall(r"^class (\w+)", text, re.M):
+            found[name] = found.get(name, "") + text
+    return found
+
+
+@each([path for path in MARKDOWN if path.parent.name != "rfcs"])  # those tell what was decided, in its words
+def test_names_in_prose_are_there(path: Path) -> None:
+    prose = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
+    for cls, member in MEMBER_IN_CODE.findall(prose):
+        home = homes().get(cls)
+        assert home is None or re.search(rf"\b{member}\b", home), f"no {cls} has {member}"
+    for name, written in CALL_IN_CODE.findall(prose):
+        parameters = list(inspect.signature(getattr(Connection, name)).parameters.values())[1:]
+        for given, parameter in zip(written.split(", "), parameters, strict=False):
+            positional = given.isidentifier() and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            assert not positional or given == parameter.name, f"con.{name}({written}) calls {parameter.name} {given}"
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
