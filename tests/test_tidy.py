@@ -244,7 +244,6 @@ DOORS = {
     "lakehead.api.folder": "lakehead.client.flight",
     "lakehead.api.lake": "lakehead.iceberg.iceberg_table lakehead.iceberg.orphans lakehead.tiering.compaction"
     " lakehead.tiering.expiry lakehead.tiering.expiry_plan lakehead.tiering.round lakehead.tiering.truncation",
-    "lakehead.api.scan": "polars",
     "lakehead.api.status": "lakehead.lake.pinned_lake",
     "lakehead.config": "tomllib",
     "lakehead.env.https": "http.client ssl",

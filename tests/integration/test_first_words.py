@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -263,3 +264,17 @@ def test_a_table_that_is_dropped_is_not_said_to_be_damaged(tmp_path: Path, caplo
 def test_a_folder_that_would_be_memory_is_refused() -> None:
     with pytest.raises(lh.InvalidUriError, match="mkdtemp"):
         lh.connect(":memory:")
+
+
+def test_rows_for_other_libraries(con: lh.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    con.create_table("s.three", SCHEMA).append(WHOLE)
+    scan, relation = con.table("s.three").scan(), con.sql("from s.three")
+    assert scan.to_polars().rows() == relation.pl().rows() == [(1, 0.5, "a"), (2, 1.5, "b")]
+    assert scan.to_pandas().equals(relation.df())
+    for package, calls in {"pandas": [scan.to_pandas], "polars": [scan.to_polars, relation.pl]}.items():
+        monkeypatch.setitem(sys.modules, package, None)
+        for call in calls:
+            with pytest.raises(
+                lh.MissingDependencyError, match=rf"^{package} is not installed: pip install .*{package}"
+            ):
+                call()

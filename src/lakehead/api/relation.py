@@ -16,7 +16,7 @@ import pyarrow as pa
 from lakehead.api.pushdown import MEANT_OTHERWISE
 from lakehead.api.sandbox import OTHERWISE
 from lakehead.env.interrupts import stoppable
-from lakehead.errors import LakeheadError, SqlError
+from lakehead.errors import LakeheadError, MissingDependencyError, SqlError
 
 T = TypeVar("T")
 
@@ -93,6 +93,7 @@ class Reading:
         Raises:
             LakeheadError: what a read of a table raised; else, for DuckDB's own errors:
             SqlError: in DuckDB's words.
+            MissingDependencyError: rows were wanted in the form of a package that is not installed.
             KeyboardInterrupt: the call was ended by it; or DuckDB met one, and calls it an error of its own.
         """
         try:
@@ -108,6 +109,8 @@ class Reading:
             require_uninterrupted(e)
             closed = isinstance(e, duckdb.PermissionException) and "by configuration" in str(e)
             raise SqlError(f"con.sql() reads tables and frames: {OTHERWISE}. {e}" if closed else str(e)) from e
+        except ModuleNotFoundError as e:  # as of pl()
+            raise MissingDependencyError(f"{e.name} is not installed: pip install {e.name}") from e
         except RuntimeError as e:
             require_uninterrupted(e)
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -90,16 +91,12 @@ class Scan(Displayed):
 
     def to_pandas(self) -> pandas.DataFrame:
         """All rows, as pandas; needs pandas installed."""
+        _installed("pandas")
         return self.to_arrow().to_pandas()
 
     def to_polars(self) -> polars.DataFrame:
         """All rows, as Polars; needs Polars installed."""
-        try:
-            import polars
-        except ImportError as e:
-            raise MissingDependencyError("Polars is not installed: pip install 'lakehead[polars]'") from e
-        frame = polars.from_arrow(self.to_arrow())
-        assert isinstance(frame, polars.DataFrame)
+        frame: polars.DataFrame = _installed("polars").from_arrow(self.to_arrow())
         return frame
 
     def count(self) -> int:
@@ -112,3 +109,10 @@ class Scan(Displayed):
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> Any:
         return self.to_reader().__arrow_c_stream__(requested_schema)
+
+
+def _installed(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError as e:
+        raise MissingDependencyError(f"{package} is not installed: pip install 'lakehead[{package}]'") from e

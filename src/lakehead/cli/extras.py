@@ -10,6 +10,7 @@ import typer
 
 from lakehead.cli.output import write_json, write_line
 from lakehead.cli.session import Session, command
+from lakehead.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     from lakehead.benchmarks.run import Part
@@ -31,7 +32,10 @@ def demo(
     fresh: Annotated[bool, typer.Option("--fresh", help="Replace an earlier demo even if it was changed.")] = False,
 ) -> None:
     """Run the main job end to end on real data."""
-    from lakehead.demo.run import run_demo
+    try:
+        from lakehead.demo.run import run_demo
+    except ModuleNotFoundError as e:
+        raise MissingDependencyError(f"the demo needs {e.name}: pip install 'lakehead[demo]'") from e
 
     _exit(run_demo(folder, rows=rows, fresh=fresh, output=session.output.value))
 

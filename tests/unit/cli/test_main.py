@@ -146,6 +146,13 @@ def test_with_json_both_streams_have_json_alone(
     assert not fails or ("boom" in str(told[-1]["error"].get("traceback"))) == debug
 
 
+def test_what_the_demo_needs_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("lakehead.demo.check", "lakehead.demo.run"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert run("demo") == (2, "", "error: the demo needs pandas: pip install 'lakehead[demo]'\n")
+
+
 def test_interrupt_is_quiet(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
