@@ -250,6 +250,11 @@ def _from_tuples(rows: Sequence[tuple[Any, ...]], schema: pa.Schema, what: str) 
 def _from_pandas(frame: Any, schema: pa.Schema, what: str, *, allow_extra: bool) -> pa.Table:
     names = list(frame.columns)
     _check_unique(names, what)
+    if hidden := [name for name in frame.index.names if name in schema.names and name not in names]:
+        raise SchemaMismatchError(
+            f"{what}: {hidden[0]!r} is the frame's index, and no column of it: give frame.reset_index()",
+            column=hidden[0],
+        )
     if not allow_extra:
         _check_known(names, schema, what)
     fields = [f for f in schema if f.name in names]

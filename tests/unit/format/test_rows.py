@@ -369,6 +369,16 @@ def test_missing_values_of_pandas() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("index", ["id", "name", ["name", "id"]])
+def test_a_column_is_not_lost_in_the_index_of_a_frame(index: Any) -> None:
+    frame = TABLE.to_pandas().set_index(index)
+    with pytest.raises(SchemaMismatchError, match=r"append: '(id|name)' is the frame's index.* frame\.reset_index\(\)"):
+        take(frame, required=[])
+    with pytest.raises(SchemaMismatchError, match="index"):
+        to_key_table(frame, SCHEMA.remove(2), what="keys", allow_extra=True)
+    assert take(frame.reset_index()) == TABLE == take(TABLE.to_pandas().rename_axis("row"))
+
+
 def test_pandas_values_that_do_not_fit() -> None:
     for values, t in (([1.5, None], pa.int64()), (["a"], pa.int64()), ([1], pa.string()), ([2**40], pa.int32())):
         with pytest.raises(SchemaMismatchError, match="column 'x'"):
