@@ -251,7 +251,9 @@ def _not_found(text: str, statement: Statement, tables: Sequence[str]) -> TableN
     named = {f"{t.schema or _DEFAULT}.{t.name}" for t in statement.tables}
     near = [f"{n}: did you mean {m[0]}?" for n in sorted(named) if (m := difflib.get_close_matches(n, tables, 1))]
     known = f"Lakehead tables: {', '.join(tables[:20]) or 'none'}"
-    return TableNotFoundError(f"{text} {' '.join(near) or known}")
+    lacks = [t.name for t in statement.tables if not t.schema and f"name {t.name} does" in text]
+    variable = f". A variable of the program is given by frames={{{lacks[0]!r}: ...}}" if lacks else ""
+    return TableNotFoundError(f"{text} {' '.join(near) or known + variable}")
 
 
 def _shown(con: Tables, what: str, tables: Sequence[str]) -> pa.Table:

@@ -59,7 +59,7 @@ def are_plain(values: Sequence[Any], schema: pa.Schema) -> bool:
 @once_per_schema
 def _kinds(schema: pa.Schema) -> list[tuple[type, ...]]:
     return [
-        (str,) if _is_text(t)
+        (str,) if is_text(t)
         else (bytes,) if _is_binary(t)
         else (bool,) if pa.types.is_boolean(t)
         else (float, int) if pa.types.is_floating(t)
@@ -85,7 +85,7 @@ def _conversions(schema: pa.Schema) -> list[tuple[str, Callable[[int], object]]]
             or pa.types.is_float32(t)
             or pa.types.is_float64(t)
             or pa.types.is_boolean(t)
-            or _is_text(t)
+            or is_text(t)
             or _is_binary(t)
         ):
             return None
@@ -127,7 +127,7 @@ def _fits(schema: pa.Schema) -> list[Callable[[Any], bool]] | None:
         if pa.types.is_signed_integer(t):
             limit = 1 << (t.bit_width - 1)
             fits.append(lambda value, limit=limit: type(value) is int and -limit <= value < limit)  # type: ignore[misc]
-        elif _is_text(t):
+        elif is_text(t):
             fits.append(_encodes)
         elif _is_binary(t):
             fits.append(lambda value: type(value) is bytes)
@@ -145,7 +145,8 @@ def _encodes(value: object) -> bool:
         return False
 
 
-def _is_text(t: pa.DataType) -> bool:
+def is_text(t: pa.DataType) -> bool:
+    """Whether values of the type are texts."""
     return bool(pa.types.is_string(t) or pa.types.is_large_string(t))
 
 

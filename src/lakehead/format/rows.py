@@ -35,6 +35,7 @@ from lakehead.format.arrays import to_arrow
 from lakehead.format.decimals import near
 from lakehead.format.nulls import check_nulls, requires_inside
 from lakehead.format.per_schema import once_per_schema
+from lakehead.format.plain import is_text
 from lakehead.format.schema import map_children, nearest_name
 from lakehead.format.storable import check_storable
 from lakehead.types import RESERVED_PREFIX
@@ -300,7 +301,8 @@ def _array_of(values: Any, field: pa.Field, what: str) -> pa.Array | pa.ChunkedA
         row, error = _first_failure(values, field.type)
         found = repr(values[row])
         shown = found if len(found) <= 60 else found[:57] + "..."
-        problem = f"row {row} holds {shown} ({type(values[row]).__name__}): {error}"
+        why = error if isinstance(values[row], str | bytes) or not is_text(field.type) else "it is no text; give a str"
+        problem = f"row {row} holds {shown} ({type(values[row]).__name__}): {why}"
         raise _mismatch(problem, field, what, row=row) from error
 
 
@@ -359,12 +361,15 @@ def _check_value(value: Any, t: pa.DataType) -> None:
     if value is None:
         return
     if pa.types.is_temporal(t):
-        if isinstance(value, int | float):
-            raise ValueError("a number is not a point in time; give a date, time or datetime")
+        if isinstance(value, int | float | str):
+            kind = "text" if isinstance(value, str) else "number"
+            raise ValueError(f"a {kind} is not a point in time; give a date, time or datetime")
         if value != value:  # as NaT
             raise ValueError("it is no point in time: give None where there is none")
         if pa.types.is_date(t) and isinstance(value, dt.datetime):
             raise ValueError("a datetime has a time of day; give a date")
+        if pa.types.is_timestamp(t) and isinstance(value, dt.date) and not isinstance(value, dt.datetime):
+            raise ValueError("a date has no time of day; give a datetime")
         if pa.types.is_timestamp(t) and isinstance(value, dt.datetime) and (value.tzinfo is None) != (t.tz is None):
             raise ValueError("the column has a zone, give the datetime one" if t.tz else "the column has no zone")
         if isinstance(value, dt.time) and value.tzinfo is not None:
@@ -374,6 +379,8 @@ def _check_value(value: Any, t: pa.DataType) -> None:
         if isinstance(value, dt.datetime) and value.tzinfo is not None and (value.utcoffset() or _ZERO).microseconds:
             raise ValueError("its zone is off UTC by a part of a second: give it in UTC")
     elif pa.types.is_integer(t):
+        if isinstance(value, str | bytes):
+            raise ValueError("a text is not a number; give an int")
         if not isinstance(value, int) and int(value) != value:
             raise ValueError("it is not a whole number")
     elif pa.types.is_float32(t):

@@ -250,7 +250,9 @@ def _to_arrow_schema(schema: object) -> pa.Schema:
         if isinstance(schema, list | tuple | dict):
             return pa.schema(schema)
     except (pa.ArrowException, TypeError, ValueError) as e:
-        raise InvalidSchemaError(f"the schema cannot be read: {e}") from e
+        raise InvalidSchemaError(
+            f"the schema cannot be read: {e}; give for example pa.schema([('id', pa.int64()), ('city', pa.string())])"
+        ) from e
     raise InvalidSchemaError(
         f"a {type(schema).__name__} is not a schema: pass a pyarrow.Schema, or data that has an Arrow schema"
     )

@@ -369,6 +369,25 @@ def test_missing_values_of_pandas() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("value", "t", "says"),
+    [
+        ("2026-01-31", pa.date32(), "a text is not a point in time; give a date, time or datetime"),
+        (["2026-01-31T10:00:00Z"], pa.list_(pa.timestamp("us", "UTC")), "a text is not a point in time; give a date"),
+        ("10:00", pa.time64("us"), "a text is not a point in time; give a date, time"),
+        (dt.date(2026, 1, 31), pa.timestamp("us"), "a date has no time of day; give a datetime"),
+        ("12", pa.int64(), "a text is not a number; give an int"),
+        (b"12", pa.int8(), "a text is not a number; give an int"),
+        (12, pa.string(), "it is no text; give a str"),
+        (1.5, pa.large_string(), "it is no text; give a str"),
+    ],
+    ids=str,
+)
+def test_a_value_of_another_kind_is_told_what_to_give(value: Any, t: pa.DataType, says: str) -> None:
+    with pytest.raises(SchemaMismatchError, match=says):
+        one([value], t)
+
+
 @pytest.mark.parametrize("index", ["id", "name", ["name", "id"]])
 def test_a_column_is_not_lost_in_the_index_of_a_frame(index: Any) -> None:
     frame = TABLE.to_pandas().set_index(index)
