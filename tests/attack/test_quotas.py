@@ -280,5 +280,7 @@ def test_the_command_line(
     assert "1,048,576 / 0" in ran("quota", "list")
     told = json.loads(ran("-o", "json", "quota", "list"))
     assert told["quota"]["tables"] == 3 and told["quota"]["stored_bytes"] == 0 and told["quota"]["streams"] is None
+    assert main(["--uri", host.uri, "quota", "set", "etl"]) == 2  # which is no way to be rid of it
+    assert "--bytes-in" in capsys.readouterr().err and "etl" in ran("quota", "list")
     ran("quota", "remove", "etl")
     assert "etl" not in ran("quota", "list")

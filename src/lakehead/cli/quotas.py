@@ -8,6 +8,7 @@ import typer
 
 from lakehead.cli.output import write_json, write_line, write_table
 from lakehead.cli.session import Session, command
+from lakehead.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from lakehead.protocol.quotas import QuotaInfo
@@ -36,6 +37,9 @@ def set_quota(
     stored_bytes: Annotated[str | None, typer.Option(help="What they take in the server's folder.")] = None,
 ) -> None:
     """Bound a principal by what is given, and by nothing else from now on."""
+    if all(bound is None for bound in (bytes_in, bytes_out, streams, leases, tables, stored_bytes)):
+        options = ", ".join("--" + name.replace("_", "-") for name in _BOUNDS)
+        raise InvalidRequestError(f"say what bounds {principal}: {options}; or take its quota away by 'quota remove'")
     with session.connect() as con:
         con.set_quota(
             principal,

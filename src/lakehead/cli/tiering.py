@@ -45,8 +45,11 @@ def once(
     if (table is None) is not all_tables:
         raise InvalidRequestError("name one table, or give --all")
     with session.connect() as con:
-        for name in [table] if table else [str(s["table"]) for s in table_states(con) if s["lake"]]:
+        names = [table] if table else [str(s["table"]) for s in table_states(con) if s["lake"]]
+        for name in names:
             _show_round(session, name, con.tier(name))
+    if not names and not session.json:
+        write_line("no table has a lake: see `lakehead table create --lake`")
 
 
 def _show_round(session: Session, table: str, result: TieringResult) -> None:

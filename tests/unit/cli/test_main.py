@@ -153,6 +153,12 @@ def test_what_the_demo_needs_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) 
     assert run("demo") == (2, "", "error: the demo needs pandas: pip install 'lakehead[demo]'\n")
 
 
+def test_a_round_of_all_tables_says_when_there_is_none(run: Run) -> None:
+    assert run("table", "create", "web.clicks", "--schema", "n bigint")[0] == 0
+    assert run("tier", "once", "--all") == (0, "no table has a lake: see `lakehead table create --lake`\n", "")
+    assert run("tier", "once", "--all", "-o", "json") == (0, "", "")
+
+
 def test_interrupt_is_quiet(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
