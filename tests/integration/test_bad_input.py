@@ -158,6 +158,14 @@ CASES: dict[str, tuple[Callable[[Tables], object], type[lh.LakeheadError], str]]
     "connect to nothing": (lambda t: lh.connect(""), lh.InvalidUriError, "folder"),
     "garbage uri": (lambda t: lh.connect("lakehead://256.0.0.1:x"), lh.InvalidUriError, "lakehead://"),
     "another scheme": (lambda t: lh.connect("http://127.0.0.1:80"), lh.InvalidUriError, "lakehead://"),
+    **{
+        f"{name} for a folder": (
+            lambda t, name=name: lh.connect("./data", **{name: "x"}),
+            lh.InvalidRequestError,
+            f"{name}= are for the address",
+        )
+        for name in ("token", "tls_ca", "tls_cert", "tls_key")
+    },
     "wrong token": (lambda t: lh.connect(t.con.uri, token="wrong"), lh.AuthenticationError, "token"),
 }
 

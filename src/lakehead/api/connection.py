@@ -73,8 +73,8 @@ def connect(
         target: a folder, served by this process unless a live process serves it already, to which the connection then
             attaches: when that process ends, this one serves the folder, or attaches to the one that does; or
             ``"lakehead://host:port"``, or what `Connection.uri` says.
-        token: what the server asks for, its own or a principal's. On one machine a client takes the server's from the
-            files of this user.
+        token: what the server asks for, its own or a principal's; a folder asks for none. On one machine a client takes
+            the server's from the files of this user.
         tls_ca: PEM file of the authority that signed the server's certificate; makes the connection use TLS.
         tls_cert: PEM file of a certificate of one's own, where the server asks for one; without a token it says who
             one is, by the URI that is its first name.
@@ -83,6 +83,7 @@ def connect(
 
     Raises:
         InvalidUriError: the target is neither a path nor such a URI.
+        InvalidRequestError: a token or a certificate was given for a folder.
         InvalidPropertyError: ``lake`` is no `LakeConfig`, a certificate or key cannot be read, or the token is none.
         StorageError: the folder cannot be created or written.
         UnsupportedFormatError: a newer version wrote the folder.
@@ -101,6 +102,12 @@ def connect(
         )
     if "://" in text:
         return open_server(text, token=token, tls=_tls(tls_ca, tls_cert, tls_key))
+    given = {"token": token, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
+    if names := [f"{name}=" for name, value in given.items() if value is not None]:
+        raise InvalidRequestError(
+            f"{', '.join(names)} are for the address of a server, and {text!r} is a folder, of which its user may do"
+            " all: leave them out, or connect to 'lakehead://host:port', or to what Connection.uri says"
+        )
     folder, how = os.path.realpath(os.path.expanduser(text)), lake or LakeConfig()
     return shielded(lambda: _connect_folder(folder, how), undo=Connection.close)
 

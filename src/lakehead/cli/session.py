@@ -95,7 +95,7 @@ class Session:
             named = {k: v for k, v in os.environ.items() if k not in ENVIRONMENT}
             toml, shared = read_config(self.config)
             lake = load(toml, named, {"listen": "127.0.0.1:0"}, self.config, SECRETS, shared).lake
-        token = os.environ.get("LAKEHEAD_TOKEN")
+        token = os.environ.get("LAKEHEAD_TOKEN") if "://" in self.uri else None
         tls = {"tls_ca": self.tls_ca, "tls_cert": self.tls_cert, "tls_key": self.tls_key}
         return lakehead.connect(self.uri, token=token, lake=lake, **tls)
 
