@@ -109,6 +109,7 @@ class Table(Displayed):
 
     @property
     def partition_by(self) -> list[str]:
+        """Partition columns; empty for a table without."""
         return list(self._desc.partition_by)
 
     @property
