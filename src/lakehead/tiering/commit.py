@@ -298,7 +298,7 @@ class _Commit:
             raise cause
         if self._sent and self._sent[-1].answer.outcome is Outcome.REFUSED:
             raise CommitConflictError(
-                f"other engines kept changing lake table {name} while a round committed: run the round again",
+                f"rounds or other engines kept changing lake table {name} while this committed: run it again",
                 table=name,
             ) from cause
         raise UnavailableError(f"lake table {name} could not be committed to: {cause}", table=name) from cause
