@@ -1,7 +1,9 @@
-"""A process that may open no more files: what a call needs to read first, code too, is refused with a typed error."""
+"""A process that may open no more files: what a call needs to read first, code too, is refused with a typed error. And
+one without standard streams: no file of ours gets their numbers."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -62,3 +64,42 @@ def test_calls_end_and_go_on_once_there_is_room(left: int, tmp_path: Path) -> No
         [sys.executable, "-c", PROGRAM, str(tmp_path), str(left)], capture_output=True, text=True, timeout=60
     )
     assert done.stdout.startswith("True "), (done.stdout, done.returncode, done.stderr[-2000:])
+
+
+CLOSED = """
+import os, sys
+for fd in range(3):
+    os.close(fd)
+import lakehead as lh
+
+con = lh.connect(sys.argv[1])
+table = con.create_table("a.t", [("id", "int64")])
+for fd in range(3):
+    try:
+        os.write(fd, b"what a library prints")
+    except OSError:
+        pass
+table.append([{"id": 1}])
+files = [os.path.realpath(f"/dev/fd/{fd}") for fd in range(3)]
+lh.connect(con.uri).close()
+con.close()
+with open(sys.argv[2], "w") as out:
+    print(*files, file=out)
+"""
+
+
+def test_no_file_of_ours_gets_the_number_of_a_closed_standard_stream(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", CLOSED, tmp_path / "data", tmp_path / "files"], timeout=60)
+    assert done.returncode == 0
+    assert set((tmp_path / "files").read_text().split()) == {os.devnull}
+
+
+def test_a_command_without_standard_streams_ends_as_with_them(tmp_path: Path) -> None:
+    def run(closed: str, *words: str) -> int:
+        command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "lakehead.cli.main"]
+        done = subprocess.run([*command, "--uri", str(tmp_path), *words], capture_output=True, timeout=60)
+        assert done.stdout == done.stderr == b""  # no error beside what a command prints, either
+        return done.returncode
+
+    assert run("<&- >&- 2>&-", "table", "create", "a.t", "--schema", "id bigint") == 0
+    assert run("2>&-", "get", "a.t", "1") == 2

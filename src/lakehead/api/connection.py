@@ -30,6 +30,7 @@ from lakehead.config import LakeConfig, names_principal, require_token
 from lakehead.env import Env
 from lakehead.env.address import Address, SocketAddress, TcpAddress, parse_uri
 from lakehead.env.credentials import FoundToken, local_host
+from lakehead.env.descriptors import fill_standard_descriptors
 from lakehead.env.interrupts import shielded
 from lakehead.env.own_sockets import require_own
 from lakehead.env.storage import storage_errors
@@ -100,6 +101,7 @@ def connect(
         raise InvalidPropertyError(
             "lake= takes a lakehead.LakeConfig, for example LakeConfig(catalog={'type': 'rest'})"
         )
+    fill_standard_descriptors()
     if "://" in text:
         return open_server(text, token=token, tls=_tls(tls_ca, tls_cert, tls_key))
     given = {"token": token, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}

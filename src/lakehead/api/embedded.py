@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lakehead.config import ServerConfig
 from lakehead.env import Env
+from lakehead.env.descriptors import fill_standard_descriptors
 from lakehead.env.folder_lock import FolderLock, read_announcement
 from lakehead.errors import UnavailableError
 from lakehead.lake.formats import LakesByKind
@@ -33,6 +34,7 @@ def serve(folder: str | os.PathLike[str], config: ServerConfig) -> ServerHost:
         InvalidRequestError: the address cannot be listened on.
     """
     path = os.path.realpath(os.path.expanduser(os.fspath(folder)))
+    fill_standard_descriptors()
     lock = FolderLock.try_acquire(path)
     if lock is None:
         uri = (read_announcement(path) or {}).get("uri", "another address")

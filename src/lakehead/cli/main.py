@@ -175,6 +175,7 @@ def _usage_message(error: typer.BadParameter) -> str:
 
 def run(*before: str) -> None:
     """Entry point of the ``lakehead`` command; these words come before those of the process."""
+    _fill_standard_streams()
     code = main([*before, *sys.argv[1:]])
     try:
         with quiet_broken_pipe():
@@ -182,6 +183,17 @@ def run(*before: str) -> None:
     except typer.Exit as e:
         code = e.exit_code
     sys.exit(code)
+
+
+def _fill_standard_streams() -> None:
+    """Where the process was started without some of them, Python has None there: what is printed goes nowhere."""
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        from lakehead.env.descriptors import fill_standard_descriptors
+
+        fill_standard_descriptors()
+        sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+        sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+        sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 if __name__ == "__main__":
