@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import posixpath
 import threading
@@ -294,3 +295,33 @@ def test_statements_with_other_long_lists_read_other_rows(
             assert sorted(r.id for r in found.collect()) == asked
     finally:
         con.drop_table("q.lists", purge=True)
+
+
+@pytest.mark.parametrize("mode", ["LEGACY", "EXCEPTION"])
+def test_old_days_are_the_same_whatever_calendar_a_session_takes_files_for(
+    spark: SparkSession, con: lh.Connection, mode: str
+) -> None:
+    at = dt.datetime(1, 1, 1)
+    row = {"id": 1, "day": at.date(), "at": at, "zoned": at.replace(tzinfo=dt.UTC), "days": [dt.date(1582, 10, 10)]}
+    instant = pa.timestamp("us", "UTC")
+    types = {
+        "id": pa.int64(),
+        "day": pa.date32(),
+        "at": pa.timestamp("us"),
+        "zoned": instant,
+        "days": pa.list_(pa.date32()),
+    }
+    name = f"types.old_{mode.lower()}"
+    t = con.create_table(name, types, lake="iceberg")
+    t.append([row])
+    con.tier(name)
+    t.append([{**row, "id": 2}])
+    setting = "spark.sql.parquet.datetimeRebaseModeInRead"
+    before = spark.conf.get(setting)
+    spark.conf.set(setting, mode)
+    try:
+        rows = lhs.table(spark, name).toArrow().sort_by("id").to_pylist()
+        assert rows == t.scan().to_arrow().sort_by("id").to_pylist()
+        assert lhs.sql(spark, f"select id from {name} where day = date'0001-01-01'").count() == 2
+    finally:
+        spark.conf.set(setting, before)

@@ -58,9 +58,13 @@ def _of(context: SparkContext) -> _Known:
 
 
 def read_parquet(spark: SparkSession, schema: st.StructType, paths: Sequence[str]) -> DataFrame:
-    """``spark.read.schema(schema).parquet(*paths)``, of at least one path."""
+    """``spark.read.schema(schema).parquet(*paths)``, of at least one path.
+
+    Dates and timestamps are of the proleptic Gregorian calendar, as Iceberg says, whatever the session is set to take
+    files of others for: ``LEGACY`` moves those before 1582 by days, and ``EXCEPTION`` refuses them.
+    """
     known, session = _of(spark.sparkContext), spark._jsparkSession
-    reader = session.read().schema(known.schema(session, schema))
+    reader = session.read().schema(known.schema(session, schema)).option("datetimeRebaseMode", "CORRECTED")
     return DataFrame(reader.parquet(known.array(paths)), spark)
 
 
