@@ -24,13 +24,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SAMPLE = [
     Step("server", "segment.append.torn"),
-    Step("server", "answer.Write"),
     Step("recovery", "recovery.segment.truncate.before", "segment.append.torn"),
     Step("round", "catalog.commit.after"),
-    Step("asleep", "catalog.commit.before"),
     Step("maintenance", "compact.catalog.commit.before"),
     Step("stop", "stop-record.write.torn"),
-    Step("churn", "folder.remove.half"),
     Step("alter", "tablet.alter.after"),
     Step("truncate", "command.TruncateTable.after"),
     Step("publish", "segment.append.after"),

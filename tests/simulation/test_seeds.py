@@ -14,8 +14,8 @@ from tests.simulation.__main__ import main, report
 from tests.simulation.run import simulate
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 48
-SEEDS_PER_TEST = 12
+SEEDS = 28
+SEEDS_PER_TEST = 14
 
 
 @pytest.fixture(autouse=True)
