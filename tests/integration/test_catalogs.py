@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -362,9 +363,19 @@ def test_a_name_that_the_catalog_does_not_take_is_to_be_changed(lake_on: LakeOn,
         con.drop_table("names.t", purge=True)
 
 
-def test_a_driver_that_is_not_installed_is_named(tmp_path: Path) -> None:
-    lake = lh.LakeConfig(catalog={"type": "sql", "uri": f"mysql+pymysql://u:{SECRET}@h/d", "warehouse": "s3://b"})
-    missing = pytest.raises(lh.MissingDependencyError, match="package 'pymysql' is not installed")
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("mysql+pymysql", "package 'pymysql' is not installed$"),
+        ("postgresql+psycopg", r"package 'psycopg' is not installed: pip install 'lakehead\[postgres\]'$"),
+    ],
+)
+def test_a_driver_that_is_not_installed_is_named(
+    url: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    lake = lh.LakeConfig(catalog={"type": "sql", "uri": f"{url}://u:{SECRET}@h/d", "warehouse": "s3://b"})
+    missing = pytest.raises(lh.MissingDependencyError, match=says)
     with lh.connect(tmp_path / "data", lake=lake) as con, missing as e:
         con.create_table("t", SCHEMA, lake="iceberg")
     assert SECRET not in str(e.value)

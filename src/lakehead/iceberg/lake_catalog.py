@@ -113,6 +113,7 @@ class LakeCatalog:
             except NotInstalledError as e:
                 lacks = getattr(e.__cause__, "name", None)
                 why = f"the Python package {lacks!r} is not installed" if lacks else str(e)
+                why += ": pip install 'lakehead[postgres]'" if lacks == "psycopg" else ""
                 raise MissingDependencyError(f"lake catalog {self.name!r} cannot be opened: {why}") from e
             except ValidationError:  # it is reached, and does not answer as catalogs do
                 raise

@@ -270,6 +270,8 @@ class _Translator:
         raise _refuse(node, "it is not supported here; compare columns with values, or filter the result afterwards")
 
     def _check_args(self, node: exp.Expr) -> None:
+        if isinstance(node, exp.AggFunc | exp.Window | exp.Query | exp.Exists) or node.args.get("query"):
+            raise _refuse(node, "it is not of one row, and a filter sees one at a time: ask con.sql() for it")
         known = _HARMLESS_ARGS.get(type(node).__name__, _KNOWN_ARGS)
         for name, argument in node.args.items():
             if argument and name not in known:
