@@ -23,6 +23,8 @@ from lakehead.spark.parts import Ranges
 from lakehead.types import CHANGE_TYPE_COLUMN, SYSTEM_FIELDS, TableDescriptor, TabletKey, Tier, require_tier
 
 StreamStart: TypeAlias = NamedStart | dt.datetime | Mapping[TabletKey, int]
+_PLACES = ("path", "paths")
+"""What Spark makes of a name that is given to ``load``, ``save`` or ``start``."""
 _INTERNAL = ("ranges", "lease", "schema_id", "predicate", "overwritten")
 _OF_BATCHES = ("tier", "snapshot", "timestamp")
 _LIMITS = ("max_rows_per_trigger", "max_bytes_per_trigger")
@@ -162,6 +164,12 @@ def given_options(
     """
     given = {name.lower(): value for name, value in options.items()}
     for name in given:
+        if name in _PLACES:
+            raise InvalidPropertyError(
+                f"format('lakehead') takes no {name}: name the table with .option('table', 'db.table'), and leave"
+                " load(), save() and start() without a name",
+                name=name,
+            )
         if name not in known:
             raise unknown_name(f"option of the lakehead {of}", name, [o for o in known if o not in internal])
     for name in ("uri", "table"):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable
 
 import pytest
 
 from lakehead.api.table_names import Suffix
 from lakehead.errors import InvalidPropertyError, SqlError
 from lakehead.spark.options import ReadOptions
+from lakehead.spark.sink import WriteOptions
 from lakehead.types import TabletKey
 
 B = TabletKey("", 1)
@@ -41,6 +43,14 @@ def test_options() -> None:
 def test_bad_options(options: dict[str, str], words: str) -> None:
     with pytest.raises(InvalidPropertyError, match=words):
         ReadOptions.parse(options)
+
+
+@pytest.mark.parametrize("name", ["path", "Path", "paths"])
+@pytest.mark.parametrize("parse", [ReadOptions.parse, WriteOptions.parse])
+def test_a_path_is_not_how_a_table_is_named(parse: Callable[[dict[str, str]], object], name: str) -> None:
+    """``load("a.t")``, ``save("a.t")`` and ``start("a.t")`` become such options."""
+    with pytest.raises(InvalidPropertyError, match=r"name the table with \.option\('table', 'db\.table'\)"):
+        parse({"uri": "lakehead://u:1", name: "a.t"})
 
 
 def test_names_say_what_is_read() -> None:
