@@ -274,10 +274,14 @@ def test_hot_rows_are_a_file_of_the_scan_of_the_lake(
         less = lhs.table(spark, "q.one", system_columns=True)
         assert sorted(whole.collect()) == [(1, "v1"), (2, "v2"), (3, "v3")]
         assert sorted((r.id, r.v, r["__offset"]) for r in less.collect()) == [(1, "new", 4), (2, "v2", 1), (3, "v3", 2)]
+        # The same files, through the same reader, where the session would read Parquet by its other one.
+        spark.conf.set("spark.sql.sources.useV1SourceList", "")
+        assert sorted(lhs.table(spark, "q.one").collect()) == [(1, "new"), (2, "v2"), (3, "v3")]
         assert lhs.table(spark, "q.one", columns=[]).count() == 3
         plans = [str(f._jdf.queryExecution().optimizedPlan()) for f in (whole, less)]  # type: ignore[attr-defined]
         assert [plan.count("parquet") for plan in plans] == [1, scans], plans  # the other one is of dead offsets
     finally:
+        spark.conf.unset("spark.sql.sources.useV1SourceList")
         con.drop_table("q.one", purge=True)
 
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _BETWEEN = "\0"
 """Stands in no path and in no expression."""
 _SCHEMAS_MAX = 1024
+_PARQUET = "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat"
+"""Spark's own Parquet reader, whatever ``spark.sql.sources.useV1SourceList`` takes ``parquet`` for: the other one has
+other plans, without the metadata of files and rows that dead rows are known by."""
 
 
 class _Known:
@@ -64,8 +67,8 @@ def read_parquet(spark: SparkSession, schema: st.StructType, paths: Sequence[str
     files of others for: ``LEGACY`` moves those before 1582 by days, and ``EXCEPTION`` refuses them.
     """
     known, session = _of(spark.sparkContext), spark._jsparkSession
-    reader = session.read().schema(known.schema(session, schema)).option("datetimeRebaseMode", "CORRECTED")
-    return DataFrame(reader.parquet(known.array(paths)), spark)
+    reader = session.read().format(_PARQUET).schema(known.schema(session, schema))
+    return DataFrame(reader.option("datetimeRebaseMode", "CORRECTED").load(known.array(paths)), spark)
 
 
 def without_rows(spark: SparkSession, schema: st.StructType) -> DataFrame:
