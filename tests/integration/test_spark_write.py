@@ -51,6 +51,17 @@ def test_append(con: lh.Connection, spark: SparkSession) -> None:
     assert written(con, "w.log") == [(n, "x") for n in range(1000)]
 
 
+def test_a_temporary_view_is_read_and_written(con: lh.Connection, spark: SparkSession) -> None:
+    con.create_table("w.viewed", SCHEMA, primary_key="id")
+    spark.sql(f"create temp view viewed using lakehead options (uri '{con.uri}', table 'w.viewed')")
+    try:
+        rows_of(spark, range(2)).write.insertInto("viewed")
+        spark.sql("insert into viewed values (1, 'new')")
+        assert sorted(spark.table("viewed").collect()) == [(0, "x"), (1, "new")]
+    finally:
+        spark.catalog.dropTempView("viewed")
+
+
 def test_upsert_some_columns_delete(con: lh.Connection, spark: SparkSession) -> None:
     con.create_table("w.keyed", pa.schema([*SCHEMA, ("n", pa.int32())]), primary_key="id", buckets=2)
     into(con, rows_of(spark, range(6)).selectExpr("id", "v", "cast(id * 2 as int) n"), "w.keyed").save()
