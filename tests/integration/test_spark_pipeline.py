@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as F
 from tests.integration.conftest import embedded_only
 from tests.properties.test_change_feed import model
 
@@ -455,11 +456,48 @@ def test_changes_that_are_refused_make_no_table(con: lh.Connection, spark: Spark
     refuse(r"the changes have columns \['shop'\] twice", stream.selectExpr("*", "shop"))
     for name in ("__lakehead_sequence", "__lakehead_deleted", "__x"):
         refuse(f"{name}.*except_column_list", stream.withColumn(name, stream["shop"]))
+    for expression in ("shop", "upper(shop)", F.col("shop"), F.lit("d")):
+        refuse("apply_as_deletes is text, and not a condition", apply_as_deletes=expression)
+    for expression in ("array(amount)", "amount >", "max(", "*"):
+        refuse("apply_as_deletes is", apply_as_deletes=expression)
+    for what in ("apply_as_deletes", "sequence_by", "keys", "column_list", "except_column_list"):
+        with pytest.raises(lh.ColumnNotFoundError, match="amnt"):
+            given: dict[str, Any] = {"keys": "id", "sequence_by": "amount", what: F.col("amnt") + 1}
+            lhs.apply_changes(stream, "p.refused", **given)
     for expression in ("null", "make_dt_interval(0)", "make_ym_interval(amount)", "array(amount)"):
         refuse("sequence_by is of type", sequence_by=expression)
     refuse("a key cannot be called 'sequence'", stream.withColumnRenamed("id", "sequence"), keys="sequence")
     refuse("readStream", spark.createDataFrame([(1, "a", 2)], "id bigint, shop string, amount bigint"))
     assert con.tables() == tables
+
+
+def test_names_in_changes_are_sparks_without_regard_to_case(
+    con: lh.Connection, spark: SparkSession, tmp_path: Path
+) -> None:
+    con.create_table("p.cased", pa.schema([*EVENTS, ("op", pa.string())])).append(
+        [{"id": n, "shop": "ab"[n % 2], "amount": n, "op": "d" if n == 3 else "u"} for n in range(4)]
+    )
+    con.create_table("p.cased1", pa.schema([("Shop", pa.string()), ("Id", pa.int64())]), primary_key="Shop")
+    stream = stream_of(con, spark, "p.cased")
+    ways: list[dict[str, Any]] = [
+        {"keys": ["SHOP"], "column_list": ["ID", "shop"]},
+        {"keys": F.col("sHOP"), "except_column_list": ["OP", "Amount"]},
+    ]
+    for number, way in enumerate(ways):  # into a table that is made, and one that has names of its own
+        lhs.apply_changes(
+            stream, f"p.cased{number}", sequence_by="AMOUNT", apply_as_deletes="OP = 'd'", **way,
+            checkpoint=str(tmp_path / str(number)), trigger="available now",
+        ).awaitTermination()  # fmt: skip
+    assert (con.table("p.cased0").schema.names, rows_of(con, "p.cased0")) == (["id", "shop"], [(2, "a")])
+    assert (con.table("p.cased1").schema.names, rows_of(con, "p.cased1")) == (["Shop", "Id"], [("a", 2)])
+    with pytest.raises(lh.InvalidRequestError, match="twice"):
+        lhs.apply_changes(stream, "p.refused", keys=["shop", "SHOP"], sequence_by="amount")
+    try:
+        spark.conf.set("spark.sql.caseSensitive", "true")
+        with pytest.raises(lh.ColumnNotFoundError, match="no column 'SHOP'"):
+            lhs.apply_changes(stream, "p.refused", keys=["SHOP"], sequence_by="amount")
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
 
 
 def test_a_reserved_column_that_is_left_out_may_order_changes(

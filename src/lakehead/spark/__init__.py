@@ -230,14 +230,14 @@ def apply_changes(
         sequence_by: a column or SQL expression, never null or NaN: the greater of two changes of a key is the later.
             Changes of the same key and sequence are the same change. Type 1 takes a struct of integers, booleans, dates
             and timestamps, too, whose last field may be a string: the first field that differs decides.
-        apply_as_deletes: a condition, as in ``"op = 'd'"``: such a change deletes the row.
+        apply_as_deletes: a condition, as in ``"op = 'd'"``: such a change deletes the row. A text is none.
         column_list, except_column_list: the columns that the table gets, or does not; None for all of the stream.
         stored_as_scd_type: 1 keeps the newest row of a key; 2 all, with ``start_at``, the sequence at which a row came
             into force, and ``end_at``, that of the change which ended it, null for the row in force.
         checkpoint, name, trigger: as of `pipeline`.
 
     Raises:
-        ColumnNotFoundError, InvalidRequestError: a column is not there, or the stream is none.
+        ColumnNotFoundError, InvalidRequestError: a column is not there, an expression is none, or the stream is none.
         WrongTableKindError, SchemaMismatchError: the table has no keys, or others.
     """
     _require()

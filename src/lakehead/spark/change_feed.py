@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as st
@@ -37,9 +38,10 @@ from lakehead.format.schema import is_wider, nearest_name
 from lakehead.spark.connections import connection_of, worker_table
 from lakehead.spark.floats import quoted
 from lakehead.spark.foreach_batch import started
-from lakehead.spark.key_join import places_of
+from lakehead.spark.handled_errors import handled
+from lakehead.spark.key_join import Alike, names_alike, places_of
 from lakehead.spark.sequence import ordering_text
-from lakehead.spark.staged_rows import described, discarded_on_failure, staged_by, task_number
+from lakehead.spark.staged_rows import described, discarded_on_failure, named_as, staged_by, task_number
 from lakehead.spark.turns import in_turn
 from lakehead.spark.types import columns_made_of, written_schema
 from lakehead.types import RESERVED_PREFIX
@@ -164,12 +166,21 @@ class ChangeFeed:
                 )
             table.prefix_lookup(_keys(table, columns.empty_table(), list(self.keys)))
 
-    def prepared(self, df: DataFrame, sequence_by: str | Column, deletes: str | Column | None) -> DataFrame:
-        """The changes, of the columns that the target gets, with their sequence and whether they delete."""
-        sequence = F.expr(sequence_by) if isinstance(sequence_by, str) else sequence_by
-        deleted = F.lit(False) if deletes is None else F.expr(deletes) if isinstance(deletes, str) else deletes
-        deleted = F.coalesce(deleted.cast("boolean"), F.lit(False))
-        given = {**{c: F.col(quoted(c)) for c in self.columns}, _SEQUENCE: sequence}
+    def prepared(
+        self, df: DataFrame, columns: Sequence[str], sequence_by: str | Column, deletes: str | Column | None
+    ) -> DataFrame:
+        """The changes, of the columns that the target gets, with their sequence and whether they delete.
+
+        Args:
+            columns: what the changes call ``self.columns``.
+
+        Raises:
+            ColumnNotFoundError, InvalidRequestError: an expression is none on the changes, or says not whether.
+        """
+        sequence, _ = _expression(df, "sequence_by", sequence_by)
+        deleted = F.lit(False) if deletes is None else _condition(df, "apply_as_deletes", deletes)
+        both = zip(self.columns, columns, strict=True)
+        given = {**{name: F.col(quoted(c)) for name, c in both}, _SEQUENCE: sequence}
         types = df.select(*(c.alias(name) for name, c in given.items())).schema
         of_several = types[_SEQUENCE].dataType
         if self.scd_type == 1 and isinstance(of_several, st.StructType):
@@ -404,21 +415,64 @@ def _unlike(a: Any, b: Any) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     return np.asarray(pc.and_not(apart, pc.and_(pc.is_null(a), pc.is_null(b))))
 
 
-def _names(changes: DataFrame, given: Names) -> tuple[str, ...]:
-    """The names of columns, which may be given as such."""
+def _expression(changes: DataFrame, what: str, given: str | Column) -> tuple[Column, st.StructField]:
+    """An argument that is a column of changes, or is made of them, and what Spark takes it for.
+
+    Raises:
+        ColumnNotFoundError: the changes do not have one of its columns.
+        InvalidRequestError: it is no expression.
+    """
+    try:
+        with handled():
+            column = F.expr(given) if isinstance(given, str) else given
+            fields = changes.select(column).schema.fields
+    except AnalysisException as e:
+        why = str(e).partition("\n")[0]
+        if (e.getCondition() or "").startswith("UNRESOLVED_COLUMN"):
+            name = (e.getMessageParameters() or {}).get("objectName", "").strip("`")
+            raise ColumnNotFoundError(f"{what} has a column that the changes do not have: {why}", column=name) from e
+        raise InvalidRequestError(f"{what} is no expression on the changes: {why or e}") from e
+    if len(fields) != 1:
+        raise InvalidRequestError(f"{what} is {[f.name for f in fields]}: say one expression")
+    return column, fields[0]
+
+
+def _condition(changes: DataFrame, what: str, given: str | Column) -> Column:
+    """What says of each of the changes whether it is so; null is no."""
+    column, field = _expression(changes, what, given)
+    if isinstance(field.dataType, st.StringType):
+        raise InvalidRequestError(
+            f"{what} is text, and not a condition: say which text it is, as in \"op = 'd'\", or cast(c as boolean) of"
+            " one that is true or false"
+        )
+    return F.coalesce(_expression(changes, what, column.cast("boolean"))[0], F.lit(False))
+
+
+def _names(changes: DataFrame, what: str, given: Names, alike: Alike) -> tuple[str, ...]:
+    """The names of columns as the changes have them; they may be given as such.
+
+    Raises:
+        ColumnNotFoundError: the changes do not have one.
+    """
     several = (given,) if isinstance(given, str | Column) else given
-    return tuple(c if isinstance(c, str) else changes.select(c).columns[0] for c in several)
+    names = [c if isinstance(c, str) else _expression(changes, what, c)[1].name for c in several]
+    there, folded = changes.columns, {alike(c): c for c in changes.columns}
+    found = [c if c in there else folded.get(alike(c)) for c in names]
+    for name, c in zip(names, found, strict=True):
+        if c is None:
+            raise ColumnNotFoundError(f"the changes have no column {name!r}; {nearest_name(name, there)}", column=name)
+    return tuple(c for c in found if c is not None)
 
 
-def _require_columns(changes: DataFrame, keys: Sequence[str], columns: Sequence[str]) -> None:
+def _require_columns(changes: DataFrame, keys: Sequence[str], columns: Sequence[str], alike: Alike) -> None:
     """Refuse columns that no table has side by side.
 
     Raises:
         InvalidRequestError: one is named, or there, twice.
         InvalidSchemaError: one has a name of ours.
     """
-    of_frame = changes.columns
-    if twice := sorted({c for c in columns if of_frame.count(c) > 1}):
+    of_frame = [alike(c) for c in changes.columns]
+    if twice := sorted({c for c in columns if of_frame.count(alike(c)) > 1}):
         raise InvalidRequestError(f"the changes have columns {twice} twice: rename or drop one of each")
     for what, names in (("keys", keys), ("column_list", columns)):
         if twice := sorted({c for c in names if names.count(c) > 1}):
@@ -453,20 +507,21 @@ def apply_changes(
         raise InvalidRequestError("a DataFrame of spark.read does not grow: begin with spark.readStream")
     if column_list is not None and except_column_list is not None:
         raise InvalidRequestError("column_list and except_column_list say the same in two ways: give one of them")
-    of_key, left_out = _names(changes, keys), _names(changes, except_column_list or ())
-    columns = _names(changes, changes.columns if column_list is None else column_list)
+    alike = names_alike(changes)
+    of_key = _names(changes, "keys", keys, alike)
+    not_these: Names = () if except_column_list is None else except_column_list
+    left_out = _names(changes, "except_column_list", not_these, alike)
+    columns = tuple(changes.columns) if column_list is None else _names(changes, "column_list", column_list, alike)
     columns = tuple(c for c in columns if c not in left_out)
-    for c in (*of_key, *columns, *left_out):
-        if c not in changes.columns:
-            near = nearest_name(c, changes.columns)
-            raise ColumnNotFoundError(f"the changes have no column {c!r}; {near}", column=c)
     if not of_key or set(of_key) - set(columns):
         raise InvalidRequestError(f"keys={list(of_key)} must name columns that the table gets, {list(columns)}")
-    _require_columns(changes, of_key, columns)
+    _require_columns(changes, of_key, columns, alike)
     scd_type: ScdType = 1 if str(stored_as_scd_type) == "1" else 2
     beside = f"{table}__sequences" if scd_type == 1 else f"{table}__deletes"
-    feed = ChangeFeed(con.uri, table, beside, of_key, columns, scd_type)
-    prepared = feed.prepared(changes, sequence_by, apply_as_deletes)
+    target = _table(con, table)
+    known = () if target is None else target.schema.names
+    feed = ChangeFeed(con.uri, table, beside, tuple(named_as(known, of_key)), tuple(named_as(known, columns)), scd_type)
+    prepared = feed.prepared(changes, columns, sequence_by, apply_as_deletes)
     try:
         schema = written_schema(prepared.schema)
     except InvalidSchemaError as e:

@@ -234,7 +234,7 @@ def lookup_join(
         raise WrongTableKindError(f"{name} is a log table, which has no keys to look up: join it with lhs.table()")
     if how not in ("left", "inner"):
         raise InvalidRequestError(f"how={how!r} must be 'left' or 'inner'")
-    desc, of_frame, alike = handle_of(table).desc, arrow_schema(df.schema), _alike(df)
+    desc, of_frame, alike = handle_of(table).desc, arrow_schema(df.schema), names_alike(df)
     _require_once(of_frame, alike)
     given = _on(table, of_frame.names, on)
     require_bytewise(given, collations(df.schema), f"keys for {name}")
@@ -246,7 +246,8 @@ def lookup_join(
     return map_in_arrow(df, LookupJoin(con.uri, name, given, planned, how, stale_ms, arrow_schema(out)), out)
 
 
-def _alike(df: DataFrame) -> Alike:
+def names_alike(df: DataFrame) -> Alike:
+    """As the session of a DataFrame takes names: without regard to case, unless it is set to."""
     return str if df.sparkSession.conf.get("spark.sql.caseSensitive", "false").lower() == "true" else str.casefold
 
 

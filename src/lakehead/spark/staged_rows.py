@@ -107,7 +107,7 @@ class Target:
     def _require_bytewise(self, desc: TableDescriptor) -> None:
         """Refuse rows of which Spark may take several for one of the table's, or spread them otherwise."""
         columns = (*desc.primary_key, *desc.partition_by, *desc.bucket_key)
-        named = _named_as(desc.schema.names, list(self.collated))
+        named = named_as(desc.schema.names, list(self.collated))
         collated = dict(zip(named, self.collated.values(), strict=True))
         require_bytewise(columns, collated, f"rows for {self.table}")
 
@@ -138,12 +138,12 @@ class Target:
         """Rows of a DataFrame as the table takes them, under Spark's own rules: names without regard to case, and
         decimals for floats; errors as of `lakehead.Table.append`, `upsert` and `delete`."""
         known = handle.desc.schema.names
-        given = _with_floats(handle.desc.schema, given.rename_columns(_named_as(known, given.schema.names)))
+        given = _with_floats(handle.desc.schema, given.rename_columns(named_as(known, given.schema.names)))
         match kind:
             case "append":
                 return rows_for_append(handle.desc, given)
             case "upsert":
-                columns = None if self.columns is None else _named_as(known, self.columns)
+                columns = None if self.columns is None else named_as(known, self.columns)
                 return rows_for_upsert(handle.desc, given, columns)
             case "delete":
                 return rows_for_delete(handle.desc, given)
@@ -178,7 +178,7 @@ class Target:
             staged.add(kind, self.rows(handle, kind, pa.Table.from_batches(held)))
 
 
-def _named_as(known: Sequence[str], names: Sequence[str]) -> list[str]:
+def named_as(known: Sequence[str], names: Sequence[str]) -> list[str]:
     """Names of columns as a table has them; those that it does not have, or that would be one twice, as they are."""
     folded = {name.lower(): name for name in known}
     found = [name if name in known else folded.get(name.lower(), name) for name in names]
