@@ -202,17 +202,19 @@ def test_accumulate_over_micro_batches(con: lh.Connection, spark: SparkSession, 
         out.accumulate("p.sums", batch.drop("id"), sum=["amount"], primary_key=["shop"])
         least = batch.selectExpr("shop", "id as first", "nullif(id, id) as never")
         out.accumulate("p.least", least, min=["first"], sum=["never"], primary_key=["shop"])
+        out.accumulate("p.cased_sums", batch.selectExpr("SHOP", "amount"), sum=["AMOUNT"])
 
         rows = batch.toArrow()
         out.append("p.as_arrow", rows)
         out.accumulate("p.sums_of_arrow", rows.drop(["id"]), sum=["amount"], primary_key=["shop"])
 
+    con.create_table("p.cased_sums", pa.schema([("shop", pa.string()), ("Amount", pa.int64())]), primary_key="shop")
     stream = stream_of(con, spark, "p.many", **({"max_rows_per_trigger": "7"} if LIMITED else {}))
     lhs.pipeline(stream, step, checkpoint=str(tmp_path), trigger="available now").awaitTermination()
     assert rows_of(con, "p.sums") == [("a", sum(range(0, 40, 2))), ("b", sum(range(1, 40, 2)))]
     assert rows_of(con, "p.least") == [("a", 0, None), ("b", 1, None)]
     assert rows_of(con, "p.as_arrow") == rows_of(con, "p.many")
-    assert rows_of(con, "p.sums_of_arrow") == rows_of(con, "p.sums")
+    assert rows_of(con, "p.sums_of_arrow") == rows_of(con, "p.cased_sums") == rows_of(con, "p.sums")
 
 
 def test_tasks_and_the_driver_accumulate_alike(con: lh.Connection, spark: SparkSession, tmp_path: Path) -> None:

@@ -19,7 +19,15 @@ from lakehead.errors import InvalidPropertyError, InvalidRequestError, TableNotF
 from lakehead.spark.combine import Combine, plain, require_combinable
 from lakehead.spark.connections import connection_of
 from lakehead.spark.foreach_batch import started
-from lakehead.spark.staged_rows import Target, discarded_on_failure, gone_is_told, of_job, of_run, stage_frame
+from lakehead.spark.staged_rows import (
+    Target,
+    discarded_on_failure,
+    gone_is_told,
+    named_as,
+    of_job,
+    of_run,
+    stage_frame,
+)
 from lakehead.spark.turns import in_turn
 from lakehead.spark.types import collations, written_schema
 from lakehead.types import WriteKind
@@ -101,7 +109,7 @@ class Layers:
         """
         named = [(c, way) for way, given in (("sum", sum), ("min", min), ("max", max)) for c in _listed(given) or ()]
         how = dict(named)
-        if not how or len(how) < len(named):
+        if not how or len({c.lower() for c in how}) < len(named):
             raise InvalidRequestError("accumulate needs columns to sum, or to take the min or max of, each named once")
         self._add(table, rows, "upsert", None, definition, how)
 
@@ -119,7 +127,9 @@ class Layers:
         given = rows if isinstance(rows, DataFrame) else pa.table(rows)
         write = _Write(target, given, how)
         if how is not None:
-            require_combinable(table, write.schema, how)
+            own = named_as(write.schema.names, list(how))
+            write = _Write(target, given, dict(zip(own, how.values(), strict=True)))
+            require_combinable(table, write.schema, write.how or {})
         for other in self._writes:
             if other.target.table == table and (write.adds_to(other) or other.adds_to(write)):
                 raise InvalidRequestError(
@@ -237,14 +247,22 @@ class _Write:
 
     def adds_to(self, other: _Write) -> bool:
         """Whether it adds to a column that the other one writes."""
-        return self.how is not None and (other.how is None or not self.how.keys().isdisjoint(other.how))
+        if self.how is None or other.how is None:
+            return self.how is not None
+        return not {c.lower() for c in self.how}.isdisjoint(c.lower() for c in other.how)
 
     def stager(self, table: Table, batch: JobBatch, *, small: bool) -> Stage:
         """What stages it, any number of times; rows that are added to the table are combined once."""
         handle = handle_of(table)
         if self.how is not None:
-            combine = Combine.of(table, self.schema.names, self.how)
-            rows = self.rows if isinstance(self.rows, DataFrame) else plain(table, self.rows)
+            given, names = self.schema.names, named_as(table.schema.names, self.schema.names)
+            of_table = dict(zip(given, names, strict=True))
+            combine = Combine.of(table, names, {of_table[c]: way for c, way in self.how.items()})
+            rows = self.rows
+            if isinstance(rows, DataFrame):
+                rows = rows if names == given else rows.toDF(*names)
+            else:
+                rows = plain(table, rows.rename_columns(names))
             combined = functools.cache(lambda: combine.collected(rows, small))
             return lambda: [self.target.given(batch, combine.added(table, combined()), handle)]
         if isinstance(self.rows, DataFrame) and not small:

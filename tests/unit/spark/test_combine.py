@@ -204,3 +204,19 @@ def test_columns_that_are_not_there_or_not_to_be_added_to(con: lh.Connection) ->
     out.accumulate("a.t", rows, sum=["k", "v"])
     with pytest.raises(InvalidRequestError, match="key"):
         out.write()
+
+
+def test_names_are_sparks_without_regard_to_case(con: lh.Connection) -> None:
+    con.create_table("a.cased", {"Id": pa.int64(), "n": pa.int64(), "M": pa.int64()}, primary_key="Id")
+    rows = pa.table({"ID": [1, 1, 2], "N": [1, 2, 3], "m": [5, 4, 3]})
+    for number, named in enumerate((("n", "M"), ("N", "m"))):
+        out = Layers(con, JobBatch("query 1", number))
+        out.accumulate("a.cased", rows, sum=named[0], min=[named[1]])
+        out.write()
+    assert con.table("a.cased").get(1) == {"Id": 1, "n": 6, "M": 4}
+    out = Layers(con, JobBatch("query 1", 2))
+    out.accumulate("a.cased", rows.drop(["m"]), sum="N")
+    with pytest.raises(InvalidRequestError, match="put all of it"):  # both would add to what the table has now
+        out.accumulate("a.cased", rows.drop(["m"]).rename_columns(["Id", "n"]), sum="n")
+    with pytest.raises(InvalidRequestError, match="each named once"):
+        out.accumulate("a.cased", rows, sum="n", min="N")
