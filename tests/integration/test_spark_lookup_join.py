@@ -112,6 +112,9 @@ def test_names_that_are_there_twice(spark: SparkSession, given: tuple[str, ...],
 def test_names_that_case_tells_apart(spark: SparkSession) -> None:
     inside = spark.range(7, 8).selectExpr("id", "named_struct('x', 1, 'X', 2) s")
     assert [r.name for r in lhs.lookup_join(inside, "j.users", on="id").collect()] == ["new"]
+    for on in ("ID", {"Id": "iD"}):  # as Spark takes names
+        found = lhs.lookup_join(inside.selectExpr("id"), "j.users", on=on, columns=["NAME"])
+        assert found.columns == ["id", "name"] and found.collect() == [(7, "new")]
     try:
         spark.conf.set("spark.sql.caseSensitive", "true")
         df = spark.range(7, 8).selectExpr("id", "1 ID", "2 NAME")
@@ -119,6 +122,8 @@ def test_names_that_case_tells_apart(spark: SparkSession) -> None:
         assert found.columns == ["id", "ID", "NAME", "name"] and found.collect() == [(7, 1, 2, "new")]
         with pytest.raises(lh.InvalidRequestError, match="already"):
             lhs.lookup_join(df, "j.users", on={"ID": "id"}, columns=["id"])
+        with pytest.raises(lh.ColumnNotFoundError, match="'iD'"):
+            lhs.lookup_join(df, "j.users", on={"iD": "id"}, columns=["name"])
     finally:
         spark.conf.unset("spark.sql.caseSensitive")
 

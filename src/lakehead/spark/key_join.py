@@ -236,7 +236,7 @@ def lookup_join(
         raise InvalidRequestError(f"how={how!r} must be 'left' or 'inner'")
     desc, of_frame, alike = handle_of(table).desc, arrow_schema(df.schema), names_alike(df)
     _require_once(of_frame, alike)
-    given = _on(table, of_frame.names, on)
+    given = _on(table, of_frame.names, on, alike)
     require_bytewise(given, collations(df.schema), f"keys for {name}")
     of_key = of_frame.empty_table().select(list(given)).rename_columns(list(table.primary_key))
     to_key_table(of_key, desc.key_columns, what=f"keys for {name} from {', '.join(given)}")
@@ -281,7 +281,14 @@ def _repeated_inside(field: pa.Field) -> list[str]:
     return [*_repeated([f.name for f in inside], str), *(n for f in inside for n in _repeated_inside(f))]
 
 
-def _on(table: Table, of_frame: Sequence[str], on: str | Sequence[str] | Mapping[str, str]) -> tuple[str, ...]:
+def _there(names: Sequence[str], name: str, alike: Alike) -> str | None:
+    """A name as it is among others, None if it is not."""
+    return name if name in names else next((n for n in names if alike(n) == alike(name)), None)
+
+
+def _on(
+    table: Table, of_frame: Sequence[str], on: str | Sequence[str] | Mapping[str, str], alike: Alike
+) -> tuple[str, ...]:
     """The DataFrame's columns, in the order of the primary key.
 
     Raises:
@@ -290,17 +297,19 @@ def _on(table: Table, of_frame: Sequence[str], on: str | Sequence[str] | Mapping
     """
     names = [on] if isinstance(on, str) else on
     pairs = list(names.items()) if isinstance(names, Mapping) else [(n, n) for n in names]
-    of_key = {key: own for own, key in pairs}
+    of_key = {_there(table.primary_key, key, alike) or key: own for own, key in pairs}
     if set(of_key) != set(table.primary_key) or len(of_key) < len(pairs):
         raise InvalidRequestError(
             f"on={on!r} must be the primary key of {table.name}, {list(table.primary_key)}, each column of it once;"
             " columns that are called something else in the DataFrame as {'its name': 'name in the key'}"
         )
-    for own in of_key.values():
-        if own not in of_frame:
+    found = {own: _there(of_frame, own, alike) for own in of_key.values()}
+    for own, there in found.items():
+        if there is None:
             near = nearest_name(own, of_frame)
             raise ColumnNotFoundError(f"the DataFrame has no column {own!r}; {near}", column=own)
-    return tuple(of_key[key] for key in table.primary_key)
+    given = tuple(found[of_key[key]] for key in table.primary_key)
+    return tuple(c for c in given if c is not None)
 
 
 def _columns(table: Table, of_frame: Sequence[str], columns: Sequence[str] | None, alike: Alike) -> list[str]:
@@ -311,7 +320,8 @@ def _columns(table: Table, of_frame: Sequence[str], columns: Sequence[str] | Non
         InvalidRequestError: one is named twice, or the DataFrame has it already.
     """
     own = [c for c in table.schema.names if c not in table.primary_key]
-    wanted = own if columns is None else [columns] if isinstance(columns, str) else list(columns)
+    named = own if columns is None else [columns] if isinstance(columns, str) else list(columns)
+    wanted = [_there(table.schema.names, c, alike) or c for c in named]
     for c in wanted:
         if c not in table.schema.names:
             near = nearest_name(c, table.schema.names)
