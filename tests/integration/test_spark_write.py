@@ -379,6 +379,13 @@ def test_triggers_that_there_are_not(con: lh.Connection, spark: SparkSession, tm
         lhs.pipeline(stream, lambda rows, out: None, checkpoint=str(tmp_path / "checkpoint"), trigger=trigger)
 
 
+@pytest.mark.parametrize("mode", ["", "upsert", None])
+def test_output_modes_that_there_are_not(con: lh.Connection, spark: SparkSession, tmp_path: Path, mode: Any) -> None:
+    stream = spark.readStream.format("rate").load()
+    with pytest.raises(lh.InvalidPropertyError, match=r"output_mode=.* must be append, update or complete"):
+        lhs.pipeline(stream, lambda rows, out: None, checkpoint=str(tmp_path / "checkpoint"), output_mode=mode)
+
+
 @pytest.mark.parametrize("key", [None, "id"])
 @pytest.mark.parametrize("there", [False, True])
 @pytest.mark.parametrize("operation", ["insert", "Append", "", "overwrite"])

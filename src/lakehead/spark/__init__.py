@@ -192,7 +192,8 @@ def pipeline(
         checkpoint: where Spark keeps how far the query is. A query that is to go on after a restart needs it.
         name: of the query, for people.
         trigger: ``"available now"``, or how often a micro-batch begins, as in ``"1 second"``; None for at once.
-        output_mode: ``update`` for streams that aggregate.
+        output_mode: ``update`` for streams that aggregate: micro-batches of the rows that changed. ``complete`` has all
+            rows in each.
 
     Raises:
         InvalidRequestError: ``stream`` is no stream, or its session knows no connection.

@@ -108,11 +108,14 @@ def started(
 
     Raises:
         InvalidRequestError: the DataFrame is no stream.
-        InvalidPropertyError: the trigger is none.
+        InvalidPropertyError: the trigger or the output mode is none.
     """
     if not stream.isStreaming:
         raise InvalidRequestError("a DataFrame of spark.read does not grow: begin with spark.readStream")
-    writer = stream.writeStream.outputMode(output_mode)
+    try:
+        writer = stream.writeStream.outputMode(output_mode)
+    except (IllegalArgumentException, PySparkTypeError, PySparkValueError) as e:
+        raise InvalidPropertyError(f"output_mode={output_mode!r} must be append, update or complete") from e
     if checkpoint is not None:
         writer = writer.option("checkpointLocation", str(checkpoint))
     if name is not None:
