@@ -8,6 +8,7 @@ newer owner exists; 5 stored data is not what was written; 6 a lake commit faile
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import os
@@ -30,7 +31,15 @@ from lakehead.cli.session import (
     UriOption,
     quiet_broken_pipe,
 )
-from lakehead.errors import LakeheadError
+from lakehead.errors import LakeheadError, StorageError
+
+_UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_IN_COMMANDS = {
+    "see con.tables() or create it": "see `lakehead table list`, or create it",
+    "create it with lake='iceberg'": "create it with --lake iceberg",
+    "configure one to use lake='iceberg'": "configure one to use --lake iceberg",
+}
+"""What messages advise in Python's words, and how the command line says it."""
 
 # Plain help: rich would take 0.2 s to draw it.
 app = typer.Typer(
@@ -142,8 +151,12 @@ def _report(error: Exception, *, json: bool, debug: bool) -> int:
     if kind == "NoArgsIsHelpError":  # a group of commands was named, and none of them
         print(error)
         return 0
+    if isinstance(error, OSError) and error.errno in _UNWRITTEN and error.filename is None:
+        # Data folders have errors of their own: this is where the output goes.
+        error = StorageError(f"the output cannot be written: {error.strerror}").with_traceback(error.__traceback__)
+        kind = type(error).__name__
     if isinstance(error, LakeheadError):
-        code, message, exit_code = error.code, error.message, error.exit_code
+        code, message, exit_code = error.code, _in_commands(error.message), error.exit_code
         context = dict(error.context)
     elif isinstance(error, typer.BadParameter.__mro__[1]):  # any misuse of options and arguments
         usage: typer.BadParameter = error  # type: ignore[assignment]
@@ -160,12 +173,18 @@ def _report(error: Exception, *, json: bool, debug: bool) -> int:
         told = {"code": code, "kind": kind, "message": message, "context": plain}
         shown = json_text({"error": {**told, "traceback": trace} if debug else told})
     else:
-        for line in trace:
-            print(printable(line), file=sys.stderr)
         hint = context.get("hint")
         shown = printable(f"error: {' '.join(message.split())}") + (f"\nhint: {printable(str(hint))}" if hint else "")
-    print(shown, file=sys.stderr)
+        shown = "\n".join([*map(printable, trace), shown])
+    with contextlib.suppress(OSError):  # where nobody can be told either, the exit code is what is left
+        print(shown, file=sys.stderr)
     return exit_code
+
+
+def _in_commands(message: str) -> str:
+    for python, command in _IN_COMMANDS.items():
+        message = message.replace(python, command)
+    return message
 
 
 def _usage_message(error: typer.BadParameter) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import logging
 import subprocess
@@ -157,6 +159,31 @@ def test_a_round_of_all_tables_says_when_there_is_none(run: Run) -> None:
     assert run("table", "create", "web.clicks", "--schema", "n bigint")[0] == 0
     assert run("tier", "once", "--all") == (0, "no table has a lake: see `lakehead table create --lake`\n", "")
     assert run("tier", "once", "--all", "-o", "json") == (0, "", "")
+
+
+@pytest.mark.parametrize("command", [("tier", "once"), ("table", "describe"), ("lake", "compact")])
+def test_what_is_not_there_is_told_in_commands(command: tuple[str, str], run: Run) -> None:
+    run("table", "create", "shop.o", "--schema", "id bigint")
+    code, _, err = run(*command, "zzz")
+    assert (code, err) == (2, "error: there is no table default.zzz: see `lakehead table list`, or create it\n")
+    if command != ("table", "describe"):
+        code, _, err = run(*command, "shop.o", "-o", "json")
+        assert code == 2 and "has no lake: create it with --lake iceberg" in json.loads(err)["error"]["message"]
+
+
+class _Full(io.StringIO):
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("command", [("table", "list"), ("--version",), ("--help",)])
+def test_output_to_a_full_disk_is_told(command: tuple[str, ...], run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("table", "create", "a.t", "--schema", "id bigint")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", _Full())
+        assert run(*command) == (3, "", "error: the output cannot be written: No space left on device\n")
+        patch.setattr(sys, "stderr", _Full())
+        assert run(*command)[0] == 3
 
 
 def test_interrupt_is_quiet(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
