@@ -114,6 +114,17 @@ def test_an_owner_whose_folder_is_moved_or_removed_stops(tmp_path: Path) -> None
             moved.table("t").append([{"who": "x", "n": 3}])
 
 
+def test_an_owner_whose_folder_was_replaced_makes_nothing_in_the_new_one(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    with lh.connect(folder) as con:
+        table = con.create_table("a.t", [("k", "int64")])
+        folder.rename(tmp_path / "old")
+        folder.mkdir()
+        with pytest.raises(lh.FencedError):
+            table.append([{"k": 1}])
+        assert list(folder.iterdir()) == []
+
+
 def test_a_lock_that_is_lost_between_append_and_acknowledgement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

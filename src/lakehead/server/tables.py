@@ -383,6 +383,7 @@ class LiveTables:
             if found is not None:
                 return found
             self._opening_lock(table_id)  # it may be gone by now
+            self._metadata.fence()  # opening makes folders and files
             table = self._open(self._metadata.table_by_id(table_id))
             try:
                 self._complete(table)
