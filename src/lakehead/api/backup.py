@@ -149,7 +149,9 @@ def restore(backup: str, folder: str) -> Backup:
     backup, folder = os.path.realpath(backup), os.path.realpath(folder)
     made, checksums = _read_manifest(backup)
     if _holds_else(folder, set()):
-        raise InvalidRequestError(f"{folder} is in use: restore to a folder that is new or empty", path=folder)
+        raise InvalidRequestError(
+            f"{folder} holds something already: restore to a folder that is new or empty", path=folder
+        )
     staging = f"{folder}.restoring"
     if os.path.islink(staging) or _holds_else(staging, {_DATA}):
         raise InvalidRequestError(f"{staging} is in the way: move it", path=staging)
@@ -187,7 +189,10 @@ def _begin(folder: str, destination: str) -> str:
         found = set(os.listdir(destination)) if os.path.lexists(destination) else set()
     ours = found <= {f"{_UNFINISHED}.tmp"} or _UNFINISHED in found
     if not ours or _MANIFEST in found:
-        raise InvalidRequestError(f"{destination} is in use: name a folder that is new or empty", path=destination)
+        raise InvalidRequestError(
+            f"{destination} holds a backup or something else already: name a folder that is new or empty",
+            path=destination,
+        )
     LocalStorage().make_folder(destination)
     LocalStorage().write_atomic(marker, b"")
     LocalStorage().remove_tree(data)
