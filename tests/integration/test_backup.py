@@ -357,7 +357,7 @@ def test_what_is_in_the_way_is_told_and_stays(tmp_path: Path) -> None:
         with pytest.raises(StorageError):
             restore(str(tmp_path / "backup"), str(place))
     (tmp_path / "empty" / "data").write_text("")
-    with pytest.raises(InvalidRequestError, match="in use"):
+    with pytest.raises(InvalidRequestError, match="already"):
         restore(str(tmp_path / "backup"), str(tmp_path / "empty"))
     restore(str(tmp_path / "backup"), str(tmp_path / "r"))
 

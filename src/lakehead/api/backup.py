@@ -92,7 +92,7 @@ def back_up(con: Connection, folder: str, destination: str, report: Report = lam
         report: called with the name of each table before it is copied.
 
     Raises:
-        InvalidRequestError: the destination is in use, or inside the folder.
+        InvalidRequestError: the destination holds something already, or is inside the folder.
         LakeStateError, CorruptionError: the folder or its lake is damaged.
         UnavailableError: a table went on faster than it was copied, each time that it was tried; make the backup again.
         StorageError: the disk refused; make the backup again.
@@ -141,7 +141,7 @@ def restore(backup: str, folder: str) -> Backup:
         folder: does not exist, or is empty. It appears when all is in it.
 
     Raises:
-        InvalidRequestError: there is no finished backup, or the folder is in use.
+        InvalidRequestError: there is no finished backup, or the folder holds something already.
         UnsupportedFormatError: a newer version made the backup.
         ChecksumError, CorruptionError: a file of the backup is not what was written; nothing was made.
         StorageError: the disk refused; restore again.
