@@ -6,6 +6,7 @@ Each is played in a process of its own, against servers and files without anythi
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -30,9 +31,9 @@ class Server(fl.FlightServerBase):
 """
 
 
-def _played(script: str) -> subprocess.CompletedProcess[str]:
+def _played(script: str, *, seconds: float = 120) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", _SERVER + textwrap.dedent(script)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", _SERVER + textwrap.dedent(script)], capture_output=True, text=True, timeout=seconds
     )
 
 
@@ -131,6 +132,58 @@ def test_a_flight_client_does_not_check_what_it_receives() -> None:
                 print("received", received.num_rows)
     """)
     assert done.stdout.split() == ["received", "2"], done.stderr
+
+
+if os.environ.get("LAKEHEAD_EVERY_WAY"):  # `make attack`: on a crowded machine it takes minutes
+
+    def test_a_server_that_is_gone_ends_a_client_that_ends_a_stream() -> None:
+        """`FlightStreamWriter.done_writing` in one thread, while a read in another meets the end of the connection and
+        ends the writing too: neither knows of the other, and gRPC aborts the process ("API misuse of type
+        GRPC_CALL_ERROR_TOO_MANY_OPERATIONS"). One of some thirty kills does it, each an eighth of a second.
+        """
+        done = _played(
+            """
+            import contextlib, signal, subprocess, sys, threading
+            serve = "\\n".join([
+                "import pyarrow as pa, pyarrow.flight as fl",
+                "class Exchanging(fl.FlightServerBase):",
+                "    def do_exchange(self, context, descriptor, reader, writer):",
+                "        writer.begin(pa.schema([]))",
+                "        for chunk in reader: pass",
+                "server = Exchanging('grpc://127.0.0.1:0')",
+                "print(server.port, flush=True)",
+                "server.serve()",
+            ])
+            def read(reader):
+                with contextlib.suppress(StopIteration, OSError, pa.ArrowException):
+                    while True:
+                        reader.read_chunk()
+            def end(writers):
+                go.wait()
+                for writer in writers:
+                    with contextlib.suppress(OSError, pa.ArrowException):
+                        writer.done_writing()
+            for _ in range(400):
+                server = subprocess.Popen([sys.executable, "-c", serve], stdout=subprocess.PIPE)
+                client = fl.connect(f"grpc://127.0.0.1:{int(server.stdout.readline())}")
+                streams = [client.do_exchange(fl.FlightDescriptor.for_command(b"")) for _ in range(60)]
+                for writer, _ in streams:
+                    writer.begin(pa.schema([]))
+                go = threading.Event()
+                threads = [threading.Thread(target=read, args=(reader,)) for _, reader in streams]
+                threads += [threading.Thread(target=end, args=([w for w, _ in streams[n::4]],)) for n in range(4)]
+                for thread in threads:
+                    thread.start()
+                server.send_signal(signal.SIGKILL)
+                go.set()
+                for thread in threads:
+                    thread.join()
+                server.wait()
+            print("lived")
+        """,
+            seconds=280,
+        )
+        assert "TOO_MANY_OPERATIONS" in done.stderr and "lived" not in done.stdout, "it does not end any more"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="stacks of other sizes")

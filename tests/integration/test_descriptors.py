@@ -58,7 +58,7 @@ con.close()
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files as Linux shows them")
-@pytest.mark.parametrize("left", [0, 2, 20])
+@pytest.mark.parametrize("left", [0, 1, 2, 20])
 def test_calls_end_and_go_on_once_there_is_room(left: int, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path), str(left)], capture_output=True, text=True, timeout=60

@@ -25,7 +25,7 @@ CONDITIONS = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["log", "partitioned keyed"])
+@pytest.mark.parametrize("kind", ["log", "keyed", "partitioned log", "partitioned keyed"])
 @pytest.mark.parametrize("zone", ["Europe/Oslo", "UTC"])
 def test_instants_are_told_apart(con: lh.Connection, name: str, kind: str, zone: str) -> None:
     schema = pa.schema([("h", pa.timestamp("us", zone)), ("v", pa.int64())])

@@ -58,7 +58,8 @@ def db() -> Iterator[duckdb.DuckDBPyConnection]:
         yield db
 
 
-@pytest.mark.parametrize(("shape", "keyed"), [(shape, n % 2 == 0) for n, shape in enumerate(SHAPES)], ids=str)
+@pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "log"])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_from_the_log_to_other_engines(shape: str, keyed: bool, tmp_path: Path, db: duckdb.DuckDBPyConnection) -> None:
     columns, buckets, sparse, partitions, replaced = SHAPES[shape]
     schema = pa.schema([*KEY, *(pa.field(f"c{c}", KINDS[c % len(KINDS)][0]) for c in range(columns))])

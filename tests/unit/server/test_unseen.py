@@ -23,7 +23,9 @@ def deployment() -> Iterator[Deployment]:
     made.service.close()
 
 
-@pytest.mark.parametrize(("power_cut", "named"), [(True, ()), (False, ("v=a", "v=b", "v=c", "v=d"))], ids=str)
+@pytest.mark.parametrize(
+    ("power_cut", "named"), [(True, ()), (False, ()), (True, ("v=a", "v=b", "v=c", "v=d"))], ids=str
+)
 @pytest.mark.parametrize("keyed", [False, True])
 def test_partitions_are_overwritten_or_as_they_were_wherever_it_fails(
     keyed: bool, power_cut: bool, named: tuple[str, ...]
