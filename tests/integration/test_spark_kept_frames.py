@@ -90,7 +90,7 @@ def run(seed: int, spark: SparkSession, folder: Path) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [1, 4, 6, 7])  # a log table, and keyed ones, of which rows go: see `KINDS`
 def test_statements_have_what_their_tables_have(seed: int, spark: SparkSession, tmp_path: Path) -> None:
     run(seed, spark, tmp_path)
 
