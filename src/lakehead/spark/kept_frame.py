@@ -194,13 +194,15 @@ class _KeptRead:
                     self.unfit = True
                     return None
                 whole = live
+            of_base = bool(files or whole)
             dead: Dead = ()
             if self._base.rows != self._moment:
                 gone, file = self._since()
                 taken(file)
                 if gone is None:
                     return None
-                dead = self._dead(gone)
+                # What came since is live, and has no offsets; a base without rows has none that could be gone.
+                dead = self._dead(gone) if of_base else ()
             if not files and not whole:
                 return self._spark.createDataFrame([], self._spark_schema(self._names))
             rows, reads = self._plain(whole, files)
