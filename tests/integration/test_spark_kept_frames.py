@@ -99,7 +99,7 @@ def run(seed: int, spark: SparkSession, folder: Path) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize("seed", [1, 4, 6, 7])  # a log table, and keyed ones, of which rows go: see `KINDS`
+@pytest.mark.parametrize("seed", [1, 6, 12, 15])  # a log table, and keyed ones of which rows go
 def test_statements_have_what_their_tables_have(seed: int, spark: SparkSession, tmp_path: Path) -> None:
     found = run(seed, spark, tmp_path)
     keyed, *_ = KINDS[seed % len(KINDS)]
