@@ -175,6 +175,17 @@ def test_frames_of_two_statements_can_be_joined(con: lh.Connection, spark: Spark
             put(table, range(1), "b")
 
 
+def test_hot_rows_of_a_base_without_any_go_on(con: lh.Connection, spark: SparkSession) -> None:
+    table = con.create_table("k.hot", SCHEMA, primary_key="k", lake="iceberg", hot_retention="0s")
+    put(table, range(9), "old")
+    con.tier("k.hot")
+    for n in range(4):  # the first two find the base; what comes later supersedes rows that the lake alone has
+        if n > 1:
+            put(table, range(n), f"new{n}")
+        hot = lhs.table(spark, "k.hot", tier="hot")
+        assert sorted(map(tuple, hot.collect())) == [(k, f"new{n}", k / 2) for k in range(n if n > 1 else 0)]
+
+
 def test_what_cannot_be_written_leaves_no_file(
     con: lh.Connection, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -195,6 +195,13 @@ OF_MEMORY = (
         "tests/integration/test_spark_kept_frames.py",
     ),
     Mutant(
+        "take rows that are gone out of what came since",
+        "spark/kept_frame.py",
+        "self._dead(gone) if of_base else ()",
+        "self._dead(gone)",
+        "tests/integration/test_spark_kept.py",
+    ),
+    Mutant(
         "a base whose rows have no partition",
         "spark/kept_frame.py",
         "dict.fromkeys((*spec.columns, *self._desc.partition_by))",
