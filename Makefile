@@ -37,7 +37,7 @@ shop: $(STAMP) java  ## run the example shop: Spark through all layers, a live p
 class-archive: $(STAMP) java ; @$(BIN)/lakehead warm-spark .venv || true
 
 test: $(STAMP) class-archive postgres proxy browser  ## run every test
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=60 $(ARGS)
+	$(BIN)/python -m pytest -q -n 3 --dist loadgroup --durations=60 $(ARGS)
 
 crash: $(STAMP) java  ## kill real processes at every named point, check the data (SEED=n; the better part of an hour)
 	$(BIN)/python -m tests.crash $(if $(SEED),--seed $(SEED)) $(ARGS)
@@ -77,7 +77,7 @@ sbom: $(STAMP)  ## write what the wheel brings with it as CycloneDX (dist/lakehe
 check: $(STAMP)  ## lint, format, types and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports --no-logo
 
 mutants: $(STAMP) postgres  ## break central lines one at a time, see that tests notice

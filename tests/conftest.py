@@ -1,4 +1,4 @@
-"""What every test shares: one worker for Spark, no silent skips in CI, Hypothesis without wall-clock verdicts."""
+"""What every test shares: two workers for Spark, no silent skips in CI, Hypothesis without wall-clock verdicts."""
 
 from __future__ import annotations
 
@@ -42,15 +42,16 @@ NO_SKIP = os.environ.get("CI", "").lower() in ("1", "true")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep Spark tests in one worker: one JVM, and the memory of one."""
+    """Keep Spark tests in two workers: one for those with a session in the test's process, and one for those ``apart``,
+    which start processes that have one. So there are two JVMs at a time, and the memory of two."""
     for item in items:
-        if item.get_closest_marker("spark"):
-            item.add_marker(pytest.mark.xdist_group("spark"))
+        if marker := item.get_closest_marker("spark"):
+            item.add_marker(pytest.mark.xdist_group("spark-apart" if marker.kwargs.get("apart") else "spark"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Fail when the group above is not honoured: two JVMs at once would fail later, and elsewhere."""
-    grouped = not getattr(item.config.option, "loadgroup", False) or item.nodeid.endswith("@spark")
+    """Fail when the groups above are not honoured: many JVMs at once would fail later, and elsewhere."""
+    grouped = not getattr(item.config.option, "loadgroup", False) or item.nodeid.endswith(("@spark", "@spark-apart"))
     if item.get_closest_marker("spark") and not grouped:
         pytest.fail("this pytest-xdist ignores xdist_group with this pytest: run make setup", pytrace=False)
 

@@ -28,7 +28,7 @@ SECRET, OF_WORKERS = "swordfish", "of workers alone"
 GIVEN = {"spark.hadoop.fs.s3a.secret.key": SECRET, "spark.executorEnv.LIKE": OF_WORKERS}
 HOME = Path(pyspark.__file__).parent
 
-pytestmark = pytest.mark.spark
+pytestmark = pytest.mark.spark(apart=True)
 
 
 class Session:

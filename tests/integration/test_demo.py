@@ -23,7 +23,7 @@ from lakehead.demo.data import load
 ROWS = 20_000
 RUN = "import sys; from lakehead.demo.run import run_demo; sys.exit(run_demo(sys.argv[1], rows=20_000, output='json'))"
 
-pytestmark = pytest.mark.spark
+pytestmark = pytest.mark.spark(apart=True)
 
 
 @pytest.fixture(scope="module")

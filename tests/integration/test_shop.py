@@ -40,7 +40,7 @@ def shop(seed: int = 1) -> Shop:
 # ---- the whole ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spark
+@pytest.mark.spark(apart=True)
 def test_all_ways_lead_to_the_same_numbers(tmp_path: Path) -> None:
     options = ["--rate=200", "--seconds=2", "--json", f"--folder={tmp_path}"]
     command = [sys.executable, "-m", "examples.shop", *options]

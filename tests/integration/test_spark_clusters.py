@@ -29,7 +29,7 @@ from tests.spark_cluster import (
     standalone,
 )
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.spark(apart=True), pytest.mark.timeout(1500)]
 
 APP = (cluster_app.__file__, "URI")
 PAGE = Path(__file__).parents[2] / "docs/spark-clusters.md"

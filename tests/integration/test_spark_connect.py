@@ -16,7 +16,7 @@ import pytest
 import lakehead as lh
 from lakehead.api.table import Table
 
-pytestmark = pytest.mark.spark
+pytestmark = pytest.mark.spark(apart=True)
 
 ROOT = Path(__file__).parents[2]
 EVENTS = pa.schema([("event_id", pa.int64()), ("kind", pa.string())])

@@ -85,7 +85,7 @@ with lh.connect(sys.argv[1]) as con:
 """
 
 
-@pytest.mark.spark
+@pytest.mark.spark(apart=True)
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_session_has_the_classes_that_were_kept(home: Path, tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ with lh.connect("data") as con:
 """
 
 
-@pytest.mark.spark
+@pytest.mark.spark(apart=True)
 @pytest.mark.parametrize("jvm", ["ends with the process", "interrupted", "never came up", "killed"])
 def test_no_temporary_file_is_left(tmp_path: Path, jvm: str) -> None:
     temporary = tmp_path / "temporary"
