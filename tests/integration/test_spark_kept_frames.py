@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from tests.integration.conftest import embedded_only
 from tests.properties.moving_table import KINDS, MovingTable, shown
 
 import lakehead as lh
@@ -25,7 +26,7 @@ from lakehead.spark.kept_frame import _KeptRead
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, embedded_only]
 STEPS = 9
 
 
