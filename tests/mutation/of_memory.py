@@ -6,6 +6,34 @@ from tests.mutation.mutant import Mutant
 
 OF_MEMORY = (
     Mutant(
+        "keys from constants of any type",
+        "api/point_query.py",
+        ' and node["value"]["type"]["id"] in _AS_THEY_ARE',
+        "",
+        "tests/integration/test_sql_by_key.py",
+    ),
+    Mutant(
+        "a sample of the rows that a key chose",
+        "api/point_query.py",
+        'if source["sample"] or node["sample"] or any(',
+        "if any(",
+        "tests/integration/test_sql_by_key.py",
+    ),
+    Mutant(
+        "keys that one of several conditions names",
+        "api/point_query.py",
+        'if kind == "CONJUNCTION_AND":',
+        'if kind.startswith("CONJUNCTION"):',
+        "tests/integration/test_sql_by_key.py",
+    ),
+    Mutant(
+        "tablets that are asked one after the other as one moment",
+        "client/lookups.py",
+        "if len(list(route(self._desc, keys))) > 1:",
+        "if False:",
+        "tests/integration/test_sql_by_key.py",
+    ),
+    Mutant(
         "join rows that do not follow one another",
         "log/joined.py",
         "a.end_offset == b.base_offset and ",

@@ -8,6 +8,7 @@ DuckDB. Everything that it names is pinned at one moment.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import itertools
@@ -27,17 +28,28 @@ from lakehead.api.alter_statement import EmptyCopy
 from lakehead.api.copied_table import CopiedRows
 from lakehead.api.copied_tables import CopiedTables, SeenTable
 from lakehead.api.dataset import FRAMES, SHOWN, CountedDataset, FrameDataset, PushdownDataset
+from lakehead.api.input import in_partitions
+from lakehead.api.point_query import PointQuery
 from lakehead.api.pushdown import as_duckdb_means
 from lakehead.api.relation import INTERRUPTED, Reading, Relation, as_duckdb, require_uninterrupted
+from lakehead.api.row_literals import row_as_query
 from lakehead.api.sandbox import catalog_name, make_duckdb, require_data
 from lakehead.api.statement import NamedTable, Statement, read_statement
 from lakehead.api.subscription import changelog_schema
 from lakehead.api.table import Table, handle_of, pinned_together
 from lakehead.api.table_names import Suffix, suffix_of
+from lakehead.client.table import TableHandle
 from lakehead.env.interrupts import shielded
 from lakehead.env.scratch_folders import ScratchFolder
-from lakehead.errors import InvalidRequestError, SchemaChangedError, SqlError, TableNotFoundError
+from lakehead.errors import (
+    InvalidRequestError,
+    SchemaChangedError,
+    SchemaMismatchError,
+    SqlError,
+    TableNotFoundError,
+)
 from lakehead.format.changes import named_changes
+from lakehead.format.rows import to_key_table
 from lakehead.lake.listing import files_table
 from lakehead.lake.records import read_log
 from lakehead.lake.union_read import Pin, UnionRead
@@ -46,6 +58,8 @@ from lakehead.predicate.read_spec import ReadSpec
 from lakehead.types import OFFSET_COLUMN
 
 _DEFAULT = "default"
+_ROWS = "lakehead_statement_rows"
+"""What statements call rows by key. What people write cannot name it: see `require_data`."""
 _ALTER_ATTEMPTS_MAX = 20
 
 
@@ -135,6 +149,10 @@ def _run(
     statement = read_statement(cursor, query, unrestricted=engine.unrestricted)
     if not engine.unrestricted:
         require_data(cursor, statement)
+    if statement.point is not None and frames is None and not engine.unrestricted:
+        answered = _by_index(con, engine, cursor, statement, statement.point, params)
+        if answered is not None:
+            return answered
     if statement.catalog and not engine.unrestricted:  # each sees its own tables alone
         cursor, catalog = engine.alone(), "memory"
     else:
@@ -160,6 +178,55 @@ def _run(
         _register(cursor, name, rows, tables, seen, reading)
     relation = functools.partial(_relation, cursor, statement, params, tables)  # with parameters, it runs at once
     return as_duckdb(Relation(reading.run(relation, relation), reading))
+
+
+def _by_index(
+    con: Tables,
+    engine: SqlEngine,
+    cursor: duckdb.DuckDBPyConnection,
+    statement: Statement,
+    point: PointQuery,
+    params: object,
+) -> duckdb.DuckDBPyRelation | None:
+    """What the statement finds among the rows that the key index has for it; None where the index cannot tell, or
+    DuckDB has something to say, which it is to say of the whole table."""
+    if statement.parameters and params is None:
+        return None
+    try:
+        table = con.table(f"{point.database or _DEFAULT}.{point.table}")
+    except (InvalidRequestError, TableNotFoundError):
+        return None
+    handle = handle_of(table)
+    keys = point.keys(handle.desc, params)
+    if not keys:
+        return None
+    reading = Reading(cursor, engine)
+    try:
+        rows = _row(handle, keys[0]) if len(keys) == 1 else None
+        if rows is None:
+            asked = in_partitions(handle.desc, to_key_table(keys, handle.desc.key_columns, what="keys"), "keys")
+            found = handle.lookups.at_once(*asked.combine_chunks().to_batches())
+            if found is None:
+                return None
+            cursor.register(_ROWS, FrameDataset(found, reading.noted))
+            rows = _ROWS
+    except (InvalidRequestError, SchemaMismatchError, SchemaChangedError):
+        return None
+    text = f"{point.before}{rows}{point.after}"
+    relation = functools.partial(_relation, cursor, dataclasses.replace(statement, text=text), params, ())
+    try:
+        return as_duckdb(Relation(reading.run(relation, relation, here=params is None), reading))
+    except (SqlError, TableNotFoundError):
+        return None
+
+
+def _row(handle: TableHandle, key: tuple[int | str, ...]) -> str | None:
+    """The query of the row that has a key."""
+    plain = handle.lookups.plain_key(key)
+    if plain is None:
+        return None
+    query = row_as_query(handle.desc.schema, handle.lookups.row(plain))
+    return None if query is None else f"({query})"
 
 
 def _relation(

@@ -16,6 +16,7 @@ from typing import Any
 import duckdb
 
 from lakehead.api.definition import is_text
+from lakehead.api.point_query import PointQuery, point_query
 from lakehead.api.table_names import TableName, find_names
 from lakehead.env.recently_used import RecentlyUsed
 from lakehead.errors import SqlError
@@ -86,6 +87,7 @@ class Statement:
         comments: it is COMMENT ON.
         recomputes: it is ALTER TABLE with a USING.
         valued: names of columns, in lower case, that are to equal what is of no column, or to be one of such things.
+        point: what it asks of its only table by values of columns.
     """
 
     text: str
@@ -100,6 +102,7 @@ class Statement:
     recomputes: bool = False
     comments: bool = False
     valued: frozenset[str] = frozenset()
+    point: PointQuery | None = None
 
 
 _known: RecentlyUsed[tuple[str, bool], Statement] = RecentlyUsed(1 << 20, lambda statement: len(statement.text))
@@ -168,6 +171,7 @@ def _understood(cursor: duckdb.DuckDBPyConnection, query: str, unrestricted: boo
         parameters,
         sources,
         valued=frozenset(_valued(nodes)),
+        point=point_query(text, tree, nodes) if kinds[0] == "SELECT" else None,
     )
 
 

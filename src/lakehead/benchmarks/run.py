@@ -182,6 +182,11 @@ def _engine(con: lh.Connection, batches: Sequence[pa.RecordBatch], where: str) -
     took = seconds(lambda: [keyed.lookup(k) for k in asked])
     yield Figure(f"lookup, {asked[0].num_rows:,} keys a call, {where}", f"{rows / took / 1e6:.2f} M keys/s")
     yield Figure(f"get, one key, p50 / p99, {where}", _percentiles(lambda i: keyed.get(int(order[i % rows]))))
+    text = f"select * from {keyed.name} where event_id = ?"
+    by_sql = _percentiles(lambda i: con.sql(text, [int(order[i % rows])]).fetchall())
+    yield Figure(f"SQL, one row by its key, p50 / p99, {where}", by_sql)
+    scanned = _percentiles(lambda i: keyed.scan(where=f"event_id = {order[i % rows]}").to_arrow())
+    yield Figure(f"scan, one row by its key, p50 / p99, {where}", scanned)
 
 
 def _reads(log: lh.Table, batches: Sequence[pa.RecordBatch], where: str) -> Iterator[Figure]:

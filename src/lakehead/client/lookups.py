@@ -51,6 +51,16 @@ class Lookups:
                 asked.extendleft(reversed(halves(some)))
         return pa.concat_tables([self._desc.schema.empty_table(), *parts]) if len(parts) != 1 else parts[0]
 
+    def at_once(self, keys: pa.RecordBatch) -> pa.Table | None:
+        """Rows of the keys that exist, as of one moment; None where several tablets would have them, which are asked
+        one after the other, or they are too many bytes for one answer."""
+        if len(list(route(self._desc, keys))) > 1:
+            return None
+        try:
+            return self._lookup_part(keys)
+        except LimitExceededError:
+            return None
+
     def _lookup_part(self, keys: pa.RecordBatch) -> pa.Table:
         refs, attachments, places = [], [], []
         for key, rows in route(self._desc, keys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 
 import pyarrow as pa
 
@@ -17,12 +18,22 @@ def schema_to_text(schema: TableSchema) -> str:
 
 
 def schema_from_text(schema_id: int, text: str) -> TableSchema:
-    """Inverse of `schema_to_text`; for errors see `lakehead.protocol.table_info.TableInfo.descriptor`."""
+    """Inverse of `schema_to_text`; for errors see `lakehead.protocol.table_info.TableInfo.descriptor`. What was read
+    last is remembered, and with it what follows from the columns."""
+    return _remembered(schema_id, text) if len(text) <= _REMEMBERED_MAX else _read(schema_id, text)
+
+
+def _read(schema_id: int, text: str) -> TableSchema:
     try:
         data = base64.b64decode(text)
     except ValueError as e:
         raise InvalidRequestError(f"a table's definition cannot be read: {e}") from e
     return TableSchema.of(schema_id, schema_from_bytes(data))
+
+
+_remembered = functools.lru_cache(256)(_read)
+_REMEMBERED_MAX = 1 << 16
+"""Characters of a definition that is remembered."""
 
 
 def field_to_text(f: pa.Field) -> str:

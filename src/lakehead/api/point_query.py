@@ -1,0 +1,176 @@
+"""Statements that ask one table for rows by primary key: its key index answers, and DuckDB is given these rows alone.
+
+What else the statement says of them is DuckDB's to answer, as ever: that the key has one of these values is a condition
+that no row outside the key index's answer meets.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pyarrow as pa
+
+from lakehead.api.definition import is_text
+from lakehead.api.table_names import find_names
+from lakehead.format.schema import twin_names
+from lakehead.types import TableDescriptor
+
+_KEYS_MAX = 1000
+_AS_THEY_ARE = ("INTEGER", "BIGINT", "VARCHAR")
+"""Types of constants whose values the parser tells as they are: of 3.0 it tells 30."""
+_PLACES = ("current_schema", "current_schemas", "current_database", "current_catalog", "in_search_path")
+
+
+@dataclass(frozen=True)
+class Given:
+    """A value that a statement has, or the parameter that has it."""
+
+    value: object = None
+    parameter: str = ""
+
+
+@dataclass(frozen=True)
+class PointQuery:
+    """A statement whose only table is asked for rows whose columns have some of a few values.
+
+    Attributes:
+        before: the text of the statement before the table's name.
+        after: and behind it; the table has a name there, or takes it from there.
+        database: of the table; "" for the default one.
+        called: what the statement calls the table, in lower case, where it names columns by that; a column of this
+            name would have such fields. Else "".
+        values: of columns, in lower case, what each is to equal one of; a column may come again.
+    """
+
+    before: str
+    after: str
+    database: str
+    table: str
+    called: str
+    values: tuple[tuple[str, tuple[Given, ...]], ...]
+
+    def keys(self, desc: TableDescriptor, params: object) -> list[tuple[int | str, ...]]:
+        """The primary keys that rows may have, each once; none where the statement does not tell, or tells as DuckDB
+        alone understands it."""
+        named = [f.name.lower() for f in desc.schema]
+        if not desc.primary_key or twin_names(desc.schema) is not None or self.called in named:
+            return []
+        given: dict[str, Sequence[Given]] = {}
+        for column, values in self.values:
+            given.setdefault(column, values)
+        columns = [_plain(given.get(c.lower(), ()), desc.schema.field(c).type, params) for c in desc.primary_key]
+        count = math.prod(map(len, columns))
+        return list(itertools.product(*columns)) if count <= _KEYS_MAX else []
+
+
+def _plain(values: Sequence[Given], t: pa.DataType, params: object) -> list[int | str]:
+    """The different values, if all are of this type as they are; else none."""
+    found: dict[int | str, None] = {}
+    for given in values:
+        value = _of(params, given.parameter) if given.parameter else given.value
+        if not (_is_integer(value, t) if pa.types.is_signed_integer(t) else _is_text(t) and is_text(value)):
+            return []
+        found[cast("int | str", value)] = None
+    return list(found)
+
+
+def _is_text(t: pa.DataType) -> bool:
+    return bool(pa.types.is_string(t) or pa.types.is_large_string(t))
+
+
+def _is_integer(value: object, t: pa.DataType) -> bool:
+    limit = 1 << t.bit_width - 1
+    return type(value) is int and -limit <= value < limit
+
+
+def _of(params: object, name: str) -> object:
+    if isinstance(params, Mapping):
+        return params.get(name)
+    if isinstance(params, list | tuple) and name.isdecimal() and 0 < int(name) <= len(params):
+        return params[int(name) - 1]
+    return None
+
+
+# ---- what a statement says ------------------------------------------------------------------------------------------
+
+
+def point_query(text: str, tree: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> PointQuery | None:
+    """What a statement asks by columns' values; None where it reads anything but one table, or asks for none.
+
+    Args:
+        tree: what DuckDB's parser says of it.
+        nodes: all that are in there.
+    """
+    (top,) = tree["statements"]
+    node = top["node"]
+    source = node.get("from_table") or {}
+    if node.get("type") != "SELECT_NODE" or source.get("type") != "BASE_TABLE" or not node.get("where_clause"):
+        return None
+    if sum("from_table" in n for n in nodes) > 1:
+        return None
+    if source["catalog_name"] or source["at_clause"] or source["column_name_alias"] or "$" in source["table_name"]:
+        return None
+    if source["sample"] or node["sample"] or any(_is_of_more(n) for n in nodes):
+        return None
+    start = len(text.encode()[: source["query_location"]].decode())
+    name = next((n for n in find_names(text) if n.start == start), None)
+    if name is None or name.suffix or name.path != tuple(filter(None, (source["schema_name"], source["table_name"]))):
+        return None
+    called = str(source["alias"] or source["table_name"])
+    alias = "" if source["alias"] else ' as "{}"'.format(called.replace('"', '""'))
+    values = tuple(_valued(node["where_clause"], called.lower()))
+    if not values:
+        return None
+    by_table = any(len(n.get("column_names", ())) > 1 for n in nodes)
+    return PointQuery(
+        before=text[: name.start],
+        after=f"{alias}{text[name.end :]}",
+        database=source["schema_name"],
+        table=source["table_name"],
+        called=called.lower() if by_table else "",
+        values=values,
+    )
+
+
+def _is_of_more(node: Mapping[str, Any]) -> bool:
+    """Whether it asks for other rows, or for the place where the table is."""
+    names = (node.get("function_name"), *node.get("column_names", ()))
+    return node.get("class") == "SUBQUERY" or any(str(name).lower() in _PLACES for name in names)
+
+
+def _valued(condition: Mapping[str, Any], called: str) -> Iterator[tuple[str, tuple[Given, ...]]]:
+    """Columns that have some of a few values in each row for which this is true."""
+    kind = condition["type"]
+    if kind == "CONJUNCTION_AND":
+        for part in condition["children"]:
+            yield from _valued(part, called)
+    elif kind == "COMPARE_EQUAL":
+        left, right = condition["left"], condition["right"]
+        for side, other in ((left, right), (right, left)):
+            yield from _equal(side, [other], called)
+    elif kind == "COMPARE_IN":
+        side, *others = condition["children"]
+        yield from _equal(side, others, called)
+
+
+def _equal(
+    side: Mapping[str, Any], others: Sequence[Mapping[str, Any]], called: str
+) -> Iterator[tuple[str, tuple[Given, ...]]]:
+    if side["class"] != "COLUMN_REF":
+        return
+    *of, column = side["column_names"]
+    given = [_given(other) for other in others]
+    if (not of or [name.lower() for name in of] == [called]) and None not in given:
+        yield column.lower(), tuple(g for g in given if g is not None)
+
+
+def _given(node: Mapping[str, Any]) -> Given | None:
+    if node["class"] == "PARAMETER":
+        return Given(parameter=str(node["identifier"]))
+    if node["class"] == "CONSTANT" and not node["value"]["is_null"] and node["value"]["type"]["id"] in _AS_THEY_ARE:
+        return Given(node["value"]["value"])
+    return None
