@@ -274,7 +274,7 @@ class _Cases:
         )
 
     def _sql(self) -> Case:
-        # By its key, as a table that is asked again and again DuckDB has a copy of; not by a constant alone, which has a
+        # By its key, as a table that is asked again and again DuckDB has a copy of; not by a constant, which has a
         # shorter way.
         key = self._one.schema.names[0]
         table = self._here.create_table("paths.one", self._one.schema, primary_key=[key])
