@@ -107,8 +107,9 @@ def test_after_the_columns_changed(table: lh.Table, asked: list[bool]) -> None:
 
 def test_sql(table: lh.Table, asked: list[bool], tmp_path: Path) -> None:
     with lh.connect(tmp_path) as con:
-        assert con.sql("select v from t where b = 3 and a = 'x'").fetchall() == [(33,)]
-        assert con.sql("select sum(v) from t where b in (3, 5) and a = 'x'").fetchall() == [(38,)]
+        # Keys that are not constants: those have a way of their own (test_sql_by_key.py).
+        assert con.sql("select v from t where b = 1 + 2 and a = 'x'").fetchall() == [(33,)]
+        assert con.sql("select sum(v) from t where b in (1 + 2, 5) and a = 'x'").fetchall() == [(38,)]
     assert asked and all(asked)
 
 
