@@ -103,6 +103,22 @@ def test_who_was_granted_nothing_does_nothing(host: ServerHost, owner: lh.Connec
     assert sorted(owner.tables()) == ["pay.salaries", "shop.hidden", "shop.orders"], "and nothing was done"
 
 
+@pytest.mark.parametrize("grants", [[], [("read", "shop.orders")], [("write", "shop.orders")]])
+@pytest.mark.parametrize("name", ["shop.hidden", "shop.nothing_there", "nothing.there", "SHOP.HIDDEN"])
+def test_sql_knows_nothing_of_tables_that_were_not_granted(known: Any, name: str, grants: list[Any]) -> None:
+    con = known("somebody", *grants)
+    for where in ("k = 1", "k = 0 + 1", "k > 0", "v = 'a'"):
+        with pytest.raises(lh.TableNotFoundError, match="does not exist"):
+            con.sql(f"select v from {name} where {where}")
+
+
+@pytest.mark.parametrize("name", ["shop.keyed", "SHOP.Keyed"])
+def test_sql_by_key_of_a_table_that_was_granted(known: Any, owner: lh.Connection, name: str) -> None:
+    owner.create_table("shop.keyed", SCHEMA, **KEYED).upsert(ROWS)
+    con = known("reader", ("read", "shop.keyed"))
+    assert con.sql(f"select v from {name} where k = 1").fetchall() == [("a",)]
+
+
 def test_a_reader_reads_and_nothing_more(known: Any, owner: lh.Connection) -> None:
     con = known("reader", ("read", "shop.orders"))
     table = con.table("shop.orders")

@@ -10,12 +10,13 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 
-from lakehead.api.definition import is_text
 from lakehead.api.table_names import find_names
+from lakehead.format.per_schema import once_per_schema
+from lakehead.format.plain import PlainKey, plain_key
 from lakehead.format.schema import twin_names
 from lakehead.types import TableDescriptor
 
@@ -40,7 +41,6 @@ class PointQuery:
     Attributes:
         before: the text of the statement before the table's name.
         after: and behind it; the table has a name there, or takes it from there.
-        database: of the table; "" for the default one.
         called: what the statement calls the table, in lower case, where it names columns by that; a column of this
             name would have such fields. Else "".
         values: of columns, in lower case, what each is to equal one of; a column may come again.
@@ -48,46 +48,36 @@ class PointQuery:
 
     before: str
     after: str
-    database: str
-    table: str
     called: str
     values: tuple[tuple[str, tuple[Given, ...]], ...]
 
-    def keys(self, desc: TableDescriptor, params: object) -> list[tuple[int | str, ...]]:
+    def keys(self, desc: TableDescriptor, params: object) -> list[PlainKey]:
         """The primary keys that rows may have, each once; none where the statement does not tell, or tells as DuckDB
         alone understands it."""
-        named = [f.name.lower() for f in desc.schema]
-        if not desc.primary_key or twin_names(desc.schema) is not None or self.called in named:
+        names = _names(desc.schema)
+        if not desc.primary_key or names is None or self.called in names:
             return []
         given: dict[str, Sequence[Given]] = {}
         for column, values in self.values:
             given.setdefault(column, values)
-        columns = [_plain(given.get(c.lower(), ()), desc.schema.field(c).type, params) for c in desc.primary_key]
-        count = math.prod(map(len, columns))
-        return list(itertools.product(*columns)) if count <= _KEYS_MAX else []
-
-
-def _plain(values: Sequence[Given], t: pa.DataType, params: object) -> list[int | str]:
-    """The different values, if all are of this type as they are; else none."""
-    found: dict[int | str, None] = {}
-    for given in values:
-        value = _of(params, given.parameter) if given.parameter else given.value
-        if not (_is_integer(value, t) if pa.types.is_signed_integer(t) else _is_text(t) and is_text(value)):
+        columns = [[_of(params, g) for g in given.get(c.lower(), ())] for c in desc.primary_key]
+        if math.prod(map(len, columns)) > _KEYS_MAX:
             return []
-        found[cast("int | str", value)] = None
-    return list(found)
+        keys = [plain_key(key, desc.key_columns) for key in itertools.product(*columns)]
+        return list(dict.fromkeys(key for key in keys if key is not None)) if None not in keys else []
 
 
-def _is_text(t: pa.DataType) -> bool:
-    return bool(pa.types.is_string(t) or pa.types.is_large_string(t))
+@once_per_schema
+def _names(schema: pa.Schema) -> frozenset[str] | None:
+    """Names of columns, in lower case; None where SQL cannot tell some apart."""
+    return frozenset(name.lower() for name in schema.names) if twin_names(schema) is None else None
 
 
-def _is_integer(value: object, t: pa.DataType) -> bool:
-    limit = 1 << t.bit_width - 1
-    return type(value) is int and -limit <= value < limit
-
-
-def _of(params: object, name: str) -> object:
+def _of(params: object, given: Given) -> object:
+    """The value that is given; None where the parameter is not."""
+    name = given.parameter
+    if not name:
+        return given.value
     if isinstance(params, Mapping):
         return params.get(name)
     if isinstance(params, list | tuple) and name.isdecimal() and 0 < int(name) <= len(params):
@@ -129,8 +119,6 @@ def point_query(text: str, tree: Mapping[str, Any], nodes: Sequence[Mapping[str,
     return PointQuery(
         before=text[: name.start],
         after=f"{alias}{text[name.end :]}",
-        database=source["schema_name"],
-        table=source["table_name"],
         called=called.lower() if by_table else "",
         values=values,
     )

@@ -21,19 +21,21 @@ _YEARS_MICROS = 7_000 * 365 * _DAY_MICROS
 _Literal = Callable[[Any], str | None]
 
 
+def are_texts(schema: pa.Schema) -> bool:
+    """Whether rows of these columns are texts, but for some values."""
+    return _columns(schema) is not None
+
+
 def row_as_query(schema: pa.Schema, values: Sequence[Any] | None) -> str | None:
     """A query whose rows are this plain row (`lakehead.format.plain`), or none, with the types that DuckDB has for the
-    columns; None where it is no text, or a long one.
+    columns; None where a value is no text, or a long one.
 
     Args:
-        schema: of the columns.
+        schema: of the columns, which `are_texts`.
         values: of the row; None: no row.
     """
-    columns = _columns(schema)
-    if columns is None:
-        return None
     texts, size = [], 0
-    for at, (name, duckdb_type, literal) in enumerate(columns):
+    for at, (name, duckdb_type, literal) in enumerate(_columns(schema) or ()):
         value = None if values is None else values[at]
         text = "null" if value is None else literal(value)
         if text is None or (size := size + len(text)) > _BYTES_MAX:

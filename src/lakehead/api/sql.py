@@ -32,7 +32,7 @@ from lakehead.api.input import in_partitions
 from lakehead.api.point_query import PointQuery
 from lakehead.api.pushdown import as_duckdb_means
 from lakehead.api.relation import INTERRUPTED, Reading, Relation, as_duckdb, require_uninterrupted
-from lakehead.api.row_literals import row_as_query
+from lakehead.api.row_literals import are_texts, row_as_query
 from lakehead.api.sandbox import catalog_name, make_duckdb, require_data
 from lakehead.api.statement import NamedTable, Statement, read_statement
 from lakehead.api.subscription import changelog_schema
@@ -49,6 +49,7 @@ from lakehead.errors import (
     TableNotFoundError,
 )
 from lakehead.format.changes import named_changes
+from lakehead.format.plain import PlainKey
 from lakehead.format.rows import to_key_table
 from lakehead.lake.listing import files_table
 from lakehead.lake.records import read_log
@@ -149,22 +150,25 @@ def _run(
     statement = read_statement(cursor, query, unrestricted=engine.unrestricted)
     if not engine.unrestricted:
         require_data(cursor, statement)
-    if statement.point is not None and frames is None and not engine.unrestricted:
-        answered = _by_index(con, engine, cursor, statement, statement.point, params)
+    tables = con.tables()
+    views = _views(statement, tables)
+    opened: dict[str, Table] = {}
+    if statement.point is not None and views and frames is None and not engine.unrestricted:
+        (view,) = views
+        opened[view.path] = con.table(view.path)
+        answered = _by_index(opened[view.path], engine, cursor, statement, statement.point, params)
         if answered is not None:
             return answered
     if statement.catalog and not engine.unrestricted:  # each sees its own tables alone
         cursor, catalog = engine.alone(), "memory"
     else:
         catalog = engine.catalog(cursor, cursor)
-    tables = con.tables()
-    views = _views(statement, tables)
     reading = Reading(cursor, engine)
     if statement.shows is not None:
         return as_duckdb(Relation(cursor.from_arrow(_shown(con, statement.shows, tables)), reading))
     if statement.alters:
         return as_duckdb(Relation(_alter(con, cursor, catalog, statement, params, views, reading), reading))
-    shown = shielded(lambda: _contents(con, views, statement, engine, cursor, reading))
+    shown = shielded(lambda: _contents(con, opened, views, statement, engine, cursor, reading))
     for rows in shown.values():
         reading.keep(rows)
     if statement.catalog:
@@ -181,7 +185,7 @@ def _run(
 
 
 def _by_index(
-    con: Tables,
+    table: Table,
     engine: SqlEngine,
     cursor: duckdb.DuckDBPyConnection,
     statement: Statement,
@@ -191,10 +195,6 @@ def _by_index(
     """What the statement finds among the rows that the key index has for it; None where the index cannot tell, or
     DuckDB has something to say, which it is to say of the whole table."""
     if statement.parameters and params is None:
-        return None
-    try:
-        table = con.table(f"{point.database or _DEFAULT}.{point.table}")
-    except (InvalidRequestError, TableNotFoundError):
         return None
     handle = handle_of(table)
     keys = point.keys(handle.desc, params)
@@ -220,12 +220,12 @@ def _by_index(
         return None
 
 
-def _row(handle: TableHandle, key: tuple[int | str, ...]) -> str | None:
-    """The query of the row that has a key."""
-    plain = handle.lookups.plain_key(key)
-    if plain is None:
+def _row(handle: TableHandle, key: PlainKey) -> str | None:
+    """The query of the row that has a key; None where rows are no text, or this one."""
+    schema = handle.desc.schema
+    if not handle.lookups.plain or not are_texts(schema):
         return None
-    query = row_as_query(handle.desc.schema, handle.lookups.row(plain))
+    query = row_as_query(schema, handle.lookups.row(key))
     return None if query is None else f"({query})"
 
 
@@ -455,6 +455,7 @@ def _make_views(cursor: duckdb.DuckDBPyConnection, catalog: str, shown: Mapping[
 
 def _contents(
     con: Tables,
+    opened: dict[str, Table],
     views: set[_View],
     statement: Statement,
     engine: SqlEngine,
@@ -463,11 +464,14 @@ def _contents(
 ) -> dict[_View, object]:
     """What each view reads, all as of one moment.
 
+    Args:
+        opened: tables that were opened for this statement a moment ago, by name; they are taken out.
+
     Raises:
         NoLakeError: a suffix asks for the lake of a table that has none.
     """
     pinned, copies, unrestricted = (
-        pinned_together(con.table, {v.path for v in views}),
+        pinned_together(lambda path: opened.pop(path, None) or con.table(path), {v.path for v in views}),
         engine.copies,
         engine.unrestricted,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sized
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import pyarrow as pa
 from lakehead.client.patience import ask
 from lakehead.client.received import found_places, found_row, found_rows
 from lakehead.client.routes import Routes, by_server
-from lakehead.client.row_routing import halves, route, tablet_of
+from lakehead.client.row_routing import Rows, halves, route, tablet_of
 from lakehead.env import Clock
 from lakehead.errors import CorruptionError, InvalidRequestError, LimitExceededError, NotLeaderError
 from lakehead.format.arrays import places_of, to_arrow
@@ -44,7 +44,7 @@ class Lookups:
         while asked:
             some = asked.popleft()
             try:
-                parts.append(self._lookup_part(some))
+                parts.append(self._lookup_part(some, route(self._desc, some)))
             except LimitExceededError as e:
                 if some.num_rows == 1 or "answer_bytes_max" not in e.context:
                     raise
@@ -54,16 +54,19 @@ class Lookups:
     def at_once(self, keys: pa.RecordBatch) -> pa.Table | None:
         """Rows of the keys that exist, as of one moment; None where several tablets would have them, which are asked
         one after the other, or they are too many bytes for one answer."""
-        if len(list(route(self._desc, keys))) > 1:
+        parts = list(route(self._desc, keys))
+        if len(parts) > 1:
             return None
         try:
-            return self._lookup_part(keys)
-        except LimitExceededError:
+            return self._lookup_part(keys, parts)
+        except LimitExceededError as e:
+            if "answer_bytes_max" not in e.context:
+                raise
             return None
 
-    def _lookup_part(self, keys: pa.RecordBatch) -> pa.Table:
+    def _lookup_part(self, keys: pa.RecordBatch, parts: Iterable[tuple[TabletKey, Rows | None]]) -> pa.Table:
         refs, attachments, places = [], [], []
-        for key, rows in route(self._desc, keys):
+        for key, rows in parts:
             refs.append(m.TabletRef.of(key))
             places.append(rows)
             attachments.append((keys if rows is None else keys.take(to_arrow(rows))).serialize())
