@@ -60,6 +60,8 @@ def con(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
         con.create_table("bytes", [("k", pa.binary()), ("v", pa.int64())], primary_key="k").upsert(
             [{"k": b"\0'", "v": 1}]
         )
+        plain = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("s", pa.string())])
+        con.create_table("plain", plain, primary_key="k").upsert([{"k": 3, "v": 7, "s": "a secret"}])
         con.create_table("log", SCHEMA, lake=lake).append(rows(row("x", 3, 3)))
         if lake:
             for name in ("db.t", "Parts", "one"):
@@ -201,6 +203,8 @@ BY_KEY: list[tuple[str, Any]] = [
     ("select * from default.parts where a = 'nobody' and b = 3", None),
     ("select * from parts where a = ? and b in (1, 3)", ["é"]),
     ("select f from one where b = 3 and f = 'nan'", None),
+    ("select cast(s as int) from plain where k = 3 and v > 7", None),
+    ("select s, v + 1 from plain p where p.k = 3", None),
     ("select v, k from bytes where k = ?", [b"\0'"]),
     ("select v from bytes where k in ($1, $2) and v = $3", [b"", b"\0'", 1]),
     ("select moment from one where b = 3 and moment > '1970-01-01'", None),
@@ -234,6 +238,9 @@ OTHERWISE: list[tuple[str, Any]] = [
     ('select "default".one.b from one where b = 3', None),
     ("select nothing from one where b = 3", None),
     ("select cast(a as int) from one where b = $1", [3]),
+    ("select cast(a as int) from one where b = 3", None),
+    ("select v from plain where k = 3 and cast(s as int) > 1", None),
+    ("select error(s) from plain where k = 3", None),
     ("select b from one where b = $1", None),
     ("select b from one where b = $1", [3, 4]),
     ("select b from one where b = $b", {"c": 3}),

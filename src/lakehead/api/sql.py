@@ -212,10 +212,15 @@ def _by_index(
             rows = _ROWS
     except (InvalidRequestError, SchemaMismatchError, SchemaChangedError):
         return None
-    text = f"{point.before}{rows}{point.after}"
-    relation = functools.partial(_relation, cursor, dataclasses.replace(statement, text=text), params, ())
+    asked_of_rows = dataclasses.replace(statement, text=f"{point.before}{rows}{point.after}")
+
+    def relation() -> duckdb.DuckDBPyRelation:
+        found = _relation(cursor, asked_of_rows, params, ())
+        found.execute()  # here, as an error would show the text that DuckDB was given
+        return found
+
     try:
-        return as_duckdb(Relation(reading.run(relation, relation, here=params is None), reading))
+        return as_duckdb(Relation(reading.run(relation, relation), reading))
     except (SqlError, TableNotFoundError):
         return None
 
