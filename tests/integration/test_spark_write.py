@@ -377,6 +377,16 @@ def test_triggers_that_there_are_not(con: lh.Connection, spark: SparkSession, tm
     stream = spark.readStream.format("rate").load()
     with pytest.raises(lh.InvalidPropertyError, match="'available now' or a time such as '1 second'"):
         lhs.pipeline(stream, lambda rows, out: None, checkpoint=str(tmp_path / "checkpoint"), trigger=trigger)
+    with pytest.raises(lh.InvalidPropertyError, match="'available now' or a time such as '1 second'"):
+        lhs.apply_changes(stream, "w.never", keys="value", sequence_by="timestamp", trigger=trigger)
+    assert not [name for name in con.tables() if name.startswith("w.never")]
+
+
+@pytest.mark.parametrize("step", [None, "step", lambda: None, lambda rows: None, lambda rows, out, more: None])
+def test_steps_that_there_are_not(spark: SparkSession, tmp_path: Path, step: Any) -> None:
+    stream = spark.readStream.format("rate").load()
+    with pytest.raises(lh.InvalidRequestError, match="function of two: the rows of a micro-batch"):
+        lhs.pipeline(stream, step, checkpoint=str(tmp_path / "checkpoint"))
 
 
 @pytest.mark.parametrize("mode", ["", "upsert", None])

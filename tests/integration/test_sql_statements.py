@@ -135,6 +135,15 @@ def test_what_there_is_can_be_asked(con: lh.Connection) -> None:
 def test_parameters_and_frames(con: lh.Connection) -> None:
     assert con.sql("select count(*) from shop.orders where id < ?", [10]).fetchone() == (10,)
     assert con.sql("select count(*) from shop.orders where id < $n", {"n": 10}).fetchone() == (10,)
+    for text in ("select * from shop.orders where {} = id", "from shop.users where {} = id", "select 1 where 1 = {}"):
+        for lacking in (None, [], (), {}):
+            for name in ("?", "$1", "$n"):
+                with pytest.raises(lh.SqlError, match=r"has parameters \((1|n)\): give their values as params="):
+                    con.sql(text.format(name), lacking)
+        for wrong in (5, "5", b"5", iter([5])):
+            with pytest.raises(lh.SqlError, match="a list of the values"):
+                con.sql(text.format("?"), wrong)  # type: ignore[arg-type]
+    assert con.sql("select count(*) from shop.orders", []).fetchone() == con.sql("from (values (100))", {}).fetchone()
     regions = [{"city": "Oslo", "region": "east"}, {"city": "Bergen", "region": "west"}]
     query = "select count(*) from shop.orders join r using (city) where region = $1"
     arrow = pa.Table.from_pylist(regions)

@@ -137,10 +137,18 @@ def run_sql(
 ) -> duckdb.DuckDBPyRelation:
     """See `Connection.sql`."""
     try:
-        return _run(con, engine, query, params, frames)
+        return _run(con, engine, query, _given(params), frames)
     except RuntimeError as e:
         require_uninterrupted(e)
         raise
+
+
+def _given(params: object) -> object:
+    """Parameters as DuckDB takes them; None for none at all, which it would take for a statement that has no plan."""
+    if params is not None and (isinstance(params, str | bytes) or not isinstance(params, Sized)):
+        kind = type(params).__name__
+        raise SqlError(f"params= takes a list of the values of ? or $1, or a dict of those of $name, not {kind}")
+    return params if params is not None and len(params) else None
 
 
 def _run(

@@ -196,7 +196,9 @@ def pipeline(
             rows in each.
 
     Raises:
-        InvalidRequestError: ``stream`` is no stream, or its session knows no connection.
+        InvalidRequestError: ``stream`` is no stream, its session knows no connection, or ``step`` takes no two
+            arguments.
+        InvalidPropertyError: ``trigger`` or ``output_mode`` is none.
     """
     _require()
     from lakehead.spark.layers import run_pipeline
@@ -239,6 +241,7 @@ def apply_changes(
 
     Raises:
         ColumnNotFoundError, InvalidRequestError: a column is not there, an expression is none, or the stream is none.
+        InvalidPropertyError: ``trigger`` is none; no table was made.
         WrongTableKindError, SchemaMismatchError: the table has no keys, or others.
     """
     _require()

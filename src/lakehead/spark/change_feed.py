@@ -37,7 +37,7 @@ from lakehead.format.rows import to_key_table
 from lakehead.format.schema import is_wider, nearest_name
 from lakehead.spark.connections import connection_of, worker_table
 from lakehead.spark.floats import quoted
-from lakehead.spark.foreach_batch import started
+from lakehead.spark.foreach_batch import started, writer_of
 from lakehead.spark.handled_errors import handled
 from lakehead.spark.key_join import Alike, names_alike, places_of
 from lakehead.spark.sequence import ordering_text
@@ -531,9 +531,10 @@ def apply_changes(
             f"sequence_by is of type {prepared.schema[_SEQUENCE].dataType.simpleString()}: changes are ordered by one"
             " number, string or time"
         ) from e
+    writer = writer_of(prepared, checkpoint=checkpoint, name=name, trigger=trigger)
     feed.require_tables(con, schema)
 
     def work(rows: DataFrame, batch: JobBatch, *, small: bool) -> None:
         feed.apply(con, rows, batch, small=small)
 
-    return started(prepared, con, work, checkpoint=checkpoint, name=name, trigger=trigger)
+    return started(prepared, writer, con, work)

@@ -23,6 +23,7 @@ from lakehead.spark.staged_rows import QUERY, of_query
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame as AnyFrame
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 SMALL_ROWS = 20_000
 """A micro-batch after one of so many rows passes through the driver: tasks in Python cost more than its rows do. Spark
@@ -94,17 +95,10 @@ class MicroBatches:
         implements = ["org.apache.spark.sql.execution.streaming.sources.PythonForeachBatchFunction"]  # noqa: RUF012
 
 
-def started(
-    stream: AnyFrame,
-    con: Connection,
-    work: Work,
-    *,
-    checkpoint: str | None,
-    name: str | None,
-    trigger: str | None,
-    output_mode: str = "append",
-) -> StreamingQuery:
-    """Begin a query of micro-batches.
+def writer_of(
+    stream: AnyFrame, *, checkpoint: str | None, name: str | None, trigger: str | None, output_mode: str = "append"
+) -> DataStreamWriter:
+    """What is to be `started`: nothing is read or written before.
 
     Raises:
         InvalidRequestError: the DataFrame is no stream.
@@ -128,6 +122,11 @@ def started(
             raise InvalidPropertyError(
                 f"trigger={trigger!r} must be 'available now' or a time such as '1 second'"
             ) from e
+    return writer
+
+
+def started(stream: AnyFrame, writer: DataStreamWriter, con: Connection, work: Work) -> StreamingQuery:
+    """Begin a query of micro-batches; ``writer`` is that of the stream, see `writer_of`."""
     called = MicroBatches(stream, con, work)
     gateway = stream.sparkSession.sparkContext._gateway
     sources = gateway.jvm.org.apache.spark.sql.execution.streaming.sources

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from lakehead.client.staging import JobBatch, Part, publish_together
 from lakehead.errors import InvalidPropertyError, InvalidRequestError, TableNotFoundError
 from lakehead.spark.combine import Combine, plain, require_combinable
 from lakehead.spark.connections import connection_of
-from lakehead.spark.foreach_batch import started
+from lakehead.spark.foreach_batch import started, writer_of
 from lakehead.spark.staged_rows import (
     Target,
     discarded_on_failure,
@@ -321,6 +322,8 @@ def run_pipeline(
     output_mode: str,
 ) -> StreamingQuery:
     """See `lakehead.spark.pipeline`."""
+    _require_step(step)
+    writer = writer_of(stream, checkpoint=checkpoint, name=name, trigger=trigger, output_mode=output_mode)
     con = connection_of(stream.sparkSession)
     tables = OpenTables(con)
 
@@ -329,4 +332,17 @@ def run_pipeline(
         step(rows, layers)
         layers.write()
 
-    return started(stream, con, work, checkpoint=checkpoint, name=name, trigger=trigger, output_mode=output_mode)
+    return started(stream, writer, con, work)
+
+
+def _require_step(step: Step) -> None:
+    """Refuse at once what each micro-batch would fail with."""
+    wanted = "give a function of two: the rows of a micro-batch, and what they are written with"
+    if not callable(step):
+        raise InvalidRequestError(f"step={step!r} is no function: {wanted}")
+    try:
+        inspect.signature(step).bind(None, None)
+    except TypeError as e:
+        raise InvalidRequestError(f"step={step!r} does not take two arguments ({e}): {wanted}") from e
+    except ValueError:  # compiled code need not tell what it takes
+        pass
