@@ -6,6 +6,34 @@ from tests.mutation.mutant import Mutant
 
 OF_READING = (
     Mutant(
+        "more rows by key than were asked for",
+        "lake/keyed_read.py",
+        "met.slice(0, self._spec.limit)",
+        "met",
+        "tests/integration/test_scan_by_key.py",
+    ),
+    Mutant(
+        "ask the key index what the lake holds",
+        "api/scan.py",
+        'if self._tier == "union" else None',
+        "if True else None",
+        "tests/integration/test_scan_by_key.py",
+    ),
+    Mutant(
+        "rows by key of a connection that is closed",
+        "lake/keyed_read.py",
+        "        self._handle.require_open()\n",
+        "",
+        "tests/integration/test_scan_by_key.py",
+    ),
+    Mutant(
+        "rows by key that do not meet the rest of the filter",
+        "lake/keyed_read.py",
+        "if self._spec.predicate is None else",
+        "if True else",
+        "tests/integration/test_scan_by_key.py",
+    ),
+    Mutant(
         "ignore prev_offset",
         "log/netchange.py",
         "replaced = prev_offsets[_REPLACES.take(change_types)]",

@@ -13,6 +13,7 @@ from lakehead.api.table import Table
 from lakehead.config import Limits
 from lakehead.errors import LakeheadError, PermissionDeniedError, TableExistsError, TableNotFoundError
 from lakehead.format.schema import validate_definition
+from lakehead.lake.union_read import UnionRead
 from lakehead.types import TableDescriptor, TablePath, TabletId
 
 _NAME_MAX = 100
@@ -72,8 +73,8 @@ def copy_table(con: Tables, source: str, target: str, buckets: int | None) -> Ta
         with contextlib.suppress(LakeheadError):
             con.drop_table(unfinished, purge=True)
         raise
-    ends = scan._read.pinned.log
-    return TableCopy(table, rows, {desc.tablet_id(key): end for key, (_, end) in ends.items()})
+    assert isinstance(scan._read, UnionRead)  # all rows
+    return TableCopy(table, rows, {desc.tablet_id(key): end for key, (_, end) in scan._read.pinned.log.items()})
 
 
 def _require_possible(desc: TableDescriptor, buckets: int) -> None:

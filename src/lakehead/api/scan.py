@@ -14,6 +14,7 @@ from lakehead.api.display import Displayed
 from lakehead.api.subscription import chosen_columns
 from lakehead.client.table import TableHandle
 from lakehead.errors import InvalidRequestError, MissingDependencyError
+from lakehead.lake.keyed_read import KeyedRead
 from lakehead.lake.union_read import UnionRead, pin
 from lakehead.predicate import parse_predicate
 from lakehead.predicate.read_spec import ReadSpec
@@ -58,17 +59,19 @@ class Scan(Displayed):
         predicate = None if where is None else parse_predicate(where, handle.desc.schema)
         most = limit if limit is None else min(limit, _ROWS_MAX)
         spec = ReadSpec(tuple(chosen_columns(handle.desc, columns)), predicate, most, system_columns)
-        self._read = UnionRead(handle, pin(handle, tier=tier, snapshot=snapshot), spec)
+        by_key = KeyedRead.of(handle, spec) if self._tier == "union" else None
+        self._read = by_key or UnionRead(handle, pin(handle, tier=tier, snapshot=snapshot), spec)
 
     def _facts(self) -> Mapping[str, object]:
-        pinned = self._read.pinned
+        read = self._read
+        lake, ranges = (read.pinned.lake, read.pinned.ranges) if isinstance(read, UnionRead) else (None, {})
         return {
             "table": repr(str(self._handle.desc.path)),
             "columns": self.schema.names,
             "where": None if self._where is None else str(self._where),
             "tier": self._tier,
-            "lake_snapshot": pinned.lake.snapshot_id if pinned.lake is not None else None,
-            "log_records": sum(end - start for start, end in pinned.ranges.values()) if pinned.ranges else None,
+            "lake_snapshot": lake.snapshot_id if lake is not None else None,
+            "log_records": sum(end - start for start, end in ranges.values()) if ranges else None,
             "connection": None if self._handle.open else "closed",
         }
 

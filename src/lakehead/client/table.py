@@ -83,6 +83,11 @@ class TableHandle:
         """Whether calls may succeed: its connection is not closed."""
         return not getattr(self._server, "closed", False)
 
+    def require_open(self) -> None:
+        """Raises: ClosedError."""
+        if isinstance(self._server, ClosableEndpoint):
+            self._server.require_open()
+
     def ends(self, what: Ending) -> None:
         """Close it when the connection is closed."""
         for server in self._routes.servers(self.desc.table_id):

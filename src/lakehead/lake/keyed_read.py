@@ -1,0 +1,58 @@
+"""A read of whole keys: the key index answers when the read is made, and neither a lease nor the lake is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from lakehead.client.table import TableHandle
+from lakehead.predicate.bounds import keys_of
+from lakehead.predicate.read_spec import ReadSpec
+
+_KEYS_MAX = 1000
+"""Of more the rows are not held as long as the read is."""
+
+
+class KeyedRead:
+    """Rows that were asked for; may be repeated."""
+
+    def __init__(self, handle: TableHandle, spec: ReadSpec, rows: pa.Table, asked: int) -> None:
+        self._handle = handle
+        self._spec = spec
+        self._rows = rows
+        self._asked = asked
+        self.schema = pa.schema([handle.desc.schema.field(c) for c in spec.columns])
+
+    @classmethod
+    def of(cls, handle: TableHandle, spec: ReadSpec) -> KeyedRead | None:
+        """What the whole table has of these rows as of now; None where their keys are not plain to see, are many, or
+        several tablets have them, which do not answer as of one moment."""
+        desc = handle.desc
+        keys = keys_of(spec.bounds, desc.key_columns) if desc.keyed and not spec.system_columns else None
+        if keys is None or not 0 < keys.num_rows <= _KEYS_MAX:
+            return None
+        rows = handle.lookups.at_once(keys)
+        return None if rows is None else cls(handle, spec, rows, keys.num_rows)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Rows with the columns of `schema`."""
+        self._handle.require_open()
+        met = self._rows if self._spec.predicate is None else self._spec.predicate.filter(self._rows)
+        yield from met.slice(0, self._spec.limit).select(self.schema.names).to_batches()
+
+    def count(self) -> int:
+        """Number of rows that `batches` yields."""
+        return sum(batch.num_rows for batch in self.batches())
+
+    def explain(self) -> str:
+        """What was read from where, as text."""
+        desc, spec = self._handle.desc, self._spec
+        lines = [
+            f"read of {desc.path} by key",
+            f"  columns: {', '.join(self.schema.names) or '(none)'}",
+            f"  where:   {spec.predicate.arrow if spec.predicate else '(all rows)'}",
+            *([] if spec.limit is None else [f"  limit:   {spec.limit}"]),
+            f"  keys:    {self._asked:,}, asked of the key index, which had {self._rows.num_rows:,}",
+        ]
+        return "\n".join(lines)
