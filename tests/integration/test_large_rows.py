@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,47 @@ def test_a_keyed_table(con: lh.Connection, buckets: int) -> None:
     changes = [b.rows for b in table.subscribe(start="earliest", stop="now")]
     assert sum(b.num_rows for b in require_bounded(changes, joins.CHANGE_BYTES_MAX)) == (1 + 2 + 2 + 1) * ROWS
     assert table.scan().count() == 0 and con.tier("t").rows == 0 and table.scan(tier="lake").count() == 0
+
+
+KEYS: list[tuple[pa.DataType, Callable[[int], Any]]] = [
+    (pa.int32(), int),
+    (pa.string(), str),
+    (pa.large_binary(), lambda n: str(n).encode()),
+    (pa.date32(), lambda n: dt.date(2026, 1, 1) + dt.timedelta(n)),
+    (pa.timestamp("ns", "UTC"), lambda n: dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(n)),
+    (pa.decimal128(20, 2), lambda n: Decimal(n).scaleb(-2)),
+]
+
+
+@pytest.mark.parametrize("keys", KEYS, ids=[str(t) for t, _ in KEYS])
+def test_prefixes(con: lh.Connection, keys: tuple[pa.DataType, Callable[[int], Any]]) -> None:
+    kind, value = keys
+    schema = pa.schema([("of", kind), ("day", pa.string()), ("n", pa.int64()), ("doc", pa.string())])
+    how: dict[str, Any] = {"primary_key": ["of", "day", "n"], "bucket_key": ["of"], "partition_by": ["day"]}
+    table = con.create_table("t", schema, **how, buckets=3, durability="os")
+    made = [
+        {"of": value(n % 40), "day": "ab"[n % 2], "n": n, "doc": "x" * random.Random(n).choice([5, 300, 900])}
+        for n in range(400)
+    ]
+    table.upsert(pa.Table.from_pylist(made, schema))
+    asked = [(value(n), day) for n in [*range(50), 3, 3, 7] for day in "aba"]
+    found = table.prefix_lookup(pa.table({"of": pa.array([a for a, _ in asked], kind), "day": [d for _, d in asked]}))
+    assert found.nbytes > 5 * BYTES_MAX and found.schema == table.schema
+    assert sorted(found.to_pylist(), key=lambda r: r["n"]) == pa.Table.from_pylist(made, schema).to_pylist()
+    alone = [{"of": value(99), "day": "a", "n": n, "doc": "x" * BYTES_MAX} for n in range(3)]
+    table.upsert(pa.Table.from_pylist(alone, schema))
+    with pytest.raises(lh.LimitExceededError, match="or scan"):
+        table.prefix_lookup(pa.table({"of": pa.array([value(99), value(1)], kind), "day": ["a", "b"]}))
+
+
+def test_more_prefixes_than_a_request_has(con: lh.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lakehead.client.lookups._LOOKUP_KEYS", 7)
+    schema = pa.schema([("of", pa.int64()), ("n", pa.int64())])
+    table = con.create_table("t", schema, primary_key=["of", "n"], bucket_key="of", buckets=3)
+    table.upsert(pa.table({"of": [n % 20 for n in range(60)], "n": range(60)}))
+    found = table.prefix_lookup([*range(50), *range(10)])
+    assert sorted(found["n"].to_pylist()) == list(range(60))
+    assert table.prefix_lookup([]).num_rows == table.prefix_lookup([77] * 30).num_rows == 0
 
 
 def test_checkpoints_and_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,13 @@ from tests.mutation.mutant import Mutant
 
 OF_READING = (
     Mutant(
+        "find the rows of a prefix once for each part",
+        "client/lookups.py",
+        ".group_by(prefixes.schema.names, use_threads=False).aggregate([])",
+        "",
+        "tests/integration/test_large_rows.py",
+    ),
+    Mutant(
         "more rows by key than were asked for",
         "lake/keyed_read.py",
         "met.slice(0, self._spec.limit)",

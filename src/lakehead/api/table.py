@@ -252,6 +252,7 @@ class Table(Displayed):
 
         Raises:
             InvalidRequestError: the bucket key is no prefix of the primary key.
+            LimitExceededError: one of them has rows of more than 64 MiB in a tablet: scan for these.
         """
         self._require(keyed=True, verb="look up", use="scan")
         what = f"prefixes of {self.name}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import Any
 
 import numpy as np
@@ -39,14 +39,22 @@ class Lookups:
 
     def by_key(self, keys: pa.RecordBatch) -> pa.Table:
         """Rows of the keys that exist, in the order asked; ``keys`` holds the key columns in key order."""
+        return self._in_parts(keys, lambda some: self._lookup_part(some, route(self._desc, some)))
+
+    def _in_parts(self, keys: pa.RecordBatch, look: Callable[[pa.RecordBatch], pa.Table]) -> pa.Table:
+        """What is found for as many keys at once as one answer holds, part after part.
+
+        Raises:
+            LimitExceededError: what is found for one of them is more.
+        """
         asked = deque(keys.slice(at, _LOOKUP_KEYS) for at in range(0, keys.num_rows, _LOOKUP_KEYS))
         parts = []
         while asked:
             some = asked.popleft()
             try:
-                parts.append(self._lookup_part(some, route(self._desc, some)))
+                parts.append(look(some))
             except LimitExceededError as e:
-                if some.num_rows == 1 or "answer_bytes_max" not in e.context:
+                if some.num_rows == 1 or not _is_too_much(e):
                     raise
                 asked.extendleft(reversed(halves(some)))
         return pa.concat_tables([self._desc.schema.empty_table(), *parts]) if len(parts) != 1 else parts[0]
@@ -60,7 +68,7 @@ class Lookups:
         try:
             return self._lookup_part(keys, parts)
         except LimitExceededError as e:
-            if "answer_bytes_max" not in e.context:
+            if not _is_too_much(e):
                 raise
             return None
 
@@ -129,6 +137,7 @@ class Lookups:
 
         Raises:
             InvalidRequestError: the bucket key is no prefix of the primary key.
+            LimitExceededError: one of them has more rows than an answer holds.
         """
         desc = self._desc
         if not desc.prefix_key:
@@ -136,6 +145,18 @@ class Lookups:
                 f"prefix lookups on {desc.path} are not possible: its bucket key {list(desc.bucket_key)} is not a"
                 f" proper prefix of its primary key; create the table with bucket_key= set to the leading key columns"
             )
+        if prefixes.num_rows <= _LOOKUP_KEYS:
+            try:
+                return self._prefix_part(prefixes)
+            except LimitExceededError as e:
+                if not _is_too_much(e):
+                    raise
+        # A server finds the rows of a prefix once for each part that has it.
+        each = pa.Table.from_batches([prefixes]).group_by(prefixes.schema.names, use_threads=False).aggregate([])
+        return self._in_parts(each.combine_chunks().to_batches()[0], self._prefix_part)
+
+    def _prefix_part(self, prefixes: pa.RecordBatch) -> pa.Table:
+        desc = self._desc
         refs, attachments = [], []
         for key, rows in route(desc, prefixes):
             part = prefixes.select(list(desc.prefix_key))
@@ -182,6 +203,11 @@ class Lookups:
             prefix=prefix,
             as_of=as_of,
         )
+
+
+def _is_too_much(e: LimitExceededError) -> bool:
+    """Whether fewer keys are answered."""
+    return "answer_bytes_max" in e.context
 
 
 def _two_each(parts: list[pa.Buffer], tablets: Sized) -> list[pa.Buffer]:
