@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import lakehead as lh
+from lakehead.lake import keyed_read
 from lakehead.lake.keyed_read import KeyedRead
 from lakehead.lake.union_read import UnionRead
 
@@ -150,13 +151,73 @@ def test_what_a_read_by_key_raises(table: lh.Table, tmp_path: Path, others: str)
         table.scan(where=where)
 
 
+@pytest.fixture(params=["lake", "no lake"])
+def lines(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[lh.Table]:
+    """A table whose rows are found by the leading columns of their keys, too."""
+    lake = "iceberg" if request.param == "lake" else None
+    schema = pa.schema([*SCHEMA, ("line", pa.int16())])
+    with lh.connect(tmp_path / "lines") as con:
+        how: dict[str, Any] = {"primary_key": ["b", "a", "line"], "partition_by": ["a"], "bucket_key": ["b"]}
+        table = con.create_table("t", schema, **how, buckets=2, lake=lake)
+        made = [{"a": a, "b": b, "line": n, "v": b} for a in "xyz" for b in range(20) for n in range(b % 4)]
+        table.upsert(pa.Table.from_pylist(made, schema))
+        if lake:
+            con.tier("t")
+        new = [{"a": "x", "b": 3, "line": n, "v": 33, "f": float("nan")} for n in (1, 2, 9)]
+        table.upsert(pa.Table.from_pylist([*new, {"a": "new", "b": 1, "line": 1, "v": 1}], schema))
+        table.delete(pa.table({"b": [6, 6], "a": ["x", "y"], "line": pa.array([1, 1], pa.int16())}))
+        yield table
+
+
+@pytest.mark.parametrize("change", ["upsert", "delete", "insert", "truncate", "nothing"])
+def test_rows_by_the_leading_columns(lines: lh.Table, asked: list[bool], change: str) -> None:
+    scan = lines.scan(["line", "v"], where="a = 'x' and b = 3")
+    few = lines.scan(["line"], where="a = 'x' and b = 3 and line >= 2", limit=1)
+    match change:
+        case "upsert":
+            lines.upsert([{"a": "x", "b": 3, "line": n, "v": -1} for n in range(10)])
+        case "delete":
+            lines.delete(pa.table({"b": [3], "a": ["x"], "line": pa.array([2], pa.int16())}))
+        case "insert":
+            lines.upsert([{"a": "x", "b": 3, "line": 10, "v": -1}])
+        case "truncate":
+            lines.truncate()
+    assert rows(scan) == [(0, 3), (1, 33), (2, 33), (9, 33)] and scan.count() == 4 and few.count() == 1
+    assert asked == [True] * 3 and "1 prefixes, asked of the key index, which had 4" in scan.explain()
+    for tier in ("union", "hot"):
+        assert lines.scan(where="a = 'z' and b = 1000", tier=tier).count() == 0  # type: ignore[arg-type]
+
+
+def test_what_of_the_leading_columns_is_read_otherwise(
+    lines: lh.Table, asked: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several = ", ".join(map(str, range(3, 12)))
+    for where in (
+        "b = 3",
+        "a = 'x'",
+        "a = 'x' and line = 1",
+        "a in ('x', 'y') and b = 3",
+        f"a = 'x' and b in ({several})",
+    ):
+        assert lines.scan(where=where).count() > 0
+    monkeypatch.setattr(keyed_read, "PREFIX_BYTES_MAX", 10)
+    assert lines.scan(where="a = 'x' and b = 3").count() == 4
+    assert not asked
+
+
 @pytest.mark.parametrize("seed", range(3))
-def test_the_longer_way_finds_the_same(table: lh.Table, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+@pytest.mark.parametrize("by", ["whole keys", "leading columns"])
+def test_the_longer_way_finds_the_same(
+    table: lh.Table, lines: lh.Table, monkeypatch: pytest.MonkeyPatch, by: str, seed: int
+) -> None:
     rng = random.Random(seed)
     made = 0
     for _ in range(60):
         keys = ", ".join(str(rng.randrange(25)) for _ in range(rng.choice([1, 1, 2, 3])))
         where = f"b in ({keys}) and a = '{rng.choice(['x', 'y', 'new', 'none'])}'"
+        if by == "leading columns":
+            table = lines
+            where += rng.choice(["", "", " and line < 2", " and line = 1"])
         if rng.random() < 0.5:
             where += f" and {rng.choice(['v > 5', 'v is null', 'f > 1', 'f is null or v < 9', 'not (v = 33)'])}"
         columns = rng.choice([None, ["v"], ["f", "a"], ["b", "a", "v", "f"], []])

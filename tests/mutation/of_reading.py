@@ -6,6 +6,20 @@ from tests.mutation.mutant import Mutant
 
 OF_READING = (
     Mutant(
+        "rows by leading columns of several tablets",
+        "client/lookups.py",
+        "        if len(parts) > 1:\n            return None\n        try:\n            return self._prefix_part",
+        "        try:\n            return self._prefix_part",
+        "tests/integration/test_scan_by_key.py",
+    ),
+    Mutant(
+        "rows by leading columns without a bound",
+        "server/reads.py",
+        "tablet.prefix_lookup(keys, schema_id, bytes_max=most)",
+        "tablet.prefix_lookup(keys, schema_id)",
+        "tests/integration/test_sql_by_key.py",
+    ),
+    Mutant(
         "find the rows of a prefix once for each part",
         "client/lookups.py",
         ".group_by(prefixes.schema.names, use_threads=False).aggregate([])",

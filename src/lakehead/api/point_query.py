@@ -1,4 +1,5 @@
-"""Statements that ask one table for rows by primary key: its key index answers, and DuckDB is given these rows alone.
+"""Statements that ask one table for rows by primary key, whole or its leading columns: its key index has them, and
+DuckDB is given these rows alone.
 
 What else the statement says of them is DuckDB's to answer, as ever: that the key has one of these values is a condition
 that no row outside the key index's answer meets.
@@ -18,7 +19,6 @@ from lakehead.api.table_names import find_names
 from lakehead.format.per_schema import once_per_schema
 from lakehead.format.plain import PlainKey, plain_key
 from lakehead.format.schema import twin_names
-from lakehead.types import TableDescriptor
 
 _KEYS_MAX = 1000
 _AS_THEY_ARE = ("INTEGER", "BIGINT", "VARCHAR")
@@ -51,19 +51,19 @@ class PointQuery:
     called: str
     values: tuple[tuple[str, tuple[Given, ...]], ...]
 
-    def keys(self, desc: TableDescriptor, params: object) -> list[PlainKey]:
-        """The primary keys that rows may have, each once; none where the statement does not tell, or tells as DuckDB
-        alone understands it."""
-        names = _names(desc.schema)
-        if not desc.primary_key or names is None or self.called in names:
+    def keys(self, schema: pa.Schema, columns: pa.Schema, params: object) -> list[PlainKey]:
+        """The values that rows may have in these columns of a table, each once; none where the statement does not tell,
+        or tells as DuckDB alone understands it."""
+        names = _names(schema)
+        if not len(columns) or names is None or self.called in names:
             return []
         given: dict[str, Sequence[Given]] = {}
-        for column, values in self.values:
-            given.setdefault(column, values)
-        columns = [[_of(params, g) for g in given.get(c.lower(), ())] for c in desc.primary_key]
-        if math.prod(map(len, columns)) > _KEYS_MAX:
+        for column, some in self.values:
+            given.setdefault(column, some)
+        values = [[_of(params, g) for g in given.get(c.lower(), ())] for c in columns.names]
+        if math.prod(map(len, values)) > _KEYS_MAX:
             return []
-        keys = [plain_key(key, desc.key_columns) for key in itertools.product(*columns)]
+        keys = [plain_key(key, columns) for key in itertools.product(*values)]
         return list(dict.fromkeys(key for key in keys if key is not None)) if None not in keys else []
 
 

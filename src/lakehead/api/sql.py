@@ -51,6 +51,7 @@ from lakehead.errors import (
 from lakehead.format.changes import named_changes
 from lakehead.format.plain import PlainKey
 from lakehead.format.rows import to_key_table
+from lakehead.lake.keyed_read import PREFIX_BYTES_MAX, PREFIXES_MAX
 from lakehead.lake.listing import files_table
 from lakehead.lake.records import read_log
 from lakehead.lake.union_read import Pin, UnionRead
@@ -205,15 +206,19 @@ def _by_index(
     if statement.parameters and params is None:
         return None
     handle = handle_of(table)
-    keys = point.keys(handle.desc, params)
-    if not keys:
+    desc, lookups = handle.desc, handle.lookups
+    keys = point.keys(desc.schema, desc.key_columns, params)
+    prefixes = [] if keys else point.keys(desc.schema, lookups.prefix_columns, params)
+    if not keys and not 0 < len(prefixes) <= PREFIXES_MAX:
         return None
     reading = Reading(cursor, engine)
     try:
         rows = _row(handle, keys[0]) if len(keys) == 1 else None
         if rows is None:
-            asked = in_partitions(handle.desc, to_key_table(keys, handle.desc.key_columns, what="keys"), "keys")
-            found = handle.lookups.at_once(*asked.combine_chunks().to_batches())
+            columns = desc.key_columns if keys else lookups.prefix_columns
+            asked = in_partitions(desc, to_key_table(keys or prefixes, columns, what="keys"), "keys")
+            (batch,) = asked.combine_chunks().to_batches()
+            found = lookups.at_once(batch) if keys else lookups.prefix_at_once(batch, bytes_max=PREFIX_BYTES_MAX)
             if found is None:
                 return None
             cursor.register(_ROWS, FrameDataset(found, reading.noted))

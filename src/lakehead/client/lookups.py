@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sized
 from typing import Any
@@ -37,6 +38,13 @@ class Lookups:
         self._clock = clock
         self.plain = has_plain_rows(desc.schema)
 
+    @functools.cached_property
+    def prefix_columns(self) -> pa.Schema:
+        """The partition columns and the prefix that rows are found by, in key order; none where that is not offered."""
+        desc = self._desc
+        asked = (*desc.partition_by, *desc.prefix_key) if desc.prefix_key else ()
+        return pa.schema([desc.schema.field(c) for c in desc.primary_key if c in asked])
+
     def by_key(self, keys: pa.RecordBatch) -> pa.Table:
         """Rows of the keys that exist, in the order asked; ``keys`` holds the key columns in key order."""
         return self._in_parts(keys, lambda some: self._lookup_part(some, route(self._desc, some)))
@@ -67,6 +75,23 @@ class Lookups:
             return None
         try:
             return self._lookup_part(keys, parts)
+        except LimitExceededError as e:
+            if not _is_too_much(e):
+                raise
+            return None
+
+    def prefix_at_once(self, prefixes: pa.RecordBatch, *, bytes_max: int) -> pa.Table | None:
+        """Rows whose partition columns and bucket key equal one of these, as of one moment; None where several tablets
+        would have them, or they are more bytes.
+
+        Args:
+            prefixes: of `prefix_columns`.
+        """
+        parts = list(route(self._desc, prefixes))
+        if len(parts) > 1:
+            return None
+        try:
+            return self._prefix_part(prefixes, parts, bytes_max=bytes_max)
         except LimitExceededError as e:
             if not _is_too_much(e):
                 raise
@@ -140,6 +165,10 @@ class Lookups:
             LimitExceededError: one of them has more rows than an answer holds.
         """
         desc = self._desc
+
+        def look(some: pa.RecordBatch) -> pa.Table:
+            return self._prefix_part(some, route(desc, some))
+
         if not desc.prefix_key:
             raise InvalidRequestError(
                 f"prefix lookups on {desc.path} are not possible: its bucket key {list(desc.bucket_key)} is not a"
@@ -147,28 +176,39 @@ class Lookups:
             )
         if prefixes.num_rows <= _LOOKUP_KEYS:
             try:
-                return self._prefix_part(prefixes)
+                return look(prefixes)
             except LimitExceededError as e:
                 if not _is_too_much(e):
                     raise
         # A server finds the rows of a prefix once for each part that has it.
         each = pa.Table.from_batches([prefixes]).group_by(prefixes.schema.names, use_threads=False).aggregate([])
-        return self._in_parts(each.combine_chunks().to_batches()[0], self._prefix_part)
+        return self._in_parts(each.combine_chunks().to_batches()[0], look)
 
-    def _prefix_part(self, prefixes: pa.RecordBatch) -> pa.Table:
+    def _prefix_part(
+        self,
+        prefixes: pa.RecordBatch,
+        parts: Iterable[tuple[TabletKey, Rows | None]],
+        *,
+        bytes_max: int | None = None,
+    ) -> pa.Table:
         desc = self._desc
         refs, attachments = [], []
-        for key, rows in route(desc, prefixes):
+        for key, rows in parts:
             part = prefixes.select(list(desc.prefix_key))
             refs.append(m.TabletRef.of(key))
             attachments.append((part if rows is None else part.take(to_arrow(rows))).serialize())
-        out = self._answers(refs, attachments, list(desc.prefix_key))
+        out = self._answers(refs, attachments, list(desc.prefix_key), bytes_max=bytes_max)
         assert out is not None
         batches = [found_rows(b, desc.schema) for b in out[::2] if b.size]
         return pa.Table.from_batches(batches, desc.schema)
 
     def _answers(
-        self, refs: list[m.TabletRef], attachments: list[pa.Buffer], prefix: list[str], as_of: list[int] | None = None
+        self,
+        refs: list[m.TabletRef],
+        attachments: list[pa.Buffer],
+        prefix: list[str],
+        as_of: list[int] | None = None,
+        bytes_max: int | None = None,
     ) -> list[pa.Buffer] | None:
         """The attachments of the replies of all servers, two for each tablet, in the order of ``refs``; None when one
         of them is not exact."""
@@ -176,12 +216,14 @@ class Lookups:
         while True:
             try:
                 if len(servers := self._routes.servers(table_id)) == 1:
-                    reply, found = ask(servers[0], self._clock, self._request(refs, prefix, as_of), attachments)
+                    reply, found = ask(
+                        servers[0], self._clock, self._request(refs, prefix, as_of, bytes_max), attachments
+                    )
                     return _two_each(found, refs) if reply.exact else None
                 out = [pa.py_buffer(b"")] * (2 * len(refs))
                 for endpoint, places in by_server(self._routes, table_id, [ref.key for ref in refs]):
                     at = None if as_of is None else [as_of[i] for i in places]
-                    request = self._request([refs[i] for i in places], prefix, at)
+                    request = self._request([refs[i] for i in places], prefix, at, bytes_max)
                     reply, found = ask(endpoint, self._clock, request, [attachments[i] for i in places])
                     if not reply.exact:
                         return None
@@ -193,7 +235,9 @@ class Lookups:
                 if not self._routes.moved(e):
                     raise
 
-    def _request(self, refs: list[m.TabletRef], prefix: list[str], as_of: list[int] | None) -> m.Lookup:
+    def _request(
+        self, refs: list[m.TabletRef], prefix: list[str], as_of: list[int] | None, bytes_max: int | None
+    ) -> m.Lookup:
         desc = self._desc
         return m.Lookup(
             table_id=desc.table_id,
@@ -202,6 +246,7 @@ class Lookups:
             tablets=refs,
             prefix=prefix,
             as_of=as_of,
+            bytes_max=bytes_max,
         )
 
 

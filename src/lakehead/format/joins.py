@@ -121,17 +121,18 @@ def within_bytes(sizes: Numbers, bytes_max: int | None = None) -> Iterator[tuple
         start = end
 
 
-def require_answer(rows: int, size: int) -> None:
-    """Refuse more bytes than one answer may hold; one row never is too many.
+def require_answer(rows: int, size: int, bytes_max: int | None = None) -> None:
+    """Refuse more bytes than one answer may hold, or than who asks wants; one row never is too many.
 
     Raises:
         LimitExceededError: ``context`` has ``answer_bytes_max``.
     """
-    if rows > 1 and size > BYTES_MAX:
+    limit = BYTES_MAX if bytes_max is None else min(bytes_max, BYTES_MAX)
+    if rows > 1 and size > limit:
         raise LimitExceededError(
-            f"the rows asked for are more than {BYTES_MAX:,} bytes, the limit of one answer: ask for fewer keys at"
-            " once, or scan",
-            answer_bytes_max=BYTES_MAX,
+            f"the rows asked for are more than {limit:,} bytes, the limit of one answer: ask for fewer keys at once, or"
+            " scan",
+            answer_bytes_max=limit,
         )
 
 

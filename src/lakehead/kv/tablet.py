@@ -344,6 +344,11 @@ class KvTablet:
     def _bytes_max(self) -> int:
         return sum(c.bytes_max for c in self._columns)
 
+    def answer(self, slots: Slots, bytes_max: int | None = None) -> pa.RecordBatch:
+        """Rows at these slots, in this order, but for -1; more bytes than an answer holds are refused."""
+        self.require_answer(slots, bytes_max)
+        return self.gather(slots[slots >= 0])
+
     def sizes(self, slots: Slots) -> Slots:
         """About how many bytes the row at each of these slots takes; -1 takes a few."""
         return sum((c.sizes(slots) for c in self._columns), np.zeros(len(slots), np.int64))
@@ -375,10 +380,10 @@ class KvTablet:
         for start, end in within_bytes(self.sizes(slots)):
             yield slots[start:end]
 
-    def require_answer(self, slots: Slots) -> None:
+    def require_answer(self, slots: Slots, bytes_max: int | None = None) -> None:
         """Refuse rows that are too many bytes for one answer; see `joins.require_answer`."""
-        if len(slots) * self._bytes_max > joins.BYTES_MAX:
-            joins.require_answer(len(slots), int(self.sizes(slots).sum()))
+        if len(slots) * self._bytes_max > (joins.BYTES_MAX if bytes_max is None else bytes_max):
+            joins.require_answer(len(slots), int(self.sizes(slots).sum()), bytes_max)
 
 
 def _taken(rows: pa.RecordBatch, at: npt.NDArray[np.int64]) -> pa.RecordBatch:

@@ -1,4 +1,5 @@
-"""A read of whole keys: the key index answers when the read is made, and neither a lease nor the lake is asked for."""
+"""A read by key, whole or its leading columns: the key index answers when the read is made, and neither a lease nor the
+lake is asked for."""
 
 from __future__ import annotations
 
@@ -12,12 +13,15 @@ from lakehead.predicate.read_spec import ReadSpec
 
 _KEYS_MAX = 1000
 """Of more the rows are not held as long as the read is."""
+PREFIXES_MAX, PREFIX_BYTES_MAX = 8, 1 << 20
+"""A server looks through all keys of the tablet for each prefix, and rows in lake files may be read column by column:
+for more of either, the lake is as quick."""
 
 
 class KeyedRead:
     """Rows that were asked for; may be repeated."""
 
-    def __init__(self, handle: TableHandle, spec: ReadSpec, rows: pa.Table, asked: int) -> None:
+    def __init__(self, handle: TableHandle, spec: ReadSpec, rows: pa.Table, asked: str) -> None:
         self._handle = handle
         self._spec = spec
         self._rows = rows
@@ -28,12 +32,18 @@ class KeyedRead:
     def of(cls, handle: TableHandle, spec: ReadSpec) -> KeyedRead | None:
         """What the whole table has of these rows as of now; None where their keys are not plain to see, are many, or
         several tablets have them, which do not answer as of one moment."""
-        desc = handle.desc
-        keys = keys_of(spec.bounds, desc.key_columns) if desc.keyed and not spec.system_columns else None
-        if keys is None or not 0 < keys.num_rows <= _KEYS_MAX:
+        desc, lookups = handle.desc, handle.lookups
+        if not desc.keyed or spec.system_columns:
             return None
-        rows = handle.lookups.at_once(keys)
-        return None if rows is None else cls(handle, spec, rows, keys.num_rows)
+        keys = keys_of(spec.bounds, desc.key_columns)
+        if keys is not None:
+            rows = lookups.at_once(keys) if 0 < keys.num_rows <= _KEYS_MAX else None
+            return None if rows is None else cls(handle, spec, rows, f"{keys.num_rows:,}")
+        prefixes = keys_of(spec.bounds, lookups.prefix_columns) if desc.prefix_key else None
+        if prefixes is None or not 0 < prefixes.num_rows <= PREFIXES_MAX:
+            return None
+        rows = lookups.prefix_at_once(prefixes, bytes_max=PREFIX_BYTES_MAX)
+        return None if rows is None else cls(handle, spec, rows, f"{prefixes.num_rows:,} prefixes")
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Rows with the columns of `schema`."""
@@ -53,6 +63,6 @@ class KeyedRead:
             f"  columns: {', '.join(self.schema.names) or '(none)'}",
             f"  where:   {spec.predicate.arrow if spec.predicate else '(all rows)'}",
             *([] if spec.limit is None else [f"  limit:   {spec.limit}"]),
-            f"  keys:    {self._asked:,}, asked of the key index, which had {self._rows.num_rows:,}",
+            f"  keys:    {self._asked}, asked of the key index, which had {self._rows.num_rows:,}",
         ]
         return "\n".join(lines)

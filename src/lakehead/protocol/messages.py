@@ -345,13 +345,13 @@ class Lookup(TableRequest[LookupReply], frozen=True, kw_only=True):
     """Rows by key; attachment i is the IPC batch of keys for ``tablets[i]``. ``prefix`` asks by leading columns.
 
     Reply attachments, per tablet: the IPC batch of rows found, then int64 positions in the asked keys (empty for
-    prefix lookups). With ``as_of``, an end of each tablet's log, the rows are those that were live there.
-    """
+    prefix lookups). ``as_of``: those live at these ends of the tablets' logs; ``bytes_max``: no more bytes of them."""
 
     privilege = Privilege.READ
     tablets: list[TabletRef]
     prefix: list[str]
     as_of: list[Int64] | None = None
+    bytes_max: Int64 | None = None
 
 
 class GetReply(Reply, frozen=True, kw_only=True):

@@ -106,25 +106,26 @@ class Reads:
                     )
             except CorruptionError as e:
                 raise SchemaMismatchError(f"the keys do not have the schema of {desc.path}: {e}") from e
-            found = self._lookup_in(table, ref, keys, desc.schema_id, prefix=bool(request.prefix), end=end)
+            found = self._lookup_in(table, ref, keys, desc.schema_id, request, end)
             if found is None:
                 return m.LookupReply(exact=False), []
             out += found
             asked, held = asked + keys.num_rows, held + sum(part.size for part in found)
             # Each tablet bounds its part; many of them are one answer.
-            require_answer(asked, held)
+            require_answer(asked, held, request.bytes_max)
         return m.LookupReply(), out
 
     @staticmethod
     def _lookup_in(
-        table: LiveTable, ref: m.TabletRef, keys: pa.RecordBatch, schema_id: int, *, prefix: bool, end: int | None
+        table: LiveTable, ref: m.TabletRef, keys: pa.RecordBatch, schema_id: int, request: m.Lookup, end: int | None
     ) -> list[pa.Buffer] | None:
         tablet = table.tablet(ref.key)
         if tablet is None:
             return [pa.py_buffer(b""), pa.py_buffer(b"")]
-        if prefix:
-            return [tablet.prefix_lookup(keys, schema_id).serialize(), pa.py_buffer(b"")]
-        looked = tablet.lookup(keys, schema_id, as_of=end)
+        most = request.bytes_max
+        if request.prefix:
+            return [tablet.prefix_lookup(keys, schema_id, bytes_max=most).serialize(), pa.py_buffer(b"")]
+        looked = tablet.lookup(keys, schema_id, as_of=end, bytes_max=most)
         if looked is None:
             return None
         rows, positions = looked

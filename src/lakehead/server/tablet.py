@@ -426,7 +426,7 @@ class Tablet:
                 self._kv.require_change(write.rows, deleted=write.kind == "delete")
 
     def lookup(
-        self, keys: pa.RecordBatch, schema_id: int = -1, *, as_of: Offset | None = None
+        self, keys: pa.RecordBatch, schema_id: int = -1, *, as_of: Offset | None = None, bytes_max: int | None = None
     ) -> tuple[pa.RecordBatch, np.ndarray[tuple[int], np.dtype[np.int64]]] | None:
         """Rows of the keys that exist, and each one's position in ``keys``; with ``as_of`` those that were live at that
         end of the log, or None when one of them may have changed since.
@@ -442,8 +442,7 @@ class Tablet:
             slots = self._kv.find(keys)
             if as_of is not None and self.high_watermark != as_of and not self._kv.is_older(slots, as_of):
                 return None
-            self._kv.require_answer(slots)
-            return self._kv.gather(slots[slots >= 0]), np.flatnonzero(slots >= 0)
+            return self._kv.answer(slots, bytes_max), np.flatnonzero(slots >= 0)
 
     def row(self, key: Sequence[int | str | bytes], schema_id: int = -1) -> list[Any] | None:
         """See `KvTablet.row`; errors of closed tablets and schemas as of `lookup`."""
@@ -452,7 +451,9 @@ class Tablet:
             self._require_readable(schema_id)
             return self._kv.row(key)
 
-    def prefix_lookup(self, prefixes: pa.RecordBatch, schema_id: int = -1) -> pa.RecordBatch:
+    def prefix_lookup(
+        self, prefixes: pa.RecordBatch, schema_id: int = -1, *, bytes_max: int | None = None
+    ) -> pa.RecordBatch:
         """Rows whose leading key columns equal one of these.
 
         Raises:
@@ -461,9 +462,7 @@ class Tablet:
         assert self._kv is not None
         with self._state_lock:
             self._require_readable(schema_id)
-            slots = self._kv.prefix_find(prefixes)
-            self._kv.require_answer(slots)
-            return self._kv.gather(slots)
+            return self._kv.answer(self._kv.prefix_find(prefixes), bytes_max)
 
     def live_rows(
         self, columns: list[int], schema_id: int = -1
