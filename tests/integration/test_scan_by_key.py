@@ -1,5 +1,5 @@
-"""A filter that names whole primary keys is answered by the key index, with the rows of the moment the scan was made:
-those of one tablet at once, those of several as they were pinned."""
+"""A filter that names primary keys, whole or their leading columns, is answered by the key index, with the rows of the
+moment the scan was made: those of one tablet at once, those of several as they were pinned."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pyarrow as pa
 import pytest
 
 import lakehead as lh
-from lakehead.lake import keyed_read
+from lakehead.client import lookups
+from lakehead.client.lookups import Lookups
 from lakehead.lake.keyed_read import KeyedRead
 from lakehead.lake.union_read import UnionRead
 
@@ -183,7 +184,7 @@ def test_rows_by_the_leading_columns(lines: lh.Table, asked: list[bool], change:
         case "truncate":
             lines.truncate()
     assert rows(scan) == [(0, 3), (1, 33), (2, 33), (9, 33)] and scan.count() == 4 and few.count() == 1
-    assert asked == [True] * 3 and "1 prefixes, asked of the key index, which had 4" in scan.explain()
+    assert asked == [True] * 3 and "1 by prefix, asked of the key index, which had 4" in scan.explain()
     for tier in ("union", "hot"):
         assert lines.scan(where="a = 'z' and b = 1000", tier=tier).count() == 0  # type: ignore[arg-type]
 
@@ -200,9 +201,35 @@ def test_what_of_the_leading_columns_is_read_otherwise(
         f"a = 'x' and b in ({several})",
     ):
         assert lines.scan(where=where).count() > 0
-    monkeypatch.setattr(keyed_read, "PREFIX_BYTES_MAX", 10)
-    assert lines.scan(where="a = 'x' and b = 3").count() == 4
+    prefix_part, answers = Lookups._prefix_part, []
+
+    def noted(*args: Any, **how: Any) -> pa.Table:
+        answers.append(how)
+        return prefix_part(*args, **how)
+
+    monkeypatch.setattr(Lookups, "_prefix_part", noted)
+    monkeypatch.setattr(lookups, "PREFIX_BYTES_MAX", 10)
+    monkeypatch.setattr(lookups, "_ASKED_AGAIN", 3)
+    for _ in range(6):
+        assert lines.scan(where="a = 'x' and b = 3").count() == 4
+    assert len(answers) == 2, "what was too much is asked again after a while"
+    assert lines.scan(where="a = 'y' and b = 3").count() == 3 and len(answers) == 3
     assert not asked
+
+
+def test_how_many_are_held(tmp_path: Path) -> None:
+    with lh.connect(tmp_path) as con:
+        schema = pa.schema([("a", pa.int64()), ("b", pa.int64())])
+        table = con.create_table("t", schema, primary_key=["a", "b"], bucket_key="a", buckets=1)
+        table.upsert(pa.table({"a": range(2000), "b": range(2000)}))
+        for count, held in ((8, True), (9, False)):
+            scan = table.scan(where=f"a in ({', '.join(map(str, range(count)))})")
+            assert isinstance(scan._read, KeyedRead) == held and scan.count() == count
+        for count, held in ((1000, True), (1001, False)):
+            some = f"a in ({', '.join(map(str, range(count)))})"
+            scan = table.scan(where=f"b = 7 and {some}")
+            assert isinstance(scan._read, KeyedRead) == held and scan.count() == 1
+            assert con.sql(f"select count(*) from t where {some}").fetchall() == [(count,)]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -14,7 +14,9 @@ import pytest
 
 import lakehead as lh
 from lakehead.api import sql
+from lakehead.client import lookups
 from lakehead.client.lookups import Lookups
+from lakehead.env.recently_used import RecentlyUsed
 from lakehead.errors import LimitExceededError
 
 SCHEMA = pa.schema(
@@ -345,7 +347,8 @@ def test_rows_that_are_too_many_bytes_for_one_answer_are_read(
 
     monkeypatch.setattr(Lookups, "_lookup_part", refused)
     assert con.sql("select v from one where b in (1, 2)").fetchall() == [(1,), (2,)]
-    monkeypatch.setattr(sql, "PREFIX_BYTES_MAX", 10)
+    monkeypatch.setattr(lookups, "PREFIX_BYTES_MAX", 10)
+    monkeypatch.setattr(lookups, "_too_many", RecentlyUsed(1))
     assert con.sql("select count(*), sum(v) from lines where b = 3").fetchall() == [(3, 39)]
     assert answered == [False, False]
 

@@ -6,10 +6,24 @@ from tests.mutation.mutant import Mutant
 
 OF_READING = (
     Mutant(
+        "ask for prefixes that had too many rows each time",
+        "client/lookups.py",
+        "            _too_many.note(asked, _ASKED_AGAIN)\n",
+        "",
+        "tests/integration/test_scan_by_key.py",
+    ),
+    Mutant(
+        "hold the rows of any number of keys",
+        "lake/keyed_read.py",
+        "if 0 < keys.num_rows <= _KEYS_MAX else None",
+        "if 0 < keys.num_rows else None",
+        "tests/integration/test_scan_by_key.py",
+    ),
+    Mutant(
         "rows by leading columns of several tablets",
         "client/lookups.py",
-        "        if len(parts) > 1:\n            return None\n        try:\n            return self._prefix_part",
-        "        try:\n            return self._prefix_part",
+        "        if len(parts) != 1:\n",
+        "        if not parts:\n",
         "tests/integration/test_scan_by_key.py",
     ),
     Mutant(

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import lakehead as lh
+from lakehead.format import joins
 from lakehead.spark import change_feed
 from lakehead.spark.change_feed import ChangeFeed, ScdType
 
@@ -65,3 +66,25 @@ def test_any_order_and_any_batches(tmp_path: Path, scd_type: ScdType, seed: int)
         columns = ["k", "v", "start_at", "end_at"] if scd_type == 2 else ["k", "v"]
         found = [tuple(r.values()) for r in target.scan(columns=columns).to_arrow().to_pylist()]
     assert sorted(found, key=str) == sorted(model(changes, scd_type), key=str)
+
+
+def test_histories_that_are_more_than_an_answer_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = ChangeFeed("", "a.target", "a.beside", ("k",), ("k", "v"), 2)
+    keys, sequences = range(40), range(5)
+    changes = [(key, sequence, f"{key} {sequence}") for key in keys for sequence in sequences]
+    with lh.connect(tmp_path) as con:
+        feed.require_tables(con, CHANGES)
+        target, beside = con.table(feed.table), con.table(feed.beside)
+        for sequence in sequences:
+            rows = [{"k": k, "v": v, change_feed._SEQUENCE: s, change_feed._DELETED: False} for k, s, v in changes]
+            chunk = pa.Table.from_pylist([r for r in rows if r[change_feed._SEQUENCE] == sequence], CHANGES)
+            with monkeypatch.context() as small:
+                small.setattr(joins, "BYTES_MAX", 2000)
+                made = change_feed._versions(feed, target, beside, chunk)
+            assert not len(made.removed) and not len(made.beside)
+            target.upsert(made.rows)
+        assert target.scan(columns=["v"]).to_arrow().nbytes > 1000
+        found = [
+            tuple(r.values()) for r in target.scan(columns=["k", "v", "start_at", "end_at"]).to_arrow().to_pylist()
+        ]
+    assert sorted(found, key=str) == sorted(model([(k, s, v) for k, s, v in changes], 2), key=str)

@@ -51,7 +51,6 @@ from lakehead.errors import (
 from lakehead.format.changes import named_changes
 from lakehead.format.plain import PlainKey
 from lakehead.format.rows import to_key_table
-from lakehead.lake.keyed_read import PREFIX_BYTES_MAX, PREFIXES_MAX
 from lakehead.lake.listing import files_table
 from lakehead.lake.records import read_log
 from lakehead.lake.union_read import Pin, UnionRead
@@ -209,7 +208,7 @@ def _by_index(
     desc, lookups = handle.desc, handle.lookups
     keys = point.keys(desc.schema, desc.key_columns, params)
     prefixes = [] if keys else point.keys(desc.schema, lookups.prefix_columns, params)
-    if not keys and not 0 < len(prefixes) <= PREFIXES_MAX:
+    if not keys and not prefixes:
         return None
     reading = Reading(cursor, engine)
     try:
@@ -218,7 +217,7 @@ def _by_index(
             columns = desc.key_columns if keys else lookups.prefix_columns
             asked = in_partitions(desc, to_key_table(keys or prefixes, columns, what="keys"), "keys")
             (batch,) = asked.combine_chunks().to_batches()
-            found = lookups.at_once(batch) if keys else lookups.prefix_at_once(batch, bytes_max=PREFIX_BYTES_MAX)
+            found = lookups.at_once(batch) if keys else lookups.prefix_at_once(batch)
             if found is None:
                 return None
             cursor.register(_ROWS, FrameDataset(found, reading.noted))

@@ -15,6 +15,7 @@ from lakehead.client.received import found_places, found_row, found_rows
 from lakehead.client.routes import Routes, by_server
 from lakehead.client.row_routing import Rows, halves, route, tablet_of
 from lakehead.env import Clock
+from lakehead.env.recently_used import RecentlyUsed
 from lakehead.errors import CorruptionError, InvalidRequestError, LimitExceededError, NotLeaderError
 from lakehead.format.arrays import places_of, to_arrow
 from lakehead.format.plain import PlainKey, has_plain_rows, plain_key
@@ -22,6 +23,13 @@ from lakehead.protocol import messages as m
 from lakehead.types import TableDescriptor, TabletKey
 
 _LOOKUP_KEYS = 1 << 16
+PREFIXES_MAX, PREFIX_BYTES_MAX = 8, 1 << 20
+"""A server looks through all keys of a tablet for each prefix, and lake files are read column by column: for more of
+either, a scan is as quick."""
+_ASKED_AGAIN = 100
+_too_many: RecentlyUsed[tuple[str, bytes], int] = RecentlyUsed(4096)
+"""Prefixes, by table, that had more bytes, and how many more questions scans answer before it is tried again: finding
+that out takes a good part of such a scan."""
 
 
 class Lookups:
@@ -80,21 +88,26 @@ class Lookups:
                 raise
             return None
 
-    def prefix_at_once(self, prefixes: pa.RecordBatch, *, bytes_max: int) -> pa.Table | None:
+    def prefix_at_once(self, prefixes: pa.RecordBatch) -> pa.Table | None:
         """Rows whose partition columns and bucket key equal one of these, as of one moment; None where several tablets
-        would have them, or they are more bytes.
+        would have them, or a scan is as quick.
 
         Args:
             prefixes: of `prefix_columns`.
         """
-        parts = list(route(self._desc, prefixes))
-        if len(parts) > 1:
+        parts = list(route(self._desc, prefixes)) if 0 < prefixes.num_rows <= PREFIXES_MAX else []
+        if len(parts) != 1:
+            return None
+        asked = self._desc.table_id, prefixes.serialize().to_pybytes()
+        if left := _too_many.get(asked):
+            _too_many.note(asked, left - 1)
             return None
         try:
-            return self._prefix_part(prefixes, parts, bytes_max=bytes_max)
+            return self._prefix_part(prefixes, parts, bytes_max=PREFIX_BYTES_MAX)
         except LimitExceededError as e:
             if not _is_too_much(e):
                 raise
+            _too_many.note(asked, _ASKED_AGAIN)
             return None
 
     def _lookup_part(self, keys: pa.RecordBatch, parts: Iterable[tuple[TabletKey, Rows | None]]) -> pa.Table:

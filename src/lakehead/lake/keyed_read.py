@@ -13,9 +13,6 @@ from lakehead.predicate.read_spec import ReadSpec
 
 _KEYS_MAX = 1000
 """Of more the rows are not held as long as the read is."""
-PREFIXES_MAX, PREFIX_BYTES_MAX = 8, 1 << 20
-"""A server looks through all keys of the tablet for each prefix, and rows in lake files may be read column by column:
-for more of either, the lake is as quick."""
 
 
 class KeyedRead:
@@ -31,7 +28,7 @@ class KeyedRead:
     @classmethod
     def of(cls, handle: TableHandle, spec: ReadSpec) -> KeyedRead | None:
         """What the whole table has of these rows as of now; None where their keys are not plain to see, are many, or
-        several tablets have them, which do not answer as of one moment."""
+        several tablets have them, which do not answer as of one moment, or a scan is as quick."""
         desc, lookups = handle.desc, handle.lookups
         if not desc.keyed or spec.system_columns:
             return None
@@ -40,10 +37,8 @@ class KeyedRead:
             rows = lookups.at_once(keys) if 0 < keys.num_rows <= _KEYS_MAX else None
             return None if rows is None else cls(handle, spec, rows, f"{keys.num_rows:,}")
         prefixes = keys_of(spec.bounds, lookups.prefix_columns) if desc.prefix_key else None
-        if prefixes is None or not 0 < prefixes.num_rows <= PREFIXES_MAX:
-            return None
-        rows = lookups.prefix_at_once(prefixes, bytes_max=PREFIX_BYTES_MAX)
-        return None if rows is None else cls(handle, spec, rows, f"{prefixes.num_rows:,} prefixes")
+        rows = None if prefixes is None else lookups.prefix_at_once(prefixes)
+        return None if prefixes is None or rows is None else cls(handle, spec, rows, f"{prefixes.num_rows} by prefix")
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Rows with the columns of `schema`."""
