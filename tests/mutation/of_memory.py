@@ -27,13 +27,6 @@ OF_MEMORY = (
         "tests/integration/test_sql_by_key.py",
     ),
     Mutant(
-        "tablets that are asked one after the other as one moment",
-        "client/lookups.py",
-        "if len(parts) > 1:",
-        "if False:",
-        "tests/integration/test_sql_by_key.py",
-    ),
-    Mutant(
         "join rows that do not follow one another",
         "log/joined.py",
         "a.end_offset == b.base_offset and ",

@@ -16,11 +16,11 @@ from typing import Any
 import pyarrow as pa
 
 from lakehead.api.table_names import find_names
+from lakehead.client.lookups import KEYS_MAX
 from lakehead.format.per_schema import once_per_schema
 from lakehead.format.plain import PlainKey, plain_key
 from lakehead.format.schema import twin_names
 
-_KEYS_MAX = 1000
 _AS_THEY_ARE = ("INTEGER", "BIGINT", "VARCHAR")
 """Types of constants whose values the parser tells as they are: of 3.0 it tells 30."""
 _PLACES = ("current_schema", "current_schemas", "current_database", "current_catalog", "in_search_path")
@@ -61,7 +61,7 @@ class PointQuery:
         for column, some in self.values:
             given.setdefault(column, some)
         values = [[_of(params, g) for g in given.get(c.lower(), ())] for c in columns.names]
-        if math.prod(map(len, values)) > _KEYS_MAX:
+        if math.prod(map(len, values)) > KEYS_MAX:
             return []
         keys = [plain_key(key, columns) for key in itertools.product(*values)]
         return list(dict.fromkeys(key for key in keys if key is not None)) if None not in keys else []

@@ -1,4 +1,4 @@
-"""A row as text of SQL. To have a statement read one row from Arrow takes DuckDB several times as long."""
+"""Few rows as text of SQL. To have a statement read them from Arrow takes DuckDB several times as long."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pyarrow as pa
 from lakehead.format.per_schema import once_per_schema
 from lakehead.format.plain import is_text
 
+VALUES_MAX = 128
+"""Of so many Arrow takes no longer."""
 _BYTES_MAX = 1 << 14
 """What a parser should not have to read more than."""
 _INTEGERS = {pa.int8(): "tinyint", pa.int16(): "smallint", pa.int32(): "integer", pa.int64(): "bigint"}
@@ -26,22 +28,25 @@ def are_texts(schema: pa.Schema) -> bool:
     return _columns(schema) is not None
 
 
-def row_as_query(schema: pa.Schema, values: Sequence[Any] | None) -> str | None:
-    """A query whose rows are this plain row (`lakehead.format.plain`), or none, with the types that DuckDB has for the
-    columns; None where a value is no text, or a long one.
+def rows_as_query(schema: pa.Schema, rows: Sequence[Sequence[Any]]) -> str | None:
+    """A query whose rows are these plain rows (`lakehead.format.plain`), with DuckDB's types of the columns; None where
+    a value is no text, or a long one.
 
     Args:
         schema: of the columns, which `are_texts`.
-        values: of the row; None: no row.
+        rows: of `VALUES_MAX` values in all, unless it is one.
     """
-    texts, size = [], 0
-    for at, (name, duckdb_type, literal) in enumerate(_columns(schema) or ()):
-        value = None if values is None else values[at]
-        text = "null" if value is None else literal(value)
-        if text is None or (size := size + len(text)) > _BYTES_MAX:
-            return None
-        texts.append(f"({text})::{duckdb_type} as {name}")
-    return f"select {', '.join(texts)}{'' if values is not None else ' where false'}"
+    columns = _columns(schema) or ()
+    queries, size = [], 0
+    for row in rows or [[None] * len(columns)]:
+        texts = []
+        for (name, duckdb_type, literal), value in zip(columns, row, strict=True):
+            text = "null" if value is None else literal(value)
+            if text is None or (size := size + len(text)) > _BYTES_MAX:
+                return None
+            texts.append(f"({text})::{duckdb_type} as {name}")
+        queries.append(f"select {', '.join(texts)}{'' if rows else ' where false'}")
+    return " union all ".join(queries)
 
 
 @once_per_schema

@@ -32,7 +32,7 @@ from lakehead.api.input import in_partitions
 from lakehead.api.point_query import PointQuery
 from lakehead.api.pushdown import as_duckdb_means
 from lakehead.api.relation import INTERRUPTED, Reading, Relation, as_duckdb, require_uninterrupted
-from lakehead.api.row_literals import are_texts, row_as_query
+from lakehead.api.row_literals import VALUES_MAX, are_texts, rows_as_query
 from lakehead.api.sandbox import catalog_name, make_duckdb, require_data
 from lakehead.api.statement import NamedTable, Statement, read_statement
 from lakehead.api.subscription import changelog_schema
@@ -49,7 +49,7 @@ from lakehead.errors import (
     TableNotFoundError,
 )
 from lakehead.format.changes import named_changes
-from lakehead.format.plain import PlainKey
+from lakehead.format.plain import PlainKey, plain_rows
 from lakehead.format.rows import to_key_table
 from lakehead.lake.listing import files_table
 from lakehead.lake.records import read_log
@@ -220,8 +220,10 @@ def _by_index(
             found = lookups.at_once(batch) if keys else lookups.prefix_at_once(batch)
             if found is None:
                 return None
-            cursor.register(_ROWS, FrameDataset(found, reading.noted))
-            rows = _ROWS
+            rows = _few(handle, found)
+            if rows is None:
+                cursor.register(_ROWS, FrameDataset(found, reading.noted))
+                rows = _ROWS
     except (InvalidRequestError, SchemaMismatchError, SchemaChangedError):
         return None
     asked_of_rows = dataclasses.replace(statement, text=f"{point.before}{rows}{point.after}")
@@ -239,10 +241,24 @@ def _by_index(
 
 def _row(handle: TableHandle, key: PlainKey) -> str | None:
     """The query of the row that has a key; None where rows are no text, or this one."""
-    schema = handle.desc.schema
-    if not handle.lookups.plain or not are_texts(schema):
+    if not _are_texts(handle):
         return None
-    query = row_as_query(schema, handle.lookups.row(key))
+    row = handle.lookups.row(key)
+    return _as_query(handle, [] if row is None else [row])
+
+
+def _few(handle: TableHandle, rows: pa.Table) -> str | None:
+    """The query of these rows; None where they are no text, or many."""
+    few = rows.num_rows * rows.num_columns <= VALUES_MAX
+    return _as_query(handle, plain_rows(rows)) if few and _are_texts(handle) else None
+
+
+def _are_texts(handle: TableHandle) -> bool:
+    return handle.lookups.plain and are_texts(handle.desc.schema)
+
+
+def _as_query(handle: TableHandle, rows: Sequence[Sequence[Any]]) -> str | None:
+    query = rows_as_query(handle.desc.schema, rows)
     return None if query is None else f"({query})"
 
 

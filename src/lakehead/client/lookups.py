@@ -15,7 +15,6 @@ from lakehead.client.received import found_places, found_row, found_rows
 from lakehead.client.routes import Routes, by_server
 from lakehead.client.row_routing import Rows, halves, route, tablet_of
 from lakehead.env import Clock
-from lakehead.env.recently_used import RecentlyUsed
 from lakehead.errors import CorruptionError, InvalidRequestError, LimitExceededError, NotLeaderError
 from lakehead.format.arrays import places_of, to_arrow
 from lakehead.format.plain import PlainKey, has_plain_rows, plain_key
@@ -23,13 +22,9 @@ from lakehead.protocol import messages as m
 from lakehead.types import TableDescriptor, TabletKey
 
 _LOOKUP_KEYS = 1 << 16
-PREFIXES_MAX, PREFIX_BYTES_MAX = 8, 1 << 20
-"""A server looks through all keys of a tablet for each prefix, and lake files are read column by column: for more of
-either, a scan is as quick."""
-_ASKED_AGAIN = 100
-_too_many: RecentlyUsed[tuple[str, bytes], int] = RecentlyUsed(4096)
-"""Prefixes, by table, that had more bytes, and how many more questions scans answer before it is tried again: finding
-that out takes a good part of such a scan."""
+KEYS_MAX, PREFIX_BYTES_MAX = 1000, 1 << 20
+"""The key index has whole rows, which are held as long as the read is; lake files are read column by column: for more
+keys, or more bytes of the rows of prefixes, a scan is as quick."""
 
 
 class Lookups:
@@ -77,12 +72,10 @@ class Lookups:
 
     def at_once(self, keys: pa.RecordBatch) -> pa.Table | None:
         """Rows of the keys that exist, as of one moment; None where several tablets would have them, which are asked
-        one after the other, or they are too many bytes for one answer."""
-        parts = list(route(self._desc, keys))
-        if len(parts) > 1:
-            return None
+        one after the other, or they are too many, or too many bytes for one answer."""
+        parts = self._in_one_tablet(keys)
         try:
-            return self._lookup_part(keys, parts)
+            return self._lookup_part(keys, parts) if parts else None
         except LimitExceededError as e:
             if not _is_too_much(e):
                 raise
@@ -95,20 +88,18 @@ class Lookups:
         Args:
             prefixes: of `prefix_columns`.
         """
-        parts = list(route(self._desc, prefixes)) if 0 < prefixes.num_rows <= PREFIXES_MAX else []
-        if len(parts) != 1:
-            return None
-        asked = self._desc.table_id, prefixes.serialize().to_pybytes()
-        if left := _too_many.get(asked):
-            _too_many.note(asked, left - 1)
-            return None
+        parts = self._in_one_tablet(prefixes)
         try:
-            return self._prefix_part(prefixes, parts, bytes_max=PREFIX_BYTES_MAX)
+            return self._prefix_part(prefixes, parts, bytes_max=PREFIX_BYTES_MAX) if parts else None
         except LimitExceededError as e:
             if not _is_too_much(e):
                 raise
-            _too_many.note(asked, _ASKED_AGAIN)
             return None
+
+    def _in_one_tablet(self, keys: pa.RecordBatch) -> list[tuple[TabletKey, Rows | None]]:
+        """The tablet that has all of the keys; none where there is no such, or they are many."""
+        parts = list(route(self._desc, keys)) if 0 < keys.num_rows <= KEYS_MAX else []
+        return parts if len(parts) == 1 else []
 
     def _lookup_part(self, keys: pa.RecordBatch, parts: Iterable[tuple[TabletKey, Rows | None]]) -> pa.Table:
         refs, attachments, places = [], [], []

@@ -19,6 +19,7 @@ from lakehead.format.per_schema import once_per_schema
 PlainKey: TypeAlias = tuple[int | str | bytes, ...]
 _EPOCH = dt.datetime(1970, 1, 1)
 _DAY = _EPOCH.date()
+_STORED = {32: pa.int32(), 64: pa.int64()}
 _TICKS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
@@ -46,6 +47,12 @@ class PlainRow(NamedTuple):
             if row[name] is not None:
                 row[name] = convert(row[name])
         return [row]
+
+
+def plain_rows(rows: pa.Table) -> list[tuple[Any, ...]]:
+    """The plain rows of a table that has them."""
+    columns = [c.cast(_STORED[c.type.bit_width]) if pa.types.is_temporal(c.type) else c for c in rows.columns]
+    return list(zip(*(c.to_pylist() for c in columns), strict=True))
 
 
 def are_plain(values: Sequence[Any], schema: pa.Schema) -> bool:

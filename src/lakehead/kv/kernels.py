@@ -466,3 +466,52 @@ def compact_arena(arena: Any, starts: Any, lengths: Any, live_offsets: Any, slot
             starts[s] = end
             end += lengths[s]
     return end
+
+
+@_jit
+def link(prefixes: Any, slots: Any, heads: Any, links: Any) -> None:
+    """Put each slot first in the list of its prefix: ``heads`` and ``links`` are those of `PrefixIndex`."""
+    for i in range(len(slots)):
+        p, s = prefixes[i], slots[i]
+        after = heads[p, 0]
+        links[s, 0], links[s, 1], links[s, 2] = after, 0, p + 1
+        if after > 0:
+            links[after - 1, 1] = s + 1
+        heads[p, 0] = s + 1
+        heads[p, 1] += 1
+
+
+@_jit
+def unlink(slots: Any, heads: Any, links: Any, last: Any) -> Any:
+    """Take slots out of their lists, if they are in any. Those that were the last one of a prefix are written to
+    ``last``; returns how many."""
+    k = 0
+    for i in range(len(slots)):
+        s = slots[i]
+        after, before, p = links[s, 0], links[s, 1], links[s, 2] - 1
+        if p < 0:
+            continue
+        if before > 0:
+            links[before - 1, 0] = after
+        else:
+            heads[p, 0] = after
+        if after > 0:
+            links[after - 1, 1] = before
+        links[s, 0] = links[s, 1] = links[s, 2] = 0
+        heads[p, 1] -= 1
+        if heads[p, 1] == 0:
+            last[k] = s
+            k += 1
+    return k
+
+
+@_jit
+def follow(prefixes: Any, heads: Any, links: Any, out: Any) -> None:
+    """The slots of these prefixes, one list after the other."""
+    k = 0
+    for i in range(len(prefixes)):
+        s = heads[prefixes[i], 0]
+        while s > 0:
+            out[k] = s - 1
+            k += 1
+            s = links[s - 1, 0]

@@ -21,18 +21,20 @@ import pyarrow.compute as pc
 
 from lakehead.errors import LimitExceededError
 from lakehead.format import joins
-from lakehead.format.arrays import to_arrow, to_bools
+from lakehead.format.arrays import to_arrow
 from lakehead.format.defaults import absent, default_bytes, default_of
 from lakehead.format.joins import within_bytes
 from lakehead.format.read_as import Binding
 from lakehead.kv import kernels
-from lakehead.kv.growing import GrowingArray
 from lakehead.kv.heap import HeapColumn, Slots, Sources, heap_column
 from lakehead.kv.index import KeyIndex, home_shift
 from lakehead.kv.keys import KeyBatch, encode_key, encode_keys
+from lakehead.kv.prefixes import PrefixIndex
 from lakehead.types import ChangeType, Offset, Schemas, field_id, without_ids
 
 _GATHER_ROWS = 1 << 16
+_ROW_BYTES = 64
+"""What a row counts as before its size is known, where the bytes are bounded by who asks."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class KvTablet:
         """Hold no rows, and give their memory back: whoever still refers to this does not keep it."""
         self._index = KeyIndex(self._seed)
         self._columns: list[HeapColumn] = [heap_column(f.type) for f in self.schema]
-        self._prefix_hashes = GrowingArray(np.int64)
+        self._prefixes = PrefixIndex(self._seed)
         self._planned: _Planned | None = None
         self._resize()
 
@@ -152,7 +154,7 @@ class KvTablet:
         for column in self._columns:
             column.resize(self._index.capacity)
         if self._prefix_at:
-            self._prefix_hashes.grow(self._index.capacity)
+            self._prefixes.resize(self._index.capacity)
         self._capacity = self._index.capacity
 
     # ---- plan: reads the state, changes nothing ---------------------------------------------------------------
@@ -310,9 +312,11 @@ class KvTablet:
         for column, given in zip(self._columns, values, strict=True):
             column.scatter(slots, given)
         if self._prefix_at:
-            self._prefix_hashes.array[slots] = encode_keys([values[i] for i in self._prefix_at], self._seed).keys
+            self._prefixes.add(slots, [values[i] for i in self._prefix_at])
 
     def _forget(self, slots: Slots) -> None:
+        if self._prefix_at:
+            self._prefixes.remove(slots, lambda some: self.gather(some, self._prefix_at).columns)
         dead = np.unique(slots[self._index.live_offsets[slots] < 0])
         if len(dead):
             for column in self._columns:
@@ -353,16 +357,22 @@ class KvTablet:
         """About how many bytes the row at each of these slots takes; -1 takes a few."""
         return sum((c.sizes(slots) for c in self._columns), np.zeros(len(slots), np.int64))
 
+    def prefix_answer(self, prefixes: pa.RecordBatch, bytes_max: int | None = None) -> pa.RecordBatch:
+        """Rows whose leading key columns equal one of these, in offset order; more bytes than an answer holds are
+        refused, and, at once, more rows than are worth finding for so few bytes."""
+        numbers = self._prefixes.numbers(prefixes.columns)
+        if bytes_max is not None:
+            rows = self._prefixes.count(numbers)
+            joins.require_answer(rows, rows * _ROW_BYTES, bytes_max)
+        return self.answer(self._in_offset_order(numbers), bytes_max)
+
     def prefix_find(self, prefixes: pa.RecordBatch) -> Slots:
         """Slots of live rows whose leading key columns equal one of these, in offset order."""
-        wanted = encode_keys(prefixes.columns, self._seed)
-        used = self._index.slots_used
-        live = self._index.live_offsets[:used]
-        slots = np.flatnonzero(np.isin(self._prefix_hashes.array[:used], wanted.keys) & (live >= 0))
-        if not wanted.exact and len(slots):
-            found = encode_keys(self.gather(slots, self._prefix_at).columns, self._seed)
-            slots = slots[to_bools(pc.is_in(_as_binary(found), _as_binary(wanted)))]
-        return slots[np.argsort(live[slots], kind="stable")]
+        return self._in_offset_order(self._prefixes.numbers(prefixes.columns))
+
+    def _in_offset_order(self, prefixes: Slots) -> Slots:
+        slots = self._prefixes.find(prefixes, self._index.slots_used)
+        return slots[np.argsort(self._index.live_offsets[slots], kind="stable")]
 
     def live_rows(self, columns: list[int] | None = None) -> list[tuple[npt.NDArray[np.int64], pa.RecordBatch]]:
         """All live rows as (their offsets, rows), in offset order, in batches of bounded rows and bytes."""
@@ -392,8 +402,3 @@ def _taken(rows: pa.RecordBatch, at: npt.NDArray[np.int64]) -> pa.RecordBatch:
     if n and at[-1] - at[0] == n - 1 and (n == 1 or bool((np.diff(at) == 1).all())):
         return rows.slice(int(at[0]), n)
     return rows.take(to_arrow(at))
-
-
-def _as_binary(keys: KeyBatch) -> pa.Array:
-    buffers = [None, pa.py_buffer(keys.offsets), pa.py_buffer(keys.data)]
-    return pa.Array.from_buffers(pa.large_binary(), len(keys.keys), buffers)

@@ -11,9 +11,6 @@ from lakehead.client.table import TableHandle
 from lakehead.predicate.bounds import keys_of
 from lakehead.predicate.read_spec import ReadSpec
 
-_KEYS_MAX = 1000
-"""Of more the rows are not held as long as the read is."""
-
 
 class KeyedRead:
     """Rows that were asked for; may be repeated."""
@@ -34,7 +31,7 @@ class KeyedRead:
             return None
         keys = keys_of(spec.bounds, desc.key_columns)
         if keys is not None:
-            rows = lookups.at_once(keys) if 0 < keys.num_rows <= _KEYS_MAX else None
+            rows = lookups.at_once(keys)
             return None if rows is None else cls(handle, spec, rows, f"{keys.num_rows:,}")
         prefixes = keys_of(spec.bounds, lookups.prefix_columns) if desc.prefix_key else None
         rows = None if prefixes is None else lookups.prefix_at_once(prefixes)

@@ -345,7 +345,7 @@ class Lookup(TableRequest[LookupReply], frozen=True, kw_only=True):
     """Rows by key; attachment i is the IPC batch of keys for ``tablets[i]``. ``prefix`` asks by leading columns.
 
     Reply attachments, per tablet: the IPC batch of rows found, then int64 positions in the asked keys (empty for
-    prefix lookups). ``as_of``: those live at these ends of the tablets' logs; ``bytes_max``: no more bytes of them."""
+    prefix lookups). ``as_of``: those live at these ends of the tablets' logs; ``bytes_max``: no more of them."""
 
     privilege = Privilege.READ
     tablets: list[TabletRef]

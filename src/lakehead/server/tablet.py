@@ -462,7 +462,7 @@ class Tablet:
         assert self._kv is not None
         with self._state_lock:
             self._require_readable(schema_id)
-            return self._kv.answer(self._kv.prefix_find(prefixes), bytes_max)
+            return self._kv.prefix_answer(prefixes, bytes_max)
 
     def live_rows(
         self, columns: list[int], schema_id: int = -1
