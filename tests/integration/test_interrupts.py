@@ -23,6 +23,7 @@ import pytest
 
 import lakehead as lh
 from lakehead.api.relation import Reading
+from lakehead.client.lookups import Lookups
 from lakehead.env.interrupts import Latch
 
 pytestmark = pytest.mark.timeout(method="thread")
@@ -302,3 +303,50 @@ def test_long_statements_with_parameters_end(con: lh.Connection, monkeypatch: py
     _, after = statement_with_others(con)
     interrupted_in_duckdb(lambda: con.sql(LONG + " where k >= $k", params={"k": 0}), monkeypatch)
     after()
+
+
+BY_KEY = "select unnest(range(1000000000000)) from keyed where k = 3"
+"""Its one row is found at once; what is made of it takes hours."""
+
+
+def test_long_statements_by_key_end(con: lh.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, after = statement_with_others(con)
+    con.create_table("keyed", KV, primary_key="k").upsert([{"k": 3, "v": 3}])
+    for _ in range(2):
+        interrupted_in_duckdb(lambda: con.sql(BY_KEY), monkeypatch)
+    assert con.sql("select v from keyed where k = 3").fetchall() == [(3,)]
+    after()
+
+
+def test_a_statement_that_asks_for_a_key_is_left_at_once(con: lh.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is not computed once the key has come."""
+    con.create_table("keyed", KV, primary_key="k").upsert([{"k": 3, "v": 3}])
+    asked, answer, left, row, runs = Latch(), Latch(), Latch(), Lookups.row, list[object]()
+
+    def slow(lookups: Lookups, key: Any) -> Any:
+        asked.open()
+        assert answer.wait(60)
+        return row(lookups, key)
+
+    def unless_stopped(*given: Any) -> Any:
+        try:
+            return usual(*given)
+        finally:
+            left.open()
+
+    usual = Reading._unless_stopped
+    monkeypatch.setattr(Lookups, "row", slow)
+    monkeypatch.setattr(Reading, "_unless_stopped", unless_stopped)
+    monkeypatch.setattr(Reading, "_pushing_less", lambda *given: runs.append(given))
+
+    def interrupt() -> None:
+        assert asked.wait(60)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        con.sql(BY_KEY)
+    thread.join()
+    answer.open()
+    assert left.wait(60) and not runs

@@ -59,6 +59,7 @@ class Reading:
         self._kept: list[object] = []
         self._failures: list[LakeheadError] = []
         self._less = False  # runs without push-down
+        self._runs = self._stopped = False
 
     def keep(self, rows: object) -> None:
         """Keep what a view reads, which DuckDB knows by its address alone."""
@@ -99,7 +100,7 @@ class Reading:
         try:
             if here:
                 return self._pushing_less(call, again)
-            return stoppable(lambda: self._pushing_less(call, again), self._interrupt)
+            return stoppable(lambda: self._unless_stopped(call, again), self._interrupt)
         except KeyboardInterrupt:
             self._failures.clear()  # of reads that were ended with the call
             raise
@@ -114,6 +115,23 @@ class Reading:
         except RuntimeError as e:
             require_uninterrupted(e)
             raise
+
+    def stop(self) -> bool:
+        """End a call of `run`, now or later, which is part of something that is stopped; False: there is none now."""
+        self._stopped = True  # first: a call that is about to begin sees it, or is seen
+        runs = self._runs
+        if runs:
+            self._interrupt()
+        return runs
+
+    def _unless_stopped(self, call: Callable[[], T], again: Callable[[], T] | None) -> T:
+        self._runs = True
+        try:
+            if self._stopped:
+                raise KeyboardInterrupt
+            return self._pushing_less(call, again)
+        finally:
+            self._runs = False
 
     def _interrupt(self) -> None:
         with contextlib.suppress(duckdb.Error):  # it was closed meanwhile

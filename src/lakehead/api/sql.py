@@ -39,7 +39,7 @@ from lakehead.api.subscription import changelog_schema
 from lakehead.api.table import Table, handle_of, pinned_together
 from lakehead.api.table_names import Suffix, suffix_of
 from lakehead.client.table import TableHandle
-from lakehead.env.interrupts import shielded
+from lakehead.env.interrupts import shielded, stoppable
 from lakehead.env.scratch_folders import ScratchFolder
 from lakehead.errors import (
     InvalidRequestError,
@@ -158,15 +158,23 @@ def _run(
     statement = read_statement(cursor, query, unrestricted=engine.unrestricted)
     if not engine.unrestricted:
         require_data(cursor, statement)
-    tables = con.tables()
-    views = _views(statement, tables)
     opened: dict[str, Table] = {}
-    if statement.point is not None and views and frames is None and not engine.unrestricted:
+    by_index = Reading(cursor, engine)
+
+    def begun() -> tuple[list[str], set[_View], duckdb.DuckDBPyRelation | None]:
+        """The tables that there are, those that are named, and the answer where a key index has it: all in one thread,
+        as waking another takes as long as to find a row."""
+        tables = con.tables()
+        views = _views(statement, tables)
+        if statement.point is None or not views or frames is not None or engine.unrestricted:
+            return tables, views, None
         (view,) = views
-        opened[view.path] = con.table(view.path)
-        answered = _by_index(opened[view.path], engine, cursor, statement, statement.point, params)
-        if answered is not None:
-            return answered
+        table = opened[view.path] = con.table(view.path)
+        return tables, views, _by_index(table, by_index, statement, statement.point, params)
+
+    tables, views, answered = stoppable(begun, by_index.stop)
+    if answered is not None:
+        return answered
     if statement.catalog and not engine.unrestricted:  # each sees its own tables alone
         cursor, catalog = engine.alone(), "memory"
     else:
@@ -193,12 +201,7 @@ def _run(
 
 
 def _by_index(
-    table: Table,
-    engine: SqlEngine,
-    cursor: duckdb.DuckDBPyConnection,
-    statement: Statement,
-    point: PointQuery,
-    params: object,
+    table: Table, reading: Reading, statement: Statement, point: PointQuery, params: object
 ) -> duckdb.DuckDBPyRelation | None:
     """What the statement finds among the rows that the key index has for it; None where the index cannot tell, or
     DuckDB has something to say, which it is to say of the whole table."""
@@ -210,7 +213,7 @@ def _by_index(
     prefixes = [] if keys else point.keys(desc.schema, lookups.prefix_columns, params)
     if not keys and not prefixes:
         return None
-    reading = Reading(cursor, engine)
+    cursor = reading.held
     try:
         rows = _row(handle, keys[0]) if len(keys) == 1 else None
         if rows is None:

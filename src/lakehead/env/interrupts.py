@@ -210,7 +210,7 @@ def stoppable(work: Callable[[], T], stop: Callable[[], object]) -> T:
 
     Args:
         stop: makes the work end soon; called until it has ended, as what is said to work that is about to begin may be
-            lost. Any thread may call it, at any time.
+            lost. Any thread may call it, at any time. False: nobody need wait for the work's end.
     """
     if not interrupts_land():
         return work()
@@ -221,8 +221,7 @@ def stoppable(work: Callable[[], T], stop: Callable[[], object]) -> T:
     except BaseException:
         stops = 0 if task.withdraw() else _STOPS_MAX
         for _ in range(stops):
-            stop()
-            if task.latch.wait(_STOP_EVERY_SECONDS):
+            if stop() is False or task.latch.wait(_STOP_EVERY_SECONDS):
                 break
         raise
     return task.outcome()

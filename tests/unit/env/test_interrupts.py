@@ -245,6 +245,24 @@ def test_what_does_not_stop_is_left_by_a_second_interrupt() -> None:
     assert gone.wait(30)
 
 
+def test_what_need_not_be_waited_for_is_left_at_once() -> None:
+    begun, told, end, gone = Latch(), list[int](), Latch(), Latch()
+
+    def work() -> None:
+        begun.open()
+        assert end.wait(30)
+        gone.open()
+
+    def stop() -> bool:
+        told.append(1)
+        return False
+
+    interrupted(lambda: stoppable(work, stop), begun)
+    assert told == [1] and not gone.wait(0)
+    end.open()
+    assert gone.wait(30)
+
+
 def test_what_never_began_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Callable[[], None]] = []
 
