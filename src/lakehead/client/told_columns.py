@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from lakehead.errors import CorruptionError
-from lakehead.format.arrays import to_arrow
+from lakehead.format.arrays import ascending, constant, to_arrow
 from lakehead.protocol.messages import Stream, StreamHeader
 from lakehead.types import BUCKET_COLUMN, OFFSET_COLUMN
 
@@ -60,14 +60,14 @@ class _ToldColumns:
                 raise CorruptionError(f"the server sent rows of bucket {header.bucket}, which no table has")
             held = self._buckets
             if len(held) < rows or not rows or held[0].as_py() != header.bucket:
-                held = self._buckets = to_arrow(np.full(rows, header.bucket, np.int32))
+                held = self._buckets = to_arrow(constant(header.bucket, rows, np.int32))
             return held.slice(0, rows)
         if not rows:
             return pa.nulls(0, _OFFSET.type)
         end = header.end_offset
         if end is None or end < rows:
             raise CorruptionError("the server sent rows, and does not say which offsets they have")
-        return to_arrow(np.arange(end - rows, end))
+        return to_arrow(ascending(end - rows, end))
 
     def close(self) -> None:
         """End the stream."""

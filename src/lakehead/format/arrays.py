@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+_FROM_ZERO = np.arange(1 << 13)
 Bools = npt.NDArray[np.bool_]
 
 
@@ -53,6 +54,29 @@ def to_numbers(values: pa.Array) -> npt.NDArray[Any]:
     t = values.type
     dtype = np.dtype(f"<{'i' if pa.types.is_signed_integer(t) else 'u'}{t.bit_width // 8}")
     return np.frombuffer(values.buffers()[1], dtype, len(values), values.offset * dtype.itemsize)
+
+
+def pooled(rows: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Room for numbers of which many batches are handed out: memory of Arrow's pool, which keeps what was given back.
+    That of numpy is the system's anew, a page at a time, which takes several times as long as to fill it."""
+    held = np.dtype(dtype)
+    return np.frombuffer(pa.allocate_buffer(rows * held.itemsize), held)
+
+
+def ascending(start: int, end: int) -> npt.NDArray[np.int64]:
+    """All int64 from one up to another, `pooled`."""
+    out = pooled(end - start, np.int64)
+    for at in range(0, len(out), len(_FROM_ZERO)):
+        part = out[at : at + len(_FROM_ZERO)]
+        np.add(_FROM_ZERO[: len(part)], start + at, out=part)
+    return out
+
+
+def constant(value: int, rows: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """One number, so many times, `pooled`."""
+    out = pooled(rows, dtype)
+    out.fill(value)
+    return out
 
 
 def places_of(values: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lakehead.format.arrays import constant
 from lakehead.format.frame import CHANGES, COMPRESSED, Frame
 from lakehead.format.joins import join
 from lakehead.format.read_as import may_match_as, read_as, rows_as
@@ -89,7 +90,7 @@ class FrameRecords:
 
     @property
     def timestamps_us(self) -> npt.NDArray[np.int64]:
-        return np.full(self.frame.body.row_count, self.frame.timestamp_us, np.int64)
+        return constant(self.frame.timestamp_us, self.frame.body.row_count, np.int64)
 
     def read_as(self, schemas: Schemas, columns: Sequence[int] | None = None) -> pa.RecordBatch:
         return read_as(self.frame.body, schemas, columns)
@@ -130,7 +131,7 @@ class JoinedRecords:
         size = first.length if alone else rows.get_total_buffer_size() + 17 * rows.num_rows
         changes = None
         if len(frames) == 1:
-            times = np.full(rows.num_rows, first.timestamp_us, np.int64)
+            times = constant(first.timestamp_us, rows.num_rows, np.int64)
             if first.body.flags & CHANGES:
                 changes = first.body.change_types, first.body.prev_offsets
         else:

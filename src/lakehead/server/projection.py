@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lakehead.errors import ColumnNotFoundError, InvalidRequestError, SchemaChangedError
-from lakehead.format.arrays import to_arrow
+from lakehead.format.arrays import ascending, constant, to_arrow
 from lakehead.format.joins import gathered, join
 from lakehead.log.records import Records
 from lakehead.predicate import Predicate
@@ -100,7 +100,7 @@ class Projection:
         rows = records.read_as(self.schemas, self.positions).slice(low, count)
         system: dict[str, pa.Array] = {}
         if OFFSET_COLUMN in self._columns:
-            system[OFFSET_COLUMN] = to_arrow(np.arange(first, first + count), pa.int64())
+            system[OFFSET_COLUMN] = to_arrow(ascending(first, first + count))
         if TIMESTAMP_COLUMN in self._columns:
             system[TIMESTAMP_COLUMN] = to_arrow(records.timestamps_us[low : low + count], TIMESTAMP_TYPE)
         if CHANGE_TYPE_COLUMN in self._columns:
@@ -129,7 +129,7 @@ class Projection:
 
     def _finish(self, rows: pa.RecordBatch, system: dict[str, pa.Array], bucket: int) -> pa.RecordBatch:
         if BUCKET_COLUMN in self._columns:
-            system[BUCKET_COLUMN] = to_arrow(np.full(rows.num_rows, bucket, np.int32), pa.int32())
+            system[BUCKET_COLUMN] = to_arrow(constant(bucket, rows.num_rows, np.int32))
         read = dict(zip(self._read, rows.columns, strict=True))
         arrays = [system[name] if name in system else read[name] for name in self._columns]
         if self._predicate is None:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from lakehead.format.arrays import places_of, to_arrow, to_bools, to_numbers
+from lakehead.format.arrays import ascending, constant, places_of, to_arrow, to_bools, to_numbers
 
 
 @pytest.mark.parametrize("dtype", ["i1", "u2", "<i4", "<i8", "<u8", "<f4", "<f8", "?"])
@@ -52,3 +52,14 @@ def test_numbers_are_those_of_a_slice() -> None:
 def test_places_sort_numbers_that_differ(values: list[int]) -> None:
     numbers = np.array(values, np.int64)
     assert numbers[places_of(numbers, 5)].tolist() == sorted(values)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 8191, 8192, 8193, 20_000])
+@pytest.mark.parametrize("start", [0, 7, (1 << 62) - 5])
+def test_numbers_of_the_pool_are_those_of_numpy(rows: int, start: int) -> None:
+    found = ascending(start, start + rows)
+    assert found.dtype == np.int64 and np.array_equal(found, np.arange(start, start + rows))
+    for dtype in (np.int32, np.int64):
+        same = constant(-3, rows, dtype)
+        assert same.dtype == dtype and np.array_equal(same, np.full(rows, -3))
+    assert to_arrow(found).to_pylist() == list(range(start, start + rows))
