@@ -109,7 +109,7 @@ class KvTablet:
         """Hold no rows, and give their memory back: whoever still refers to this does not keep it."""
         self._index = KeyIndex(self._seed)
         self._columns: list[HeapColumn] = [heap_column(f.type) for f in self.schema]
-        self._prefixes = PrefixIndex(self._seed)
+        self._prefixes = PrefixIndex(self._seed) if self._prefix else None
         self._planned: _Planned | None = None
         self._resize()
 
@@ -153,7 +153,7 @@ class KvTablet:
     def _resize(self) -> None:
         for column in self._columns:
             column.resize(self._index.capacity)
-        if self._prefix_at:
+        if self._prefixes is not None:
             self._prefixes.resize(self._index.capacity)
         self._capacity = self._index.capacity
 
@@ -311,11 +311,11 @@ class KvTablet:
     def _put(self, slots: Slots, values: Sequence[pa.Array]) -> None:
         for column, given in zip(self._columns, values, strict=True):
             column.scatter(slots, given)
-        if self._prefix_at:
+        if self._prefixes is not None:
             self._prefixes.add(slots, [values[i] for i in self._prefix_at])
 
     def _forget(self, slots: Slots) -> None:
-        if self._prefix_at:
+        if self._prefixes is not None:
             self._prefixes.remove(slots, lambda some: self.gather(some, self._prefix_at).columns)
         dead = np.unique(slots[self._index.live_offsets[slots] < 0])
         if len(dead):
@@ -360,18 +360,20 @@ class KvTablet:
     def prefix_answer(self, prefixes: pa.RecordBatch, bytes_max: int | None = None) -> pa.RecordBatch:
         """Rows whose leading key columns equal one of these, in offset order; more bytes than an answer holds are
         refused, and, at once, more rows than are worth finding for so few bytes."""
+        assert self._prefixes is not None
         numbers = self._prefixes.numbers(prefixes.columns)
         if bytes_max is not None:
             rows = self._prefixes.count(numbers)
             joins.require_answer(rows, rows * _ROW_BYTES, bytes_max)
-        return self.answer(self._in_offset_order(numbers), bytes_max)
+        return self.answer(self._by_offset(self._prefixes.find(numbers, self._index.slots_used)), bytes_max)
 
     def prefix_find(self, prefixes: pa.RecordBatch) -> Slots:
         """Slots of live rows whose leading key columns equal one of these, in offset order."""
-        return self._in_offset_order(self._prefixes.numbers(prefixes.columns))
+        assert self._prefixes is not None
+        numbers = self._prefixes.numbers(prefixes.columns)
+        return self._by_offset(self._prefixes.find(numbers, self._index.slots_used))
 
-    def _in_offset_order(self, prefixes: Slots) -> Slots:
-        slots = self._prefixes.find(prefixes, self._index.slots_used)
+    def _by_offset(self, slots: Slots) -> Slots:
         return slots[np.argsort(self._index.live_offsets[slots], kind="stable")]
 
     def live_rows(self, columns: list[int] | None = None) -> list[tuple[npt.NDArray[np.int64], pa.RecordBatch]]:
