@@ -16,6 +16,7 @@ import pytest
 
 import lakehead as lh
 from lakehead.api.relation import Reading
+from lakehead.server.metadata import MetadataStore
 
 ROWS = pa.table(
     {
@@ -420,3 +421,29 @@ def test_what_a_statement_pinned_is_let_go_of_with_its_relation(con: lh.Connecti
     con.table("shop.orders").scan().count()  # leases are ended with the next call
     assert len(leases._open) <= 3
     assert kept.fetchall()
+
+
+def test_a_statement_is_told_of_the_tables_that_it_names_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are: to list thousands would take several times as long as the statement."""
+    with lh.connect(tmp_path) as con:
+        for name in ("a.T", "a.other", "b.t", "T"):
+            con.create_table(name, pa.schema([("k", pa.int64())]), primary_key="k").upsert([{"k": 1}])
+        monkeypatch.setattr(MetadataStore, "paths", None)
+        monkeypatch.setattr(MetadataStore, "tables", None)
+        frames = {"f": pa.table({"k": [1]})}
+        for text in (
+            "select k from a.t",
+            "select k from A.T where k = 1",
+            "select k from t join b.t using (k) join f using (k) join a.other$changelog using (k)",
+            "with x as (select k from b.T) select k from x",
+        ):
+            assert con.sql(text, frames=frames).fetchall() == con.sql(text, frames=frames).fetchall() == [(1,)]
+        with pytest.raises(lh.InvalidRequestError, match="is a table of this connection"):
+            con.sql("select 1", frames={"t": frames["f"]})
+        monkeypatch.undo()
+        assert con.sql("show tables").fetchall() == [("a.T",), ("a.other",), ("b.t",), ("default.T",)]
+        with pytest.raises(lh.TableNotFoundError, match=r"did you mean a\.other"):
+            con.sql("select k from a.othr").fetchall()
+        many = " union all ".join(f"select k from a.no{n}" for n in range(1200))
+        with pytest.raises(lh.TableNotFoundError):
+            con.sql(f"select k from a.t union all {many}").fetchall()

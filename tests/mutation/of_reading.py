@@ -6,6 +6,27 @@ from tests.mutation.mutant import Mutant
 
 OF_READING = (
     Mutant(
+        "count tables as they were when they were counted first",
+        "server/metadata.py",
+        "self._untold.update(catalog.changed_tables(command))",
+        "pass",
+        "tests/unit/server/test_metadata.py",
+    ),
+    Mutant(
+        "count tables that were dropped",
+        "server/table_totals.py",
+        "            self._unpartitioned_buckets -= before\n",
+        "            pass\n",
+        "tests/unit/server/test_metadata.py",
+    ),
+    Mutant(
+        "list all tables for each statement",
+        "api/sql.py",
+        "tables = con.tables() if statement.catalog or statement.shows else",
+        "tables = con.tables() if True else",
+        "tests/integration/test_sql.py",
+    ),
+    Mutant(
         "find all rows of a prefix before they are too many",
         "kv/tablet.py",
         "joins.require_answer(rows, rows * _ROW_BYTES, bytes_max)",

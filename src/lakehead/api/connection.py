@@ -9,7 +9,7 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -304,6 +304,10 @@ class Connection(Displayed, Granting):
                 f"{database!r} is no name of a database: give a text that can be written as UTF-8"
             )
         return self._ask(m.ListTables(database=database)).names
+
+    def _tables_called(self, names: Iterable[str]) -> list[str]:
+        """Those of `tables` that have one of these names, in any case; others may be among them."""
+        return self._ask(m.ListTables(database=None, called=list(names))).names
 
     def databases(self) -> list[str]:
         """Names of the databases, sorted."""

@@ -15,7 +15,7 @@ import itertools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -68,6 +68,8 @@ class Tables(Protocol):
     """What a statement asks of the connection that runs it."""
 
     def tables(self) -> list[str]: ...
+
+    def _tables_called(self, names: Iterable[str]) -> list[str]: ...
 
     def databases(self) -> list[str]: ...
 
@@ -164,7 +166,7 @@ def _run(
     def begun() -> tuple[list[str], set[_View], duckdb.DuckDBPyRelation | None]:
         """The tables that there are, those that are named, and the answer where a key index has it: all in one thread,
         as waking another takes as long as to find a row."""
-        tables = con.tables()
+        tables = con.tables() if statement.catalog or statement.shows else con._tables_called(_names(statement, frames))
         views = _views(statement, tables)
         if statement.point is None or not views or frames is not None or engine.unrestricted:
             return tables, views, None
@@ -196,7 +198,7 @@ def _run(
     seen: set[str] = set()
     for name, rows in (frames or {}).items():
         _register(cursor, name, rows, tables, seen, reading)
-    relation = functools.partial(_relation, cursor, statement, params, tables)  # with parameters, it runs at once
+    relation = functools.partial(_relation, cursor, statement, params, con.tables)  # with parameters, it runs at once
     return as_duckdb(Relation(reading.run(relation, relation), reading))
 
 
@@ -232,7 +234,7 @@ def _by_index(
     asked_of_rows = dataclasses.replace(statement, text=f"{point.before}{rows}{point.after}")
 
     def relation() -> duckdb.DuckDBPyRelation:
-        found = _relation(cursor, asked_of_rows, params, ())
+        found = _relation(cursor, asked_of_rows, params, list)
         found.execute()  # here, as an error would show the text that DuckDB was given
         return found
 
@@ -266,7 +268,7 @@ def _as_query(handle: TableHandle, rows: Sequence[Sequence[Any]]) -> str | None:
 
 
 def _relation(
-    cursor: duckdb.DuckDBPyConnection, statement: Statement, params: object, tables: Sequence[str]
+    cursor: duckdb.DuckDBPyConnection, statement: Statement, params: object, tables: Callable[[], Sequence[str]]
 ) -> duckdb.DuckDBPyRelation:
     if statement.parameters and params is None:
         raise SqlError(
@@ -277,7 +279,7 @@ def _relation(
     except duckdb.CatalogException as e:
         if "Table with name" not in str(e):
             raise
-        raise _not_found(str(e).splitlines()[0], statement, tables) from e
+        raise _not_found(str(e).splitlines()[0], statement, tables()) from e
     except (TypeError, ValueError, RuntimeError) as e:
         if INTERRUPTED in str(e):
             raise
@@ -367,6 +369,13 @@ def _shown(con: Tables, what: str, tables: Sequence[str]) -> pa.Table:
 
 
 # ---- names ----------------------------------------------------------------------------------------------------------
+
+
+def _names(statement: Statement, frames: object) -> set[str]:
+    """What tables would be called that the statement, or a frame, names."""
+    named = {f"{t.schema or _DEFAULT}.{t.name.partition('$')[0]}" for t in statement.tables if not t.catalog}
+    given = frames if isinstance(frames, Mapping) else ()
+    return {name.lower() for name in (*named, *(f"{_DEFAULT}.{name}" for name in given))}
 
 
 def _views(statement: Statement, tables: Sequence[str]) -> set[_View]:

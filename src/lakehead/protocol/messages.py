@@ -193,10 +193,11 @@ class NamesReply(Reply, frozen=True, kw_only=True):
 
 
 class ListTables(Request[NamesReply], frozen=True, kw_only=True):
-    """The tables that the sender may know of."""
+    """The tables that the sender may know of. ``called``: none but those of these names, in any case, need be told."""
 
     privilege = Privilege.USAGE
     database: str | None
+    called: list[str] | None = None
 
 
 class ListDatabases(Request[NamesReply], frozen=True, kw_only=True):
@@ -343,7 +344,6 @@ class LookupReply(Reply, frozen=True, kw_only=True):
 
 class Lookup(TableRequest[LookupReply], frozen=True, kw_only=True):
     """Rows by key; attachment i is the IPC batch of keys for ``tablets[i]``. ``prefix`` asks by leading columns.
-
     Reply attachments, per tablet: the IPC batch of rows found, then int64 positions in the asked keys (empty for
     prefix lookups). ``as_of``: those live at these ends of the tablets' logs; ``bytes_max``: no more of them."""
 

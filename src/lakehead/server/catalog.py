@@ -8,6 +8,7 @@ catalog, wherever they are applied. SQLite is where it is kept (`lakehead.server
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from typing import Self, TypeAlias, TypeVar
 
 import msgspec
@@ -308,6 +309,18 @@ def plan(db: sqlite3.Connection, command: C) -> C:
                     quotas_max=command.quotas_max,
                 )
     return command
+
+
+def changed_tables(command: Command) -> Sequence[str]:
+    """Ids of tables that a command makes, defines anew, or drops."""
+    match command:
+        case CreateTable(info=info) | AlterTable(info=info):
+            return [info.table_id]
+        case RenameTables(infos=infos):
+            return [info.table_id for info in infos]
+        case DropTable(table_id=table_id):
+            return [table_id]
+    return []
 
 
 def apply(db: sqlite3.Connection, position: int, command: Command) -> None:

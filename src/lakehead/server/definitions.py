@@ -48,6 +48,7 @@ from lakehead.server.tiering_jobs import TieringJobs
 from lakehead.types import Schemas, TableDescriptor, TablePath
 
 _log = logging.getLogger("lakehead.server")
+_CALLED_MAX = 1000
 _SQL_DATABASES = frozenset(("information_schema", "pg_catalog", "memory", "system", "temp"))
 
 
@@ -280,7 +281,10 @@ class Definitions:
 
     def list_tables(self, request: m.ListTables, caller: Caller) -> m.NamesReply:
         """See `ListTables`."""
-        return m.NamesReply(names=[str(t.path) for t in self._known(caller, Privilege.DESCRIBE, request.database)])
+        called, metadata = request.called, self._metadata
+        all_of = called is None or len(called) > _CALLED_MAX
+        paths = metadata.paths(request.database) if all_of else metadata.paths_called(called or ())
+        return m.NamesReply(names=[str(p) for i, p in paths.items() if may(caller, Privilege.DESCRIBE, i)])
 
     def _known(self, caller: Caller, privilege: Privilege, database: str | None = None) -> list[TableDescriptor]:
         """The tables to which a caller may do this."""

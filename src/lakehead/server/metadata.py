@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -29,6 +29,7 @@ from lakehead.protocol.schemas import schema_from_text
 from lakehead.protocol.table_info import TableInfo
 from lakehead.server import catalog
 from lakehead.server.incarnations import begin_incarnation, unfenced
+from lakehead.server.table_totals import TableTotals
 from lakehead.types import Epoch, Incarnation, TableDescriptor, TablePath, TabletKey
 
 C = TypeVar("C", bound=catalog.Command)
@@ -44,6 +45,7 @@ create table if not exists databases(name text primary key);
 create table if not exists tables(
     table_id text primary key, database text not null references databases(name), name text not null,
     info blob not null, unique(database, name));
+create index if not exists tables_in_any_case on tables(database collate nocase, name collate nocase);
 create table if not exists schemas(
     table_id text not null, schema_id integer not null, schema text not null, primary key(table_id, schema_id));
 create table if not exists partitions(
@@ -79,7 +81,7 @@ create table if not exists dropped(folder text primary key);
 create table if not exists incarnations(id text primary key, own integer not null);
 """
 
-_READ_MAX = 4096
+_READ_MAX = 1 << 14
 
 
 class Publication(msgspec.Struct, frozen=True):
@@ -148,6 +150,8 @@ class MetadataStore:
         self.fence = fence
         self._number: int | None = None
         self._read: dict[bytes, TableDescriptor] = {}
+        self._totals = TableTotals()
+        self._untold: set[str] | None = None  # tables that it is to be told of; None: of all
         try:
             self._db = env.storage.open_database(path)
         except sqlite3.Error as e:
@@ -305,14 +309,31 @@ class MetadataStore:
     def tablet_count(self) -> int:
         """How many tablets all tables have."""
         partitions = dict(self._rows("select table_id, count(*) from partitions group by table_id"))
-        tables = self.tables(None)
-        return sum(t.buckets * (int(partitions.get(t.table_id, 0)) if t.partition_by else 1) for t in tables)
+        with self._told_totals() as totals:
+            return totals.tablets(partitions)
+
+    @contextmanager
+    def _told_totals(self) -> Iterator[TableTotals]:
+        with self._lock:
+            try:
+                if self._untold is None:
+                    found = self._db.execute("select table_id, info from tables").fetchall()
+                else:
+                    one = "select info from tables where table_id = ?"
+                    found = [(i, (self._db.execute(one, (i,)).fetchone() or (None,))[0]) for i in self._untold]
+            except sqlite3.Error as e:
+                raise self._error(e, "read") from e
+            for table_id, info in found:
+                self._totals.tell(table_id, info)
+            self._untold = set()
+            yield self._totals
 
     def table(self, path: TablePath) -> TableDescriptor:
         """Raises: TableNotFoundError."""
         rows = self._rows("select info from tables where database = ? and name = ?", path.database, path.table)
         if not rows:
-            now = [str(t.path) for t in self.tables(None) if path in t.former]
+            with self._told_totals() as totals:
+                now = totals.called_before(path)
             if now:
                 raise TableNotFoundError(
                     f"there is no table {path} any more: it is called {' or '.join(now)} now",
@@ -367,7 +388,7 @@ class MetadataStore:
             return planned
         finally:
             for command in commands:
-                self._note_access(command)
+                self._note_change(command)
 
     def require_possible(self, command: catalog.Command) -> None:
         """Return where `submit` would take the command now; changes nothing. Errors as of `submit`."""
@@ -377,10 +398,11 @@ class MetadataStore:
             except sqlite3.Error as e:
                 raise self._error(e, "read") from e
 
-    def _note_access(self, command: catalog.Command) -> None:
-        if isinstance(command, catalog.CHANGES_ACCESS):
-            with self._lock:
-                self.access_version += 1
+    def _note_change(self, command: catalog.Command) -> None:
+        with self._lock:
+            if self._untold is not None:
+                self._untold.update(catalog.changed_tables(command))
+            self.access_version += isinstance(command, catalog.CHANGES_ACCESS)
 
     def apply(self, position: int, command: catalog.Command) -> None:
         """Take a command that another catalog has planned: how a copy of it follows.
@@ -396,7 +418,7 @@ class MetadataStore:
                     path=self._path,
                 )
             catalog.apply(db, position, command)
-        self._note_access(command)
+        self._note_change(command)
 
     def make_up_lake(self, desc: TableDescriptor, make: Callable[[TableDescriptor], None]) -> None:
         """Have a lake table made where it is not known that it was: who made the table did not come to that."""
@@ -517,9 +539,19 @@ class MetadataStore:
         """Which principal has made a table, by its id; of those that no principal has made, nothing."""
         return {str(table_id): str(name) for table_id, name in self._rows("select table_id, principal from makers")}
 
-    def paths(self) -> dict[str, TablePath]:
-        """What every table is called, by its id."""
-        return {str(i): TablePath(d, n) for i, d, n in self._rows("select table_id, database, name from tables")}
+    def paths(self, database: str | None = None) -> dict[str, TablePath]:
+        """What every table, of a database or of all, is called, by its id; in the order of names."""
+        where, args = ("where database = ?", (database,)) if database is not None else ("", ())
+        found = self._rows(f"select table_id, database, name from tables {where} order by database, name", *args)
+        return {str(i): TablePath(d, n) for i, d, n in found}
+
+    def paths_called(self, names: Iterable[str]) -> dict[str, TablePath]:
+        """The same of tables that have one of these names, ``database.table`` in any case."""
+        where = "where database = ? collate nocase and name = ? collate nocase"
+        asked = [name.split(".") for name in set(names) if name.count(".") == 1]
+        sql = f"select database, name, table_id from tables {where}"
+        found = sorted({row for name in asked for row in self._rows(sql, *name)})
+        return {str(i): TablePath(d, n) for d, n, i in found}
 
 
 def require_tablets(metadata: MetadataStore, table: TablePath, more: int, limits: Limits) -> None:

@@ -30,8 +30,10 @@ from lakehead.errors import (
     TableNotFoundError,
     UnsupportedFormatError,
 )
+from lakehead.protocol.table_info import TableInfo
 from lakehead.server.catalog import (
     AddToken,
+    AlterTable,
     Command,
     CreatePartition,
     CreateTable,
@@ -42,6 +44,7 @@ from lakehead.server.catalog import (
     GrantPrivileges,
     RegisterWriter,
     RemoveToken,
+    RenameTables,
     RevokePrivileges,
     SetQuota,
     TakeRole,
@@ -385,3 +388,52 @@ def test_while_a_failed_commit_may_come_back_it_is_said() -> None:
     found = MetadataStore("/data/metadata.db", world)
     assert found.tables(None) == [named("b", "t3")], "the next change settles it"
     found.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_known_of_all_tables_is_what_each_of_them_says(path: str, seed: int) -> None:
+    """Whatever was changed since it was asked last, also by commands that failed."""
+    chance = random.Random(seed)
+    store = MetadataStore(path, env(seed))
+    names = [f"{database}.{name}" for database in ("a", "A") for name in ("x", "X", "y", "z")]
+
+    def free() -> str:
+        return chance.choice([*names, f"a.t{chance.randrange(99)}"])
+
+    for number in range(120):
+        tables = store.tables(None)
+        one = chance.choice(tables) if tables else DESC
+        new = dataclasses.replace(one, path=TablePath.parse(free()), former=(*one.former, one.path))
+        parted = ("id",) if chance.random() < 0.3 else ()
+        made = dataclasses.replace(named(free(), f"t{number}"), buckets=chance.randrange(1, 5), partition_by=parted)
+        asked: list[Command] = [
+            CreateTable.of(made),
+            CreateTable.of(made),
+            CreatePartition(table_id=one.table_id, name=f"p{number}"),
+            AlterTable.of(dataclasses.replace(one, properties=TableProperties(log_ttl_ms=number))),
+            RenameTables(infos=[TableInfo.of(new)]),
+            DropTable(one.table_id, folder=f"f{number}"),
+        ]
+        with contextlib.suppress(TableExistsError):
+            store.submit(chance.choice(asked))
+        if chance.random() < 0.1:
+            store.close()
+            store = MetadataStore(path, env(seed))
+        if chance.random() < 0.3:
+            continue
+        tables = store.tables(None)
+        parts = {t.table_id: len(store.partitions(t.table_id)) for t in tables}
+        assert store.tablet_count() == sum(t.buckets * (parts[t.table_id] if t.partition_by else 1) for t in tables)
+        assert store.paths() == {t.table_id: t.path for t in tables}
+        assert list(store.paths("a").values()) == [t.path for t in tables if t.path.database == "a"]
+        for name in (*names, "a.b.c", "", "nope.x", "a.%"):
+            called = [t.path for t in tables if str(t.path).lower() == name.lower()]
+            assert list(store.paths_called([name, name.upper()]).values()) == called
+        gone = TablePath.parse(chance.choice(names))
+        now = sorted(str(t.path) for t in tables if gone in t.former)
+        if gone not in {t.path for t in tables}:
+            with pytest.raises(TableNotFoundError) as e:
+                store.table(gone)
+            assert e.value.context.get("now") == (now[0] if now else None)
+    assert len({t.path for t in store.tables(None)}) > 3
+    store.close()
