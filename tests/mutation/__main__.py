@@ -410,8 +410,8 @@ MUTANTS = (
     Mutant(
         "rows with a wrong time",
         "log/records.py",
-        "np.full(self.frame.body.row_count, self.frame.timestamp_us, np.int64)",
-        "np.full(self.frame.body.row_count, 0, np.int64)",
+        "constant(self.frame.timestamp_us, self.frame.body.row_count, np.int64)",
+        "constant(0, self.frame.body.row_count, np.int64)",
         "tests/unit/server/test_projection.py",
     ),
     Mutant(

@@ -43,8 +43,8 @@ OF_MEMORY = (
     Mutant(
         "joined rows with a wrong time",
         "log/records.py",
-        "times = np.full(rows.num_rows, first.timestamp_us, np.int64)",
-        "times = np.full(rows.num_rows, 0, np.int64)",
+        "times = constant(first.timestamp_us, rows.num_rows, np.int64)",
+        "times = constant(0, rows.num_rows, np.int64)",
         "tests/properties/test_joined_records.py",
     ),
     Mutant(

@@ -155,8 +155,8 @@ OF_READING = (
     Mutant(
         "tell offsets one row late",
         "client/told_columns.py",
-        "np.arange(end - rows, end)",
-        "np.arange(end - rows, end) + 1",
+        "ascending(end - rows, end)",
+        "ascending(end - rows + 1, end + 1)",
         "tests/unit/client/test_told_columns.py",
     ),
     Mutant(
