@@ -440,6 +440,9 @@ def test_a_statement_is_told_of_the_tables_that_it_names_alone(tmp_path: Path, m
             assert con.sql(text, frames=frames).fetchall() == con.sql(text, frames=frames).fetchall() == [(1,)]
         with pytest.raises(lh.InvalidRequestError, match="is a table of this connection"):
             con.sql("select 1", frames={"t": frames["f"]})
+        for odd in ("\ud800", "a.b", "", 1):
+            with pytest.raises(lh.InvalidRequestError, match="is not a name"):
+                con.sql("select 1", frames={odd: frames["f"]})  # type: ignore[dict-item]
         monkeypatch.undo()
         assert con.sql("show tables").fetchall() == [("a.T",), ("a.other",), ("b.t",), ("default.T",)]
         with pytest.raises(lh.TableNotFoundError, match=r"did you mean a\.other"):

@@ -374,8 +374,9 @@ def _shown(con: Tables, what: str, tables: Sequence[str]) -> pa.Table:
 def _names(statement: Statement, frames: object) -> set[str]:
     """What tables would be called that the statement, or a frame, names."""
     named = {f"{t.schema or _DEFAULT}.{t.name.partition('$')[0]}" for t in statement.tables if not t.catalog}
-    given = frames if isinstance(frames, Mapping) else ()
-    return {name.lower() for name in (*named, *(f"{_DEFAULT}.{name}" for name in given))}
+    given = [name for name in frames if isinstance(name, str)] if isinstance(frames, Mapping) else []
+    named |= {f"{_DEFAULT}.{name}" for name in given if name.isidentifier()}  # others are refused
+    return {name.lower() for name in named}
 
 
 def _views(statement: Statement, tables: Sequence[str]) -> set[_View]:

@@ -17,7 +17,7 @@ import lakehead as lh
 from lakehead.benchmarks.events import Figure, seconds
 from lakehead.env.usage import resident_bytes
 
-_TABLES = (10, 100, 400)
+_TABLES = (10, 100, 1000)
 _PARTITIONS = (10, 100, 1000)
 _TIMES = 15
 _LOOKUP_KEYS = 1000
@@ -97,6 +97,7 @@ def _tables(con: lh.Connection, batch: pa.RecordBatch) -> Iterator[Figure]:
     made: list[lh.Table] = []
     create: list[tuple[int, float]] = []
     append: list[tuple[int, float]] = []
+    asked: list[tuple[int, float]] = []
     one = batch.slice(0, 1)
     for mark in _TABLES:
         while len(made) < mark - _TIMES:
@@ -107,8 +108,11 @@ def _tables(con: lh.Connection, batch: pa.RecordBatch) -> Iterator[Figure]:
 
         create.append((mark, _median(new) if mark > _TIMES else _median(new, mark)))
         append.append((mark, _median(lambda _, mark=mark: made[mark // 2].append(one))))  # type: ignore[misc]
+        text = f"select count(*) from {made[mark // 2].name}"
+        asked.append((mark, _median(lambda _, text=text: con.sql(text).fetchall())))  # type: ignore[misc]
     yield from _grown("create of a table of 4 buckets", "tables", create)
     yield from _grown("append of a row to one of them", "tables", append)
+    yield from _grown("SQL count(*) of one of them", "tables", asked)
 
 
 def _partitions(con: lh.Connection) -> Iterator[Figure]:
