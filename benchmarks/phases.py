@@ -115,7 +115,7 @@ _CATALOG = Phase(
     "DuckDB",
     ("api.sql:SqlEngine.cursor", "api.sql:SqlEngine.catalog", "api.sql:_make_views"),
 )
-_TABLES = Phase("tables opened and pinned", "caller", ("api.connection:Connection.tables", "api.sql:_contents"))
+_TABLES = Phase("tables opened and pinned", "caller", ("api.connection:Connection._tables_called", "api.sql:_contents"))
 _BOUND = Phase("planned by DuckDB", "DuckDB", ("api.sql:_relation",))
 _RUN = Phase("run by DuckDB", "DuckDB", ("api.relation:Reading.run",))
 _ROWS = Phase("rows read for DuckDB", "server", ("lake.union_read:UnionRead.batches",))

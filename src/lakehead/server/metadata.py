@@ -150,8 +150,7 @@ class MetadataStore:
         self.fence = fence
         self._number: int | None = None
         self._read: dict[bytes, TableDescriptor] = {}
-        self._totals = TableTotals()
-        self._untold: set[str] | None = None  # tables that it is to be told of; None: of all
+        self._totals: TableTotals | None = None  # once they were asked for
         try:
             self._db = env.storage.open_database(path)
         except sqlite3.Error as e:
@@ -315,18 +314,16 @@ class MetadataStore:
     @contextmanager
     def _told_totals(self) -> Iterator[TableTotals]:
         with self._lock:
-            try:
-                if self._untold is None:
-                    found = self._db.execute("select table_id, info from tables").fetchall()
-                else:
-                    one = "select info from tables where table_id = ?"
-                    found = [(i, (self._db.execute(one, (i,)).fetchone() or (None,))[0]) for i in self._untold]
-            except sqlite3.Error as e:
-                raise self._error(e, "read") from e
-            for table_id, info in found:
-                self._totals.tell(table_id, info)
-            self._untold = set()
-            yield self._totals
+            totals = self._totals
+            if totals is None:
+                totals = TableTotals()
+                try:
+                    for table_id, info in self._db.execute("select table_id, info from tables"):
+                        totals.tell(table_id, info)
+                except sqlite3.Error as e:
+                    raise self._error(e, "read") from e
+                self._totals = totals
+            yield totals
 
     def table(self, path: TablePath) -> TableDescriptor:
         """Raises: TableNotFoundError."""
@@ -400,9 +397,14 @@ class MetadataStore:
 
     def _note_change(self, command: catalog.Command) -> None:
         with self._lock:
-            if self._untold is not None:
-                self._untold.update(catalog.changed_tables(command))
             self.access_version += isinstance(command, catalog.CHANGES_ACCESS)
+            if (totals := self._totals) is not None:
+                self._totals = None  # to be made anew where this fails, which is no error of the change
+                with contextlib.suppress(sqlite3.Error):
+                    for table_id in catalog.changed_tables(command):
+                        found = self._db.execute("select info from tables where table_id = ?", (table_id,)).fetchone()
+                        totals.tell(table_id, found and found[0])
+                    self._totals = totals
 
     def apply(self, position: int, command: catalog.Command) -> None:
         """Take a command that another catalog has planned: how a copy of it follows.
