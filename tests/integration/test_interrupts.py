@@ -20,6 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.interrupting import interrupted
 
 import lakehead as lh
 from lakehead.api.relation import Reading
@@ -262,16 +263,8 @@ def interrupted_in_duckdb(call: Callable[[], object], monkeypatch: pytest.Monkey
         begun.open()
         return usual(*given)
 
-    def interrupt() -> None:
-        assert begun.wait(60)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
     monkeypatch.setattr(Reading, "_pushing_less", run)
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        call()
-    thread.join()
+    interrupted(call, begun)
     monkeypatch.undo()
 
 
@@ -339,14 +332,6 @@ def test_a_statement_that_asks_for_a_key_is_left_at_once(con: lh.Connection, mon
     monkeypatch.setattr(Reading, "_unless_stopped", unless_stopped)
     monkeypatch.setattr(Reading, "_pushing_less", lambda *given: runs.append(given))
 
-    def interrupt() -> None:
-        assert asked.wait(60)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        con.sql(BY_KEY)
-    thread.join()
+    interrupted(lambda: con.sql(BY_KEY), asked)
     answer.open()
     assert left.wait(60) and not runs

@@ -231,6 +231,7 @@ OTHERWISE: list[tuple[str, Any]] = [
     ("select * from parts where a in ('x', 'y') and b = 3", None),
     ("select * from lines where a = 'x'", None),
     ("select * from lines where b in (1, 2, 3, 4, 5)", None),  # in several tablets
+    ("select * from lines where b in (1, 1001, 1002, 1003, 1004, 1005, 1006, 1007, 1008)", None),
     ("select * from lines where b = '3'", None),
     ("select * from days where b = 3", None),
     ("select * from days where a = 'x' and v = 3", None),

@@ -86,12 +86,13 @@ class Feed:
         flights, departures, arrivals, cancellations: how far each writer is.
         weather_rows: rows of weather acknowledged.
         rates: rows a second that were acknowledged, by name, once the feed is done.
+        at_end: flights in both tiers, and in the lake alone, when the last of them had been acknowledged.
         done: set when all threads have ended, whatever the reason.
     """
 
     def __init__(self, con: Connection, data: DemoData, pace: Pace, clock: Clock, rounds: Callable[[], int]) -> None:
         """``rounds`` tells how many lake commits of `nyc.flights` there are by now."""
-        self._data, self._pace, self._clock, self._rounds = data, pace, clock, rounds
+        self._con, self._data, self._pace, self._clock, self._rounds = con, data, pace, clock, rounds
         self._tables = {
             name: con.create_table(name, schema, primary_key=key, buckets=buckets, lake="iceberg", freshness=FRESHNESS)
             for name, schema, key, buckets in (
@@ -107,6 +108,7 @@ class Feed:
         self._status = self._tables["nyc.flight_status"]
         self.weather_rows = 0
         self.rates: dict[str, float] = {}
+        self.at_end = (0, 0)
         self.done = threading.Event()
         self._stop = threading.Event()
         self._moved = threading.Condition()
@@ -183,6 +185,9 @@ class Feed:
         while self.flights.sent < rows and not self._stop.is_set():
             self._append(min(rows - self.flights.sent, _BURST_ROWS))
         self.rates["burst"] = (self.flights.acked - before) / max(self._clock.monotonic() - start, 1e-9)
+        both = "select (select count(*) from nyc.flights), (select count(*) from nyc.flights$lake)"
+        ((union, lake),) = self._con.sql(both).fetchall()
+        self.at_end = union, lake
 
     def _append(self, size: int) -> None:
         batch = self._data.flights.slice(self.flights.sent, size)

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from lakehead.api.connection import Connection, connect
 from lakehead.api.table import Table
-from lakehead.demo.check import Checker, Seen
+from lakehead.demo.check import Checker
 from lakehead.demo.child import Child
 from lakehead.demo.data import DemoData, load
 from lakehead.demo.feed import TABLES, Feed, Pace
@@ -133,7 +133,7 @@ class _Demo:
     ) -> dict[str, Any]:
         spark.wait_for("ready", seconds=_READY_SECONDS)
         checker.check()
-        rounds, end = dict(checker.rounds), checker.seen[-1]
+        rounds = dict(checker.rounds)
         checker.expect(
             rounds["nyc.flights"] >= self._pace.rounds_min,
             f"the tiering service committed {rounds['nyc.flights']} rounds of nyc.flights while data flowed, not"
@@ -158,7 +158,7 @@ class _Demo:
         if not self._screen.console.stderr:
             for answer in answers:
                 print_answer(self._screen.console, answer)
-        return self._summary(con, feed, checker, push=push, rounds=rounds, end=end, answers=answers)
+        return self._summary(con, feed, checker, push=push, rounds=rounds, answers=answers)
 
     def _ask(self, spark: Child, query: str) -> pa.Table:
         spark.tell(sql=query)
@@ -186,7 +186,6 @@ class _Demo:
         *,
         push: dict[str, Any],
         rounds: dict[str, int],
-        end: Seen,
         answers: list[Answer],
     ) -> dict[str, Any]:
         metadata = con.table("nyc.flights").lake.metadata_location
@@ -207,7 +206,7 @@ class _Demo:
                 "seconds_p50": round(statistics.median(ages), 1),
                 "seconds_max": round(max(ages), 1),
             },
-            "at_stream_end": {"union": end.union, "lake": end.lake},
+            "at_stream_end": dict(zip(("union", "lake"), feed.at_end, strict=True)),
             "questions": [
                 {"title": a.title, "answered_by": list(a.answered_by), "rows": a.rows.to_pylist()} for a in answers
             ],

@@ -56,7 +56,7 @@ def to_numbers(values: pa.Array) -> npt.NDArray[Any]:
     return np.frombuffer(values.buffers()[1], dtype, len(values), values.offset * dtype.itemsize)
 
 
-def pooled(rows: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+def _pooled(rows: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Room for numbers of which many batches are handed out: memory of Arrow's pool, which keeps what was given back.
     That of numpy is the system's anew, a page at a time, which takes several times as long as to fill it."""
     held = np.dtype(dtype)
@@ -64,8 +64,8 @@ def pooled(rows: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 def ascending(start: int, end: int) -> npt.NDArray[np.int64]:
-    """All int64 from one up to another, `pooled`."""
-    out = pooled(end - start, np.int64)
+    """All int64 from one up to another, in memory as of `_pooled`."""
+    out = _pooled(end - start, np.int64)
     for at in range(0, len(out), len(_FROM_ZERO)):
         part = out[at : at + len(_FROM_ZERO)]
         np.add(_FROM_ZERO[: len(part)], start + at, out=part)
@@ -73,8 +73,8 @@ def ascending(start: int, end: int) -> npt.NDArray[np.int64]:
 
 
 def constant(value: int, rows: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """One number, so many times, `pooled`."""
-    out = pooled(rows, dtype)
+    """One number, so many times, in memory as of `_pooled`."""
+    out = _pooled(rows, dtype)
     out.fill(value)
     return out
 

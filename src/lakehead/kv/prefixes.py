@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from lakehead.format.arrays import to_arrow
 from lakehead.kv import kernels
 from lakehead.kv.growing import GrowingArray
+from lakehead.kv.heap import Slots
 from lakehead.kv.index import KeyIndex
 from lakehead.kv.keys import encode_keys
 
-Slots = npt.NDArray[np.int64]
 _FOLLOWED = 8
 """Where more than one slot in so many is asked for, all are looked at in their order: to jump from one to the next
 takes about so much longer."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.interrupting import interrupted
 
 from lakehead.env.interrupts import Changes, Latch, _Workers, shielded, stoppable, uninterrupted
 
@@ -28,20 +29,6 @@ def interrupts() -> Iterator[None]:
 
 def here() -> threading.Thread:
     return threading.current_thread()
-
-
-def interrupted(call: Callable[[], object], when: Latch) -> None:
-    """Make the call in this thread and interrupt it once ``when`` is open."""
-
-    def interrupt() -> None:
-        assert when.wait(30)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        call()
-    thread.join()
 
 
 def test_the_main_threads_work_is_done_elsewhere_and_that_of_others_where_they_are() -> None:
