@@ -6,6 +6,20 @@ from tests.mutation.mutant import Mutant
 
 OF_MEMORY = (
     Mutant(
+        "many threads that bring one log to the disk",
+        "env/storage.py",
+        "if self._bringing is not None and self._bringing.is_alive():",
+        "if False:",
+        "tests/unit/env/test_storage.py",
+    ),
+    Mutant(
+        "bring to the disk what was synced",
+        "env/storage.py",
+        "            _sync_data(self._fd)\n        self._brought = self._size\n",
+        "            _sync_data(self._fd)\n",
+        "tests/unit/env/test_storage.py",
+    ),
+    Mutant(
         "keys from constants of any type",
         "api/point_query.py",
         ' and node["value"]["type"]["id"] in _AS_THEY_ARE',

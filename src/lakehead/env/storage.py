@@ -32,6 +32,7 @@ _HINTS = {
     errno.EMFILE: "too many open files: raise the limit (ulimit -n)",
 }
 _IOV_MAX = 512
+_WRITE_BACK_BYTES = 8 << 20
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 """What is written is for this user alone."""
 
@@ -183,13 +184,19 @@ class Storage(Protocol):
 
 
 class LocalLogFile:
-    """A `LogFile` on a local file system. One appender at a time; reads from any thread."""
+    """A `LogFile` on a local file system. One appender at a time; reads from any thread.
+
+    What is appended and not synced is brought to the disk now and then, beside the appender: a `sync` that comes at
+    last, with a lock held perhaps that others wait for, has little left to wait for.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
         with storage_errors(path, "open"):
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
             self._size = os.fstat(self._fd).st_size
+        self._brought = self._size
+        self._bringing: threading.Thread | None = None
         self._map: pa.Buffer | None = None
         self._mapped: mmap.mmap | None = None
         # A reader that maps while another thread closes could map whatever file gets the descriptor's number next.
@@ -212,6 +219,16 @@ class LocalLogFile:
                 raise _refused(self.path, "write", e) from e
             raise
         self._size = before + total
+        if self._size - self._brought >= _WRITE_BACK_BYTES:
+            self._write_back()
+
+    def _write_back(self) -> None:
+        if self._bringing is not None and self._bringing.is_alive():
+            return
+        self._brought = self._size
+        self._bringing = threading.Thread(target=_bring, args=(self.path,), name="lakehead-write-back", daemon=True)
+        with suppress(RuntimeError):  # there can be no more threads: the next sync does it
+            self._bringing.start()
 
     def _write_all(self, views: list[memoryview], total: int) -> None:
         while total:
@@ -224,7 +241,8 @@ class LocalLogFile:
 
     def sync(self) -> None:
         with storage_errors(self.path, "sync"):
-            os.fdatasync(self._fd) if hasattr(os, "fdatasync") else os.fsync(self._fd)
+            _sync_data(self._fd)
+        self._brought = self._size
 
     def truncate(self, size: int) -> None:
         with storage_errors(self.path, "truncate"):
@@ -278,6 +296,21 @@ class LocalLogFile:
         # A file that was trimmed while readers held it is closed when the last of them lets go.
         fd = getattr(self, "_fd", -1)
         if fd >= 0:
+            os.close(fd)
+
+
+def _sync_data(fd: int) -> None:
+    os.fdatasync(fd) if hasattr(os, "fdatasync") else os.fsync(fd)
+
+
+def _bring(path: str) -> None:
+    """Have the disk take what a file holds. That it did is for a sync to say, which is told of a failure, too: by a
+    descriptor of its own, as the system tells each descriptor once."""
+    with suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _sync_data(fd)
+        finally:
             os.close(fd)
 
 
