@@ -249,6 +249,7 @@ DOORS = {
     "lakehead.env.https": "http.client ssl",
     "lakehead.env.secret_files": "keyring",
     "lakehead.env.tls": "ssl",
+    "lakehead.iceberg.open_catalog": "lakehead.iceberg.rest_catalog",
     "lakehead.predicate": "lakehead.predicate.sql",
     "lakehead.server.signatures": "jwt",
     "lakehead.server.tablet": "lakehead.kv",

@@ -66,3 +66,26 @@ def test_processes_that_plan_for_spark_do_not_load_pandas() -> None:
         [sys.executable, "-c", f"{text}; print('pandas' in sys.modules)"], capture_output=True, text=True, timeout=120
     )
     assert found.stdout == "False\n", found.stderr
+
+
+_LAKE = """
+import sys
+import pyarrow as pa
+import lakehead as lh
+
+with lh.connect(sys.argv[1]) as con:
+    table = con.create_table("s.t", pa.schema([("k", pa.int64())]), primary_key=["k"], lake="iceberg")
+    table.upsert([{"k": 1}])
+    con.tier("s.t")
+    assert con.sql("select max(k) from s.t").fetchall() == [(1,)]
+    con.drop_table("s.t", purge=True)
+print(sorted({"requests", "pyiceberg.catalog.rest"} & sys.modules.keys()))
+"""
+
+
+def test_what_rest_catalogs_need_is_loaded_for_one_alone(tmp_path: Path) -> None:
+    """It is a tenth of what the first statement of a process takes."""
+    found = subprocess.run(
+        [sys.executable, "-c", _LAKE, str(tmp_path / "data")], capture_output=True, text=True, timeout=120
+    )
+    assert found.stdout == "[]\n", found.stderr

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pydantic import ValidationError
 from pyiceberg.catalog.noop import NoopCatalog
-from pyiceberg.catalog.rest import RestCatalog
-from pyiceberg.catalog.rest.response import ErrorResponse
 from pyiceberg.exceptions import (
     BadRequestError,
     NoSuchNamespaceError,
@@ -34,7 +32,6 @@ from pyiceberg.schema import assign_fresh_schema_ids
 from pyiceberg.table import StaticTable
 from pyiceberg.table.sorting import SortField, SortOrder
 from pyiceberg.transforms import IdentityTransform
-from requests import RequestException
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -51,7 +48,7 @@ from lakehead.errors import (
 from lakehead.format.schema import lake_schema
 from lakehead.iceberg.file_io import PY_IO_IMPL, SYNCED_FILE_IO, lake_files, locate_file, storage_properties
 from lakehead.iceberg.known_metadata import load_table, read_metadata
-from lakehead.iceberg.open_catalog import open_catalog
+from lakehead.iceberg.open_catalog import is_error_of_rest, is_rest, open_catalog, request_errors
 from lakehead.iceberg.tablets import partition_spec
 from lakehead.iceberg.told_properties import require_storage
 from lakehead.lake.marks import OWNER, TABLE_ID
@@ -168,7 +165,7 @@ class LakeCatalog:
 
     def _require_warehouse(self) -> None:
         warehouse = self.iceberg.properties.get("warehouse")
-        if isinstance(self.iceberg, RestCatalog):
+        if is_rest(self.iceberg):
             return
         give = "give it 'warehouse': 'file:///folder' or 's3://bucket/folder'"
         if not warehouse:
@@ -190,7 +187,7 @@ class LakeCatalog:
             if table is None:
                 return
             identifier = table.name()
-            own, served = table.location() == self._location(desc), isinstance(self.iceberg, RestCatalog)
+            own, served = table.location() == self._location(desc), is_rest(self.iceberg)
             try:
                 if purge and (served or not own):
                     self.iceberg.purge_table(identifier)
@@ -350,11 +347,7 @@ def _is_answer(e: NoSuchTableError) -> bool:
     response = getattr(e.__cause__, "response", None)
     if response is None or not response.text:
         return True
-    try:
-        ErrorResponse.model_validate_json(response.text)
-    except ValidationError:
-        return False
-    return True
+    return is_error_of_rest(response.text)
 
 
 def iceberg_schema(desc: TableDescriptor) -> Schema:
@@ -436,5 +429,5 @@ def _no_requests(name: str) -> Iterator[None]:
     """`catalog_errors` of requests, whose errors would pass for those of a disk."""
     try:
         yield
-    except RequestException as e:
+    except request_errors() as e:
         raise UnavailableError(f"lake catalog {name!r} cannot be reached: {e}", catalog=name) from e

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Generator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
-from pyiceberg.catalog import load_catalog
-from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog import CatalogType, infer_catalog_type, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
-from requests.adapters import HTTPAdapter
 from sqlalchemy import NullPool, create_engine, event
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 
 from lakehead.env.clock import SystemClock
+from lakehead.errors import InvalidPropertyError
 from lakehead.iceberg.file_io import PY_IO_IMPL
-from lakehead.iceberg.told_properties import read_with, told_catalog
+from lakehead.iceberg.told_properties import read_with, require_catalog
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
+    from pyiceberg.catalog.rest import RestCatalog
     from sqlalchemy import URL, Connection, Engine
 
 CONNECT_S, ANSWER_S = 10, 60
@@ -43,19 +44,58 @@ def open_catalog(name: str, properties: Mapping[str, str], *, told: bool) -> Cat
         url = catalog.engine.url
         catalog.engine.dispose()
         catalog.engine = _engine(url)
-    if isinstance(catalog, RestCatalog):
-        for scheme in ("http://", "https://"):
-            catalog._session.mount(scheme, _Bounded())
+    if is_rest(catalog):
+        from lakehead.iceberg.rest_catalog import bound
+
+        bound(catalog, CONNECT_S, ANSWER_S)
     return catalog
 
 
+def is_rest(catalog: Catalog) -> TypeGuard[RestCatalog]:
+    """Whether it is a REST catalog; loads nothing to find out."""
+    kind = getattr(sys.modules.get("pyiceberg.catalog.rest"), "RestCatalog", None)
+    return kind is not None and isinstance(catalog, kind)
+
+
+def is_error_of_rest(text: str) -> bool:
+    """Whether a REST catalog says this of a request that it refuses."""
+    from lakehead.iceberg.rest_catalog import is_error
+
+    return is_error(text)
+
+
+def request_errors() -> tuple[type[Exception], ...]:
+    """What calls of REST catalogs raise that get no answer; none before there is such a catalog."""
+    kind = getattr(sys.modules.get("requests"), "RequestException", None)
+    return () if kind is None else (kind,)
+
+
 def _loaded(name: str, properties: Mapping[str, str], told: bool) -> Catalog:
-    load = told_catalog if told else lambda name, properties: load_catalog(name, **properties)
+    load = _told_catalog if told else lambda name, properties: load_catalog(name, **properties)
     try:
         return load(name, properties)
     except (ProgrammingError, IntegrityError):
         # Two processes that are the first to open a database both make its tables: one finds the other's.
         return load(name, properties)
+
+
+def _told_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
+    """PyIceberg's catalog of exactly these properties: without what this user's own files say of one of that name.
+
+    Raises:
+        InvalidPropertyError: as `require_catalog`, or it is neither an SQL nor a REST catalog.
+    """
+    require_catalog(properties)
+    given: dict[str, Any] = dict(properties)
+    inferred = None if "type" in given else infer_catalog_type(name, given)
+    kind: str = given["type"] if inferred is None else inferred.value
+    if kind == CatalogType.SQL.value:
+        return SqlCatalog(name, **given)
+    if kind == CatalogType.REST.value:
+        from lakehead.iceberg.rest_catalog import ToldRestCatalog
+
+        return ToldRestCatalog(name, **given)
+    raise InvalidPropertyError(f"the server names a lake catalog of type {kind!r}: it may be 'sql' or 'rest'")
 
 
 @functools.lru_cache(maxsize=64)
@@ -104,9 +144,3 @@ def _ending(connection: Any, gen: Generator[Any, Any, Any]) -> Generator[Any, An
             wanted = gen.send(come)
     except StopIteration as e:
         return e.value
-
-
-class _Bounded(HTTPAdapter):
-    def send(self, request: Any, *args: Any, **given: Any) -> Any:
-        """As requests does, with an end; it has none of its own."""
-        return super().send(request, *args, **given | {"timeout": given.get("timeout") or (CONNECT_S, ANSWER_S)})

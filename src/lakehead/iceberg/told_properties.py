@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyiceberg.catalog import Catalog, CatalogType, MetastoreCatalog, infer_catalog_type
-from pyiceberg.catalog.rest import AUTH, SSL, RestCatalog
-from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.catalog import Catalog, MetastoreCatalog
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.update import SetPropertiesUpdate, TableUpdate
 from pyiceberg.typedef import Identifier
@@ -65,29 +63,6 @@ def require_catalog(properties: Mapping[str, str]) -> None:
     require_storage({k: v for k, v in properties.items() if k not in own})
 
 
-def told_catalog(name: str, properties: Mapping[str, str]) -> Catalog:
-    """PyIceberg's catalog of exactly these properties: without what this user's own files say of one of that name.
-
-    Raises:
-        InvalidPropertyError: as `require_catalog`, or it is neither an SQL nor a REST catalog.
-    """
-    require_catalog(properties)
-    given: dict[str, Any] = dict(properties)
-    inferred = None if "type" in given else infer_catalog_type(name, given)
-    kind: str = given["type"] if inferred is None else inferred.value
-    if kind not in _KINDS:
-        raise InvalidPropertyError(f"the server names a lake catalog of type {kind!r}: it may be 'sql' or 'rest'")
-    return _KINDS[kind](name, **given)
-
-
-class _ToldRestCatalog(RestCatalog):
-    def _fetch_config(self) -> None:
-        super()._fetch_config()
-        # What the catalog says of itself comes before its session is made, and is as little believed.
-        for key in (AUTH, SSL):
-            self.properties.pop(key, None)
-
-
 def require_no_code(name: Identifier, properties: Mapping[str, str]) -> None:
     """That a table's properties do not say which class finds places for its files: PyIceberg runs it when it writes.
 
@@ -101,12 +76,6 @@ def require_no_code(name: Identifier, properties: Mapping[str, str]) -> None:
             table=".".join(name),
             name=_PLACES,
         )
-
-
-_KINDS: Mapping[str, type[Catalog]] = {
-    CatalogType.SQL.value: SqlCatalog,
-    CatalogType.REST.value: _ToldRestCatalog,
-}
 
 
 def read_with(io: str, catalog: Catalog) -> Catalog:
