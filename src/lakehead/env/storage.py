@@ -33,6 +33,7 @@ _HINTS = {
 }
 _IOV_MAX = 512
 _WRITE_BACK_BYTES = 8 << 20
+"""Appended and not synced, of one file, before they are brought to the disk: about 15 ms of a slow one."""
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 """What is written is for this user alone."""
 
