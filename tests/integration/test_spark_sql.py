@@ -223,10 +223,11 @@ def test_a_table_costs_few_requests_to_the_jvm_however_many_files_and_columns(
     spark: SparkSession, con: lh.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    send = JavaClient.send_command
+    send, here = JavaClient.send_command, threading.get_ident()
 
     def seen(self: JavaClient, command: str, *args: Any, **how: Any) -> Any:
-        asked.append(command)
+        if threading.get_ident() == here:  # another one asks which frames of earlier statements are still there
+            asked.append(command)
         return send(self, command, *args, **how)
 
     def requests(statement: str) -> int:
@@ -256,6 +257,40 @@ def test_a_table_costs_few_requests_to_the_jvm_however_many_files_and_columns(
     assert kept <= 60, "frames of tables that stand still are not made anew"
     for name in counts:
         con.drop_table(name, purge=True)
+
+
+def test_a_statement_asks_for_the_tables_that_it_names(
+    spark: SparkSession, con: lh.Connection, clicks: lh.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of thousands it would be told with each statement."""
+
+    def listed(*_: object) -> list[str]:
+        raise AssertionError("all tables were listed")
+
+    monkeypatch.setattr(lh.Connection, "tables", listed)
+    for statement in (
+        "select count(*) from Q.Clicks",
+        "with a as (select * from q.clicks$lake union all select * from q.clicks) select count(*) - 2 from a",
+        "select count(*) from identifier('q.clicks')",
+        "select (select count(*) from q.clicks) where 1 in (select id from identifier(:name))",
+    ):
+        assert lhs.sql(spark, statement, args={"name": "q.clicks"}).first() == (3,), statement
+    with pytest.raises(SqlError, match=r"lhs\.write"):
+        lhs.sql(spark, "update q.clicks set v = 'a'")
+    with pytest.raises(SqlError, match="nosuch"):
+        lhs.sql(spark, "select * from q.nosuch")
+
+
+def test_a_view_of_the_session_is_what_its_name_means(spark: SparkSession, con: lh.Connection) -> None:
+    """As in Spark, which looks for it first, in any case; other names are Lakehead's."""
+    con.create_table("default.seen", SCHEMA).append(rows(1, 2))
+    try:
+        spark.range(5).createOrReplaceTempView("Seen")
+        assert [lhs.sql(spark, f"select count(*) from {n}").first() for n in ("sEEn", "default.seen")] == [(5,), (2,)]
+        spark.catalog.dropTempView("seen")
+        assert lhs.sql(spark, "select count(*) from seen").first() == (2,)
+    finally:
+        con.drop_table("default.seen")
 
 
 @pytest.mark.parametrize(("in_plan", "scans"), [(512, 1), (0, 2)])

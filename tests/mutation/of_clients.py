@@ -47,4 +47,18 @@ OF_CLIENTS = (
         "",
         "tests/unit/server/test_deliveries.py",
     ),
+    Mutant(
+        "ask who holds pins whenever a read ends",
+        "client/leases.py",
+        "self.renew() if self._clock.monotonic() >= due else self._tell()",
+        "self.renew()",
+        "tests/unit/client/test_leases.py",
+    ),
+    Mutant(
+        "load what a lone worker of Spark needs before it connects",
+        "spark/own_python.py",
+        'if [ "$1" = -m ] && [ -n',
+        "if false && [ -n",
+        "tests/unit/spark/test_lone_worker.py",
+    ),
 )

@@ -119,11 +119,21 @@ def unquoted(part: str) -> str:
 
 
 def find_tables(sql: str, tables: Sequence[str]) -> list[TableName]:
-    """Names in a statement that stand where tables do and are one of ``tables`` (``database.table``), by the names that
-    those have.
+    """Of `table_places` those that are one of ``tables`` (``database.table``), by the names that those have; a name
+    with a suffix is taken as a table's whether or not it exists."""
+    found = []
+    for name in table_places(sql):
+        own = spelt(name, tables)
+        if own is not None or name.suffix:
+            found.append(own or name)
+    return found
 
-    A bare name stands for ``default.name``. A name with a suffix is taken as a table's whether or not it exists. Names
-    after FROM, JOIN, a comma in FROM, INTO or TABLE count; column references such as ``orders.price`` do not.
+
+def table_places(sql: str) -> list[TableName]:
+    """Names in a statement that stand where tables do, and those with a suffix.
+
+    A bare name stands for ``default.name``. Names after FROM, JOIN, a comma in FROM, INTO or TABLE count; column
+    references such as ``orders.price`` do not.
     """
     found = []
     expecting, in_from, of_value, outer, cursor = False, False, False, [], 0
@@ -150,9 +160,8 @@ def find_tables(sql: str, tables: Sequence[str]) -> list[TableName]:
         elif word in _ENDS_TABLES:
             expecting, in_from = False, in_from and word in ("on", "using")
         elif word not in _BEFORE_TABLES:
-            own = spelt(name, tables) if name.suffix or expecting else None
-            if own is not None or name.suffix:
-                found.append(own or name)
+            if expecting or name.suffix:
+                found.append(name)
             expecting = False
     return found
 

@@ -9,6 +9,8 @@ import shutil
 import site
 import sys
 
+from lakehead.spark import lone_worker
+
 _NAME = "python"
 _BEGIN = """#!/bin/sh
 # Spark puts its own modules first, as archives, whose modules are compiled anew by each process: half a second of the
@@ -23,6 +25,10 @@ for entry in $PYTHONPATH; do
   esac
 done
 unset IFS
+# One that is started alone connects to Spark before it loads anything.
+if [ "$1" = -m ] && [ -n "${{{connected_to}}}" ]; then
+  set -- -P {lone_worker} "$@"
+fi
 PYTHONPATH="$kept" exec {python} "$@"
 """
 _quick: set[str] = set()
@@ -47,7 +53,10 @@ def quick_python(folder: str) -> str:
         return sys.executable
     path = os.path.join(folder, _NAME)
     with open(path, "w", encoding="utf-8") as script:
-        script.write(_BEGIN.format(home=shlex.quote(home), python=shlex.quote(sys.executable)))
+        own = {"home": home, "python": sys.executable, "lone_worker": lone_worker.__file__}
+        script.write(
+            _BEGIN.format(connected_to=lone_worker.CONNECTED_TO, **{k: shlex.quote(v) for k, v in own.items()})
+        )
     os.chmod(path, 0o700)
     if not os.access(path, os.X_OK):  # of a file system that says so
         return sys.executable

@@ -12,7 +12,16 @@ from pyspark.errors import PySparkException
 from lakehead.api.connection import Connection
 from lakehead.api.subscription import changelog_schema, chosen_columns
 from lakehead.api.table import Table, handle_of, pinned_together
-from lakehead.api.table_names import Suffix, TableName, find_names, find_tables, replace_names, spelt, suffix_of
+from lakehead.api.table_names import (
+    Suffix,
+    TableName,
+    find_names,
+    find_tables,
+    replace_names,
+    spelt,
+    suffix_of,
+    table_places,
+)
 from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import InvalidRequestError, SqlError
 from lakehead.format.changes import named_changes
@@ -121,16 +130,16 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
     if not isinstance(query, str) or not query.strip():
         raise SqlError("the statement is empty: write for example 'select count(*) from shop.orders'")
     con = connection_of(spark)
-    tables = con.tables()
+    tables = con._tables_called(called(query, args))
     query = with_identifiers(query, tables, args)
     text = masked(query)
     require_read(
         text,
-        lambda name: None if _is_view(spark, name) else spelt(name, tables),
+        lambda name: None if _is_view(spark, name) else spelt(name, con._tables_called([name.table])),
         _own_databases(spark, con, text),
     )
     if (shown := shown_database(text)) is not None and (own := _database(spark, con, shown)) is not None:
-        rows = [(own, path.partition(".")[2], False) for path in tables if path.partition(".")[0] == own]
+        rows = [(own, path.partition(".")[2], False) for path in con.tables(own)]
         return spark.createDataFrame(rows, "namespace string, tableName string, isTemporary boolean")
     if (named := NamedQuery.of(text)) is not None and find_spark_tables(query, tables):
         return _named(spark, named, run_sql(spark, query[named.start :], args))
@@ -267,7 +276,7 @@ def _is_view(spark: SparkSession, name: TableName) -> bool:
     """Whether the session has a temporary view of that name, which Spark looks for first."""
     if len(name.path) > 1 or name.suffix:
         return False
-    return any(t.isTemporary and t.name.lower() == name.path[0].lower() for t in spark.catalog.listTables())
+    return bool(spark._jsparkSession.sessionState().catalog().getTempView(name.path[0]).isDefined())
 
 
 def _plain(args: Mapping[str, Any] | Sequence[Any] | None) -> dict[str, Any] | list[Any] | None:
@@ -292,10 +301,25 @@ def find_spark_tables(query: str, tables: Sequence[str]) -> list[tuple[TableName
     return out
 
 
+def called(query: str, args: Mapping[str, Any] | Sequence[Any] | None = None) -> set[str]:
+    """What tables would be called that a statement reads, ``database.table``; others are among them."""
+    by_text = (name for _, _, name in _identifiers(query, args))
+    return {name.table for name in (*table_places(masked(query)), *by_text)}
+
+
 def with_identifiers(query: str, tables: Sequence[str], args: Mapping[str, Any] | Sequence[Any] | None = None) -> str:
     """The statement with each of ``tables`` that it names by ``identifier('shop.orders')``, or by a parameter in that,
     named plainly; what else it says so is left to Spark."""
     out, at = [], 0
+    for start, end, name in _identifiers(query, args):
+        if spelt(name, tables) is not None:
+            out += [query[at:start], name.text, " "]
+            at = end
+    return "".join([*out, query[at:]])
+
+
+def _identifiers(query: str, args: Mapping[str, Any] | Sequence[Any] | None) -> Iterator[tuple[int, int, TableName]]:
+    """Where a statement names something by ``identifier``, and what."""
     for clause in _IDENTIFIER.finditer(masked(query)):
         given = _NAMED.match(query, clause.end())
         if given is None:
@@ -303,10 +327,8 @@ def with_identifiers(query: str, tables: Sequence[str], args: Mapping[str, Any] 
         known = args.get(given[3]) if isinstance(args, Mapping) else None
         text = known if given[3] is not None else given[1] or given[2]
         names = list(find_names(text)) if isinstance(text, str) else []
-        if len(names) == 1 and names[0].text == text and spelt(names[0], tables) is not None:
-            out += [query[at : clause.start()], text, " "]
-            at = given.end()
-    return "".join([*out, query[at:]])
+        if len(names) == 1 and names[0].text == text:
+            yield clause.start(), given.end(), names[0]
 
 
 def alias_for(query: str, name: TableName) -> str:

@@ -101,6 +101,8 @@ def test_the_thread_outlives_trouble_and_ends_with_the_last_lease(server: Server
 
 def test_what_ends_is_told_soon_and_once(server: Server) -> None:
     keeper = Leases(OneServer(server), Env.system(), renewing=True)
+    occasions: list[str] = []
+    keeper.before.append(occasions.append)
     leases = [opened(keeper) for _ in range(3)]
     for lease in leases[:2]:
         keeper.release(lease)
@@ -112,6 +114,7 @@ def test_what_ends_is_told_soon_and_once(server: Server) -> None:
     assert server.renewed.wait(30)
     assert server.asked[-1] == m.RenewLeases(leases=[], release=[leases[2]])
     keeper.close()
+    assert occasions == ["open"] * 3, "holders are not asked whenever a read ends"
 
 
 def test_each_server_is_asked_and_told(server: Server) -> None:
