@@ -52,10 +52,12 @@ class Needs:
     Attributes:
         columns: those that have a say in the result.
         where: met by every row that has one; None where there is no such condition.
+        alone: nothing else of Lakehead's is read beside it, which would have to be of the same moment.
     """
 
     columns: frozenset[str]
     where: Predicate | None
+    alone: bool = False
 
 
 def needs_of(spark: SparkSession, text: str, query: str, args: Any, views: Mapping[str, pa.Schema]) -> dict[str, Needs]:
@@ -200,13 +202,15 @@ def _attributes(value: Any) -> frozenset[int]:
 
 def _where(plan: Any, leaves: Sequence[_Leaf], schema: pa.Schema) -> Predicate | None:
     """A condition that is met by the rows which any of these needs."""
-    conditions = []
+    conditions: list[pc.Expression] = []
     for leaf in leaves:
         parts = [_Condition(plan, leaf, schema, f).arrow() for f in leaf.filters]
         known = [part for part in parts if part is not None]
         if not known:
             return None
-        conditions.append(reduce(pc.and_kleene, known))
+        condition = reduce(pc.and_kleene, known)
+        if not any(condition.equals(other) for other in conditions):  # of a table that is joined with itself
+            conditions.append(condition)
     try:
         return parse_predicate(reduce(pc.or_kleene, conditions), schema)
     except InvalidPredicateError:  # too much of it

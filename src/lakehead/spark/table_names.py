@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
@@ -163,7 +164,8 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
 
         def ask(schemas: Mapping[_Read, pa.Schema]) -> dict[_Read, Needs]:
             found = needs_of(spark, text, statement, _plain(args), {views[r]: s for r, s in schemas.items()})
-            return {read: found[view] for read in schemas if (view := views[read]) in found}
+            alone = len(views) == 1
+            return {read: replace(found[view], alone=alone) for read in schemas if (view := views[read]) in found}
 
         inserting = bool(inserts(text))
         for read, frame in _frames(spark, con, list(views), query, ask):
@@ -200,7 +202,8 @@ def _frames(
     seen = {path: look(spark, tables[path], pins[path]) for path in sorted(set(plain.values()))}
     needs: Mapping[_Read, Needs] = {}
     if any(
-        (is_large(pins[path].ranges) and not at.still and at.base is None) or _has_key(query, tables[path], pins[path])
+        (is_large(pins[path].ranges) and not at.still and at.base is None)
+        or _has_key(query, tables[path], pins[path], alone=len(reads) == 1)
         for path, at in seen.items()
     ):
         needs = ask({read: handle_of(tables[path]).desc.schema for read, path in plain.items()})
@@ -208,9 +211,13 @@ def _frames(
         yield read, _pinned_name(spark, tables[path], None, pins[path], needs.get(read), seen[path])
 
 
-def _has_key(query: str, table: Table, pinned: Pin) -> bool:
-    """Whether a statement may give the whole key of rows, of so many that asking their index pays."""
-    keys = table.primary_key if (pinned.live_rows or 0) > FEW_ROWS and _WHERE.search(query) is not None else ()
+def _has_key(query: str, table: Table, pinned: Pin, *, alone: bool) -> bool:
+    """Whether a statement may give the whole key of rows, of so many that asking their index pays; the columns that
+    lead it, where it reads nothing else."""
+    if (pinned.live_rows or 0) <= FEW_ROWS or _WHERE.search(query) is None:
+        return False
+    leading = handle_of(table).lookups.prefix_columns.names if alone else ()
+    keys = leading or table.primary_key
     return bool(keys) and all(gives_value(query, key) for key in keys)
 
 

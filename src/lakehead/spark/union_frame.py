@@ -26,7 +26,9 @@ from pyspark.sql import types as st
 
 from lakehead.api.subscription import chosen_columns
 from lakehead.api.table import Table, handle_of
-from lakehead.errors import SqlError
+from lakehead.client.table import TableHandle
+from lakehead.errors import SchemaChangedError, SqlError
+from lakehead.lake.keyed_read import KeyedRead
 from lakehead.lake.lake_table import LakeFile, Superseded
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.lake.pinned_rows import PinnedRows
@@ -85,8 +87,12 @@ def union_frame(
     pinned = pinned or pin(handle, tier=tier, snapshot=snapshot)
     spec = ReadSpec(tuple(names), system_columns=system_columns)
     if needs is not None and needs.where is not None:
-        by_key = UnionRead(handle, pinned, replace(spec, predicate=needs.where))
-        if (rows := by_key.rows_by_key()) is not None:
+        asked = replace(spec, predicate=needs.where)
+        by_key = UnionRead(handle, pinned, asked)
+        rows = by_key.rows_by_key()
+        if rows is None and needs.alone:
+            rows = _rows_now(handle, asked)
+        if rows is not None:
             found = scratch_frame(spark, by_key.schema, (b.select(by_key.schema.names) for b in rows))
             return found if found is not None else spark.createDataFrame([], spark_schema(by_key.schema))
     read = UnionRead(handle, Pin(None, pinned.ranges, pinned.lease), spec)
@@ -121,6 +127,16 @@ def union_frame(
     if reads:
         hold_pin(spark, handle.leases, pinned, reads)
     return found
+
+
+def _rows_now(handle: TableHandle, asked: ReadSpec) -> list[pa.RecordBatch] | None:
+    """Rows by whole or leading keys, as of a later moment than the one that was pinned; None where the key index does
+    not have them at one."""
+    try:
+        now = KeyedRead.of(handle, asked)
+    except SchemaChangedError:
+        return None
+    return None if now is None else list(now.batches())
 
 
 def _chosen(frame: DataFrame, there: Sequence[str], schema: pa.Schema, table: str) -> DataFrame:
