@@ -176,7 +176,6 @@ def files_that_are_there_and_named(ice: IcebergTable) -> tuple[set[str], set[str
     return there, {path.removeprefix("file://") for path in named}
 
 
-@pytest.mark.timeout(300)
 def test_all_at_once_lose_nothing_and_bring_nothing_back(tmp_path: Path) -> None:
     history = History()
     with lh.connect(tmp_path / "data") as con:

@@ -42,7 +42,7 @@ def shop(seed: int = 1) -> Shop:
 
 @pytest.mark.spark(apart=True)
 def test_all_ways_lead_to_the_same_numbers(tmp_path: Path) -> None:
-    options = ["--rate=200", "--seconds=2", "--json", f"--folder={tmp_path}"]
+    options = ["--rate=200", "--seconds=2", "--patience=300", "--json", f"--folder={tmp_path}"]
     command = [sys.executable, "-m", "examples.shop", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -17,7 +17,6 @@ print(json.dumps([(f.name, f.ratio) for f in on_spark(sys.argv[1], event_batches
 """
 
 
-@pytest.mark.timeout(300)
 def test_each_figure_of_spark_is_measured(tmp_path: Path) -> None:
     # A process of its own: the session that it ends is not that of other tests.
     done = subprocess.run([sys.executable, "-c", _MEASURE, tmp_path], capture_output=True, text=True, check=False)

@@ -7,6 +7,7 @@ import logging
 import posixpath
 import threading
 from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +19,10 @@ from tests.integration.conftest import embedded_only
 
 import lakehead as lh
 import lakehead.spark as lhs
+from lakehead.client.table import TableHandle
 from lakehead.errors import SqlError
+from lakehead.lake.keyed_read import KeyedRead
+from lakehead.predicate.read_spec import ReadSpec
 from lakehead.spark import dead_rows, kept_frame, union_frame
 
 pytestmark = [pytest.mark.spark, embedded_only]
@@ -279,6 +283,45 @@ def test_a_statement_asks_for_the_tables_that_it_names(
         lhs.sql(spark, "update q.clicks set v = 'a'")
     with pytest.raises(SqlError, match="nosuch"):
         lhs.sql(spark, "select * from q.nosuch")
+
+
+def test_a_statement_that_leads_keys_asks_the_index(
+    spark: SparkSession, con: lh.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it reads one table alone, and the rows are in one tablet; others read it as it was pinned."""
+    asked: list[bool] = []
+
+    def seen(handle: TableHandle, spec: ReadSpec) -> KeyedRead | None:
+        found = KeyedRead.of(handle, spec)
+        asked.append(found is not None)
+        return found
+
+    monkeypatch.setattr("lakehead.spark.union_frame.KeyedRead", SimpleNamespace(of=seen))
+    monkeypatch.setattr("lakehead.spark.table_names.FEW_ROWS", 0)
+    schema = pa.schema([("shop", pa.string()), ("id", pa.int64()), ("v", pa.int64())])
+    key = {"primary_key": ["shop", "id"], "bucket_key": "shop", "buckets": 4, "lake": "iceberg"}
+    table = con.create_table("shop.led", schema, **key)  # type: ignore[arg-type]
+    table.upsert([{"shop": f"s{n % 20}", "id": n, "v": n} for n in range(400)])
+    con.tier("shop.led")
+    table.upsert([{"shop": "s3", "id": 3, "v": -3}, {"shop": "s3", "id": 1000, "v": 0}])
+    table.delete([{"shop": "s3", "id": 23}])
+
+    def find(statement: str, **args: object) -> tuple[list[tuple[object, ...]], list[bool]]:
+        asked.clear()
+        return sorted(map(tuple, lhs.sql(spark, statement, args or None).collect())), list(asked)
+
+    rows = sorted((r["id"], r["v"]) for r in table.scan(["id", "v"], where="shop = 's3'").to_arrow().to_pylist())
+    assert len(rows) == 20
+    assert find("select id, v from shop.led where shop = 's3'") == (rows, [True])
+    assert find("select o.id, v from Shop.Led o where shop = :s and v <> 3", s="s3") == (rows, [True])
+    assert find("select count(*), min(v) from shop.led where 's3' = shop and id < 1000") == ([(19, -3)], [True])
+    assert find("select count(*) from shop.led where shop = 's3' or v = 5") == ([(21,)], [False])
+    both = "select count(*) from shop.led{} a join shop.led b using (shop, id) where shop = 's3'"
+    assert find(both.format("")) == ([(20,)], [True])
+    assert find(both.format("$lake")) == ([(19,)], []), "two moments would be read"
+    monkeypatch.setattr("lakehead.client.lookups.PREFIX_BYTES_MAX", 1)
+    assert find("select id, v from shop.led where shop = 's3'") == (rows, [False]), "too much for the index"
+    con.drop_table("shop.led", purge=True)
 
 
 def test_a_view_of_the_session_is_what_its_name_means(spark: SparkSession, con: lh.Connection) -> None:

@@ -15,7 +15,6 @@ from lakehead.benchmarks.tiering_service import History, Sizes
 from lakehead.errors import InvalidRequestError
 
 
-@pytest.mark.timeout(180)
 def test_each_figure_of_tiering_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = Sizes(commits=4, loads=((1, 0.2), (2, 0.4)), seconds=0.6, idle=2, shared=2)
     assert run_bench(rows=2000, output="json", folder=str(tmp_path), only=["tiering"], sizes=sizes) == 0

@@ -57,7 +57,6 @@ def test_duckdb_finds_the_same(con: lh.Connection, data: Data, wanted: list[list
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(400)
 def test_spark_finds_the_same(con: lh.Connection, data: Data, wanted: list[list[tuple[object, ...]]]) -> None:
     spark = lhs.session(con)
     found = [[tuple(row) for row in lhs.sql(spark, query).collect()] for query in data[1]]
