@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 _MEASURE = """
 import json, sys
 from lakehead.benchmarks.events import event_batches
