@@ -213,7 +213,7 @@ class UnionRead:
         self._columns = list(spec.columns)
         self.predicate = spec.predicate
         self._limit = spec.limit
-        self._spec = spec
+        self.spec = spec
         fields = [self._desc.schema.field(c) for c in self._columns]
         self.schema = pa.schema([*fields, *(SYSTEM_FIELDS if spec.system_columns else ())])
 
@@ -257,9 +257,9 @@ class UnionRead:
     def _keys(self) -> pa.RecordBatch | None:
         """The keys of all rows that can match, where the whole table is read and they are few."""
         union = bool(self.pinned.ranges) and (self.pinned.lake is None) == (self._desc.lake is None)
-        if not self._desc.keyed or not union or self._spec.system_columns:
+        if not self._desc.keyed or not union or self.spec.system_columns:
             return None
-        return keys_of(self._spec.bounds, self._desc.key_columns)
+        return keys_of(self.spec.bounds, self._desc.key_columns)
 
     def rows_by_key(self) -> list[pa.RecordBatch] | None:
         """The rows, with all columns, from the key index of the servers; None when it cannot tell them as they were
@@ -298,7 +298,7 @@ class UnionRead:
     def _ranges(self) -> Mapping[TabletKey, tuple[int, int]]:
         """The pinned ranges of tablets whose partition may hold matching rows: a row never leaves its partition."""
         desc, ranges = self._desc, self.pinned.ranges
-        bounds = [b for b in self._spec.bounds if b.column in desc.partition_by]
+        bounds = [b for b in self.spec.bounds if b.column in desc.partition_by]
         if not bounds:
             return ranges
         read = {
@@ -312,12 +312,12 @@ class UnionRead:
     def _lake_files(self) -> Sequence[LakeFile]:
         """Files of the lake that may hold rows: planned once, however often they are read."""
         lake = self.pinned.lake
-        return [] if lake is None else lake.plan(self._spec.bounds)
+        return [] if lake is None else lake.plan(self.spec.bounds)
 
     def _lake_rows(self, superseded: Superseded) -> Iterator[pa.RecordBatch]:
         lake = self.pinned.lake
         if lake is not None and lake.snapshot_id is not None:
-            yield from lake.read(self._lake_files, self._spec, superseded)
+            yield from lake.read(self._lake_files, self.spec, superseded)
 
     def hot_rows(self) -> tuple[Superseded, Iterator[pa.RecordBatch]]:
         """Lake offsets that the hot range supersedes, and the hot rows that meet the predicate, with the columns of

@@ -148,8 +148,14 @@ def scratch_frame(spark: SparkSession, schema: pa.Schema, batches: Iterable[pa.R
         file = scratch_file(spark, schema, _chain(first, filled))
         assert file is not None
         return file.frame(spark)
+    return planned_frame(spark, schema, _chain(first, filled))
+
+
+def planned_frame(spark: SparkSession, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> DataFrame:
+    """Few rows, or none, as a DataFrame that has them in its plan: to filter and collect them takes no Spark job;
+    arguments as of `scratch_frame`."""
     stored = lake_schema(schema)
-    rows = pa.Table.from_batches((cast_to(stored, b) for b in _chain(first, filled)), stored)
+    rows = pa.Table.from_batches((cast_to(stored, b) for b in batches), stored)
     return spark.createDataFrame(rows, spark_schema(schema))
 
 

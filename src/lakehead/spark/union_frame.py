@@ -15,7 +15,7 @@ import datetime as dt
 import json
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ from pyspark.sql import types as st
 
 from lakehead.api.subscription import chosen_columns
 from lakehead.api.table import Table, handle_of
-from lakehead.client.table import TableHandle
 from lakehead.errors import SchemaChangedError, SqlError
 from lakehead.lake.keyed_read import KeyedRead
 from lakehead.lake.lake_table import LakeFile, Superseded
@@ -43,7 +42,7 @@ from lakehead.spark.kept import kept_of
 from lakehead.spark.kept_frame import Seen, kept_frame, look
 from lakehead.spark.lake_files import LakeScan, lake_columns, opens_lake
 from lakehead.spark.needs import Needs
-from lakehead.spark.scratch import ScratchFile, is_shared, scratch_file, scratch_frame
+from lakehead.spark.scratch import ScratchFile, is_shared, planned_frame, scratch_file, scratch_frame
 from lakehead.spark.types import spark_schema
 from lakehead.types import TabletKey, Tier, require_tier
 
@@ -87,14 +86,10 @@ def union_frame(
     pinned = pinned or pin(handle, tier=tier, snapshot=snapshot)
     spec = ReadSpec(tuple(names), system_columns=system_columns)
     if needs is not None and needs.where is not None:
-        asked = replace(spec, predicate=needs.where)
-        by_key = UnionRead(handle, pinned, asked)
-        rows = by_key.rows_by_key()
-        if rows is None and needs.alone:
-            rows = _rows_now(handle, asked)
-        if rows is not None:
-            found = scratch_frame(spark, by_key.schema, (b.select(by_key.schema.names) for b in rows))
-            return found if found is not None else spark.createDataFrame([], spark_schema(by_key.schema))
+        asked = UnionRead(handle, pinned, replace(spec, predicate=needs.where))
+        by_key = _frame_by_key(spark, asked, alone=needs.alone)
+        if by_key is not None:
+            return by_key
     read = UnionRead(handle, Pin(None, pinned.ranges, pinned.lease), spec)
     if pinned.lake is not None and pinned.lake.snapshot_id is not None and not opens_lake(spark, pinned.lake):
         frame = _source_frame(spark, uri, table, read, pinned.lake)
@@ -129,14 +124,20 @@ def union_frame(
     return found
 
 
-def _rows_now(handle: TableHandle, asked: ReadSpec) -> list[pa.RecordBatch] | None:
-    """Rows by whole or leading keys, as of a later moment than the one that was pinned; None where the key index does
-    not have them at one."""
-    try:
-        now = KeyedRead.of(handle, asked)
-    except SchemaChangedError:
+def _frame_by_key(spark: SparkSession, read: UnionRead, *, alone: bool) -> DataFrame | None:
+    """The rows of a read by key, None where the key index does not have them at one moment: at the one that was pinned,
+    or later where nothing else is read beside it (``alone``)."""
+    rows = read.rows_by_key()
+    if rows is None and alone:
+        with suppress(SchemaChangedError):
+            now = KeyedRead.of(read.handle, read.spec)
+            rows = None if now is None else list(now.batches())
+    if rows is None:
         return None
-    return None if now is None else list(now.batches())
+    found = [batch.select(read.schema.names) for batch in rows]
+    if sum(batch.nbytes for batch in found) > HOT_BYTES_MAX:
+        return scratch_frame(spark, read.schema, found)
+    return planned_frame(spark, read.schema, found)
 
 
 def _chosen(frame: DataFrame, there: Sequence[str], schema: pa.Schema, table: str) -> DataFrame:
