@@ -135,6 +135,11 @@ CASES: dict[str, tuple[Callable[[Tables], object], type[lh.LakeheadError], str]]
     "tier a table without": (lambda t: t.con.tier("b.log"), lh.NoLakeError, "lake='iceberg'"),
     "subscribe somewhere": (lambda t: t.log.subscribe("midway"), lh.InvalidRequestError, "'latest'"),  # type: ignore[arg-type]
     "subscribe past the end": (lambda t: t.log.subscribe({lh.TabletId((), 0): 9}), lh.OffsetOutOfRangeError, "holds"),
+    "subscribe before the start": (lambda t: at(t, -1), lh.OffsetOutOfRangeError, "begin with 0"),
+    "subscribe at a fraction": (lambda t: at(t, 0.9), lh.InvalidRequestError, "0.9 is no whole number"),
+    "subscribe at a truth": (lambda t: at(t, True), lh.InvalidRequestError, "True is no whole number"),
+    "subscribe at a text": (lambda t: at(t, "0"), lh.InvalidRequestError, "'0' is no whole number"),
+    "subscribe until a fraction": (lambda t: until(t, 0.9), lh.InvalidRequestError, "0.9 is no whole number"),
     "subscribe to no tablet": (lambda t: t.log.subscribe({"a": 1}), lh.InvalidRequestError, "TabletId"),  # type: ignore[dict-item]
     "subscribe until whenever": (lambda t: t.log.subscribe(stop="then"), lh.InvalidRequestError, "'now'"),  # type: ignore[arg-type]
     "writer of the wrong kind": (lambda t: t.log.writer().delete([1]), lh.WrongTableKindError, "append"),

@@ -156,7 +156,9 @@ def test_rows_go_in_and_come_out(where: str, tmp_path: Path, request: pytest.Fix
     assert (tiered["rows"], tiered["deletes"], tiered["files"]) == (3, 0, 1)
     assert tiered["offsets"] == [{"partition": [], "bucket": 0, "end": 3}]
     lakehead("upsert", "shop.keyed", "-", "--format", "csv", stdin=b"id,city\n2,changed\n", **environ)
-    lakehead("delete", "shop.keyed", "-f", "jsonl", stdin=b'{"id": 3, "other": true}\n', **environ)
+    keys = b'{"id": 3, "other": true}\n{"id": 99, "other": true}\n'
+    done = lakehead("-o", "json", "delete", "shop.keyed", "-f", "jsonl", stdin=keys, **environ)
+    assert json.loads(done.stdout)["rows"] == 1, "there was no 99"
     assert documents("get", "shop.keyed", 2, **environ) == [{"id": 2, "city": "changed", "price": "2.00"}]
     assert b"no row of shop.keyed has the key 3" in lakehead("get", "shop.keyed", 3, code=8, **environ).stderr
     assert b"changed" in lakehead("sql", "select * from shop.keyed", **environ).stdout

@@ -324,6 +324,45 @@ def test_a_statement_that_leads_keys_asks_the_index(
     con.drop_table("shop.led", purge=True)
 
 
+def test_tables_of_one_name_in_two_databases_are_two(spark: SparkSession, con: lh.Connection) -> None:
+    """A column that is named with its database is of that table, also in a query within the query."""
+    tables = {"q.same": range(4), "p.same": range(3, 6)}
+    for name, ids in tables.items():
+        con.create_table(name, SCHEMA).append(rows(*ids))
+    try:
+        for statement, found in (
+            ("select id from q.same where exists (select 1 from p.same where p.same.id = q.same.id)", [3]),
+            ("select id from q.same where not exists (select 1 from p.same where p.same.id = Q.Same.id)", [0, 1, 2]),
+            ("select (select count(*) from p.same where p.same.id <= q.same.id) from q.same", [0, 0, 0, 1]),
+            ("select p.same.id from q.same join p.same on q.same.id = p.same.id", [3]),
+            ("select q.same.id from q.same, p.same where q.same.v = p.same.v", [3]),
+            ("select a.id from q.same a join p.same b on a.id = b.id", [3]),
+        ):
+            assert sorted(row[0] for row in lhs.sql(spark, statement).collect()) == found, statement
+        with pytest.raises(SqlError, match=r"give [pq]\.same another one"):
+            lhs.sql(spark, "select id from q.same where exists (select 1 from p.same same where same.id = q.same.id)")
+    finally:
+        for name in tables:
+            con.drop_table(name)
+
+
+def test_views_with_comments_last_and_functions_of_tables_are_refused(
+    spark: SparkSession, con: lh.Connection, clicks: lh.Table
+) -> None:
+    lhs.sql(spark, "create temp view said (n comment 'the id', v) comment 'of clicks' as select * from q.clicks")
+    assert lhs.sql(spark, "select max(n) from said").first() == (3,)
+    spark.catalog.dropTempView("said")
+    for statement in (
+        "create temporary function f() returns bigint return (select max(id) from q.clicks)",
+        "create or replace temp view v tblproperties ('a' = 'b') as select * from q.clicks",
+        "create view v as select * from q.clicks",
+        "set x.y = select 1 from q.clicks",
+    ):
+        with pytest.raises(SqlError, match=r"q\.clicks"):
+            lhs.sql(spark, statement)
+    assert lhs.sql(spark, r"select r'\' s, count(*) n from q.clicks where v like '%'").first() == ("\\", 3)
+
+
 def test_a_view_of_the_session_is_what_its_name_means(spark: SparkSession, con: lh.Connection) -> None:
     """As in Spark, which looks for it first, in any case; other names are Lakehead's."""
     con.create_table("default.seen", SCHEMA).append(rows(1, 2))

@@ -370,4 +370,18 @@ OF_READING = (
         "                change.set_properties({OWNER: str(me.incarnation)})\n",
         "tests/integration/test_copies.py",
     ),
+    Mutant(
+        "call two tables of a statement alike",
+        "spark/aliases.py",
+        '            self._names |= {path: quoted(".".join(path)) for path in alike}\n',
+        "            pass\n",
+        "tests/unit/spark/test_aliases.py",
+    ),
+    Mutant(
+        "make a view of text that names a view of the statement's",
+        "spark/statements.py",
+        "return _KEEPS.match(text) is not None",
+        "return False",
+        "tests/unit/spark/test_statements.py",
+    ),
 )

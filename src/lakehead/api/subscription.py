@@ -17,7 +17,7 @@ from lakehead.api.display import Displayed
 from lakehead.api.feed import Feed, FeedStart
 from lakehead.client.table import TableHandle
 from lakehead.env.forks import keep_in_children
-from lakehead.errors import ColumnNotFoundError, InvalidRequestError
+from lakehead.errors import ColumnNotFoundError, InvalidRequestError, OffsetOutOfRangeError
 from lakehead.format.changes import named_changes
 from lakehead.format.schema import nearest_name
 from lakehead.predicate import Predicate, parse_predicate
@@ -185,13 +185,26 @@ def _stops(handle: TableHandle, stop: Any) -> dict[TabletKey, int] | None:
     raise InvalidRequestError(f"stop={stop!r}: use None, 'now' or offsets per TabletId")
 
 
+def _whole(offset: Any) -> int:
+    if isinstance(offset, bool):
+        raise TypeError(f"{offset!r} is no whole number")
+    try:
+        return operator.index(offset)
+    except TypeError:
+        raise TypeError(f"{offset!r} is no whole number") from None
+
+
 def _by_key(desc: TableDescriptor, offsets: Mapping[Any, Any], name: str) -> dict[TabletKey, int]:
     try:
-        keys = {desc.tablet_key(tablet): int(offset) for tablet, offset in offsets.items()}
+        keys = {desc.tablet_key(tablet): _whole(offset) for tablet, offset in offsets.items()}
         found = {TabletKey(key.partition, operator.index(key.bucket)): offset for key, offset in keys.items()}
     except (AttributeError, TypeError, ValueError, OverflowError) as e:
         raise InvalidRequestError(f"{name}= must map TabletId(partition, bucket) to offsets: {e}") from e
     for tablet, offset in found.items():
+        if name == "start" and -_OFFSET_MAX <= offset < 0:  # the lake, too, holds what was written
+            raise OffsetOutOfRangeError(
+                f"start= maps bucket {tablet.bucket!r} to {offset}: offsets begin with 0", table=str(desc.path)
+            )
         if abs(offset) > _OFFSET_MAX or abs(tablet.bucket) > _OFFSET_MAX:
             raise InvalidRequestError(
                 f"{name}= maps bucket {tablet.bucket!r} to {offset}: give numbers of tablets there are"

@@ -30,6 +30,8 @@ _STARTS_TABLES = frozenset(("from", "join", "into", "table", "describe", "summar
 _ENDS_TABLES = frozenset(
     ("where", "group", "order", "having", "limit", "select", "on", "using", "union", "window", "qualify")
 )
+_FOLLOWS_TABLES = frozenset(("sort", "distribute", "cluster", "view"))
+"""Of Spark's, which tables may have for names."""
 _BEFORE_TABLES = frozenset(("lateral", "only", "extended", "formatted"))
 _PART = re.compile(r'"(?:[^"]|"")+"|`(?:[^`]|``)+`|[^\W\d]\w*')
 
@@ -150,14 +152,18 @@ def table_places(sql: str) -> list[TableName]:
                 expecting = False
             elif c == ",":
                 expecting = in_from
+            elif between[at : at + 2] == "|>":  # what follows is applied to all before it
+                expecting, in_from = False, False
         cursor = name.end
         word = name.text.lower()
+        if between.endswith(":"):  # a parameter, a field or a type
+            word = f":{word}"
         words.append(word)
         if word == "from" and (of_value or _is_comparison(words)):
             expecting = False
         elif word in _STARTS_TABLES or _shows(words):
             expecting, in_from = True, in_from or word in ("from", "join")
-        elif word in _ENDS_TABLES:
+        elif word in _ENDS_TABLES or (word in _FOLLOWS_TABLES and not expecting):
             expecting, in_from = False, in_from and word in ("on", "using")
         elif word not in _BEFORE_TABLES:
             if expecting or name.suffix:

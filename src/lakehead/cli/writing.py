@@ -132,7 +132,10 @@ def _batches(
 
 
 def _send(table: Table, verb: str, batches: Iterator[Any], columns: str | None) -> int:
-    """Write all batches; the rows written. An error says how many rows of the batches before it are acknowledged."""
+    """Write all batches; the rows written, of keys to delete those that there were. An error says how many rows of the
+    batches before it are acknowledged."""
+    if verb == "delete":
+        return _delete(table, batches)
     sizes: list[int] = []
     writer = table.writer()
     put: Callable[..., None] = getattr(writer, verb)
@@ -153,6 +156,19 @@ def _send(table: Table, verb: str, batches: Iterator[Any], columns: str | None) 
             raise type(e)(message, **{**e.context, "rows_written": written}) from e
         raise
     return sum(sizes)
+
+
+def _delete(table: Table, batches: Iterator[Any]) -> int:
+    deleted = 0
+    try:
+        for batch in batches:
+            deleted += table.delete(batch).rows
+    except LakeheadError as e:
+        if deleted:
+            message = f"{e.message} ({deleted} rows before it were deleted)"
+            raise type(e)(message, **{**e.context, "rows_written": deleted}) from e
+        raise
+    return deleted
 
 
 @contextmanager

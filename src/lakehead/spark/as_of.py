@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SPARK_LITERAL = re.compile(
-    r"""(?P<name>`(?:[^`]|``)*`) | r?'(?:[^'\\]|\\.)*' | r?"(?:[^"\\]|\\.)*" | --[^\n]* | /\*.*?\*/""",
+    r"""(?P<name>`(?:[^`]|``)*`) | (?<!\w)r'[^']*' | (?<!\w)r"[^"]*" | '(?:[^'\\]|\\.)*' | "(?:[^"\\]|\\.)*"
+    | --[^\n]* | /\*.*?\*/""",
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
 _AS_OF = re.compile(r"\s+(?:for\s+)?(?:system_)?(version|timestamp|time)\s+as\s+of\b", re.IGNORECASE)

@@ -13,8 +13,13 @@ from lakehead.spark.defined_names import NAME, inserts, main_start
 _FLAGS = re.IGNORECASE | re.DOTALL
 _VIEW = re.compile(
     rf"\s*create\s+(?P<replace>or\s+replace\s+)?(?P<everywhere>global\s+)?temp(?:orary)?\s+view\s+{NAME}"
-    r"\s*(?:\((?P<columns>[^()]*)\)\s*)?as\b",
+    # What a comment says is blank.
+    r"\s*(?:\((?P<columns>[^()]*)\)\s*)?(?:comment\s+)?as\b",
     _FLAGS,
+)
+_COLUMN = re.compile(r"\s*(?P<name>`(?:[^`]|``)+`|[^\s`]+)(?:\s+comment)?\s*", _FLAGS)
+_KEEPS = re.compile(
+    r"\s*(?:create\s+(?:or\s+replace\s+)?(?:global\s+)?(?:temp(?:orary)?\s+)?(?:view|function)|set(?!\s+var))\b", _FLAGS
 )
 _CACHED = re.compile(
     rf"\s*cache\s+(?P<lazy>lazy\s+)?table\s+{NAME}\s*(?:options\s*\([^()]*\)\s*)?"
@@ -78,12 +83,24 @@ class NamedQuery:
         """What a statement, whose strings and comments are blank, names; None if it does not."""
         if (view := _VIEW.match(text)) is not None:
             given = view["columns"]
-            columns = None if given is None else tuple(unquoted(c.strip()) for c in given.split(","))
+            columns = None if given is None else tuple(_column(c) for c in given.split(","))
             replace, everywhere = bool(view["replace"]), bool(view["everywhere"])
             return cls(unquoted(view["name"]), columns, view.end(), replace, everywhere, None)
         if (table := _CACHED.match(text)) is not None:
             return cls(unquoted(table["name"]), None, table.end(), False, False, not table["lazy"])
         return None
+
+
+def _column(text: str) -> str:
+    """A column of a view, whose comment is blank."""
+    found = _COLUMN.fullmatch(text)
+    return unquoted(found["name"] if found is not None else text.strip() or " ")
+
+
+def keeps_text(text: str) -> bool:
+    """Whether Spark keeps a statement, whose strings and comments are blank, as text: what a name stands for in it goes
+    with the statement."""
+    return _KEEPS.match(text) is not None
 
 
 def require_read(text: str, table: Callable[[TableName], TableName | None], databases: Collection[str]) -> None:

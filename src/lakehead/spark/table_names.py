@@ -30,7 +30,8 @@ from lakehead.lake.listing import files_table
 from lakehead.lake.records import read_log
 from lakehead.lake.union_read import Moment, Pin, pin
 from lakehead.predicate.read_spec import ReadSpec
-from lakehead.spark.as_of import NO_ALIAS, Times, as_of, masked
+from lakehead.spark.aliases import Unnamed, alias_for
+from lakehead.spark.as_of import Times, as_of, masked
 from lakehead.spark.connections import connection_of
 from lakehead.spark.defined_names import defined_names, inserts
 from lakehead.spark.floats import quoted
@@ -38,7 +39,7 @@ from lakehead.spark.handled_errors import handled
 from lakehead.spark.kept_frame import Seen, look
 from lakehead.spark.needs import Needs, needs_of
 from lakehead.spark.scratch import scratch_frame
-from lakehead.spark.statements import NamedQuery, require_read, shown_database
+from lakehead.spark.statements import NamedQuery, keeps_text, require_read, shown_database
 from lakehead.spark.types import spark_schema
 from lakehead.spark.union_frame import is_large, union_frame
 from lakehead.types import Tier
@@ -48,21 +49,15 @@ if TYPE_CHECKING:
 
 _IDENTIFIER = re.compile(r"\bidentifier\s*\(", re.IGNORECASE)
 _NAMED = re.compile(r"\s*(?:'([^'\\]*)'|\"([^\"\\]*)\"|:([^\W\d]\w*))\s*\)")
-_ALIAS = re.compile(r"\s+(as\s+)?([^\W\d]\w*|`)", re.IGNORECASE)
-_ALL_OF = re.compile(r"\s*\.\s*\*")
-_SHOW = re.compile(r"\s*show\b", re.IGNORECASE)
 _WHERE = re.compile(r"\bwhere\b", re.IGNORECASE)
 _EQUALS = r"(?:==?|<=>|\bin\b)"
 _VALUES = frozenset(["date", "timestamp", "timestamp_ntz", "cast", "true", "false", "x"])
 """Words that a value may begin with."""
 FEW_ROWS = 10_000
 """A keyed table of so many rows is read sooner than a statement is asked which keys it needs."""
-_SAMPLE = "tablesample"
-"""Stands between a table and its alias."""
 _Read: TypeAlias = tuple[str, Moment | None]
 """A full name with its suffix, and the moment of the lake that it is read at, None for now."""
 _Ask: TypeAlias = Callable[[Mapping[_Read, pa.Schema]], Mapping[_Read, Needs]]
-_TAKESNO_ALIAS = frozenset(["describe", "desc", "extended", "formatted", "table", "into", "cache", "refresh", "in"])
 
 
 def read_name(
@@ -144,9 +139,14 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
         return spark.createDataFrame(rows, "namespace string, tableName string, isTemporary boolean")
     if (named := NamedQuery.of(text)) is not None and find_spark_tables(query, tables):
         return _named(spark, named, run_sql(spark, query[named.start :], args))
+    if keeps_text(text) and (found := find_spark_tables(query, tables)):
+        raise SqlError(
+            f"Spark keeps this statement as text, in which {found[0][1]} is no table of its own: make a view of a"
+            " DataFrame, as in lhs.sql(spark, 'select ...').createOrReplaceTempView('name')"
+        )
     views: dict[_Read, str] = {}
     mapping: dict[TableName, str] = {}
-    aliased: dict[tuple[str, ...], str] = {}
+    unnamed: dict[TableName, str] = {}
     prefix = f"lakehead_{SystemRandomness().uuid_hex()}"
     try:
         for name, full in find_spark_tables(query, tables):
@@ -156,10 +156,11 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
             view = views.setdefault((full, moment), f"{prefix}_{len(views)}")
             alias = alias_for(query, whole)
             mapping[whole] = view + alias
-            aliased |= {_folded(name): alias} if alias and not name.suffix else {}
-        mapping |= {
-            n: columns for n in find_names(text) if n not in mapping and (columns := _of_alias(n, aliased, text))
-        }
+            if alias and not name.suffix:
+                unnamed[whole] = view
+        names = Unnamed(text, list(unnamed))
+        mapping |= {whole: f"{view} as {names.called(whole)}" for whole, view in unnamed.items()}
+        mapping |= {n: columns for n in find_names(text) if n not in mapping and (columns := names.column(n))}
         statement = replace_names(query, mapping)
 
         def ask(schemas: Mapping[_Read, pa.Schema]) -> dict[_Read, Needs]:
@@ -266,19 +267,6 @@ def _database(spark: SparkSession, con: Connection, name: str) -> str | None:
     return own[0] if len(own) == 1 and not spark.catalog.databaseExists(name) else None
 
 
-def _of_alias(name: TableName, aliased: Mapping[tuple[str, ...], str], text: str) -> str | None:
-    """``shop.orders.price``, or ``shop.orders`` before ``.*``, by the alias that the table has in its place; None for
-    what is no such column."""
-    if _folded(name) not in aliased or (len(name.path) < 3 and _ALL_OF.match(text, name.end) is None):
-        return None
-    return ".".join([aliased[_folded(name)].removeprefix(" as "), *map(quoted, name.path[2:])])
-
-
-def _folded(name: TableName) -> tuple[str, ...]:
-    """Database and table without regard to case, as Spark takes names."""
-    return tuple(part.casefold() for part in name.path[:2])
-
-
 def _is_view(spark: SparkSession, name: TableName) -> bool:
     """Whether the session has a temporary view of that name, which Spark looks for first."""
     if len(name.path) > 1 or name.suffix:
@@ -336,19 +324,6 @@ def _identifiers(query: str, args: Mapping[str, Any] | Sequence[Any] | None) -> 
         names = list(find_names(text)) if isinstance(text, str) else []
         if len(names) == 1 and names[0].text == text:
             yield clause.start(), given.end(), names[0]
-
-
-def alias_for(query: str, name: TableName) -> str:
-    """What follows a replaced name, so that ``orders.price`` still means its column."""
-    text = masked(query)
-    before = [n.text.lower() for n in find_names(text[: name.start])][-1:]
-    if (before and before[0] in _TAKESNO_ALIAS) or _SHOW.match(text) is not None:
-        return ""
-    after = _ALIAS.match(text, name.end)
-    if after is not None and (after[1] is not None or after[2].lower() not in NO_ALIAS or after[2].lower() == _SAMPLE):
-        return ""
-    last = name.path[-1] + (f"${name.suffix}" if name.suffix else "")
-    return " as `" + last.replace("`", "``") + "`"
 
 
 def _readable(e: Exception, views: Mapping[_Read, str]) -> str:

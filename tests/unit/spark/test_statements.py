@@ -7,7 +7,7 @@ import pytest
 from lakehead.api.table_names import spelt
 from lakehead.errors import SqlError
 from lakehead.spark.as_of import masked
-from lakehead.spark.statements import NamedQuery, require_read
+from lakehead.spark.statements import NamedQuery, keeps_text, require_read
 
 
 def check(query: str) -> None:
@@ -93,3 +93,34 @@ def test_queries_that_get_a_name(query: str, found: tuple[object, ...] | None) -
     else:
         assert (named.name, named.columns, named.replace, named.everywhere, named.cached) == found
         assert query[named.start :].split()[0] in ("select", "with")
+
+
+@pytest.mark.parametrize(
+    ("query", "columns"),
+    [
+        ("create temp view v comment 'of (all) as' as select 1", None),
+        ("create temp view v (a comment 'the id, (b)', `b c` , d) comment \"x\" as select 1, 2, 3", ("a", "b c", "d")),
+        ("create temp view v(a,b) as select 1, 2", ("a", "b")),
+    ],
+)
+def test_comments_are_no_names(query: str, columns: tuple[str, ...] | None) -> None:
+    named = NamedQuery.of(masked(query))
+    assert named is not None and (named.name, named.columns) == ("v", columns)
+    assert query[named.start :].startswith(" select 1")
+
+
+@pytest.mark.parametrize(
+    ("query", "kept"),
+    [
+        ("create or replace temporary function f() returns int return select 1", True),
+        ("CREATE FUNCTION f as 'a.b'", True),
+        ("create view v as select 1", True),
+        ("set a.b = select 1 from shop.orders", True),
+        ("set var a = (select 1)", False),
+        ("set variable a = (select 1)", False),
+        ("create table a using parquet as select 1", False),
+        ("select 1 as set", False),
+    ],
+)
+def test_what_spark_keeps_as_text(query: str, kept: bool) -> None:
+    assert keeps_text(masked(query)) is kept

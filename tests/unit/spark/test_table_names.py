@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lakehead.spark.table_names import alias_for, find_spark_tables, with_identifiers
+from lakehead.spark.aliases import alias_for
+from lakehead.spark.table_names import find_spark_tables, with_identifiers
 
 TABLES = ["shop.orders", "shop.users", "default.bare"]
 
@@ -38,6 +39,15 @@ TABLES = ["shop.orders", "shop.users", "default.bare"]
         ("with a as (with bare as (select 1) select * from bare) select * from a, bare", ["default.bare"]),
         ("select x from bare group by x with rollup", ["default.bare"]),
         ("with bare as (select 1", []),
+        # What follows a list of tables, and a pipe, names columns; a parameter's name is no word of the statement's.
+        ("select x from shop.orders sort by x, bare", ["shop.orders"]),
+        ("select x from shop.orders distribute by x, bare cluster by bare, bare", ["shop.orders"]),
+        ("select 1 from shop.orders lateral view posexplode(x) e as pos, bare", ["shop.orders"]),
+        ("from shop.orders |> extend x + 1 as y, bare as z |> drop x, bare |> set x = 1, bare = 2", ["shop.orders"]),
+        ("from shop.orders, bare |> join shop.users using (id)", ["shop.orders", "default.bare", "shop.users"]),
+        ("select :from, bare from shop.orders where x = :join and bare::table, bare", ["shop.orders"]),
+        (r"select r'\' as s, 'from shop.users' from shop.orders where x like '%'", ["shop.orders"]),
+        (r'select R"\" as s from shop.orders where x = 1 or"it\"s from shop.users" = x', ["shop.orders"]),
     ],
 )
 def test_find(query: str, names: list[str]) -> None:
