@@ -136,6 +136,8 @@ def test_columns_by_the_whole_name_of_their_table(spark: SparkSession, con: lh.C
     )
     assert [tuple(row) for row in found.collect()] == [(2, "v2"), (3, "v3")]
     assert lhs.sql(spark, "select count(*) as n from q.clicks tablesample (100 percent)").collect()[0].n == 3
+    sampled = "select count(clicks.id) as n from q.clicks tablesample (100 percent) repeatable (7) where clicks.id > 1"
+    assert lhs.sql(spark, sampled).collect()[0].n == 2
     con.drop_table("q.users")
 
 
@@ -155,6 +157,7 @@ def test_names_are_found_whatever_their_case(spark: SparkSession, con: lh.Connec
     for text in ("show columns in q.clicks", "show columns from Q.Clicks"):
         assert [row[0] for row in lhs.sql(spark, text).collect()] == ["id", "v"]
     assert ("q", "clicks", False) in lhs.sql(spark, "show tables in Q").collect()
+    assert lhs.sql(spark, "show tables in q like 'CLICK*|x'").collect() == [("q", "clicks", False)]
     assert lhs.sql(spark, "show tables in default").columns == ["namespace", "tableName", "isTemporary"]
     with pytest.raises(SqlError, match=r"lhs\.sql reads q\.clicks"):
         lhs.sql(spark, "drop table Q.Clicks")

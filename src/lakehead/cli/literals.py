@@ -91,12 +91,22 @@ def _converter(t: pa.DataType) -> Callable[[Any], Any]:
         children = {t.field(i).name: from_json(t.field(i).type) for i in range(t.num_fields)}
         return lambda value: {k: children.get(k, _same)(v) for k, v in value.items()}
     if types.is_map(t):
-        key, item = functools.partial(_from_text, t=t.key_type), from_json(t.item_type)
-        return lambda value: [(key(k), item(v)) for k, v in value.items()]
+        return functools.partial(_entries, t=t)
     if types.is_list(t) or types.is_large_list(t):
         each = from_json(t.value_type)
         return lambda value: [each(v) for v in value] if isinstance(value, list) else _refuse(value)
     return _same
+
+
+def _entries(value: Any, *, t: pa.DataType) -> list[tuple[Any, Any]]:
+    """Of an object, whose keys are texts, or of pairs, as the command line writes them."""
+    item = from_json(t.item_type)
+    if isinstance(value, dict):
+        return [(_from_text(k, t.key_type), item(v)) for k, v in value.items()]
+    if not isinstance(value, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+        _refuse(value)
+    key = from_json(t.key_type)
+    return [(key(k), item(v)) for k, v in value]
 
 
 def _same(value: Any) -> Any:

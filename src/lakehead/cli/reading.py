@@ -24,6 +24,9 @@ from lakehead.errors import InvalidRequestError, SchemaMismatchError, WrongTable
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_WRITTEN = frozenset(("BIT", "TIME WITH TIME ZONE", "INTERVAL"))
+"""DuckDB's types that Arrow has no like of."""
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
@@ -108,6 +111,16 @@ def _lines(rows: pa.RecordBatch) -> Iterator[str]:
         yield head + "  ".join(f"{printable(k)}={cell_text(v)}" for k, v in row.items()) + "\n"
 
 
+def _as_shown(relation: Any) -> Any:
+    """A relation of DuckDB with columns of types that Arrow has no like of as DuckDB writes them."""
+    names = relation.columns
+    if len(set(names)) < len(names) or not any(str(t) in _WRITTEN for t in relation.types):
+        return relation
+    spelt = ['"' + name.replace('"', '""') + '"' for name in names]
+    columns = zip(spelt, relation.types, strict=True)
+    return relation.project(", ".join(f"cast({n} as varchar) as {n}" if str(t) in _WRITTEN else n for n, t in columns))
+
+
 def sql(
     session: Session,
     query: Annotated[str, typer.Argument(help="One statement; - reads standard input.")],
@@ -121,7 +134,7 @@ def sql(
     """
     with session.connect() as con:
         relation = con.sql(sys.stdin.read() if query == "-" else query, unrestricted=unrestricted)
-        table = relation.to_arrow_table()
+        table = _as_shown(relation).to_arrow_table()
     if session.json:
         write_rows_json(table)
     elif table.num_columns:

@@ -14,19 +14,33 @@ from lakehead.spark.floats import quoted
 _ALIAS = re.compile(r"\s+(as\s+)?([^\W\d]\w*|`)", re.IGNORECASE)
 _ALL_OF = re.compile(r"\s*\.\s*\*")
 _SHOW = re.compile(r"\s*show\b", re.IGNORECASE)
-_SAMPLE = "tablesample"
-"""Stands between a table and its alias."""
+_SAMPLE = re.compile(r"\s*tablesample\s*\(", re.IGNORECASE)
+_REPEATABLE = re.compile(r"\s*repeatable\s*\(\s*\d+\s*\)", re.IGNORECASE)
 _TAKESNO_ALIAS = frozenset(["describe", "desc", "extended", "formatted", "table", "into", "cache", "refresh", "in"])
 
 
+def alias_place(query: str, name: TableName) -> int:
+    """Where the alias of a table stands: after its name, or after what takes a sample of it."""
+    text = masked(query)
+    sample = _SAMPLE.match(text, name.end)
+    if sample is None:
+        return name.end
+    at, depth = sample.end(), 1
+    while depth and at < len(text):
+        depth += (text[at] == "(") - (text[at] == ")")
+        at += 1
+    again = _REPEATABLE.match(text, at)
+    return at if again is None else again.end()
+
+
 def alias_for(query: str, name: TableName) -> str:
-    """What follows a replaced name, so that ``orders.price`` still means its column."""
+    """What stands at the `alias_place` of a replaced name, so that ``orders.price`` still means its column."""
     text = masked(query)
     before = [n.text.lower() for n in find_names(text[: name.start])][-1:]
     if (before and before[0] in _TAKESNO_ALIAS) or _SHOW.match(text) is not None:
         return ""
-    after = _ALIAS.match(text, name.end)
-    if after is not None and (after[1] is not None or after[2].lower() not in NO_ALIAS or after[2].lower() == _SAMPLE):
+    after = _ALIAS.match(text, alias_place(query, name))
+    if after is not None and (after[1] is not None or after[2].lower() not in NO_ALIAS):
         return ""
     last = name.path[-1] + (f"${name.suffix}" if name.suffix else "")
     return " as `" + last.replace("`", "``") + "`"

@@ -48,14 +48,41 @@ _INSERTS = "write a DataFrame to it: lhs.write(df, '{name}')"
 _CREATES = re.compile(rf"\s*(?:create(?:\s+or\s+replace)?|replace)\s+table{_IF}\s+", _FLAGS)
 
 
-_SHOW = re.compile(rf"\s*show\s+tables\s+(?:in|from)\s+{NAME}\s*;?\s*$", _FLAGS)
+_SHOW = re.compile(rf"\s*show\s+tables\s+(?:in|from)\s+{NAME}", _FLAGS)
+_LIKE = re.compile(r"""\s*(?:(?:like\s*)?(?:'(?P<one>[^']*)'|"(?P<two>[^"]*)"))?\s*;?\s*$""", _FLAGS)
 
 
-def shown_database(text: str) -> str | None:
-    """The database whose tables a statement, whose strings and comments are blank, wants listed; None for another
-    statement."""
-    found = _SHOW.match(text)
-    return None if found is None else unquoted(found["name"])
+@dataclass(frozen=True)
+class ShownTables:
+    """A database whose tables a statement wants listed.
+
+    Attributes:
+        like: a name, with ``*`` for any text, or some of them with ``|`` between; None for all.
+    """
+
+    database: str
+    like: str | None
+
+    @classmethod
+    def of(cls, query: str, text: str) -> ShownTables | None:
+        """What a statement, which is ``text`` with its strings and comments blanked, wants listed; None for another
+        one."""
+        found = _SHOW.match(text)
+        like = None if found is None else _LIKE.match(query, found.end())
+        if found is None or like is None:
+            return None
+        return cls(unquoted(found["name"]), like["one"] if like["one"] is not None else like["two"])
+
+    def has(self, table: str) -> bool:
+        """Whether a table of the database is one of these, as Spark tells it."""
+        return self.like is None or any(_is_like(table, part.strip()) for part in self.like.split("|"))
+
+
+def _is_like(name: str, pattern: str) -> bool:
+    try:
+        return re.fullmatch(pattern.replace("*", ".*"), name, re.IGNORECASE) is not None
+    except re.error:
+        return False
 
 
 @dataclass(frozen=True)

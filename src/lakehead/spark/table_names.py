@@ -30,7 +30,7 @@ from lakehead.lake.listing import files_table
 from lakehead.lake.records import read_log
 from lakehead.lake.union_read import Moment, Pin, pin
 from lakehead.predicate.read_spec import ReadSpec
-from lakehead.spark.aliases import Unnamed, alias_for
+from lakehead.spark.aliases import Unnamed, alias_for, alias_place
 from lakehead.spark.as_of import Times, as_of, masked
 from lakehead.spark.connections import connection_of
 from lakehead.spark.defined_names import defined_names, inserts
@@ -39,7 +39,7 @@ from lakehead.spark.handled_errors import handled
 from lakehead.spark.kept_frame import Seen, look
 from lakehead.spark.needs import Needs, needs_of
 from lakehead.spark.scratch import scratch_frame
-from lakehead.spark.statements import NamedQuery, keeps_text, require_read, shown_database
+from lakehead.spark.statements import NamedQuery, ShownTables, keeps_text, require_read
 from lakehead.spark.types import spark_schema
 from lakehead.spark.union_frame import is_large, union_frame
 from lakehead.types import Tier
@@ -134,8 +134,10 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
         lambda name: None if _is_view(spark, name) else spelt(name, con._tables_called([name.table])),
         _own_databases(spark, con, text),
     )
-    if (shown := shown_database(text)) is not None and (own := _database(spark, con, shown)) is not None:
-        rows = [(own, path.partition(".")[2], False) for path in con.tables(own)]
+    if (shown := ShownTables.of(query, text)) is not None and (
+        own := _database(spark, con, shown.database)
+    ) is not None:
+        rows = [(own, table, False) for path in con.tables(own) if shown.has(table := path.partition(".")[2])]
         return spark.createDataFrame(rows, "namespace string, tableName string, isTemporary boolean")
     if (named := NamedQuery.of(text)) is not None and find_spark_tables(query, tables):
         return _named(spark, named, run_sql(spark, query[named.start :], args))
@@ -146,7 +148,7 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
         )
     views: dict[_Read, str] = {}
     mapping: dict[TableName, str] = {}
-    unnamed: dict[TableName, str] = {}
+    aliases: dict[TableName, TableName] = {}
     prefix = f"lakehead_{SystemRandomness().uuid_hex()}"
     try:
         for name, full in find_spark_tables(query, tables):
@@ -154,12 +156,13 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
                 continue
             whole, moment = as_of(query, name, Times(spark, _plain(args)), args)
             view = views.setdefault((full, moment), f"{prefix}_{len(views)}")
-            alias = alias_for(query, whole)
-            mapping[whole] = view + alias
-            if alias and not name.suffix:
-                unnamed[whole] = view
-        names = Unnamed(text, list(unnamed))
-        mapping |= {whole: f"{view} as {names.called(whole)}" for whole, view in unnamed.items()}
+            mapping[whole] = view
+            if alias := alias_for(query, whole):
+                at = alias_place(query, whole)
+                aliases[whole] = replace(whole, start=at, end=at, text="")
+                mapping[aliases[whole]] = alias
+        names = Unnamed(text, [table for table in aliases if not table.suffix])
+        mapping |= {at: f" as {names.called(table)}" for table, at in aliases.items() if not table.suffix}
         mapping |= {n: columns for n in find_names(text) if n not in mapping and (columns := names.column(n))}
         statement = replace_names(query, mapping)
 

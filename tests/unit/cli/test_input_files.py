@@ -18,6 +18,7 @@ import pytest
 
 from lakehead.cli.csv_quotes import Quotes
 from lakehead.cli.input_files import open_source
+from lakehead.cli.output import json_text, rows_of
 from lakehead.errors import InvalidFileError, SchemaMismatchError
 from lakehead.format.rows import conform, to_arrow_table
 
@@ -155,6 +156,13 @@ def test_nested_columns_come_in_json_but_not_in_csv(tmp_path: Path) -> None:
     path.write_bytes(b'{"id": 1, "tags": ["2026-01-31", null], "m": {"k": 1}}\n')
     rows = read(str(path), NESTED).to_pylist()
     assert rows == [{"id": 1, "tags": [dt.date(2026, 1, 31), None], "m": [("k", 1)]}]
+    found = read(str(path), NESTED)
+    path.write_text("".join(json_text(row) + "\n" for row in rows_of(found)))
+    assert read(str(path), NESTED).equals(found), "as the command line writes it"
+    for wrong in ('["kl"]', '[["k"]]', '"k"', '[["k", 1, 2]]'):
+        path.write_text(f'{{"m": {wrong}}}\n')
+        with pytest.raises(SchemaMismatchError, match=r"line 1 holds .* for column 'm'"):
+            read(str(path), NESTED)
     (tmp_path / "t.csv").write_bytes(b"id,tags\n1,[]\n")
     with pytest.raises(InvalidFileError, match="nested column 'tags': use JSON lines"):
         read(str(tmp_path / "t.csv"), NESTED)

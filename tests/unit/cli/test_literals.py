@@ -33,6 +33,8 @@ UTC = pa.timestamp("us", "UTC")
         ("2026-01-31T12:00:00Z", UTC, dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)),
         ("[1, null]", pa.list_(pa.int64()), [1, None]),
         ('{"1": "2026-01-31"}', pa.map_(pa.int64(), pa.date32()), [(1, dt.date(2026, 1, 31))]),
+        ('[[1, "2026-01-31"], [2, null]]', pa.map_(pa.int64(), pa.date32()), [(1, dt.date(2026, 1, 31)), (2, None)]),
+        ('[["k", {"00ff": 1}]]', pa.map_(pa.string(), pa.map_(pa.binary(), pa.int8())), [("k", [(b"\x00\xff", 1)])]),
         (
             '{"a": {"b": "1.5"}}',
             pa.struct([("a", pa.struct([("b", pa.decimal128(3, 1))]))]),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from lakehead.api.table_names import find_names, replace_names
 from lakehead.errors import SqlError
-from lakehead.spark.aliases import Unnamed, alias_for
+from lakehead.spark.aliases import Unnamed, alias_for, alias_place
 from lakehead.spark.table_names import find_spark_tables
 
 TABLES = ["shop.orders", "hist.orders", "shop.users", "default.orders"]
@@ -17,7 +19,8 @@ def renamed(query: str) -> str:
     tables = [name for name, _ in find_spark_tables(query, TABLES)]
     unnamed = [name for name in tables if alias_for(query, name)]
     names = Unnamed(query, unnamed)
-    mapping = dict.fromkeys(tables, "t") | {n: f"t {names.called(n)}" for n in unnamed}
+    at = {n: replace(n, start=alias_place(query, n), end=alias_place(query, n)) for n in unnamed}
+    mapping = dict.fromkeys(tables, "t") | {at[n]: f" {names.called(n)}" for n in unnamed}
     mapping |= {n: found for n in find_names(query) if n not in mapping and (found := names.column(n))}
     return replace_names(query, mapping)
 
@@ -49,6 +52,15 @@ def renamed(query: str) -> str:
             "with a as (select 1 x) select shop.orders.id from shop.orders, (select 1 y) orders",
             "with a as (select 1 x) select `shop.orders`.`id` from t `shop.orders`, (select 1 y) orders",
         ),
+        (
+            "select orders.id from shop.orders tablesample (9 percent)",
+            "select orders.id from t tablesample (9 percent) `orders`",
+        ),
+        (
+            "from shop.orders TABLESAMPLE(bucket 1 out of (2)) repeatable (3), x",
+            "from t TABLESAMPLE(bucket 1 out of (2)) repeatable (3) `orders`, x",
+        ),
+        ("select o.id from shop.orders tablesample (9 rows) o", "select o.id from t tablesample (9 rows) o"),
         ("select orders.a from shop.orders join hist.orders", "select orders.a from t `orders` join t `orders`"),
         (
             "select shop.users.id from shop.users, shop.orders, hist.orders",

@@ -7,7 +7,7 @@ import pytest
 from lakehead.api.table_names import spelt
 from lakehead.errors import SqlError
 from lakehead.spark.as_of import masked
-from lakehead.spark.statements import NamedQuery, keeps_text, require_read
+from lakehead.spark.statements import NamedQuery, ShownTables, keeps_text, require_read
 
 
 def check(query: str) -> None:
@@ -124,3 +124,24 @@ def test_comments_are_no_names(query: str, columns: tuple[str, ...] | None) -> N
 )
 def test_what_spark_keeps_as_text(query: str, kept: bool) -> None:
     assert keeps_text(masked(query)) is kept
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("show tables in shop", ["a1", "B1", "c"]),
+        (" SHOW TABLES FROM `shop` ; ", ["a1", "B1", "c"]),
+        ("show tables in shop like 'b*'", ["B1"]),
+        ("show tables in shop '*1'", ["a1", "B1"]),
+        ('show tables in shop like "A*|c" -- or so', None),
+        ('show tables in shop like "A*| c "', ["a1", "c"]),
+        ("show tables in shop like '['", []),
+        ("show tables", None),
+        ("show tables in shop partition (x = 1)", None),
+        ("select 1", None),
+    ],
+)
+def test_tables_that_are_shown(query: str, found: list[str] | None) -> None:
+    shown = ShownTables.of(query, masked(query))
+    assert (shown and [name for name in ("a1", "B1", "c") if shown.has(name)]) == found
+    assert shown is None or shown.database == "shop"
