@@ -16,10 +16,11 @@ PATIENCE_SECONDS = 60
 WORKER = """
 import os, sys
 sys.stdin.readline()  # what it loads takes until it is told
-from pyspark.worker_util import get_sock_file_to_executor
+from pyspark.util import local_connect_and_auth
 if __name__ == "__main__":
-    with get_sock_file_to_executor(timeout=None) as file:
-        file.write(repr((sys.argv[1:], sys.path[0] == os.getcwd(), __name__)).encode())
+    file, connection = local_connect_and_auth(os.environ["PYTHON_WORKER_FACTORY_SOCK_PATH"], None)
+    with connection, file:
+        file.write(repr((os.getpid(), sys.argv[1:], sys.path[0] == os.getcwd(), __name__)).encode())
 """
 
 
@@ -48,8 +49,7 @@ def test_it_connects_before_it_loads_anything(tmp_path: Path, listening: socket.
         connection.settimeout(PATIENCE_SECONDS)
         said = b"".join(iter(lambda: connection.recv(4096), b""))
     assert process.returncode == 0
-    assert int.from_bytes(said[:4], "big") == process.pid
-    assert said[4:].decode() == repr((["a b", "-m"], True, "__main__"))
+    assert said.decode() == repr((process.pid, ["a b", "-m"], True, "__main__"))
 
 
 def test_one_that_nobody_waits_for_any_more_says_so(tmp_path: Path) -> None:
