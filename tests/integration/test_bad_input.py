@@ -129,6 +129,7 @@ CASES: dict[str, tuple[Callable[[Tables], object], type[lh.LakeheadError], str]]
     "filter on an unknown column": (lambda t: t.keyed.scan(where="nope > 3"), lh.LakeheadError, "nope"),
     "filter that is no SQL": (lambda t: t.keyed.scan(where="k >"), lh.InvalidPredicateError, ""),
     "negative limit": (lambda t: t.keyed.scan(limit=-1), lh.InvalidRequestError, "limit"),
+    "limit of a truth": (lambda t: t.keyed.scan(limit=True), lh.InvalidRequestError, "limit=True"),
     "unknown tier": (lambda t: t.keyed.scan(tier="cold"), lh.InvalidRequestError, "'union'"),  # type: ignore[arg-type]
     "lake of a table without": (lambda t: t.keyed.scan(tier="lake"), lh.NoLakeError, "lake='iceberg'"),
     "snapshot of a table without": (lambda t: t.keyed.scan(snapshot=5), lh.NoLakeError, "lake='iceberg'"),

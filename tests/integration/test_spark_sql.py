@@ -363,6 +363,13 @@ def test_views_with_comments_last_and_functions_of_tables_are_refused(
     ):
         with pytest.raises(SqlError, match=r"q\.clicks"):
             lhs.sql(spark, statement)
+    con.create_table("default.shadowed", SCHEMA)
+    spark.range(3).createOrReplaceTempView("shadowed")
+    lhs.sql(spark, "create temporary function most() returns bigint return (select max(id) from shadowed)")
+    assert spark.sql("select most()").first() == (2,)
+    spark.sql("drop temporary function most")
+    spark.catalog.dropTempView("shadowed")
+    con.drop_table("default.shadowed")
     assert lhs.sql(spark, r"select r'\' s, count(*) n from q.clicks where v like '%'").first() == ("\\", 3)
 
 

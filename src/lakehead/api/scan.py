@@ -47,7 +47,7 @@ class Scan(Displayed):
     ) -> None:
         """See `Table.scan`."""
         require_tier(tier)
-        if limit is not None and (not isinstance(limit, int) or limit < 0):
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
             raise InvalidRequestError(f"limit={limit!r} must be a whole number that is not negative")
         if snapshot is not None and (isinstance(snapshot, bool) or not isinstance(snapshot, int | dt.datetime)):
             raise InvalidRequestError(f"snapshot={snapshot!r}: give the id of a lake snapshot, or a datetime")

@@ -201,12 +201,12 @@ def _by_key(desc: TableDescriptor, offsets: Mapping[Any, Any], name: str) -> dic
     except (AttributeError, TypeError, ValueError, OverflowError) as e:
         raise InvalidRequestError(f"{name}= must map TabletId(partition, bucket) to offsets: {e}") from e
     for tablet, offset in found.items():
-        if name == "start" and -_OFFSET_MAX <= offset < 0:  # the lake, too, holds what was written
-            raise OffsetOutOfRangeError(
-                f"start= maps bucket {tablet.bucket!r} to {offset}: offsets begin with 0", table=str(desc.path)
-            )
         if abs(offset) > _OFFSET_MAX or abs(tablet.bucket) > _OFFSET_MAX:
             raise InvalidRequestError(
                 f"{name}= maps bucket {tablet.bucket!r} to {offset}: give numbers of tablets there are"
+            )
+        if name == "start" and offset < 0:  # a lake would begin with what it has
+            raise OffsetOutOfRangeError(
+                f"start= maps bucket {tablet.bucket!r} to {offset}: offsets begin with 0", table=str(desc.path)
             )
     return found

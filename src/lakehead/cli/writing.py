@@ -150,10 +150,8 @@ def _send(table: Table, verb: str, batches: Iterator[Any], columns: str | None) 
                 else:  # writes nothing, but columns that the table does not have are refused
                     getattr(table, verb)(batch, **options)
     except LakeheadError as e:
-        written = sum(sizes[: writer.last_sequence + 1])
-        if written:
-            message = f"{e.message} ({written} rows before it were written)"
-            raise type(e)(message, **{**e.context, "rows_written": written}) from e
+        if written := sum(sizes[: writer.last_sequence + 1]):
+            raise _after(written, "written", e) from e
         raise
     return sum(sizes)
 
@@ -165,10 +163,14 @@ def _delete(table: Table, batches: Iterator[Any]) -> int:
             deleted += table.delete(batch).rows
     except LakeheadError as e:
         if deleted:
-            message = f"{e.message} ({deleted} rows before it were deleted)"
-            raise type(e)(message, **{**e.context, "rows_written": deleted}) from e
+            raise _after(deleted, "deleted", e) from e
         raise
     return deleted
+
+
+def _after(rows: int, done: str, e: LakeheadError) -> LakeheadError:
+    """The error with what was done before it."""
+    return type(e)(f"{e.message} ({rows} rows before it were {done})", **{**e.context, "rows_written": rows})
 
 
 @contextmanager

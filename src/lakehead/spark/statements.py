@@ -49,7 +49,8 @@ _CREATES = re.compile(rf"\s*(?:create(?:\s+or\s+replace)?|replace)\s+table{_IF}\
 
 
 _SHOW = re.compile(rf"\s*show\s+tables\s+(?:in|from)\s+{NAME}", _FLAGS)
-_LIKE = re.compile(r"""\s*(?:(?:like\s*)?(?:'(?P<one>[^']*)'|"(?P<two>[^"]*)"))?\s*;?\s*$""", _FLAGS)
+_LIKE = re.compile(r"\s*(?:like\s*)?;?\s*", _FLAGS)
+_STRINGS = re.compile(r"""--[^\n]*|/\*.*?\*/|(?P<quote>['"])(?P<text>.*?)(?P=quote)""", _FLAGS)
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,10 @@ class ShownTables:
         """What a statement, which is ``text`` with its strings and comments blanked, wants listed; None for another
         one."""
         found = _SHOW.match(text)
-        like = None if found is None else _LIKE.match(query, found.end())
-        if found is None or like is None:
+        if found is None or _LIKE.fullmatch(text, found.end()) is None:
             return None
-        return cls(unquoted(found["name"]), like["one"] if like["one"] is not None else like["two"])
+        strings = (s["text"] for s in _STRINGS.finditer(query, found.end()) if s["quote"])
+        return cls(unquoted(found["name"]), next(strings, None))
 
     def has(self, table: str) -> bool:
         """Whether a table of the database is one of these, as Spark tells it."""

@@ -141,14 +141,15 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
         return spark.createDataFrame(rows, "namespace string, tableName string, isTemporary boolean")
     if (named := NamedQuery.of(text)) is not None and find_spark_tables(query, tables):
         return _named(spark, named, run_sql(spark, query[named.start :], args))
-    if keeps_text(text) and (found := find_spark_tables(query, tables)):
+    kept = find_spark_tables(query, tables) if keeps_text(text) else []
+    if (own := next((full for name, full in kept if not _is_view(spark, name)), None)) is not None:
         raise SqlError(
-            f"Spark keeps this statement as text, in which {found[0][1]} is no table of its own: make a view of a"
+            f"Spark keeps this statement as text, in which {own} is no table of its own: make a view of a"
             " DataFrame, as in lhs.sql(spark, 'select ...').createOrReplaceTempView('name')"
         )
     views: dict[_Read, str] = {}
     mapping: dict[TableName, str] = {}
-    aliases: dict[TableName, TableName] = {}
+    aliases: dict[TableName, str] = {}
     prefix = f"lakehead_{SystemRandomness().uuid_hex()}"
     try:
         for name, full in find_spark_tables(query, tables):
@@ -158,11 +159,12 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
             view = views.setdefault((full, moment), f"{prefix}_{len(views)}")
             mapping[whole] = view
             if alias := alias_for(query, whole):
-                at = alias_place(query, whole)
-                aliases[whole] = replace(whole, start=at, end=at, text="")
-                mapping[aliases[whole]] = alias
-        names = Unnamed(text, [table for table in aliases if not table.suffix])
-        mapping |= {at: f" as {names.called(table)}" for table, at in aliases.items() if not table.suffix}
+                aliases[whole] = alias
+        names = Unnamed(text, [name for name in aliases if not name.suffix])
+        for name, alias in aliases.items():
+            at = alias_place(query, name)
+            place = replace(name, start=at, end=at, text="")
+            mapping[place] = alias if name.suffix else f" as {names.called(name)}"
         mapping |= {n: columns for n in find_names(text) if n not in mapping and (columns := names.column(n))}
         statement = replace_names(query, mapping)
 
