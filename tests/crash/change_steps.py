@@ -18,6 +18,8 @@ from tests.crash.processes import TieringJob, wait_until
 from tests.crash.tools import Step, Tools
 from tests.crash.workload import UNKNOWN
 
+from lakehead.api.table import handle_of
+
 JOB_SECONDS = 60.0
 TAKEOVER_SECONDS = 20.0
 """A job is gone after five seconds of silence; the rest is for a machine that has other things to do."""
@@ -119,7 +121,7 @@ class ChangeSteps(Tools):
         and every row arrives once."""
         self._changing(deployment)
         lakes = set(deployment.lakes())
-        with self._two_jobs(deployment, len(lakes)) as (victim, survivor):
+        with self._two_jobs(deployment) as (victim, survivor):
             if step.point == "asleep":
                 self._wait(0.0, 1.0)
                 os.kill(victim.pid, signal.SIGSTOP)
@@ -154,8 +156,10 @@ class ChangeSteps(Tools):
         deployment.check_lake_folders()
 
     @contextlib.contextmanager
-    def _two_jobs(self, deployment: Deployment, tables: int) -> Iterator[list[TieringJob]]:
-        """Two that work, each on half of the tables, in any order; others than these may be left of earlier steps."""
+    def _two_jobs(self, deployment: Deployment) -> Iterator[list[TieringJob]]:
+        """Two that work, each on half of the tables that have a lake, in any order; some are left of earlier steps."""
+        con = deployment.con
+        tables = sum(handle_of(con.table(name)).desc.lake is not None for name in con.tables())
         jobs = [TieringJob(deployment.work, n) for n in (1, 2)]
         try:
             for job in jobs:
@@ -163,13 +167,12 @@ class ChangeSteps(Tools):
                 job.start(deployment.server.uri)
 
             def shared() -> bool:
-                halves = [job.tables for job in deployment.con.tiering_status().jobs]
-                even = len(halves) == 2 and abs(halves[0] - halves[1]) <= 1 and sum(halves) >= tables
-                return even and all(job.rounds for job in jobs)
+                halves = sorted(job.tables for job in con.tiering_status().jobs)
+                return halves == [tables // 2, tables - tables // 2] and all(job.rounds for job in jobs)
 
             met = wait_until(shared, JOB_SECONDS)
             errors = [job.errors[-1000:] for job in jobs]
-            require(met, f"two jobs do not share tables: {deployment.con.tiering_status().jobs}, {errors}")
+            require(met, f"two jobs do not share {tables} tables: {con.tiering_status().jobs}, {errors}")
             self.random.shuffle(jobs)
             yield jobs
         finally:
