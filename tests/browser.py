@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.waiting import wait_until
+from tests.waiting import WAIT_SECONDS, wait_until
 
 PROGRAMS = ("chromium-headless-shell", "chromium", "google-chrome")
 SECONDS = 120.0
@@ -51,7 +51,7 @@ class Browser:
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
         self._process.kill()
-        self._process.wait(60)
+        self._process.wait(WAIT_SECONDS)
         os.close(self._to)
         os.close(self._from)
 

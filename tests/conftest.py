@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.lake_servers import database, lake_on, store
+from tests.waiting import WAIT_SECONDS
 
+from lakehead.client import patience
 from lakehead.errors import LakeheadError
 from lakehead.spark import class_archive
 from lakehead.spark.java import find_java
@@ -22,6 +24,9 @@ settings.register_profile(
     "lakehead", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 settings.load_profile("lakehead")
+
+# Calls wait as long for a server that a test starts again; tests of servers that stay away say how long.
+patience.PATIENCE_SECONDS = WAIT_SECONDS
 
 # Spark's Python workers begin in the folder where the JVM did, which may be one of a test's: they find `tests` by this.
 _PATHS = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]

@@ -7,6 +7,8 @@ import socket
 import threading
 from types import TracebackType
 
+from tests.waiting import WAIT_SECONDS
+
 
 class CutWire:
     """Passes connections on to a port of this machine; a context manager.
@@ -77,7 +79,7 @@ class CutWire:
                 far.sendall(data)
             else:
                 far.shutdown(socket.SHUT_WR)
-                answers.join(30)
+                answers.join(WAIT_SECONDS)
             for end in (near, far):  # a thread that reads from a socket keeps it open when it is closed
                 end.shutdown(socket.SHUT_RDWR)
 

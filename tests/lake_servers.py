@@ -29,6 +29,7 @@ import psutil
 import psycopg
 import pytest
 import requests
+from tests.waiting import WAIT_SECONDS
 
 from lakehead.config import LakeConfig
 from lakehead.env.randomness import SystemRandomness
@@ -66,7 +67,6 @@ _IAM = {
         }
     ],
 }
-_PATIENCE_S = 30.0
 _DEATH_SIGNAL = 1
 _USER = "postgres"
 _PORTS = [f"{part}.port{kind}" for part in ("master", "volume", "filer", "s3", "admin") for kind in ("", ".grpc")]
@@ -260,7 +260,7 @@ def _running(
             command, stdout=log, stderr=log, user=user, env=environment, cwd=folder, preexec_fn=_end_with_parent
         )
     try:
-        deadline, pause = time.monotonic() + _PATIENCE_S, threading.Event()
+        deadline, pause = time.monotonic() + WAIT_SECONDS, threading.Event()
         while not answers():
             assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()[-2000:]
             pause.wait(0.05)

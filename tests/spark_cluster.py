@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
-from tests.waiting import wait_until
+from tests.waiting import WAIT_SECONDS, wait_until
 
 from lakehead.spark.java import find_java
 
@@ -176,10 +176,10 @@ class Standalone:
             process.terminate()
         for process in self._processes:
             try:
-                process.wait(30)
+                process.wait(WAIT_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait(30)
+                process.wait(WAIT_SECONDS)
             if process.stdout is not None:
                 process.stdout.close()
 

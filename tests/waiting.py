@@ -6,8 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 
+WAIT_SECONDS = 120.0
+"""How long tests wait for what has to come: machines stand still for half a minute at times, which is no fault."""
 
-def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+
+def wait_until(condition: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
     """Ask again and again, until the condition holds.
 
     Raises:

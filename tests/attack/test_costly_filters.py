@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from tests.integration.conftest import ServerProcess
-from tests.waiting import wait_until
+from tests.waiting import WAIT_SECONDS, wait_until
 
 import lakehead as lh
 
@@ -65,7 +65,7 @@ def test_who_leaves_costs_no_more(server: ServerProcess) -> None:
     wait_until(lambda: busy_seconds(server) > before + 2)
     con.close()
     for thread in threads:
-        thread.join(30)
+        thread.join(WAIT_SECONDS)
         assert not thread.is_alive()
     wait_until(lambda: is_idle(server), 10)
 
@@ -85,6 +85,6 @@ def test_a_flood_of_one_principal_leaves_others_their_turns(server: ServerProces
         took = time.monotonic() - began
     flood.close()
     for thread in threads:
-        thread.join(30)
+        thread.join(WAIT_SECONDS)
         assert not thread.is_alive()
     assert took < 10, "the small scans waited for all that the flood had asked for"

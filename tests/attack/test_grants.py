@@ -16,6 +16,7 @@ import pyarrow.flight as fl
 import pytest
 from tests.certificates import Authority
 from tests.unit.server.test_access import requests
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 from lakehead.api.connection import reopened
@@ -449,18 +450,18 @@ def guessed(endpoint: FlightEndpoint) -> None:
 def test_who_guesses_takes_few_threads(host: ServerHost, owner: lh.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     go, waiting = threading.Event(), threading.Semaphore(0)
     monkeypatch.setattr(door, "_WAITING_MAX", 2)
-    monkeypatch.setattr(SystemClock, "sleep", lambda self, seconds: (waiting.release(), go.wait(30)))
+    monkeypatch.setattr(SystemClock, "sleep", lambda self, seconds: (waiting.release(), go.wait(WAIT_SECONDS)))
     endpoints = [FlightEndpoint(TcpAddress("127.0.0.1", host.port), token="guess") for _ in range(4)]
     threads = [threading.Thread(target=guessed, args=[e]) for e in endpoints[:2]]
     for thread in threads:
         thread.start()
-        assert waiting.acquire(timeout=30)
+        assert waiting.acquire(timeout=WAIT_SECONDS)
     for endpoint in endpoints[2:]:
         guessed(endpoint)
     assert len(owner.tables()) == 3
     go.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(WAIT_SECONDS)
     for endpoint in endpoints:
         endpoint.close()
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 from lakehead.api.connection import reopened
@@ -466,7 +467,7 @@ def test_a_token_that_expires_ends_what_it_opened(host: ServerHost, monkeypatch:
     monkeypatch.setattr(signatures, "LEEWAY_SECONDS", 0)
     with lh.connect(host.uri, token=signed(exp=int(time.time()) + 3)) as con:
         assert con.tables() == []
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + WAIT_SECONDS
         while time.monotonic() < deadline:
             try:
                 con.tables()

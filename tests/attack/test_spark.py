@@ -19,7 +19,7 @@ import pyspark
 import pytest
 from tests.attack.test_sockets import ports_of
 from tests.integration.conftest import ServerProcess
-from tests.waiting import wait_until
+from tests.waiting import WAIT_SECONDS, wait_until
 
 SCRIPT = Path(__file__).with_name("spark_session.py")
 LOOPBACK = ("0100007F", "0000000000000000FFFF00000100007F")
@@ -75,7 +75,7 @@ class Session:
         return found
 
     def close(self) -> None:
-        self.process.communicate(timeout=60)
+        self.process.communicate(timeout=WAIT_SECONDS)
 
 
 def _tree(pid: int) -> list[int]:
@@ -185,7 +185,7 @@ def test_nobody_else_reaches_a_cluster_of_ours(opened: Callable[..., Session], t
 
 def _page(port: int) -> int | None:
     """What a web server at a port answers to who asks for its first page; None from who is none."""
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as asking:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_SECONDS)) as asking:
         try:
             asking.request("GET", "/")
             return asking.getresponse().status

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 from lakehead.cli import main as cli
@@ -67,6 +68,6 @@ def test_a_traceback_neither(con: lh.Connection, tmp_path: Path) -> None:
         str(tmp_path / EVIL.replace("\x00", "")),
         "status",
     ]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(call, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
     assert done.returncode == 2 and "Traceback" in done.stderr
     assert all(line == printable(line) for line in done.stderr.split("\n"))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.ports import lasting_port
 from tests.sql_copies import copying_at_once
-from tests.waiting import wait_until
+from tests.waiting import WAIT_SECONDS, wait_until
 
 import lakehead as lh
 
@@ -72,7 +72,7 @@ class ServerProcess:
         self._end()
 
     def _end(self) -> None:
-        self.process.wait(30)
+        self.process.wait(WAIT_SECONDS)
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 pipe.close()

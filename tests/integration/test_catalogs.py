@@ -17,6 +17,7 @@ from pyiceberg.io import load_file_io
 from tests.cut_wire import CutWire
 from tests.integration.conftest import ServerProcess
 from tests.lake_servers import KEY_ID, SECRET, STORE_SECRET, LakeServer, rest_properties
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 from lakehead.api.backup import back_up, restore
@@ -340,14 +341,14 @@ def test_the_first_to_open_a_database_may_be_many(database: LakeServer, tmp_path
     start, found = threading.Barrier(8), []
 
     def open_one() -> None:
-        start.wait(30)
+        start.wait(WAIT_SECONDS)
         found.append(LakeCatalog(config, "").iceberg.list_namespaces())
 
     threads = [threading.Thread(target=open_one) for _ in range(8)]
     for t in threads:
         t.start()
     for t in threads:
-        t.join(30)
+        t.join(WAIT_SECONDS)
     assert found == [[]] * 8
 
 

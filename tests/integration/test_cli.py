@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 from lakehead.cli import main as cli
@@ -24,7 +25,6 @@ from lakehead.cli.metrics import ServerMetrics, new_registry
 from lakehead.client import patience
 
 LAKEHEAD = [sys.executable, "-m", "lakehead.cli.main"]
-WAIT_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -344,7 +344,7 @@ def test_a_lake_is_maintained_by_hand(tmp_path: Path) -> None:
 
 def scraped(url: str) -> dict[str, float]:
     """What an exporter says, by the metric's name and labels."""
-    with urllib.request.urlopen(url, timeout=30) as answer:
+    with urllib.request.urlopen(url, timeout=WAIT_SECONDS) as answer:
         lines = answer.read().decode().splitlines()
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
@@ -359,7 +359,7 @@ def test_metrics_of_a_server_and_of_a_service(tmp_path: Path, wait_until: Callab
             table = con.create_table("a.t", pa.schema([("id", pa.int64())]), lake="iceberg", freshness="200ms")
             table.append([{"id": n} for n in range(3)])
             con.create_table("a.plain", pa.schema([("id", pa.int64())])).append([{"id": 1}])
-            wait_until(lambda: 'lakehead_rounds_total{table="a.t"}' in scraped(told["metrics"]), WAIT_SECONDS)
+            wait_until(lambda: 'lakehead_rounds_total{table="a.t"}' in scraped(told["metrics"]))
             found = scraped(told["metrics"])
         (job,) = [name for name in found if name.startswith("lakehead_tiering_job_tables")]
         assert found[job] == found["lakehead_up"] == 1
@@ -372,7 +372,7 @@ def test_metrics_of_a_server_and_of_a_service(tmp_path: Path, wait_until: Callab
         with started("tier", "run", "--uri", told["uri"], "--local", "--metrics", "127.0.0.1:0") as service:
             assert service.stdout is not None
             url = service.stdout.readline().decode().split()[-1]
-            wait_until(lambda: "process_cpu_seconds_total" in scraped(url), WAIT_SECONDS)
+            wait_until(lambda: "process_cpu_seconds_total" in scraped(url))
     for address in ("9464", "127.0.0.1:x", "127.0.0.1:99999", "256.0.0.1:0"):
         assert b"--metrics" in lakehead("server", "--data", tmp_path / "x", "--metrics", address, code=2).stderr
 
@@ -408,7 +408,7 @@ def test_a_server_that_tiers(tmp_path: Path, wait_until: Callable[..., None]) ->
             table = con.create_table("a.t", pa.schema([("id", pa.int64())]), lake="iceberg", freshness="200ms")
             for n in range(3):
                 table.append([{"id": n}])
-                wait_until(lambda: table.status()["lag_rows"].to_pylist() == [0], WAIT_SECONDS)
+                wait_until(lambda: table.status()["lag_rows"].to_pylist() == [0])
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_SECONDS) == 0 and process.stderr.read() == b""
     with lh.connect(tmp_path) as con:

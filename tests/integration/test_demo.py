@@ -15,6 +15,7 @@ import duckdb_extension_avro
 import duckdb_extension_iceberg
 import pyarrow as pa
 import pytest
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 from lakehead.demo import feed, run
@@ -126,7 +127,7 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
     children = [int(pid) for task in Path(f"/proc/{run.pid}/task").iterdir() for pid in _words(task / "children")]
     assert len(children) == 2
     run.send_signal(signal.SIGINT)
-    _, rest = run.communicate(timeout=60)
+    _, rest = run.communicate(timeout=WAIT_SECONDS)
     assert run.returncode == 130, rest
     assert "remains in" in rest
     left = [stat.read_text() for stat in Path("/proc").glob("[0-9]*/stat") if _session(stat) in children]

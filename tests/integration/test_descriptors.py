@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.waiting import WAIT_SECONDS
 
 PROGRAM = """
 import os, resource, sys
@@ -89,7 +90,7 @@ with open(sys.argv[2], "w") as out:
 
 
 def test_no_file_of_ours_gets_the_number_of_a_closed_standard_stream(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", CLOSED, tmp_path / "data", tmp_path / "files"], timeout=60)
+    done = subprocess.run([sys.executable, "-c", CLOSED, tmp_path / "data", tmp_path / "files"], timeout=WAIT_SECONDS)
     assert done.returncode == 0
     assert set((tmp_path / "files").read_text().split()) == {os.devnull}
 
@@ -97,7 +98,7 @@ def test_no_file_of_ours_gets_the_number_of_a_closed_standard_stream(tmp_path: P
 def test_a_command_without_standard_streams_ends_as_with_them(tmp_path: Path) -> None:
     def run(closed: str, *words: str) -> int:
         command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "lakehead.cli.main"]
-        done = subprocess.run([*command, "--uri", str(tmp_path), *words], capture_output=True, timeout=60)
+        done = subprocess.run([*command, "--uri", str(tmp_path), *words], capture_output=True, timeout=WAIT_SECONDS)
         assert done.stdout == done.stderr == b""  # no error beside what a command prints, either
         return done.returncode
 

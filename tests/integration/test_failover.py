@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 from lakehead.env.folder_lock import read_announcement
@@ -51,7 +52,7 @@ def process(code: str, folder: Path, *arguments: str) -> Iterator[subprocess.Pop
         yield child
     finally:
         child.kill()
-        child.wait(30)
+        child.wait(WAIT_SECONDS)
         for pipe in (child.stdin, child.stdout):
             if pipe is not None:
                 pipe.close()
@@ -85,7 +86,7 @@ def test_an_attached_connection_outlives_the_owner(tmp_path: Path, end: str) -> 
         assert sorted(next(full).rows["k"].to_pylist()) == [0, 1]
         if end == "kill":
             owner.kill()
-            owner.wait(30)
+            owner.wait(WAIT_SECONDS)
         else:
             finish(owner)
             assert line(owner) == ("closed" if end == "close" else "")
@@ -112,7 +113,7 @@ def test_the_first_call_after_the_end_may_be_one_that_must_not_be_repeated(tmp_p
         con = lh.connect(tmp_path)
         con.create_table("t", KV).append([{"k": 0, "a": None}])
         owner.kill()
-        owner.wait(30)
+        owner.wait(WAIT_SECONDS)
         con.table("t").append([{"k": 1, "a": None}])
         con.drop_table("t")
         assert con.tables() == []
@@ -141,11 +142,11 @@ def test_many_race_to_be_the_next_owner(tmp_path: Path, wait_until: Callable[...
 
         progress(5)
         owner.kill()
-        owner.wait(30)
+        owner.wait(WAIT_SECONDS)
         wait_until(lambda: note() != owner.pid)
         number, child = next((n, c) for n, c in writers.items() if c.pid == note())
         child.kill()
-        child.wait(30)
+        child.wait(WAIT_SECONDS)
         del writers[number]
         progress(20)
         for number, child in writers.items():
@@ -153,7 +154,7 @@ def test_many_race_to_be_the_next_owner(tmp_path: Path, wait_until: Callable[...
             while (said := line(child)) != "done":
                 done[number] = int(said)
         for child in writers.values():
-            assert child.wait(60) == 0
+            assert child.wait(WAIT_SECONDS) == 0
     with lh.connect(tmp_path) as con:
         found = Counter(con.table("t").scan().to_arrow()["k"].to_pylist())
     assert set(found.values()) == {1}, "no row twice"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 
@@ -16,7 +17,9 @@ SCHEMA = pa.schema([("k", pa.int64())])
 
 def start_another_program() -> None:
     # A function to run in the child makes it a real fork, with everything that is to happen after one.
-    done = subprocess.run([sys.executable, "-c", "print('ran')"], preexec_fn=int, capture_output=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", "print('ran')"], preexec_fn=int, capture_output=True, timeout=WAIT_SECONDS
+    )
     assert (done.returncode, done.stdout.strip()) == (0, b"ran")
 
 

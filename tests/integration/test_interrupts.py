@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.interrupting import interrupted
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 from lakehead.api.relation import Reading
@@ -123,7 +124,7 @@ def con(tmp_path: Path) -> Iterator[lh.Connection]:
 def bounded(call: Callable[[], Any]) -> Any:
     """The call by a thread that no interrupt reaches: it must come back."""
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(call).result(60)
+        return pool.submit(call).result(WAIT_SECONDS)
 
 
 def test_appends(con: lh.Connection) -> None:
@@ -318,7 +319,7 @@ def test_a_statement_that_asks_for_a_key_is_left_at_once(con: lh.Connection, mon
 
     def slow(lookups: Lookups, key: Any) -> Any:
         asked.open()
-        assert answer.wait(60)
+        assert answer.wait(WAIT_SECONDS)
         return row(lookups, key)
 
     def unless_stopped(*given: Any) -> Any:
@@ -334,4 +335,4 @@ def test_a_statement_that_asks_for_a_key_is_left_at_once(con: lh.Connection, mon
 
     interrupted(lambda: con.sql(BY_KEY), asked)
     answer.open()
-    assert left.wait(60) and not runs
+    assert left.wait(WAIT_SECONDS) and not runs

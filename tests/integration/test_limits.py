@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 from lakehead.env import SystemThreads
@@ -91,9 +92,9 @@ def test_writes_beyond_what_a_server_works_on_wait_their_turn(con: lh.Connection
 
     thread = threading.Thread(target=write)
     thread.start()
-    assert refused.wait(30) and not done.is_set()
+    assert refused.wait(WAIT_SECONDS) and not done.is_set()
     server._writes._bytes.give_back(held)
-    assert done.wait(30), "the client tries again"
+    assert done.wait(WAIT_SECONDS), "the client tries again"
     thread.join()
     assert table.scan().count() == 50 and not server._writes._bytes._held
 

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.altering import added, widened
+from tests.waiting import WAIT_SECONDS
 
 from lakehead.api.table import Table, handle_of
 from lakehead.client.batch_writer import BatchWriter
@@ -215,7 +216,7 @@ def test_writes_of_several_definitions_in_one_group(served: Served, monkeypatch:
     for tablet in drivers:
         tablet.drive()
     for thread in threads:
-        thread.join(30)
+        thread.join(WAIT_SECONDS)
         assert not thread.is_alive()
     found = served.read(served.opened(), live=False)
     if served.kind == "upsert":
@@ -298,7 +299,7 @@ def test_who_opens_a_table_that_is_being_altered_can_use_it(served: Served, monk
 
     monkeypatch.setattr(LiveTable, "alter", slowly)
     served.alter()
-    user.join(30)
+    user.join(WAIT_SECONDS)
     assert not went_wrong
     assert served.read(served.opened()) == [new(1), new(2)]
 

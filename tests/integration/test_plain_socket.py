@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.integration.conftest import ServerProcess
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 from lakehead.api import folder
@@ -188,7 +189,7 @@ def test_who_closes_while_a_call_waits_ends_it(tmp_path: Path, monkeypatch: pyte
 
         def slow(*how: Any) -> Any:
             asked.set()
-            assert go.wait(30)
+            assert go.wait(WAIT_SECONDS)
             return handled(*how)
 
         monkeypatch.setattr(service, "_handled", slow)
@@ -202,9 +203,9 @@ def test_who_closes_while_a_call_waits_ends_it(tmp_path: Path, monkeypatch: pyte
 
         getting = threading.Thread(target=get)
         getting.start()
-        assert asked.wait(30)
+        assert asked.wait(WAIT_SECONDS)
         con.close()
-        getting.join(30)
+        getting.join(WAIT_SECONDS)
         assert [type(e) for e in errors] == [lh.ClosedError]
         go.set()
         assert table.get(1) is None
@@ -234,7 +235,7 @@ def test_a_forked_child_does_not_listen(tmp_path: Path) -> None:
                 assert con.tables() == []
                 path = path_of(con)
             process.kill()
-            assert process.wait(30) and Path(f"/proc/{child}").exists()
+            assert process.wait(WAIT_SECONDS) and Path(f"/proc/{child}").exists()
             with socket.socket(socket.AF_UNIX) as asking, pytest.raises(ConnectionRefusedError):
                 asking.connect(str(path))
         finally:

@@ -20,7 +20,7 @@ import pyarrow.flight as fl
 import pytest
 from tests.certificates import Authority
 from tests.lake_servers import free_ports
-from tests.waiting import wait_until
+from tests.waiting import WAIT_SECONDS, wait_until
 
 import lakehead as lh
 from lakehead.api.embedded import serve
@@ -89,7 +89,7 @@ def port(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield port
     finally:
         proxy.terminate()
-        proxy.wait(30)
+        proxy.wait(WAIT_SECONDS)
         host.close()
         host.wait_stopped(10)
 

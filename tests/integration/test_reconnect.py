@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 from lakehead.api.subscription import subscribe
@@ -220,7 +221,7 @@ def test_reads_wait_for_a_server_that_is_started_again(server: Any) -> None:
     with ThreadPoolExecutor(len(calls)) as pool:
         pending = [pool.submit(call) for call in calls]
         server.start()
-        answers = [f.result(60) for f in pending]
+        answers = [f.result(WAIT_SECONDS) for f in pending]
     assert answers[:3] == [{"k": 1, "a": "x"}, 1000, ["default.keyed", "default.log"]] and answers[5] == 1000
     seen += batches
     assert sorted(k for b in seen for k in b["k"].to_pylist()) == list(range(1000))
@@ -255,7 +256,7 @@ def test_a_server_that_stays_away_is_an_error_for_reads_and_none_for_subscriptio
         waiting = pool.submit(next, feed)
         server.start()
         table.append([{"k": 2, "a": "y"}])
-        assert waiting.result(60).rows["k"].to_pylist() == [2]
+        assert waiting.result(WAIT_SECONDS).rows["k"].to_pylist() == [2]
         server.stop()
         waiting = pool.submit(next, feed)
         con.close()
@@ -277,7 +278,7 @@ def test_a_silent_connection_is_left_for_a_new_one(
             waiting = pool.submit(next, feed)
             door.shut.set()
             assert table.append([{"k": 1, "a": "x"}]).rows == 1, "sent again on a new connection"
-            assert waiting.result(60).rows["k"].to_pylist() == [1]
+            assert waiting.result(WAIT_SECONDS).rows["k"].to_pylist() == [1]
         assert table.scan().count() == 1
         feed.close()
         con.close()

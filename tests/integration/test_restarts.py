@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 from lakehead.client import patience
@@ -81,14 +82,14 @@ def test_writes_through_kills_land_exactly_once(server: Any, durability: str) ->
         upserting = [pool.submit(upsert, i) for i in (1, 2)]
         for _ in range(3):
             for _ in range(40):
-                assert enough.acquire(timeout=60)
+                assert enough.acquire(timeout=WAIT_SECONDS)
             server.kill()
             server.start()
         for _ in range(40):
-            assert enough.acquire(timeout=60)
+            assert enough.acquire(timeout=WAIT_SECONDS)
         over.set()
-        acked = Counter(n for f in appending for n in f.result(60))
-        last = {i: f.result(60)[-1] for i, f in zip((1, 2), upserting, strict=True)}
+        acked = Counter(n for f in appending for n in f.result(WAIT_SECONDS))
+        last = {i: f.result(WAIT_SECONDS)[-1] for i, f in zip((1, 2), upserting, strict=True)}
     assert Counter(log.scan().to_arrow()["k"].to_pylist()) == acked
     assert {i: keyed.get(-i)["b"] for i in (1, 2)} == last
     records = [r for b in keyed.subscribe("earliest", stop="now") for r in b.rows.to_pylist() if r["k"] == -1]
@@ -110,7 +111,7 @@ def test_a_server_that_stops_and_comes_back_is_waited_for(server: Any, monkeypat
         writing = pool.submit(table.upsert, [{"k": 2, "a": "y", "b": 2}])
         reading = pool.submit(con.tables)
         server.start()
-        assert writing.result(60).rows == 1 and reading.result(60) == ["default.t"]
+        assert writing.result(WAIT_SECONDS).rows == 1 and reading.result(WAIT_SECONDS) == ["default.t"]
     assert table.get(1) == {"k": 1, "a": "x", "b": 1} and table.get(2) == {"k": 2, "a": "y", "b": 2}
     con.close()
 

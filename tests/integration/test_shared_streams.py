@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 from lakehead import TabletId
@@ -183,9 +184,9 @@ def test_shared_streams_bring_what_reads_bring(served: Deployment, seed: int, mo
     with ThreadPoolExecutor(9) as pool:
         writing = pool.submit(write)
         reading = [pool.submit(read, at) for at in range(8)]
-        results = [f.result(60) for f in reading]
+        results = [f.result(WAIT_SECONDS) for f in reading]
         stop.set()
-        writing.result(60)
+        writing.result(WAIT_SECONDS)
     for at, (found, starts) in enumerate(results):
         assert found
         alone: dict[TabletId, list[tuple[int, int]]] = {}

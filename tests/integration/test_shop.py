@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 from examples.shop import alerts, freshness, report, tables
@@ -171,13 +172,13 @@ def page(con: lh.Connection) -> Iterator[PageServer]:
 
 def test_the_page_shows_gold_as_it_moves(con: lh.Connection, page: PageServer, wait_until: Callable[..., None]) -> None:
     host = page.url.removeprefix("http://").rstrip("/")
-    browser = http.client.HTTPConnection(host, timeout=30)
+    browser = http.client.HTTPConnection(host, timeout=WAIT_SECONDS)
     browser.request("GET", "/")
     answer = browser.getresponse()
     html = answer.read().decode()
     assert (answer.status, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
     assert "EventSource" in html and "src=" not in html and "http" not in html.replace("http-equiv", "")
-    stream = http.client.HTTPConnection(host, timeout=30)
+    stream = http.client.HTTPConnection(host, timeout=WAIT_SECONDS)
     stream.request("GET", "/events")
     answer = stream.getresponse()
     assert answer.headers["Content-Type"] == "text/event-stream"

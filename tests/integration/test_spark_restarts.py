@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from tests.integration.conftest import ServerProcess
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 import lakehead.spark as lhs
@@ -43,17 +44,17 @@ def test_a_service_goes_on_when_its_server_is_back(
         thread = threading.Thread(target=service.run)
         with caplog.at_level(logging.WARNING, "lakehead.tiering"):
             thread.start()
-            wait_until(lambda: len(reports) == 1, 120)
+            wait_until(lambda: len(reports) == 1)
             server.kill()
-            wait_until(lambda: "cannot be looked for" in caplog.text, 60)
+            wait_until(lambda: "cannot be looked for" in caplog.text)
         server.token = "another token"
         server.start()
         with server.connect() as other:
             other.table("t.t").append([{"id": 2}])
-            wait_until(lambda: len(reports) == 2, 120)
+            wait_until(lambda: len(reports) == 2)
             assert thread.is_alive()
             service.stop()
-            thread.join(60)
+            thread.join(WAIT_SECONDS)
             assert not thread.is_alive()
             assert other.table("t.t").scan(tier="lake").count() == 2
 

@@ -16,6 +16,7 @@ from py4j.clientserver import JavaClient
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from tests.integration.conftest import embedded_only
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 import lakehead.spark as lhs
@@ -75,7 +76,7 @@ def test_all_names_of_a_statement_are_of_one_moment(spark: SparkSession, con: lh
             )  # the last one may be in the first alone
     finally:
         stop.set()
-        writer.join(60)
+        writer.join(WAIT_SECONDS)
     con.drop_table("q.keyed")
 
 

@@ -91,11 +91,11 @@ def test_a_query_follows_a_table_until_it_is_altered(
     sink = Sink(spark, con, tmp_path)
     query = sink.start("q.live", now=False)
     try:
-        wait_until(lambda: query.lastProgress is not None, 60)
+        wait_until(lambda: query.lastProgress is not None)
         assert sink.rows == [], "it starts with what comes"
         for n in range(1, 4):
             table.append(clicks(n))
-            wait_until(lambda n=n: len(sink.rows) == n, 60)
+            wait_until(lambda n=n: len(sink.rows) == n)
         with table.alter() as change:
             change.add_column("price", pa.int32())
         with pytest.raises(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 import lakehead.spark as lhs
@@ -203,6 +204,6 @@ def test_who_shares_a_job_shares_no_failure(spark: SparkSession, caplog: pytest.
             refused = pool.submit(jobs.run, _refuse_zero, [0])
             while len(jobs._waiting) < 8:
                 threading.Event().wait(0.001)
-        assert [g.result(60) for g in good] == [[n, n] for n in range(6)]
+        assert [g.result(WAIT_SECONDS) for g in good] == [[n, n] for n in range(6)]
         assert isinstance(bad.exception(60), UnavailableError) and isinstance(refused.exception(60), NoLakeError)
     assert "the Spark job that 8 rounds shared failed" in caplog.text

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from tests.integration.conftest import embedded_only
 from tests.integration.spark_twice import copying, error_of, source
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 
@@ -50,7 +51,7 @@ class Driver:
 def other(con: lh.Connection) -> Iterator[Driver]:
     made = Driver(con)
     yield made
-    made.process.communicate(timeout=60)
+    made.process.communicate(timeout=WAIT_SECONDS)
 
 
 class Copied:
@@ -117,12 +118,12 @@ def test_a_driver_that_ends_a_micro_batch_late_writes_nothing_again(
     os.mkfifo(gate)
     copied.send(60)
     ours = copying(behind(gate, source(spark, con.uri, name)), con.uri, name, str(checkpoint)).start()
-    wait_until((checkpoint / "offsets" / "0").exists, 120)
+    wait_until((checkpoint / "offsets" / "0").exists)
     assert other.ask(table=name, checkpoint=str(checkpoint)) == {"id": ours.id, "error": None}
     assert copied.whole
     copied.send(60)
     assert other.ask()["error"] is None
-    wait_until(lambda: opened(gate), 120)
+    wait_until(lambda: opened(gate))
     assert re.search(TOO_LATE, str(error_of(ours)))
     copied.send(60)
     assert other.ask()["error"] is None

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.waiting import wait_until
+from tests.waiting import WAIT_SECONDS, wait_until
 
 import lakehead as lh
 from lakehead.client import channel, flight, patience
@@ -123,7 +123,7 @@ class Slow:
     def call(self, request: m.Request[m.Reply], *_: object) -> tuple[m.Reply, list[pa.Buffer]]:
         if isinstance(request, m.Hello):
             return m.HelloReply(folder_id="f", version=1, pid=1), []
-        self.go.wait(60)
+        self.go.wait(WAIT_SECONDS)
         return m.NamesReply(names=["late"]), []
 
 
@@ -143,7 +143,7 @@ def test_a_server_that_lives_is_waited_for_up_to_a_bound(soon: None, monkeypatch
         wait_until(lambda: len(probes) >= 3)
         assert all(probes)
         service.go.set()
-        assert asking.result(30)[0] == m.NamesReply(names=["late"])
+        assert asking.result(WAIT_SECONDS)[0] == m.NamesReply(names=["late"])
         service.go.clear()
         monkeypatch.setattr(flight, "CALL_SECONDS", 0.3)
         with pytest.raises(lh.RequestTimeoutError, match="lives"):
@@ -228,7 +228,7 @@ def test_ctrl_c_ends_every_wait(server: Any, token: str | None) -> None:
                 assert said == "interrupted", f"{name}: {said} {child.stderr.read() if not said else ''}"
                 count += 1
                 name = child.stdout.readline().strip()
-        assert count == 12 and child.wait(30) == 0, child.stderr.read()
+        assert count == 12 and child.wait(WAIT_SECONDS) == 0, child.stderr.read()
     finally:
         child.kill()
         child.communicate()

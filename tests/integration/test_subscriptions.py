@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.waiting import wait_until
+from tests.waiting import WAIT_SECONDS, wait_until
 
 import lakehead as lh
 from lakehead import TabletId
@@ -201,7 +201,7 @@ def test_many_subscribers_of_which_some_never_read(con: lh.Connection, name: str
         reading = [pool.submit(take, feed, 5000) for feed in feeds]
         for start in range(0, 5000, 500):
             put(table, *range(start, start + 500))
-        assert all(numbers(f.result(60)) == list(range(5000)) for f in reading)
+        assert all(numbers(f.result(WAIT_SECONDS)) == list(range(5000)) for f in reading)
     assert numbers(take(idle[0], 5000)) == list(range(5000)), "a slow one loses nothing"
     for feed in [*feeds, *idle]:
         feed.close()
@@ -234,9 +234,9 @@ def test_close_from_another_thread_ends_the_iteration(con: lh.Connection, name: 
 
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read)
-        assert got_one.wait(30)
+        assert got_one.wait(WAIT_SECONDS)
         feed.close()
-        assert reading.result(30) == 1
+        assert reading.result(WAIT_SECONDS) == 1
     feed.close()
 
 
@@ -289,7 +289,7 @@ def test_closing_the_connection_ends_its_subscriptions_and_nobody_elses(tmp_path
         thread, errors = blocked(table.subscribe())
         other = owner.table("t").subscribe()
         con.close()
-        thread.join(30)
+        thread.join(WAIT_SECONDS)
         assert not thread.is_alive() and [type(e) for e in errors] == [lh.ClosedError]
         for call in (lambda: put(table, 1), lambda: table.scan(), lambda: table.subscribe(), lambda: con.tables()):
             with pytest.raises(lh.ClosedError):
@@ -309,13 +309,13 @@ def test_the_last_close_ends_the_server_and_others_wait_for_the_next(
     here, here_errors = blocked(owner.table("t").subscribe())
     there, there_errors = blocked(attached.table("t").subscribe())
     owner.close()
-    here.join(30)
+    here.join(WAIT_SECONDS)
     assert [type(e) for e in here_errors] == [lh.ClosedError]
     with pytest.raises(lh.UnavailableError):
         attached.tables()
     assert there.is_alive() and not there_errors
     attached.close()
-    there.join(30)
+    there.join(WAIT_SECONDS)
     assert [type(e) for e in there_errors] == [lh.ClosedError]
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 from lakehead.api.connection import reopened
@@ -42,7 +43,7 @@ def running(tables: ConnectionTables[lh.Connection]) -> Iterator[list[RoundRepor
         assert thread.is_alive()
     finally:
         service.stop()
-        thread.join(60)
+        thread.join(WAIT_SECONDS)
     assert not thread.is_alive()
 
 
@@ -56,7 +57,7 @@ def test_a_service_may_begin_before_its_server_and_outlives_it(
     with caplog.at_level(logging.WARNING, "lakehead.tiering"), running(tables) as reports:
         wait_until(lambda: "cannot be looked for" in caplog.text)
         server.start()
-        wait_until(lambda: [r.rows for r in reports] == [1], 60)
+        wait_until(lambda: [r.rows for r in reports] == [1])
         for token in (server.token, "another token"):
             server.kill()
             server.token = token
@@ -64,7 +65,7 @@ def test_a_service_may_begin_before_its_server_and_outlives_it(
             with server.connect() as con:
                 con.table("t.t").append([{"id": 2}])
             rounds = len(reports)
-            wait_until(lambda before=rounds: len(reports) > before, 60)
+            wait_until(lambda before=rounds: len(reports) > before)
     with server.connect() as con:
         assert con.table("t.t").scan(tier="lake").count() == 3
 
@@ -78,7 +79,7 @@ def test_services_share_the_tables_of_a_server(server: ServerProcess, wait_until
                 of_one.clear()
             for table in tables:
                 table.append([{"id": 1}])
-            wait_until(lambda: len({r.table for of_one in reports for r in of_one}) == 4, 60)
+            wait_until(lambda: len({r.table for of_one in reports for r in of_one}) == 4)
 
         with running(ConnectionTables(con)) as first:
             move_all(first)
@@ -101,7 +102,7 @@ def test_tables_of_a_silent_service_go_to_others(
         assert silent.run_round(found.table_id, 10).rows == 1
         table.append([{"id": 2}])
         with running(ConnectionTables(con)) as other:
-            wait_until(lambda: [r.rows for r in other] == [1], 60)
+            wait_until(lambda: [r.rows for r in other] == [1])
         table.append([{"id": 3}])
         with pytest.raises(lh.FencedError):
             silent.run_round(found.table_id, 10)
@@ -119,7 +120,7 @@ def test_a_fenced_table_that_is_made_again_is_tiered(
 
         table = create()
         with running(ConnectionTables(con)) as older:
-            wait_until(lambda: len(older) == 1, 60)
+            wait_until(lambda: len(older) == 1)
             unasked = ConnectionTables(con)
             unasked._names[handle_of(table).desc.table_id] = table.name
             while "left to another tiering service" not in caplog.text:
@@ -129,7 +130,7 @@ def test_a_fenced_table_that_is_made_again_is_tiered(
             older.clear()
             con.drop_table("t.t")
             create()
-            wait_until(lambda: [r.rows for r in older] == [1], 60)
+            wait_until(lambda: [r.rows for r in older] == [1])
 
 
 @pytest.fixture
@@ -144,9 +145,9 @@ def test_in_the_background_of_a_program(lakes: lh.Connection, wait_until: Callab
     table = lakes.table("t.a")
     table.append([{"id": 1}])
     with lakes.tiering("t.a") as tiering:
-        wait_until(lambda: table.status()["lag_rows"].to_pylist() == [0], 60)
+        wait_until(lambda: table.status()["lag_rows"].to_pylist() == [0])
         table.append([{"id": 2}])
-        wait_until(lambda: table.status()["lag_rows"].to_pylist() == [0], 60)
+        wait_until(lambda: table.status()["lag_rows"].to_pylist() == [0])
         lakes.table("t.b").append([{"id": 3}])
         with tiering:
             pass
@@ -172,7 +173,7 @@ def test_what_ends_it_in_the_background_is_told_at_the_end(lakes: lh.Connection)
 def test_a_long_round_keeps_no_other_table_waiting(lakes: lh.Connection) -> None:
     """Of two cores; each table's round waits until the other's has begun."""
     tables = ConnectionTables(lakes)
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=WAIT_SECONDS)
     run_round = tables.run_round
 
     def meets_another(table_id: str, records_max: int) -> CommitResult:
@@ -196,7 +197,7 @@ def test_a_round_under_way_is_waited_for(lakes: lh.Connection) -> None:
 
     def held(table_id: str, records_max: int) -> CommitResult:
         began.set()
-        assert may_go.wait(60)
+        assert may_go.wait(WAIT_SECONDS)
         return run_round(table_id, records_max)
 
     tables.run_round = held  # type: ignore[method-assign]
@@ -205,9 +206,9 @@ def test_a_round_under_way_is_waited_for(lakes: lh.Connection) -> None:
     service = TieringService(tables, Env.system(), make_queue=queue)
     thread = threading.Thread(target=service.run)
     thread.start()
-    assert began.wait(60)
+    assert began.wait(WAIT_SECONDS)
     service.stop()
     assert thread.is_alive()
     may_go.set()
-    thread.join(60)
+    thread.join(WAIT_SECONDS)
     assert not thread.is_alive() and lakes.table("t.a").scan(tier="lake").count() == 1

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.certificates import Authority
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 from lakehead.api.embedded import serve
@@ -235,7 +236,7 @@ def test_the_command_line_speaks_tls(
             assert b"a.t" in done.stdout
         finally:
             server.terminate()
-        assert server.wait(60) == 0
+        assert server.wait(WAIT_SECONDS) == 0
     assert os.listdir(tmp_path / "data")
 
 

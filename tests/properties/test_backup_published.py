@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 from lakehead.api import backup as backups
@@ -378,7 +379,7 @@ def test_a_batch_after_one_that_was_decided_is_not_there(
     def slow(self: Staging, begun: Any) -> None:
         if any(of.publication.begun == 2 for of in begun):
             decided.set()
-            assert goes_on.wait(60)
+            assert goes_on.wait(WAIT_SECONDS)
         carry_out(self, begun)
 
     def nothing_of(k: int) -> tuple[str, pa.Table]:
@@ -394,7 +395,7 @@ def test_a_batch_after_one_that_was_decided_is_not_there(
         monkeypatch.setattr(Staging, "_carry_out", slow)
         second = threading.Thread(target=lambda: publish_to(con, 2, t=nothing_of(ABSENT), u=one(2)))
         second.start()
-        assert decided.wait(60)
+        assert decided.wait(WAIT_SECONDS)
 
         def go_on() -> None:
             goes_on.set()

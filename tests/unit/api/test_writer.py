@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.waiting import wait_until
+from tests.waiting import WAIT_SECONDS, wait_until
 
 import lakehead as lh
 from lakehead.api import writer as writers
@@ -179,7 +179,7 @@ def test_a_call_that_waits_ends_with_its_connection(
         con.close()
         closed.set()
         with pytest.raises(lh.ClosedError):
-            call.result(timeout=60)
+            call.result(timeout=WAIT_SECONDS)
 
 
 _DIES = """

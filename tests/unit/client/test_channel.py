@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.waiting import WAIT_SECONDS
 
 from lakehead.client.channel import Exchange
 from lakehead.protocol import messages as m
@@ -38,7 +39,7 @@ class Writer:
             return
         try:
             self.entered.release()
-            assert self.leave.acquire(timeout=10)
+            assert self.leave.acquire(timeout=WAIT_SECONDS)
             self.calls.append(what)
         finally:
             self.inside.release()
@@ -60,7 +61,7 @@ class Cancelled(Channel):
 def test_a_stream_on_a_connection_that_has_ended_is_cancelled_at_once() -> None:
     channel: Any = Cancelled()
     exchange = Exchange(channel)
-    assert exchange.cancelled and isinstance(exchange.items.get(timeout=10), StopIteration)
+    assert exchange.cancelled and isinstance(exchange.items.get(timeout=WAIT_SECONDS), StopIteration)
 
 
 @pytest.mark.parametrize("then", ["small", "large"])
@@ -70,7 +71,7 @@ def test_nothing_is_written_beside_a_write_that_has_not_returned(then: str) -> N
     exchange = Exchange(channel)
     exchange._writer = writer
     exchange.ask(m.Hello(), [LARGE])
-    assert writer.entered.acquire(timeout=10)  # its answer comes now, while the write is still inside gRPC
+    assert writer.entered.acquire(timeout=WAIT_SECONDS)  # its answer comes now, while the write is still inside gRPC
 
     steps = {
         "small": lambda: exchange.ask(m.Hello()),
@@ -92,4 +93,4 @@ def test_a_stream_is_ended_without_its_writer() -> None:
     exchange = Exchange(channel)
     exchange._writer = object()  # on which nothing can be called
     exchange.cancel()
-    assert isinstance(exchange.items.get(timeout=10), StopIteration) and not exchange.broken
+    assert isinstance(exchange.items.get(timeout=WAIT_SECONDS), StopIteration) and not exchange.broken

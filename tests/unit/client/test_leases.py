@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.waiting import WAIT_SECONDS
 
 from lakehead.client.leases import Leases
 from lakehead.client.routes import OneServer
@@ -85,17 +86,17 @@ def test_the_thread_outlives_trouble_and_ends_with_the_last_lease(server: Server
     assert keeper._thread is None, "a connection without scans has no thread"
     lease = opened(keeper)
     server.errors = [UnavailableError("away"), UnavailableError("still")]
-    assert server.renewed.wait(30)
+    assert server.renewed.wait(WAIT_SECONDS)
     thread = keeper._thread
     assert thread is not None
     keeper.release(lease)
-    thread.join(30)
+    thread.join(WAIT_SECONDS)
     assert not thread.is_alive() and server.asked[-1].release == [lease]
     again = opened(keeper)
     thread = keeper._thread
     assert thread is not None, "and begins again with the next one"
     server.errors = [ClosedError("closed")]
-    thread.join(30)
+    thread.join(WAIT_SECONDS)
     assert not thread.is_alive() and again
 
 
@@ -106,12 +107,12 @@ def test_what_ends_is_told_soon_and_once(server: Server) -> None:
     leases = [opened(keeper) for _ in range(3)]
     for lease in leases[:2]:
         keeper.release(lease)
-    assert server.renewed.wait(30), "long before anything has to be renewed"
+    assert server.renewed.wait(WAIT_SECONDS), "long before anything has to be renewed"
     told = [r for r in server.asked if isinstance(r, m.RenewLeases)]
     assert [(r.leases, r.release) for r in told] == [([leases[2]], leases[:2])]
     server.renewed.clear()
     keeper.release(leases[2])
-    assert server.renewed.wait(30)
+    assert server.renewed.wait(WAIT_SECONDS)
     assert server.asked[-1] == m.RenewLeases(leases=[], release=[leases[2]])
     keeper.close()
     assert occasions == ["open"] * 3, "holders are not asked whenever a read ends"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 from lakehead.api.embedded import serve
@@ -42,7 +43,7 @@ class Log:
         start = sum(map(len, self.batches))
         self.batches.append(values)
         self.begun.set()
-        assert self.open.wait(60)
+        assert self.open.wait(WAIT_SECONDS)
         if (error := self.refuse(values)) is not None:
             raise error
         return [SentPart(KEY, None, (start, start + len(values)))]
@@ -59,7 +60,7 @@ class Callers:
     def begin(self, *groups: Sequence[int]) -> list[Future[list[tuple[TabletKey, tuple[int, int]]]]]:
         """The first is under way, and the others wait for it."""
         begun = [self.pool.submit(self.appends.append, rows(*groups[0]))]
-        assert self.log.begun.wait(60)
+        assert self.log.begun.wait(WAIT_SECONDS)
         for n, values in enumerate(groups[1:], 1):
             begun.append(self.pool.submit(self.appends.append, rows(*values)))
             while len(self.appends._queue) < n:
@@ -75,7 +76,7 @@ def log() -> Log:
 def test_what_came_meanwhile_is_one_batch_in_the_order_in_which_it_came(log: Log) -> None:
     begun = Callers(log).begin([1], [2, 3], [4], [5, 6, 7])
     log.open.set()
-    assert [one.result(60) for one in begun] == [[(KEY, ends)] for ends in [(0, 1), (1, 3), (3, 4), (4, 7)]]
+    assert [one.result(WAIT_SECONDS) for one in begun] == [[(KEY, ends)] for ends in [(0, 1), (1, 3), (3, 4), (4, 7)]]
     assert log.batches == [[1], [2, 3, 4, 5, 6, 7]]
 
 
@@ -83,7 +84,7 @@ def test_a_batch_has_a_bound(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lakehead.client.small_appends._CALLS_MAX", 2)
     begun = Callers(log).begin([1], [2], [3], [4], [5], [6])
     log.open.set()
-    assert [one.result(60)[0][1][0] for one in begun] == list(range(6))
+    assert [one.result(WAIT_SECONDS)[0][1][0] for one in begun] == list(range(6))
     assert log.batches == [[1], [2, 3], [4, 5], [6]]
 
 
@@ -91,9 +92,9 @@ def test_rows_that_are_refused_refuse_no_others(log: Log) -> None:
     log.refuse = lambda values: LimitExceededError("too many", limit=3) if 3 in values else None
     first, second, third, fourth = Callers(log).begin([1], [2], [3], [4])
     log.open.set()
-    assert [len(one.result(60)) for one in (first, second, fourth)] == [1, 1, 1]
+    assert [len(one.result(WAIT_SECONDS)) for one in (first, second, fourth)] == [1, 1, 1]
     with pytest.raises(LimitExceededError, match="too many"):
-        third.result(60)
+        third.result(WAIT_SECONDS)
     assert log.batches == [[1], [2, 3, 4], [2], [3], [4]]
 
 
@@ -110,7 +111,7 @@ def test_what_failed_for_all_is_not_sent_again_for_each(log: Log, error: Lakehea
     log.refuse = lambda values: error if 2 in values else None
     begun = Callers(log).begin([1], [2], [3], [4])
     log.open.set()
-    assert begun[0].result(60) == [(KEY, (0, 1))]
+    assert begun[0].result(WAIT_SECONDS) == [(KEY, (0, 1))]
     errors = [one.exception(60) for one in begun[1:]]
     assert len({id(e) for e in errors}) == 3, "an error is raised in one thread"
     for e in errors:
@@ -125,11 +126,11 @@ def test_a_thread_that_fails_leaves_nobody_waiting(log: Log) -> None:
     callers = Callers(log)
     begun = callers.begin([1], [2], [3])
     log.open.set()
-    begun[0].result(60)
+    begun[0].result(WAIT_SECONDS)
     with pytest.raises(MemoryError):
-        begun[1].result(60)
+        begun[1].result(WAIT_SECONDS)
     with pytest.raises(OutcomeUnknownError, match="look for them"):
-        begun[2].result(60)
+        begun[2].result(WAIT_SECONDS)
     assert callers.appends.append(rows(4)) == [(KEY, (3, 4))]
 
 
@@ -152,28 +153,28 @@ def test_who_no_longer_waits_keeps_nobody_waiting(log: Log, leads: bool) -> None
 
         def wait(self) -> bool:
             if leads:
-                assert told.wait(60)
+                assert told.wait(WAIT_SECONDS)
             raise SystemExit
 
     callers = Callers(log)
     callers.appends = SmallAppends(Leaving(), log.send)
     first = callers.pool.submit(callers.appends.append, rows(1))
-    assert log.begun.wait(60)
+    assert log.begun.wait(WAIT_SECONDS)
     second = callers.pool.submit(callers.appends.append, rows(2))
     if leads:
         while not callers.appends._queue:
             continue
     else:
         with pytest.raises(SystemExit):
-            second.result(60)
+            second.result(WAIT_SECONDS)
     third = callers.pool.submit(callers.appends.append, rows(3))
     while len(callers.appends._queue) < 1 + leads:
         continue
     log.open.set()
     with pytest.raises(SystemExit):
-        second.result(60)
-    assert first.result(60) == [(KEY, (0, 1))]
-    assert third.result(60) == [(KEY, (1, 2))]
+        second.result(WAIT_SECONDS)
+    assert first.result(WAIT_SECONDS) == [(KEY, (0, 1))]
+    assert third.result(WAIT_SECONDS) == [(KEY, (1, 2))]
     assert log.batches == [[1], [3]]
 
 
@@ -230,8 +231,8 @@ def test_rows_that_are_appended_while_rows_are_sent_do_not_wait_for_them(tmp_pat
 
         small._send = telling
         with ThreadPoolExecutor(1) as pool:
-            pool.submit(table.append, [{"v": 1}]).result(60)
-            pool.submit(table.append, [{"v": 3}]).result(60)
+            pool.submit(table.append, [{"v": 1}]).result(WAIT_SECONDS)
+            pool.submit(table.append, [{"v": 3}]).result(WAIT_SECONDS)
         assert table.scan().to_arrow().column("v").to_pylist() == [2, 1, 3]
 
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.interrupting import interrupted
+from tests.waiting import WAIT_SECONDS
 
 from lakehead.env.interrupts import Changes, Latch, _Workers, shielded, stoppable, uninterrupted
 
@@ -35,7 +36,7 @@ def test_the_main_threads_work_is_done_elsewhere_and_that_of_others_where_they_a
     assert here() is threading.main_thread()
     assert shielded(here) is not here()
     with ThreadPoolExecutor(1) as pool:
-        there, done_in = pool.submit(lambda: (here(), shielded(here))).result(30)
+        there, done_in = pool.submit(lambda: (here(), shielded(here))).result(WAIT_SECONDS)
         assert there is done_in
 
 
@@ -54,7 +55,7 @@ def test_work_goes_on_when_the_wait_for_it_is_interrupted_and_is_undone() -> Non
 
     def work() -> str:
         began.open()
-        assert go_on.wait(30)
+        assert go_on.wait(WAIT_SECONDS)
         done.append("work")
         return "result"
 
@@ -66,7 +67,7 @@ def test_work_goes_on_when_the_wait_for_it_is_interrupted_and_is_undone() -> Non
     assert not done
     assert shielded(lambda: 7) == 7, "others do not wait for it"
     go_on.set()
-    assert undone.wait(30) and done == ["work", "result"]
+    assert undone.wait(WAIT_SECONDS) and done == ["work", "result"]
 
 
 def test_an_interrupt_waits_for_what_ends_soon() -> None:
@@ -93,7 +94,7 @@ def test_an_interrupt_waits_for_what_ends_soon() -> None:
 
 def test_where_no_interrupt_lands_or_other_signals_do() -> None:
     with ThreadPoolExecutor(1) as pool:
-        there, done_in = pool.submit(lambda: (here(), uninterrupted(here))).result(30)
+        there, done_in = pool.submit(lambda: (here(), uninterrupted(here))).result(WAIT_SECONDS)
         assert there is done_in
     usual = signal.signal(signal.SIGALRM, lambda *_: None)
     try:
@@ -125,11 +126,11 @@ def test_many_that_were_left_do_not_keep_threads(monkeypatch: pytest.MonkeyPatch
 
         def work(began: Latch = began) -> None:
             began.open()
-            assert go_on.wait(30)
+            assert go_on.wait(WAIT_SECONDS)
 
         interrupted(lambda work=work: shielded(work), began)  # type: ignore[misc]
     go_on.set()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + WAIT_SECONDS
     while len(serving) > 4:
         assert time.monotonic() < deadline, len(serving)
         shielded(here)
@@ -164,7 +165,7 @@ def test_a_wait_that_is_interrupted_leaves_the_others_alone() -> None:
         state[0] = 1
         pool.submit(changes.notify_all)
         for w in waiting:
-            w.result(30)
+            w.result(WAIT_SECONDS)
 
 
 def test_without_a_change_it_is_looked_again_and_nothing_piles_up() -> None:
@@ -193,7 +194,7 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_a_forked_child_gets_threads_of_its_own() -> None:
     """In a process of its own: what other threads of a process hold when it forks stays held in the child."""
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS]
-    assert subprocess.run(command, timeout=60, check=False).returncode == 7
+    assert subprocess.run(command, timeout=WAIT_SECONDS, check=False).returncode == 7
 
 
 def test_what_may_take_long_is_stopped_however_often_it_must_be_told() -> None:
@@ -202,7 +203,7 @@ def test_what_may_take_long_is_stopped_however_often_it_must_be_told() -> None:
 
     def work() -> None:
         begun.open()
-        assert enough.wait(30)
+        assert enough.wait(WAIT_SECONDS)
         ended.append(1)
 
     def stop() -> None:
@@ -219,7 +220,7 @@ def test_what_does_not_stop_is_left_by_a_second_interrupt() -> None:
 
     def work() -> None:
         begun.open()
-        assert end.wait(30)
+        assert end.wait(WAIT_SECONDS)
         gone.open()
 
     def stop() -> None:
@@ -229,7 +230,7 @@ def test_what_does_not_stop_is_left_by_a_second_interrupt() -> None:
     interrupted(lambda: stoppable(work, stop), begun)
     assert told.wait(0)
     end.open()
-    assert gone.wait(30)
+    assert gone.wait(WAIT_SECONDS)
 
 
 def test_what_need_not_be_waited_for_is_left_at_once() -> None:
@@ -237,7 +238,7 @@ def test_what_need_not_be_waited_for_is_left_at_once() -> None:
 
     def work() -> None:
         begun.open()
-        assert end.wait(30)
+        assert end.wait(WAIT_SECONDS)
         gone.open()
 
     def stop() -> bool:
@@ -247,7 +248,7 @@ def test_what_need_not_be_waited_for_is_left_at_once() -> None:
     interrupted(lambda: stoppable(work, stop), begun)
     assert told == [1] and not gone.wait(0)
     end.open()
-    assert gone.wait(30)
+    assert gone.wait(WAIT_SECONDS)
 
 
 def test_what_never_began_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,5 +271,5 @@ def test_what_may_take_long_answers_and_fails_as_it_does() -> None:
     with pytest.raises(ZeroDivisionError):
         stoppable(lambda: 1 / 0, lambda: None)
     with ThreadPoolExecutor(1) as pool:
-        there, done_in = pool.submit(lambda: (here(), stoppable(here, lambda: None))).result(30)
+        there, done_in = pool.submit(lambda: (here(), stoppable(here, lambda: None))).result(WAIT_SECONDS)
         assert there is done_in

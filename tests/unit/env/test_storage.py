@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.waiting import WAIT_SECONDS
 
 import lakehead.env.storage as storage_module
 from lakehead.env.storage import LocalStorage, make_private, storage_errors, sync_file
@@ -70,7 +71,7 @@ def test_what_is_appended_is_brought_to_the_disk_beside_the_appender(
         synced.append((thread, os.fstat(fd).st_ino, fd == file._fd))
         if thread == "lakehead-write-back":
             begun.set()
-            assert go_on.wait(60)
+            assert go_on.wait(WAIT_SECONDS)
         real(fd)
 
     monkeypatch.setattr(storage_module, "_sync_data", sync_data)
@@ -83,14 +84,14 @@ def test_what_is_appended_is_brought_to_the_disk_beside_the_appender(
     assert synced == [("MainThread", inode, True)] * 5
     for _ in range(12):  # appends wait for nothing, and no second thread begins beside the first
         file.append([part])
-    assert begun.wait(60)
+    assert begun.wait(WAIT_SECONDS)
     bringing = file._bringing
     assert bringing is not None and synced[5:] == [("lakehead-write-back", inode, False)]
     file.sync()
     assert synced[6:] == [("MainThread", inode, True)]
     file.close()
     go_on.set()
-    bringing.join(60)
+    bringing.join(WAIT_SECONDS)
     assert not bringing.is_alive()
     assert os.path.getsize(tmp_path / "a.log") == 17 * len(part)
 
@@ -106,7 +107,7 @@ def test_what_the_disk_refuses_beside_the_appender_the_next_sync_tells(
     file.append([bytes(storage_module._WRITE_BACK_BYTES)])
     bringing = file._bringing
     assert bringing is not None
-    bringing.join(60)
+    bringing.join(WAIT_SECONDS)
     file.append([b"more"])
     with pytest.raises(StorageError, match="cannot sync"):
         file.sync()
@@ -219,7 +220,9 @@ def test_making_a_file_private_lets_go_of_no_lock_on_it(tmp_path: Path) -> None:
     db.execute("create table t (x)")
 
     def another_process() -> str:
-        done = subprocess.run([sys.executable, "-c", _BEGIN, path], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", _BEGIN, path], capture_output=True, text=True, timeout=WAIT_SECONDS
+        )
         return done.stderr
 
     assert another_process() == ""

@@ -15,6 +15,7 @@ import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from requests import ReadTimeout
 from sqlalchemy.exc import OperationalError
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 from lakehead.config import LakeConfig
@@ -227,7 +228,7 @@ def test_a_catalog_that_is_slow_about_one_table_keeps_no_other_waiting(
     def slow(catalog: LakeCatalog, desc: TableDescriptor, name: str = "") -> Any:
         if desc.path.table == "slow":
             asked.set()
-            assert answered.wait(30)
+            assert answered.wait(WAIT_SECONDS)
         return load(catalog, desc, name)
 
     elsewhere = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"}
@@ -239,13 +240,13 @@ def test_a_catalog_that_is_slow_about_one_table_keeps_no_other_waiting(
         counts: list[int] = []
         threads = [threading.Thread(target=lambda t=t: counts.append(t.scan().count())) for t in tables]
         threads[0].start()
-        assert asked.wait(30)
+        assert asked.wait(WAIT_SECONDS)
         threads[1].start()
         threads[1].join(5)
         stood_still = threads[1].is_alive()
         answered.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(WAIT_SECONDS)
         assert counts == [0, 0] and not stood_still
 
 

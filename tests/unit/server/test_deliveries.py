@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pytest
-from tests.waiting import wait_until
+from tests.waiting import WAIT_SECONDS, wait_until
 
 from lakehead.errors import ClosedError
 from lakehead.protocol.codec import decode_stream_header
@@ -108,7 +108,7 @@ def deliveries() -> Iterator[Deliveries]:
     made = Deliveries()
     yield made
     made.stop()
-    made.thread.join(30)
+    made.thread.join(WAIT_SECONDS)
     assert not made.thread.is_alive()
 
 
@@ -125,7 +125,7 @@ def served(log: Log, deliveries: Deliveries) -> Iterator[Served]:
     log.stopped = True
     log.notify()
     made.client.close()
-    made.thread.join(30)
+    made.thread.join(WAIT_SECONDS)
     assert not made.thread.is_alive()
 
 
@@ -158,7 +158,7 @@ def test_a_writer_sends_to_a_few_and_leaves_the_others(log: Log, deliveries: Del
     log.stopped = True
     log.notify()
     for stream in streams:
-        stream.thread.join(30)
+        stream.thread.join(WAIT_SECONDS)
         stream.client.close()
 
 
@@ -197,21 +197,21 @@ def test_a_client_that_takes_nothing_holds_up_its_own_thread_alone(log: Log, ser
 def test_what_fails_is_told_by_its_own_thread(log: Log, served: Served, error: Exception) -> None:
     log.error = error
     log.notify()
-    served.thread.join(30)
+    served.thread.join(WAIT_SECONDS)
     assert served.error is error
 
 
 def test_a_client_that_is_gone_ends_its_stream(log: Log, served: Served) -> None:
     served.client.close()
     log.append()
-    served.thread.join(30)
+    served.thread.join(WAIT_SECONDS)
     assert isinstance(served.error, OSError)
 
 
 def test_it_ends_with_its_stream(log: Log, served: Served) -> None:
     log.stopped = True
     log.notify()
-    served.thread.join(30)
+    served.thread.join(WAIT_SECONDS)
     assert not served.thread.is_alive() and served.error is None
 
 
@@ -221,11 +221,11 @@ def test_progress_while_it_looks_has_it_look_again(log: Log, served: Served, del
     def wait() -> None:
         log.looked = lambda: None
         looked.set()
-        assert go.wait(30)
+        assert go.wait(WAIT_SECONDS)
 
     log.looked = wait
     log.append()
-    assert looked.wait(30)  # and found the end
+    assert looked.wait(WAIT_SECONDS)  # and found the end
     deliveries.promise()
     log.append()
     deliveries.keep_promise()  # which another thread does, that is at it
@@ -269,13 +269,13 @@ def test_each_is_sent_once_in_order_whoever_writes(log: Log, deliveries: Deliver
         seeds.put(dice.randrange(1 << 30))
         thread.start()
     for thread in threads[:-1]:
-        thread.join(60)
+        thread.join(WAIT_SECONDS)
     for stream in streams:
         assert [stream.next() for _ in range(log.end)] == [*range(1, log.end + 1)]
     log.stopped = True
-    threads[-1].join(60)
+    threads[-1].join(WAIT_SECONDS)
     log.notify()
     for stream in streams:
         stream.client.close()
-        stream.thread.join(30)
+        stream.thread.join(WAIT_SECONDS)
         assert not stream.thread.is_alive()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pytest
-from tests.waiting import wait_until
+from tests.waiting import WAIT_SECONDS, wait_until
 
 from lakehead.env import SystemThreads
 from lakehead.predicate import parse_predicate
@@ -42,7 +42,7 @@ class Floor:
             try:
                 with self.turns.turn(share, gone, long=long):
                     self.began.append(name)
-                    assert go_on.wait(20)
+                    assert go_on.wait(WAIT_SECONDS)
             except filtering._GoneError:
                 self.left.append(name)
 
@@ -56,7 +56,7 @@ class Floor:
         for go_on in self._go_on.values():
             go_on.set()
         for thread in self.threads:
-            thread.join(20)
+            thread.join(WAIT_SECONDS)
 
 
 @pytest.fixture

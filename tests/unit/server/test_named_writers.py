@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.waiting import WAIT_SECONDS
 
 from lakehead.client.batch_writer import BatchWriter, writer_bytes
 from lakehead.client.routes import OneServer
@@ -226,20 +227,20 @@ def test_a_successor_is_told_nothing_while_a_predecessors_batch_is_under_way(dep
     def wait_in_sync(action: str, path: str) -> None:
         if action == "sync" and "bucket-1/" in path:
             syncing.set()
-            assert go_on.wait(30)
+            assert go_on.wait(WAIT_SECONDS)
 
     deployment.storage.before = wait_in_sync
     with ThreadPoolExecutor(2) as pool:
         writing = pool.submit(send, first, batch(*EVERYWHERE))
-        assert syncing.wait(30)
+        assert syncing.wait(WAIT_SECONDS)
         opening = pool.submit(deployment.writer, desc)
         key = (desc.table_id, writer_bytes("etl"))
         while deployment.service._writes._writers._names[key].epoch == 1:
             assert not opening.done()
         assert not opening.done()
         go_on.set()
-        writing.result(30)
-        second = opening.result(30)
+        writing.result(WAIT_SECONDS)
+        second = opening.result(WAIT_SECONDS)
     assert second.acked_through == 0
     with pytest.raises(WriterFencedError):
         send(first, batch(7))
@@ -255,16 +256,16 @@ def test_of_two_that_open_at_once_the_later_epoch_stays(
         planned = real(self, command)
         if isinstance(planned, RegisterWriter) and planned.epoch == 1:
             given.set()
-            assert go_on.wait(30)
+            assert go_on.wait(WAIT_SECONDS)
         return planned
 
     monkeypatch.setattr(MetadataStore, "submit", preempted)
     with ThreadPoolExecutor(1) as pool:
         opening = pool.submit(deployment.writer, desc)
-        assert given.wait(30)
+        assert given.wait(WAIT_SECONDS)
         new = deployment.writer(desc)
         go_on.set()
-        old = opening.result(30)
+        old = opening.result(WAIT_SECONDS)
     send(new, batch(1, v="new"))
     with pytest.raises(WriterFencedError):
         send(old, batch(2, v="old"))
@@ -283,17 +284,17 @@ def test_an_epoch_that_is_read_late_does_not_replace_a_later_one(
     def preempted(self: MetadataStore, *args: Any) -> int:
         epoch = real(self, *args)
         read.set()
-        assert go_on.wait(30)
+        assert go_on.wait(WAIT_SECONDS)
         return epoch
 
     monkeypatch.setattr(MetadataStore, "writer_epoch", preempted)
     with ThreadPoolExecutor(1) as pool:
         late = pool.submit(send, old, batch(1))
-        assert read.wait(30)
+        assert read.wait(WAIT_SECONDS)
         new = deployment.writer(desc)
         go_on.set()
         with pytest.raises(WriterFencedError):
-            late.result(30)
+            late.result(WAIT_SECONDS)
     send(new, batch(2))
     assert deployment.rows(desc) == [(2, "x")]
 

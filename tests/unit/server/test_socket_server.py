@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 import pyarrow as pa
 import pytest
-from tests.waiting import wait_until
+from tests.waiting import WAIT_SECONDS, wait_until
 
 from lakehead.env import Env
 from lakehead.env.address import SocketAddress
@@ -85,7 +85,7 @@ class Service:
     def call(self, request: Any, attachments: list[pa.Buffer], caller: Caller) -> tuple[m.Reply, list[pa.Buffer]]:
         self.callers.append(caller)
         self.asked.set()
-        assert self.go.wait(30)
+        assert self.go.wait(WAIT_SECONDS)
         return m.NamesReply(names=[type(request).__name__]), list(attachments)
 
 
@@ -251,7 +251,7 @@ def test_what_was_asked_is_answered_before_it_ends(server: SocketServer, service
     idle, busy = Client(at).let_in(), Client(at).let_in()
     service.go.clear()
     busy.ask(m.Hello())
-    assert service.asked.wait(30)
+    assert service.asked.wait(WAIT_SECONDS)
     server.stop()
     assert idle.heard() is None
     assert not server.wait_stopped(0)
@@ -280,7 +280,7 @@ def test_a_stream_is_sent_to_its_end(server: SocketServer, service: Service, at:
         assert pa.ipc.read_record_batch(item[1][0], ROWS.schema) == ROWS
     assert client.heard() == (b"", [])
     assert client.heard() is None
-    assert service.streams[0].closed.wait(30)
+    assert service.streams[0].closed.wait(WAIT_SECONDS)
 
 
 def test_a_stream_that_is_refused_or_fails_says_why(server: SocketServer, at: SocketAddress) -> None:
@@ -301,11 +301,11 @@ def test_a_stream_whose_client_goes_is_closed(server: SocketServer, service: Ser
     waits = reading(at)
     assert waits.heard() is not None
     waits.socket.close()
-    assert service.streams[0].closed.wait(30)
+    assert service.streams[0].closed.wait(WAIT_SECONDS)
     full = reading(at, *("a" * 200))  # more than fits into the socket
     assert full.heard() is not None
     full.socket.close()
-    assert service.streams[1].closed.wait(30)
+    assert service.streams[1].closed.wait(WAIT_SECONDS)
 
 
 def test_a_stream_ends_with_its_service_and_not_as_if_that_was_all(

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pytest
 from tests.unit.server.faulty_service import SCHEMA, Deployment
+from tests.waiting import WAIT_SECONDS
 
 from lakehead.client.batch_writer import encoded_write
 from lakehead.client.row_routing import route
@@ -299,7 +300,7 @@ def test_tables_that_are_published_together_have_all_of_it_or_none(power_cut: bo
 def test_the_disk_is_waited_for_by_all_tables_together(deployment: Deployment, keyed: bool) -> None:
     kind: WriteKind = "upsert" if keyed else "append"
     tables = [deployment.table(name=f"t{n}", keyed=keyed, buckets=1) for n in range(3)]
-    syncs = threading.Barrier(3, timeout=30)
+    syncs = threading.Barrier(3, timeout=WAIT_SECONDS)
     for batch in (JobBatch("job", 0), JobBatch("job", 1)):
         rows = table_of(2 * batch.number, 2 * batch.number + 1)
         parts = [(t.staging, staged(t, batch, [rows], kind=kind)) for t in tables]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from tests.unit.server.empty_lake import EmptyLake
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 from lakehead.api.table import handle_of
@@ -67,11 +68,11 @@ def test_a_table_whose_lake_does_not_answer_keeps_no_other_waiting(tmp_path: Pat
     with ThreadPoolExecutor(2) as pool:
         try:
             waiting = pool.submit(LocalEndpoint(service).call, m.Watermarks(table_id=slow, sync=False))
-            assert lake.asked.wait(30)
+            assert lake.asked.wait(WAIT_SECONDS)
             pool.submit(LocalEndpoint(service).call, m.Watermarks(table_id=other, sync=False)).result(5)
         finally:
             lake.answers.set()
-        waiting.result(30)
+        waiting.result(WAIT_SECONDS)
     service.close()
 
 
@@ -178,7 +179,9 @@ import lakehead.kv
 both = pandas_takes & set(sys.modules)
 print(sorted(n for n in both if n.split(".")[0] in ("numpy", "pyarrow", "lakehead")))
 """
-    found = subprocess.run([sys.executable, "-c", shared], capture_output=True, text=True, check=True, timeout=60)
+    found = subprocess.run(
+        [sys.executable, "-c", shared], capture_output=True, text=True, check=True, timeout=WAIT_SECONDS
+    )
     assert found.stdout.strip() == "[]"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.waiting import WAIT_SECONDS
 
 from lakehead.config import TableProperties
 from lakehead.env import Env, SystemRandomness, SystemThreads
@@ -118,7 +119,7 @@ def put(tablet: Tablet, write: PendingWrite) -> tuple[int, int]:
 
 def on_threads(count: int, call: Any) -> list[Any]:
     with ThreadPoolExecutor(count) as pool:
-        return [f.result(30) for f in [pool.submit(call, i) for i in range(count)]]
+        return [f.result(WAIT_SECONDS) for f in [pool.submit(call, i) for i in range(count)]]
 
 
 def test_a_lone_write_is_synced_and_readable_when_it_returns() -> None:
@@ -148,18 +149,18 @@ def test_what_queues_up_during_a_sync_shares_the_next_one(keyed: bool) -> None:
     def wait_in_first_sync(action: str, path: str) -> None:
         if action == "sync":
             syncing.set()
-            go_on.wait(30)
+            go_on.wait(WAIT_SECONDS)
 
     t.storage.before = wait_in_first_sync
     before = t.storage.syncs
     queued = [pending([(i, str(i))], kind="upsert" if keyed else "append") for i in range(1, 21)]
     with ThreadPoolExecutor(1) as pool:
         lone = pool.submit(t.write, (0, "0"))
-        assert syncing.wait(30)
+        assert syncing.wait(WAIT_SECONDS)
         assert not any([t.tablet.submit(w) for w in queued]), "the tablet is busy"
         assert t.tablet.high_watermark == 0
         go_on.set()
-        assert lone.result(30) == (0, 1)
+        assert lone.result(WAIT_SECONDS) == (0, 1)
     assert [w.wait() for w in queued] == [(i, i + 1) for i in range(1, 21)]
     assert t.storage.syncs == before + 2
     assert t.rows() == [(i, str(i)) for i in range(21)]
@@ -371,20 +372,20 @@ def test_close_finishes_what_is_under_way_and_refuses_what_comes() -> None:
     def wait_in_sync(action: str, path: str) -> None:
         if action == "sync":
             syncing.set()
-            go_on.wait(30)
+            go_on.wait(WAIT_SECONDS)
 
     t.storage.before = wait_in_sync
     with ThreadPoolExecutor(2) as pool:
         under_way = pool.submit(t.write, (1, "a"))
-        assert syncing.wait(30)
+        assert syncing.wait(WAIT_SECONDS)
         late = pending([(2, "b")])
         assert not t.tablet.submit(late)
         closing = pool.submit(t.tablet.close, DONE)
         while t.tablet._closed is None:
             threading.Event().wait(0.001)
         go_on.set()
-        assert under_way.result(30) == (0, 1)
-        closing.result(30)
+        assert under_way.result(WAIT_SECONDS) == (0, 1)
+        closing.result(WAIT_SECONDS)
     with pytest.raises(ClosedError):
         late.wait()
     with pytest.raises(ClosedError):
@@ -453,7 +454,7 @@ def test_lookups_beside_writes_see_whole_writes() -> None:
 
     with ThreadPoolExecutor(3) as pool:
         for future in [pool.submit(write, 0), pool.submit(read, 1), pool.submit(read, 2)]:
-            future.result(60)
+            future.result(WAIT_SECONDS)
 
 
 def test_a_checkpoint_waits_for_readers_to_see_what_it_holds() -> None:
@@ -464,14 +465,14 @@ def test_a_checkpoint_waits_for_readers_to_see_what_it_holds() -> None:
     with ThreadPoolExecutor(2) as pool:
         with t.tablet._moment:
             writing = pool.submit(t.write, (1, "b"))
-            assert synced.wait(60)
+            assert synced.wait(WAIT_SECONDS)
             t.storage.before = None
             checkpoint = pool.submit(t.tablet.apply_note, MakeCheckpoint())
             assert t.tablet.high_watermark == 1 and t.tablet.view().checkpoint is None
             live = list(t.tablet.live_at(1, [0, 1]))
             assert [row["v"] for batch in live for row in batch.rows.to_pylist()] == ["a"]
-        assert writing.result(60) == (1, 3)
-        checkpoint.result(60)
+        assert writing.result(WAIT_SECONDS) == (1, 3)
+        checkpoint.result(WAIT_SECONDS)
     made = t.tablet.view().checkpoint
     assert made is not None and made.offset == 3
     assert [row["v"] for batch in t.tablet.live_at(3, [0, 1]) for row in batch.rows.to_pylist()] == ["b"]

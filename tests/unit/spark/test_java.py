@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.waiting import WAIT_SECONDS
 
 from lakehead.errors import MissingDependencyError
 from lakehead.spark.java import Java, find_java, parse_java_version
@@ -68,4 +69,6 @@ def test_options_are_given_only_where_they_are_known(
 
 def test_java_takes_the_options() -> None:
     found = find_java()
-    subprocess.run([found.executable, *found.options, "-version"], check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        [found.executable, *found.options, "-version"], check=True, capture_output=True, timeout=WAIT_SECONDS
+    )

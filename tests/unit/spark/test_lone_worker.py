@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import WAIT_SECONDS
 
 from lakehead.spark.own_python import quick_python
 
-PATIENCE_SECONDS = 60
 WORKER = """
 import os, sys
 sys.stdin.readline()  # what it loads takes until it is told
@@ -28,7 +28,7 @@ if __name__ == "__main__":
 def listening(tmp_path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as spark:
         spark.bind(str(tmp_path / "s"))
-        spark.settimeout(PATIENCE_SECONDS)
+        spark.settimeout(WAIT_SECONDS)
         yield spark
 
 
@@ -45,8 +45,8 @@ def test_it_connects_before_it_loads_anything(tmp_path: Path, listening: socket.
     process = started(tmp_path, "-m", "late_worker", "a b", "-m")
     connection, _ = listening.accept()
     with connection:
-        process.communicate("go on\n", timeout=PATIENCE_SECONDS)
-        connection.settimeout(PATIENCE_SECONDS)
+        process.communicate("go on\n", timeout=WAIT_SECONDS)
+        connection.settimeout(WAIT_SECONDS)
         said = b"".join(iter(lambda: connection.recv(4096), b""))
     assert process.returncode == 0
     assert said.decode() == repr((process.pid, ["a b", "-m"], True, "__main__"))
@@ -54,7 +54,7 @@ def test_it_connects_before_it_loads_anything(tmp_path: Path, listening: socket.
 
 def test_one_that_nobody_waits_for_any_more_says_so(tmp_path: Path) -> None:
     process = started(tmp_path, "-m", "late_worker")
-    _, said = process.communicate("go on\n", timeout=PATIENCE_SECONDS)
+    _, said = process.communicate("go on\n", timeout=WAIT_SECONDS)
     assert process.returncode == 1 and "CANNOT_OPEN_SOCKET" in said
 
 
@@ -63,12 +63,12 @@ def test_its_folders_are_those_of_the_module(tmp_path: Path, listening: socket.s
     listening.listen()
     (tmp_path / "late_worker.py").write_text("")
     process = started(tmp_path, "-m", "late_worker", PYTHONSAFEPATH="1")
-    _, said = process.communicate(timeout=PATIENCE_SECONDS)
+    _, said = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 1 and "No module named late_worker" in said
 
 
 def test_others_are_started_as_they_are(tmp_path: Path, listening: socket.socket) -> None:
     listening.listen()
     process = started(tmp_path, "-c", "import sys; print('pyspark' in sys.modules, sys.argv[1:])", "a b")
-    said, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    said, _ = process.communicate(timeout=WAIT_SECONDS)
     assert said.split(maxsplit=1) == ["False", "['a b']\n"]
