@@ -304,8 +304,6 @@ def _line_reader(schema: pa.Schema) -> Callable[[int, bytes], dict[str, Any]]:
     exact = any("decimal" in str(f.type) for f in schema)
     decoder = msgspec.json.Decoder(dict[str, Any], float_hook=decimal.Decimal if exact else None)
     changes = {f.name: from_json(f.type) for f in schema if not passes_through(f.type)}
-    if exact:
-        changes |= {f.name: from_json(f.type) for f in schema if pa.types.is_floating(f.type)}
 
     def read(number: int, line: bytes) -> dict[str, Any]:
         name = ""

@@ -16,6 +16,7 @@ import pyarrow as pa
 from lakehead.errors import InvalidRequestError, SchemaMismatchError
 
 _INFINITE = re.compile("inf|nan", re.IGNORECASE)
+_NO_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _FAILURES = (ValueError, ArithmeticError, TypeError, AttributeError, RecursionError)
 
 
@@ -65,7 +66,7 @@ def from_json(t: pa.DataType) -> Callable[[Any], Any]:
 def passes_through(t: pa.DataType) -> bool:
     """True when JSON values of the type need no change."""
     types = pa.types
-    return bool(types.is_boolean(t) or types.is_integer(t) or types.is_floating(t) or _is_text(t))
+    return bool(types.is_boolean(t) or types.is_integer(t) or _is_text(t))
 
 
 def _is_text(t: pa.DataType) -> bool:
@@ -118,9 +119,10 @@ def _refuse(value: object) -> Any:
 
 
 def _float(value: Any) -> Any:
-    """A number that was read as a decimal as the nearest float; what is no such number is checked by writing."""
+    """A number that was read as a decimal as the nearest float, and the texts for what JSON's numbers lack; what is no
+    number is checked by writing."""
     if not isinstance(value, decimal.Decimal):
-        return value
+        return _NO_NUMBERS.get(value, value) if isinstance(value, str) else value
     found = float(value)
     return _refuse(value) if math.isinf(found) else found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,8 @@ _PIPE_WIDTH = 100_000
 _CELL_WIDTH_MIN = 12
 # What moves a terminal's cursor, colours it, renames it or types into it, and what shows text in another order.
 _ACTING = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+# DuckDB's infinite times and days, which are numbers in Arrow.
+_INFINITE = {s * (2**bits - 1): text for bits in (31, 63) for s, text in ((1, "infinity"), (-1, "-infinity"))}
 _ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
@@ -42,7 +45,8 @@ def write_line(text: str) -> None:
 
 
 def write_json(value: object) -> None:
-    """One JSON document on one line: times are ISO 8601, decimals texts, binary values hexadecimal, NaN is null."""
+    """One JSON document on one line: times are ISO 8601, decimals texts, binary values hexadecimal, and what JSON's
+    numbers lack is "NaN", "Infinity" or "-Infinity"."""
     sys.stdout.write(json_text(value) + "\n")
 
 
@@ -60,6 +64,8 @@ def _plain(value: object) -> object:
         return {k if isinstance(k, str) else str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
     return value
 
 
@@ -123,7 +129,7 @@ def _value(scalar: Any) -> Any:
     try:
         return (scalar.cast(pa.string()) if _finer(scalar.type) else scalar).as_py()
     except (OverflowError, ValueError):
-        return scalar.cast(pa.string()).as_py()
+        return _INFINITE.get(getattr(scalar, "value", None)) or scalar.cast(pa.string()).as_py()
 
 
 def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:

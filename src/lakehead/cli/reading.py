@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,8 +25,8 @@ from lakehead.errors import InvalidRequestError, SchemaMismatchError, WrongTable
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_WRITTEN = frozenset(("BIT", "TIME WITH TIME ZONE", "INTERVAL"))
-"""DuckDB's types that Arrow has no like of."""
+_LACKING = re.compile(r"""\b(BIT|TIME WITH TIME ZONE|INTERVAL)\b|"(?:[^"]|"")*"|'(?:[^']|'')*'""")
+"""Types that Arrow has no like of, in the text of one of DuckDB's, and names and values that may look so."""
 
 
 def register(app: typer.Typer) -> None:
@@ -112,13 +113,15 @@ def _lines(rows: pa.RecordBatch) -> Iterator[str]:
 
 
 def _as_shown(relation: Any) -> Any:
-    """A relation of DuckDB with columns of types that Arrow has no like of as DuckDB writes them."""
+    """A relation of DuckDB with values of types that Arrow has no like of, at any depth, as DuckDB writes them."""
     names = relation.columns
-    if len(set(names)) < len(names) or not any(str(t) in _WRITTEN for t in relation.types):
+    types = [str(t) for t in relation.types]
+    shown = [_LACKING.sub(lambda found: "VARCHAR" if found[1] else found[0], t) for t in types]
+    if len(set(names)) < len(names) or shown == types:
         return relation
     spelt = ['"' + name.replace('"', '""') + '"' for name in names]
-    columns = zip(spelt, relation.types, strict=True)
-    return relation.project(", ".join(f"cast({n} as varchar) as {n}" if str(t) in _WRITTEN else n for n, t in columns))
+    columns = zip(spelt, types, shown, strict=True)
+    return relation.project(", ".join(n if is_ == as_ else f"cast({n} as {as_}) as {n}" for n, is_, as_ in columns))
 
 
 def sql(

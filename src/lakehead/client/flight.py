@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import re
 import sys
 import threading
 import time
@@ -46,6 +47,7 @@ CALL_SECONDS = 120.0
 """How long one answer is waited for while the server lives."""
 
 _DETAIL_CHARS = 200
+_AROUND = re.compile(r"^Flight returned \w+ error, with message: |\.? gRPC client debug context: .*")
 _IDLE_STREAMS_MAX = 16
 _IDLE_SECONDS = 1.0
 _CLOSE_SECONDS = 0.5
@@ -327,7 +329,7 @@ def _detail(e: BaseException) -> str:
     first = (str(e).splitlines() or [type(e).__name__])[0]
     what, found, why = first.partition("SSL routines::")
     if not found:
-        return first[:_DETAIL_CHARS]
+        return _AROUND.sub("", first)[:_DETAIL_CHARS]
     return f"{what[:_DETAIL_CHARS].partition(': SSL_ERROR')[0]}: {why.partition('. gRPC')[0][:_DETAIL_CHARS]}"
 
 

@@ -23,7 +23,7 @@ import decimal
 import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -97,7 +97,7 @@ def to_key_table(keys: object, schema: pa.Schema, *, what: str, allow_extra: boo
 
     Args:
         keys: as `to_arrow_table`, or a list of tuples in key order; for a key of one column also one value, or a list,
-            array or series of values.
+            array or series of values. An iterator counts as a list.
         schema: the key columns.
         what: begins error messages.
         allow_extra: drop other columns instead of refusing them.
@@ -105,6 +105,8 @@ def to_key_table(keys: object, schema: pa.Schema, *, what: str, allow_extra: boo
     Raises:
         ColumnNotFoundError, SchemaMismatchError, NullKeyError: as `conform`.
     """
+    if _is_iterator(keys):
+        keys = list(keys)
     values = _key_values(keys)
     if isinstance(values, list | tuple) and values and all(isinstance(v, tuple) for v in values):
         keys, values = _from_tuples(values, schema, what), None
@@ -135,7 +137,7 @@ def _to_table(
         return pa.Table.from_batches([data])
     if isinstance(data, dict):
         data = [data]
-    if isinstance(data, Iterator) and not hasattr(data, "__arrow_c_stream__"):
+    if _is_iterator(data):
         data = list(data)
     if isinstance(data, list | tuple):
         if data and all(_is_tabular(part) for part in data):
@@ -156,6 +158,10 @@ def _to_table(
     raise SchemaMismatchError(
         f"{what}: a {type(data).__name__} is not a table: give an Arrow table, a DataFrame or a list of dicts"
     )
+
+
+def _is_iterator(data: object) -> TypeGuard[Iterator[Any]]:
+    return isinstance(data, Iterator) and not hasattr(data, "__arrow_c_stream__")
 
 
 def _is_tabular(data: object) -> bool:
@@ -273,7 +279,8 @@ def _key_values(keys: Any) -> Any:
     if isinstance(keys, set | frozenset | range):
         return list(keys)
     if isinstance(keys, list | tuple):
-        return None if not keys or any(isinstance(key, dict) for key in keys) else keys
+        tabular = not keys or _is_tabular(keys[0]) or any(isinstance(key, dict) for key in keys)
+        return None if tabular else keys
     if hasattr(keys, "tolist") or hasattr(keys, "to_list"):  # numpy arrays and scalars, Polars series
         values = keys.tolist() if hasattr(keys, "tolist") else keys.to_list()
         return values if isinstance(values, list) else [values]
@@ -358,6 +365,8 @@ def _check_values(values: Sequence[Any], t: pa.DataType) -> None:
 
 def _check_value(value: Any, t: pa.DataType) -> None:
     """Raise ValueError for a Python value that Arrow would convert with a loss or a guess."""
+    if isinstance(value, pa.Scalar):
+        value = value.as_py()
     if value is None:
         return
     if pa.types.is_temporal(t):

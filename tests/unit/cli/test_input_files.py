@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import gzip
 import io
+import math
 import sys
 from decimal import Decimal
 from pathlib import Path
@@ -166,6 +167,19 @@ def test_nested_columns_come_in_json_but_not_in_csv(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(b"id,tags\n1,[]\n")
     with pytest.raises(InvalidFileError, match="nested column 'tags': use JSON lines"):
         read(str(tmp_path / "t.csv"), NESTED)
+
+
+@pytest.mark.parametrize("decimals", [False, True])
+def test_floats_that_json_lacks_come_back(tmp_path: Path, decimals: bool) -> None:
+    path, values = tmp_path / "t.jsonl", [1.5, math.nan, math.inf, -math.inf, None, 3.0]
+    columns = {"f": pa.array(values), "g": pa.array(values, pa.float32()), "l": pa.array([[v] for v in values])}
+    written = pa.table(columns | ({"d": pa.array([Decimal("1.50")] * len(values))} if decimals else {}))
+    path.write_text("".join(json_text(row) + "\n" for row in rows_of(written)))
+    found = read(str(path), written.schema)
+    assert found.schema == written.schema and repr(found.to_pylist()) == repr(written.to_pylist())
+    path.write_text('{"f": "nan"}\n')
+    with pytest.raises(SchemaMismatchError, match="'nan'"):
+        read(str(path), written.schema)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,9 @@ MOMENTS: dict[str, tuple[pa.Array, str]] = {
     "nanoseconds in a zone": (pa.array([NANOSECOND], pa.timestamp("ns", "UTC")), FINE + "Z"),
     "nanoseconds of a day": (pa.array([1], pa.time64("ns")), "00:00:00.000000001"),
     "a year beyond Python's": (pa.array([YEAR_10000], US), "10000-01-01 00:00:00.000000"),
+    "no end": (pa.array([2**63 - 1], US), "infinity"),
+    "no beginning, in a zone": (pa.array([1 - 2**63], pa.timestamp("us", "UTC")), "-infinity"),
+    "no last day": (pa.array([2**31 - 1], pa.int32()).view(pa.date32()), "infinity"),
 }
 
 
@@ -74,3 +78,11 @@ def test_what_python_has_stays_as_it_is() -> None:
     rows = [{"c": {"n": 1, "b": b"\x00", "l": [1.5, None]}}, {"c": None}]
     assert rows_of(pa.Table.from_pylist(rows)) == rows
     assert json_text(rows[0]) == '{"c":{"n":1,"b":"00","l":[1.5,null]}}'
+
+
+def test_floats_that_json_lacks_are_texts_at_any_depth() -> None:
+    lacking = [math.nan, math.inf, -math.inf]
+    assert json.loads(json_text({"c": lacking, "m": [(math.inf, {"x": math.nan})]})) == {
+        "c": ["NaN", "Infinity", "-Infinity"],
+        "m": [["Infinity", {"x": "NaN"}]],
+    }

@@ -479,6 +479,9 @@ PAIR = pa.schema([pa.field("region", pa.string(), nullable=False), pa.field("id"
         pl.DataFrame({"id": [3, 1]}),
         pd.DataFrame({"id": [3, 1]}),
         range(3, -1, -2),
+        [pa.scalar(3), pa.scalar(1)],
+        pa.table({"id": [3, 1]}).to_batches(),
+        pa.table({"id": [3, 1]}).to_reader(),
     ],
     ids=lambda k: type(k).__name__,
 )
@@ -486,10 +489,25 @@ def test_keys_of_one_column(keys: object) -> None:
     found = to_key_table(keys, KEY, what="lookup")
     assert found.schema == KEY
     assert found.column("id").to_pylist() == [3, 1]
+    if isinstance(keys, list | tuple):
+        assert to_key_table(iter(keys), KEY, what="lookup") == found
+
+
+def test_scalars_of_arrow_are_checked_as_values_are() -> None:
+    schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us"))])
+    rows = [
+        {"id": pa.scalar(1), "at": pa.scalar(5, pa.timestamp("us"))},
+        {"id": pa.scalar(None, pa.int64()), "at": None},
+    ]
+    at = dt.datetime(1970, 1, 1, microsecond=5)
+    assert to_arrow_table(rows, schema, what="rows").to_pylist() == [{"id": 1, "at": at}, {"id": None, "at": None}]
+    for wrong, why in [(pa.scalar("1"), "a text is not a number"), (pa.scalar(1.5), "not a whole number")]:
+        with pytest.raises(SchemaMismatchError, match=why):
+            to_arrow_table([{"id": wrong}], schema, what="rows")
 
 
 def test_one_key() -> None:
-    for key in (3, {"id": 3}, np.int64(3)):
+    for key in (3, {"id": 3}, np.int64(3), pa.scalar(3)):
         assert to_key_table(key, KEY, what="get").to_pylist() == [{"id": 3}]
     name = pa.schema([pa.field("name", pa.string(), nullable=False)])
     assert to_key_table("abc", name, what="get").to_pylist() == [{"name": "abc"}]
