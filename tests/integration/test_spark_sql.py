@@ -164,6 +164,41 @@ def test_names_are_found_whatever_their_case(spark: SparkSession, con: lh.Connec
         lhs.sql(spark, "drop table Q.Clicks")
 
 
+def test_tables_whose_names_a_statement_computes(spark: SparkSession, con: lh.Connection, clicks: lh.Table) -> None:
+    args = {"d": "q", "t": "Clicks"}
+    for text in (
+        "select count(*) from identifier('q' || '.clicks')",
+        "select count(*) from identifier(:d || '.' || lower(:t)) where id > 0",
+        "select count(*) from identifier(concat_ws('.', :d, :t)) /* ( */",
+        "select (select count(*) from q.clicks) where 1 in (select id from identifier(replace('q/clicks', '/', '.')))",
+    ):
+        assert lhs.sql(spark, text, args).first() == (3,), text
+    with pytest.raises(SqlError, match=r"lhs\.sql reads q\.clicks, it does not insert into"):
+        lhs.sql(spark, "insert into identifier('q' || '.clicks') select 1, 'x'")
+    for text in (
+        "execute immediate 'select * from q.clicks where id > ?' using 1",
+        "show columns from clicks from q",
+        "select * from identifier('nosuch' || '.t')",
+        "select * from identifier(id)",
+    ):
+        ours = "nosuch" not in text and "(id)" not in text
+        with pytest.raises(SqlError, match="is a table of Lakehead's.*identifier" if ours else "TABLE_OR_VIEW|IDENTI"):
+            lhs.sql(spark, text)
+    with pytest.raises(SqlError, match=r"in select \* .*identifier\(:name\)"):
+        lhs.sql(spark, "select * from identifier(?)", ["q.clicks"])
+
+
+def test_what_shows_databases_and_properties(spark: SparkSession, con: lh.Connection, clicks: lh.Table) -> None:
+    shown = lhs.sql(spark, "show databases")
+    assert shown.columns == ["namespace"] and {("q",), ("default",)} <= set(shown.collect())
+    assert lhs.sql(spark, "show schemas like 'Q|nosuch' -- all").collect() == [("q",)]
+    with pytest.raises(SqlError, match=r"q is a database of Lakehead's.*name q\.<table>"):
+        lhs.sql(spark, "use q")
+    for text in ("show create table q.clicks", "show tblproperties q.clicks", "show partitions Q.clicks"):
+        with pytest.raises(SqlError, match=r"it does not show .*con\.table\('q\.clicks'\)\."):
+            lhs.sql(spark, text)
+
+
 def test_spark_looks_for_the_views_of_its_session_first(spark: SparkSession, con: lh.Connection) -> None:
     con.create_table("sales_of_ours", SCHEMA).append(rows(1))
     assert lhs.sql(spark, "select count(*) as n from sales_of_ours").collect()[0].n == 1

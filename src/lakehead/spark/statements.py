@@ -27,7 +27,7 @@ _CACHED = re.compile(
     _FLAGS,
 )
 _IF = r"(?:\s+if\s+(?:not\s+)?exists)?"
-# What changes something, and what does so to a Lakehead table.
+# What else than to read a statement does, and what does so to a Lakehead table.
 _CHANGES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(rf"\s*{verb}\s+", _FLAGS), remedy)
     for verb, remedy in (
@@ -38,6 +38,9 @@ _CHANGES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (rf"drop\s+(?:table|view){_IF}", "con.drop_table('{name}')"),
         (r"alter\s+table", "con.sql(\"alter table {name} ...\"), or con.table('{name}').alter()"),
         (r"(?:analyze|repair|msck\s+repair)\s+table", "there is nothing to do"),
+        (r"show\s+create\s+table", "describe {name}, or con.table('{name}').schema"),
+        (r"show\s+tblproperties", "con.table('{name}').properties"),
+        (r"show\s+partitions", "con.table('{name}').status()"),
         (
             rf"(?:un)?cache\s+(?:lazy\s+)?table{_IF}",
             "lhs.table(spark, '{name}').cache(), or cache table some_name as select * from {name}",
@@ -49,34 +52,55 @@ _CREATES = re.compile(rf"\s*(?:create(?:\s+or\s+replace)?|replace)\s+table{_IF}\
 
 
 _SHOW = re.compile(rf"\s*show\s+tables\s+(?:in|from)\s+{NAME}", _FLAGS)
+_SHOW_DATABASES = re.compile(r"\s*show\s+(?:databases|schemas|namespaces)\b", _FLAGS)
 _LIKE = re.compile(r"\s*(?:like\s*)?;?\s*", _FLAGS)
 _STRINGS = re.compile(r"""--[^\n]*|/\*.*?\*/|(?P<quote>['"])(?P<text>.*?)(?P=quote)""", _FLAGS)
 
 
 @dataclass(frozen=True)
-class ShownTables:
-    """A database whose tables a statement wants listed.
+class ShownDatabases:
+    """Databases that a statement wants listed.
 
     Attributes:
         like: a name, with ``*`` for any text, or some of them with ``|`` between; None for all.
     """
 
-    database: str
     like: str | None
 
     @classmethod
-    def of(cls, query: str, text: str) -> ShownTables | None:
+    def of(cls, query: str, text: str) -> ShownDatabases | None:
         """What a statement, which is ``text`` with its strings and comments blanked, wants listed; None for another
         one."""
-        found = _SHOW.match(text)
-        if found is None or _LIKE.fullmatch(text, found.end()) is None:
-            return None
-        strings = (s["text"] for s in _STRINGS.finditer(query, found.end()) if s["quote"])
-        return cls(unquoted(found["name"]), next(strings, None))
+        found = _SHOW_DATABASES.match(text)
+        return None if found is None or not _ends(text, found.end()) else cls(_pattern(query, found.end()))
 
-    def has(self, table: str) -> bool:
-        """Whether a table of the database is one of these, as Spark tells it."""
-        return self.like is None or any(_is_like(table, part.strip()) for part in self.like.split("|"))
+    def has(self, name: str) -> bool:
+        """Whether it is one of these, as Spark tells it."""
+        return self.like is None or any(_is_like(name, part.strip()) for part in self.like.split("|"))
+
+
+@dataclass(frozen=True)
+class ShownTables(ShownDatabases):
+    """A database whose tables a statement wants listed; ``like`` as of databases."""
+
+    database: str
+
+    @classmethod
+    def of(cls, query: str, text: str) -> ShownTables | None:
+        """As of databases."""
+        found = _SHOW.match(text)
+        if found is None or not _ends(text, found.end()):
+            return None
+        return cls(_pattern(query, found.end()), unquoted(found["name"]))
+
+
+def _ends(text: str, at: int) -> bool:
+    """Whether no more follows there than a pattern."""
+    return _LIKE.fullmatch(text, at) is not None
+
+
+def _pattern(query: str, at: int) -> str | None:
+    return next((s["text"] for s in _STRINGS.finditer(query, at) if s["quote"]), None)
 
 
 def _is_like(name: str, pattern: str) -> bool:

@@ -21,7 +21,7 @@ from lakehead.api.table_names import (
     replace_names,
     spelt,
     suffix_of,
-    table_places,
+    unquoted,
 )
 from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import InvalidRequestError, SqlError
@@ -36,10 +36,11 @@ from lakehead.spark.connections import connection_of
 from lakehead.spark.defined_names import defined_names, inserts
 from lakehead.spark.floats import quoted
 from lakehead.spark.handled_errors import handled
+from lakehead.spark.identifiers import Texts, called, with_identifiers
 from lakehead.spark.kept_frame import Seen, look
 from lakehead.spark.needs import Needs, needs_of
 from lakehead.spark.scratch import scratch_frame
-from lakehead.spark.statements import NamedQuery, ShownTables, keeps_text, require_read
+from lakehead.spark.statements import NamedQuery, ShownDatabases, ShownTables, keeps_text, require_read
 from lakehead.spark.types import spark_schema
 from lakehead.spark.union_frame import is_large, union_frame
 from lakehead.types import Tier
@@ -47,12 +48,12 @@ from lakehead.types import Tier
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_IDENTIFIER = re.compile(r"\bidentifier\s*\(", re.IGNORECASE)
-_NAMED = re.compile(r"\s*(?:'([^'\\]*)'|\"([^\"\\]*)\"|:([^\W\d]\w*))\s*\)")
 _WHERE = re.compile(r"\bwhere\b", re.IGNORECASE)
 _EQUALS = r"(?:==?|<=>|\bin\b)"
 _VALUES = frozenset(["date", "timestamp", "timestamp_ntz", "cast", "true", "false", "x"])
 """Words that a value may begin with."""
+_MISSING = {"TABLE_OR_VIEW_NOT_FOUND": "relationName", "SCHEMA_NOT_FOUND": "schemaName"}
+"""Where Spark's errors name what was not found."""
 FEW_ROWS = 10_000
 """A keyed table of so many rows is read sooner than a statement is asked which keys it needs."""
 _Read: TypeAlias = tuple[str, Moment | None]
@@ -126,8 +127,9 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
     if not isinstance(query, str) or not query.strip():
         raise SqlError("the statement is empty: write for example 'select count(*) from shop.orders'")
     con = connection_of(spark)
-    tables = con._tables_called(called(query, args))
-    query = with_identifiers(query, tables, args)
+    texts = Texts(spark, args)
+    tables = con._tables_called(called(query, texts))
+    query = with_identifiers(query, tables, texts)
     text = masked(query)
     require_read(
         text,
@@ -139,6 +141,9 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
     ) is not None:
         rows = [(own, table, False) for path in con.tables(own) if shown.has(table := path.partition(".")[2])]
         return spark.createDataFrame(rows, "namespace string, tableName string, isTemporary boolean")
+    if (databases := ShownDatabases.of(query, text)) is not None:
+        there = {*con.databases(), *(found.namespace for found in spark.sql("show databases").collect())}
+        return spark.createDataFrame([(name,) for name in sorted(filter(databases.has, there))], "namespace string")
     if (named := NamedQuery.of(text)) is not None and find_spark_tables(query, tables):
         return _named(spark, named, run_sql(spark, query[named.start :], args))
     kept = find_spark_tables(query, tables) if keeps_text(text) else []
@@ -180,7 +185,7 @@ def run_sql(spark: SparkSession, query: str, args: Mapping[str, Any] | Sequence[
         # The statement is analysed here, so that the views may go; the frame holds what they stood for.
         return spark.sql(statement, _plain(args))
     except PySparkException as e:
-        raise SqlError(_readable(e, views)) from e
+        raise SqlError(_not_there(con, text, e) or _readable(e, views)) from e
     finally:
         for view in views.values():
             spark.catalog.dropTempView(view)
@@ -301,34 +306,22 @@ def find_spark_tables(query: str, tables: Sequence[str]) -> list[tuple[TableName
     return out
 
 
-def called(query: str, args: Mapping[str, Any] | Sequence[Any] | None = None) -> set[str]:
-    """What tables would be called that a statement reads, ``database.table``; others are among them."""
-    by_text = (name for _, _, name in _identifiers(query, args))
-    return {name.table for name in (*table_places(masked(query)), *by_text)}
-
-
-def with_identifiers(query: str, tables: Sequence[str], args: Mapping[str, Any] | Sequence[Any] | None = None) -> str:
-    """The statement with each of ``tables`` that it names by ``identifier('shop.orders')``, or by a parameter in that,
-    named plainly; what else it says so is left to Spark."""
-    out, at = [], 0
-    for start, end, name in _identifiers(query, args):
-        if spelt(name, tables) is not None:
-            out += [query[at:start], name.text, " "]
-            at = end
-    return "".join([*out, query[at:]])
-
-
-def _identifiers(query: str, args: Mapping[str, Any] | Sequence[Any] | None) -> Iterator[tuple[int, int, TableName]]:
-    """Where a statement names something by ``identifier``, and what."""
-    for clause in _IDENTIFIER.finditer(masked(query)):
-        given = _NAMED.match(query, clause.end())
-        if given is None:
-            continue
-        known = args.get(given[3]) if isinstance(args, Mapping) else None
-        text = known if given[3] is not None else given[1] or given[2]
-        names = list(find_names(text)) if isinstance(text, str) else []
-        if len(names) == 1 and names[0].text == text:
-            yield clause.start(), given.end(), names[0]
+def _not_there(con: Connection, text: str, e: PySparkException) -> str | None:
+    """What is to be done where Spark did not find what Lakehead has: it is named by a parameter without a name, in a
+    string, or where nothing is read. None for other errors."""
+    named = (e.getMessageParameters() or {}).get(_MISSING.get(e.getCondition() or "", ""), "")
+    path = [unquoted(part) for part in re.findall(r"`(?:[^`]|``)*`", named)]
+    words = " ".join(text.lower().split()[:2])
+    if e.getCondition() == "SCHEMA_NOT_FOUND":
+        found = next((d for d in con.databases() if path and d.casefold() == path[-1].casefold()), None)
+        return found and f"{found} is a database of Lakehead's, which Spark's own catalog lacks: name {found}.<table>"
+    name = ".".join(path[-2:])
+    if name.partition("$")[0] not in con._tables_called({name.partition("$")[0]}):
+        return None
+    return (
+        f"{name} is a table of Lakehead's, which lhs.sql does not find in {words} ...: name it where a statement reads"
+        f" it (from {name}, identifier('{name}'), identifier(:name)); describe {name} shows its columns"
+    )
 
 
 def _readable(e: Exception, views: Mapping[_Read, str]) -> str:

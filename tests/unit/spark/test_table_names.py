@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lakehead.spark.aliases import alias_for
-from lakehead.spark.table_names import find_spark_tables, with_identifiers
+from lakehead.spark.identifiers import with_identifiers
+from lakehead.spark.table_names import find_spark_tables
 
 TABLES = ["shop.orders", "shop.users", "default.bare"]
 
@@ -64,13 +65,16 @@ def test_find(query: str, names: list[str]) -> None:
         ("select identifier('id') from identifier(:t)", "select identifier('id') from shop.users "),
         ("select * from identifier(:unknown)", None),
         ("select * from identifier(:other) where x = 'identifier(''bare'')'", None),
-        ("select * from identifier('shop.' || :t), identifier(?), identifier('other.t')", None),
+        ("select * from identifier('shop.' || lower(:t)), x", "select * from shop.users , x"),
+        ("select * from identifier(?), identifier('other.t'), identifier('shop.' || lower(:t)", None),
         ("select * from identifier('shop.orders o, x') -- identifier('shop.orders')", None),
     ],
 )
 def test_tables_that_are_named_by_text(query: str, plain: str | None) -> None:
-    args = {"t": "shop.users", "other": 7}
-    assert with_identifiers(query, TABLES, args) == (query if plain is None else plain)
+    literals = ["shop.orders", "Shop.Orders$lake", "id", "bare", "other.t", "shop.orders o, x"]
+    texts = {f"'{text}'": text for text in literals} | {f'"{text}"': text for text in literals}
+    texts |= {":t": "shop.users", "'shop.' || lower(:t)": "shop.users"}
+    assert with_identifiers(query, TABLES, lambda e: texts.get(e.strip())) == (query if plain is None else plain)
 
 
 def test_names_that_differ_but_for_case_are_said_exactly() -> None:
