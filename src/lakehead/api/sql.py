@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -150,7 +151,18 @@ def _given(params: object) -> object:
     if params is not None and (isinstance(params, str | bytes) or not isinstance(params, Sized)):
         kind = type(params).__name__
         raise SqlError(f"params= takes a list of the values of ? or $1, or a dict of those of $name, not {kind}")
+    if isinstance(params, Mapping):
+        params = {name: _value(v) for name, v in params.items()}
+    elif isinstance(params, list | tuple):
+        params = [_value(v) for v in params]
     return params if params is not None and len(params) else None
+
+
+def _value(value: object) -> object:
+    """A parameter as DuckDB takes it, which knows none of Arrow's scalars, nor whole numbers and truths of numpy."""
+    if isinstance(value, np.integer | np.bool_):
+        return value.item()
+    return value.as_py() if isinstance(value, pa.Scalar) else value
 
 
 def _run(

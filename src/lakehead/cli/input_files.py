@@ -13,6 +13,7 @@ them); CSV and JSON values are read as the table's types:
 from __future__ import annotations
 
 import codecs
+import csv as python_csv
 import decimal
 import functools
 import glob
@@ -20,6 +21,7 @@ import gzip
 import io
 import itertools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,7 +35,7 @@ import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
 from lakehead.cli.csv_quotes import Quotes
-from lakehead.cli.literals import from_json, passes_through
+from lakehead.cli.literals import example, from_json, passes_through
 from lakehead.errors import InvalidFileError, SchemaMismatchError
 from lakehead.format.decimals import near
 
@@ -55,6 +57,7 @@ _EXTENSIONS = {
 FORMATS = ("parquet", "csv", "jsonl", "arrow")
 _PLAIN_DECIMAL = r"^[+-]?\d*\.?\d{0,38}$"
 _DECIMAL = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,9})?$"
+_NUMBERED = re.compile(r"(?<=^In CSV column )#(\d+)")
 _UNREADABLE = (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, ValueError)
 
 
@@ -211,8 +214,18 @@ def _csv(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) ->
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
     )
-    if not stream.peek(1):
+    if not (begin := stream.peek(1)):
         raise InvalidFileError("it is empty: the first line must name the columns")
+    try:
+        yield from _csv_batches(stream, schema, nested, options)
+    except pa.ArrowInvalid as e:
+        names = next(python_csv.reader([begin.decode("utf-8-sig", "replace").splitlines()[0]]), [])
+        raise ValueError(_NUMBERED.sub(lambda n: dict(enumerate(map(repr, names))).get(int(n[1]), n[0]), str(e))) from e
+
+
+def _csv_batches(
+    stream: Any, schema: pa.Schema, nested: list[str], options: csv.ConvertOptions
+) -> Iterator[pa.RecordBatch]:
     quotes = Quotes(stream)
     reader = csv.open_csv(
         quotes, csv.ReadOptions(block_size=_CSV_BLOCK_BYTES), csv.ParseOptions(newlines_in_values=True), options
@@ -253,16 +266,27 @@ def _from_texts(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     for i, name in enumerate(batch.schema.names):
         if name in schema.names and _is_text(t := schema.field(name).type):
             texts = batch.column(i)
-            if pa.types.is_decimal(t):
-                values = _decimals(pc.utf8_trim_whitespace(texts), t)
-            else:
-                values = pa.array([None if v is None else bytes.fromhex(v) for v in texts.to_pylist()], t)
-            batch = batch.set_column(i, name, values)
+            read = _decimals if pa.types.is_decimal(t) else _bytes
+            try:
+                batch = batch.set_column(i, name, read(texts, t))
+            except _UNREADABLE as e:
+                raise ValueError(f"column {name!r}: {e}") from e
     return batch
+
+
+def _bytes(texts: pa.Array, t: pa.DataType) -> pa.Array:
+    values = texts.to_pylist()
+    for at, text in enumerate(values):
+        try:
+            values[at] = None if text is None else bytes.fromhex(text)
+        except ValueError as e:
+            raise ValueError(f"{text!r} is no {t}: {example(t)}") from e
+    return pa.array(values, t)
 
 
 def _decimals(texts: pa.Array, t: pa.DataType) -> pa.Array:
     """Arrow reads plain digits, but not exponents: see `lakehead.format.decimals`."""
+    texts = pc.utf8_trim_whitespace(texts)
     if pc.all(pc.match_substring_regex(texts, _PLAIN_DECIMAL)).as_py() is not False:
         return texts.cast(t)
     wrong = texts.filter(pc.invert(pc.match_substring_regex(texts, _DECIMAL)))
@@ -321,7 +345,8 @@ def _line_reader(schema: pa.Schema) -> Callable[[int, bytes], dict[str, Any]]:
         except (ValueError, TypeError, ArithmeticError, AttributeError) as e:
             field = schema.field(name)
             raise SchemaMismatchError(
-                f"line {number} holds {row[name]!r} for column {name!r}, which has the type {field.type}",
+                f"line {number} holds {row[name]!r} for column {name!r}, which has the type {field.type}:"
+                f" {example(field.type)}",
                 line=number,
                 column=field.name,
             ) from e

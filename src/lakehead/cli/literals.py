@@ -32,7 +32,7 @@ def parse_text(text: str, field: pa.Field) -> Any:
         return _from_text(text, field.type)
     except _FAILURES as e:
         raise SchemaMismatchError(
-            f"{text!r} is no value of column {field.name!r}, which has the type {field.type}: {_example(field.type)}",
+            f"{text!r} is no value of column {field.name!r}, which has the type {field.type}: {example(field.type)}",
             column=field.name,
         ) from e
 
@@ -140,7 +140,8 @@ def _timestamp(text: str, *, zoned: bool) -> dt.datetime:
     return time
 
 
-def _example(t: pa.DataType) -> str:
+def example(t: pa.DataType) -> str:
+    """How a value of the type is written, for errors."""
     types = pa.types
     if types.is_timestamp(t):
         return "write for example 2026-01-31T12:00:00" + ("Z" if t.tz else "")
