@@ -139,10 +139,10 @@ def test_what_cannot_be(con: lh.Connection, spark: SparkSession) -> None:
     for table, given, words in (
         ("o.whole", {}, "no partitions"),
         ("o.whole", {"partitions": "day=mon"}, "no partitions"),
-        ("o.days", {"mode": "append"}, "are for mode"),
-        ("o.days", {"mode": "append", "partitions": "day=mon"}, "are for mode"),
+        ("o.days", {"mode": "append"}, "are for mode.*use that, or leave them out"),
+        ("o.days", {"mode": "append", "partitions": "day=mon"}, "are for mode.*use that, or leave them out"),
         ("o.days", {"partitions": "day=mon", "partitionOverwriteMode": "static"}, "leave out"),
-        ("o.days", {"columns": "day, id"}, "whole rows"),
+        ("o.days", {"columns": "day, id"}, "whole rows: leave out the options columns and operation"),
         ("o.days", {"partitionOverwriteMode": "sometimes"}, "static or dynamic"),
     ):
         with pytest.raises(Exception, match=words):

@@ -80,6 +80,28 @@ def test_names_are_sparks_without_regard_to_case(con: lh.Connection, spark: Spar
     assert written(con, "w.case") == [(n, "new", n) for n in range(3)]
     with pytest.raises(Exception, match="ID2"):
         into(con, spark.sql("select 1L id, 2L ID2, 'x' V"), "w.case").save()
+    for columns in ("ID, n", "ID"):
+        read = spark.read.format("lakehead").options(uri=con.uri, table="w.case", columns=columns).load()
+        assert (
+            read.columns
+            == lhs.table(spark, "w.case", columns=columns.split(", ")).columns
+            == ["id", "N"][: len(read.columns)]
+        )
+        assert read.count() == lhs.table(spark, "w.case", columns=columns.split(", ")).count() == 3
+    assert lhs.table(spark, "w.case$changelog", columns=["ID"]).columns == ["id"]
+
+
+def test_a_table_that_is_made_has_its_columns_whatever_the_case(con: lh.Connection, spark: SparkSession) -> None:
+    rows = spark.sql("select 1L as Id, 'mon' as Day")
+    into(con, rows, "w.cased", primary_key="id, DAY", partition_by="day", bucket_key="ID", buckets="2").save()
+    lhs.write(rows, "w.cased_too", primary_key="ID")
+    into(con, rows, "w.cased", primary_key="iD, day", partition_by="Day", bucket_key="id", buckets="2").save()
+    made = con.table("w.cased")
+    assert (made.primary_key, made.partition_by) == (["Id", "Day"], ["Day"]) and made.scan().count() == 1
+    assert con.table("w.cased_too").primary_key == ["Id"]
+    for wrong in ("nosuch", "id, ID"):
+        with pytest.raises(Exception, match="which the schema lacks"):
+            into(con, rows, "w.unmade", primary_key=wrong).save()
 
 
 def test_decimals_are_floats_where_a_table_has_those(con: lh.Connection, spark: SparkSession) -> None:

@@ -159,8 +159,8 @@ def _given(params: object) -> object:
 
 
 def _value(value: object) -> object:
-    """A parameter as DuckDB takes it, which knows none of Arrow's scalars, nor whole numbers and truths of numpy."""
-    if isinstance(value, np.integer | np.bool_):
+    """A parameter as DuckDB takes it, which knows none of Arrow's scalars, and not all numbers of numpy."""
+    if isinstance(value, np.number | np.bool_):
         return value.item()
     return value.as_py() if isinstance(value, pa.Scalar) else value
 

@@ -266,8 +266,8 @@ def require_sequences(table: str, sequence: pa.ChunkedArray) -> None:
     nan = pa.types.is_floating(sequence.type) and pc.any(pc.is_nan(sequence)).as_py()
     if sequence.null_count or nan:
         raise InvalidRequestError(
-            f"changes for {table} have no sequence (sequence_by is {'null' if sequence.null_count else 'NaN'}): leave"
-            " them out, or say what orders them"
+            f"changes for {table} have no sequence (sequence_by is {'null' if sequence.null_count else 'NaN'}, or"
+            " a field of it that is a struct): leave them out, or say what orders them"
         )
 
 

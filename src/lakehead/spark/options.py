@@ -20,6 +20,7 @@ from lakehead.errors import ColumnNotFoundError, InvalidPropertyError, InvalidRe
 from lakehead.format.schema import nearest_name
 from lakehead.predicate import Predicate, parse_predicate
 from lakehead.spark.parts import Ranges
+from lakehead.spark.staged_rows import named_as
 from lakehead.types import CHANGE_TYPE_COLUMN, SYSTEM_FIELDS, TableDescriptor, TabletKey, Tier, require_tier
 
 StreamStart: TypeAlias = NamedStart | dt.datetime | Mapping[TabletKey, int]
@@ -223,7 +224,7 @@ def wanted_columns(table: Table, options: ReadOptions) -> pa.Schema:
         default, there = desc.schema, pa.schema([*desc.schema, *SYSTEM_FIELDS])
     if options.columns is None:
         return default
-    names = list(options.columns)
+    names = named_as(there.names, options.columns)
     for c in names:
         if c not in there.names:
             near = nearest_name(c, default.names)

@@ -34,11 +34,10 @@ from lakehead.protocol.staging import StagedPart
 from lakehead.spark.checkpoint import in_folder, local_folder, planned_as
 from lakehead.spark.connections import in_worker
 from lakehead.spark.options import given_options, names_of
-from lakehead.spark.staged_rows import QUERY, Target, gone_is_told, of_query, of_run
+from lakehead.spark.staged_rows import NAMES_COLUMNS, QUERY, Target, gone_is_told, of_query, of_run
 from lakehead.spark.types import collations, written_schema
 from lakehead.types import TableDescriptor, TabletKey, WriteKind
 
-_NAMES = ("primary_key", "bucket_key", "partition_by")
 _MODE = "partitionoverwritemode"
 _NAMED = "partitions"
 _OPTIONS = ("uri", "table", "operation", "columns", "job", "batch", _MODE, _NAMED)
@@ -112,7 +111,7 @@ class WriteOptions:
 
 
 def _definition(given: Mapping[str, str], name: str) -> Any:
-    if name in _NAMES:
+    if name in NAMES_COLUMNS:
         return list(names_of(given, name) or ())
     return int(given[name]) if name == "buckets" else given[name]
 
@@ -303,11 +302,13 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
 
 
 def _require_dynamic(options: WriteOptions, desc: TableDescriptor, *, overwrite: bool) -> None:
-    if not overwrite or options.target.columns is not None or options.target.operation == "delete":
+    if not overwrite:
         raise InvalidPropertyError(
-            "options partitions and partitionOverwriteMode='dynamic' are for mode('overwrite'), which writes whole"
-            " rows: leave out columns and operation"
+            "options partitions and partitionOverwriteMode='dynamic' are for mode('overwrite'): use that, or leave them"
+            " out"
         )
+    if options.target.columns is not None or options.target.operation == "delete":
+        raise InvalidPropertyError("mode('overwrite') writes whole rows: leave out the options columns and operation")
     desc.require_replaceable()
     for name in options.partitions:
         if not desc.may_have(TabletKey(name, 0)):

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 QUERY = "sql.streaming.queryId"
 """Property that Spark sets where it works on a micro-batch: the id, in its checkpoint, of the query."""
+NAMES_COLUMNS = frozenset(("primary_key", "bucket_key", "partition_by"))
+"""What of a table's definition names columns."""
 STAGED_ROWS = 1 << 16
 STAGED_SPREAD_ROWS = 1 << 20
 STAGED_BYTES = 32 << 20
@@ -75,7 +77,7 @@ class Target:
         except TableNotFoundError:
             if self.operation == "delete" or self.columns is not None:
                 raise
-            made = definition_of(self.table, columns_made_of(schema), **self.definition)
+            made = definition_of(self.table, columns_made_of(schema), **self._definition(schema.names))
             self._kind(made, "would be made as")
             self._require_bytewise(made)
             return None
@@ -91,9 +93,17 @@ class Target:
         """
         table = self.checked(con, schema)
         if table is None:
-            table = con.create_table(self.table, columns_made_of(schema), if_not_exists=True, **self.definition)
+            definition = self._definition(schema.names)
+            table = con.create_table(self.table, columns_made_of(schema), if_not_exists=True, **definition)
             self.require_taken(handle_of(table), schema)
         return table
+
+    def _definition(self, columns: Sequence[str]) -> dict[str, Any]:
+        """What defines the table if it is made of these columns, whatever the case that it names them in."""
+        given = dict(self.definition)
+        for name in NAMES_COLUMNS & given.keys():
+            given[name] = as_named(columns, given[name])
+        return given
 
     def require_taken(self, handle: TableHandle, schema: pa.Schema) -> None:
         """Refuse what the table does not take.
@@ -183,6 +193,15 @@ def named_as(known: Sequence[str], names: Sequence[str]) -> list[str]:
     folded = {name.lower(): name for name in known}
     found = [name if name in known else folded.get(name.lower(), name) for name in names]
     return [new if found.count(new) == 1 else name for name, new in zip(names, found, strict=True)]
+
+
+def as_named(known: Sequence[str], columns: Any) -> Any:
+    """Columns that are asked for, named as they are there, whatever the case; what names no columns as it is."""
+    if isinstance(columns, str):
+        return named_as(known, [columns])
+    columns = list(columns) if isinstance(columns, Iterable) else columns
+    named = isinstance(columns, list) and all(isinstance(name, str) for name in columns)
+    return named_as(known, columns) if named else columns
 
 
 def _with_floats(schema: pa.Schema, rows: pa.Table) -> pa.Table:

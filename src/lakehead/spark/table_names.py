@@ -40,6 +40,7 @@ from lakehead.spark.identifiers import Texts, called, with_identifiers
 from lakehead.spark.kept_frame import Seen, look
 from lakehead.spark.needs import Needs, needs_of
 from lakehead.spark.scratch import scratch_frame
+from lakehead.spark.staged_rows import as_named
 from lakehead.spark.statements import NamedQuery, ShownDatabases, ShownTables, keeps_text, require_read
 from lakehead.spark.types import spark_schema
 from lakehead.spark.union_frame import is_large, union_frame
@@ -87,7 +88,9 @@ def read_name(
     return (
         frame
         if columns is None
-        else frame.select(*map(quoted, chosen_columns(handle_of(table).desc, columns, frame.columns)))
+        else frame.select(
+            *map(quoted, chosen_columns(handle_of(table).desc, as_named(frame.columns, columns), frame.columns))
+        )
     )
 
 

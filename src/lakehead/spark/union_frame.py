@@ -43,6 +43,7 @@ from lakehead.spark.kept_frame import Seen, kept_frame, look
 from lakehead.spark.lake_files import LakeScan, lake_columns, opens_lake
 from lakehead.spark.needs import Needs
 from lakehead.spark.scratch import ScratchFile, is_shared, planned_frame, scratch_file, scratch_frame
+from lakehead.spark.staged_rows import as_named
 from lakehead.spark.types import spark_schema
 from lakehead.types import TabletKey, Tier, require_tier
 
@@ -79,7 +80,7 @@ def union_frame(
     """
     require_tier(tier)
     handle = handle_of(table)
-    names = list(chosen_columns(handle.desc, columns))
+    names = chosen_columns(handle.desc, as_named(handle.desc.schema.names, columns))
     if not names and not system_columns:  # Spark reads no Parquet file that has no columns
         one = handle.desc.schema.names[:1]
         return union_frame(spark, uri, table, columns=one, tier=tier, snapshot=snapshot, pinned=pinned).select()
