@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 import lakehead.spark as lhs
@@ -122,9 +121,7 @@ def shown(spark: Any) -> list[Any]:
     """What Spark's page has: descriptions of jobs, and the settings as text."""
     context = spark.sparkContext
     page = f"{context.uiWebUrl}/api/v1/applications/{context.applicationId}"
-    texts = [
-        urllib.request.urlopen(f"{page}/{of}", timeout=WAIT_SECONDS).read().decode() for of in ("jobs", "environment")
-    ]
+    texts = [urllib.request.urlopen(f"{page}/{of}", timeout=120).read().decode() for of in ("jobs", "environment")]
     return [[job.get("description", "") for job in json.loads(texts[0])], texts[1]]
 
 

@@ -136,12 +136,10 @@ def test_what_there_is_can_be_asked(con: lh.Connection) -> None:
 def test_parameters_and_frames(con: lh.Connection) -> None:
     assert con.sql("select count(*) from shop.orders where id < ?", [10]).fetchone() == (10,)
     assert con.sql("select count(*) from shop.orders where id < $n", {"n": 10}).fetchone() == (10,)
+    both = "select $1::int + 1, (select count(*) from shop.orders where id = $1)"
     for one in (np.int64(1), np.uint8(1), np.float32(1), np.bool_(True), pa.scalar(1)):
         for params in ([one], (one,), {"1": one}):
-            assert con.sql("select $1 + 1, (select count(*) from shop.orders where id = $1)", params).fetchone() == (
-                2,
-                1,
-            )
+            assert con.sql(both, params).fetchone() == (2, 1), one
     for text in ("select * from shop.orders where {} = id", "from shop.users where {} = id", "select 1 where 1 = {}"):
         for lacking in (None, [], (), {}):
             for name in ("?", "$1", "$n"):
