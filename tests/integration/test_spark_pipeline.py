@@ -406,7 +406,7 @@ def test_changes_may_be_ordered_by_several_values(con: lh.Connection, spark: Spa
         stream, "p.by_several0", keys="k", sequence_by="struct(b, n, at, s)", checkpoint=str(tmp_path / "0"),
         trigger="available now",
     )  # fmt: skip
-    with pytest.raises(Exception, match="have no sequence"):
+    with pytest.raises(Exception, match=r"have no sequence \(sequence_by is null, or has a field that is\)"):
         query.awaitTermination()
 
 

@@ -177,6 +177,7 @@ def test_tables_whose_names_a_statement_computes(spark: SparkSession, con: lh.Co
         lhs.sql(spark, "insert into identifier('q' || '.clicks') select 1, 'x'")
     for text in (
         "execute immediate 'select * from q.clicks where id > ?' using 1",
+        "execute immediate 'select * from Q.Clicks'",
         "show columns from clicks from q",
         "select * from identifier('nosuch' || '.t')",
         "select * from identifier(id)",

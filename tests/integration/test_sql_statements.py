@@ -140,6 +140,9 @@ def test_parameters_and_frames(con: lh.Connection) -> None:
     for one in (np.int64(1), np.uint8(1), np.float32(1), np.bool_(True), pa.scalar(1)):
         for params in ([one], (one,), {"1": one}):
             assert con.sql(both, params).fetchone() == (2, 1), one
+    for lost in (pa.scalar(5, pa.timestamp("ns")), pa.scalar(2**62, pa.timestamp("us"))):
+        with pytest.raises(lh.SqlError, match=r"params= holds <pyarrow\.TimestampScalar"):
+            con.sql("select $1", [lost])
     for text in ("select * from shop.orders where {} = id", "from shop.users where {} = id", "select 1 where 1 = {}"):
         for lacking in (None, [], (), {}):
             for name in ("?", "$1", "$n"):

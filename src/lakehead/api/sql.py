@@ -162,7 +162,15 @@ def _value(value: object) -> object:
     """A parameter as DuckDB takes it, which knows none of Arrow's scalars, and not all numbers of numpy."""
     if isinstance(value, np.number | np.bool_):
         return value.item()
-    return value.as_py() if isinstance(value, pa.Scalar) else value
+    if not isinstance(value, pa.Scalar):
+        return value
+    try:
+        found = value.as_py()
+    except (OverflowError, ValueError) as e:
+        raise SqlError(f"params= holds {value!r}, which is no value of Python's: {e}") from e
+    if getattr(found, "nanosecond", 0):  # which DuckDB would cut off
+        raise SqlError(f"params= holds {value!r}, which has nanoseconds: round it")
+    return found
 
 
 def _run(

@@ -219,7 +219,7 @@ def _csv(stream: Any, *, schema: pa.Schema, null: str | None, seekable: bool) ->
     try:
         yield from _csv_batches(stream, schema, nested, options)
     except pa.ArrowInvalid as e:
-        names = next(python_csv.reader([begin.decode("utf-8-sig", "replace").splitlines()[0]]), [])
+        names = next(python_csv.reader(begin.decode("utf-8-sig", "replace").splitlines()[:1]), [])
         raise ValueError(_NUMBERED.sub(lambda n: dict(enumerate(map(repr, names))).get(int(n[1]), n[0]), str(e))) from e
 
 

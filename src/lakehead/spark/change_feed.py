@@ -35,13 +35,14 @@ from lakehead.errors import (
 )
 from lakehead.format.rows import to_key_table
 from lakehead.format.schema import is_wider, nearest_name
+from lakehead.spark.column_names import named_as
 from lakehead.spark.connections import connection_of, worker_table
 from lakehead.spark.floats import quoted
 from lakehead.spark.foreach_batch import started, writer_of
 from lakehead.spark.handled_errors import handled
 from lakehead.spark.key_join import Alike, names_alike, places_of
 from lakehead.spark.sequence import ordering_text
-from lakehead.spark.staged_rows import described, discarded_on_failure, named_as, staged_by, task_number
+from lakehead.spark.staged_rows import described, discarded_on_failure, staged_by, task_number
 from lakehead.spark.turns import in_turn
 from lakehead.spark.types import columns_made_of, written_schema
 from lakehead.types import RESERVED_PREFIX
@@ -267,7 +268,7 @@ def require_sequences(table: str, sequence: pa.ChunkedArray) -> None:
     if sequence.null_count or nan:
         raise InvalidRequestError(
             f"changes for {table} have no sequence (sequence_by is {'null' if sequence.null_count else 'NaN'}, or"
-            " a field of it that is a struct): leave them out, or say what orders them"
+            " has a field that is): leave them out, or say what orders them"
         )
 
 

@@ -17,6 +17,7 @@ from lakehead.api.connection import Connection
 from lakehead.api.table import Table, handle_of
 from lakehead.client.staging import JobBatch, Part, publish_together
 from lakehead.errors import InvalidPropertyError, InvalidRequestError, TableNotFoundError
+from lakehead.spark.column_names import named_as
 from lakehead.spark.combine import Combine, plain, require_combinable
 from lakehead.spark.connections import connection_of
 from lakehead.spark.foreach_batch import started, writer_of
@@ -24,7 +25,6 @@ from lakehead.spark.staged_rows import (
     Target,
     discarded_on_failure,
     gone_is_told,
-    named_as,
     of_job,
     of_run,
     stage_frame,

@@ -19,8 +19,8 @@ from lakehead.env.address import parse_uri
 from lakehead.errors import ColumnNotFoundError, InvalidPropertyError, InvalidRequestError, InvalidUriError
 from lakehead.format.schema import nearest_name
 from lakehead.predicate import Predicate, parse_predicate
+from lakehead.spark.column_names import named_as
 from lakehead.spark.parts import Ranges
-from lakehead.spark.staged_rows import named_as
 from lakehead.types import CHANGE_TYPE_COLUMN, SYSTEM_FIELDS, TableDescriptor, TabletKey, Tier, require_tier
 
 StreamStart: TypeAlias = NamedStart | dt.datetime | Mapping[TabletKey, int]

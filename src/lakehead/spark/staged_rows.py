@@ -22,6 +22,7 @@ from lakehead.env.randomness import SystemRandomness
 from lakehead.errors import InvalidPropertyError, LakeheadError, TableNotFoundError, WrongTableKindError
 from lakehead.format.schema import nearest_name
 from lakehead.protocol.staging import GIVEN_BYTES_MAX, StagedPart
+from lakehead.spark.column_names import as_named, named_as
 from lakehead.spark.connections import worker_table
 from lakehead.spark.failures import as_lakeheads
 from lakehead.spark.map_in_arrow import Task, map_in_arrow
@@ -186,22 +187,6 @@ class Target:
                 held, rows, size = [], 0, 0
         if rows:
             staged.add(kind, self.rows(handle, kind, pa.Table.from_batches(held)))
-
-
-def named_as(known: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Names of columns as a table has them; those that it does not have, or that would be one twice, as they are."""
-    folded = {name.lower(): name for name in known}
-    found = [name if name in known else folded.get(name.lower(), name) for name in names]
-    return [new if found.count(new) == 1 else name for name, new in zip(names, found, strict=True)]
-
-
-def as_named(known: Sequence[str], columns: Any) -> Any:
-    """Columns that are asked for, named as they are there, whatever the case; what names no columns as it is."""
-    if isinstance(columns, str):
-        return named_as(known, [columns])
-    columns = list(columns) if isinstance(columns, Iterable) else columns
-    named = isinstance(columns, list) and all(isinstance(name, str) for name in columns)
-    return named_as(known, columns) if named else columns
 
 
 def _with_floats(schema: pa.Schema, rows: pa.Table) -> pa.Table:

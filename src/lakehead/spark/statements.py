@@ -27,7 +27,7 @@ _CACHED = re.compile(
     _FLAGS,
 )
 _IF = r"(?:\s+if\s+(?:not\s+)?exists)?"
-# What else than to read a statement does, and what does so to a Lakehead table.
+# What statements do that read no table, and what does the same for one of Lakehead's.
 _CHANGES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(rf"\s*{verb}\s+", _FLAGS), remedy)
     for verb, remedy in (

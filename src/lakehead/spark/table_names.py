@@ -32,6 +32,7 @@ from lakehead.lake.union_read import Moment, Pin, pin
 from lakehead.predicate.read_spec import ReadSpec
 from lakehead.spark.aliases import Unnamed, alias_for, alias_place
 from lakehead.spark.as_of import Times, as_of, masked
+from lakehead.spark.column_names import as_named
 from lakehead.spark.connections import connection_of
 from lakehead.spark.defined_names import defined_names, inserts
 from lakehead.spark.floats import quoted
@@ -40,7 +41,6 @@ from lakehead.spark.identifiers import Texts, called, with_identifiers
 from lakehead.spark.kept_frame import Seen, look
 from lakehead.spark.needs import Needs, needs_of
 from lakehead.spark.scratch import scratch_frame
-from lakehead.spark.staged_rows import as_named
 from lakehead.spark.statements import NamedQuery, ShownDatabases, ShownTables, keeps_text, require_read
 from lakehead.spark.types import spark_schema
 from lakehead.spark.union_frame import is_large, union_frame
@@ -85,13 +85,10 @@ def read_name(
     if tier != "union" or snapshot is not None or system_columns:
         raise InvalidRequestError(f"{name}: tier, snapshot and system_columns are for tables and their $lake")
     frame = _pinned_name(spark, table, suffix, pin(handle_of(table)))
-    return (
-        frame
-        if columns is None
-        else frame.select(
-            *map(quoted, chosen_columns(handle_of(table).desc, as_named(frame.columns, columns), frame.columns))
-        )
-    )
+    if columns is None:
+        return frame
+    names = chosen_columns(handle_of(table).desc, as_named(frame.columns, columns), frame.columns)
+    return frame.select(*map(quoted, names))
 
 
 def _pinned_name(
@@ -314,12 +311,13 @@ def _not_there(con: Connection, text: str, e: PySparkException) -> str | None:
     string, or where nothing is read. None for other errors."""
     named = (e.getMessageParameters() or {}).get(_MISSING.get(e.getCondition() or "", ""), "")
     path = [unquoted(part) for part in re.findall(r"`(?:[^`]|``)*`", named)]
-    words = " ".join(text.lower().split()[:2])
+    if not path:
+        return None
     if e.getCondition() == "SCHEMA_NOT_FOUND":
-        found = next((d for d in con.databases() if path and d.casefold() == path[-1].casefold()), None)
+        found = next((d for d in con.databases() if d.casefold() == path[-1].casefold()), None)
         return found and f"{found} is a database of Lakehead's, which Spark's own catalog lacks: name {found}.<table>"
-    name = ".".join(path[-2:])
-    if name.partition("$")[0] not in con._tables_called({name.partition("$")[0]}):
+    name, words = ".".join(path[-2:]), " ".join(text.lower().split()[:2])
+    if not con._tables_called({name.partition("$")[0]}):
         return None
     return (
         f"{name} is a table of Lakehead's, which lhs.sql does not find in {words} ...: name it where a statement reads"

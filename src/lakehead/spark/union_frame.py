@@ -34,6 +34,7 @@ from lakehead.lake.pinned_rows import PinnedRows
 from lakehead.lake.union_read import Pin, UnionRead, pin
 from lakehead.log.netchange import Offsets
 from lakehead.predicate.read_spec import ReadSpec
+from lakehead.spark.column_names import as_named
 from lakehead.spark.dead_rows import Dead, LakeParts, dead_in_plan, dead_table, split_files, without_offsets
 from lakehead.spark.floats import quoted
 from lakehead.spark.frame_steps import anti_join, broadcast, select
@@ -43,7 +44,6 @@ from lakehead.spark.kept_frame import Seen, kept_frame, look
 from lakehead.spark.lake_files import LakeScan, lake_columns, opens_lake
 from lakehead.spark.needs import Needs
 from lakehead.spark.scratch import ScratchFile, is_shared, planned_frame, scratch_file, scratch_frame
-from lakehead.spark.staged_rows import as_named
 from lakehead.spark.types import spark_schema
 from lakehead.types import TabletKey, Tier, require_tier
 

@@ -190,6 +190,8 @@ def test_floats_that_json_lacks_come_back(tmp_path: Path, decimals: bool) -> Non
         ("t.arrow", b"ARROW1 no", InvalidFileError, "as arrow"),
         ("t.arrow", b"\xff\xff\xff\xff no", InvalidFileError, "as arrow"),
         ("t.csv", b"", InvalidFileError, "it is empty"),
+        ("t.csv", b"\xef\xbb\xbf", InvalidFileError, "Empty CSV"),
+        ("t.csv", b"\n", InvalidFileError, "as csv"),
         ("t.csv", b"id,name\n1\n", InvalidFileError, "Expected 2 columns, got 1"),
         ("t.csv", b"id,day\n1,someday\n", InvalidFileError, "someday"),
         ("t.csv", b"id,raw\n1,xy\n", InvalidFileError, "column 'raw': 'xy' is no binary: write hexadecimal digits"),
