@@ -49,6 +49,10 @@ class Standby:
                 self._tablet.alter(desc)
         return True
 
+    @property
+    def waits(self) -> bool:
+        return self._leader.waits
+
     def commit(self, log: LogTablet, frames: Sequence[Frame]) -> None:
         if self._tablet is None:
             self._tablet = self.opened(log)

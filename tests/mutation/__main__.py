@@ -24,7 +24,7 @@ from tests.mutation.of_reading import OF_READING
 ROOT = Path(__file__).parents[2]
 
 
-_COMMITS = "            self._committer.commit(self._log, frames)\n"
+_COMMITS = "            self.committer.commit(self._log, frames)\n"
 _OBSERVES = (
     "            if now < self._log.last_timestamp_us:\n                self._log.observe(now, self._steady_us())\n"
 )
@@ -46,7 +46,7 @@ MUTANTS = (
     Mutant(
         "acknowledge before the sync",
         "server/committer.py",
-        "        if self._sync:\n",
+        "        if self.waits:\n",
         "        if False:\n",
         "tests/unit/server/test_tablet.py",
     ),

@@ -316,8 +316,8 @@ OF_READING = (
     Mutant(
         "keep a writer by its thread",
         "api/writer.py",
-        "return self._closing or self._writer() is None",
-        "return self._closing",
+        "return self._closing or self._writer() is None or self.error is not None",
+        "return self._closing or self.error is not None",
         "tests/unit/api/test_writer.py",
     ),
     Mutant(

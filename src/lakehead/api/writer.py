@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -13,7 +14,7 @@ import pyarrow as pa
 
 from lakehead.api.display import Displayed
 from lakehead.api.input import rows_for_append, rows_for_delete, rows_for_upsert
-from lakehead.client.batch_writer import BatchWriter
+from lakehead.client.batch_writer import BatchWriter, PreparedWrite
 from lakehead.client.table import TableHandle
 from lakehead.config import Limits
 from lakehead.env.interrupts import Changes, shielded
@@ -22,6 +23,7 @@ from lakehead.format.joins import join
 from lakehead.types import WriteKind
 
 _REQUEST_ROWS_MAX = 1 << 16
+_REQUEST_BYTES_MAX = 2 << 20
 _LOOK_AGAIN_SECONDS = 1.0
 _CONNECTION_CLOSED = "the connection of this writer is closed: connect again, and open another writer"
 
@@ -30,7 +32,10 @@ class _Sender:
     """The thread of a writer, and what it is to send. It does not keep the writer: once that one is let go of, the
     thread sends what was accepted, and ends soon. One thread gives; `close` is for any.
 
-    It looks itself whether the writer is there, as no code runs when that one goes: an interrupt there would be lost.
+    While batches queue up there is a second thread: it encodes a request while the first one sends the request before.
+
+    The thread looks itself whether the writer is there, as no code runs when that one goes: an interrupt there would be
+    lost.
     """
 
     def __init__(self, writer: weakref.ref[Writer], batches: BatchWriter, *, named: bool) -> None:
@@ -39,11 +44,16 @@ class _Sender:
         self._named = named
         self._limits = Limits()
         self._pending: deque[tuple[WriteKind, pa.RecordBatch]] = deque()
-        self._under_way = 0
+        # Batches that were taken to be sent, and of these those that are acknowledged.
+        self._taken = self._acknowledged = 0
         # Bytes given in all, and bytes acknowledged in all; only the thread changes the second.
-        self._taken_bytes = 0
-        self._sent_bytes = 0
+        self._given_bytes = self._sent_bytes = 0
         self._changed = Changes()
+        # Held by the thread that takes batches and encodes them. Requests are sent in the order of their turns.
+        self._taking = threading.Lock()
+        self._turns = self._turn = 0
+        self._sent = Changes()
+        self._helped = False
         self._pid = os.getpid()
         self._closing = self._over = False
         self.error: BaseException | None = None
@@ -52,7 +62,7 @@ class _Sender:
     @property
     def unacknowledged(self) -> int:
         """Batches that were given and are not known to have landed."""
-        return len(self._pending) + self._under_way
+        return len(self._pending) + self._taken - self._acknowledged
 
     def require_own(self) -> None:
         """Raises: ClosedError: this is a forked child, without the thread, and perhaps with a lock that is held."""
@@ -74,9 +84,9 @@ class _Sender:
         if self._over:
             raise ClosedError(_CONNECTION_CLOSED)
         if self.idle:
-            self._taken_bytes = self._sent_bytes
+            self._given_bytes = self._sent_bytes
         # One step: whatever interrupts this call, the batch is queued whole or not at all.
-        self._taken_bytes += size
+        self._given_bytes += size
         self._pending.append((kind, batch))
         self._changed.notify_all()
 
@@ -102,8 +112,8 @@ class _Sender:
     @property
     def idle(self) -> bool:
         """Nothing is unacknowledged."""
-        # In this order: the thread says that it is busy before it takes what is pending.
-        return not (self._pending or self._under_way)
+        # In this order: a thread says that it is busy before it takes what is pending.
+        return not self._pending and self._taken == self._acknowledged
 
     @property
     def _ended(self) -> bool:
@@ -112,48 +122,84 @@ class _Sender:
     def _has_room(self, size: int) -> bool:
         if self.idle:
             return True
-        room = self._taken_bytes - self._sent_bytes + size <= self._limits.writer_bytes_max
+        room = self._given_bytes - self._sent_bytes + size <= self._limits.writer_bytes_max
         return room and self.unacknowledged < self._limits.writer_batches_max
 
     def _run(self) -> None:
-        while self._send_next():
-            continue
+        while self._more():
+            self._send_next()
+        self._sent.wait_for(lambda: not self._helped)
         self._over = True
         self._changed.notify_all()
 
-    def _send_next(self) -> bool:
-        """Wait for the next request and send it; False when it was the last one."""
+    def _more(self) -> bool:
+        """Wait for something to send; False when nothing comes any more."""
         # An interrupt may keep a caller from waking this thread.
         self._changed.wait_for(lambda: bool(self._pending) or self._last(), _LOOK_AGAIN_SECONDS)
-        if not self._pending:
-            return False
-        self._under_way = 1
-        kind, group = self._take()
-        self._under_way = len(group)
-        try:
-            batch = join(group)
-            self._batches.send(self._batches.prepare(kind, batch))
-        except BaseException as e:
-            self.error = e
-            self._pending.clear()
-            return False
-        self._sent_bytes += sum(b.nbytes for b in group)
-        self._under_way = 0
+        return bool(self._pending) and self.error is None
+
+    def _help(self) -> None:
+        while self._send_next(helping=True):
+            continue
+        self._sent.notify_all()
+
+    def _send_next(self, *, helping: bool = False) -> bool:
+        """Encode the next request, and send it when it is its turn; False when there is none, or none may follow."""
+        with self._taking:
+            if not self._pending or self.error is not None:
+                self._helped = self._helped and not helping
+                return False
+            turn, self._turns = self._turns, self._turns + 1
+            kind, group = self._take()
+            if self._pending and not self._helped:
+                # Without a thread to have it goes on alone.
+                with contextlib.suppress(RuntimeError):
+                    threading.Thread(target=self._help, name="lakehead-writer-ahead", daemon=True).start()
+                    self._helped = True
+            write = self._encoded(kind, group)
+        self._sent.wait_for(lambda: self._turn == turn)
+        if self.error is None:
+            self._send(write, group)
+        self._turn += 1
+        self._sent.notify_all()
         self._changed.notify_all()
         return True
 
+    def _encoded(self, kind: WriteKind, group: list[pa.RecordBatch]) -> PreparedWrite | BaseException:
+        try:
+            return self._batches.prepare(kind, join(group))
+        except BaseException as e:
+            return e  # it is raised to the caller after what was given before has landed
+
+    def _send(self, write: PreparedWrite | BaseException, group: list[pa.RecordBatch]) -> None:
+        try:
+            if isinstance(write, BaseException):
+                raise write
+            self._batches.send(write)
+        except BaseException as e:
+            with self._taking:
+                self.error = e
+                self._pending.clear()
+            return
+        self._sent_bytes += sum(b.nbytes for b in group)
+        self._acknowledged += len(group)
+
     def _last(self) -> bool:
-        return self._closing or self._writer() is None
+        return self._closing or self._writer() is None or self.error is not None
 
     def _take(self) -> tuple[WriteKind, list[pa.RecordBatch]]:
         """The next request: one batch, or for unnamed writers the following ones of the same kind and columns too."""
+        self._taken += 1
         kind, batch = self._pending.popleft()
-        group, rows = [batch], batch.num_rows
+        group, rows, size = [batch], batch.num_rows, batch.nbytes
         while self._pending and not self._named:
             next_kind, following = self._pending[0]
-            rows += following.num_rows
-            if next_kind != kind or following.schema != batch.schema or rows > _REQUEST_ROWS_MAX:
+            rows, size = rows + following.num_rows, size + following.nbytes
+            if next_kind != kind or following.schema != batch.schema:
                 break
+            if rows > _REQUEST_ROWS_MAX or size > _REQUEST_BYTES_MAX:
+                break
+            self._taken += 1
             group.append(self._pending.popleft()[1])
         return kind, group
 

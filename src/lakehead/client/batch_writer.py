@@ -94,7 +94,7 @@ def writer_bytes(name: str) -> bytes:
 
 
 class BatchWriter:
-    """Numbers, routes and sends the batches of one writer to one table. One thread at a time.
+    """Numbers, routes and sends the batches of one writer to one table. One thread prepares at a time, and one sends.
 
     Args:
         writer_id: 16 bytes that no other live writer uses.
@@ -156,7 +156,8 @@ class BatchWriter:
         return writer
 
     def prepare(self, kind: WriteKind, batch: pa.RecordBatch) -> PreparedWrite:
-        """Number and encode a batch whose rows were checked; it must then be sent before the next one is prepared.
+        """Number and encode a batch whose rows were checked. Batches are sent in the order in which they were prepared;
+        while one is sent, others may be prepared.
 
         Raises:
             LimitExceededError: the batch is too large for one write.
@@ -197,9 +198,12 @@ class BatchWriter:
             WriterFencedError: a successor has taken over; its `acked_through` tells what landed.
             LakeheadError: the batch was refused; nothing of it was written.
         """
-        self._failed, self.sent_again = True, False
-        offsets = self._offsets(write)
-        self._failed = False
+        self.sent_again = False
+        try:
+            offsets = self._offsets(write)
+        except BaseException:
+            self._failed = True
+            raise
         self.acked_through = write.sequence
         return [(ref.key, part) for ref, part in zip(write.request.tablets, offsets, strict=True)]
 

@@ -16,8 +16,10 @@ from lakehead.format.joins import table_batches
 from lakehead.types import UNPARTITIONED, TableDescriptor, TabletKey, partition_name
 
 Rows = npt.NDArray[np.int64]
-SHARE_ROWS = 4096
-"""Rows of an unkeyed batch that are worth a tablet of their own."""
+SHARE_ROWS = 1 << 14
+"""Rows of an unkeyed batch that are worth a tablet of their own: with fewer, threads that wake each other take longer
+than one that does it all."""
+_FRAME_ROWS = 4096
 _SLICE_ROWS = 1 << 16
 _FEW_GROUPS = 8
 _CODES_MAX = 1 << 62
@@ -122,19 +124,19 @@ def halves(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
 
 def spreads(desc: TableDescriptor) -> bool:
     """Whether a slice of rows may come to many tablets, with few rows for each."""
-    return bool(desc.partition_by) or (bool(desc.bucket_key) and desc.buckets > _SLICE_ROWS // SHARE_ROWS)
+    return bool(desc.partition_by) or (bool(desc.bucket_key) and desc.buckets > _SLICE_ROWS // _FRAME_ROWS)
 
 
 def clustered(desc: TableDescriptor, rows: pa.Table) -> pa.Table:
     """The same rows, those of a tablet next to each other and in their order, where slices of them would have fewer
-    than `SHARE_ROWS` for a tablet: frames of many rows are read sooner, and have fewer headers and statistics."""
+    than `_FRAME_ROWS` for a tablet: frames of many rows are read sooner, and have fewer headers and statistics."""
     if rows.num_rows <= _SLICE_ROWS or not spreads(desc):
         return rows
     routed = rows.select(list(dict.fromkeys((*desc.partition_by, *desc.bucket_key)))).combine_chunks().to_batches()
     if len(routed) > 1:  # more than Arrow joins
         return rows
     groups = [group for _, group in route(desc, routed[0]) if group is not None]
-    if len(groups) * SHARE_ROWS <= _SLICE_ROWS:
+    if len(groups) * _FRAME_ROWS <= _SLICE_ROWS:
         return rows
     return rows.combine_chunks().take(pa.array(np.concatenate(groups)))
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from lakehead.client.row_routing import SHARE_ROWS, Rows
+from lakehead.client.row_routing import Rows
 from lakehead.env.interrupts import interrupts_land
 from lakehead.env.threads import Done, Threads, this_thread
 from lakehead.errors import InvalidRequestError, LakeheadError, OutcomeUnknownError
@@ -21,8 +21,9 @@ from lakehead.format.joins import range_bytes
 from lakehead.types import TabletKey
 
 _ROWS_MAX = 64
-# Not so many that a batch is cut for several buckets: what one call appends to a table without a bucket key has one.
-_CALLS_MAX = SHARE_ROWS // _ROWS_MAX
+# Not so many that a batch is cut for several buckets (`row_routing.SHARE_ROWS`): what one call appends to a table
+# without a bucket key has one.
+_CALLS_MAX = 64
 _BYTES_MAX = 16 << 10
 
 Ranges = list[tuple[TabletKey, tuple[int, int]]]

@@ -13,6 +13,12 @@ from lakehead.types import TableDescriptor, TabletKey
 class Committer(Protocol):
     """What a tablet commits through."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether a commit waits for something other than this process, as a disk or a follower: of several that do,
+        each had better have a thread."""
+        ...
+
     def commit(self, log: LogTablet, frames: Sequence[Frame]) -> None:
         """Return once these frames are in the log, and as durable as the table promises; then they are applied.
 
@@ -32,13 +38,13 @@ class LocalCommitter:
     """
 
     def __init__(self, *, sync: bool, fence: Callable[[], None]) -> None:
-        self._sync = sync
+        self.waits = sync
         self._fence = fence
 
     def commit(self, log: LogTablet, frames: Sequence[Frame]) -> None:
         self._fence()
         log.append_frames(frames)
-        if self._sync:
+        if self.waits:
             log.sync()
         # Once more: what another owner may have written over is not acknowledged.
         self._fence()

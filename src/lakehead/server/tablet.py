@@ -93,7 +93,7 @@ class Tablet:
         self._on_progress = on_progress
         self._moment = moment
         self._committers = committers
-        self._committer = committers(desc, key, fence)
+        self.committer = committers(desc, key, fence)
         self._group = GroupCommit(
             env.threads, f"tablet {key}", commit=self._commit_run, run_in_background=run_in_background
         )
@@ -142,7 +142,7 @@ class Tablet:
             if self._kv is not None:
                 self._kv.alter(desc.schemas)
             self._desc = desc
-            self._committer = self._committers(desc, self.key, self._fence)
+            self.committer = self._committers(desc, self.key, self._fence)
             self._log.segment_bytes = desc.properties.segment_bytes
 
     def _commit_run(self, run: list[PendingWrite]) -> None:
@@ -191,7 +191,7 @@ class Tablet:
         with self._broken_by_failure(), self._log_lock:
             now = self._clock.now_us()
             frames = self._log.encode(bodies, now, [w.content for w in writes])
-            self._committer.commit(self._log, frames)
+            self.committer.commit(self._log, frames)
             if now < self._log.last_timestamp_us:
                 self._log.observe(now, self._steady_us())
             self._apply(frames, rows)
@@ -217,7 +217,7 @@ class Tablet:
             refused: StorageError | None = None
             with self._broken_by_failure(), self._log_lock, self._state_lock:
                 self._require_writable()
-                unseen = Unseen(self._desc, self._log, self._kv, self._committer, self._env)
+                unseen = Unseen(self._desc, self._log, self._kv, self.committer, self._env)
                 unseen.delete_below(before)
                 for write in writes:
                     unseen.write(write)

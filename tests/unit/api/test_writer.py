@@ -17,6 +17,7 @@ import lakehead as lh
 from lakehead.api import writer as writers
 from lakehead.client.batch_writer import BatchWriter, PreparedWrite
 from lakehead.config import Limits
+from lakehead.types import WriteKind
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 
@@ -73,6 +74,64 @@ def test_a_failure_reaches_the_caller_and_ends_the_writer(tmp_path: Path) -> Non
             writer.append([{"k": 2, "v": None}])
         with pytest.raises(lh.TableNotFoundError):
             writer.close()
+
+
+def test_the_next_request_is_encoded_while_one_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queued, encoded_next = threading.Event(), threading.Event()
+    sent: list[int] = []
+    prepare, send = BatchWriter.prepare, BatchWriter.send
+
+    def prepared(self: BatchWriter, kind: WriteKind, batch: pa.RecordBatch) -> PreparedWrite:
+        write = prepare(self, kind, batch)
+        if write.sequence == 2:
+            encoded_next.set()
+        return write
+
+    def waiting(self: BatchWriter, write: PreparedWrite) -> object:
+        assert (queued if write.sequence == 0 else encoded_next).wait(WAIT_SECONDS)
+        sent.append(write.sequence)
+        return send(self, write)
+
+    monkeypatch.setattr(BatchWriter, "prepare", prepared)
+    monkeypatch.setattr(BatchWriter, "send", waiting)
+    monkeypatch.setattr(writers, "_REQUEST_ROWS_MAX", 1)
+    with lh.connect(tmp_path) as con:
+        table = con.create_table("t", SCHEMA)
+        with table.writer() as writer:
+            for i in range(100):
+                writer.append([{"k": i, "v": None}])
+            queued.set()
+        assert table.scan(["k"]).to_arrow()["k"].to_pylist() == sent == list(range(100))
+
+
+@pytest.mark.parametrize("part", ["prepare", "send"])
+@pytest.mark.parametrize("fails", [0, 1, 2, 7, 30])
+def test_of_a_request_that_fails_and_all_after_it_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, fails: int
+) -> None:
+    usual = getattr(BatchWriter, part)
+    calls = 0
+
+    def failing(self: BatchWriter, *given: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == fails + 1:
+            raise lh.LimitExceededError("too much")
+        return usual(self, *given)
+
+    monkeypatch.setattr(BatchWriter, part, failing)
+    monkeypatch.setattr(writers, "_REQUEST_ROWS_MAX", 1)
+    with lh.connect(tmp_path) as con:
+        table = con.create_table("t", SCHEMA)
+        writer = table.writer()
+        with pytest.raises(lh.LimitExceededError):
+            for i in range(60):
+                writer.append([{"k": i, "v": None}])
+            writer.flush()
+        with pytest.raises(lh.LimitExceededError):
+            writer.close()
+        assert table.scan(["k"]).to_arrow()["k"].to_pylist() == list(range(fails))
+    assert not any(t.name.startswith("lakehead-writer") for t in threading.enumerate())
 
 
 def test_bad_rows_are_refused_at_once_and_the_writer_goes_on(tmp_path: Path) -> None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+from typing import Literal
+
 import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 from tests import standby
 from tests.standby import Standby, as_bytes, flat
+from tests.waiting import WAIT_SECONDS
 
+import lakehead as lh
 from lakehead.config import TableProperties
 from lakehead.env import Env, SystemClock, SystemRandomness, SystemThreads
 from lakehead.errors import CorruptionError
@@ -116,3 +122,26 @@ def test_a_tablet_that_follows_is_compared() -> None:
     for sequence in range(30):
         upsert(leader, sequence, [sequence % 3])
     assert standby.comparisons == before + 5
+
+
+@pytest.mark.parametrize(("durability", "rows", "threads"), [("os", 40, 1), ("sync", 40, 4), ("os", 80_000, 4)])
+def test_parts_that_wait_for_a_disk_or_are_large_are_written_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: Literal["sync", "os"], rows: int, threads: int
+) -> None:
+    drive = Tablet.drive
+    drove: list[int] = []
+    together = threading.Barrier(threads)
+
+    def noted(self: Tablet) -> None:
+        drove.append(threading.get_ident())
+        if threads > 1:
+            together.wait(WAIT_SECONDS)
+        drive(self)
+
+    monkeypatch.setattr(Tablet, "drive", noted)
+    with lh.connect(tmp_path) as con:
+        table = con.create_table("t", SCHEMA, primary_key=["k"], buckets=4, durability=durability)
+        given = pa.table({"k": range(rows), "v": ["x" * 20] * rows}, schema=SCHEMA)
+        table.upsert(given.slice(0, min(rows, 1 << 16)))
+        assert len(drove) == 4 and len(set(drove)) == threads
+        assert table.scan().count() == min(rows, 1 << 16)
