@@ -43,6 +43,15 @@ assert outside is not None  # a fixture
 
 NUMBERS = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 KEYS = 40
+KINDS: dict[str, dict[str, Any]] = {
+    "log": {},
+    "keyed": {"primary_key": ["k"]},
+    "named": {},
+    "spread": {"buckets": 3},
+    "hashed": {"primary_key": ["k"], "buckets": 4},
+    "parted": {"partition_by": ["k"]},
+}
+ONE_TABLET = ("log", "keyed", "named")
 
 
 @SOME_KINDS
@@ -74,29 +83,30 @@ class Load:
 
     def __init__(self, con: lh.Connection) -> None:
         self.con = con
-        self.acknowledged = {"log": 0, "keyed": 0, "named": 0}
+        self.acknowledged = dict.fromkeys(KINDS, 0)
         self._stop = threading.Event()
         self._progress = threading.Condition()
         self._errors: list[BaseException] = []
-        for name in self.acknowledged:
-            keyed = {"primary_key": ["k"]} if name == "keyed" else {}
-            con.create_table(name, NUMBERS, lake="iceberg", hot_retention="0s", segment_bytes=4096, **keyed)
+        for name, kind in KINDS.items():
+            con.create_table(name, NUMBERS, lake="iceberg", hot_retention="0s", segment_bytes=4096, **kind)
 
     def write(self, name: str) -> None:
         table = self.con.table(name)
         writer = table.writer("job") if name == "named" else None
         while not self._stop.is_set():
             n = self.acknowledged[name]
-            rows = [{"k": i if name != "keyed" else i % KEYS, "v": i} for i in range(n, n + 7)]
+            # Batches that span tablets are not promised whole.
+            step = 7 if name in ONE_TABLET else 1
+            rows = [{"k": i if name in ("log", "named", "spread") else i % KEYS, "v": i} for i in range(n, n + step)]
             if writer is not None:
                 writer.append(rows)
                 writer.flush()
-            elif name == "keyed":
+            elif "primary_key" in KINDS[name]:
                 table.upsert(rows)
             else:
                 table.append(rows)
             with self._progress:
-                self.acknowledged[name] = n + 7
+                self.acknowledged[name] = n + step
                 self._progress.notify_all()
 
     def wait_for(self, least: int) -> None:
@@ -144,7 +154,9 @@ class Load:
 
 def after(n: int, name: str) -> list[tuple[int, int]]:
     """What a table holds once ``n`` rows were written."""
-    if name != "keyed":
+    if name == "parted":
+        return sorted((i % KEYS, i) for i in range(n))
+    if "primary_key" not in KINDS[name]:
         return [(i, i) for i in range(n)]
     return sorted({i % KEYS: i for i in range(n)}.items())
 

@@ -242,8 +242,8 @@ MUTANTS = (
     Mutant(
         "tell watermarks of two moments",
         "server/reads.py",
-        "            if request.sync:  # of what is told, and perhaps of more\n                tablet.sync()\n",
-        "            if request.sync:\n                end = tablet.sync()\n",
+        "            since = None if at is None else tablet.offset_at(at)\n",
+        "            since = None if at is None else tablet.offset_at(at)\n            end = tablet.high_watermark\n",
         "tests/unit/server/test_tables.py",
     ),
     Mutant(

@@ -116,7 +116,8 @@ def back_up(con: Connection, folder: str, destination: str, report: Report = lam
         for ids, published in missing:
             copies = {done: copy for done, copy in copies.items() if not done & ids}
             group = sorted((tables[table_id] for table_id in ids), key=lambda table: str(table.desc.path))
-            if (copied := _copy_group(group, folder, data, report, published=published, last=not left)) is not None:
+            cut = published or any(table.desc.buckets > 1 or table.desc.partition_by for table in group)
+            if (copied := _copy_group(group, folder, data, report, cut=cut, last=not left)) is not None:
                 copies[ids] = copied
     inside = {table_id: pointers for copy in copies.values() for table_id, pointers in copy.inside.items()}
     outside = [table_id for copy in copies.values() for table_id in copy.outside]
@@ -209,7 +210,8 @@ def _opened(con: Connection, name: str) -> Table | None:
 
 @dataclass
 class _Copy:
-    """What was copied of tables that are of one moment; that moment, where jobs publish to them.
+    """What was copied of tables that are of one moment; that moment, where they have several logs, or jobs publish to
+    them.
 
     Attributes:
         tables: their ids.
@@ -228,9 +230,10 @@ class _Passed(Exception):
 
 
 def _copy_group(
-    tables: Sequence[TableHandle], folder: str, data: str, report: Report, *, published: bool, last: bool
+    tables: Sequence[TableHandle], folder: str, data: str, report: Report, *, cut: bool, last: bool
 ) -> _Copy | None:
-    """Copy the lakes, then what they keep of the changelogs, then the logs, so that none is behind.
+    """Copy the lakes, then what they keep of the changelogs, then the logs, so that none is behind; ``cut`` to one
+    moment, or each as it is.
 
     Returns:
         None where it is to begin anew, as files that the owner trims, cleans up and drops make it, and so do a change
@@ -243,7 +246,7 @@ def _copy_group(
         report(str(handle.desc.path))
     try:
         with contextlib.ExitStack() as held:
-            return _copied(handles, folder, data, held, published=published)
+            return _copied(handles, folder, data, held, cut=cut)
     except (LakeFileMissingError, LakeStateError, SchemaChangedError):
         if last:
             raise
@@ -270,7 +273,7 @@ def _copied(
     data: str,
     held: contextlib.ExitStack,
     *,
-    published: bool,
+    cut: bool,
 ) -> _Copy:
     copy = _Copy(frozenset(handle.desc.table_id for handle in handles), {}, [])
     marks: dict[str, LakeMark | None] = {}
@@ -282,7 +285,7 @@ def _copied(
         elif handle.desc.lake:
             copy.outside.append(handle.desc.table_id)
     files = OpenFiles(held)
-    if published:
+    if cut:
         copy.moment = moment = Moment.now(os.path.join(folder, "metadata.db"), handles)
         if moment is None:
             raise _Passed("jobs publish all the time")

@@ -1,4 +1,6 @@
-"""What tables that jobs publish to are at one moment: what the catalog says of it, and where their logs end.
+"""What tables are at one moment: where their logs end, and what the catalog says of the jobs that publish to them.
+
+Of what one thread wrote to several tablets of a table, call after call, a copy has the first part, without gaps.
 
 A tablet knows the batches of a job by numbers that go on from one to the next. A log that holds a batch of which the
 catalog of the same copy does not know would take the next one that the job publishes there for that. So both are of one

@@ -33,7 +33,8 @@ class RemoteLog:
         self._folder_id = folder_id
 
     def tablets(self, *, sync: bool = False, at_timestamp_us: int | None = None) -> Sequence[m.TabletState]:
-        """State of every tablet, by key; ``sync`` makes what it reports durable first."""
+        """State of every tablet, by key, as of one moment where one server has them; ``sync`` makes what it reports
+        durable first."""
         request = m.Watermarks(table_id=self._desc.table_id, sync=sync, at_timestamp_us=at_timestamp_us)
         replies = [ask(s, self._clock, request)[0] for s in self._routes.servers(self._desc.table_id)]
         if len(replies) == 1:

@@ -139,6 +139,13 @@ def cast_literal(literal: Literal, target: pa.DataType) -> Literal:
     return None
 
 
+def _rounded(x: pc.Expression, s: pa.Decimal128Type, digits: int) -> pc.Expression:
+    """A decimal of type ``s`` with so many digits behind the point, and room for one more before it: where 9.9 would
+    be 10, Arrow fails, or says 0 where the column has nulls."""
+    wide = pa.decimal128(s.precision + 1, s.scale) if s.precision < 38 else pa.decimal256(s.precision + 1, s.scale)
+    return pc.round(x.cast(wide), ndigits=digits, round_mode="half_towards_infinity")
+
+
 def cast_expression(x: pc.Expression, s: pa.DataType, target: pa.DataType) -> pc.Expression:
     """SQL's CAST: numbers round, timestamps truncate to dates.
 
@@ -150,9 +157,9 @@ def cast_expression(x: pc.Expression, s: pa.DataType, target: pa.DataType) -> pc
         return x.cast(target)
     if lit.is_number(s) and lit.is_number(target):
         if types.is_integer(target) and not types.is_integer(s):
-            x = pc.round(x, round_mode="half_to_even" if types.is_floating(s) else "half_towards_infinity")
+            x = pc.round(x, round_mode="half_to_even") if types.is_floating(s) else _rounded(x, s, 0)
         if types.is_decimal(target) and types.is_decimal(s) and target.scale < s.scale:
-            x = pc.round(x, ndigits=target.scale, round_mode="half_towards_infinity")
+            x = _rounded(x, s, target.scale)
         if types.is_decimal(target) and types.is_integer(s):
             return x.cast(as_decimal(s)).cast(target)
         return x.cast(target, safe=not types.is_floating(target))

@@ -390,7 +390,7 @@ class WatermarksReply(Reply, frozen=True, kw_only=True):
 
 
 class Watermarks(TableRequest[WatermarksReply], frozen=True, kw_only=True):
-    """Readable ranges of all tablets of a table; ``sync`` makes them durable first, whatever the table's durability."""
+    """Readable ranges of all tablets of a table at one moment; ``sync`` makes them durable, whatever its durability."""
 
     privilege = Privilege.READ
     sync: bool

@@ -133,18 +133,22 @@ class Reads:
 
     def watermarks(self, request: m.Watermarks) -> m.WatermarksReply:
         """See `Watermarks`."""
-        states = []
-        at = request.at_timestamp_us
+        table, at = self._tables.get(request.table_id), request.at_timestamp_us
         if request.sync:
             self._fence()
-        for key, tablet in sorted(self._tables.get(request.table_id).answering().items()):
-            at_timestamp = None if at is None else tablet.offset_at(at)
-            with self._tables.moment:  # what is overwritten goes when the new rows come
-                start, end, rows = tablet.log_start_offset, tablet.high_watermark, tablet.row_count
-                over = tablet.overwritten
-            if request.sync:  # of what is told, and perhaps of more
+        with self._tables.moment:  # no watermark moves; what is overwritten goes when the new rows come
+            seen = [
+                (key, t, t.log_start_offset, t.high_watermark, t.row_count, t.overwritten)
+                for key, t in table.answering().items()
+            ]
+        if request.sync:  # what is told, and perhaps more
+            for _, tablet, *_ in seen:
                 tablet.sync()
-            states.append(self._tablet_state(key, tablet, start, end, rows, over, at_timestamp))
+        states = []
+        for key, tablet, start, end, rows, over in sorted(seen):
+            since = None if at is None else tablet.offset_at(at)
+            since = None if since is None else min(since, end)
+            states.append(self._tablet_state(key, tablet, start, end, rows, over, since))
         me = self._metadata.incarnation
         return m.WatermarksReply(tablets=states, folder_id=me.folder_id, incarnation=me.number)
 
@@ -177,8 +181,10 @@ class Reads:
         self._leases.release(request.release, caller.principal)
         self._fence()
         live = [self._tables.get(t.table_id) for t in request.tables]
-        tables = [sorted(table.answering().items()) for table in live]
-        with self._tables.moment:  # no watermark moves: each lies within its view
+        # No watermark moves: each lies within its view. What tablets there are is asked inside: one that is made
+        # before has rows that are older than others which are seen.
+        with self._tables.moment:
+            tables = [list(table.answering().items()) for table in live]
             seen = [
                 {key: (t.view(), t.high_watermark, t.row_count, t.overwritten) for key, t in tablets}
                 for tablets in tables
@@ -199,7 +205,7 @@ class Reads:
                     caller=caller,
                     require=self._quotas.require_lease,
                 )
-                states = [self._tablet_state(k, t, held[k].log_start_offset, *views[k][1:]) for k, t in tablets]
+                states = [self._tablet_state(k, t, held[k].log_start_offset, *views[k][1:]) for k, t in sorted(tablets)]
                 opened.append(m.Lease(lease=lease, tablets=states, incarnation=me))
         except OverloadedError:
             self._leases.release([held.lease for held in opened], caller.principal)

@@ -419,3 +419,23 @@ def test_an_overflow_is_an_error_and_not_a_wrong_answer() -> None:
     table = pa.table({"a": pa.array([2**63 - 1], pa.int64())})
     with pytest.raises(InvalidPredicateError, match="overflow"):
         parse_predicate("a + 1 > 0", table.schema).filter(table)
+
+
+@pytest.mark.parametrize("nulls", [False, True])
+@pytest.mark.parametrize(("precision", "scale"), [(3, 1), (9, 2), (10, 2), (18, 5), (37, 2), (38, 2), (38, 20)])
+def test_a_decimal_that_is_rounded_may_have_a_digit_more(precision: int, scale: int, nulls: bool) -> None:
+    most = Decimal((0, (9,) * precision, -scale))
+    values = [most, most.copy_negate(), Decimal(0), Decimal((0, (5,), -1)), *[None] * nulls]
+    rows = pa.table({"a": pa.array(values, pa.decimal128(precision, scale))})
+    up = Decimal((0, (1, *(0,) * (precision - scale)), 0))
+    wanted = {
+        f"cast(a as decimal({min(38, precision + 1)}, {scale - 1})) = {up}": [most],
+        f"cast(a as decimal({min(38, precision + 1)}, {scale - 1})) = 0": [Decimal(0)],
+        "cast(a as decimal(38, 0)) = 1": [Decimal("0.5")],
+    }
+    if precision - scale < 18:
+        wanted |= {f"cast(a as bigint) = -{up}": [most.copy_negate()], "cast(a as bigint) = 0": [Decimal(0)]}
+    if precision - scale == 38:
+        del wanted["cast(a as decimal(38, 0)) = 1"]
+    for text, kept in wanted.items():
+        assert parse_predicate(text, rows.schema).filter(rows)["a"].to_pylist() == kept, text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import lakehead as lh
 from lakehead.api.table import handle_of
 from lakehead.config import Limits, TableProperties
 from lakehead.env import Env
+from lakehead.env.threads import Lock
 from lakehead.errors import LakeStateError, StorageError
 from lakehead.log import LogView
 from lakehead.protocol import messages as m
@@ -208,3 +209,43 @@ def test_what_is_written_while_a_tablet_is_synced_is_not_told(
         for at in (1, 3, 5):
             (state,) = handle_of(table).log.tablets(sync=True)
             assert (state.log_start, state.high_watermark, state.rows) == (0, at, at)
+
+
+class _LockThatWritesBefore:
+    """Has something written just before it is taken, once it is armed."""
+
+    def __init__(self, lock: Lock, write: Callable[[], None]) -> None:
+        self._lock, self._write, self.armed = lock, write, True
+
+    def __enter__(self) -> bool:
+        if self.armed:
+            self.armed = False
+            self._write()
+        return self._lock.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.__exit__(*error)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ask", ["scan", "tablets"])
+def test_of_rows_that_come_while_tablets_are_looked_at_the_first_are_seen(tmp_path: Path, ask: str) -> None:
+    """Also of those that make a partition: what one thread wrote has no gaps, for whoever sees the table."""
+    with lh.connect(tmp_path) as con:
+        schema = pa.schema([("p", pa.string()), ("n", pa.int64())])
+        table = con.create_table("t", schema, partition_by=["p"], buckets=2)
+        table.append([{"p": "old", "n": 0}])
+
+        def write() -> None:
+            for n, p in enumerate(("new", "old", "newer", "old", "new", "old"), 1):
+                table.append([{"p": p, "n": n}])
+
+        endpoint = con._server
+        assert isinstance(endpoint, LocalEndpoint)
+        tables = endpoint.service._tables
+        tables.moment = lock = _LockThatWritesBefore(tables.moment, write)  # type: ignore[assignment]
+        if ask == "scan":
+            seen = table.scan().to_arrow()["n"].to_pylist()
+        else:
+            seen = list(range(sum(t.rows for t in handle_of(table).log.tablets())))
+            assert {t.key.partition for t in handle_of(table).log.tablets()} == {"p=new", "p=newer", "p=old"}
+        assert sorted(seen) == list(range(7)) and not lock.armed
