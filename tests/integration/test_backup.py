@@ -341,6 +341,16 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
         for place in (tmp_path / "used", tmp_path / "a", tmp_path / "used" / "mine"):
             with pytest.raises(InvalidRequestError, match="already"):
                 restore(str(tmp_path / "backup"), str(place))
+        for place in (tmp_path / "backup", tmp_path / "backup" / "r", tmp_path / "backup" / "data" / "r"):
+            with pytest.raises(InvalidRequestError, match="lies in the backup itself"):
+                restore(str(tmp_path / "backup"), str(place))
+        for odd in ("a\0b", "a\ud800"):
+            with pytest.raises(InvalidRequestError, match="is no name of a folder"):
+                back_up(con, str(tmp_path / "a"), str(tmp_path / odd))
+            with pytest.raises(InvalidRequestError, match="is no name of a folder"):
+                restore(str(tmp_path / "backup"), str(tmp_path / odd))
+            with pytest.raises(InvalidRequestError, match="is no name of a folder"):
+                lh.connect(tmp_path / odd)
         (tmp_path / "r.restoring").mkdir()
         (tmp_path / "r.restoring" / "mine").write_text("mine")
         with pytest.raises(InvalidRequestError, match="in the way"):

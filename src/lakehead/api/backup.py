@@ -28,6 +28,7 @@ from lakehead.api.moment import Moment, groups
 from lakehead.api.table import Table, handle_of
 from lakehead.client.table import TableHandle
 from lakehead.env import LocalStorage
+from lakehead.env.place import real_path
 from lakehead.env.storage import storage_errors, sync_file
 from lakehead.errors import (
     ChecksumError,
@@ -97,7 +98,7 @@ def back_up(con: Connection, folder: str, destination: str, report: Report = lam
         UnavailableError: a table went on faster than it was copied, each time that it was tried; make the backup again.
         StorageError: the disk refused; make the backup again.
     """
-    folder, destination = os.path.realpath(folder), os.path.realpath(destination)
+    folder, destination = real_path(folder), real_path(destination)
     data = _begin(folder, destination)
     acked = _writers_acked(folder)
     copies: dict[frozenset[str], _Copy] = {}
@@ -142,12 +143,14 @@ def restore(backup: str, folder: str) -> Backup:
         folder: does not exist, or is empty. It appears when all is in it.
 
     Raises:
-        InvalidRequestError: there is no finished backup, or the folder holds something already.
+        InvalidRequestError: there is no finished backup, or the folder holds something already, or is inside it.
         UnsupportedFormatError: a newer version made the backup.
         ChecksumError, CorruptionError: a file of the backup is not what was written; nothing was made.
         StorageError: the disk refused; restore again.
     """
-    backup, folder = os.path.realpath(backup), os.path.realpath(folder)
+    backup, folder = real_path(backup), real_path(folder)
+    if folder == backup or folder.startswith(f"{backup}{os.sep}"):
+        raise InvalidRequestError(f"{folder} lies in the backup itself: name another place", path=folder)
     made, checksums = _read_manifest(backup)
     if _holds_else(folder, set()):
         raise InvalidRequestError(

@@ -33,6 +33,7 @@ from lakehead.env.credentials import FoundToken, local_host
 from lakehead.env.descriptors import fill_standard_descriptors
 from lakehead.env.interrupts import shielded
 from lakehead.env.own_sockets import require_own
+from lakehead.env.place import real_path
 from lakehead.env.storage import storage_errors
 from lakehead.env.tls import Tls, read_tls, renewed
 from lakehead.errors import (
@@ -110,7 +111,7 @@ def connect(
             f"{', '.join(names)} are for the address of a server, and {text!r} is a folder, of which its user may do"
             " all: leave them out, or connect to 'lakehead://host:port', or to what Connection.uri says"
         )
-    folder, how = os.path.realpath(os.path.expanduser(text)), lake or LakeConfig()
+    folder, how = real_path(text), lake or LakeConfig()
     return shielded(lambda: _connect_folder(folder, how), undo=Connection.close)
 
 

@@ -9,6 +9,7 @@ from lakehead.config import ServerConfig
 from lakehead.env import Env
 from lakehead.env.descriptors import fill_standard_descriptors
 from lakehead.env.folder_lock import FolderLock, read_announcement
+from lakehead.env.place import real_path
 from lakehead.errors import UnavailableError
 from lakehead.lake.formats import LakesByKind
 
@@ -33,7 +34,7 @@ def serve(folder: str | os.PathLike[str], config: ServerConfig) -> ServerHost:
         UnsupportedFormatError: a newer version wrote it.
         InvalidRequestError: the address cannot be listened on.
     """
-    path = os.path.realpath(os.path.expanduser(os.fspath(folder)))
+    path = real_path(os.fspath(folder))
     fill_standard_descriptors()
     lock = FolderLock.try_acquire(path)
     if lock is None:

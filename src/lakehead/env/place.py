@@ -8,8 +8,21 @@ import os
 from dataclasses import asdict, dataclass
 
 from lakehead.env.storage import storage_errors
+from lakehead.errors import InvalidRequestError
 
 _MACHINE_ID = "/etc/machine-id"
+
+
+def real_path(folder: str) -> str:
+    """The full name of a folder that a user names, which need not exist; `os.path.realpath` of it.
+
+    Raises:
+        InvalidRequestError: nothing can have this name.
+    """
+    try:
+        return os.path.realpath(os.path.expanduser(folder))
+    except ValueError as e:  # a NUL, or half a character
+        raise InvalidRequestError(f"{folder!r} is no name of a folder ({e})", path=repr(folder)) from e
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,16 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from queue import SimpleQueue
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from lakehead.env.interrupts import Changes, Latch
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 def cores() -> int:
@@ -24,7 +28,7 @@ def cores() -> int:
 
 def before_exit(call: Callable[[], object]) -> None:
     """Have this called when the main thread has come to its end, while other threads can still do all: `atexit` comes
-    later, when pools take no more work. What is given last is called first; a forked child calls it, too."""
+    later, when nothing can be begun. What is given last is called first; a forked child calls it, too."""
     # No public name has it. A Python without it calls it later, and at worst what runs then fails.
     getattr(threading, "_register_atexit", atexit.register)(call)
 
@@ -99,6 +103,102 @@ class Pool(Protocol):
         ...
 
 
+class WorkerPool:
+    """A few threads that do what they are given, and no more of them than there was at once.
+
+    Like `concurrent.futures.ThreadPoolExecutor`, which takes no work once the main thread has ended, though others of
+    the program may go on, and write and read as before. Within ``with`` it ends when all is done. Thread-safe.
+    """
+
+    def __init__(self, threads_max: int, name: str = "lakehead-worker") -> None:
+        self._threads_max = threads_max
+        self._name = name
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._ended = False
+
+    def submit(self, work: Callable[..., T], /, *given: object) -> Future[T]:
+        """Have ``work(*given)`` called as soon as a thread is free.
+
+        Raises:
+            RuntimeError: the pool was shut down, or the system allows no thread.
+        """
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = work(*given)
+            except BaseException as e:
+                future.set_exception(e)
+            else:
+                future.set_result(result)
+
+        with self._lock:
+            if self._ended:
+                raise RuntimeError(f"{self._name} was shut down")
+            if self._idle:
+                self._idle -= 1  # one of them takes it
+            elif len(self._threads) < self._threads_max:
+                self._begin()
+            self._tasks.put(run)
+        return future
+
+    def _begin(self) -> None:
+        thread = threading.Thread(target=self._serve, name=f"{self._name}_{len(self._threads)}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # there are as many as the system allows: those that there are do it
+            if not self._threads:
+                raise
+            return
+        self._threads.append(thread)
+
+    def map(self, work: Callable[[S], T], given: Iterable[S]) -> Iterator[T]:
+        """What ``work`` makes of each of these, in their order; all are begun at once. After one that failed, or when
+        nobody asks on, those that were not begun are not."""
+        futures = [self.submit(work, one) for one in given]
+
+        def results() -> Iterator[T]:
+            futures.reverse()
+            try:
+                while futures:
+                    yield futures.pop().result()
+            finally:
+                for future in futures:
+                    future.cancel()
+
+        return results()
+
+    def _serve(self) -> None:
+        while (run := self._tasks.get()) is not None:
+            run()
+            del run  # what it holds may be large
+            with self._lock:
+                self._idle += 1
+
+    def shutdown(self) -> None:
+        """Take no more work, and return once all that was given is done."""
+        with self._lock:
+            if not self._ended:
+                self._ended = True
+                for _ in self._threads:
+                    self._tasks.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+
 class Threads(Protocol):
     """Where locks, events and threads come from."""
 
@@ -155,4 +255,4 @@ class SystemThreads:
         return thread
 
     def pool(self, threads_max: int, name: str) -> Pool:
-        return ThreadPoolExecutor(threads_max, thread_name_prefix=name)
+        return WorkerPool(threads_max, name)

@@ -11,7 +11,6 @@ Files without field ids, which other engines add, are read by the table's name m
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakehead.env.recently_used import RecentlyUsed
+from lakehead.env.threads import WorkerPool
 from lakehead.format.defaults import default_of
 from lakehead.format.read_as import Binding, same_inside
 from lakehead.iceberg.contract import NAME_MAPPING
@@ -175,7 +175,7 @@ def plain_files(
     now = columns.key
     known = {path: lacking for (path, _), lacking in _lacking.known((f.path, now) for f in files).items()}
     if unknown := [f for f in files if f.path not in known]:
-        with ThreadPoolExecutor(LOOKS_AT_ONCE) as pool:
+        with WorkerPool(LOOKS_AT_ONCE) as pool:
             found = dict(
                 zip((f.path for f in unknown), pool.map(partial(_lacking_in, io, columns), unknown), strict=True)
             )

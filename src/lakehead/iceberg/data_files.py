@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +34,7 @@ from pyiceberg.table.locations import load_location_provider
 
 from lakehead.env.randomness import SystemRandomness
 from lakehead.env.storage import storage_errors
+from lakehead.env.threads import WorkerPool
 from lakehead.env.usage import note_helper
 from lakehead.errors import LakeStateError, SchemaMismatchError
 from lakehead.format.schema import lake_type
@@ -371,7 +371,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 def _ahead(groups: Iterator[pa.Table]) -> Iterator[pa.Table]:
     """The same, of which each is read while the one before is written: a log is read over the network, and decoded."""
-    with ThreadPoolExecutor(1, "lakehead-lake-read") as reader:
+    with WorkerPool(1, "lakehead-lake-read") as reader:
         following = reader.submit(next, groups, None)
         while (rows := following.result()) is not None:
             following = reader.submit(next, groups, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 from pyiceberg.catalog.sql import SqlCatalog
@@ -13,6 +12,7 @@ from pyiceberg.io import FileIO
 from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.table import FileScanTask, Table
 
+from lakehead.env.threads import WorkerPool
 from lakehead.errors import (
     CommitConflictError,
     LakeFileMissingError,
@@ -202,7 +202,7 @@ class IcebergLakeTable:
 
     def _find_offsets(self, wanted: Sequence[tuple[LakeFile, Offsets]]) -> list[tuple[Offsets, Offsets]]:
         io, field_id = self.table.io, self.table.schema().find_field(OFFSET_COLUMN).field_id
-        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        with WorkerPool(FILES_AT_ONCE) as pool:
             return list(pool.map(lambda w: find_offsets(io, w[0].path, w[1], field_id), wanted))
 
     def _remove(self, delta: RowDelta, base: LakeVersion, files: Sequence[LakeFile]) -> None:

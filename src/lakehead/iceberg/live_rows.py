@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 
 from lakehead.env.recently_used import RecentlyUsed
+from lakehead.env.threads import WorkerPool
 from lakehead.iceberg.file_io import FILES_AT_ONCE
 from lakehead.iceberg.planner import plan_files
 from lakehead.iceberg.positions import deleted_positions, iterate_offsets
@@ -50,7 +50,7 @@ def _count(table: Table, files: Sequence[LakeFile]) -> Census:
     rows: Counter[TabletKey] = Counter()
     strangers = 0
     homeless = None
-    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+    with WorkerPool(FILES_AT_ONCE) as pool:
         for f, (known, others) in zip(files, pool.map(lambda f: _live(table.io, f, field_id), files), strict=True):
             strangers += others
             if f.tablet is not None:

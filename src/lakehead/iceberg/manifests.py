@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -32,10 +33,21 @@ from pyiceberg.manifest import (
 from pyiceberg.table import DataScan, FileScanTask, Table
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.typedef import KeyDefaultDict
+from pyiceberg.utils.concurrent import ExecutorFactory
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
+from lakehead.env.threads import WorkerPool, before_exit
 from lakehead.iceberg.avro import read_avro
-from lakehead.iceberg.file_io import damaged_file
+from lakehead.iceberg.file_io import FILES_AT_ONCE, damaged_file
+
+
+def _plan_on() -> None:
+    """PyIceberg plans by a pool that takes no work once the main thread has ended; see `WorkerPool`."""
+    pool: Any = WorkerPool(FILES_AT_ONCE, "lakehead-lake-plan")
+    ExecutorFactory._instance, ExecutorFactory._instance_pid = pool, os.getpid()
+
+
+before_exit(_plan_on)
 
 
 class _Manifest(ManifestFile):

@@ -16,7 +16,6 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -28,6 +27,7 @@ from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from lakehead.env.clock import Clock
 from lakehead.env.randomness import SystemRandomness
 from lakehead.env.storage import storage_errors
+from lakehead.env.threads import WorkerPool
 from lakehead.errors import CommitConflictError, LakeStateError, UnavailableError
 from lakehead.iceberg.data_files import discard_files
 from lakehead.iceberg.file_io import FILES_AT_ONCE, lake_files, locate_file
@@ -218,7 +218,7 @@ class Reached:
     def add_snapshots(self, snapshots: Sequence[Snapshot], *, may_lack: bool) -> None:
         """All that these snapshots hold."""
         self._add(s.manifest_list for s in snapshots)
-        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        with WorkerPool(FILES_AT_ONCE) as pool:
             manifests: dict[str, ManifestFile] = {}
             for found in pool.map(lambda s: self._read(s, self._list_manifests, may_lack), snapshots):
                 manifests |= {m.manifest_path: m for m in found}

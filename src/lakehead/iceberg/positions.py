@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ import pyarrow.parquet as pq
 from pyarrow.fs import FileType
 
 from lakehead.env.recently_used import RecentlyUsed
+from lakehead.env.threads import WorkerPool
 from lakehead.iceberg.columns import column_name
 from lakehead.iceberg.file_io import FILES_AT_ONCE, damaged_file, lake_files, locate_file, open_parquet
 from lakehead.lake.lake_table import LakeFile, missing_file
@@ -59,7 +59,7 @@ def with_offsets(io: FileIO, files: Iterable[LakeFile], field_id: int) -> list[L
     ]
     if not untold:
         return all_files
-    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+    with WorkerPool(FILES_AT_ONCE) as pool:
         told = dict(zip((f.path for f in untold), pool.map(known, untold), strict=True))
     return [told.get(f.path, f) for f in all_files]
 

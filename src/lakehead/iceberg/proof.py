@@ -6,13 +6,13 @@ Files and manifests never change, so what was found once need not be asked for a
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from pyarrow.fs import FileType
 
+from lakehead.env.threads import WorkerPool
 from lakehead.iceberg.file_io import LOOKS_AT_ONCE, lake_files, locate_file
 from lakehead.iceberg.manifests import manifests_of
 from lakehead.lake.lake_table import missing_file
@@ -60,7 +60,7 @@ def missing_files(table: Table, snapshot_id: int | None = None, *, proven: Colle
         LakeFileMissingError: the manifest list or a manifest is gone.
         OSError: the storage does not answer.
     """
-    with lake_files(), ThreadPoolExecutor(LOOKS_AT_ONCE) as pool:
+    with lake_files(), WorkerPool(LOOKS_AT_ONCE) as pool:
         manifests = [m for m in _manifests(table, snapshot_id) if m.manifest_path not in proven]
         entries = chain.from_iterable(pool.map(lambda m: m.fetch_manifest_entry(table.io), manifests))
         files = list({e.data_file.file_path: e.data_file.file_size_in_bytes for e in entries}.items())

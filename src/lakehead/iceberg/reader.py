@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -23,6 +22,7 @@ from pyarrow.fs import FileSystem, LocalFileSystem
 from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 
+from lakehead.env.threads import WorkerPool
 from lakehead.errors import CorruptionError, LakeStateError
 from lakehead.format.arrays import to_arrow
 from lakehead.format.read_as import cast_to
@@ -139,7 +139,7 @@ def count_lake(
     total = sum(f.record_count for f in whole)
     if not partial:
         return total
-    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+    with WorkerPool(FILES_AT_ONCE) as pool:
         return total + sum(pool.map(left, partial))
 
 
@@ -274,7 +274,7 @@ class _Reader:
     def scan_partial(self, parts: Sequence[_Partial]) -> Iterator[pa.RecordBatch]:
         """Rows of files that are still there, by their positions."""
         read = self._read or [OFFSET_COLUMN]
-        with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        with WorkerPool(FILES_AT_ONCE) as pool:
             each = map if self._are_near(parts) else pool.map
             for some in _chunks(parts):
                 named, _ = plain_files(self._io, [p.file for p in some], self._file_columns, read)

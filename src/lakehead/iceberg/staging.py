@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +28,7 @@ from pyiceberg.table.update import (
 from pyiceberg.typedef import Identifier
 from sqlalchemy import bindparam, update
 
+from lakehead.env.threads import WorkerPool
 from lakehead.iceberg.data_files import IcebergFile, LakeWriteSpec, discard_files, is_small, write_position_deletes
 from lakehead.iceberg.file_io import FILES_AT_ONCE
 from lakehead.iceberg.known_metadata import COLUMNS, ROW, row_of, updated, write_metadata
@@ -163,7 +163,7 @@ def write_deletes(table: Table, tasks: Mapping[str, FileScanTask], hits: Sequenc
 
     if not groups:
         return []
-    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+    with WorkerPool(FILES_AT_ONCE) as pool:
         futures = [pool.submit(write, g) for g in groups]
         try:
             return [f.result() for f in futures]

@@ -278,7 +278,10 @@ class Writes:
             return
         # Each tablet syncs its own file: side by side, or the syncs would add up.
         for tablet in idle[1:]:
-            self._run_in_background(tablet.drive)
+            try:
+                self._run_in_background(tablet.drive)
+            except RuntimeError:  # the server is closing: nobody else would, and who comes after would wait for ever
+                tablet.drive()
         if idle:
             idle[0].drive()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lakehead.env.threads import WorkerPool
 from lakehead.errors import LimitExceededError
 from lakehead.iceberg.file_io import FILES_AT_ONCE
 from lakehead.iceberg.iceberg_table import native_table
@@ -142,7 +142,7 @@ def _resolve_all(view: PinnedLake, files: Sequence[LakeFile]) -> list[tuple[Offs
     def resolve(f: LakeFile) -> tuple[Offsets, Offsets | None]:
         return _deleted.get(view, f, by_offset=f in separate)
 
-    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+    with WorkerPool(FILES_AT_ONCE) as pool:
         return list(pool.map(resolve, wanted))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -16,6 +15,7 @@ from pyspark.util import inheritable_thread_target
 from lakehead.api.connection import Connection
 from lakehead.api.table import Table, handle_of
 from lakehead.client.staging import JobBatch, Part, publish_together
+from lakehead.env.threads import WorkerPool
 from lakehead.errors import InvalidPropertyError, InvalidRequestError, TableNotFoundError
 from lakehead.spark.column_names import named_as
 from lakehead.spark.combine import Combine, plain, require_combinable
@@ -181,7 +181,7 @@ class Layers:
             return [stage() for stage in stages]
         # A thread that has ended lets go of its connection to the JVM, and stops with the query.
         staged = inheritable_thread_target(frame.sparkSession)(staged)
-        with ThreadPoolExecutor(len(stages), "lakehead-pipeline") as pool:
+        with WorkerPool(len(stages), "lakehead-pipeline") as pool:
             return list(pool.map(staged, stages))
 
 

@@ -20,6 +20,7 @@ from lakehead.errors import CorruptionError
 from lakehead.format.frame import WriterStamp, encode_body
 from lakehead.kv import KvTablet
 from lakehead.server.committer import local_committer
+from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.group_commit import PendingWrite
 from lakehead.server.notes import MakeCheckpoint, Roll, Trim
 from lakehead.server.tablet import Tablet
@@ -145,3 +146,17 @@ def test_parts_that_wait_for_a_disk_or_are_large_are_written_side_by_side(
         table.upsert(given.slice(0, min(rows, 1 << 16)))
         assert len(drove) == 4 and len(set(drove)) == threads
         assert table.scan().count() == min(rows, 1 << 16)
+
+
+def test_where_no_other_thread_can_be_had_all_parts_are_written(tmp_path: Path) -> None:
+    def refused(work: object) -> None:
+        raise RuntimeError("cannot schedule new futures after shutdown")
+
+    with lh.connect(tmp_path) as con:
+        table = con.create_table("t", SCHEMA, primary_key=["k"], buckets=4, durability="sync")
+        endpoint = con._server
+        assert isinstance(endpoint, LocalEndpoint)
+        endpoint.service._writes._run_in_background = refused
+        for n in range(3):
+            table.upsert([{"k": k, "v": str(n)} for k in range(40)])
+        assert table.scan().to_arrow()["v"].to_pylist() == ["2"] * 40
