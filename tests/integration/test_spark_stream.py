@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from tests.integration.conftest import embedded_only
+from tests.waiting import WAIT_SECONDS
 
 import lakehead as lh
 import lakehead.spark as lhs
@@ -109,6 +110,33 @@ def test_a_query_follows_a_table_until_it_is_altered(
     table.append([{"day": "d9", "n": 4, "price": 7}])
     sink.run("q.live")
     assert [r["n"] for r in sink.rows] == list(range(1, 5)) and sink.rows[-1]["price"] == 7
+
+
+@pytest.mark.parametrize("alteration", ["drop", "rename", "another type", "columns"])
+def test_a_table_that_is_altered_before_its_stream_starts_stops_it(
+    spark: SparkSession, con: lh.Connection, tmp_path: Path, alteration: str
+) -> None:
+    """Also by what takes a column away that the stream has, or wants."""
+    name = f"q.early_{alteration.replace(' ', '_')}"
+    table = con.create_table(name, KEYED)
+    table.append([{"id": 1, "text": "a"}])
+    wanted = {"columns": "text"} if alteration == "columns" else {}
+    options = {"uri": con.uri, "table": name, "start": "earliest", **wanted}
+    stream = spark.readStream.format("lakehead").options(**options).load()
+    with table.alter() as change:
+        if alteration == "rename":
+            change.rename_column("text", "words")
+        else:
+            change.drop_column("text")
+        if alteration == "another type":
+            change.add_column("text", pa.int32())
+    writer = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+    with pytest.raises(StreamingQueryException) as ended:
+        writer.trigger(availableNow=True).start().awaitTermination(WAIT_SECONDS)
+    told = lhs.raised(ended.value)
+    now = {"rename": "id int64, words string", "another type": "id int64, text int32"}.get(alteration, "id int64")
+    assert isinstance(told, SchemaChangedError)
+    assert f"the columns {now}: " in str(told) and "start the query from its checkpoint" in str(told)
 
 
 def test_the_first_micro_batch_comes_again_as_it_was(spark: SparkSession, con: lh.Connection, tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ def require_columns(table: Table, options: ReadOptions, names: Sequence[str]) ->
     Raises:
         ColumnNotFoundError: one does not exist; the message names the nearest.
     """
-    there = [*wanted_columns(table, options).names, *(f.name for f in SYSTEM_FIELDS)]
+    there = list(dict.fromkeys((*wanted_columns(table, options).names, *(f.name for f in SYSTEM_FIELDS))))
     for name in names:
         if name not in there:
             near = nearest_name(name, there)

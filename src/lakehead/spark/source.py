@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 
 from lakehead.api.table import Table, handle_of
 from lakehead.api.table_names import Suffix
+from lakehead.errors import ColumnNotFoundError
 from lakehead.format.read_as import cast_to
 from lakehead.lake.pinned_lake import PinnedLake
 from lakehead.lake.records import first_record
@@ -30,7 +31,7 @@ from lakehead.spark.connections import planned_handle, worker_table
 from lakehead.spark.options import ReadOptions, listing, require_columns, wanted_columns, wanted_rows
 from lakehead.spark.parts import RecordsPart, RowsPart, read_changes, read_rows, record_parts, rows_by_key, union_parts
 from lakehead.spark.sink import batch_writer, stream_writer
-from lakehead.spark.stream import LakeheadStreamReader
+from lakehead.spark.stream import LakeheadStreamReader, altered
 from lakehead.spark.types import arrow_schema, spark_schema
 
 
@@ -55,7 +56,11 @@ class LakeheadDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> LakeheadStreamReader:
         options = ReadOptions.parse(self.options)
-        require_columns(worker_table(options.uri, options.table, planned=True), options, schema.names)
+        table = worker_table(options.uri, options.table, planned=True)
+        try:
+            require_columns(table, options, schema.names)
+        except ColumnNotFoundError as e:
+            raise altered(handle_of(table), str(e)) from e
         return LakeheadStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

@@ -166,7 +166,7 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if batch.num_rows:
                     yield cast_to(target, batch)
         except SchemaChangedError as e:
-            raise _altered(handle_of(worker_table(self._options.uri, self._options.table))) from e
+            raise altered(handle_of(worker_table(self._options.uri, self._options.table))) from e
 
     def _rows(self, part: LakePart | HotPart | RecordsPart) -> Iterator[pa.RecordBatch]:
         handle = planned_handle(self._options.uri, self._options.table, part.table_id, part.schema_id)
@@ -197,7 +197,7 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             table = worker_table(self._options.uri, self._options.table, planned=True)
             wanted = spark_schema(wanted_columns(table, self._options))
             if [(f.name, f.dataType) for f in wanted] != [(f.name, f.dataType) for f in self._schema]:
-                raise _altered(handle_of(table))
+                raise altered(handle_of(table))
             self._opened = handle_of(table)
         return self._opened
 
@@ -216,7 +216,7 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if was_overwritten(now.desc):
             raise self._gone(handle)
         if now.desc.schema_id != handle.desc.schema_id:
-            raise _altered(now)
+            raise altered(now)
         if now.desc.path != handle.desc.path:
             raise TableNotFoundError(
                 f"table {handle.desc.path} is called {now.desc.path} now: load the stream by that name and start the"
@@ -302,11 +302,16 @@ def _ends(tablets: Sequence[TabletState]) -> dict[TabletKey, int]:
     return {t.key: t.high_watermark for t in tablets}
 
 
-def _altered(now: TableHandle) -> SchemaChangedError:
+def altered(now: TableHandle, lacks: str = "") -> SchemaChangedError:
+    """What a query that reads a table is ended with, which has other columns now than were planned; ``lacks`` says
+    which are gone, unless a schema that its user gave it has others than the table ever had."""
     columns = ", ".join(f"{f.name} {f.type}" for f in now.desc.schema)
+    has = f"has now, as schema {now.desc.schema_id}, the columns {columns}"
+    again = "load the stream again and start the query from its checkpoint, it goes on where it was"
     return SchemaChangedError(
-        f"table {now.desc.path} was altered while a query reads it, and has now, as schema {now.desc.schema_id}, the"
-        f" columns {columns}: load the stream again and start the query from its checkpoint, it goes on where it was",
+        f"{lacks}. The table {has}: if it was altered, {again}"
+        if lacks
+        else f"table {now.desc.path} was altered while a query reads it, and {has}: {again}",
         table=str(now.desc.path),
         schema_id=now.desc.schema_id,
     )
