@@ -172,9 +172,11 @@ class BatchWriter:
         alone = len(self._routes.servers(self._desc.table_id)) == 1
         tablets = len(parts) if alone and len(parts) <= TABLETS_MAX else 0
 
+        acked_through = self.acked_through  # which a batch that is sent meanwhile moves: all parts say the same
+
         def stamp(key: TabletKey) -> WriterStamp:
             previous = self._previous.get(key, -1)
-            return WriterStamp(self._writer_id, sequence, previous, self.acked_through, self._epoch, tablets)
+            return WriterStamp(self._writer_id, sequence, previous, acked_through, self._epoch, tablets)
 
         request, bodies = encoded_write(self._desc, kind, batch, parts, stamp, folder_id=self._folder_id)
         self._previous.update((key, sequence) for key, _ in parts)

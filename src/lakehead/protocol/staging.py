@@ -87,7 +87,8 @@ class Publish(Request[Published], frozen=True, kw_only=True):
     decided stays as it was decided. ``lasting`` jobs are remembered for as long as the table lives, others for a day.
 
     ``planned`` says what a batch of a ``lasting`` job is made of. One of the last `PLANNED_KEPT` that is there already,
-    and was made of something else, is `SequenceConflictError`: a query that goes on from an older copy of its
+    and was made of something else, is `SequenceConflictError`, and so is one before them that does not end within the
+    oldest of them (`lakehead.server.planned`): a query that goes on from an older copy of its
     checkpoint gives the numbers that follow to whatever has come since, and none of that may be let go.
     """
 

@@ -474,6 +474,12 @@ class MetadataStore:
         found = self._rows(sql, table_id, job, batch)
         return "" if not found else str(found[0][1]) if found[0][0] == batch else None
 
+    def oldest_planned(self, table_id: str, job: str) -> tuple[int, str] | None:
+        """The first of these batches, and the same of it; None where none is known."""
+        sql = "select batch, planned from planned where table_id = ? and job = ? order by batch limit 1"
+        found = self._rows(sql, table_id, job)
+        return (int(found[0][0]), str(found[0][1])) if found else None
+
     def unfinished_publications(self, table_id: str) -> list[Publication]:
         """Those of a table that were decided, and are not known to be carried out."""
         return self._publications("table_id = ? and begun is not null order by rowid", table_id)

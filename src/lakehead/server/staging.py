@@ -27,7 +27,6 @@ from lakehead.errors import (
     LakeheadError,
     LimitExceededError,
     OutcomeUnknownError,
-    SequenceConflictError,
 )
 from lakehead.format.frame import FrameBody, WriterStamp, decode_body
 from lakehead.format.joins import ROWS_MAX, gathered, join
@@ -45,6 +44,7 @@ from lakehead.protocol.staging import (
 from lakehead.server.catalog import BeginPublication, EndPublication, Part
 from lakehead.server.metadata import MetadataStore, Publication
 from lakehead.server.pieces import STAGED, decoded, encoded, job_writer, staged_folder
+from lakehead.server.planned import require_planned
 from lakehead.server.tables import LiveTable, LiveTables
 from lakehead.server.turns import Turns
 from lakehead.server.writes import CheckedBatch, Writes, body_schema
@@ -269,7 +269,7 @@ class Staging:
             if any(batch <= self._metadata.publication(table_id, job).batch for table_id in parts):
                 for table in tables:
                     self._forget(staged_folder(table.folder, job, batch))
-                self._require_planned(request, tables)
+                require_planned(self._metadata, request, [table.desc for table in tables])
                 return Published(rows=0, before=True)
             for table_id, turn in turns.items():
                 self._turns.require(table_id, turn, functools.partial(self._is_unfinished, table_id))
@@ -301,24 +301,6 @@ class Staging:
         table_id = self._tables.get(request.table_id).desc.table_id
         with self._alone(table_id, _IN_TURN):  # after what is under way, under whose turn nothing else is published
             return Turn(number=self._turns.number(table_id))
-
-    def _require_planned(self, request: Publish, tables: Iterable[LiveTable]) -> None:
-        """Refuse to let a batch go, as one that is there, that was made of something else. Tables that got it know it;
-        a step may come to rows for others the second time."""
-        job, batch, known = request.job, request.batch, self._metadata
-        ends = [(table.desc, known.publication(table.desc.table_id, job).batch) for table in tables]
-        got = [(desc, last, known.planned(desc.table_id, job, batch)) for desc, last in ends if batch <= last]
-        if not request.planned or any(was in ("", request.planned) for *_, was in got):
-            return
-        desc, last, was = got[0]
-        raise SequenceConflictError(
-            f"batch {batch} of {job} is part of {desc.path} already, {f'up to {was}' if was else 'without rows'}, and"
-            f" now up to {request.planned}: it goes on from an older copy of its checkpoint, and has taken what came"
-            " since under numbers that were used. Nothing was written. Go on from the newest copy, or with a new"
-            f" checkpoint behind batch {last}, the last one, which is up to {known.planned(desc.table_id, job, last)}",
-            table=str(desc.path),
-            job=job,
-        )
 
     def _is_unfinished(self, table_id: str, job: str) -> bool:
         return self._metadata.publication(table_id, job).begun is not None

@@ -326,10 +326,13 @@ def _time(option: str, text: str, others: str = "") -> dt.datetime:
 
 def _offsets(text: str) -> dict[TabletKey, int]:
     try:
-        found = {TabletKey.parse(k): v for k, v in json.loads(text).items()}
+        given = json.loads(text)
+        if "live" not in given:  # else rows are to come that offsets do not tell
+            given = given.get("offsets", given)
+        found = {TabletKey.parse(k): v for k, v in given.items()}
         if all(type(v) is int and v >= 0 for v in found.values()):
             return found
-    except ValueError:
+    except (ValueError, AttributeError, TypeError):
         pass
     raise InvalidPropertyError(
         f"option start={text!r} is not offsets per tablet: write them as JSON, such as"

@@ -64,6 +64,7 @@ except ImportError:  # before Spark 4.2, which asks for no limit and lets availa
 LIMITED = SupportsTriggerAvailableNow is not object
 """Whether this PySpark cuts what there is into micro-batches. Before 4.2 a query of ``availableNow`` has one, which it
 does not tell us: with a limit, it would end before the last row."""
+_TOLD_MAX = 20
 _SAMPLE_ROWS = 256
 """Records whose size stands for that of a micro-batch."""
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -345,7 +346,11 @@ def _first_offset(handle: TableHandle, options: ReadOptions) -> StreamOffset:
         if isinstance(start, Mapping):
             _require_readable(handle, start, tablet)
     if isinstance(start, Mapping) and (unknown := sorted(start.keys() - at.keys())):
-        raise OffsetOutOfRangeError(f"option start names tablet {unknown[0]}, which {desc.path} does not have")
+        there = sorted(map(str, at))
+        told = ", ".join(there[:_TOLD_MAX]) + (", ..." if len(there) > _TOLD_MAX else "")
+        raise OffsetOutOfRangeError(
+            f"option start names tablet {unknown[0]}, which {desc.path} does not have: it has {told or 'none yet'}"
+        )
     return _offset(handle, at, _live_now(handle, live))
 
 

@@ -52,6 +52,15 @@ def test_a_named_writer_numbers_each_batch(tmp_path: Path) -> None:
             assert writer.last_sequence == 19
 
 
+def test_a_named_writers_batches_may_span_tablets_while_others_are_answered(tmp_path: Path) -> None:
+    with lh.connect(tmp_path) as con:
+        table = con.create_table("t", SCHEMA, primary_key=["k"], buckets=8)
+        with table.writer("etl") as writer:
+            for i in range(300):
+                writer.upsert([{"k": k, "v": str(i)} for k in range(i, i + 40)])
+        assert writer.last_sequence == 299 and table.scan().count() == 339
+
+
 def test_flush_waits_for_every_batch_before_it(tmp_path: Path) -> None:
     with lh.connect(tmp_path) as con:
         table = con.create_table("t", SCHEMA)

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from lakehead.client import batch_writer
 from lakehead.client.batch_writer import BatchWriter, writer_bytes
 from lakehead.client.routes import OneServer
 from lakehead.client.table import TableHandle
@@ -27,7 +28,7 @@ from lakehead.errors import (
     UnavailableError,
     WriterFencedError,
 )
-from lakehead.format.frame import FrameBody, decode_body
+from lakehead.format.frame import FrameBody, WriterStamp, decode_body
 from lakehead.protocol import messages as m
 from lakehead.types import Schemas, TableDescriptor, TablePath
 
@@ -100,6 +101,24 @@ def test_batches_are_numbered_per_writer_and_chained_per_tablet() -> None:
     assert [s.acked_through for s in stamps] == [-1, 0, 1, 2] and w.acked_through == 3
     buckets = [r.tablets[0].bucket for r, _ in endpoint.sent]
     assert buckets[:2] == buckets[2:] and set(buckets) == {0, 1}
+
+
+def test_all_parts_of_a_batch_say_the_same_though_others_are_answered_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server takes parts that do not for those of several batches."""
+    w = writer(Answers(), ManualClock(), table(4, bucket_key=("k",)), epoch=1)
+    stamps: list[WriterStamp] = []
+    encode = batch_writer.encode_body
+
+    def answered_meanwhile(batch: pa.RecordBatch, *, stamp: WriterStamp, **given: Any) -> FrameBody:
+        stamps.append(stamp)
+        w.acked_through += 1
+        return encode(batch, stamp=stamp, **given)
+
+    monkeypatch.setattr(batch_writer, "encode_body", answered_meanwhile)
+    w.prepare("append", rows(*range(100)))
+    assert len(stamps) > 1 and len({s.acked_through for s in stamps}) == 1
 
 
 def test_a_batch_is_sent_again_with_the_same_bytes_until_it_is_answered() -> None:
