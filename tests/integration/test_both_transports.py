@@ -67,6 +67,18 @@ def test_dropping_ends_subscriptions(con: lh.Connection, name: str) -> None:
         next(feed)
 
 
+def test_a_scan_whose_lake_was_dropped_with_its_table_says_so(con: lh.Connection, name: str) -> None:
+    table = con.create_table(name, KV, lake="iceberg")
+    table.append([{"k": 1, "a": None, "b": None}])
+    con.tier(name)
+    pinned, read_before = table.scan(), table.scan()
+    assert read_before.to_arrow().num_rows == 1
+    con.drop_table(name, purge=True)
+    for scan in (pinned, read_before):
+        with pytest.raises(lh.TableNotFoundError):
+            scan.to_arrow()
+
+
 # ---- writes ----------------------------------------------------------------------------------------------------------
 
 

@@ -61,4 +61,18 @@ OF_CLIENTS = (
         "if false && [ -n",
         "tests/unit/spark/test_lone_worker.py",
     ),
+    Mutant(
+        "tell each part what is acknowledged by now",
+        "client/batch_writer.py",
+        "sequence, previous, acked_through, self._epoch",
+        "sequence, previous, self.acked_through, self._epoch",
+        "tests/unit/client/test_batch_writer.py",
+    ),
+    Mutant(
+        "send what follows a request that failed",
+        "api/writer.py",
+        "        if self.error is None:\n            self._send(write, group)\n",
+        "        self._send(write, group)\n",
+        "tests/unit/api/test_writer.py",
+    ),
 )

@@ -215,4 +215,18 @@ OF_PUBLISHING = (
         "        if True:\n",
         "tests/properties/test_backup_published.py",
     ),
+    Mutant(
+        "let go of a batch that is forgotten, whatever it has",
+        "server/planned.py",
+        " or not oldest[1] or ends_within(now, oldest[1])",
+        " or True",
+        "tests/unit/server/test_planned.py",
+    ),
+    Mutant(
+        "count records of a key that is not there for none",
+        "server/planned.py",
+        "all(key in other and _within(value, other[key])",
+        "all(_within(value, other.get(key, value))",
+        "tests/unit/server/test_planned.py",
+    ),
 )

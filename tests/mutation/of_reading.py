@@ -384,4 +384,18 @@ OF_READING = (
         "return False",
         "tests/unit/spark/test_statements.py",
     ),
+    Mutant(
+        "round decimals without room for a digit more",
+        "predicate/types.py",
+        "return pc.round(x.cast(wide), ndigits",
+        "return pc.round(x, ndigits",
+        "tests/unit/predicate/test_sql.py",
+    ),
+    Mutant(
+        "list tablets before watermarks stand still",
+        "server/reads.py",
+        "        with self._tables.moment:\n            tables = [list(table.answering().items()) for table in live]\n",
+        "        tables = [list(table.answering().items()) for table in live]\n        with self._tables.moment:\n",
+        "tests/unit/server/test_tables.py",
+    ),
 )

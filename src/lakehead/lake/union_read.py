@@ -21,7 +21,13 @@ import pyarrow as pa
 
 from lakehead.client.received import told_tablets
 from lakehead.client.table import TableHandle
-from lakehead.errors import LakeStateError, OffsetOutOfRangeError, SchemaChangedError, UnavailableError
+from lakehead.errors import (
+    LakeFileMissingError,
+    LakeStateError,
+    OffsetOutOfRangeError,
+    SchemaChangedError,
+    UnavailableError,
+)
 from lakehead.lake.known_changes import KnownOf, known_changes, note_changes
 from lakehead.lake.lake_table import LakeFile, Superseded
 from lakehead.lake.pinned_lake import PinnedLake
@@ -220,9 +226,13 @@ class UnionRead:
     # ---- rows -------------------------------------------------------------------------------------------------
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Rows with the columns of `schema`, the lake's first."""
+        """Rows with the columns of `schema`, the lake's first.
+
+        Raises:
+            TableNotFoundError: the table was dropped, and what is left to read with it.
+        """
         left = self._limit
-        for batch in self._all_batches():
+        for batch in self._there(self._all_batches()):
             if left is not None:
                 batch = batch.slice(0, left)
                 left -= batch.num_rows
@@ -230,6 +240,13 @@ class UnionRead:
                 yield batch
             if left == 0:
                 return
+
+    def _there(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from batches
+        except LakeFileMissingError:
+            self.handle.now()  # raises where they are not lost, but were dropped with the table
+            raise
 
     def _all_batches(self) -> Iterator[pa.RecordBatch]:
         by_key = self.rows_by_key()

@@ -23,6 +23,8 @@ Planned: TypeAlias = Annotated[str, msgspec.Meta(max_length=PLANNED_BYTES_MAX)]
 """What a batch is made of, in its job's words; empty where nobody knows."""
 PLANNED_KEPT = 64
 """Of so many batches of a job the server remembers what they were made of."""
+PLANNED_KNOWN = 10_000
+"""Of so many it knows that again when it sees it."""
 Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
@@ -86,10 +88,10 @@ class Publish(Request[Published], frozen=True, kw_only=True):
     there already. Once this is decided it is carried out, also by a server that is started again; a batch that was
     decided stays as it was decided. ``lasting`` jobs are remembered for as long as the table lives, others for a day.
 
-    ``planned`` says what a batch of a ``lasting`` job is made of. One of the last `PLANNED_KEPT` that is there already,
-    and was made of something else, is `SequenceConflictError`, and so is one before them that does not end within the
-    oldest of them (`lakehead.server.planned`): a query that goes on from an older copy of its
-    checkpoint gives the numbers that follow to whatever has come since, and none of that may be let go.
+    ``planned`` says what a batch of a ``lasting`` job is made of. One of the last `PLANNED_KNOWN` that is there
+    already, and was made of something else, is `SequenceConflictError`, and so is one before them that does not end
+    within the oldest of the last `PLANNED_KEPT` (`lakehead.server.planned`): a query that goes on from an older copy
+    of its checkpoint gives the numbers that follow to whatever has come since, and none of that may be let go.
     """
 
     privilege = Privilege.WRITE

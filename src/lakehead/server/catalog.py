@@ -7,6 +7,7 @@ catalog, wherever they are applied. SQLite is where it is kept (`lakehead.server
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 from collections.abc import Sequence
 from typing import Self, TypeAlias, TypeVar
@@ -16,9 +17,11 @@ import msgspec
 from lakehead.errors import LimitExceededError, PermissionDeniedError, TableExistsError
 from lakehead.protocol.privileges import OF_MAKER, Privilege
 from lakehead.protocol.schemas import schema_to_text
-from lakehead.protocol.staging import PLANNED_KEPT
+from lakehead.protocol.staging import PLANNED_KEPT, PLANNED_KNOWN
 from lakehead.protocol.table_info import TableInfo
 from lakehead.types import TableDescriptor, TablePath
+
+DIGEST = "sha256 "
 
 
 class _Definition(msgspec.Struct, frozen=True, tag=True):
@@ -323,6 +326,24 @@ def changed_tables(command: Command) -> Sequence[str]:
     return []
 
 
+def digest_of(planned: str) -> str:
+    """What tells what a batch was made of from all else; empty of nothing."""
+    if not planned or planned.startswith(DIGEST):
+        return planned
+    return f"{DIGEST}{hashlib.sha256(planned.encode()).hexdigest()}"
+
+
+def _shorten_planned(db: sqlite3.Connection, table_id: str, job: str, batch: int) -> None:
+    """Keep of older batches what tells them from others, and nothing of those long before."""
+    job_of = "where table_id = ? and job = ? and batch"
+    # What is not short yet was among the last ones when the batch before this came.
+    last = f"select batch, planned from planned {job_of} <= ? order by batch desc limit ?"
+    for number, planned in db.execute(last, (table_id, job, batch - PLANNED_KEPT, PLANNED_KEPT)).fetchall():
+        if (short := digest_of(planned)) != planned:
+            db.execute(f"update planned set planned = ? {job_of} = ?", (short, table_id, job, number))
+    db.execute(f"delete from planned {job_of} <= ?", (table_id, job, batch - PLANNED_KNOWN))
+
+
 def apply(db: sqlite3.Connection, position: int, command: Command) -> None:
     """Do a planned command, in a transaction of the caller, and note its position."""
     match command:
@@ -402,8 +423,7 @@ def apply(db: sqlite3.Connection, position: int, command: Command) -> None:
                 if command.lasting:
                     of_batch = (table_id, command.job, command.batch)
                     db.execute("insert or replace into planned values (?, ?, ?, ?)", (*of_batch, command.planned))
-                    old = "delete from planned where table_id = ? and job = ? and batch <= ? - ?"
-                    db.execute(old, (*of_batch, PLANNED_KEPT))
+                    _shorten_planned(db, *of_batch)
                 rows = [(table_id, *end) for end in command.truncates.get(table_id, {}).items()]
                 db.executemany("insert or replace into truncations values (?, ?, ?)", rows)
                 of = command.job, command.batch

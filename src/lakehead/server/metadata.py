@@ -467,17 +467,18 @@ class MetadataStore:
         return found[0] if found else Publication(job)
 
     def planned(self, table_id: str, job: str, batch: int) -> str | None:
-        """What one of the last batches of a job was made of; empty where that is not known, None of one that had no
-        rows for the table."""
+        """What one of the last batches of a job was made of, of most of them `catalog.digest_of` that; empty where it
+        is not known, None of one that had no rows for the table."""
         last = "where table_id = ? and job = ? and batch <= ? order by batch desc limit 1"
         sql = f"select batch, planned from planned {last}"
         found = self._rows(sql, table_id, job, batch)
         return "" if not found else str(found[0][1]) if found[0][0] == batch else None
 
     def oldest_planned(self, table_id: str, job: str) -> tuple[int, str] | None:
-        """The first of these batches, and the same of it; None where none is known."""
-        sql = "select batch, planned from planned where table_id = ? and job = ? order by batch limit 1"
-        found = self._rows(sql, table_id, job)
+        """The first of the last batches of which this is known in full, and the same of it, or of the first of all;
+        None where none is known."""
+        sql = "select batch, planned from planned where table_id = ? and job = ? order by planned glob ?, batch limit 1"
+        found = self._rows(sql, table_id, job, f"{catalog.DIGEST}*")
         return (int(found[0][0]), str(found[0][1])) if found else None
 
     def unfinished_publications(self, table_id: str) -> list[Publication]:

@@ -1,8 +1,8 @@
 """Whether a batch that a job publishes again is the one that is there: by what both were made of.
 
 A query that goes on from an older copy of its checkpoint gives the numbers that follow to whatever has come since. What
-tells is where each micro-batch ends. Of the last batches the catalog knows that; of those before them a repeat has no
-rows that are not there as long as it ends no later than the oldest of these.
+tells is where each micro-batch ends, of which the catalog knows that of the last ones, and a digest of many before. Of
+those that it has forgotten a repeat has no rows that are not there as long as it ends no later than the first of these.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from lakehead.errors import SequenceConflictError
 from lakehead.protocol.staging import Publish
+from lakehead.server.catalog import digest_of
 from lakehead.server.metadata import MetadataStore
 from lakehead.types import TableDescriptor
 
@@ -33,7 +34,8 @@ def require_planned(known: MetadataStore, request: Publish, tables: Sequence[Tab
     was = known.planned(desc.table_id, job, batch)
     oldest = known.oldest_planned(desc.table_id, job)
     before = f"before batch {oldest[0]}, which is up to {oldest[1]}" if oldest and not was else ""
-    up_to = "without rows" if was is None else f"up to {was}" if was else before
+    elsewhere = "up to elsewhere" if was == digest_of(was or "") else f"up to {was}"
+    up_to = "without rows" if was is None else elsewhere if was else before
     newest = known.planned(desc.table_id, job, last[desc.table_id])
     raise SequenceConflictError(
         f"batch {batch} of {job} is part of {desc.path} already, {up_to}, and now up to {now}: it goes on from an older"
@@ -48,7 +50,7 @@ def require_planned(known: MetadataStore, request: Publish, tables: Sequence[Tab
 def _is_there(known: MetadataStore, table_id: str, job: str, batch: int, now: str) -> bool:
     was = known.planned(table_id, job, batch)
     if was != "":
-        return was == now
+        return was in (now, digest_of(now))
     oldest = known.oldest_planned(table_id, job)
     return oldest is None or batch >= oldest[0] or not oldest[1] or ends_within(now, oldest[1])
 

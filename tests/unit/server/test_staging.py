@@ -32,7 +32,6 @@ from lakehead.errors import (
 )
 from lakehead.format.frame import WriterStamp
 from lakehead.protocol import messages as m
-from lakehead.protocol.staging import PLANNED_KEPT
 from lakehead.server import staging
 from lakehead.server.endpoint import LocalEndpoint
 from lakehead.server.tablet import Tablet
@@ -171,16 +170,8 @@ def test_a_batch_that_is_there_is_known_by_what_it_was_made_of(deployment: Deplo
         with pytest.raises(SequenceConflictError, match=r"behind batch 4.* up to e$"):
             publish(number, planned, table_of(number, 7))
     assert not publish(5, "f", table_of(5))
-    last = 5 + PLANNED_KEPT
-    for number in range(6, last + 1):
-        publish(number, "g")
-    with pytest.raises(SequenceConflictError, match=rf"batch 6, which is up to g, and now up to h: .*batch {last}"):
-        publish(5, "h", table_of(7))
-    assert publish(5, "", table_of(7)) and publish(5, "g", table_of(7))
     assert deployment.rows(deployment.table()) == [(k, "x") for k in (0, 1, 2, 4, 5)]
     assert not deployment.staged_files()
-    kept = deployment.service._staging._metadata._rows("select count(*) from planned")
-    assert kept == [(PLANNED_KEPT,)]
 
 
 def test_a_batch_is_known_by_the_tables_that_got_it(deployment: Deployment) -> None:
