@@ -171,7 +171,7 @@ def check(tmp_path: Path, backup: str, floor: int, was: World) -> int:
     it is."""
     seed, most = was.seed, was.published
     for name in ("again", "other"):
-        folder = tmp_path / backup / name
+        folder = tmp_path / f"{backup}-{name}"
         restore(str(tmp_path / backup), str(folder))
         with lh.connect(folder) as con:
             world = World(con, seed, tables=was.tables)
