@@ -116,6 +116,7 @@ def test_names_say_how_many_rows_there_were(
     monkeypatch.setattr(lh.Scan, "to_arrow", to_arrow)
     monkeypatch.setattr(growth, "_TABLES", ())
     monkeypatch.setattr(growth, "_PARTITIONS", ())
+    monkeypatch.setattr(growth, "_BUCKETS", ())
     monkeypatch.setattr(peers, "_SMALL_CALLS", 5)
     monkeypatch.setattr(peers, "_SMALL_CALLS_ICEBERG", 2)
     run_bench(rows=rows, output="json", folder=str(tmp_path), only=["growth", "peers"], more=MORE)

@@ -32,9 +32,9 @@ class _Sender:
     """The thread of a writer, and what it is to send. It does not keep the writer: once that one is let go of, the
     thread sends what was accepted, and ends soon. One thread gives; `close` is for any.
 
-    While batches queue up there is a second thread: it encodes a request while the first one sends the request before.
+    While batches queue up there is a second thread: one encodes a request while the other sends the request before.
 
-    The thread looks itself whether the writer is there, as no code runs when that one goes: an interrupt there would be
+    The first looks itself whether the writer is there, as no code runs when that one goes: an interrupt there would be
     lost.
     """
 
@@ -46,7 +46,7 @@ class _Sender:
         self._pending: deque[tuple[WriteKind, pa.RecordBatch]] = deque()
         # Batches that were taken to be sent, and of these those that are acknowledged.
         self._taken = self._acknowledged = 0
-        # Bytes given in all, and bytes acknowledged in all; only the thread changes the second.
+        # Bytes given in all, and bytes acknowledged in all; only who sends changes the second.
         self._given_bytes = self._sent_bytes = 0
         self._changed = Changes()
         # Held by the thread that takes batches and encodes them. Requests are sent in the order of their turns.

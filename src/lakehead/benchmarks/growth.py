@@ -19,6 +19,7 @@ from lakehead.env.usage import resident_bytes
 
 _TABLES = (10, 100, 1000)
 _PARTITIONS = (10, 100, 1000)
+_BUCKETS = (1, 4, 16)
 _TIMES = 15
 _LOOKUP_KEYS = 1000
 _LOADS = (1, 5)
@@ -28,12 +29,13 @@ Server = Callable[[str], AbstractContextManager[tuple[str, int]]]
 
 
 def growth(server: Server, base: str, batches: Sequence[pa.RecordBatch]) -> Iterator[Figure]:
-    """With the rows given, a tenth and a hundredth of them; tables; partitions; a server with the rows, and with five
-    times as many."""
+    """With the rows given, a tenth and a hundredth of them; tables; partitions; buckets; a server with the rows, and
+    with five times as many."""
     with lh.connect(f"{base}/growth") as con:
         yield from _rows(con, batches)
         yield from _tables(con, batches[0])
         yield from _partitions(con)
+        yield from _buckets(con, batches[0])
     yield from _keys(server, base, batches)
 
 
@@ -127,6 +129,26 @@ def _partitions(con: lh.Connection) -> Iterator[Figure]:
         read.append((mark, _median(lambda _: table.scan(where="day = 3").to_arrow())))
     yield from _grown("append that touches 10 partitions", "partitions", some)
     yield from _grown("scan of one partition", "partitions", read)
+
+
+def _buckets(con: lh.Connection, batch: pa.RecordBatch) -> Iterator[Figure]:
+    few = batch.slice(0, _LOOKUP_KEYS)
+    keys = few.select(["event_id"])
+    steps: dict[str, list[tuple[int, float]]] = {}
+    for mark in _BUCKETS:
+        log = con.create_table(f"growth.log{mark}", batch.schema, buckets=mark, durability="os")
+        name = f"growth.keyed{mark}"
+        keyed = con.create_table(name, batch.schema, primary_key=["event_id"], buckets=mark, durability="os")
+        keyed.upsert(batch)
+        works: dict[str, Callable[[], object]] = {
+            f"spread append of {batch.num_rows:,} rows": partial(log.append, batch),
+            f"spread upsert of {few.num_rows:,} keys": partial(keyed.upsert, few),
+            f"spread lookup of {keys.num_rows:,} keys": partial(keyed.lookup, keys),
+        }
+        for what, work in works.items():
+            steps.setdefault(what, []).append((mark, _median(lambda _, work=work: work())))  # type: ignore[misc]
+    for what, taken in steps.items():
+        yield from _grown(what, "buckets", taken)
 
 
 def _grown(work: str, what: str, taken: Sequence[tuple[int, float]]) -> Iterator[Figure]:

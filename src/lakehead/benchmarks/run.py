@@ -159,6 +159,12 @@ def _each(call: Callable[[pa.RecordBatch], object], batches: Sequence[pa.RecordB
     return work
 
 
+def _written(table: lh.Table, batches: Sequence[pa.RecordBatch]) -> None:
+    with table.writer() as writer:
+        for batch in batches:
+            writer.append(batch)
+
+
 def _engine(con: lh.Connection, batches: Sequence[pa.RecordBatch], where: str) -> Iterator[Figure]:
     schema = batches[0].schema
     rows = sum(b.num_rows for b in batches)
@@ -171,6 +177,10 @@ def _engine(con: lh.Connection, batches: Sequence[pa.RecordBatch], where: str) -
         took = seconds(_each(log.append, batches))
         what = f"append, {where}, durability={durability}{', 4 buckets' if buckets > 1 else ''}"
         yield Figure(what, rate(batches, took), beside, noop / took)
+        piped = con.create_table(f"{name}_piped", schema, durability=durability, buckets=buckets)
+        took = seconds(partial(_written, piped, batches))
+        yield Figure(what.replace("append", "append by a writer", 1), rate(batches, took), beside, noop / took)
+        con.drop_table(piped.name)
     yield from _reads(log, batches, where)
     one = batches[0].slice(0, 1)  # before there are keys, whose checkpoint would be written meanwhile
     yield Figure(f"append one row, p50 / p99, {where}", _percentiles(lambda _: log.append(one), 1000))

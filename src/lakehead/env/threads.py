@@ -9,15 +9,16 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from lakehead.env.interrupts import Changes, Latch
 
-S = TypeVar("S")
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -103,40 +104,29 @@ class Pool(Protocol):
         ...
 
 
-class WorkerPool:
+class WorkerPool(Executor):
     """A few threads that do what they are given, and no more of them than there was at once.
 
-    Like `concurrent.futures.ThreadPoolExecutor`, which takes no work once the main thread has ended, though others of
-    the program may go on, and write and read as before. Within ``with`` it ends when all is done. Thread-safe.
+    As `concurrent.futures.ThreadPoolExecutor`, which takes no work once the main thread has ended, though others of the
+    program may go on, and write and read as before. Within ``with`` it ends when all is done. Thread-safe.
     """
 
     def __init__(self, threads_max: int, name: str = "lakehead-worker") -> None:
         self._threads_max = threads_max
         self._name = name
-        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._tasks: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._idle = 0
         self._ended = False
 
-    def submit(self, work: Callable[..., T], /, *given: object) -> Future[T]:
-        """Have ``work(*given)`` called as soon as a thread is free.
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Have ``fn`` called as soon as a thread is free.
 
         Raises:
             RuntimeError: the pool was shut down, or the system allows no thread.
         """
         future: Future[T] = Future()
-
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                result = work(*given)
-            except BaseException as e:
-                future.set_exception(e)
-            else:
-                future.set_result(result)
-
         with self._lock:
             if self._ended:
                 raise RuntimeError(f"{self._name} was shut down")
@@ -144,7 +134,7 @@ class WorkerPool:
                 self._idle -= 1  # one of them takes it
             elif len(self._threads) < self._threads_max:
                 self._begin()
-            self._tasks.put(run)
+            self._tasks.put((future, partial(fn, *args, **kwargs)))
         return future
 
     def _begin(self) -> None:
@@ -157,46 +147,37 @@ class WorkerPool:
             return
         self._threads.append(thread)
 
-    def map(self, work: Callable[[S], T], given: Iterable[S]) -> Iterator[T]:
-        """What ``work`` makes of each of these, in their order; all are begun at once. After one that failed, or when
-        nobody asks on, those that were not begun are not."""
-        futures = [self.submit(work, one) for one in given]
-
-        def results() -> Iterator[T]:
-            futures.reverse()
-            try:
-                while futures:
-                    yield futures.pop().result()
-            finally:
-                for future in futures:
-                    future.cancel()
-
-        return results()
-
     def _serve(self) -> None:
-        while (run := self._tasks.get()) is not None:
-            run()
-            del run  # what it holds may be large
+        while (task := self._tasks.get()) is not None:
+            _carry_out(*task)
+            del task  # what it holds may be large
             with self._lock:
                 self._idle += 1
 
-    def shutdown(self) -> None:
-        """Take no more work, and return once all that was given is done."""
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more work, and return once all that was given is done, or what was not begun is cancelled."""
         with self._lock:
+            while cancel_futures and not self._ended and not self._tasks.empty():
+                if (task := self._tasks.get()) is not None:
+                    task[0].cancel()
             if not self._ended:
                 self._ended = True
                 for _ in self._threads:
                     self._tasks.put(None)
-        for thread in self._threads:
+        for thread in self._threads if wait else ():
             thread.join()
 
-    def __enter__(self) -> WorkerPool:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.shutdown()
+def _carry_out(future: Future[T], call: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as e:
+        future.set_exception(e)
+        del future, call  # else the error, by its traceback, and they would keep each other
+    else:
+        future.set_result(result)
 
 
 class Threads(Protocol):

@@ -43,8 +43,8 @@ from lakehead.iceberg.file_io import FILES_AT_ONCE, damaged_file
 
 def _plan_on() -> None:
     """PyIceberg plans by a pool that takes no work once the main thread has ended; see `WorkerPool`."""
-    pool: Any = WorkerPool(FILES_AT_ONCE, "lakehead-lake-plan")
-    ExecutorFactory._instance, ExecutorFactory._instance_pid = pool, os.getpid()
+    ExecutorFactory._instance = WorkerPool(FILES_AT_ONCE, "lakehead-lake-plan")
+    ExecutorFactory._instance_pid = os.getpid()
 
 
 before_exit(_plan_on)

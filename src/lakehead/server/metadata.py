@@ -475,9 +475,10 @@ class MetadataStore:
         return "" if not found else str(found[0][1]) if found[0][0] == batch else None
 
     def oldest_planned(self, table_id: str, job: str) -> tuple[int, str] | None:
-        """The first of the last batches of which this is known in full, and the same of it, or of the first of all;
-        None where none is known."""
-        sql = "select batch, planned from planned where table_id = ? and job = ? order by planned glob ?, batch limit 1"
+        """The first of the batches of which this is known in full, or else of which it is known, and the same of it;
+        None where it is known of none."""
+        known = "where table_id = ? and job = ? and planned <> ''"
+        sql = f"select batch, planned from planned {known} order by planned glob ?, batch limit 1"
         found = self._rows(sql, table_id, job, f"{catalog.DIGEST}*")
         return (int(found[0][0]), str(found[0][1])) if found else None
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from lakehead.errors import SequenceConflictError
 from lakehead.protocol.staging import Publish
-from lakehead.server.catalog import digest_of
+from lakehead.server.catalog import DIGEST, digest_of
 from lakehead.server.metadata import MetadataStore
 from lakehead.types import TableDescriptor
 
@@ -33,9 +33,13 @@ def require_planned(known: MetadataStore, request: Publish, tables: Sequence[Tab
     desc = got[0]
     was = known.planned(desc.table_id, job, batch)
     oldest = known.oldest_planned(desc.table_id, job)
-    before = f"before batch {oldest[0]}, which is up to {oldest[1]}" if oldest and not was else ""
-    elsewhere = "up to elsewhere" if was == digest_of(was or "") else f"up to {was}"
-    up_to = "without rows" if was is None else elsewhere if was else before
+    if was is None:
+        up_to = "without rows"
+    elif was:
+        up_to = "up to elsewhere" if was.startswith(DIGEST) else f"up to {was}"
+    else:
+        assert oldest is not None
+        up_to = f"before batch {oldest[0]}, which is up to {oldest[1]}"
     newest = known.planned(desc.table_id, job, last[desc.table_id])
     raise SequenceConflictError(
         f"batch {batch} of {job} is part of {desc.path} already, {up_to}, and now up to {now}: it goes on from an older"
@@ -52,7 +56,7 @@ def _is_there(known: MetadataStore, table_id: str, job: str, batch: int, now: st
     if was != "":
         return was in (now, digest_of(now))
     oldest = known.oldest_planned(table_id, job)
-    return oldest is None or batch >= oldest[0] or not oldest[1] or ends_within(now, oldest[1])
+    return oldest is None or batch >= oldest[0] or ends_within(now, oldest[1])
 
 
 def ends_within(one: str, other: str) -> bool:

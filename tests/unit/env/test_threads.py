@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from concurrent.futures import CancelledError
 
 import pytest
@@ -116,3 +118,35 @@ def test_without_another_thread_to_have_those_that_are_there_do_all(monkeypatch:
         later = [pool.submit(abs, -n) for n in range(5)]
         held.set()
         assert [f.result() for f in later] == list(range(5))
+
+
+def test_what_was_not_begun_can_be_cancelled_at_the_end() -> None:
+    held = threading.Event()
+    pool = WorkerPool(1)
+    begun = pool.submit(held.wait, WAIT_SECONDS)
+    later = [pool.submit(abs, -n) for n in range(5)]
+    while not begun.running():
+        pass
+    pool.shutdown(wait=False, cancel_futures=True)
+    held.set()
+    pool.shutdown()
+    assert begun.result() and all(f.cancelled() for f in later)
+
+
+def test_an_error_keeps_nothing_of_the_call_alive() -> None:
+    class Given:
+        pass
+
+    def fail(given: Given) -> None:
+        raise KeyError
+
+    given = Given()
+    gone = weakref.ref(given)
+    gc.disable()
+    try:
+        with WorkerPool(1) as pool, pytest.raises(KeyError):
+            pool.submit(fail, given).result()
+        del given
+        assert gone() is None
+    finally:
+        gc.enable()

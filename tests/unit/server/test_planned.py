@@ -139,3 +139,14 @@ def test_what_is_long_is_kept_short_and_known_all_the_same(job: Job) -> None:
             assert job.publish(n, f"sha256 {n}")
             with pytest.raises(SequenceConflictError):
                 job.publish(n, f"sha256 {n + 1}")
+
+
+def test_what_was_not_known_of_a_batch_hides_nothing_of_those_behind_it(job: Job) -> None:
+    assert not job.publish(0, "")
+    for n in range(1, 3 * PLANNED_KEPT):
+        assert not job.publish(n, "" if n < 2 * PLANNED_KEPT else f'{{"/0": {n}}}')
+    first = 2 * PLANNED_KEPT
+    for n in (0, 1, first - 1):
+        assert job.publish(n, f'{{"/0": {first}}}') and job.publish(n, "")
+        with pytest.raises(SequenceConflictError, match=f"before batch {first}"):
+            job.publish(n, f'{{"/0": {first + 1}}}')
