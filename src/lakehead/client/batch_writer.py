@@ -7,13 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from lakehead.client import patience
 from lakehead.client.routes import Routes, by_server
-from lakehead.client.row_routing import Rows, route
+from lakehead.client.row_routing import Rows, parts_of, route
 from lakehead.env.clock import Clock
 from lakehead.errors import (
     ClosedError,
@@ -26,7 +24,6 @@ from lakehead.errors import (
     RequestTimeoutError,
     UnavailableError,
 )
-from lakehead.format.arrays import to_arrow
 from lakehead.format.bucketing import unkeyed_bucket
 from lakehead.format.frame import TABLETS_MAX, WriterStamp, encode_body
 from lakehead.format.joins import within
@@ -48,14 +45,6 @@ class PreparedWrite:
     rows: list[Rows | None]
 
 
-def _chosen(batch: pa.RecordBatch, rows: npt.NDArray[np.int64] | None) -> pa.RecordBatch:
-    if rows is None:
-        return batch
-    first, n = int(rows[0]), len(rows)
-    # Rows are ascending: neighbours need no copy.
-    return batch.slice(first, n) if int(rows[-1]) - first == n - 1 else batch.take(to_arrow(rows))
-
-
 def encoded_write(
     desc: TableDescriptor,
     kind: WriteKind,
@@ -67,9 +56,9 @@ def encoded_write(
 ) -> tuple[Write, list[pa.Buffer]]:
     """The request that writes a batch, in the parts that `route` made of it, and its attachments."""
     checksums, bodies = [], []
-    for key, rows in parts:
+    for (key, _), part in zip(parts, parts_of(batch, [rows for _, rows in parts]), strict=True):
         body = encode_body(
-            _chosen(batch, rows),
+            part,
             schema_id=desc.schema_id,
             stamp=stamp(key),
             compression=desc.properties.compression if kind == "append" else "none",

@@ -13,7 +13,7 @@ import pyarrow as pa
 from lakehead.client.patience import ask
 from lakehead.client.received import found_places, found_row, found_rows
 from lakehead.client.routes import Routes, by_server
-from lakehead.client.row_routing import Rows, halves, route, tablet_of
+from lakehead.client.row_routing import Rows, halves, parts_of, route, tablet_of
 from lakehead.env import Clock
 from lakehead.errors import CorruptionError, InvalidRequestError, LimitExceededError, NotLeaderError
 from lakehead.format.arrays import places_of, to_arrow
@@ -102,11 +102,7 @@ class Lookups:
         return parts if len(parts) == 1 else []
 
     def _lookup_part(self, keys: pa.RecordBatch, parts: Iterable[tuple[TabletKey, Rows | None]]) -> pa.Table:
-        refs, attachments, places = [], [], []
-        for key, rows in parts:
-            refs.append(m.TabletRef.of(key))
-            places.append(rows)
-            attachments.append((keys if rows is None else keys.take(to_arrow(rows))).serialize())
+        refs, places, attachments = _asked(keys, parts)
         out = self._answers(refs, attachments, [])
         assert out is not None
         batches, order = [], []
@@ -122,14 +118,10 @@ class Lookups:
     def as_of(self, keys: pa.RecordBatch, ends: Mapping[TabletKey, int]) -> pa.Table | None:
         """Rows of keys that were live where the logs ended so; None when one of them may have changed since, or they
         are too many bytes. A tablet without an end had none."""
-        refs, attachments, at = [], [], []
-        for key, rows in route(self._desc, keys):
-            if key in ends:
-                refs.append(m.TabletRef.of(key))
-                attachments.append((keys if rows is None else keys.take(to_arrow(rows))).serialize())
-                at.append(ends[key])
+        parts = [(key, rows) for key, rows in route(self._desc, keys) if key in ends]
+        refs, _, attachments = _asked(keys, parts)
         try:
-            out = self._answers(refs, attachments, [], at) if refs else []
+            out = self._answers(refs, attachments, [], [ends[key] for key, _ in parts]) if refs else []
         except LimitExceededError:
             return None
         if out is None:
@@ -196,11 +188,7 @@ class Lookups:
         bytes_max: int | None = None,
     ) -> pa.Table:
         desc = self._desc
-        refs, attachments = [], []
-        for key, rows in parts:
-            part = prefixes.select(list(desc.prefix_key))
-            refs.append(m.TabletRef.of(key))
-            attachments.append((part if rows is None else part.take(to_arrow(rows))).serialize())
+        refs, _, attachments = _asked(prefixes.select(list(desc.prefix_key)), parts)
         out = self._answers(refs, attachments, list(desc.prefix_key), bytes_max=bytes_max)
         assert out is not None
         batches = [found_rows(b, desc.schema) for b in out[::2] if b.size]
@@ -252,6 +240,17 @@ class Lookups:
             as_of=as_of,
             bytes_max=bytes_max,
         )
+
+
+def _asked(
+    keys: pa.RecordBatch, parts: Iterable[tuple[TabletKey, Rows | None]]
+) -> tuple[list[m.TabletRef], list[Rows | None], list[pa.Buffer]]:
+    """The tablets that `route` found for these keys, the places of each one's, and its keys as they are sent."""
+    tablets, places = [], []
+    for key, rows in parts:
+        tablets.append(m.TabletRef.of(key))
+        places.append(rows)
+    return tablets, places, [part.serialize() for part in parts_of(keys, places)]
 
 
 def _is_too_much(e: LimitExceededError) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakehead.format.arrays import to_numbers
+from lakehead.format.arrays import to_arrow, to_numbers
 from lakehead.format.bucketing import bucket_ids, bucket_of
 from lakehead.format.joins import table_batches
 from lakehead.types import UNPARTITIONED, TableDescriptor, TabletKey, partition_name
@@ -28,7 +29,8 @@ _CODES_MAX = 1 << 62
 def route(
     desc: TableDescriptor, batch: pa.RecordBatch, *, unkeyed_bucket: int = 0
 ) -> Iterator[tuple[TabletKey, Rows | None]]:
-    """Tablets of a batch's rows with the row positions that go there, ascending; None stands for all rows.
+    """Tablets of a batch's rows with the row positions that go there, ascending; None stands for all rows, and is then
+    the only one.
 
     Args:
         batch: holds the partition columns and the bucket key.
@@ -116,6 +118,17 @@ def partition_codes(desc: TableDescriptor, batch: pa.RecordBatch) -> tuple[list[
     return names, codes.reshape(-1).astype(np.int64)
 
 
+def parts_of(batch: pa.RecordBatch, groups: Sequence[Rows | None]) -> list[pa.RecordBatch]:
+    """The rows of each group that `route` made of this batch. All are gathered at once, as a part of a few rows costs
+    what a call of Arrow costs; neighbours are not copied."""
+    some = [rows for rows in groups if rows is not None]
+    if all(int(rows[-1]) - int(rows[0]) == len(rows) - 1 for rows in some):
+        return [batch if rows is None else batch.slice(int(rows[0]), len(rows)) for rows in groups]
+    gathered = batch.take(to_arrow(np.concatenate(some)))
+    lengths = [len(rows) for rows in some]
+    return [gathered.slice(at, n) for at, n in zip(itertools.accumulate(lengths, initial=0), lengths, strict=False)]
+
+
 def halves(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
     """The first and the second half of the rows."""
     middle = batch.num_rows // 2
@@ -138,7 +151,7 @@ def clustered(desc: TableDescriptor, rows: pa.Table) -> pa.Table:
     groups = [group for _, group in route(desc, routed[0]) if group is not None]
     if len(groups) * _FRAME_ROWS <= _SLICE_ROWS:
         return rows
-    return rows.combine_chunks().take(pa.array(np.concatenate(groups)))
+    return rows.combine_chunks().take(to_arrow(np.concatenate(groups)))
 
 
 def slices(rows: pa.Table) -> Iterator[pa.RecordBatch]:

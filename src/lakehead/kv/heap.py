@@ -71,9 +71,9 @@ class HeapColumn(Protocol):
         """Forget the values at these slots."""
         ...
 
-    def gather(self, slots: Slots) -> pa.Array:
-        """The values at these slots, in this order; slot -1 reads as null. The caller sees to it that they are not too
-        many bytes for one array."""
+    def gather(self, slots: Slots, *, none_absent: bool = False) -> pa.Array:
+        """The values at these slots, in this order; slot -1 reads as null, and ``none_absent`` says that there is no
+        such. The caller sees to it that they are not too many bytes for one array."""
         ...
 
     def merge(self, sources: Sources, given: pa.Array) -> pa.Array:
@@ -177,16 +177,15 @@ class FixedColumn:
     def sizes(self, slots: Slots) -> Slots:
         return np.full(len(slots), self.bytes_max, np.int64)
 
-    def gather(self, slots: Slots) -> pa.Array:
+    def gather(self, slots: Slots, *, none_absent: bool = False) -> pa.Array:
         held = self._values.array
         if len(slots) == 1 and slots[0] >= 0 and self._is_null is None and not pa.types.is_boolean(self._type):
             at = int(slots[0])
             return pa.Array.from_buffers(self._type, 1, [None, pa.py_buffer(held[at : at + 1].tobytes())])
-        missing = slots < 0
-        absent = bool(missing.any())
         valid = None if self._is_null is None else ~self._is_null.array.take(slots)
-        if absent:
-            valid = ~missing if valid is None else valid & ~missing
+        if not none_absent:
+            there = slots >= 0
+            valid = there if valid is None else valid & there
         if len(held) == 0:
             return pa.nulls(len(slots), self._type)
         return to_arrow(held.take(slots), self._type, valid)
@@ -299,9 +298,9 @@ class ShortColumn:
         lengths = np.where(slots < 0, 0, self._lengths.array.take(slots)).astype(np.int64)
         return np.maximum(lengths - 1, 0) + (9 if self._large else 5)
 
-    def gather(self, slots: Slots) -> pa.Array:
+    def gather(self, slots: Slots, *, none_absent: bool = False) -> pa.Array:
         if self._chunked is not None:
-            return self._chunked.gather(slots)
+            return self._chunked.gather(slots, none_absent=none_absent)
         return self._made(slots, _NO_OFFSETS, _NO_BYTES, _ALL_VALID)
 
     def merge(self, sources: Sources, given: pa.Array) -> pa.Array:
@@ -410,7 +409,7 @@ class ChunkedColumn:
         if len(slots):
             places[slots] = self._append(chunk.take(to_arrow(places[slots] - 1 - base))) + 1
 
-    def gather(self, slots: Slots) -> pa.Array:
+    def gather(self, slots: Slots, *, none_absent: bool = False) -> pa.Array:
         n = len(slots)
         if n == 0 or not self._chunks:
             return pa.nulls(n, self._type)

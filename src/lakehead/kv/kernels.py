@@ -1,7 +1,8 @@
 """The tight loops of the key index, compiled by numba (nogil, cached on disk).
 
 All arguments are typed numpy arrays. Callers guarantee: ``entries`` has a power-of-two number of rows and at least one
-empty one, arrays indexed by slot are longer than every slot in ``entries``, and key offsets are ascending.
+empty one, arrays indexed by slot are longer than every slot in ``entries``, and key offsets are ascending
+(nobody reads those of ``exact`` keys).
 
 An index entry is ``(key, slot + 1)``; slot + 1 = 0 is empty. ``exact`` keys are the key itself, others are 64-bit
 hashes whose bytes are compared in ``arena`` at the slot's ``key_start`` and ``key_length``. Linear probing from the
@@ -137,6 +138,12 @@ def _same(a: Any, a_at: Any, b: Any, b_at: Any, n: Any) -> Any:
 
 
 @_jit
+def _same_key(offsets: Any, data: Any, i: Any, j: Any) -> Any:
+    n = offsets[i + 1] - offsets[i]
+    return offsets[j + 1] - offsets[j] == n and _same(data, offsets[i], data, offsets[j], n)
+
+
+@_jit
 def _find(entries: Any, shift: Any, seed: Any, key: Any, exact: Any, offsets: Any, data: Any, i: Any, starts: Any,
           lengths: Any, arena: Any) -> Any:  # fmt: skip
     """Position of key i in the index, or of the empty entry where it belongs."""
@@ -200,11 +207,9 @@ def link_duplicates(keys: Any, exact: Any, offsets: Any, data: Any, table: Any, 
         prior[i] = -1
         while table[p] != 0:
             j = table[p] - 1
-            if keys[j] == keys[i]:
-                n = offsets[i + 1] - offsets[i]
-                if exact or (offsets[j + 1] - offsets[j] == n and _same(data, offsets[i], data, offsets[j], n)):
-                    prior[i] = j
-                    break
+            if keys[j] == keys[i] and (exact or _same_key(offsets, data, i, j)):
+                prior[i] = j
+                break
             p = (p + 1) & mask
         table[p] = i + 1
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from lakehead.kv import kernels
 
 _NO_BYTES = np.zeros(0, np.uint8)
-_NO_OFFSETS = np.zeros(2, np.int64)
+_NO_OFFSETS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def encode_keys(columns: Sequence[pa.Array], seed: np.uint64) -> KeyBatch:
         width = _fixed_width(columns[0].type)
         raw = fixed_bytes(columns[0], width or 8)
         keys = np.ascontiguousarray(raw).view(f"<i{width}").reshape(-1).astype(np.int64, copy=False)
-        return KeyBatch(keys, True, np.zeros(n + 1, np.int64), _NO_BYTES)
+        return KeyBatch(keys, True, _NO_OFFSETS, _NO_BYTES)
     lengths = np.zeros(n, np.int64)
     for column in columns:
         width = _fixed_width(column.type)

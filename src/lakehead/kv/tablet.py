@@ -340,7 +340,8 @@ class KvTablet:
     def gather(self, slots: Slots, columns: list[int] | None = None) -> pa.RecordBatch:
         """Rows at these slots, in this order; ``columns`` are positions in the schema, None for all."""
         wanted = range(len(self.schema)) if columns is None else columns
-        arrays = [self._columns[i].gather(slots) for i in wanted]
+        none_absent = len(slots) == 0 or bool(slots.min() >= 0)  # found out once for all columns
+        arrays = [self._columns[i].gather(slots, none_absent=none_absent) for i in wanted]
         schema = self.schema if columns is None else pa.schema([self.schema.field(i) for i in wanted])
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from lakehead.client import row_routing
-from lakehead.client.row_routing import SHARE_ROWS, clustered, partition_codes, route, slices
+from lakehead.client.row_routing import SHARE_ROWS, clustered, partition_codes, parts_of, route, slices
 from lakehead.format.bucketing import bucket_ids
 from lakehead.types import Schemas, TableDescriptor, TablePath, TabletKey, partition_name
 
@@ -149,3 +149,15 @@ def test_partitions_of_more_combinations_than_a_number_counts(
     assert [found[code] for code in codes] == [
         partition_name(names, tuple(row[name] for name in names)) for row in batch.to_pylist()
     ]
+
+
+def test_parts_hold_the_rows_of_their_groups_and_neighbours_are_not_copied() -> None:
+    groups = [np.array([0, 2, 3]), np.array([7]), np.array([499, 498][::-1])]
+    assert [p.to_pylist() for p in parts_of(BATCH, groups)] == [BATCH.take(pa.array(g)).to_pylist() for g in groups]
+    assert parts_of(BATCH, [None]) == [BATCH] and parts_of(BATCH, []) == []
+    (alone,) = parts_of(BATCH, [np.array([1, 5])])
+    assert alone.to_pylist() == [BATCH.to_pylist()[i] for i in (1, 5)]
+    for part, at in zip(parts_of(BATCH, [np.arange(2, 5), np.arange(9, 30)]), (2, 9), strict=True):
+        assert (
+            part.column(0).buffers()[1].address == BATCH.column(0).buffers()[1].address and part.column(0).offset == at
+        )
