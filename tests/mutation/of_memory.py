@@ -216,6 +216,21 @@ OF_MEMORY = (
         "tests/unit/kv/test_tablet.py",
     ),
     Mutant(
+        "new keys take the place of a row",
+        "kv/tablet.py",
+        "if len(slots) and slots.min() < 0:",
+        "if len(slots) and slots.max() < 0:",
+        "tests/unit/kv/test_tablet.py",
+    ),
+    Mutant(
+        "a table stops moving while its rows change",
+        "kv/index.py",
+        """        self._move(max(_MOVES_A_KEY * len(slots), _MOVES_MIN))
+        self._live_offsets""",
+        "        self._live_offsets",
+        "tests/unit/kv/test_index.py",
+    ),
+    Mutant(
         "keep the messages that updates came in",
         "kv/tablet.py",
         "if given is None or column.keeps_given else",

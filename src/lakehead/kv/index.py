@@ -87,6 +87,11 @@ class KeyIndex:
         self._each_table(kernels.apply_changes, keys, deleted, row_offsets, live, free, self._state, out)
         return out
 
+    def renew(self, slots: npt.NDArray[np.int64], row_offsets: npt.NDArray[np.int64]) -> None:
+        """What `apply` does where all keys have rows, in these slots, and none is removed."""
+        self._move(max(_MOVES_A_KEY * len(slots), _MOVES_MIN))
+        self._live_offsets.array[slots] = row_offsets
+
     def _each_table(self, kernel: Any, keys: KeyBatch, *more: object) -> None:
         """Have a kernel do, for each table, those keys that belong to it. To choose a table for each key would count
         its arrays as used and as free again, key by key, which takes three times as long."""

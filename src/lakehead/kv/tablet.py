@@ -64,6 +64,7 @@ class _Planned:
     Attributes:
         records: the rows of the change.
         keys: of the rows that were given, in their order.
+        slots: of the keys, -1 of new ones.
         ends: as of `Change`; the last record of each row is the one that stays.
         given: the rows themselves, where they have all columns.
     """
@@ -71,6 +72,7 @@ class _Planned:
     records: pa.RecordBatch
     base_offset: Offset
     keys: KeyBatch
+    slots: Slots
     ends: npt.NDArray[np.int64]
     given: pa.RecordBatch | None
 
@@ -181,7 +183,7 @@ class KvTablet:
         else:
             records = self._images(batch, image[:k], under[:k])
         if (prior < 0).all():
-            self._planned = _Planned(records, base_offset, keys, ends, batch if full else None)
+            self._planned = _Planned(records, base_offset, keys, slots, ends, batch if full else None)
         return Change(change[:k], prev[:k], records, ends)
 
     def plan_delete(self, keys: pa.RecordBatch) -> Change:
@@ -272,8 +274,12 @@ class KvTablet:
         """
         planned, self._planned = self._planned, None
         if planned is not None and planned.records is rows and planned.base_offset == base_offset:
-            at = planned.ends - 1
-            slots = self._index.apply(planned.keys, np.zeros(len(at), np.bool_), base_offset + at)
+            offsets = base_offset + planned.ends - 1
+            slots = planned.slots
+            if len(slots) and slots.min() < 0:
+                slots = self._index.apply(planned.keys, np.zeros(len(slots), np.bool_), offsets)
+            else:
+                self._index.renew(slots, offsets)
             if self._index.capacity != self._capacity:
                 self._resize()
             self._put(slots, planned.stays(self._columns))

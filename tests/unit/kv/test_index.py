@@ -101,6 +101,23 @@ def test_a_table_moves_wherever_a_run_of_keys_lies_also_around_its_end(at: int) 
     assert len(index._before) == 0 and len(index) == 1681
 
 
+@pytest.mark.parametrize("keys", [INTS, STRINGS], ids=["exact", "hashed"])
+def test_rows_of_keys_that_are_there_are_written_anew_while_the_table_moves(keys: pa.Array) -> None:
+    index, rows = KeyIndex(SEED), list(range(1270))
+    index.apply(batch(keys, rows), np.zeros(1270, np.bool_), np.arange(1270))
+    more = list(range(1270, 1340))
+    index.apply(batch(keys, more), np.zeros(70, np.bool_), np.arange(1270, 1340))
+    assert len(index._before), "it moves"
+    some = batch(keys, rows[:100])
+    for at in range(2000, 4000, 100):
+        if not len(index._before):
+            break
+        index.renew(index.probe(some), np.arange(at, at + 100))
+        found = index.probe(batch(keys, rows + more))
+        assert index.live_offsets[found].tolist() == [*range(at, at + 100), *range(100, 1340)]
+    assert not len(index._before) and at > 2100 and len(index) == 1340
+
+
 def test_one_key_many_times_in_one_batch() -> None:
     index = KeyIndex(SEED)
     deleted = np.array([False, False, True, False, True, True, False])
