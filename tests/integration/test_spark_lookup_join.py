@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 pytestmark = pytest.mark.spark
+MiB = 1 << 20
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +45,14 @@ def con(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lh.Connection]:
             partition_by="day",
         ).upsert([{"day": dt.date(2026, 1, d), "item": "x", "price": d} for d in (1, 2)])
         yield con
+
+
+def test_one_large_row_that_many_have_comes_in_batches_that_fit(con: lh.Connection, spark: SparkSession) -> None:
+    """Arrow's texts hold 2 GiB a batch."""
+    con.create_table("j.docs", {"id": "int64", "doc": "string"}, primary_key="id").upsert([{"id": 1, "doc": "x" * MiB}])
+    df = spark.range(2100).selectExpr("1L as id", "id as n").coalesce(1)
+    found = lhs.lookup_join(df, "j.docs", "id").selectExpr("sum(length(doc))", "sum(n)").collect()
+    assert [tuple(r) for r in found] == [(2100 * MiB, 2099 * 1050)]
 
 
 def test_left_and_inner(spark: SparkSession) -> None:
@@ -86,6 +95,12 @@ def test_no_rows(spark: SparkSession) -> None:
         ({"name": "j.users", "on": {"id": "id", "other": "id"}}, "each column of it once"),
         ({"name": "j.users", "on": "id", "how": "outer"}, "'left' or 'inner'"),
         ({"name": "j.users", "on": "id", "max_staleness": "soon"}, "duration"),
+        ({"name": "j.users", "on": None}, "on=None must name columns"),
+        ({"name": "j.users", "on": 5}, "on=5 must name columns"),
+        ({"name": "j.users", "on": [5]}, "must name columns"),
+        ({"name": "j.users", "on": {"id": None}}, "must name columns"),
+        ({"name": "j.users", "on": "id", "columns": 5}, "columns=5 must be a list of names"),
+        ({"name": "j.users", "on": "id", "columns": [None]}, "must be a list of names"),
     ],
 )
 def test_what_cannot_be(con: lh.Connection, spark: SparkSession, given: dict[str, Any], words: str) -> None:
@@ -132,6 +147,16 @@ def test_a_column_of_another_type_than_the_key(spark: SparkSession) -> None:
     for wrong in ("date'2026-01-01'", "array(1)", "'x'", "true"):
         with pytest.raises(lh.SchemaMismatchError, match=r"j\.users"):
             lhs.lookup_join(spark.range(1).selectExpr(f"{wrong} as id"), "j.users", on="id")
+
+
+def test_values_of_no_type(spark: SparkSession) -> None:
+    df = spark.range(1).selectExpr("id", "array() as x")
+    with pytest.raises(
+        lh.InvalidSchemaError, match=r"column 'x' has the type array<void>.*cast\(`x` as array<string>\)"
+    ):
+        lhs.lookup_join(df, "j.users", on="id")
+    with pytest.raises(lh.InvalidRequestError, match="must name columns"):
+        lhs.lookup_join(df.select("id"), "j.users", on=df["id"])  # type: ignore[arg-type]
 
 
 def test_columns_with_dots(spark: SparkSession) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import functions as F
 from tests.integration.conftest import embedded_only
 from tests.properties.test_change_feed import model
@@ -468,6 +468,26 @@ def test_changes_that_are_refused_make_no_table(con: lh.Connection, spark: Spark
             lhs.apply_changes(stream, "p.refused", **given)
     for expression in ("null", "make_dt_interval(0)", "make_ym_interval(amount)", "array(amount)"):
         refuse("sequence_by is of type", sequence_by=expression)
+    for expression in (
+        "max(amount)",
+        "max(amount) > 1",
+        "row_number() over (order by amount)",
+        "explode(array(amount))",
+    ):
+        refuse("apply_as_deletes is no expression", apply_as_deletes=expression)
+        refuse("sequence_by is no expression", sequence_by=expression)
+    for expression in ("struct(amount, amount)", "struct(amount, id as AMOUNT)"):
+        refuse("sequence_by ", sequence_by=expression)
+    refuse("must be an expression", sequence_by=5)
+    refuse("must be an expression", apply_as_deletes=True)
+    refuse("must name columns", keys=None)
+    refuse("must name columns", column_list=[5])
+    refuse("must be text", name=5)
+    for unsupported in (stream.groupBy("id").agg(F.max("amount").alias("amount")), stream.orderBy("id")):
+        with pytest.raises(AnalysisException):
+            lhs.apply_changes(unsupported, "p.refused", keys="id", sequence_by="amount")
+    with pytest.raises(AnalysisException):
+        lhs.apply_changes(stream, "p.refused", keys="id", sequence_by="monotonically_increasing_id()")
     refuse("a key cannot be called 'sequence'", stream.withColumnRenamed("id", "sequence"), keys="sequence")
     refuse("readStream", spark.createDataFrame([(1, "a", 2)], "id bigint, shop string, amount bigint"))
     assert con.tables() == tables

@@ -531,7 +531,7 @@ def test_a_table_that_is_overwritten_under_a_query(con: lh.Connection, moment: s
         con.rename_table(new.name, name, swap=True)
         if moment == "after":
             con.drop_table(new.name)
-        ends = "was dropped or overwritten, .* is now is another table: start the query with another checkpointLocation"
+        ends = "was dropped or overwritten, .* is another table, whose .* with another checkpointLocation"
         words = (
             rf"is called {new.name} now" if moment == "swapped" else rf"table {name}, which this query reads, {ends}"
         )

@@ -314,6 +314,20 @@ OF_READING = (
         "tests/integration/test_spark_pipeline.py",
     ),
     Mutant(
+        "a row that comes again keeps what the deleted one had",
+        "spark/change_feed.py",
+        "if set(target.schema.names) == set(feed.columns):",
+        "if True:",
+        "tests/unit/spark/test_change_feed.py",
+    ),
+    Mutant(
+        "join a large row to many in one batch",
+        "spark/key_join.py",
+        "if len(batches) == 1 and len(at) * sum(map(largest, batches[0].columns)) <= BYTES_MAX:",
+        "if len(batches) == 1:",
+        "tests/unit/spark/test_remembered.py",
+    ),
+    Mutant(
         "keep a writer by its thread",
         "api/writer.py",
         "return self._closing or self._writer() is None or self.error is not None",

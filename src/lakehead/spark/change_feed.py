@@ -8,6 +8,7 @@ rows were deleted. Both are written in one go, once for each micro-batch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -29,6 +30,7 @@ from lakehead.errors import (
     ColumnNotFoundError,
     InvalidRequestError,
     InvalidSchemaError,
+    NullKeyError,
     SchemaMismatchError,
     TableNotFoundError,
     WrongTableKindError,
@@ -77,8 +79,11 @@ class ChangeFeed:
     columns: tuple[str, ...]
     scd_type: ScdType
 
-    def require_tables(self, con: Connection, schema: pa.Schema) -> None:
+    def require_tables(self, con: Connection, schema: pa.Schema) -> list[str]:
         """Return once both exist, and fit; made from the schema of `prepared` changes where they do not.
+
+        Returns:
+            the names of those that were made.
 
         Raises:
             WrongTableKindError, SchemaMismatchError, InvalidRequestError: the target has another key, other columns, or
@@ -113,6 +118,7 @@ class ChangeFeed:
             definition_of(self.beside, sequences, primary_key=remembered, bucket_key=bucket_key)
         else:
             self._require_fits(beside, remembered, sequences)
+        made = [name for name, table in ((self.table, target), (self.beside, beside)) if table is None]
         if target is None:
             target = con.create_table(self.table, columns, primary_key=expected, bucket_key=bucket_key)
         if beside is None:
@@ -124,6 +130,7 @@ class ChangeFeed:
                 buckets=target.buckets,
                 if_not_exists=True,
             )
+        return made
 
     def _require_sequence(self, t: pa.DataType) -> None:
         """Refuse what does not order changes, or what no table has or has as a key."""
@@ -185,6 +192,12 @@ class ChangeFeed:
         types = df.select(*(c.alias(name) for name, c in given.items())).schema
         of_several = types[_SEQUENCE].dataType
         if self.scd_type == 1 and isinstance(of_several, st.StructType):
+            alike = names_alike(df)
+            if len({alike(n) for n in of_several.names}) < len(of_several.names):
+                raise InvalidRequestError(
+                    f"sequence_by has fields {of_several.names}, of which Spark takes some for one: name them, as in"
+                    " struct(a as first, b as second)"
+                )
             text = ordering_text(sequence, of_several)
             given[_SEQUENCE] = sequence if text is None else text
         for name in (*self.keys, _SEQUENCE):
@@ -247,6 +260,7 @@ class _Apply:
         target, beside = to
         change = _newest if self.feed.scd_type == 1 else _versions
         for chunk in whole_keys(batches, self.feed.keys):
+            _require_keys(self.feed.table, chunk.select(list(self.feed.keys)))
             require_sequences(self.feed.table, chunk[_SEQUENCE])
             made = change(self.feed, tables[0], tables[1], chunk)
             # A version that is deleted may come again in the same batch, never the other way round.
@@ -256,6 +270,21 @@ class _Apply:
                 target.add("upsert", rows_for_upsert(handles[0].desc, made.rows, None))
             if len(made.beside):
                 beside.add("upsert", rows_for_upsert(handles[1].desc, made.beside, None))
+
+
+def _require_keys(table: str, keys: pa.Table) -> None:
+    """Refuse changes that are of no row.
+
+    Raises:
+        NullKeyError: a key is null.
+    """
+    for name, column in zip(keys.column_names, keys.columns, strict=True):
+        if column.null_count:
+            raise NullKeyError(
+                f"changes for {table} have {column.null_count:,} nulls in the key column {name!r}: leave them out, as"
+                f' with where("{quoted(name)} is not null")',
+                column=name,
+            )
 
 
 def require_sequences(table: str, sequence: pa.ChunkedArray) -> None:
@@ -284,15 +313,22 @@ class _Made:
 def _newest(feed: ChangeFeed, target: Table, beside: Table, chunk: pa.Table) -> _Made:
     """Type 1: of each key the last change, unless a later one was applied before."""
     keys = list(feed.keys)
-    last = chunk.filter(pa.array(np.append(_differs_from_next(chunk, keys), True)))
+    ends = np.append(_differs_from_next(chunk, keys), True)
+    last = chunk.filter(pa.array(ends))
+    of_key = np.cumsum(ends) - ends  # which key each change is of
     at, known = places_of(beside, _keys(beside, last, keys))
     before = known[_REMEMBERED].take(pa.array(at, mask=at < 0))
-    sequence = _sequences(beside, last[_SEQUENCE], before.type)
-    kept = last.filter(pc.fill_null(pc.greater_equal(sequence, before), True))
-    deleted = kept[_DELETED]
+    sequence = _sequences(beside, chunk[_SEQUENCE], before.type)
+    counts = np.asarray(pc.fill_null(pc.greater_equal(sequence, before.take(pa.array(of_key))), True))
+    kept = last.filter(pa.array(counts[ends]))
+    deleted = counts & np.asarray(chunk[_DELETED])
+    if set(target.schema.names) == set(feed.columns):
+        deleted &= ends
+    # A row that comes again after it was deleted begins anew, also in columns that the changes do not have.
+    gone = np.unique(of_key[deleted])
     return _Made(
-        kept.filter(pc.invert(deleted)).select(list(feed.columns)),
-        kept.filter(deleted).select(keys),
+        kept.filter(pc.invert(kept[_DELETED])).select(list(feed.columns)),
+        last.take(pa.array(gone)).select(keys),
         kept.select([*keys, _SEQUENCE]).rename_columns([*keys, _REMEMBERED]),
     )
 
@@ -423,10 +459,14 @@ def _expression(changes: DataFrame, what: str, given: str | Column) -> tuple[Col
         ColumnNotFoundError: the changes do not have one of its columns.
         InvalidRequestError: it is no expression.
     """
+    if not isinstance(given, str | Column):
+        raise InvalidRequestError(f"{what}={given!r} must be an expression, as text or as a column")
     try:
         with handled():
             column = F.expr(given) if isinstance(given, str) else given
             fields = changes.select(column).schema.fields
+            if len(fields) == 1:  # no aggregate, no window, and nothing that makes several rows of one
+                _ = changes.where(column.isNotNull()).schema
     except AnalysisException as e:
         why = str(e).partition("\n")[0]
         if (e.getCondition() or "").startswith("UNRESOLVED_COLUMN"):
@@ -456,6 +496,8 @@ def _names(changes: DataFrame, what: str, given: Names, alike: Alike) -> tuple[s
         ColumnNotFoundError: the changes do not have one.
     """
     several = (given,) if isinstance(given, str | Column) else given
+    if not isinstance(several, Iterable) or not all(isinstance(c, str | Column) for c in several):
+        raise InvalidRequestError(f"{what}={given!r} must name columns of the changes")
     names = [c if isinstance(c, str) else _expression(changes, what, c)[1].name for c in several]
     there, folded = changes.columns, {alike(c): c for c in changes.columns}
     found = [c if c in there else folded.get(alike(c)) for c in names]
@@ -503,6 +545,8 @@ def apply_changes(
     """See `lakehead.spark.apply_changes`."""
     if str(stored_as_scd_type) not in ("1", "2"):
         raise InvalidRequestError(f"stored_as_scd_type={stored_as_scd_type!r} must be 1 or 2")
+    if not isinstance(name, str | None):
+        raise InvalidRequestError(f"name={name!r} must be text: what Spark calls the query")
     con = connection_of(changes.sparkSession)
     if not changes.isStreaming:
         raise InvalidRequestError("a DataFrame of spark.read does not grow: begin with spark.readStream")
@@ -533,9 +577,15 @@ def apply_changes(
             " number, string or time"
         ) from e
     writer = writer_of(prepared, checkpoint=checkpoint, name=name, trigger=trigger)
-    feed.require_tables(con, schema)
+    made = feed.require_tables(con, schema)
 
     def work(rows: DataFrame, batch: JobBatch, *, small: bool) -> None:
         feed.apply(con, rows, batch, small=small)
 
-    return started(prepared, writer, con, work)
+    try:
+        return started(prepared, writer, con, work)
+    except AnalysisException:  # of what no stream may have: the query has not begun
+        for unused in made:
+            with suppress(TableNotFoundError):
+                con.drop_table(unused)
+        raise

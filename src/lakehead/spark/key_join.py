@@ -7,12 +7,13 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import Column
 from pyspark.sql.types import StructType
 
 from lakehead.api.table import Table, handle_of
@@ -24,7 +25,8 @@ from lakehead.errors import (
     TableNotFoundError,
     WrongTableKindError,
 )
-from lakehead.format.joins import join
+from lakehead.format.arrays import to_arrow
+from lakehead.format.joins import BYTES_MAX, join, largest, taken
 from lakehead.format.read_as import cast_to
 from lakehead.format.rows import to_key_table
 from lakehead.format.schema import nearest_name
@@ -131,7 +133,7 @@ class LookupJoin:
             except TableNotFoundError:  # dropped since it was opened: another one may have its name
                 table = self._opened()
                 rows = self.joined(table, batch)
-            yield rows
+            yield from rows
 
     def _opened(self) -> Table:
         try:
@@ -143,18 +145,25 @@ class LookupJoin:
         self.planned.require(handle_of(table).desc)
         return table
 
-    def joined(self, table: Table, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """A batch with the columns of the table, in its order."""
+    def joined(self, table: Table, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """A batch with what the table has for it now, in its order; in several where one would be too many bytes, as
+        where many rows have one large one."""
         at, found = self._found(table, batch.select(list(self.on)).rename_columns(list(table.primary_key)))
-        if self.how == "inner":
-            kept = pc.is_valid(at)
-            batch, at = batch.filter(kept), at.filter(kept)
-        added = found.take(at)
-        return cast_to(self.schema, pa.RecordBatch.from_arrays([*batch.columns, *added.columns], self.schema.names))
+        return self._with_found(batch, at, found)
 
-    def _found(self, table: Table, keys: pa.RecordBatch) -> tuple[pa.Array, pa.RecordBatch]:
-        """For each key the position of its row, null for none, and the rows. A key with a null has none, and one that
-        the table could not have."""
+    def _with_found(self, batch: pa.RecordBatch, at: Positions, found: pa.Table) -> Iterator[pa.RecordBatch]:
+        if self.how == "inner":
+            kept = np.flatnonzero(at >= 0)
+            batch, at = batch.take(to_arrow(kept)), at[kept]
+        start = 0
+        for count, added in _rows_at(found, at):
+            rows = [*batch.slice(start, count).columns, *added]
+            yield cast_to(self.schema, pa.RecordBatch.from_arrays(rows, self.schema.names))
+            start += count
+
+    def _found(self, table: Table, keys: pa.RecordBatch) -> tuple[Positions, pa.Table]:
+        """For each key the position of its row, -1 for none, and the rows. A key with a null has none, and one that the
+        table could not have."""
         whole = np.ones(keys.num_rows, bool)
         for column in keys.columns:
             whole &= ~np.asarray(pc.is_null(column))
@@ -163,7 +172,7 @@ class LookupJoin:
         found, rows = self._places(table, pa.concat_tables([fitting for _, fitting in asked]))
         at = np.full(keys.num_rows, -1)
         at[places] = found
-        return pa.array(at, mask=at < 0), rows
+        return at, rows
 
     def _fitting(self, table: Table, keys: pa.Table, places: Positions) -> list[tuple[Positions, pa.Table]]:
         """The keys at these places as the table has them, without those that it cannot hold: what another type gives
@@ -182,10 +191,10 @@ class LookupJoin:
         parts = (places[:half], places[half:]) if half else (places[:0],)
         return [found for part in parts for found in self._fitting(table, keys, part)]
 
-    def _places(self, table: Table, keys: pa.Table) -> tuple[Positions, pa.RecordBatch]:
+    def _places(self, table: Table, keys: pa.Table) -> tuple[Positions, pa.Table]:
         columns = self.planned.columns.names
 
-        def ask(unknown: pa.Table) -> tuple[Positions, pa.RecordBatch]:
+        def ask(unknown: pa.Table) -> tuple[Positions, pa.Table]:
             found, rows = places_of(table, unknown)
             self.planned.require(handle_of(table).desc)  # it may have been altered meanwhile
             return found, rows.select(columns)
@@ -201,21 +210,32 @@ class LookupJoin:
 _remembered = RememberedJoins()
 
 
-def places_of(table: Table, keys: pa.Table) -> tuple[Positions, pa.RecordBatch]:
+def _rows_at(rows: pa.Table, at: Positions) -> Iterator[tuple[int, list[pa.Array]]]:
+    """The columns of the rows at these positions, of nulls for -1, in parts of bounded bytes; each with its length."""
+    batches = rows.to_batches() or [pa.RecordBatch.from_pylist([], rows.schema)]
+    if len(batches) > 1 and rows.nbytes <= BYTES_MAX:
+        batches = [join(batches)]
+    if len(batches) == 1 and len(at) * sum(map(largest, batches[0].columns)) <= BYTES_MAX:
+        places = pa.array(at, mask=at < 0)
+        yield len(at), [column.take(places) for column in batches[0].columns]
+        return
+    absent = pa.RecordBatch.from_arrays([pa.nulls(1, t) for t in rows.schema.types], rows.schema.names)
+    there = [pa.RecordBatch.from_arrays(b.columns, rows.schema.names) for b in batches]
+    for part in taken([*there, absent], np.where(at < 0, rows.num_rows, at)):
+        yield part.num_rows, part.columns
+
+
+def places_of(table: Table, keys: pa.Table) -> tuple[Positions, pa.Table]:
     """The rows that a keyed table has for keys, which are of its types and may repeat; and for each key the position of
     its row among them, -1 for none."""
     names = keys.column_names
     once = keys.group_by(names, use_threads=False).aggregate([])
-    rows = join(table.lookup(once).combine_chunks().to_batches() or _none(table))
-    places = pa.Table.from_batches([rows]).select(names).append_column(_AT, pa.array(np.arange(rows.num_rows)))
+    rows = table.lookup(once)
+    places = rows.select(names).append_column(_AT, pa.array(np.arange(rows.num_rows)))
     matched = keys.append_column(_ROW, pa.array(np.arange(len(keys)))).join(places, names, join_type="inner")
     at = np.full(len(keys), -1)
     at[matched[_ROW].to_numpy()] = matched[_AT].to_numpy()
     return at, rows
-
-
-def _none(table: Table) -> list[pa.RecordBatch]:
-    return [pa.RecordBatch.from_pylist([], table.schema)]
 
 
 def lookup_join(
@@ -286,6 +306,11 @@ def _there(names: Sequence[str], name: str, alike: Alike) -> str | None:
     return name if name in names else next((n for n in names if alike(n) == alike(name)), None)
 
 
+def _listed(names: object) -> list[Any]:
+    """What was given as a list; as one of itself where it is none, which is no name."""
+    return list(names) if isinstance(names, Iterable) and not isinstance(names, Column) else [names]
+
+
 def _on(
     table: Table, of_frame: Sequence[str], on: str | Sequence[str] | Mapping[str, str], alike: Alike
 ) -> tuple[str, ...]:
@@ -296,7 +321,9 @@ def _on(
         InvalidRequestError: they are not the primary key: all of it, and each column once.
     """
     names = [on] if isinstance(on, str) else on
-    pairs = list(names.items()) if isinstance(names, Mapping) else [(n, n) for n in names]
+    pairs = list(names.items()) if isinstance(names, Mapping) else [(n, n) for n in _listed(names)]
+    if not all(isinstance(n, str) for pair in pairs for n in pair):
+        raise InvalidRequestError(f"on={on!r} must name columns: 'id', ['a', 'b'] or {{'its name': 'name in the key'}}")
     of_key = {_there(table.primary_key, key, alike) or key: own for own, key in pairs}
     if set(of_key) != set(table.primary_key) or len(of_key) < len(pairs):
         raise InvalidRequestError(
@@ -320,7 +347,9 @@ def _columns(table: Table, of_frame: Sequence[str], columns: Sequence[str] | Non
         InvalidRequestError: one is named twice, or the DataFrame has it already.
     """
     own = [c for c in table.schema.names if c not in table.primary_key]
-    named = own if columns is None else [columns] if isinstance(columns, str) else list(columns)
+    named = own if columns is None else [columns] if isinstance(columns, str) else _listed(columns)
+    if not all(isinstance(c, str) for c in named):
+        raise InvalidRequestError(f"columns={columns!r} must be a list of names of columns of {table.name}")
     wanted = [_there(table.schema.names, c, alike) or c for c in named]
     for c in wanted:
         if c not in table.schema.names:

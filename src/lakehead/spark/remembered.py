@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from lakehead.env.clock import Clock
-from lakehead.format.joins import join
 
 KEYS_MAX = 1 << 17
 BYTES_MAX = 32 << 20
@@ -19,7 +18,7 @@ JOINS_MAX = 8
 """Joins of which a process remembers something; the one that was used longest ago goes first."""
 
 Positions = np.ndarray[tuple[int], np.dtype[np.int64]]
-Ask = Callable[[pa.Table], tuple[Positions, pa.RecordBatch]]
+Ask = Callable[[pa.Table], tuple[Positions, pa.Table]]
 """For keys, which may repeat, the position of each one's row, -1 for none, and the rows."""
 
 
@@ -29,7 +28,7 @@ class _Answer:
 
     at: float
     keys: Sequence[Hashable]
-    rows: pa.RecordBatch
+    rows: pa.Table
 
 
 class Remembered:
@@ -53,7 +52,7 @@ class Remembered:
         """How many keys are remembered."""
         return len(self._places)
 
-    def places(self, keys: pa.Table, ask: Ask) -> tuple[Positions, pa.RecordBatch]:
+    def places(self, keys: pa.Table, ask: Ask) -> tuple[Positions, pa.Table]:
         """What ``ask`` would say of keys, which it is asked of those that are not remembered."""
         now = self._clock.monotonic()
         while self._answers and now - self._answers[0].at >= self._seconds:
@@ -62,7 +61,7 @@ class Remembered:
         known = [self._places.get(key) for key in wanted]
         unknown = [n for n, place in enumerate(known) if place is None]
         used: dict[_Answer, int] = {}  # where its rows begin in what is returned
-        rows: list[pa.RecordBatch] = []
+        rows: list[pa.Table] = []
         at = np.full(len(wanted), -1, np.int64)
         total = 0
         if unknown or not wanted:
@@ -79,7 +78,7 @@ class Remembered:
                     rows.append(answer.rows)
                     total += answer.rows.num_rows
                 at[n] = used[answer] + row
-        return at, join(rows) if rows else self._answers[-1].rows
+        return at, pa.concat_tables(rows) if rows else self._answers[-1].rows
 
     def _remember(self, answer: _Answer, found: Positions) -> None:
         if not answer.keys or len(answer.keys) > self._keys_max or answer.rows.nbytes > self._bytes_max:

@@ -239,8 +239,9 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             told = f"{was}: the query ends with it"
         else:
             told = (
-                f"{was} or overwritten, and the {handle.desc.path} there is now is another table: start the query with"
-                " another checkpointLocation to read that"
+                f"{was} or overwritten, and the {handle.desc.path} there is now is another table, whose offsets"
+                " begin anew: start the query with another checkpointLocation to read that, and make anew what it has"
+                " written by the old ones, as apply_changes does with sequence_by='__offset'"
             )
         return TableNotFoundError(told, table=str(handle.desc.path))
 
@@ -264,8 +265,9 @@ class LakeheadStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if offset.table_id != handle.desc.table_id:
             raise TableNotFoundError(
                 f"table {offset.table}, which this query's checkpoint is of, was dropped, overwritten or renamed, and"
-                f" the {handle.desc.path} there is now is another table: start the query with another"
-                " checkpointLocation, or load the stream by the name that the first one has now",
+                f" the {handle.desc.path} there is now is another table, whose offsets begin anew: start the query with"
+                " another checkpointLocation, and make anew what it has written by the old ones (as apply_changes does"
+                " with sequence_by='__offset'), or load the stream by the name that the first one has now",
                 table=offset.table,
             )
 

@@ -165,7 +165,9 @@ def arrow_schema(schema: st.StructType) -> pa.Schema:
             if isinstance(e, PySparkException):
                 raise
             return to_arrow_schema(schema)
-    except PySparkException as e:
+    except (PySparkException, ValueError) as e:
+        if empty := next((f for f in schema if _holds_nothing(f.dataType)), None):
+            raise _of_nothing(empty) from e
         column = next((f for f in schema if _holds(f.dataType, _WITHOUT_ARROW)), None)
         if column is None:
             raise
@@ -184,12 +186,8 @@ def written_schema(schema: st.StructType) -> pa.Schema:
             struct that nothing reads back as what it was.
     """
     for column in schema:
-        if not isinstance(column.dataType, st.NullType) and _holds(column.dataType, (st.NullType,)):
-            raise InvalidSchemaError(
-                f"column {column.name!r} has the type {column.dataType.simpleString()}, of values that are all null:"
-                f" cast it to one, such as cast({quoted(column.name)} as array<string>)",
-                column=column.name,
-            )
+        if _holds_nothing(column.dataType):
+            raise _of_nothing(column)
         for kind, instead in _STRUCTS_IN_ARROW.items():
             if _holds(column.dataType, (kind,)):
                 raise InvalidSchemaError(
@@ -253,3 +251,16 @@ def literal(value: pa.Scalar) -> Column:
     if isinstance(plain, dt.date | dt.time):
         return F.lit(plain.isoformat()).cast(_plain_type(value.type))
     return F.lit(str(plain).lower())
+
+
+def _holds_nothing(t: st.DataType) -> bool:
+    """Whether there are values inside of which each is null, of no type."""
+    return not isinstance(t, st.NullType) and _holds(t, (st.NullType,))
+
+
+def _of_nothing(column: st.StructField) -> InvalidSchemaError:
+    return InvalidSchemaError(
+        f"column {column.name!r} has the type {column.dataType.simpleString()}, of values that are all null: cast it to"
+        f" one, such as cast({quoted(column.name)} as array<string>)",
+        column=column.name,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import lakehead as lh
 from lakehead.api.table import handle_of
 from lakehead.client.staging import JobBatch, publish_together
-from lakehead.errors import InvalidRequestError, SchemaMismatchError
+from lakehead.errors import InvalidRequestError, NullKeyError, SchemaMismatchError
 from lakehead.spark.change_feed import _DELETED, _SEQUENCE, ChangeFeed, ScdType, _Apply
 
 NAN = float("nan")
@@ -234,3 +235,49 @@ def test_a_value_that_a_table_does_not_hold_is_told_by_its_column(con: lh.Connec
     with pytest.raises(SchemaMismatchError, match=r"rows for a\.t: column 'v' is int32"):
         apply(con, changes, 0, rows)
     assert con.table("a.t").scan().count() == con.table(changes.beside).scan().count() == 0
+
+
+def test_a_row_that_comes_again_has_nothing_of_the_one_that_was_deleted_however_micro_batches_are_cut(
+    con: lh.Connection,
+) -> None:
+    """Also where the target has columns that the changes do not have."""
+    rng, changes = random.Random(3), feed(1, "a.part")
+    for _ in range(25):
+        table = con.create_table("a.part", {"k": "int64", "v": "int64", "note": "string"}, primary_key="k")
+        changes.require_tables(con, schema(pa.int64()))
+        rows = [{"k": k, "v": rng.randrange(9), "s": s} for s, k in enumerate(rng.choices(range(3), k=12))]
+        rows = [{"k": r["k"], "v": r["v"], _SEQUENCE: r["s"], _DELETED: rng.random() < 0.4} for r in rows]
+        live: dict[int, tuple[int, str | None]] = {}
+        for r in rows:
+            known = live.pop(r["k"], (0, None))
+            if not r[_DELETED]:
+                live[r["k"]] = r["v"], known[1]
+            if rows.index(r) == 5:
+                live = {k: (v, f"note {k}") for k, (v, _) in live.items()}
+        number = 0
+        for part in (rows[:6], rows[6:]):
+            cuts = sorted(rng.sample(range(1, 6), rng.randrange(3)))
+            for start, end in itertools.pairwise([0, *cuts, 6]):
+                apply(con, changes, number, pa.Table.from_pylist(part[start:end], schema(pa.int64())))
+                number += 1
+            if part[-1] is rows[5]:
+                there = table.scan(columns=["k"]).to_arrow()["k"].to_pylist()
+                if there:
+                    table.upsert([{"k": k, "note": f"note {k}"} for k in there], columns=["k", "note"])
+        found = {r["k"]: (r["v"], r["note"]) for r in table.scan().to_arrow().to_pylist()}
+        assert found == live
+        con.drop_table("a.part")
+        con.drop_table("a.part__sequences")
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_change_of_no_row_is_refused_with_all_of_its_batch(
+    con: lh.Connection, scd_type: ScdType, deleted: bool
+) -> None:
+    changes = feed(scd_type)
+    changes.require_tables(con, schema(pa.int64()))
+    rows = [{"k": k, "v": 1, _SEQUENCE: n, _DELETED: deleted} for n, k in enumerate((1, 2, None))]
+    with pytest.raises(NullKeyError, match=r"changes for a\.t have 1 nulls in the key column 'k': leave them out.*`k`"):
+        apply(con, changes, 0, pa.Table.from_pylist(rows, schema(pa.int64())))
+    assert all(len(con.table(name).scan().to_arrow()) == 0 for name in con.tables())

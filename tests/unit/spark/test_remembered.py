@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 import lakehead as lh
 from lakehead.api.table import handle_of
 from lakehead.env.clock import SystemClock
+from lakehead.format import joins
 from lakehead.spark import remembered
 from lakehead.spark.remembered import Positions, Remembered, RememberedJoins
 
@@ -34,11 +36,11 @@ class Store:
         self.values = values
         self.asked: list[list[str]] = []
 
-    def __call__(self, keys: pa.Table) -> tuple[Positions, pa.RecordBatch]:
+    def __call__(self, keys: pa.Table) -> tuple[Positions, pa.Table]:
         asked = keys["k"].to_pylist()
         self.asked.append(asked)
         there = [k for k in self.values if k in asked]
-        rows = pa.RecordBatch.from_pylist([{"v": self.values[k]} for k in there], ROW)
+        rows = pa.Table.from_pylist([{"v": self.values[k]} for k in there], ROW)
         return np.array([there.index(k) if k in there else -1 for k in asked], np.int64), rows
 
 
@@ -67,10 +69,10 @@ def test_keys_of_every_type_and_of_any_year(t: pa.DataType) -> None:
         keys = pa.array(["zero", "more", "some"]).cast(pa.binary()).cast(t)
     asked = []
 
-    def ask(unknown: pa.Table) -> tuple[Positions, pa.RecordBatch]:
+    def ask(unknown: pa.Table) -> tuple[Positions, pa.Table]:
         asked.append(len(unknown))
         at = pc.index_in(unknown["k"].combine_chunks(), keys.slice(1)).fill_null(-1)
-        return at.to_numpy().astype(np.int64), pa.record_batch({"v": ["large", "small"]})
+        return at.to_numpy().astype(np.int64), pa.table({"v": ["large", "small"]})
 
     found = Remembered(5.0, Clock())
     for _ in range(2):
@@ -137,6 +139,32 @@ def con(tmp_path: Path) -> Iterator[lh.Connection]:
         yield con
 
 
+def test_rows_that_many_have_come_in_parts(con: lh.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lakehead.spark import key_join
+    from lakehead.spark.key_join import LookupJoin, Planned
+
+    schema = pa.schema([("k", pa.int64()), ("n", pa.int64()), ("v", pa.string()), ("l", pa.list_(pa.int8()))])
+    table = con.create_table("a.b", schema, primary_key="k", buckets=3)
+    have = {k: {"k": k, "n": k, "v": f"{k}" * 900, "l": [k] * k} for k in range(1, 7)}
+    table.upsert(list(have.values()))
+    given = [{"k": k} for k in (1, 9, 2, 1, 1, None, 6, 5, 5, 4, 3, 1, 8)]
+    batch = pa.RecordBatch.from_pylist(given, pa.schema([("k", pa.int64())]))
+    for columns, how in itertools.product((["v", "l", "n"], ["n"], []), ("left", "inner")):
+        planned = Planned.of(handle_of(table).desc, columns)
+        out = pa.schema([("k", pa.int64()), *(schema.field(c) for c in columns)])
+        join = LookupJoin(con.uri, "a.b", ("k",), planned, how, 0, out)  # type: ignore[arg-type]
+        rows = [{**g, **{c: have.get(g["k"], {}).get(c) for c in columns}} for g in given]
+        expected = [r for r in rows if how == "left" or r["k"] in have]
+        with monkeypatch.context() as patch:
+            assert [r for b in join.joined(table, batch) for r in b.to_pylist()] == expected
+            patch.setattr(key_join, "BYTES_MAX", 2000)
+            patch.setattr(joins, "BYTES_MAX", 2000)
+            parts = list(join.joined(table, batch))
+        assert [r for b in parts for r in b.to_pylist()] == expected
+        assert not columns or all(b.nbytes <= 2500 for b in parts)
+        assert (len(parts) > 4) == ("v" in columns)
+
+
 @pytest.mark.parametrize("stale_ms", [0, 5000])
 def test_a_join_asks_again_when_it_must(con: lh.Connection, stale_ms: int) -> None:
     from lakehead.spark.key_join import LookupJoin, Planned
@@ -151,7 +179,7 @@ def test_a_join_asks_again_when_it_must(con: lh.Connection, stale_ms: int) -> No
     batch = pa.RecordBatch.from_pylist([{"k": 1}, {"k": 2}, {"k": None}], pa.schema([("k", pa.int64())]))
 
     def seen() -> list[str | None]:
-        out: list[str | None] = join.joined(table, batch)["v"].to_pylist()
+        out: list[str | None] = next(join.joined(table, batch))["v"].to_pylist()
         return out
 
     assert seen() == ["old", None, None]
