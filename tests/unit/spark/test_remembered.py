@@ -139,7 +139,10 @@ def con(tmp_path: Path) -> Iterator[lh.Connection]:
         yield con
 
 
-def test_rows_that_many_have_come_in_parts(con: lh.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("asked", [(1, 9, 2, 1, 1, None, 6, 5, 5, 4, 3, 1, 8), (1,) * 9])
+def test_rows_that_many_have_come_in_parts(
+    con: lh.Connection, monkeypatch: pytest.MonkeyPatch, asked: tuple[int | None, ...]
+) -> None:
     from lakehead.spark import key_join
     from lakehead.spark.key_join import LookupJoin, Planned
 
@@ -147,7 +150,7 @@ def test_rows_that_many_have_come_in_parts(con: lh.Connection, monkeypatch: pyte
     table = con.create_table("a.b", schema, primary_key="k", buckets=3)
     have = {k: {"k": k, "n": k, "v": f"{k}" * 900, "l": [k] * k} for k in range(1, 7)}
     table.upsert(list(have.values()))
-    given = [{"k": k} for k in (1, 9, 2, 1, 1, None, 6, 5, 5, 4, 3, 1, 8)]
+    given = [{"k": k} for k in asked]
     batch = pa.RecordBatch.from_pylist(given, pa.schema([("k", pa.int64())]))
     for columns, how in itertools.product((["v", "l", "n"], ["n"], []), ("left", "inner")):
         planned = Planned.of(handle_of(table).desc, columns)
