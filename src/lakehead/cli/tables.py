@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
     from lakehead.api.connection import Connection
     from lakehead.api.table import Table
+
+
+_log = logging.getLogger(__name__)
 
 
 def register(app: typer.Typer) -> None:
@@ -321,9 +325,11 @@ def status(session: Session, table: Annotated[str | None, typer.Argument(metavar
         if table is not None:
             _tablets(session, con.table(table))
             return
-        rows = table_states(con)
+        untold: dict[str, LakeheadError] = {}
+        rows = table_states(con, untold.__setitem__)
         if session.json:
             write_json({"uri": con.uri, "tables": rows})
+            require_told(untold)
             return
         columns = ["table", "kind", "tablets", "rows", "lake", "lag rows", "lag"]
         cells = [
@@ -331,6 +337,7 @@ def status(session: Session, table: Annotated[str | None, typer.Argument(metavar
             for r in rows
         ]
         write_table(columns, cells, title=con.uri)
+        require_told(untold)
 
 
 def _tablets(session: Session, table: Table) -> None:
@@ -345,25 +352,37 @@ def _tablets(session: Session, table: Table) -> None:
     write_table([n.replace("_", " ").removesuffix(" seconds") for n in names], shown, title=table.name)
 
 
-def table_states(con: Connection, untold: Callable[[str, LakeheadError], None] | None = None) -> list[dict[str, Any]]:
+def table_states(
+    con: Connection, untold: Callable[[str, LakeheadError], None], names: Iterable[str] | None = None
+) -> list[dict[str, Any]]:
     """One plain dict a table, by name: the sums of its tablets' rows and lag, the age of its oldest untiered row.
 
     Args:
-        untold: given tables of which this cannot be told, damaged ones for example; None raises.
+        untold: given tables of which this cannot be told: damaged ones, those whose lake cannot be asked.
+        names: the tables; None for all.
     """
     from lakehead.client.patience import is_gone
 
     states = []
-    for name in con.tables():
+    for name in con.tables() if names is None else names:
         try:
             states.append(_state(con.table(name)))
         except TableNotFoundError:
             continue  # dropped meanwhile
         except LakeheadError as e:
-            if untold is None or is_gone(e):
+            if is_gone(e):
                 raise
             untold(name, e)
     return states
+
+
+def require_told(untold: Mapping[str, LakeheadError]) -> None:
+    """Once the others are shown, raise what kept a table from being so; of more than one the others are warnings."""
+    first, *others = untold.values() or [None]
+    for e in others:
+        _log.warning("%s", e)
+    if first is not None:
+        raise first
 
 
 def _state(table: Table) -> dict[str, Any]:

@@ -13,9 +13,9 @@ import typer
 from lakehead.cli.metrics import RoundMetrics, new_registry, served
 from lakehead.cli.output import count_text, write_json, write_line
 from lakehead.cli.session import Session, command
-from lakehead.cli.tables import table_states
+from lakehead.cli.tables import require_told, table_states
 from lakehead.cli.tiering_status import status, top
-from lakehead.errors import InvalidRequestError, TableNotFoundError
+from lakehead.errors import InvalidRequestError, LakeheadError, TableNotFoundError
 from lakehead.tiering.executor import SmallRounds
 
 if TYPE_CHECKING:
@@ -42,14 +42,33 @@ def once(
     all_tables: Annotated[bool, typer.Option("--all", help="All tables with a lake, one after the other.")] = False,
 ) -> None:
     """Move to the lake what is not there yet: one round, in this process, without Spark."""
+    from lakehead.client.patience import is_gone
+
     if (table is None) is not all_tables:
         raise InvalidRequestError("name one table, or give --all")
     with session.connect() as con:
-        names = [table] if table else [str(s["table"]) for s in table_states(con) if s["lake"]]
+        names = [table] if table else _lake_tables(con)
+        failed: dict[str, LakeheadError] = {}
         for name in names:
-            _show_round(session, name, con.tier(name))
+            try:
+                _show_round(session, name, con.tier(name))
+            except LakeheadError as e:
+                if is_gone(e):
+                    raise
+                failed[name] = e
+        require_told(failed)
     if not names and not session.json:
         write_line("no table has a lake: see `lakehead table create --lake`")
+
+
+def _lake_tables(con: Connection) -> list[str]:
+    """Names of the tables with a lake, which is not asked."""
+    found = []
+    for name in con.tables():
+        with contextlib.suppress(TableNotFoundError):  # dropped meanwhile
+            if con.table(name).describe()["lake"]:
+                found.append(name)
+    return found
 
 
 def _show_round(session: Session, table: str, result: TieringResult) -> None:
@@ -158,7 +177,7 @@ def _idle(con: Connection, tables: list[str] | None) -> Callable[[], bool]:
     from lakehead.protocol.table_choice import TableChoice
 
     chosen = TableChoice.of(tables)
-    there = [s["table"] for s in table_states(con) if s["lake"]]
+    there = _lake_tables(con)
     if missing := [t for t in tables or () if not any(name in TableChoice.of([t]) for name in there)]:
         raise TableNotFoundError(f"there is no lake table {' and no '.join(missing)}: see `lakehead status`")
     clock = SystemClock()
@@ -168,8 +187,12 @@ def _idle(con: Connection, tables: list[str] | None) -> Callable[[], bool]:
         nonlocal next_look
         if clock.monotonic() < next_look:
             return False
-        states = [s for s in table_states(con) if s["lake"] and s["table"] in chosen]
+        untold: dict[str, LakeheadError] = {}
+        states = table_states(con, untold.__setitem__, [name for name in _lake_tables(con) if name in chosen])
         next_look = clock.monotonic() + _LOOK_SECONDS
-        return not any(s["lag_rows"] for s in states)
+        if any(s["lag_rows"] for s in states):
+            return False
+        require_told(untold)  # it would not end
+        return True
 
     return idle

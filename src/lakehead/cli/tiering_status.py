@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lakehead.cli.output import count_text, seconds_text, write_json, write_table
+from lakehead.cli.output import count_text, seconds_text, write_json, write_line, write_table
 from lakehead.cli.session import Session
-from lakehead.cli.tables import table_states
+from lakehead.cli.tables import require_told, table_states
 from lakehead.config import parse_duration_ms
+from lakehead.errors import LakeheadError
 
 if TYPE_CHECKING:
     from lakehead.api.connection import Connection
@@ -28,12 +29,13 @@ def status(
 ) -> None:
     """Show the lake tables, the one nearest to missing its freshness first, and the jobs that tier them."""
     with session.connect() as con:
-        told = con.tiering_status()
-        states = _states(con, told)
+        told, untold = con.tiering_status(), dict[str, LakeheadError]()
+        states = _states(told, table_states(con, untold.__setitem__))
         held = {s["table"]: _files(con, s["table"]) for s in states} if files else {}
     if session.json:
         tables = [_plain(s) | ({"files": held[s["table"]]} if files else {}) for s in states]
         write_json({"tables": tables, "jobs": [_job(j) for j in told.jobs]})
+        require_told(untold)
         return
     write_table(_COLUMNS, [_cells(s) for s in states])
     if files:
@@ -42,6 +44,7 @@ def status(
         write_table(_JOB_COLUMNS, _job_cells(told))
     else:
         typer.echo("no tiering job asks this server: see `lakehead tier run`, `lakehead server --tier`")
+    require_told(untold)
 
 
 def top(
@@ -63,20 +66,28 @@ def top(
         for n in itertools.count():
             if n:
                 clock.sleep(seconds)
-            told, states, now = con.tiering_status(), table_states(con), clock.monotonic()
+            untold: dict[str, LakeheadError] = {}
+            told, states = con.tiering_status(), table_states(con, untold.__setitem__)
+            now = clock.monotonic()
             ends = {s["table"]: s["end"] for s in states}
             rates = {t: max(end - before[t], 0) / (now - at) for t, end in ends.items() if t in before}
-            lakes = {s["table"]: s for s in _states(con, told, states)}
+            lakes = {s["table"]: s for s in _states(told, states)}
             before, at = ends, now
             if session.json:
                 tables = [
                     {**_plain(lakes.get(s["table"], s)), "rows_per_second": rates.get(s["table"])} for s in states
                 ]
-                write_json({"tables": tables, "jobs": [_job(j) for j in told.jobs]})
+                failed = [
+                    {"table": name, "code": e.code, "kind": type(e).__name__, "message": e.message}
+                    for name, e in untold.items()
+                ]
+                write_json({"tables": tables, "jobs": [_job(j) for j in told.jobs], "errors": failed})
             else:
                 if sys.stdout.isatty():
                     sys.stdout.write("\x1b[H\x1b[2J")
                 _show_top(con.uri, states, lakes, rates, told)
+                for e in untold.values():
+                    write_line(e.message)
             sys.stdout.flush()
             if n + 1 == times:
                 return
@@ -111,13 +122,11 @@ def _files(con: Connection, name: str) -> list[dict[str, Any]]:
     return [found[key] for key in sorted(found)]
 
 
-def _states(
-    con: Connection, told: TieringStatus, states: Sequence[dict[str, Any]] | None = None
-) -> list[dict[str, Any]]:
+def _states(told: TieringStatus, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Lake tables, the one nearest to missing its freshness first, with their last rounds."""
     rounds = {t.table: t for t in told.tables}
     out = []
-    for state in table_states(con) if states is None else states:
+    for state in states:
         if not state["lake"]:
             continue
         allowed = parse_duration_ms(state["freshness"]) / 1000

@@ -138,24 +138,29 @@ class Quotas:
 
     # ---- bytes ------------------------------------------------------------------------------------------------
 
-    def admit(self, request: Request[Any], size: int, caller: Caller) -> None:
+    def admit(self, request: Request[Any], size: int, caller: Caller) -> bool:
         """Return when a request with so many bytes of rows or keys may be carried out; nothing of it was yet.
+
+        Returns:
+            whether it has waited.
 
         Raises:
             QuotaExceededError: its sender would wait for too long, or as many of its requests wait already.
             LimitExceededError: it writes to a table whose maker has stored too much.
         """
         if not self._now().quotas:
-            return
+            return False
         if size and request.privilege is Privilege.WRITE:
             for table in request.about:
                 if isinstance(table, str):
                     self._require_room(table, size)
         # What has no rows waits for nobody: leases are renewed, and servers found alive, by who is behind, too.
+        waited = False
         if caller.principal and (size or isinstance(request, Get)):
             if request.privilege is Privilege.READ:
-                self._pay(caller.principal, "bytes_out", 0)
-            self._pay(caller.principal, "bytes_in", size)
+                waited = self._pay(caller.principal, "bytes_out", 0)
+            waited = self._pay(caller.principal, "bytes_in", size) or waited
+        return waited
 
     def sent(self, size: Callable[[], int], caller: Caller) -> None:
         """So many bytes answer a request; who has asked pays before the next one."""
@@ -174,12 +179,12 @@ class Quotas:
         if caller.principal and size:
             self._pay(caller.principal, "bytes_out", size, gone)
 
-    def _pay(self, principal: str, way: Way, size: int, gone: Callable[[], bool] | None = None) -> None:
-        """``gone`` is that of a stream; a call is waited for until it is answered."""
+    def _pay(self, principal: str, way: Way, size: int, gone: Callable[[], bool] | None = None) -> bool:
+        """Whether it had to wait. ``gone`` is that of a stream; a call is waited for until it is answered."""
         quota = self._quota(principal)
         rate: int | None = getattr(quota, way)
         if rate is None:
-            return
+            return False
         with self._lock:
             debt = self._debt(principal, way, rate)
             seconds = debt.bytes / rate - _FREE_SECONDS
@@ -196,17 +201,18 @@ class Quotas:
                 )
             debt.bytes += size
             if seconds <= 0:
-                return
+                return False
             debt.waiting += gone is None
         try:
             until = self._clock.monotonic() + seconds
             while (left := until - self._clock.monotonic()) > 0 and self._quota(principal) == quota:
                 if self._closing() or (gone is not None and gone()):
-                    return
+                    break
                 self._clock.sleep(min(left, _STEP_SECONDS))
         finally:
             with self._lock:
                 debt.waiting -= gone is None
+        return True
 
     def _debt(self, principal: str, way: Way, rate: int) -> _Debt:
         now = self._clock.monotonic()

@@ -200,7 +200,8 @@ class Service:
             LakeheadError: it was refused, or failed.
         """
         self._require(request, caller)
-        self._quotas.admit(request, sum(a.size for a in attachments), caller)
+        if self._quotas.admit(request, sum(a.size for a in attachments), caller):
+            self._require(request, caller)  # what was granted may be taken back while it waits
         reply, parts = self._handled(request, attachments, caller)
         if caller.principal and isinstance(request, m.Get | m.Lookup):
             self._quotas.sent(lambda: sum(p.size for p in parts) or len(encode(reply)), caller)
