@@ -97,7 +97,7 @@ def test_a_copy_that_fails_or_dies_is_not_there(
     with monkeypatch.context() as patch:
         patch.setattr(Writer, "append", refuse)
         if dies:
-            patch.setattr(lh.Connection, "drop_table", lambda *_, **__: None)
+            patch.setattr(lh.Connection, "_drop", lambda *_, **__: None)
         with pytest.raises(StorageError, match="full"):
             con.copy_table("shop.t", "shop.u")
     with pytest.raises(TableNotFoundError):
@@ -105,3 +105,51 @@ def test_a_copy_that_fails_or_dies_is_not_there(
     assert len(con.tables()) == 1 + dies
     assert of(con.copy_table("shop.t", "shop.u").table) == rows(range(10))
     assert con.tables() == ["shop.t", "shop.u"]
+
+
+@pytest.mark.parametrize("when", ["it is complete", "the other has begun"])
+def test_of_two_that_make_a_copy_at_once_one_does(
+    con: lh.Connection, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Neither takes or drops what the other makes, under the same name."""
+    con.create_table("shop.t", SCHEMA).append(rows(range(50)))
+    with lh.connect(con.uri) as first, lh.connect(con.uri) as second:
+        rename, created = first._rename, second._created
+
+        def begun(desc: Any) -> lh.Table:
+            made = created(desc)
+            if when == "the other has begun":
+                for interfere in (
+                    lambda: rename(made.name, "shop.copy", only="a"),
+                    lambda: first._drop(made.name, only="a"),
+                ):
+                    with pytest.raises(TableNotFoundError, match=r"another table is called .* now"):
+                        interfere()
+            return made
+
+        def complete(old: str, new: str, *, only: str) -> lh.Table:
+            assert second.copy_table("shop.t", "shop.copy").rows == 50
+            return rename(old, new, only=only)
+
+        monkeypatch.setattr(second, "_created", begun)
+        monkeypatch.setattr(first, "_rename", complete)
+        with pytest.raises(TableExistsError, match=r"another call makes a table like shop\.t .* called shop\.copy"):
+            first.copy_table("shop.t", "shop.copy")
+    assert con.tables() == ["shop.copy", "shop.t"] and of(con.table("shop.copy")) == rows(range(50))
+
+
+def test_a_copy_of_the_same_name_begins_while_one_does(con: lh.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    con.create_table("shop.t", SCHEMA).append(rows(range(5)))
+    with lh.connect(con.uri) as second:
+        created = con._created
+
+        def later(desc: Any) -> lh.Table:
+            monkeypatch.undo()
+            second._created(desc)
+            return created(desc)
+
+        monkeypatch.setattr(con, "_created", later)
+        with pytest.raises(TableExistsError, match="another call makes a table like"):
+            con.copy_table("shop.t", "shop.copy")
+    assert len(con.tables()) == 2, "what the other makes stays"
+    assert con.copy_table("shop.t", "shop.copy").rows == 5 and con.tables() == ["shop.copy", "shop.t"]

@@ -285,7 +285,7 @@ class Connection(Displayed, Granting):
         if "now" in e.context:
             return e
         near = difflib.get_close_matches(str(path), self.tables(), 1)
-        if not near:
+        if not near or near[0] == str(path):  # another one has the name
             return e
         return TableNotFoundError(f"there is no table {path}; did you mean {near[0]!r}?", table=str(path))
 
@@ -329,9 +329,12 @@ class Connection(Displayed, Granting):
             LakeStateError: the lake's catalog has a table ``new`` of someone else's; nothing was changed.
             UnavailableError: the lake's catalog cannot be reached; nothing was changed.
         """
+        return self._rename(old, new, swap=swap)
+
+    def _rename(self, old: str, new: str, *, swap: bool = False, only: str = "") -> Table:
         path, to = TablePath.parse(old), TablePath.parse(new)
         request = m.RenameTable(
-            database=path.database, table=path.table, to_database=to.database, to_table=to.table, swap=swap
+            database=path.database, table=path.table, only=only, to_database=to.database, to_table=to.table, swap=swap
         )
         try:
             return self._opened(self._ask(request))
@@ -342,7 +345,8 @@ class Connection(Displayed, Granting):
         """Make a table of another one's definition and rows, as of one moment; what is written later is not in it.
 
         The rows pass through this process. The copy gets its name when it is complete, in one step; what is left of one
-        that died is removed when it is made again. Offsets, writers and lake snapshots are its own.
+        that died is removed when it is made again, and so is what another call makes at the same time, which fails.
+        Offsets, writers and lake snapshots are its own.
 
         Args:
             new: as for `create_table`; there is no such table.
@@ -350,7 +354,7 @@ class Connection(Displayed, Granting):
 
         Raises:
             TableNotFoundError: there is no table ``old``.
-            TableExistsError: there is a table ``new``.
+            TableExistsError: there is a table ``new``, or another call makes a copy of that name.
             InvalidSchemaError: it cannot have so many buckets.
         """
         return copy_table(self, old, new, buckets)
@@ -361,9 +365,12 @@ class Connection(Displayed, Granting):
         Raises:
             TableNotFoundError: there is none of that name.
         """
+        self._drop(name, purge=purge)
+
+    def _drop(self, name: str, *, purge: bool = False, only: str = "") -> None:
         path = TablePath.parse(name)
         try:
-            self._ask(m.DropTable(database=path.database, table=path.table, purge=purge))
+            self._ask(m.DropTable(database=path.database, table=path.table, only=only, purge=purge))
         except TableNotFoundError as e:
             raise self._with_near_name(e, path) from None
 

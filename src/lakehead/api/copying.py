@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from lakehead.api.display import Displayed
-from lakehead.api.table import Table
+from lakehead.api.table import Table, handle_of
 from lakehead.config import Limits
 from lakehead.errors import LakeheadError, PermissionDeniedError, TableExistsError, TableNotFoundError
 from lakehead.format.schema import validate_definition
@@ -26,9 +26,11 @@ class Tables(Protocol):
 
     def tables(self) -> list[str]: ...
 
-    def rename_table(self, old: str, new: str) -> Table: ...
+    def _rename(self, old: str, new: str, *, only: str) -> Table: ...
 
     def drop_table(self, name: str, *, purge: bool = False) -> None: ...
+
+    def _drop(self, name: str, *, purge: bool, only: str) -> None: ...
 
     def _created(self, desc: TableDescriptor) -> Table: ...
 
@@ -61,17 +63,21 @@ def copy_table(con: Tables, source: str, target: str, buckets: int | None) -> Ta
     if buckets is not None:
         _require_possible(desc, buckets)
     made = unfinished_like(con, desc, path, "copy", buckets)
-    unfinished = made.name
+    unfinished, only = made.name, handle_of(made).desc.table_id
     try:
         rows = 0
         with made.writer() as writer:
             for batch in scan.to_batches():
                 (writer.upsert if desc.keyed else writer.append)(batch)
                 rows += batch.num_rows
-        table = con.rename_table(unfinished, str(path))
-    except BaseException:
+        table = con._rename(unfinished, str(path), only=only)
+    except BaseException as e:
         with contextlib.suppress(LakeheadError):
-            con.drop_table(unfinished, purge=True)
+            con._drop(unfinished, purge=True, only=only)
+        if (
+            isinstance(e, TableNotFoundError) and str(desc.path) in con.tables()
+        ):  # so it is not the original that is gone
+            raise _made_by_another(desc, path) from e
         raise
     assert isinstance(scan._read, UnionRead)  # all rows
     return TableCopy(table, rows, {desc.tablet_id(key): end for key, (_, end) in scan._read.pinned.log.items()})
@@ -101,16 +107,26 @@ def unfinished_like(
     unfinished = TablePath(path.database, f"{path.table[:_NAME_MAX]}__{becoming}_of_{desc.table_id[:8]}")
     with contextlib.suppress(TableNotFoundError, PermissionDeniedError):
         con.drop_table(str(unfinished), purge=True)
-    made = con._created(
-        dataclasses.replace(desc, path=unfinished, buckets=desc.buckets if buckets is None else buckets)
-    )
+    try:
+        made = con._created(
+            dataclasses.replace(desc, path=unfinished, buckets=desc.buckets if buckets is None else buckets)
+        )
+    except TableExistsError as e:
+        raise _made_by_another(desc, path) from e
     try:
         _comment(made, desc)
     except BaseException:
         with contextlib.suppress(LakeheadError):
-            con.drop_table(str(unfinished), purge=True)
+            con._drop(str(unfinished), purge=True, only=handle_of(made).desc.table_id)
         raise
     return made
+
+
+def _made_by_another(desc: TableDescriptor, path: TablePath) -> TableExistsError:
+    return TableExistsError(
+        f"another call makes a table like {desc.path} that is to be called {path}: wait for it, or choose another name",
+        table=str(path),
+    )
 
 
 def was_overwritten(desc: TableDescriptor) -> bool:

@@ -119,10 +119,11 @@ class TableRequest(Request[A_co], Generic[A_co], frozen=True, kw_only=True):
 
 
 class NamedRequest(Request[A_co], Generic[A_co], frozen=True, kw_only=True):
-    """Base of requests that find a table by its name."""
+    """Base of requests that find a table by its name; ``only`` if it has this id."""
 
     database: str
     table: str
+    only: str = ""
 
     @property
     def path(self) -> TablePath:
@@ -244,9 +245,8 @@ class RenameTable(NamedRequest[TableReply], frozen=True, kw_only=True):
 
     @property
     def needs(self) -> Sequence[tuple[Privilege, Target]]:
-        to: Target = TablePath(self.to_database, self.to_table)
-        there = (Privilege.MANAGE, to) if self.swap else (Privilege.CREATE, Database(self.to_database))
-        return [(Privilege.MANAGE, self.path), there]
+        create = (Privilege.CREATE, Database(self.to_database))
+        return [(Privilege.MANAGE, self.path), (Privilege.MANAGE, self.to) if self.swap else create]
 
 
 class TruncateReply(Reply, frozen=True, kw_only=True):

@@ -192,7 +192,7 @@ class Definitions:
         _require_own_database(to)
         with self._create_lock:
             self._fence()
-            desc = self._named(request.path, caller, Privilege.MANAGE)
+            desc = self._named(request.path, caller, Privilege.MANAGE, request.only)
             if to == desc.path:
                 return self._reply(desc)
             tables = [desc.renamed(to)]
@@ -258,11 +258,12 @@ class Definitions:
                 table=str(asked.path),
             )
 
-    def _named(self, path: TablePath, caller: Caller, privilege: Privilege) -> TableDescriptor:
+    def _named(self, path: TablePath, caller: Caller, privilege: Privilege, only: str = "") -> TableDescriptor:
         """The table that has a name now, which may be another than had it when the request was let in.
 
         Raises:
-            TableNotFoundError: there is none; a new name of it is said to those who may know that.
+            TableNotFoundError: there is none, or not the one of the id ``only``; a new name of it is said to those who
+                may know that.
             PermissionDeniedError: the caller may not do this to it.
         """
         try:
@@ -273,11 +274,13 @@ class Definitions:
                 raise
             raise TableNotFoundError(f"there is no table {path}", table=str(path)) from None
         authorize(caller, privilege, desc.table_id)
+        if only not in ("", desc.table_id):
+            raise TableNotFoundError(f"another table is called {path} now", table=str(path))
         return desc
 
     def get(self, request: m.GetTable, caller: Caller) -> m.TableReply:
         """See `GetTable`."""
-        return self._reply(self._tables.in_force(self._named(request.path, caller, Privilege.DESCRIBE)))
+        return self._reply(self._tables.in_force(self._named(request.path, caller, Privilege.DESCRIBE, request.only)))
 
     def list_tables(self, request: m.ListTables, caller: Caller) -> m.NamesReply:
         """See `ListTables`."""
@@ -297,7 +300,7 @@ class Definitions:
 
     def drop(self, request: m.DropTable, caller: Caller) -> m.Done:
         """See `DropTable`."""
-        desc = self._named(request.path, caller, Privilege.MANAGE)
+        desc = self._named(request.path, caller, Privilege.MANAGE, request.only)
         with self._create_lock, self._tables.leaving(desc.table_id):
             self._fence()
             # The lake first: whatever a crash leaves, dropping again goes on from there.
