@@ -412,7 +412,7 @@ def catalog_errors(name: str) -> Iterator[None]:
     except NotImplementedError as e:
         raise UnavailableError(f"lake catalog {name!r} does not do what it was asked for: {e}", catalog=name) from e
     except (SQLAlchemyError, RESTError, OSError) as e:
-        raise UnavailableError(f"lake catalog {name!r} cannot be reached: {e}", catalog=name) from e
+        raise _unreached(name, e) from e
     except (NoSuchTableError, NoSuchNamespaceError, TableAlreadyExistsError) as e:
         raise UnavailableError(f"others changed lake catalog {name!r} meanwhile, try again: {e}", catalog=name) from e
     except ValidationError as e:
@@ -430,4 +430,12 @@ def _no_requests(name: str) -> Iterator[None]:
     try:
         yield
     except request_errors() as e:
-        raise UnavailableError(f"lake catalog {name!r} cannot be reached: {e}", catalog=name) from e
+        raise _unreached(name, e) from e
+
+
+def _unreached(name: str, e: Exception) -> UnavailableError:
+    # SQLAlchemy adds the statement and an address of its documentation, line by line.
+    why = " ".join(str(getattr(e, "orig", None) or e).split())
+    return UnavailableError(
+        f"lake catalog {name!r} cannot be reached ({why}): see whether it runs, and try again", catalog=name
+    )

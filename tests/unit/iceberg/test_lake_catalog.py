@@ -113,8 +113,11 @@ def test_a_catalog_out_of_reach_is_said_to_be(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"no database")
     config = LakeConfig(catalog={"type": "sql", "uri": f"sqlite:///{file}", "warehouse": f"file://{tmp_path}"})
-    with pytest.raises(UnavailableError, match="cannot be reached"):
+    with pytest.raises(UnavailableError) as e:
         LakeCatalog(config, "").iceberg.list_namespaces()
+    assert e.value.message == (
+        "lake catalog 'lakehead' cannot be reached (file is not a database): see whether it runs, and try again"
+    )
 
 
 class Proxy(BaseHTTPRequestHandler):
