@@ -45,26 +45,23 @@ def test_tables_are_told_but_for_one(uri: list[str]) -> None:
     for words in (["status"], ["tier", "status"], ["tier", "status", "--files"]):
         done = lakehead(*uri, *words, code=5)
         assert b"s.a" in done.stdout and b"s.c" in done.stdout and b"error: table s.b" in done.stderr
-    (look,) = map(json.loads, lakehead(*uri, "top", "--times", "1", "-o", "json").stdout.splitlines())
+    (look,) = map(json.loads, lakehead(*uri, "top", "--times", "1", "-o", "json", code=5).stdout.splitlines())
     assert [t["table"] for t in look["tables"]] == ["s.a", "s.c", "s.log"]
     assert [(e["table"], e["kind"]) for e in look["errors"]] == [("s.b", "LakeStateError")]
-    shown = lakehead(*uri, "top", "--times", "1").stdout
+    shown = lakehead(*uri, "top", "--times", "1", code=5).stdout
     assert b"s.c" in shown and b"table s.b has no table" in shown
 
 
 def test_rounds_are_done_but_for_one(uri: list[str]) -> None:
-    def lacks() -> dict[str, int]:
-        return {
-            t["table"]: t["lag_rows"]
-            for t in json.loads(lakehead(*uri, "status", "-o", "json", code=5).stdout)["tables"]
-        }
+    def lacks() -> dict[str, int | None]:
+        tables = json.loads(lakehead(*uri, "status", "-o", "json", code=5).stdout)["tables"]
+        return {t["table"]: t["lag_rows"] for t in tables}
 
     lakehead(*uri, "tier", "run", "--local", "--table", "s.a", "--until-idle")
     assert lacks() == {"s.a": 0, "s.c": 2, "s.log": None}
     done = lakehead(*uri, "tier", "once", "--all", code=5)
-    assert (
-        b"s.a: nothing to move" in done.stdout and b"s.c: 2 rows" in done.stdout and b"error: table s.b" in done.stderr
-    )
+    assert b"s.a: nothing to move" in done.stdout and b"s.c: 2 rows" in done.stdout
+    assert b"error: table s.b" in done.stderr
     assert lacks() == {"s.a": 0, "s.c": 0, "s.log": None}
     done = lakehead(*uri, "tier", "run", "--local", "--until-idle", code=5)
     assert b"error: table s.b" in done.stderr, "which would never be idle"

@@ -16,6 +16,8 @@ from lakehead.api import backup
 from lakehead.api.table import handle_of
 from lakehead.errors import LakeStateError, TableExistsError, TableNotFoundError, UnavailableError
 from lakehead.iceberg.lake_catalog import LakeCatalog
+from lakehead.protocol.privileges import Privilege
+from lakehead.server.definitions import Definitions
 from lakehead.server.maintenance import Maintenance
 from lakehead.server.tables import LiveTables
 
@@ -296,3 +298,20 @@ def test_in_sql(con: lh.Connection) -> None:
     assert con.tables() == ["shop.b"]
     con.sql("alter table if exists shop.a rename to c")
     assert con.tables() == ["shop.b"]
+
+
+def test_no_table_is_dropped_by_a_name_that_it_has_no_more(con: lh.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose name it is, is found out when nobody can be given another."""
+    make(con, "shop.a", lake=None)
+    named, renamed = Definitions._named, []
+
+    def found(self: Any, path: Any, caller: Any, privilege: Privilege, *more: Any) -> Any:
+        desc = named(self, path, caller, privilege, *more)
+        if privilege is Privilege.MANAGE and not self._create_lock.locked():
+            monkeypatch.undo()
+            renamed.append(con.rename_table("shop.a", "shop.b"))
+        return desc
+
+    monkeypatch.setattr(Definitions, "_named", found)
+    con.drop_table("shop.a")
+    assert con.tables() == [] and not renamed

@@ -199,6 +199,29 @@ def test_of_two_overwrites_at_once_the_later_is_there(con: lh.Connection) -> Non
     assert written(con, "w.twice") == [(2, "x")] and con.tables("w") == tables
 
 
+def test_an_overwrite_takes_no_name_from_one_that_begins_meanwhile(con: lh.Connection) -> None:
+    con.create_table("w.meanwhile", SCHEMA).append([{"id": 0, "v": "old"}])
+    tables = con.tables("w")
+    first = overwrite_of(con, "w.meanwhile")
+    BatchWriter.commit(first, [first.write(one(1))])
+    begun, rename = [], con._rename
+
+    def late(*names: str, **how: Any) -> lh.Table:
+        begun.append(overwrite_of(con, "w.meanwhile"))
+        return rename(*names, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(con, "_rename", late)
+        for _ in range(2):
+            with pytest.raises(lh.TableNotFoundError, match=r"another overwrite of w\.meanwhile began"):
+                first._swap(con)
+    (second,) = begun
+    first.abort([])
+    assert written(con, "w.meanwhile") == [(0, "old")]
+    second.commit([second.write(one(2))])
+    assert written(con, "w.meanwhile") == [(2, "x")] and con.tables("w") == tables
+
+
 def test_an_overwrite_whose_answer_was_lost_leaves_a_later_one(con: lh.Connection) -> None:
     con.create_table("w.lost", SCHEMA).append([{"id": 0, "v": "old"}])
     tables = con.tables("w")

@@ -127,9 +127,13 @@ class Slow:
         return m.NamesReply(names=["late"]), []
 
 
-def test_a_server_that_lives_is_waited_for_up_to_a_bound(soon: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("exchanges_max", [100, 1])
+def test_a_server_that_lives_is_waited_for_up_to_a_bound(
+    soon: None, monkeypatch: pytest.MonkeyPatch, exchanges_max: int
+) -> None:
+    """Also one that refuses the conversation in which it is asked whether it lives."""
     service = Slow()
-    exchanges = Bounded(SystemThreads(), "exchanges_max", "conversations", 100)
+    exchanges = Bounded(SystemThreads(), "exchanges_max", "conversations", exchanges_max)
     door = Door("t", None, Env.system())  # type: ignore[arg-type]
     at = TcpAddress("127.0.0.1", 0)
     answers = Answers(service)  # type: ignore[arg-type]

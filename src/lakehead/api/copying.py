@@ -74,9 +74,8 @@ def copy_table(con: Tables, source: str, target: str, buckets: int | None) -> Ta
     except BaseException as e:
         with contextlib.suppress(LakeheadError):
             con._drop(unfinished, purge=True, only=only)
-        if (
-            isinstance(e, TableNotFoundError) and str(desc.path) in con.tables()
-        ):  # so it is not the original that is gone
+        # Which of both tables is gone, the error does not tell.
+        if isinstance(e, TableNotFoundError) and str(desc.path) in con.tables():
             raise _made_by_another(desc, path) from e
         raise
     assert isinstance(scan._read, UnionRead)  # all rows
@@ -124,7 +123,8 @@ def unfinished_like(
 
 def _made_by_another(desc: TableDescriptor, path: TablePath) -> TableExistsError:
     return TableExistsError(
-        f"another call makes a table like {desc.path} that is to be called {path}: wait for it, or choose another name",
+        f"another call makes a table like {desc.path} that is to be called {path}, or dropped it: wait for that, or"
+        " choose another name",
         table=str(path),
     )
 

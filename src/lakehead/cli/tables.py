@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from lakehead.api.connection import Connection
     from lakehead.api.table import Table
 
-
 _log = logging.getLogger(__name__)
 
 
@@ -329,7 +328,7 @@ def status(session: Session, table: Annotated[str | None, typer.Argument(metavar
         rows = table_states(con, untold.__setitem__)
         if session.json:
             write_json({"uri": con.uri, "tables": rows})
-            require_told(untold)
+            raise_first(untold)
             return
         columns = ["table", "kind", "tablets", "rows", "lake", "lag rows", "lag"]
         cells = [
@@ -337,7 +336,7 @@ def status(session: Session, table: Annotated[str | None, typer.Argument(metavar
             for r in rows
         ]
         write_table(columns, cells, title=con.uri)
-        require_told(untold)
+        raise_first(untold)
 
 
 def _tablets(session: Session, table: Table) -> None:
@@ -376,9 +375,9 @@ def table_states(
     return states
 
 
-def require_told(untold: Mapping[str, LakeheadError]) -> None:
-    """Once the others are shown, raise what kept a table from being so; of more than one the others are warnings."""
-    first, *others = untold.values() or [None]
+def raise_first(failed: Mapping[str, LakeheadError]) -> None:
+    """Once all else is done, raise the error of the first table that has one; those of others are warnings."""
+    first, *others = failed.values() or [None]
     for e in others:
         _log.warning("%s", e)
     if first is not None:

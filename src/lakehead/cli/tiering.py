@@ -13,7 +13,7 @@ import typer
 from lakehead.cli.metrics import RoundMetrics, new_registry, served
 from lakehead.cli.output import count_text, write_json, write_line
 from lakehead.cli.session import Session, command
-from lakehead.cli.tables import require_told, table_states
+from lakehead.cli.tables import raise_first, table_states
 from lakehead.cli.tiering_status import status, top
 from lakehead.errors import InvalidRequestError, LakeheadError, TableNotFoundError
 from lakehead.tiering.executor import SmallRounds
@@ -56,7 +56,7 @@ def once(
                 if is_gone(e):
                     raise
                 failed[name] = e
-        require_told(failed)
+        raise_first(failed)
     if not names and not session.json:
         write_line("no table has a lake: see `lakehead table create --lake`")
 
@@ -188,11 +188,12 @@ def _idle(con: Connection, tables: list[str] | None) -> Callable[[], bool]:
         if clock.monotonic() < next_look:
             return False
         untold: dict[str, LakeheadError] = {}
-        states = table_states(con, untold.__setitem__, [name for name in _lake_tables(con) if name in chosen])
+        states = table_states(con, untold.__setitem__, [name for name in con.tables() if name in chosen])
         next_look = clock.monotonic() + _LOOK_SECONDS
         if any(s["lag_rows"] for s in states):
             return False
-        require_told(untold)  # it would not end
+        if untold:  # which would never be idle
+            raise_first({name: untold[name] for name in _lake_tables(con) if name in untold})
         return True
 
     return idle

@@ -10,7 +10,7 @@ import typer
 
 from lakehead.cli.output import count_text, seconds_text, write_json, write_line, write_table
 from lakehead.cli.session import Session
-from lakehead.cli.tables import require_told, table_states
+from lakehead.cli.tables import raise_first, table_states
 from lakehead.config import parse_duration_ms
 from lakehead.errors import LakeheadError
 
@@ -35,7 +35,7 @@ def status(
     if session.json:
         tables = [_plain(s) | ({"files": held[s["table"]]} if files else {}) for s in states]
         write_json({"tables": tables, "jobs": [_job(j) for j in told.jobs]})
-        require_told(untold)
+        raise_first(untold)
         return
     write_table(_COLUMNS, [_cells(s) for s in states])
     if files:
@@ -44,7 +44,7 @@ def status(
         write_table(_JOB_COLUMNS, _job_cells(told))
     else:
         typer.echo("no tiering job asks this server: see `lakehead tier run`, `lakehead server --tier`")
-    require_told(untold)
+    raise_first(untold)
 
 
 def top(
@@ -90,6 +90,7 @@ def top(
                     write_line(e.message)
             sys.stdout.flush()
             if n + 1 == times:
+                raise_first(untold)
                 return
 
 

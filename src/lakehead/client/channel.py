@@ -164,13 +164,17 @@ class Channel:
             probe = Exchange(self)
             try:
                 probe.ask(Hello())
-                answer = probe.items.get(timeout=PROBE_SECONDS)
-                # Who is not let in any more was answered, and so will be what waits.
-                return not isinstance(answer, BaseException) or isinstance(answer, fl.FlightUnauthenticatedError)
+                return _is_answer(probe.items.get(timeout=PROBE_SECONDS))
             except queue.Empty:
                 return False
             finally:
                 probe.cancel()
+
+
+def _is_answer(item: object) -> bool:
+    """Whether a server said this, if only that it lets nobody in, or not so many: it answers what waits, too."""
+    refused = isinstance(item, fl.FlightUnauthenticatedError) or bool(getattr(item, "extra_info", None))
+    return refused or not isinstance(item, BaseException)
 
 
 class Queued(Protocol):

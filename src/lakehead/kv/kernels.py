@@ -1,8 +1,8 @@
 """The tight loops of the key index, compiled by numba (nogil, cached on disk).
 
 All arguments are typed numpy arrays. Callers guarantee: ``entries`` has a power-of-two number of rows and at least one
-empty one, arrays indexed by slot are longer than every slot in ``entries``, and key offsets are ascending
-(nobody reads those of ``exact`` keys).
+empty one, arrays indexed by slot are longer than every slot in ``entries``, and key offsets are ascending; ``exact``
+keys have none.
 
 An index entry is ``(key, slot + 1)``; slot + 1 = 0 is empty. ``exact`` keys are the key itself, others are 64-bit
 hashes whose bytes are compared in ``arena`` at the slot's ``key_start`` and ``key_length``. Linear probing from the

@@ -300,16 +300,17 @@ class Definitions:
 
     def drop(self, request: m.DropTable, caller: Caller) -> m.Done:
         """See `DropTable`."""
-        desc = self._named(request.path, caller, Privilege.MANAGE, request.only)
-        with self._create_lock, self._tables.leaving(desc.table_id):
+        with self._create_lock:
             self._fence()
-            # The lake first: whatever a crash leaves, dropping again goes on from there.
-            if desc.lake is not None:
-                self._lake_state().drop(desc, purge=request.purge)
-            self._tables.drop(desc)
-            self._leases.end_all(desc.table_id)
-            for forget in self._forget:
-                forget(desc.table_id)
+            desc = self._named(request.path, caller, Privilege.MANAGE, request.only)
+            with self._tables.leaving(desc.table_id):
+                # The lake first: whatever a crash leaves, dropping again goes on from there.
+                if desc.lake is not None:
+                    self._lake_state().drop(desc, purge=request.purge)
+                self._tables.drop(desc)
+                self._leases.end_all(desc.table_id)
+                for forget in self._forget:
+                    forget(desc.table_id)
         return m.Done()
 
     # ---- lake -------------------------------------------------------------------------------------------------

@@ -213,7 +213,12 @@ class Overwriter(BatchWriter):
             self._required(con)
         if not self._swapped or self._unfinished(con) is not None:
             self._swapped = True
-            con.rename_table(aside, self._table, swap=True)
+            try:
+                con._rename(aside, self._table, swap=True, only=self._new_id)
+            except TableNotFoundError:
+                self._swapped = False
+                self._required(con)
+                raise
         with contextlib.suppress(TableNotFoundError):
             con.drop_table(aside, purge=True)
 
@@ -222,8 +227,7 @@ class Overwriter(BatchWriter):
             in_worker(self._options.target.uri, self._drop)
 
     def _drop(self, con: Connection) -> None:
-        if self._unfinished(con) is not None:
-            con.drop_table(self._options.target.table, purge=True)
+        con._drop(self._options.target.table, purge=True, only=self._new_id)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
