@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from lakehead.format.arrays import to_arrow, to_numbers
 from lakehead.format.bucketing import bucket_ids, bucket_of
-from lakehead.format.joins import table_batches
+from lakehead.format.joins import rows_at, table_batches
 from lakehead.types import UNPARTITIONED, TableDescriptor, TabletKey, partition_name
 
 Rows = npt.NDArray[np.int64]
@@ -23,6 +23,8 @@ than one that does it all."""
 _FRAME_ROWS = 4096
 _SLICE_ROWS = 1 << 16
 _FEW_GROUPS = 8
+_COMBINED_BYTES = 1 << 30
+"""Up to here, to combine chunks and to take rows of one is quicker, and no column is too much for one."""
 _CODES_MAX = 1 << 62
 
 
@@ -151,7 +153,8 @@ def clustered(desc: TableDescriptor, rows: pa.Table) -> pa.Table:
     groups = [group for _, group in route(desc, routed[0]) if group is not None]
     if len(groups) * _FRAME_ROWS <= _SLICE_ROWS:
         return rows
-    return rows.combine_chunks().take(to_arrow(np.concatenate(groups)))
+    order = np.concatenate(groups)
+    return rows.combine_chunks().take(to_arrow(order)) if rows.nbytes <= _COMBINED_BYTES else rows_at(rows, order)
 
 
 def slices(rows: pa.Table) -> Iterator[pa.RecordBatch]:

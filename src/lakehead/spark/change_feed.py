@@ -35,6 +35,8 @@ from lakehead.errors import (
     TableNotFoundError,
     WrongTableKindError,
 )
+from lakehead.format.arrays import to_numbers
+from lakehead.format.joins import rows_at
 from lakehead.format.rows import to_key_table
 from lakehead.format.schema import is_wider, nearest_name
 from lakehead.spark.column_names import named_as
@@ -231,7 +233,8 @@ class ChangeFeed:
         with discarded_on_failure(batch, handles):
             if small:
                 rows = changes.toArrow()
-                rows = rows.take(pc.sort_indices(rows, [(c, "ascending") for c in (*self.keys, _SEQUENCE)]))
+                order = pc.sort_indices(rows, [(c, "ascending") for c in (*self.keys, _SEQUENCE)])
+                rows = rows_at(rows, to_numbers(order).astype(np.int64))
                 held = [h.staging.held() for h in handles]
                 apply.add(tables, held, rows.to_batches())
                 return [[rows_of] for rows_of in held]
@@ -328,7 +331,7 @@ def _newest(feed: ChangeFeed, target: Table, beside: Table, chunk: pa.Table) -> 
     gone = np.unique(of_key[deleted])
     return _Made(
         kept.filter(pc.invert(kept[_DELETED])).select(list(feed.columns)),
-        last.take(pa.array(gone)).select(keys),
+        rows_at(last.select(keys), gone),
         kept.select([*keys, _SEQUENCE]).rename_columns([*keys, _REMEMBERED]),
     )
 
@@ -358,8 +361,8 @@ def _versions(feed: ChangeFeed, target: Table, beside: Table, chunk: pa.Table) -
     new = history.filter(pc.equal(history["kind"], _CHANGE))
     old = history.filter(pc.equal(history["kind"], _VERSION))
     old = old.filter(pa.array(_unlike(old["until"], old["ends"])))
-    added = chunk.take(new["place"]).select([*columns, _SEQUENCE])
-    ended = versions.take(old["place"]).select([*columns, START_AT])
+    added = rows_at(chunk.select([*columns, _SEQUENCE]), np.asarray(new["place"]))
+    ended = rows_at(versions.select([*columns, START_AT]), np.asarray(old["place"]))
     rows = [
         rows_for_upsert(handle_of(target).desc, pa.table([*part.columns, ends], [*columns, START_AT, END_AT]), None)
         for part, ends in ((added, new["ends"]), (ended, old["ends"]))

@@ -111,7 +111,9 @@ def test_no_rows(partition_by: tuple[str, ...]) -> None:
         (table((), (), 64), False),
     ],
 )
-def test_rows_for_many_tablets_are_gathered(desc: TableDescriptor, gathered: bool) -> None:
+def test_rows_for_many_tablets_are_gathered(
+    desc: TableDescriptor, gathered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     n = 3 << 16
     rng = np.random.default_rng(1)
     day = rng.integers(0, 40, n).astype(np.int32)
@@ -119,6 +121,10 @@ def test_rows_for_many_tablets_are_gathered(desc: TableDescriptor, gathered: boo
     rows = pa.table([*columns, pa.array(rng.integers(0, 2, n) > 0)], schema=SCHEMA)
     found = clustered(desc, rows)
     assert (found is not rows) == gathered
+    with monkeypatch.context() as patch:  # as those that are too many bytes to be combined
+        patch.setattr(row_routing, "_COMBINED_BYTES", 0)
+        chunks = pa.concat_tables([rows.slice(0, 1000), rows.slice(1000, 90_000), rows.slice(91_000)])
+        assert clustered(desc, chunks).equals(found)
     assert clustered(desc, rows.slice(0, 1 << 16)).equals(rows.slice(0, 1 << 16)), "one slice is sent as it is"
     sent: dict[TabletKey, list[str]] = {}
     frames = 0

@@ -91,3 +91,25 @@ def test_neighbours_are_joined_and_what_is_large_stands_alone() -> None:
     heavy = [pa.record_batch({"x": ["y" * n]}) for n in (10, 3000, 10, 1000, 1000, 1500, 1500, 1500, 1500, 900, 90_000)]
     groups = list(joins.gathered(heavy, measured, rows_max=100, rows_enough=100))
     assert [len(group) for group in groups] == [1, 1, 6, 2, 1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("bytes_max", [1000, joins.BYTES_MAX])
+def test_rows_at_positions_of_any_chunks(seed: int, bytes_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joins, "BYTES_MAX", bytes_max)
+    rng = random.Random(seed)
+    table = pa.Table.from_batches([random_batch(rng.randrange(1, 40), rng) for _ in range(rng.randrange(1, 5))])
+    order = np.array([rng.randrange(len(table)) for _ in range(60)], np.int64)
+    assert joins.rows_at(table, order).equals(table.take(pa.array(order)))
+    assert joins.rows_at(table, order[:0]).equals(table.slice(0, 0))
+    assert joins.rows_at(table.slice(0, 0), order[:0]).equals(table.slice(0, 0))
+
+
+def test_rows_at_positions_beside_texts_that_no_column_holds_together() -> None:
+    large = (1 << 30) + 1
+    ends = pa.py_buffer(np.array([0, large, large + 1], np.int32))
+    chunk = pa.Array.from_buffers(pa.string(), 2, [None, ends, pa.py_buffer(bytes(large + 1))])
+    table = pa.table({"a": pa.chunked_array([chunk, chunk])})
+    with pytest.raises(pa.ArrowInvalid, match="overflow"):
+        table.take(pa.array([1, 3]))
+    assert joins.rows_at(table, np.array([3, 1])).to_pylist() == [{"a": "\0"}] * 2
